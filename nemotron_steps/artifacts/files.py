@@ -90,23 +90,23 @@ def replace_links(folder: Path) -> None:
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees the old content or the new, also after a power cut."""
-    temporary = _temporary(path)
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
+    with _written_beside(path, data) as temporary:
+        temporary.replace(path)
 
 
 def create_exclusive(path: Path, data: bytes) -> bool:
     """Create a file with this content unless it exists; whether this call created it. Atomic against races."""
+    with _written_beside(path, data) as temporary:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+    return True
+
+
+@contextmanager
+def _written_beside(path: Path, data: bytes) -> Iterator[Path]:
+    """A durable file of this content beside `path`, to be given its name; that is durable afterwards."""
     temporary = _temporary(path)
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,13 +115,10 @@ def create_exclusive(path: Path, data: bytes) -> bool:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
+            yield temporary
         finally:
             temporary.unlink(missing_ok=True)
         sync_folder(path.parent)
-    return True
 
 
 def remove_unfinished(path: Path) -> None:

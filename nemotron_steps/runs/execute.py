@@ -52,7 +52,8 @@ from nemotron_steps.runs.inputs import check_inputs, name_users_files, open_inpu
 from nemotron_steps.runs.interrupts import interruptible, was_interrupted
 from nemotron_steps.runs.kept import kept
 from nemotron_steps.runs.locks import hold, read_holder
-from nemotron_steps.runs.mirrors import Mirror, mirrors
+from nemotron_steps.runs.mirrors import mirrors
+from nemotron_steps.runs.mirrors.base import Mirror
 from nemotron_steps.runs.outputs import commit_outputs
 from nemotron_steps.runs.recorder import Recorder, report_unwritable, row_at, traceback_text
 from nemotron_steps.runs.results import RunResult, StepResult

@@ -45,13 +45,12 @@ def step_conformance(
         overrides: further overrides of every run, `key=value`.
         seconds: the longest that a run may take.
     """
-    from nemotron_steps.testing.step_bad_input import SUITE
+    from nemotron_steps.testing.step_runs import SUITE
     from nemotron_steps.testing.step_subject import StepSubject
 
-    def open_subject(folder: Path) -> StepSubject:
-        return StepSubject(step_id, folder, config, dict(inputs or {}), tuple(overrides), seconds)
-
-    return SUITE.test_class(f"step {step_id}", open_subject)
+    return SUITE.test_class(
+        f"step {step_id}", lambda folder: StepSubject(step_id, folder, config, inputs or {}, overrides, seconds)
+    )
 
 
 def environment_conformance(
@@ -74,13 +73,12 @@ def environment_conformance(
         worthless: the most that an answer without content may earn, where that is not the low end of its range:
             a reward by degrees gives any letters something.
     """
-    from nemotron_steps.testing.environment_rollouts import SUITE
+    from nemotron_steps.testing.environment import SUITE
     from nemotron_steps.testing.environment_subject import EnvironmentSubject
 
-    def open_subject(folder: Path) -> EnvironmentSubject:
-        return EnvironmentSubject(name, rows, answer, dict(config or {}), dict(judges or {}), worthless)
-
-    return SUITE.test_class(f"environment {name}", open_subject)
+    return SUITE.test_class(
+        f"environment {name}", lambda _: EnvironmentSubject(name, rows, answer, config or {}, judges or {}, worthless)
+    )
 
 
 def executor_conformance(
@@ -96,10 +94,8 @@ def executor_conformance(
     """
     from nemotron_steps.testing.executor import PROFILE_SUITE, SUITE, ExecutorSubject
 
-    def open_subject(folder: Path) -> ExecutorSubject:
-        return ExecutorSubject(name, folder, dict(profile or {}), seconds)
-
-    return (SUITE if jobs else PROFILE_SUITE).test_class(f"executor {name}", open_subject)
+    suite = SUITE if jobs else PROFILE_SUITE
+    return suite.test_class(f"executor {name}", lambda folder: ExecutorSubject(name, folder, profile or {}, seconds))
 
 
 def type_conformance(name: str, *, example: Callable[[Path], object]) -> type:
@@ -134,7 +130,6 @@ def pipeline_conformance(
     """
     from nemotron_steps.testing.pipeline import SUITE, PipelineSubject
 
-    def open_subject(folder: Path) -> PipelineSubject:
-        return PipelineSubject(name, folder, run, dict(inputs or {}), tuple(overrides), seconds)
-
-    return SUITE.test_class(f"pipeline {name}", open_subject)
+    return SUITE.test_class(
+        f"pipeline {name}", lambda folder: PipelineSubject(name, folder, run, inputs or {}, overrides, seconds)
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -19,8 +19,8 @@ from nemotron_steps.manifest.registry import Registry, load_registry
 from nemotron_steps.manifest.typegraph import ArtifactType
 from nemotron_steps.testing.samples import PICTURE, cut, write_sample
 from nemotron_steps.testing.step_manifest import check_import
-from nemotron_steps.testing.step_subject import tree_of
-from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet
+from nemotron_steps.testing.step_subject import files_of, tree_of
+from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet, told
 from nemotron_steps.testing.watching import stdout_seen
 
 _OTHERS = ("training_jsonl", "rl_prompts", "eval_report")
@@ -28,13 +28,7 @@ _OTHERS = ("training_jsonl", "rl_prompts", "eval_report")
 
 @dataclass
 class TypeSubject:
-    """What the checks of a type ask.
-
-    Args:
-        name: of the type.
-        folder: for copies of the example.
-        example: writes a valid artifact into an empty folder.
-    """
+    """What the checks of a type ask. Its arguments are those of `type_conformance`; `folder` is for examples."""
 
     name: str
     folder: Path
@@ -68,7 +62,7 @@ class TypeSubject:
     def changed(self, name: str, change: Callable[[bytes], bytes]) -> Path:
         """An example whose files hold something else."""
         folder = self.written(name)
-        for file in _files_of(folder):
+        for file in files_of(folder):
             file.write_bytes(change(file.read_bytes()))
         return folder
 
@@ -95,7 +89,7 @@ def is_declared(subject: TypeSubject) -> None:
         raise Unmet(error.what, hint=f"[{subject.name}] in a types.toml of the pack") from error
     for problem in (*subject.registry.problems, *subject.registry.warnings):
         if (problem.where or "").startswith(f"{where.rpartition(':')[0]}:"):
-            raise Unmet(problem.what, where=problem.where, hint="; ".join(problem.hints) or None)
+            raise told(problem)
     for name, text in {"it": subject.declared.description, **subject.declared.attributes}.items():
         if not text or not text.isprintable():
             raise Unmet(f"the description of {name} is not a line of text", where=where, found=repr(text))
@@ -272,7 +266,3 @@ def _refused(subject: TypeSubject, folder: Path, kind: str, *, always: bool = Tr
                 f"{kind}: the validator accepts it",
                 hint="look for what every such artifact has: a field, a count of rows, an end mark",
             )
-
-
-def _files_of(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*")) if path.is_file())

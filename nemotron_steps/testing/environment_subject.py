@@ -5,38 +5,48 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nemotron_steps.environments.base import Environment, Session, Verdict
 from nemotron_steps.environments.registry import create, environment_class
 from nemotron_steps.environments.responses import Response, ToolCall
 from nemotron_steps.testing.suite import Unmet
 
+T = TypeVar("T")
 Row = dict[str, Any]
 Answer = str | Response
 PROMPT_KEYS = frozenset({"responses_create_params", "agent_ref"})
 """Fields of a row that are no verifier's."""
+_EARNS_NOTHING = "an answer that cannot be read earns nothing: return Verdict(0.0), raise nothing"
+_CALL = {"type": "function_call", "name": "no_such_tool", "arguments": "{not json", "call_id": "1"}
 
-STRANGE: Mapping[str, Mapping[str, str]] = {
-    "empty": {"nothing": "", "white space": " \n\t", "a line end": "\n"},
-    "unicode": {
+STRANGE: Mapping[str, Mapping[str, Answer]] = {
+    "empty_answers_are_judged": {
+        "nothing": "",
+        "white space": " \n\t",
+        "a line end": "\n",
+        "a turn of tool calls alone": Response(
+            "", tool_calls=[ToolCall("no_such_tool", "{not json", "1")], output=[_CALL]
+        ),
+    },
+    "unicode_answers_are_judged": {
         "a lone surrogate": "\ud800",
         "a pair": "\U0001f600" * 50,
         "right to left": "\u202eabc\u202c \u0628",
         "combining": "e\u0301" * 50,
         "full width": "\uff11\uff12\u0663",
     },
-    "binary": {
+    "binary_answers_are_judged": {
         "nulls": "\x00" * 50,
         "controls": "\x1b[2J\x07\x08",
         "bytes read as text": bytes(range(256)).decode("latin-1"),
         "a replacement": "\ufffd" * 50,
     },
-    "markup": {
+    "broken_markup_is_judged": {
         "open brackets": "[" * 20_000,
         "open braces": '{"a": ' * 10_000,
         "an open fence": "```python\n",
@@ -45,7 +55,7 @@ STRANGE: Mapping[str, Mapping[str, str]] = {
         "quotes": "\"'" * 1000,
         "a broken number": "1e999999 9" + "9" * 5000 + " -.e",
     },
-    "huge": {
+    "huge_answers_are_judged": {
         "digits": "9" * 200_000,
         "words": "a b c " * 40_000,
         "one word": "a" * 200_000,
@@ -53,7 +63,7 @@ STRANGE: Mapping[str, Mapping[str, str]] = {
         "spaces": "x" + " " * 200_000 + "y",
     },
 }
-"""Kind → name → an answer that has to be judged, not raised about."""
+"""Check → name → an answer that has to be judged, not raised about."""
 
 WORTHLESS: Mapping[str, str] = {
     "nothing": "",
@@ -67,34 +77,13 @@ WORTHLESS: Mapping[str, str] = {
 }
 """Answers without an answer."""
 
-UNITS: Mapping[str, str] = {
-    "words": "a b c ",
-    "one word": "a",
-    "digits": "9",
-    "brackets": "[",
-    "tags": "<answer>",
-    "boxes": "\\boxed{",
-    "fences": "```\n",
-    "lines": "x\n",
-    "spaces": " ",
-    "quotes": '"',
-    "backslashes": "\\",
-}
+UNITS = ("a b c ", "a", "9", "[", "<answer>", "\\boxed{", "```\n", "x\n", " ", '"', "\\")
 """What is repeated to see how time grows with an answer."""
 
 
 @dataclass
 class EnvironmentSubject:
-    """What the checks of an environment ask.
-
-    Args:
-        name: registered name.
-        rows: rows it can score, or a JSON Lines file of some.
-        answer: row → the right answer of it, a text or a Response.
-        config: settings.
-        judges: role → judge, where it needs some.
-        worthless: the most that an answer without content may earn; None for the low end of its range.
-    """
+    """What the checks of an environment ask. Its arguments are those of `environment_conformance`."""
 
     name: str
     rows_given: Sequence[Row] | str | Path
@@ -124,46 +113,47 @@ class EnvironmentSubject:
         """The right answer of a row."""
         return as_response(self.answer(row))
 
-    def judge(self, row: Row, *answers: Answer, environment: Environment | None = None) -> list[Verdict]:
-        """The verdicts of answers to one row, by a fresh environment unless one is given. Rows are copied."""
+    def within(self, use: Callable[[Environment], Awaitable[T]]) -> T:
+        """What `use` gives of a fresh environment, which is started before and closed afterwards."""
 
-        async def run() -> list[Verdict]:
-            built = environment or self.build()
-            if environment is None:
-                await built.start()
+        async def run() -> T:
+            environment = self.build()
+            await environment.start()
             try:
-                return await judged(built, copy.deepcopy(row), [as_response(answer) for answer in answers])
+                return await use(environment)
             finally:
-                if environment is None:
-                    await built.close()
+                await environment.close()
 
         return asyncio.run(run())
 
-    def verdict(self, row: Row, answer: Answer, what: str) -> Verdict:
-        """The verdict of one answer. Unmet if judging it raises."""
+    def judge(self, row: Row, *answers: Answer) -> list[Verdict]:
+        """The verdicts of answers to one row, by a fresh environment. The row is copied."""
+        return self.within(lambda environment: judged(environment, copy.deepcopy(row), *answers))
+
+    def verdict(self, row: Row, answer: Answer, what: str, hint: str = _EARNS_NOTHING) -> Verdict:
+        """The verdict of one answer. Unmet if judging it raises, or gives no verdict in the range of rewards."""
         try:
-            (verdict, *_) = self.judge(row, *self.with_company(answer))
+            (verdict, *_) = self.judge(row, answer)
         except Exception as error:
             raise Unmet(f"{what}: judging raises {type(error).__name__}: {error}") from error
         if verdict.failure in RAISED:
             raise Unmet(
                 f"{what}: {verdict.failure}: {verdict.details.get('message', '')}",
-                found=_last_line(str(verdict.details.get("traceback", ""))),
-                hint="an answer that cannot be read earns nothing: return Verdict(0.0), raise nothing",
+                found=str(verdict.details.get("traceback", "")).strip()[-300:] or None,
+                hint=hint,
             )
         return verdict
-
-    def with_company(self, answer: Answer) -> list[Answer]:
-        """An answer, and a second one where a group is judged as one."""
-        return [answer, "fine"] if self.found.judges_groups else [answer]
 
 
 RAISED = frozenset({"verify_failed", "verdict_invalid", "reward_out_of_range"})
 """Failures that are mistakes of the environment."""
 
 
-async def judged(environment: Environment, row: Row, responses: Sequence[Response]) -> list[Verdict]:
-    """Sessions, calls of their tools, verdicts, release: as a run does it."""
+async def judged(environment: Environment, row: Row, *answers: Answer) -> list[Verdict]:
+    """Sessions, calls of their tools, verdicts, release: as a run does it. Where groups are judged, a single answer has
+    another beside it."""
+    company = ["fine"] if environment.judges_groups and len(answers) == 1 else []
+    responses = [as_response(answer) for answer in (*answers, *company)]
     sessions: list[Session] = [await environment.seed(row) for _ in responses]
     for session, response in zip(sessions, responses, strict=True):
         offered = {tool.get("name") for tool in session.tools}
@@ -185,14 +175,3 @@ def plain(verdict: Verdict) -> tuple[float | None, dict[str, float], str | None]
 def as_response(answer: Answer) -> Response:
     """A text as a response of one turn."""
     return Response.from_text(answer) if isinstance(answer, str) else answer
-
-
-def only_calls() -> Response:
-    """A turn that calls a tool nobody has, and says nothing."""
-    item = {"type": "function_call", "name": "no_such_tool", "arguments": "{not json", "call_id": "1"}
-    return Response("", tool_calls=[ToolCall("no_such_tool", "{not json", "1")], output=[item])
-
-
-def _last_line(text: str) -> str | None:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return "\n".join(lines[-3:]) if lines else None

@@ -24,7 +24,7 @@ from nemotron_steps.config.profiles import OpenProfile, Profile
 from nemotron_steps.errors import StepsError
 from nemotron_steps.runs.executors.base import Executor, JobState, JobStatus, Launch, find_executor
 from nemotron_steps.testing.step_manifest import check_import
-from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet
+from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet, told
 from nemotron_steps.testing.watching import stdout_seen
 
 SECRET = "kit-4f1c9e0b7a53-canary"
@@ -93,13 +93,10 @@ class SmallLaunch(Launch):
 
 @dataclass
 class ExecutorSubject:
-    """What the checks of an executor ask.
+    """What the checks of an executor ask. Its arguments are those of `executor_conformance`.
 
     Args:
-        name: registered name.
         folder: for run folders; where jobs run has to see it.
-        keys: keys of its profile.
-        seconds: the longest that a job may take to start or to end.
     """
 
     name: str
@@ -215,7 +212,7 @@ def is_registered(subject: ExecutorSubject) -> None:
     try:
         assert subject.executor
     except StepsError as error:
-        raise Unmet(error.what, where=error.where, hint="; ".join(error.hints) or None) from error
+        raise told(error) from error
 
 
 @PROFILE_SUITE.check("is_registered")

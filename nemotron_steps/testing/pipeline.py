@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from contextlib import chdir
-from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.pipeline_models import PipelineManifest
-from nemotron_steps.manifest.registry import Registry
-from nemotron_steps.testing.step_subject import Ran, Source, given, run_commands
-from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet
+from nemotron_steps.testing.step_subject import Ran, RunSubject
+from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet, told
 
 if TYPE_CHECKING:
     from nemotron_steps.resolver.plan import Plan
@@ -25,35 +21,20 @@ _OWN_PATH = re.compile(r"(^|[=\['\",])(/|~[\w.-]*/|~$|[A-Za-z]:\\)")
 """From the root, a HOME (`~`, `~/models`, `~name/models`) or a drive, as a whole text or a value in it."""
 
 
-@dataclass
-class PipelineSubject:
-    """What the checks of a pipeline ask.
-
-    Args:
-        name: of the pipeline.
-        folder: for homes.
-        config: what runs are given as `-c`; None: it is planned, and not run.
-        inputs: `PORT` or `STAGE.PORT` → what runs feed it.
-        overrides: of runs, `STAGE.key=value`.
-        seconds: the longest that a run may take.
-    """
-
-    name: str
-    folder: Path
-    config: str | None = None
-    inputs: Mapping[str, Source] = field(default_factory=dict)
-    overrides: Sequence[str] = ()
-    seconds: float = 300.0
+class PipelineSubject(RunSubject):
+    """What the checks of a pipeline ask. Without a config it is planned, and not run."""
 
     @cached_property
     def bench(self) -> Workbench:
         """What commands plan with."""
-        return Workbench(str(self.folder / "home"))
+        return Workbench(str(self.folder / "home"), registry=self.registry)
 
     @property
-    def registry(self) -> Registry:
-        """Every manifest that is found here."""
-        return self.bench.registry
+    def config_name(self) -> str:
+        """The config of runs. NotApplicable where the kit was given none."""
+        if self.config is None:
+            raise NotApplicable(f'pipeline_conformance("{self.name}", run="tiny") runs it as well')
+        return self.config
 
     @cached_property
     def manifest(self) -> PipelineManifest:
@@ -66,33 +47,7 @@ class PipelineSubject:
             return (bench or self.bench).plan(Asked((self.manifest.name,), (), config), allow_unfilled=True)
         except StepsError as error:
             first = next(iter(getattr(error, "problems", ())), error)
-            raise Unmet(
-                f"under '{config or 'default'}': {first.what}",
-                where=first.where,
-                found=first.found,
-                hint="; ".join(first.hints) or None,
-            ) from error
-
-    @cached_property
-    def fed(self) -> dict[str, Path]:
-        """Port → what runs feed it."""
-        return {port: given(source, self.folder / "inputs" / port) for port, source in self.inputs.items()}
-
-    def words(self, home: Path) -> list[str]:
-        """A run's words after `steps`. NotApplicable where the kit was given no config to run."""
-        if self.config is None:
-            raise NotApplicable(f'pipeline_conformance("{self.name}", run="tiny") runs it as well')
-        words = ["run", self.manifest.name, *self.overrides]
-        words += ["-c", self.config] if self.config != "default" else []
-        for port, path in self.fed.items():
-            words += ["--input", f"{port}={path}"]
-        return [*words, "--home", str(home), "--json"]
-
-    @cached_property
-    def first(self) -> Ran:
-        """The pipeline run twice in one home."""
-        home = self.folder / "first"
-        return run_commands(self, "first", [self.words(home), self.words(home)], home)
+            raise told(first, f"under '{config or 'default'}': ") from error
 
 
 SUITE: Suite[PipelineSubject] = Suite()
@@ -104,7 +59,7 @@ def manifest_loads(subject: PipelineSubject) -> None:
     try:
         manifest = subject.manifest
     except StepsError as error:
-        raise Unmet(f"{error.code}: {error.what}", where=error.where, found=error.found) from error
+        raise told(error) from error
     if manifest.hidden:
         name = manifest.pipeline.name
         where = manifest.where("pipeline", "name")
@@ -191,17 +146,11 @@ def its_plan_is_reproducible(subject: PipelineSubject) -> None:
 @SUITE.check("its_default_plans")
 def runs(subject: PipelineSubject) -> None:
     """With the config that the kit was given it runs to its end."""
-    ran = subject.first
-    if not ran.commands:
-        raise Unmet(f"the run ended its process with {ran.code}", found=ran.output[-400:])
-    if ran.commands[0]["code"]:
-        error = ran.error() or {}
-        raise Unmet(
-            f"the run fails: {error.get('what', ran.commands[0]['err'][-400:])}",
-            where=error.get("where"),
-            found=error.get("found"),
-            hint="; ".join(error.get("hints", ())) or None,
-        )
+    error = subject.first.error()
+    if error is None and subject.first.commands[0]["code"]:
+        error = {"what": subject.first.commands[0]["err"][-400:]}
+    if error is not None:
+        raise told(error, "the run fails: ")
 
 
 @SUITE.check("runs")
@@ -215,9 +164,7 @@ def a_second_run_makes_nothing(subject: PipelineSubject) -> None:
 @SUITE.check("runs")
 def same_seed_same_outputs(subject: PipelineSubject) -> None:
     """In another home, by another process with other hashes, every stage makes the same bytes."""
-    home = subject.folder / "second" / "deeper"
-    ran = run_commands(subject, "second", [subject.words(home)], home, {"PYTHONHASHSEED": "2"})
-    first, second = _outputs(subject.first), _outputs(ran)
+    first, second = _outputs(subject.first), _outputs(subject.second)
     for key, digest in first.items():
         if second.get(key) != digest:
             raise Unmet(f"{key} is not the same in another home", hint="a seed in the config; no paths, no times")

@@ -16,51 +16,34 @@ def cut(data: bytes) -> bytes:
     return data[: max(1, len(data) * 2 // 3 - 3)]
 
 
-def _rows(type_name: str) -> list[dict[str, Any]] | None:
-    numbers = range(1, ROWS + 1)
-    question = [f"What is {n} + {n}?" for n in numbers]
-    if type_name == "training_jsonl":
-        return [{"text": f"{text} It is {2 * n}."} for n, text in zip(numbers, question, strict=True)]
-    if type_name == "sft_chats":
-        return [
-            {
-                "messages": [
-                    {"role": "user", "content": text},
-                    {"role": "assistant", "content": f"It is {2 * n}."},
-                ]
-            }
-            for n, text in zip(numbers, question, strict=True)
-        ]
-    if type_name == "packed_chats":
-        return [{"input_ids": [n, 2, 3, n, 4], "loss_mask": [0, 1, 0, 1, 0], "seq_start_id": [0, 3]} for n in numbers]
-    if type_name == "preference_pairs":
-        return [
-            {"prompt": text, "chosen": f"It is {2 * n}.", "rejected": f"It is {2 * n + 1}."}
-            for n, text in zip(numbers, question, strict=True)
-        ]
-    if type_name == "rl_prompts":
-        return [
-            {
-                "responses_create_params": {"input": [{"role": "user", "content": text}]},
-                "question": text,
-                "expected_answer": str(2 * n),
-                "agent_ref": {"type": "responses_api_agents", "name": "math_with_judge_simple_agent"},
-            }
-            for n, text in zip(numbers, question, strict=True)
-        ]
-    return None
+def _samples(n: int) -> dict[str, dict[str, Any]]:
+    """Type → its n-th row."""
+    question, answer = f"What is {n} + {n}?", f"It is {2 * n}."
+    return {
+        "training_jsonl": {"text": f"{question} {answer}"},
+        "sft_chats": {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]},
+        "packed_chats": {"input_ids": [n, 2, 3, n, 4], "loss_mask": [0, 1, 0, 1, 0], "seq_start_id": [0, 3]},
+        "preference_pairs": {"prompt": question, "chosen": answer, "rejected": f"It is {2 * n + 1}."},
+        "rl_prompts": {
+            "responses_create_params": {"input": [{"role": "user", "content": question}]},
+            "question": question,
+            "expected_answer": str(2 * n),
+            "agent_ref": {"type": "responses_api_agents", "name": "math_with_judge_simple_agent"},
+        },
+    }
 
 
 def write_sample(type_name: str, folder: Path) -> Path | None:
     """Write a data set of a built-in type into `folder`; None for a type that there is no sample of."""
+    texts: dict[str, str] = {}
     if type_name == "eval_report":
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "report.json").write_text(json.dumps({"metrics": {"accuracy": 0.5}}))
-        return folder
-    rows = _rows(type_name)
-    if rows is None:
+        texts["report.json"] = json.dumps({"metrics": {"accuracy": 0.5}})
+    elif type_name in _samples(1):
+        rows = "".join(json.dumps(_samples(n)[type_name]) + "\n" for n in range(1, ROWS + 1))
+        texts = {"train.jsonl": rows, "validation.jsonl": rows}
+    else:
         return None
     folder.mkdir(parents=True, exist_ok=True)
-    for split in ("train", "validation"):
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
     return folder

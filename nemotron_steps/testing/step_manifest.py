@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
+from importlib import import_module
+from typing import Any, get_args
 
 from nemotron_steps.errors import StepsError
 from nemotron_steps.testing.step_subject import StepSubject
-from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet
+from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet, told
 
 HEAVY = frozenset({"torch", "ray", "vllm", "megatron", "transformers", "wandb", "tensorflow", "jax"})
 """Packages that may be imported when a step runs, and not before."""
@@ -25,15 +27,10 @@ def manifest_loads(step: StepSubject) -> None:
     try:
         file = str(step.manifest.file)
     except StepsError as error:
-        raise Unmet(
-            f"{error.code}: {error.what}",
-            where=error.where,
-            found=error.found,
-            hint="; ".join(error.hints) or "pip install -e PACK, or put its folder on STEPS_PATH",
-        ) from error
+        raise told(error, hint="pip install -e PACK, or put its folder on STEPS_PATH") from error
     for problem in step.registry.problems:
         if file in (problem.where or ""):
-            raise Unmet(problem.what, where=problem.where, hint="; ".join(problem.hints))
+            raise told(problem)
 
 
 @SUITE.check("manifest_loads")
@@ -41,7 +38,7 @@ def manifest_has_no_warnings(step: StepSubject) -> None:
     """Nothing in it is remarked on: no type that is declared nowhere, no misspelt table."""
     for warning in step.registry.warnings:
         if (warning.where or "").startswith(f"{step.manifest.file}:") and "is hidden by" not in warning.what:
-            raise Unmet(warning.what, where=warning.where, hint="; ".join(warning.hints) or None)
+            raise told(warning)
 
 
 @SUITE.check("manifest_loads")
@@ -79,9 +76,6 @@ def id_is_its_own(step: StepSubject) -> None:
 @SUITE.check("manifest_loads")
 def entry_takes_a_context(step: StepSubject) -> None:
     """The function of `entry` can be imported and takes one argument."""
-    import inspect
-    from importlib import import_module
-
     entry = step.manifest.step.entry
     if entry is None:
         raise NotApplicable("the step has no entry")
@@ -104,22 +98,11 @@ def entry_takes_a_context(step: StepSubject) -> None:
 @SUITE.check("manifest_loads")
 def config_model_is_strict(step: StepSubject) -> None:
     """The config model and every model in it are frozen and refuse unknown keys."""
-    from pydantic import BaseModel
-
     try:
         schema = step.schema
     except StepsError as error:
-        raise Unmet(error.what, found=error.found, hint=error.expected) from error
-
-    def walk(model: type[BaseModel], seen: set[type]) -> Iterator[type[BaseModel]]:
-        if model not in seen:
-            seen.add(model)
-            yield model
-            for info in model.model_fields.values():
-                for inner in _models_in(info.annotation):
-                    yield from walk(inner, seen)
-
-    for model in walk(schema, set()):
+        raise told(error) from error
+    for model in _models_in(schema, []):
         if model.model_config.get("extra") != "forbid" or not model.model_config.get("frozen"):
             raise Unmet(
                 f"{model.__module__}:{model.__qualname__} lets unknown keys or later changes through",
@@ -127,15 +110,17 @@ def config_model_is_strict(step: StepSubject) -> None:
             )
 
 
-def _models_in(annotation: Any) -> Iterator[Any]:
-    from typing import get_args
-
+def _models_in(annotation: Any, found: list[Any]) -> list[Any]:
+    """`found`, and behind it each model of an annotation, and of their fields, that is not among them."""
     from pydantic import BaseModel
 
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel) and annotation not in found:
+        found.append(annotation)
+        for info in annotation.model_fields.values():
+            _models_in(info.annotation, found)
     for argument in get_args(annotation):
-        yield from _models_in(argument)
+        _models_in(argument, found)
+    return found
 
 
 @SUITE.check("config_model_is_strict")
@@ -158,7 +143,7 @@ def every_config_composes(step: StepSubject) -> None:
         try:
             step.compose(config=name)
         except StepsError as error:
-            raise Unmet(f"config '{name or 'default'}': {error.what}", where=error.where, found=error.found) from error
+            raise told(error, f"config '{name or 'default'}': ") from error
 
 
 @SUITE.check("every_config_composes")
@@ -186,11 +171,9 @@ def choices_are_accepted(step: StepSubject) -> None:
             try:
                 step.compose([f"{parameter.name}={json.dumps(choice)}"])
             except StepsError as error:
-                raise Unmet(
-                    f"the config refuses '{parameter.name}={choice}', which the manifest offers",
-                    where=step.manifest.where("parameters", index, "choices"),
-                    found=error.what,
-                ) from error
+                where = step.manifest.where("parameters", index, "choices")
+                given = f"{parameter.name}={choice}"
+                raise told(error, f"the config refuses '{given}', which the manifest offers: ", where=where) from error
 
 
 @SUITE.check("every_config_composes")
@@ -203,12 +186,8 @@ def overrides_can_be_pasted(step: StepSubject) -> None:
             try:
                 step.compose(overrides)
             except StepsError as error:
-                raise Unmet(
-                    f"the advised override '{' '.join(overrides)}' is refused",
-                    where=step.manifest.where(table, index, "override"),
-                    found=error.what,
-                    hint="; ".join(error.hints) or None,
-                ) from error
+                where = step.manifest.where(table, index, "override")
+                raise told(error, f"the advised '{' '.join(overrides)}' is refused: ", where=where) from error
 
 
 @SUITE.check("manifest_loads")
@@ -251,8 +230,6 @@ def importing_it_is_light(step: StepSubject) -> None:
 
 def check_import(modules: list[str], seconds: float = 20.0) -> None:
     """Import modules in a fresh process. Unmet if that imports a framework, prints, leaves threads or takes long."""
-    import os
-
     code = (
         "import importlib, json, sys, threading\n"
         "for name in sys.argv[1:]: importlib.import_module(name)\n"
@@ -260,20 +237,16 @@ def check_import(modules: list[str], seconds: float = 20.0) -> None:
         "sys.stderr.write('KIT' + json.dumps(found))\n"
     )
     path = os.pathsep.join(entry for entry in sys.path if entry)
+    words = [sys.executable, "-c", code, *modules]
+    env = {**os.environ, "PYTHONPATH": path}
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", code, *modules],
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            env={**os.environ, "PYTHONPATH": path},
-        )
+        done = subprocess.run(words, capture_output=True, text=True, timeout=seconds, env=env)
     except subprocess.TimeoutExpired:
         raise Unmet(f"importing {', '.join(modules)} takes longer than {seconds:.0f} s") from None
-    printed, mark, told = done.stderr.rpartition("KIT")
+    printed, mark, report = done.stderr.rpartition("KIT")
     if done.returncode or not mark:
         raise Unmet(f"importing {', '.join(modules)} fails", found=done.stderr[-500:])
-    loaded, threads = json.loads(told)
+    loaded, threads = json.loads(report)
     heavy = sorted(HEAVY & set(loaded))
     if heavy:
         raise Unmet(

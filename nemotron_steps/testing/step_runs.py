@@ -1,17 +1,21 @@
-"""Checks of a step that run it, each run in a process of its own: what it makes, and what else it does."""
+"""Checks of a step that run it, in processes of its own: what it makes, what else it does, and with broken input."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.errors import StepFailedError
+from nemotron_steps.errors import StepFailedError, StepsError
+from nemotron_steps.testing.samples import PICTURE, cut
 from nemotron_steps.testing.step_manifest import SUITE as MANIFEST
-from nemotron_steps.testing.step_subject import CANARY, Ran, StepSubject, tree_of
-from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet
+from nemotron_steps.testing.step_subject import CANARY, Ran, StepSubject, files_of, tree_of
+from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet, told
 
 SUITE: Suite[StepSubject] = Suite(MANIFEST)
 _COMPOSES = "every_config_composes"
@@ -48,14 +52,9 @@ def dry_run_needs_no_data(step: StepSubject) -> None:
     home = step.folder / "dry"
     ran = step.process("dry", [[*step.words(home, inputs={}, config=name), "--dry-run"] for name in names], home=home)
     for index, name in enumerate(names):
-        error = ran.error(index) if index < len(ran.commands) else {"what": ran.output[-400:]}
+        error = ran.error(index)
         if error is not None:
-            raise Unmet(
-                f"`steps run {step.manifest.id} -c {name} -d` fails without data",
-                where=error.get("where"),
-                found=error["what"],
-                hint="; ".join(error.get("hints", ())) or None,
-            )
+            raise told(error, f"`steps run {step.manifest.id} -c {name} -d` fails without data: ")
 
 
 @SUITE.check(_COMPOSES, "entry_takes_a_context")
@@ -63,18 +62,9 @@ def runs(step: StepSubject) -> None:
     """The step runs with its tiny config and small inputs."""
     if step.manifest.step.entry is None:
         raise NotApplicable("the step has no entry")
-    ran = step.first
-    if not ran.commands:
-        raise Unmet("the process of the step died", found=f"exit code {ran.code}: {ran.output[-600:]}")
-    error = ran.error()
+    error = step.first.error()
     if error is not None and not _is_about_outputs(error):
-        first = next(iter(error.get("problems", ())), error)  # of a plan's problems: which, and not how many
-        raise Unmet(
-            f"{first['code']}: {first['what']}",
-            where=first["where"],
-            found=first["found"],
-            hint="; ".join(first.get("hints", ())) or None,
-        )
+        raise told(next(iter(error.get("problems", ())), error))  # of a plan's problems: which, and not how many
 
 
 @SUITE.check("runs")
@@ -82,7 +72,7 @@ def outputs_validate(step: StepSubject) -> None:
     """Every promised output is there and is what its type says."""
     error = step.first.error()
     if error is not None:
-        raise Unmet(error["what"], where=error["where"], found=error["found"])
+        raise told(error)
     made = step.digests(step.first)
     missing = [port.name for port in step.manifest.produces if port.required and port.name not in made]
     if missing:
@@ -111,7 +101,7 @@ def a_second_run_is_cached(step: StepSubject) -> None:
     """The same command again does nothing and says so."""
     again = step.first.error(1)
     if again is not None:
-        raise Unmet(f"the same command again fails: {again['what']}", where=again["where"])
+        raise told(again, "the same command again fails: ")
     state = _own_result(step, step.first, 1)["state"]
     if state != "cached":
         raise Unmet(
@@ -123,9 +113,9 @@ def a_second_run_is_cached(step: StepSubject) -> None:
 @SUITE.check("a_second_run_is_cached")
 def same_seed_same_outputs(step: StepSubject) -> None:
     """Another process, home, hash seed and working directory make the same bytes."""
-    error = step.second.error() if step.second.commands else {"what": step.second.output[-400:]}
+    error = step.second.error()
     if error is not None:
-        raise Unmet(f"the step fails in another home: {error['what']}")
+        raise told(error, "the step fails in another home: ")
     first, second = step.digests(step.first), step.digests(step.second)
     differing = sorted(port for port in first if first[port] != second.get(port))
     if differing:
@@ -144,13 +134,10 @@ def resumes_after_a_kill(step: StepSubject) -> None:
         _expect_signal(step.process("killed", [words], home=home, at_write=step.first.seen["writes_inside"]))
     _expect_signal(step.process("killed", [words], home=home, at_return=True))
     last = step.process("resumed", [words], home=home)
-    error = last.error() if last.commands else {"what": last.output[-400:], "where": None}
+    error = last.error()
     if error is not None:
-        raise Unmet(
-            f"after a kill the step fails: {error['what']}",
-            where=error["where"],
-            hint="context.work keeps what a killed attempt left: use it or clear it",
-        )
+        hint = "context.work keeps what a killed attempt left: use it or clear it"
+        raise told(error, "after a kill the step fails: ", hint=hint)
     if step.digests(last) != step.digests(step.first):
         raise Unmet("after a kill the step makes something else", hint="append to nothing in context.work")
 
@@ -244,8 +231,6 @@ def keeps_secrets_out(step: StepSubject) -> None:
 @SUITE.check("a_second_run_is_cached")
 def key_knows_every_parameter(step: StepSubject) -> None:
     """A parameter whose value is no part of the cache key does not change what is made."""
-    from nemotron_steps.errors import StepsError
-
     key, tried = step.key(), 0
     for parameter in step.manifest.parameters:
         for value in _other_values(step.compose().flat.get(parameter.name), parameter.choices):
@@ -296,7 +281,7 @@ def key_ignores_where_it_runs(step: StepSubject) -> None:
 
 
 def _is_about_outputs(error: Mapping[str, Any]) -> bool:
-    return error["code"] == StepFailedError.code and " left " in error["what"]
+    return error.get("code") == StepFailedError.code and " left " in error["what"]
 
 
 def _expect_signal(ran: Ran) -> None:
@@ -307,7 +292,7 @@ def _expect_signal(ran: Ran) -> None:
 def _expect_same_outputs(step: StepSubject, override: str) -> None:
     home = step.folder / "operational" / override.partition("=")[0]
     ran = step.process(f"operational-{home.name}", [step.words(home, overrides=[override])], home=home)
-    if ran.commands and ran.error() is None and step.digests(ran) != step.digests(step.first):
+    if ran.error() is None and step.digests(ran) != step.digests(step.first):
         raise Unmet(
             f"'{override}' changes what is made, and is no part of the cache key",
             hint="OPERATIONAL is for keys that change results by rounding at most",
@@ -339,3 +324,109 @@ def _own_key(step: StepSubject, ran: Ran) -> str:
     output = next(iter(_own_result(step, ran)["outputs"].values()))
     producer = ArtifactStore(ran.home).find(output["ref"]).producer
     return producer.cache_key if producer is not None else ""
+
+
+# -- broken input ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """One broken input. `check`: whose it is; `must_fail`: no step can cope with it."""
+
+    check: str
+    port: str
+    path: Path
+    kind: str
+    must_fail: bool = False
+
+
+_BROKEN = ("a_missing_input_is_told", "a_wrong_type_is_told", "a_truncated_file_is_told", "a_broken_row_is_told")
+
+
+def _telling(check: str) -> Callable[[StepSubject], None]:
+    def tells(step: StepSubject) -> None:
+        """Broken input is an error with a code; what the step can cope with may be none."""
+        if not step.fed:
+            raise NotApplicable("the step is fed no input")
+        cases, ran = _fed_broken(step)
+        own = [(index, case) for index, case in enumerate(cases) if case.check == check]
+        if not own:
+            raise NotApplicable("the step is fed no rows")
+        for index, case in own:
+            _judge(case, ran, index)
+
+    tells.__name__ = check
+    return tells
+
+
+for _check in _BROKEN:
+    SUITE.check("outputs_validate")(_telling(_check))
+
+
+@cache
+def _fed_broken(step: StepSubject) -> tuple[list[Case], Ran]:
+    """Every case, in one process: it says after each what came out."""
+    cases = list(_cases(step))
+    folder = step.folder / "bad"
+    commands = [
+        step.words(folder / f"home-{index}", inputs={**step.fed, case.port: case.path})
+        for index, case in enumerate(cases)
+    ]
+    return cases, step.process("bad", commands, home=folder)
+
+
+def _cases(step: StepSubject) -> Iterator[Case]:
+    for port, path in step.fed.items():
+        folder = step.folder / "bad" / port
+        missing = folder / "missing"
+        missing.mkdir(parents=True)
+        (missing / "kit.unknown").write_text("another file\n")
+        yield Case("a_missing_input_is_told", port, missing, "a folder without its files", must_fail=True)
+        pictures = _changed(path, folder / "pictures", lambda data: PICTURE)
+        yield Case("a_wrong_type_is_told", port, pictures, "files that are pictures", must_fail=True)
+        yield Case("a_truncated_file_is_told", port, _changed(path, folder / "cut", cut), "a truncated file")
+        rows = [file for file in files_of(path) if file.suffix == ".jsonl"]
+        if rows:
+            row = json.loads(rows[0].read_text("utf-8").splitlines()[0])
+            for kind, broken in (("without fields", {}), ("with null in every field", dict.fromkeys(row))):
+                changed = _changed(path, folder / kind.replace(" ", "-"), _with_second_line(broken))
+                yield Case("a_broken_row_is_told", port, changed, f"a row {kind}")
+
+
+def _changed(path: Path, folder: Path, change: Callable[[bytes], bytes]) -> Path:
+    """A copy whose files hold something else."""
+    if path.is_dir():
+        shutil.copytree(path, folder)
+    else:
+        folder.mkdir()
+        shutil.copy(path, folder / path.name)
+    for file in files_of(folder):
+        file.write_bytes(change(file.read_bytes()))
+    return folder if path.is_dir() else folder / path.name
+
+
+def _with_second_line(row: Mapping[str, Any]) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        first, newline, others = data.partition(b"\n")
+        return first + newline + json.dumps(row).encode() + b"\n" + others
+
+    return change
+
+
+def _judge(case: Case, ran: Ran, index: int) -> None:
+    given = f"given {case.kind} as '{case.port}', "
+    error = ran.error(index)
+    if error is None and case.must_fail:
+        raise Unmet(
+            f"{given}the step says nothing",
+            hint="a validator of the type, or a check of the step's, raises DataError or ArtifactError",
+        )
+    if error is not None and _has_no_code(error):
+        hint = "raise DataError(what, where=f'{file}:{line}', expected=…, found=…)"
+        what = f"{given}the step raises an exception without a code"
+        raise Unmet(what, where=error.get("where"), found=error["what"], hint=hint)
+
+
+def _has_no_code(error: Mapping[str, Any]) -> bool:
+    """Whether an error is what the runner or the command line made of an exception of no class of this project."""
+    return error.get("code") is None or (error["code"] == StepFailedError.code and "' failed: " in error["what"])

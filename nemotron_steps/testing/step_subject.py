@@ -1,10 +1,12 @@
-"""A step under test: its manifest, what it is fed, and its runs in processes of their own, each made once."""
+"""A step under test: its manifest, what it is fed, and its runs in processes of their own, each made once.
+
+Most of it is a pipeline's, too.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.artifacts.files import sha256_file
 from nemotron_steps.manifest.models import StepManifest
@@ -25,7 +27,6 @@ from nemotron_steps.testing.suite import NotApplicable, Unmet
 if TYPE_CHECKING:
     from nemotron_steps.artifacts.models import Artifact
     from nemotron_steps.cli.request import Workbench
-    from nemotron_steps.resolver.plan import PlannedStep
     from nemotron_steps.resolver.request import StepConfig
 
 Source = str | Path | Callable[[Path], Path]
@@ -55,49 +56,163 @@ class Ran:
         return found
 
     def error(self, index: int = 0) -> dict[str, Any] | None:
-        """The error that a command told; None where it told none."""
+        """The error that a command told, or that the process was over before it did; None where there is none."""
+        if index >= len(self.commands):
+            return {"what": f"its process died with exit code {self.code}: {self.output[-400:]}"}
         error = self.result(index).get("error")
         return error if isinstance(error, dict) else None
 
 
-@dataclass
-class StepSubject:
-    """What the checks of a step ask.
+@dataclass(eq=False)
+class RunSubject:
+    """What is run. Its arguments are those of `step_conformance`; `folder` is for everything that the runs write."""
 
-    Args:
-        step_id: `ID` or `PACK:ID`.
-        folder: for everything that the runs write.
-        config: the config they use; None for `tiny` where there is one, else `default`.
-        inputs: port → what to feed it. Ports of the built-in types of rows have a sample; optional ones stay empty.
-        overrides: further overrides of every run.
-        seconds: the longest that a run may take.
-    """
-
-    step_id: str
+    name: str
     folder: Path
     config: str | None = None
     inputs: Mapping[str, Source] = field(default_factory=dict)
     overrides: Sequence[str] = ()
     seconds: float = 60.0
-    _remembered: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def registry(self) -> Registry:
         """Every manifest that is found here."""
         return load_registry(find_packs())
 
+    @property
+    def config_name(self) -> str | None:
+        """The config that runs use."""
+        return self.config
+
+    @property
+    def watched(self) -> dict[str, str]:
+        """The step whose function is watched, and its package."""
+        return {"step": "", "package": ""}
+
+    @cached_property
+    def fed(self) -> dict[str, Path]:
+        """Port → what runs feed it."""
+        return {port: self.given(port) for port in self.inputs}
+
+    def given(self, port: str) -> Path:
+        """The path of an input that the kit was given."""
+        source = self.inputs[port]
+        if not callable(source):
+            return Path(source).absolute()
+        folder = self.folder / "inputs" / port
+        folder.mkdir(parents=True, exist_ok=True)
+        return source(folder).absolute()
+
+    @cached_property
+    def fed_before(self) -> dict[str, dict[str, str]]:
+        """Port → the files that it was fed, before any run."""
+        return {port: tree_of(path) for port, path in self.fed.items()}
+
+    def words(
+        self,
+        home: Path,
+        *,
+        inputs: Mapping[str, Path] | None = None,
+        overrides: Sequence[str] = (),
+        config: str | None = None,
+    ) -> list[str]:
+        """A run's words after `steps`."""
+        name = config or self.config_name
+        words = ["run", self.name, *self.overrides, *overrides]
+        words += ["-c", name] if name and name != "default" else []
+        for port, path in (self.fed if inputs is None else inputs).items():
+            words += ["--input", f"{port}={path}"]
+        return [*words, "--home", str(home), "--json"]
+
+    @cached_property
+    def first(self) -> Ran:
+        """A run, and the same again in the same home."""
+        home = self.folder / "first"
+        assert self.fed_before is not None  # looked at before the first run
+        return self.process("first", [self.words(home)] * 2, home=home)
+
+    @cached_property
+    def second(self) -> Ran:
+        """A run in another home, by another process: other hashes, folders and variables."""
+        home = self.folder / "second" / "deeper"
+        return self.process("second", [self.words(home)], home=home, variables={"PYTHONHASHSEED": "2", "LANG": "C"})
+
+    def process(
+        self,
+        name: str,
+        commands: Sequence[Sequence[str]],
+        *,
+        home: Path,
+        variables: Mapping[str, str] | None = None,
+        **watch: Any,
+    ) -> Ran:
+        """Run commands in a process of their own, in empty folders of their own.
+
+        Args:
+            variables: of its environment, beside those of `process_environment`.
+            watch: further fields of the process's request (`at_write`, `signal`, `at_return`).
+        """
+        place = self.folder / "processes" / name
+        cache = self.folder / "cache"
+        for folder in ("cwd", "tmp", "user"):
+            (place / folder).mkdir(parents=True, exist_ok=True)
+        request, result = place / "request.json", place / "result.json"
+        asked = {
+            "commands": [list(words) for words in commands],
+            "allowed": [str(home), str(place / "tmp"), str(cache)],
+            "inside": str(home / "work"),
+            **self.watched,
+            **watch,
+        }
+        request.write_text(json.dumps(asked))
+        result.unlink(missing_ok=True)
+        with (place / "output.txt").open("w+b") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "nemotron_steps.testing.watching", str(request), str(result)],
+                cwd=place / "cwd",
+                env={**process_environment(place, cache, self.registry), **(variables or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(timeout=60 + self.seconds * len(commands))
+            except subprocess.TimeoutExpired:
+                raise Unmet(
+                    f"{' '.join(commands[0][:2])} did not end within {self.seconds:.0f} s",
+                    hint="run a config `tiny`, or give the kit more: seconds=…",
+                ) from None
+            finally:
+                with suppress(ProcessLookupError):  # nothing is left of its session
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            output.seek(0)
+            text = output.read().decode("utf-8", "replace")
+        done: dict[str, Any] = json.loads(result.read_text()) if result.is_file() else {"commands": [], "seen": {}}
+        return Ran(home, done["commands"], done["seen"], code, text)
+
+
+class StepSubject(RunSubject):
+    """What the checks of a step ask."""
+
     @cached_property
     def manifest(self) -> StepManifest:
         """The step's. Raises the error that the manifest has, or that there is none."""
-        return self.registry.step(self.step_id)
+        return self.registry.step(self.name)
 
-    @cached_property
+    @property
     def config_name(self) -> str | None:
         """The config that runs use."""
         names = self.manifest.config_names
         return self.config or next((name for name in ("tiny", "default") if name in names), None)
 
-    @cached_property
+    @property
+    def watched(self) -> dict[str, str]:
+        """The step whose function is watched, and its package."""
+        return {"step": self.manifest.id, "package": self.entry_module.partition(".")[0]}
+
+    @property
     def entry_module(self) -> str:
         """The module of the step's function."""
         return (self.manifest.step.entry or "").partition(":")[0]
@@ -119,53 +234,43 @@ class StepSubject:
             self.manifest.id, config or self.config_name, [*(() if as_it_is else self.overrides), *overrides]
         )
 
-    def _bench(self, home: Path | None = None) -> Workbench:
+    def _bench(self) -> Workbench:
         """A new one, which composes anew; the manifests are read once."""
         from nemotron_steps.cli.request import Workbench
 
-        return Workbench(str(home or self.folder / "home"), registry=self.registry)
+        return Workbench(str(self.folder / "home"), registry=self.registry)
 
     @cached_property
     def fed(self) -> dict[str, Path]:
-        """Port → what runs feed it."""
+        """Port → what runs feed it. Ports of the built-in types of rows have a sample; optional ones stay empty."""
         sourced = self.compose().inputs
         fed: dict[str, Path] = {}
         for port in self.manifest.consumes:
             if port.name in self.inputs:
-                fed[port.name] = given(self.inputs[port.name], self.folder / "inputs" / port.name)
+                fed[port.name] = self.given(port.name)
             elif port.required and port.name not in sourced:
                 sample = write_sample(port.type, self.folder / "inputs" / port.name)
                 if sample is None:
                     raise Unmet(
                         f"nothing is known to feed the input '{port.name}' with, a {port.type}",
                         where=self.manifest.where_input(port.name),
-                        hint=f'step_conformance("{self.step_id}", inputs={{"{port.name}": PATH}})',
+                        hint=f'step_conformance("{self.name}", inputs={{"{port.name}": PATH}})',
                     )
                 fed[port.name] = sample
         return fed
 
-    @cached_property
-    def fed_before(self) -> dict[str, dict[str, str]]:
-        """Port → the files that it was fed, before any run."""
-        return {port: tree_of(path) for port, path in self.fed.items()}
-
-    def plan(self, *, overrides: Sequence[str] = (), home: Path | None = None) -> PlannedStep:
-        """The step as a run plans it."""
-        from nemotron_steps.cli.asked import Asked
-
-        inputs = {port: str(path) for port, path in self.fed.items()}
-        asked = Asked((self.manifest.id,), (*self.overrides, *overrides), self.config_name, inputs)
-        return self._bench(home).plan(asked).step(self.manifest.id)
-
-    def key(self, *, overrides: Sequence[str] = (), home: Path | None = None) -> str:
+    def key(self, *, overrides: Sequence[str] = ()) -> str:
         """The cache key that a run has."""
         from nemotron_steps.artifacts.store import ArtifactStore
+        from nemotron_steps.cli.asked import Asked
         from nemotron_steps.resolver.plan import StepOutput
         from nemotron_steps.runs.cache import cache_key
         from nemotron_steps.runs.inputs import open_input
 
-        planned = self.plan(overrides=overrides, home=home)
-        store = ArtifactStore(home or self.folder / "home")
+        fed = {port: str(path) for port, path in self.fed.items()}
+        asked = Asked((self.manifest.id,), (*self.overrides, *overrides), self.config_name, fed)
+        planned = self._bench().plan(asked).step(self.manifest.id)
+        store = ArtifactStore(self.folder / "home")
         inputs: dict[str, Artifact] = {}
         for port, source in planned.inputs.items():
             if isinstance(source, StepOutput):
@@ -174,56 +279,6 @@ class StepSubject:
             assert artifact is not None
             inputs[port] = artifact
         return cache_key(planned, inputs)
-
-    # -- runs ------------------------------------------------------------------------------------------------
-
-    def words(
-        self,
-        home: Path,
-        *,
-        inputs: Mapping[str, Path] | None = None,
-        overrides: Sequence[str] = (),
-        config: str | None = None,
-    ) -> list[str]:
-        """A run's words after `steps`."""
-        name = config or self.config_name
-        words = ["run", self.manifest.id, *self.overrides, *overrides]
-        words += ["-c", name] if name and name != "default" else []
-        for port, path in (self.fed if inputs is None else inputs).items():
-            words += ["--input", f"{port}={path}"]
-        return [*words, "--home", str(home), "--json"]
-
-    @cached_property
-    def first(self) -> Ran:
-        """The step run twice in one home."""
-        home = self.folder / "first"
-        assert self.fed_before is not None  # looked at before the first run
-        return self.process("first", [self.words(home), self.words(home)], home=home)
-
-    @cached_property
-    def second(self) -> Ran:
-        """The step run in another home, by another process: other hashes, folders and variables."""
-        home = self.folder / "second" / "deeper"
-        return self.process("second", [self.words(home)], home=home, variables={"PYTHONHASHSEED": "2", "LANG": "C"})
-
-    def process(
-        self,
-        name: str,
-        commands: Sequence[Sequence[str]],
-        *,
-        home: Path,
-        variables: Mapping[str, str] | None = None,
-        **watch: Any,
-    ) -> Ran:
-        """Run commands in a process of their own, in empty folders of their own; see `run_commands`."""
-        watch = {"step": self.manifest.id, "package": self.entry_module.partition(".")[0], **watch}
-        return run_commands(self, name, commands, home, variables, **watch)
-
-    def remember(self, name: str, make: Callable[[StepSubject], Any]) -> Any:
-        """What `make` gives, made once."""
-        if name not in self._remembered:
-            self._remembered[name] = make(self)
-        return self._remembered[name]
 
     def leftovers(self, name: str, folder: str) -> list[str]:
         """What a process left in its working directory (`cwd`), temporary folder (`tmp`) or HOME (`user`)."""
@@ -237,81 +292,6 @@ class StepSubject:
         store = ArtifactStore(ran.home)
         (step,) = [step for step in ran.result(index)["steps"] if step["step"] == self.manifest.id]
         return {port: store.find(output["ref"]).digest for port, output in step["outputs"].items()}
-
-
-def given(source: Source, folder: Path) -> Path:
-    """The path that an input is fed: `source`, or what it writes into `folder`."""
-    if not callable(source):
-        return Path(source).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    return source(folder).absolute()
-
-
-class Subject(Protocol):
-    """What commands are run for: a step, or a pipeline."""
-
-    folder: Path
-    seconds: float
-
-    @property
-    def registry(self) -> Registry:
-        """Every manifest that is found here."""
-
-
-def run_commands(
-    subject: Subject,
-    name: str,
-    commands: Sequence[Sequence[str]],
-    home: Path,
-    variables: Mapping[str, str] | None = None,
-    **watch: Any,
-) -> Ran:
-    """Run commands in a process of their own, in empty folders of their own.
-
-    Args:
-        variables: of its environment, beside those of `process_environment`.
-        watch: fields of the process's request (`step`, `package`, `at_write`, `signal`, `at_return`).
-    """
-    place = subject.folder / "processes" / name
-    cache = subject.folder / "cache"
-    for folder in ("cwd", "tmp", "user"):
-        (place / folder).mkdir(parents=True, exist_ok=True)
-    request, result = place / "request.json", place / "result.json"
-    asked = {
-        "commands": [list(words) for words in commands],
-        "step": "",
-        "allowed": [str(home), str(place / "tmp"), str(cache)],
-        "inside": str(home / "work"),
-        "package": "",
-        **watch,
-    }
-    request.write_text(json.dumps(asked))
-    result.unlink(missing_ok=True)
-    with (place / "output.txt").open("w+b") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "nemotron_steps.testing.process", str(request), str(result)],
-            cwd=place / "cwd",
-            env={**process_environment(place, cache, subject.registry), **(variables or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-        try:
-            code = process.wait(timeout=60 + subject.seconds * len(commands))
-        except subprocess.TimeoutExpired:
-            raise Unmet(
-                f"{' '.join(commands[0][:2])} did not end within {subject.seconds:.0f} s",
-                hint="run a config `tiny`, or give the kit more: seconds=…",
-            ) from None
-        finally:
-            with suppress(ProcessLookupError):  # nothing is left of its session
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        output.seek(0)
-        text = output.read().decode("utf-8", "replace")
-    done: dict[str, Any] = json.loads(result.read_text()) if result.is_file() else {"commands": [], "seen": {}}
-    return Ran(home, done["commands"], done["seen"], code, text)
 
 
 def process_environment(place: Path, cache: Path, registry: Registry) -> dict[str, str]:
@@ -334,16 +314,11 @@ def process_environment(place: Path, cache: Path, registry: Registry) -> dict[st
     }
 
 
+def files_of(path: Path) -> list[Path]:
+    """The files of a folder, sorted, or the one file."""
+    return sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+
+
 def tree_of(path: Path) -> dict[str, str]:
     """File → digest of its bytes, of a file or a folder."""
-    files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
-    return {str(file): sha256_file(file) for file in files}
-
-
-def copied(path: Path, folder: Path) -> Path:
-    """A copy of an input to be broken; a file stays a file."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir():
-        return Path(shutil.copytree(path, folder))
-    folder.mkdir()
-    return Path(shutil.copy(path, folder / path.name))
+    return {str(file): sha256_file(file) for file in files_of(path)}

@@ -7,11 +7,13 @@ about it, and not every check behind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+
+from nemotron_steps.errors import StepsError
 
 SubjectT = TypeVar("SubjectT")
 
@@ -25,6 +27,22 @@ class Unmet(AssertionError):
         lines += [f"  found: {found}"] if found is not None else []
         lines += [f"  hint:  {hint}"] if hint else []
         super().__init__("\n".join(lines))
+
+
+def told(
+    error: StepsError | Mapping[str, Any], before: str = "", *, where: str | None = None, hint: str | None = None
+) -> Unmet:
+    """What an error, or the JSON of one, says, as what a check found.
+
+    Args:
+        before: what comes before its sentence.
+        where: the place, instead of the error's.
+        hint: of an error that has none.
+    """
+    said = error.to_dict() if isinstance(error, StepsError) else error
+    code = f"{said['code']}: " if said.get("code") else ""
+    hints = "; ".join(said.get("hints") or ()) or hint or said.get("expected")
+    return Unmet(f"{code}{before}{said['what']}", where=where or said.get("where"), found=said.get("found"), hint=hints)
 
 
 class NotApplicable(Exception):
@@ -118,10 +136,10 @@ class Examination(Generic[SubjectT]):
 
     def _examine(self, check: Check[SubjectT]) -> Outcome:
         for need in check.needs:
-            if self.outcome(need).state is State.FAILED:
-                return Outcome(State.SKIPPED, f"{need} comes first, and fails")
-            if self.outcome(need).state is State.SKIPPED:
-                return Outcome(State.SKIPPED, self.outcome(need).text)
+            first = self.outcome(need)
+            if first.state is not State.PASSED:
+                why = f"{need} comes first, and fails" if first.state is State.FAILED else first.text
+                return Outcome(State.SKIPPED, why)
         try:
             check.run(self.subject)
         except NotApplicable as reason:

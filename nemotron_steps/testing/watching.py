@@ -2,17 +2,24 @@
 
 Python's audit events tell. They do not reach what a program that the step starts does; for that the working
 directory and HOME of the process are empty folders, looked at afterwards.
+
+`python -m …watching REQUEST RESULT` is a process for commands of `steps`, in which a step's function is watched. The
+request is JSON: `commands`, each a list of words after `steps`; `step`, whose function is watched; the fields of Watch;
+`at_return`: the process is killed when the function has returned, before anything is committed. The result is JSON too:
+a command's exit code and output each, and what was seen.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,10 +69,6 @@ class Seen:
     children: list[str] = field(default_factory=list)
     modules: dict[str, str] = field(default_factory=dict)
     read: list[str] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-serialisable form."""
-        return asdict(self)
 
 
 class Watch:
@@ -221,3 +224,46 @@ def _command(pid: int) -> str:
         return ""
     # A program that is just being loaded has a name, and no words yet.
     return words.replace(b"\0", b" ").decode("utf-8", "replace").strip() or name
+
+
+def main(request_path: str, result_path: str) -> None:
+    """Run the commands of a request, one after the other, and write the result."""
+    from nemotron_steps.cli.main import steps
+    from nemotron_steps.runs import execute, step_entry
+
+    request = json.loads(Path(request_path).read_text())
+    watch = Watch(
+        tuple(request["allowed"]),
+        request["inside"],
+        request["package"],
+        request.get("at_write", 0),
+        request.get("signal", signal.SIGKILL),
+    )
+    find = step_entry.imported
+
+    def watched(reference: str, planned: Any) -> Any:
+        function = find(reference, planned)
+        if planned.step_id != request["step"]:
+            return function
+
+        def run(context: Any) -> None:
+            with watch.watching():
+                function(context)
+            if request.get("at_return"):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return run
+
+    vars(execute)["imported"] = watched  # wherever the runner takes the function from
+    done: list[dict[str, Any]] = []
+    for words in request["commands"]:
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err):
+            code = steps(words)
+        done.append({"code": code, "out": out.getvalue(), "err": err.getvalue()})
+        # After each, so that what ended the process is told from what went before it.
+        Path(result_path).write_text(json.dumps({"commands": done, "seen": asdict(watch.seen)}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.testing import artifact_type, environment_rollouts, executor, pipeline, step_bad_input
+from nemotron_steps.testing import artifact_type, environment, executor, pipeline, step_runs
 from nemotron_steps.testing.environment_subject import EnvironmentSubject
 from nemotron_steps.testing.suite import Examination
 from tests.docs.pages import ROOT, blocks
@@ -21,8 +21,8 @@ def shown(page: str, language: str) -> list[str]:
 
 
 SUITES = {
-    "A step": step_bad_input.SUITE,
-    "An environment": environment_rollouts.SUITE,
+    "A step": step_runs.SUITE,
+    "An environment": environment.SUITE,
     "An executor": executor.SUITE,
     "An artifact type": artifact_type.SUITE,
     "A pipeline": pipeline.SUITE,
@@ -45,7 +45,7 @@ def test_the_environment_of_its_how_to_passes_the_kit(package: Package):  # noqa
     named: dict = {}
     exec(test, named)  # the page's own rows
     subject = EnvironmentSubject("guess", named["ROWS"], lambda row: row["answer"])
-    assert failed(Examination(environment_rollouts.SUITE, subject)) == []
+    assert failed(Examination(environment.SUITE, subject)) == []
 
 
 def test_the_type_of_its_how_to_passes_the_kit(tmp_path: Path, package: Package):  # noqa: F811

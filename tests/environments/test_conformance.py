@@ -12,7 +12,7 @@ import pytest
 from nemotron_steps.environments.base import Response
 from nemotron_steps.environments.registry import BUILT_IN
 from nemotron_steps.environments.responses import ToolCall
-from nemotron_steps.testing import environment_rollouts, environment_rows
+from nemotron_steps.testing import environment
 from nemotron_steps.testing.environment_subject import EnvironmentSubject
 from nemotron_steps.testing.suite import Examination, State
 from tests.environments.cases import CALENDAR, PROMPT, STEP_1
@@ -155,7 +155,7 @@ IN_PROCESSES = {"importing_it_is_light", "env_show_renders"}
 WITH_HELPERS = {"math_with_judge", "ns_tools", "reasoning_gym", "structured_outputs"}
 """These start helper processes, which the kit would do a hundred times: it looks at their rows and settings, and
 test_hostile_answers at what they do with answers."""
-ROWS = ("settings_are_strict", "settings_mistakes_are_told", "it_is_documented", "rows_are_accepted")
+ROWS = ("settings_are_strict", "it_is_documented", "rows_are_accepted")
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
@@ -164,15 +164,13 @@ def test_a_built_in_environment_keeps_to_the_rules(name: str):
     rows = [{**PROMPT, **row} for row in kept.rows]
     judges = dict.fromkeys(("judge_model", "genrm_model", "safety_model"), Attentive())
     subject = EnvironmentSubject(name, rows, kept.answer, kept.config, judges)
-    checks = ROWS if name in WITH_HELPERS else environment_rollouts.SUITE.checks
-    outcomes = Examination(environment_rollouts.SUITE, subject).outcomes(
-        [each for each in checks if each not in IN_PROCESSES]
-    )
+    checks = ROWS if name in WITH_HELPERS else environment.SUITE.checks
+    outcomes = Examination(environment.SUITE, subject).outcomes([each for each in checks if each not in IN_PROCESSES])
     assert {check: outcome.text for check, outcome in outcomes.items() if outcome.state is State.FAILED} == {}
 
 
 @pytest.mark.parametrize("name", sorted(set(BUILT_IN) - set(ENVIRONMENTS)))
 def test_an_environment_that_needs_a_server_or_a_sandbox_is_documented_all_the_same(name: str):
-    examination = Examination(environment_rows.SUITE, EnvironmentSubject(name, [], str))
+    examination = Examination(environment.SUITE, EnvironmentSubject(name, [], str))
     outcomes = examination.outcomes(["is_registered", "it_is_documented"])
     assert {check: outcome.text for check, outcome in outcomes.items() if outcome.state is not State.PASSED} == {}

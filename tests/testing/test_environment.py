@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.testing.environment_rollouts import SUITE
+from nemotron_steps.testing.environment import SUITE
 from nemotron_steps.testing.environment_subject import EnvironmentSubject
 from nemotron_steps.testing.suite import Examination, State
 from tests.testing.toy_packages import ENVIRONMENT, ENVIRONMENT_POINTS, Change
@@ -26,9 +26,6 @@ def in_verify(line: str) -> tuple[Change, ...]:
 BROKEN: dict[str, tuple[Change, ...]] = {
     "is_registered": ((CODE, 'name: ClassVar[str] = "toykit_env"', 'name: ClassVar[str] = "other"'),),
     "importing_it_is_light": ((CODE, "import json\n", "import json\nimport jax\n"), ("jax.py", "", "a = 1\n")),
-    "settings_are_strict": (
-        (CODE, "    full: float", "    model_config = ConfigDict(extra='ignore')\n    full: float"),
-    ),
     "it_is_documented": ((CODE, "A row has `expected_answer`, the sum as text.", ""),),
     "env_show_renders": (
         (
@@ -37,7 +34,7 @@ BROKEN: dict[str, tuple[Change, ...]] = {
             "config_class = create_model('Made', __base__=EnvironmentConfig, full=(float, 1.0))",
         ),
     ),
-    "settings_mistakes_are_told": (
+    "settings_are_strict": (
         (
             CODE,
             "    full: float",
@@ -66,7 +63,6 @@ BROKEN: dict[str, tuple[Change, ...]] = {
             "    def check_values(self, row):\n        if len(row) > 3:\n            raise RowError('a', 'b', 'c')\n",
         ),
     ),
-    "rewards_are_in_range": ((CODE, "full: float = 1.0", "full: float = 2.0"),),
     "right_answers_earn_most": ((CODE, "full: float = 1.0", "full: float = 0.0"),),
     "worthless_answers_earn_nothing": ((CODE, "right = text ==", "right = '\"reward\": 1.0' in text or text =="),),
     "the_answer_in_thinking_earns_nothing": (

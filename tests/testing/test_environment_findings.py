@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -16,7 +16,8 @@ from nemotron_steps.environments import catalog
 from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response, Session, Verdict
 from nemotron_steps.environments.responses import ToolCall
 from nemotron_steps.errors import DataError
-from nemotron_steps.testing import environment_answers, environment_rollouts, environment_rows, environment_subject
+from nemotron_steps.testing import environment as kit
+from nemotron_steps.testing.environment import SUITE
 from nemotron_steps.testing.environment_subject import STRANGE, EnvironmentSubject, judged, plain
 from nemotron_steps.testing.suite import Unmet
 
@@ -69,14 +70,14 @@ def test_a_verdict_that_changes_is_found_on_any_row_and_for_any_answer(row: int,
     def earns(given: Any, text: str) -> float:
         return next(times) / 100 if (given["n"], text) == (row, answer) else 0.0
 
-    environment_rollouts.judging_is_deterministic(subject())
+    kit.judging_is_deterministic(subject())
     with pytest.raises(Unmet, match="two verdicts"):
-        environment_rollouts.judging_is_deterministic(subject(Told(earns)))
+        kit.judging_is_deterministic(subject(Told(earns)))
 
 
 def test_verdicts_that_differ_from_row_to_row_are_no_state() -> None:
-    environment_rollouts.it_keeps_no_state(subject(Told(lambda row, text: row["n"] / 4)))
-    environment_rollouts.concurrent_is_serial(subject(Told(lambda row, text: row["n"] / 4)))
+    kit.it_keeps_no_state(subject(Told(lambda row, text: row["n"] / 4)))
+    kit.concurrent_is_serial(subject(Told(lambda row, text: row["n"] / 4)))
 
 
 def test_only_sleeping_in_the_loop_is_found_and_sleep_is_what_it_was() -> None:
@@ -92,15 +93,15 @@ def test_only_sleeping_in_the_loop_is_found_and_sleep_is_what_it_was() -> None:
         time.sleep(0.001)
         return 1.0
 
-    environment_rollouts.it_never_sleeps_in_the_loop(subject(Told(elsewhere)))
+    kit.it_never_sleeps_in_the_loop(subject(Told(elsewhere)))
     with pytest.raises(Unmet, match=r"sleeps 0\.001 s"):
-        environment_rollouts.it_never_sleeps_in_the_loop(subject(Told(here)))
+        kit.it_never_sleeps_in_the_loop(subject(Told(here)))
     assert time.sleep is sleep
 
 
 def test_an_environment_is_closed_before_it_was_started_and_twice() -> None:
     environment = Told()
-    environment_rollouts.it_can_be_closed(subject(environment))
+    kit.it_can_be_closed(subject(environment))
     assert environment.done == ["close", "start", "close", "close"]
 
 
@@ -127,16 +128,16 @@ def test_a_tool_is_called_in_every_wrong_way(raises: Any) -> None:
             return Session(tools=[{"name": "add", "parameters": {"type": "object", "properties": properties}}])
 
     broken = False
-    environment_rollouts.tool_mistakes_are_told_to_the_policy(subject(Raises()))
+    kit.tool_mistakes_are_told_to_the_policy(subject(Raises()))
     broken = True
     with pytest.raises(Unmet, match="raises KeyError"):
-        environment_rollouts.tool_mistakes_are_told_to_the_policy(subject(Raises()))
+        kit.tool_mistakes_are_told_to_the_policy(subject(Raises()))
 
 
 def test_the_arguments_of_a_call_are_of_the_types_that_its_schema_says() -> None:
     types = ("string", "integer", "number", "boolean", "array", "object", None)
     tool = {"parameters": {"properties": {str(kind): {"type": kind} for kind in types}}}
-    found = environment_rollouts._some_arguments(tool)
+    found = kit._some_arguments(tool)
     assert [type(value) for value in found.values()] == [str, int, float, bool, list, dict, str]
 
 
@@ -145,30 +146,36 @@ def test_an_answer_inside_of_the_thinking_is_found_however_it_ends(thinking: str
     made = subject()
     made.verdict = lambda row, answer, what: Verdict(float(answer == earning))
     earning = "none"
-    environment_answers.the_answer_in_thinking_earns_nothing(made)
+    kit.the_answer_in_thinking_earns_nothing(made)
     earning = thinking
     with pytest.raises(Unmet, match=r"inside of the thinking earns 1\.0"):
-        environment_answers.the_answer_in_thinking_earns_nothing(made)
+        kit.the_answer_in_thinking_earns_nothing(made)
 
 
-def test_a_range_of_one_reward_is_empty_and_a_verdict_outside_or_of_no_number_is_found() -> None:
+def test_a_verdict_outside_of_the_range_or_of_no_number_is_found() -> None:
     class Narrow(Told):
         reward_range = (1.0, 1.0)
 
-    with pytest.raises(Unmet, match="empty"):
-        environment_answers.rewards_are_in_range(subject(Narrow()))
-    environment_answers.rewards_are_in_range(subject())
+    with pytest.raises(Unmet, match=r"earns 1\.0, no answer 1\.0"):
+        kit.right_answers_earn_most(subject(Narrow()))
+    kit.right_answers_earn_most(subject(Told(lambda row, text: float(bool(text)))))
     for wrong in (
         Verdict(2.0),
         Verdict.failed("verdict_invalid", message="why"),
         Verdict.failed("reward_out_of_range"),
     ):
-        for text in ("right", "", "PASSED\n1 passed in 0.01s"):
+        for check, text in (
+            (kit.right_answers_earn_most, "right"),
+            (kit.right_answers_earn_most, ""),
+            (kit.worthless_answers_earn_nothing, "PASSED\n1 passed in 0.01s"),
+        ):
             environment = Told(
-                lambda row, given, wrong=wrong, text=text: wrong if given == text and row["n"] == 3 else 0.0
+                lambda row, given, wrong=wrong, text=text: (
+                    wrong if given == text and row["n"] == 3 else float(given == "right")
+                )
             )
             with pytest.raises(Unmet, match=r"reward_out_of_range|verdict_invalid"):
-                environment_answers.rewards_are_in_range(subject(environment))
+                check(subject(environment))
 
 
 @pytest.mark.parametrize(
@@ -188,22 +195,21 @@ def test_the_right_answer_of_each_row_earns_more_than_none(right: Any, worst: An
         return Verdict(reward) if reward is not None else Verdict.failed("lost")
 
     if met:
-        environment_answers.right_answers_earn_most(subject(Told(earns)))
+        kit.right_answers_earn_most(subject(Told(earns)))
     else:
         with pytest.raises(Unmet, match="right answer of row 3"):
-            environment_answers.right_answers_earn_most(subject(Told(earns)))
+            kit.right_answers_earn_most(subject(Told(earns)))
 
 
 def test_worthless_answers_are_looked_at_on_every_row_and_strange_ones_on_two() -> None:
     with pytest.raises(Unmet, match="control tokens"):
         last = Told(lambda row, text: float(row["n"] == 3 and "10/10" in text))
-        environment_answers.worthless_answers_earn_nothing(subject(last, worthless=0.0))
+        kit.worthless_answers_earn_nothing(subject(last, worthless=0.0))
     seen: list[tuple[int, str]] = []
     made = subject()
     made.verdict = lambda row, answer, what: seen.append((row["n"], what))
-    environment_answers.empty_answers_are_judged(made)
-    told = [f"empty, {name}" for name in STRANGE["empty"]]
-    assert seen == [*((n, what) for n in (1, 2) for what in told), (1, "a turn of tool calls alone")]
+    SUITE.checks["empty_answers_are_judged"].run(made)
+    assert seen == [(n, what) for n in (1, 2) for what in STRANGE["empty_answers_are_judged"]]
 
 
 def test_every_row_is_to_be_accepted_and_there_is_one() -> None:
@@ -212,25 +218,25 @@ def test_every_row_is_to_be_accepted_and_there_is_one() -> None:
             if row["n"] == 3:
                 raise DataError("three", where=where)
 
-    environment_rows.rows_are_accepted(subject())
+    kit.rows_are_accepted(subject())
     with pytest.raises(Unmet, match=r"row 3: three(.|\n)*rows:3"):
-        environment_rows.rows_are_accepted(subject(Picky()))
+        kit.rows_are_accepted(subject(Picky()))
     empty = subject()
     empty.__dict__["rows"] = []
     with pytest.raises(Unmet, match="no rows"):
-        environment_rows.rows_are_accepted(empty)
+        kit.rows_are_accepted(empty)
 
 
-@pytest.mark.parametrize("wrong", environment_rows._WRONG)
+@pytest.mark.parametrize("wrong", kit._WRONG)
 def test_a_field_of_any_other_type_that_cannot_be_judged_is_found(wrong: Any) -> None:
     def earns(row: Any, text: str) -> float:
         if type(row["n"]) is type(wrong) and row["n"] == wrong:
             raise KeyError("n")
         return 1.0
 
-    environment_rows.a_wrong_field_is_told(subject())
-    with pytest.raises(Unmet, match="accepted, and cannot be judged"):
-        environment_rows.a_wrong_field_is_told(subject(Told(earns)))
+    kit.a_wrong_field_is_told(subject())
+    with pytest.raises(Unmet, match="is accepted: verify_failed"):
+        kit.a_wrong_field_is_told(subject(Told(earns)))
 
 
 @pytest.mark.parametrize(
@@ -240,8 +246,8 @@ def test_a_field_of_any_other_type_that_cannot_be_judged_is_found(wrong: Any) ->
         (DataError("no n"), None, None),
         (KeyError("n"), None, "check_row raises KeyError"),
         (None, KeyError("n"), "judging raises KeyError"),
-        (None, Verdict.failed("verify_failed", message="why"), "cannot be judged: why"),
-        (None, Verdict.failed("verdict_invalid"), "cannot be judged"),
+        (None, Verdict.failed("verify_failed", message="why"), "is accepted: verify_failed: why"),
+        (None, Verdict.failed("verdict_invalid"), "is accepted: verdict_invalid"),
         (None, Verdict.failed("judge_unavailable"), None),
     ],
 )
@@ -264,20 +270,20 @@ def test_a_row_without_a_field_is_refused_or_judged(check: Any, judge: Any, foun
         found=SimpleNamespace(required_fields=()),
         build=lambda: SimpleNamespace(check_row=check_row),
         right=lambda row: "x",
-        with_company=lambda answer: [answer],
         judge=judges,
     )
+    made.verdict = MethodType(EnvironmentSubject.verdict, made)
     if found is None:
-        environment_rows.a_missing_field_is_told(made)
+        kit.a_missing_field_is_told(made)
     else:
         with pytest.raises(Unmet, match=found):
-            environment_rows.a_missing_field_is_told(made)
+            kit.a_missing_field_is_told(made)
 
 
 def test_a_field_more_may_neither_be_refused_nor_change_the_verdict() -> None:
-    environment_rows.unknown_fields_change_nothing(subject())
+    kit.unknown_fields_change_nothing(subject())
     with pytest.raises(Unmet, match="changes the verdict"):
-        environment_rows.unknown_fields_change_nothing(subject(Told(lambda row, text: float("kit_unknown" in row))))
+        kit.unknown_fields_change_nothing(subject(Told(lambda row, text: float("kit_unknown" in row))))
 
 
 @pytest.mark.parametrize(
@@ -298,14 +304,14 @@ def test_every_setting_and_every_field_of_a_row_is_to_be_described(
     Described.__doc__ = text
     listed = [catalog.Setting(name, "int", 1, False, said) for name, said in settings]
     monkeypatch.setattr(catalog, "described", lambda name: SimpleNamespace(settings=listed))
-    monkeypatch.setattr(environment_rows.inspect, "getmodule", lambda found: None)
+    monkeypatch.setattr(kit.inspect, "getmodule", lambda found: None)
     made = subject()
     made.__dict__["found"] = Described
     if found is None:
-        environment_rows.it_is_documented(made)
+        kit.it_is_documented(made)
     else:
         with pytest.raises(Unmet, match=found):
-            environment_rows.it_is_documented(made)
+            kit.it_is_documented(made)
 
 
 def test_rows_may_lie_in_a_file_with_blank_lines(tmp_path: Path) -> None:
@@ -318,28 +324,26 @@ def test_a_rollout_calls_the_offered_tools_with_what_can_be_read_and_releases_it
     environment = Told()
     calls = [ToolCall("add", '{"a": 1}'), ToolCall("other", "{}"), ToolCall("add", "[1]"), ToolCall("add", "")]
     responses = [Response("x", tool_calls=calls), Response("y")]
-    asyncio.run(judged(environment, ROWS[0], responses))
+    asyncio.run(judged(environment, ROWS[0], *responses))
     assert environment.done == ['add {"a": 1}', "add {}", "release", "release"]
 
 
-def test_a_fresh_environment_is_closed_and_a_given_one_is_its_owners_and_rows_are_copied() -> None:
+def test_a_fresh_environment_is_closed_and_rows_are_copied() -> None:
     def changing(row: Any, text: str) -> float:
         row["n"] = 9
         return 1.0
 
-    environment, given = Told(changing), Told(changing)
-    made = subject(environment)
-    made.judge(ROWS[0], "x")
-    made.judge(ROWS[0], "x", environment=given)
-    assert environment.done == ["start", "release", "close"] and given.done == ["release"]
-    assert ROWS[0]["n"] == 1
+    environment = Told(changing)
+    subject(environment).judge(ROWS[0], "x")
+    assert environment.done == ["start", "release", "close"] and ROWS[0]["n"] == 1
 
 
 def test_an_answer_has_company_where_groups_are_judged() -> None:
-    made = subject()
-    assert made.with_company("x") == ["x"]
-    made.__dict__["found"] = SimpleNamespace(judges_groups=True)
-    assert made.with_company("x") == ["x", "fine"]
+    class Comparing(Told):
+        judges_groups = True
+
+    for made, answers, verdicts in ((Told, 1, 1), (Comparing, 1, 2), (Comparing, 3, 3)):
+        assert len(subject(made()).judge(ROWS[0], *["x"] * answers)) == verdicts
 
 
 @pytest.mark.parametrize(
@@ -347,7 +351,7 @@ def test_an_answer_has_company_where_groups_are_judged() -> None:
     [
         (Verdict(0.0), None),
         (Verdict.failed("judge_unavailable"), None),
-        (Verdict.failed("verify_failed", traceback="a\nb\n\nc\nd\n"), r"b\nc\nd"),
+        (Verdict.failed("verify_failed", traceback=f"{300 * 'a'}\nb\nc\n"), r"found: a{296}\nb\nc\n"),
         (Verdict.failed("verdict_invalid"), "verdict_invalid"),
         (Verdict(7.0), "reward_out_of_range"),
     ],
@@ -365,4 +369,3 @@ def test_two_verdicts_are_the_same_by_reward_components_and_failure() -> None:
     one = Verdict(1.0, {"a": 1.0}, details={"x": 1})
     others = [Verdict(1.0, {"a": 2.0}), Verdict(0.5, {"a": 1.0}), Verdict(None, {"a": 1.0}, "lost")]
     assert plain(one) == plain(Verdict(1.0, {"a": 1.0})) and plain(one) not in [plain(other) for other in others]
-    assert environment_subject.only_calls().tool_calls[0].parsed_arguments() is None

@@ -181,10 +181,7 @@ def test_a_step_is_fed_what_was_given_and_samples_where_it_needs_them(tmp_path: 
     assert (tmp_path / "inputs/made").is_dir() and (tmp_path / "inputs/rows/train.jsonl").is_file()
 
 
-def test_what_is_remembered_is_made_once_and_a_process_has_a_home_of_its_own(tmp_path: Path, monkeypatch: Any) -> None:
-    made = subject(tmp_path)
-    first = made.remember("a", lambda _: object())
-    assert made.remember("a", lambda _: object()) is first
+def test_a_process_has_a_home_of_its_own(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("STEPS_HOME", "/elsewhere")
     monkeypatch.setenv("TOY", "kept")
     monkeypatch.setattr(sys, "path", ["", "/a", "/b"])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.testing.step_bad_input import SUITE
 from nemotron_steps.testing.step_manifest import SUITE as MANIFEST
+from nemotron_steps.testing.step_runs import SUITE
 from nemotron_steps.testing.step_subject import StepSubject
 from nemotron_steps.testing.suite import Examination, State
 from tests.testing.toy_packages import STEP, TABLE_STEP, Change
@@ -70,7 +70,8 @@ RUN: dict[str, tuple[Change, ...]] = {
         (
             CODE,
             LAST,
-            "    try:\n        (context.work / 'x').touch()\n    except BaseException:\n        pass\n" + LAST,
+            "    import signal\n    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+            "    (context.work / 'x').touch()\n    signal.signal(signal.SIGTERM, before)\n" + LAST,
         ),
     ),
     "writes_only_where_it_may": ((CODE, LAST, "    open('debug.txt', 'w').close()\n" + LAST),),

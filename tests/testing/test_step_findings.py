@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 from nemotron_steps.errors import StepFailedError
-from nemotron_steps.testing import pipeline, step_bad_input, step_manifest, step_runs, watching
+from nemotron_steps.testing import pipeline, step_manifest, step_runs, watching
 from nemotron_steps.testing.step_subject import Ran
 from nemotron_steps.testing.suite import Examination, NotApplicable, Suite, Unmet
 from tests.testing.config_models import Changing, Open, Strict
@@ -70,7 +70,7 @@ def test_a_step_is_fed_each_kind_of_broken_input(tmp_path: Path) -> None:
     given.mkdir()
     rows = '{"a": 1, "b": "x"}\n{"a": 2, "b": "y"}\n'
     (given / "train.jsonl").write_text(rows)
-    cases = list(step_bad_input._cases(SimpleNamespace(fed={"rows": given}, folder=tmp_path)))  # type: ignore[arg-type]
+    cases = list(step_runs._cases(SimpleNamespace(fed={"rows": given}, folder=tmp_path)))  # type: ignore[arg-type]
     assert [(case.check, case.must_fail) for case in cases] == [
         ("a_missing_input_is_told", True),
         ("a_wrong_type_is_told", True),
@@ -99,14 +99,14 @@ def test_a_step_is_fed_each_kind_of_broken_input(tmp_path: Path) -> None:
 def test_what_a_step_says_of_a_broken_input_has_a_code(error: dict[str, Any] | None, found: str | None) -> None:
     out = json.dumps({"error": error and {"where": None, **error}})
     ran = Ran(Path(), [{"out": out}], {}, 0)
-    case = step_bad_input.Case("a_wrong_type_is_told", "rows", Path(), "pictures", must_fail=True)
+    case = step_runs.Case("a_wrong_type_is_told", "rows", Path(), "pictures", must_fail=True)
     if found is None:
-        step_bad_input._judge(case, ran, 0)
+        step_runs._judge(case, ran, 0)
     else:
         with pytest.raises(Unmet, match=found):
-            step_bad_input._judge(case, ran, 0)
+            step_runs._judge(case, ran, 0)
     with pytest.raises(Unmet, match="died"):
-        step_bad_input._judge(case, ran, 1)
+        step_runs._judge(case, ran, 1)
 
 
 @pytest.fixture

@@ -9,18 +9,23 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from nemotron_steps.environments import registry
 from nemotron_steps.environments.base import Session, Verdict
 from nemotron_steps.errors import ArtifactError, DataError, StepsError
-from nemotron_steps.testing import artifact_type, environment_answers, environment_rollouts, environment_rows
+from nemotron_steps.testing import artifact_type
+from nemotron_steps.testing import environment as kit
+from nemotron_steps.testing.environment_subject import EnvironmentSubject
 from nemotron_steps.testing.suite import Unmet
 from tests.testing.config_models import Changing, Open, Strict
 
 # -- environments ------------------------------------------------------------------------------------------------
 
 
-def test_settings_that_are_open_or_change_are_found() -> None:
+def test_settings_that_are_open_or_change_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def look(model: type[BaseModel]) -> None:
-        environment_rows.settings_are_strict(SimpleNamespace(found=SimpleNamespace(config_class=model)))  # type: ignore[arg-type]
+        monkeypatch.setattr(registry, "environment_class", lambda name: SimpleNamespace(config_class=model))
+        found = SimpleNamespace(config_class=model)
+        kit.settings_are_strict(SimpleNamespace(name="toy", config={}, found=found))  # type: ignore[arg-type]
 
     look(Strict)
     for model in (Open, Changing):
@@ -39,15 +44,14 @@ def test_a_required_field_that_a_row_may_lack_is_found_however_deep(needed: str)
         rows=[{"responses_create_params": {}, "a": {"b": 1}, "c": 2}],
         found=SimpleNamespace(required_fields=("a.b", "c")),
         build=lambda: SimpleNamespace(check_row=check_row),
-        judge=lambda *_: [Verdict(0.0)],
-        with_company=lambda answer: [answer],
+        verdict=lambda *_: Verdict(0.0),
         right=lambda row: "4",
     )
     overlooked = ""
-    environment_rows.a_missing_field_is_told(subject)
+    kit.a_missing_field_is_told(subject)
     overlooked = needed
     with pytest.raises(Unmet, match=f"without the required field `{needed}`"):
-        environment_rows.a_missing_field_is_told(subject)
+        kit.a_missing_field_is_told(subject)
 
 
 @pytest.mark.parametrize("answer", ["4", "fine"])
@@ -55,12 +59,12 @@ def test_a_verdict_of_any_answer_that_is_no_json_is_found(answer: str) -> None:
     def judge(row: Any, given: str) -> list[Verdict]:
         return [Verdict(1.0, details={"found": {given} if given == broken else given})]
 
-    subject: Any = SimpleNamespace(rows=[{}], right=lambda row: "4", with_company=lambda answer: [answer], judge=judge)
+    subject: Any = SimpleNamespace(rows=[{}], right=lambda row: "4", judge=judge)
     broken = "none"
-    environment_rollouts.verdicts_can_be_written_down(subject)
+    kit.verdicts_can_be_written_down(subject)
     broken = answer
     with pytest.raises(Unmet, match="a verdict is not JSON"):
-        environment_rollouts.verdicts_can_be_written_down(subject)
+        kit.verdicts_can_be_written_down(subject)
 
 
 TOOL = {
@@ -84,7 +88,9 @@ def with_tool(tool: dict[str, Any], says: Any = "error: what?") -> Any:
         return None
 
     environment = SimpleNamespace(seed=seed, call_tool=call_tool, start=nothing, close=nothing, release=nothing)
-    return SimpleNamespace(rows=[{}], build=lambda: environment)
+    subject: Any = EnvironmentSubject("toy", [{}], str)
+    subject.build = lambda: environment
+    return subject
 
 
 @pytest.mark.parametrize(
@@ -99,16 +105,16 @@ def with_tool(tool: dict[str, Any], says: Any = "error: what?") -> Any:
     ],
 )
 def test_a_tool_that_lacks_any_part_of_its_description_is_found(change: dict[str, Any]) -> None:
-    environment_rollouts.tools_are_described(with_tool(TOOL))
+    kit.tools_are_described(with_tool(TOOL))
     with pytest.raises(Unmet, match=r"a tool has no type|has no schema"):
-        environment_rollouts.tools_are_described(with_tool({**TOOL, **change}))
+        kit.tools_are_described(with_tool({**TOOL, **change}))
 
 
 @pytest.mark.parametrize("says", [None, 3, {"sum": 3}])
 def test_a_tool_that_answers_with_no_text_is_found(says: Any) -> None:
-    environment_rollouts.tool_mistakes_are_told_to_the_policy(with_tool(TOOL))
+    kit.tool_mistakes_are_told_to_the_policy(with_tool(TOOL))
     with pytest.raises(Unmet, match="gives no text"):
-        environment_rollouts.tool_mistakes_are_told_to_the_policy(with_tool(TOOL, says))
+        kit.tool_mistakes_are_told_to_the_policy(with_tool(TOOL, says))
 
 
 @pytest.mark.parametrize(
@@ -124,10 +130,10 @@ def test_an_answer_without_content_may_earn_the_least_or_what_the_author_allows(
         verdict=lambda row, answer, what: Verdict(earns),
     )
     if met:
-        environment_answers.worthless_answers_earn_nothing(subject)
+        kit.worthless_answers_earn_nothing(subject)
     else:
         with pytest.raises(Unmet, match=f"earns {earns}"):
-            environment_answers.worthless_answers_earn_nothing(subject)
+            kit.worthless_answers_earn_nothing(subject)
 
 
 # -- artifact types ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 from nemotron_steps.environments.base import Verdict
 from nemotron_steps.rows.lines import Row
-from nemotron_steps.testing import environment_rollouts
+from nemotron_steps.testing import environment as kit
 from nemotron_steps.testing.artifact_type import TypeSubject
 from nemotron_steps.testing.suite import Unmet
 
@@ -36,7 +36,7 @@ def test_each_rollout_of_a_group_is_compared_with_its_verdict_alone(place: int) 
         found = SimpleNamespace(judges_groups=judges_groups)
         return SimpleNamespace(rows=[{}], right=lambda row: "4", judge=judge, found=found)
 
-    environment_rollouts.groups_are_judged_whole(subject(None))
-    environment_rollouts.groups_are_judged_whole(subject(place, judges_groups=True))
+    kit.groups_are_judged_whole(subject(None))
+    kit.groups_are_judged_whole(subject(place, judges_groups=True))
     with pytest.raises(Unmet, match="other verdicts than alone"):
-        environment_rollouts.groups_are_judged_whole(subject(place))
+        kit.groups_are_judged_whole(subject(place))

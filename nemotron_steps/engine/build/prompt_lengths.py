@@ -10,10 +10,9 @@ import math
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import overload
 
 from nemotron_steps.config.schema.rl import RlConfig
-from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows
+from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows, Rows
 from nemotron_steps.errors import ArtifactError, DataError, show_line
 from nemotron_steps.models.architecture import Architecture, hf_folder
 from nemotron_steps.rows.layouts import read_request
@@ -22,7 +21,7 @@ _AT_ONCE = 256
 """Prompts tokenized together."""
 
 
-class ChosenRows(Sequence[PromptRow]):
+class ChosenRows(Rows):
     """Some of the rows of a sequence, without a copy of them."""
 
     def __init__(self, rows: Sequence[PromptRow], places: Sequence[int]) -> None:
@@ -32,17 +31,9 @@ class ChosenRows(Sequence[PromptRow]):
         """How many were chosen."""
         return len(self._places)
 
-    @overload
-    def __getitem__(self, index: int) -> PromptRow: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[PromptRow]: ...
-
-    def __getitem__(self, index: int | slice) -> PromptRow | list[PromptRow]:
-        """The row at a place among the chosen, or a list of the rows of a slice."""
-        if isinstance(index, slice):
-            return [self._rows[place] for place in self._places[index]]
-        return self._rows[self._places[index]]
+    def at(self, place: int) -> PromptRow:
+        """See Rows."""
+        return self._rows[self._places[place]]
 
 
 def longer_than(limit: int, rows: PromptRows, model: str | Path) -> dict[int, int]:

@@ -6,6 +6,7 @@ Row format: NeMo-Gym's (`responses_create_params`, verifier fields, `agent_ref`)
 from __future__ import annotations
 
 import random
+from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,26 @@ class PromptRow:
     """file:line, for errors."""
 
 
-class PromptRows(Sequence[PromptRow]):
+class Rows(Sequence[PromptRow]):
+    """Rows that are found when they are asked for."""
+
+    @abstractmethod
+    def at(self, place: int) -> PromptRow:
+        """The row at a place from 0 on."""
+
+    @overload
+    def __getitem__(self, index: int) -> PromptRow: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[PromptRow]: ...
+
+    def __getitem__(self, index: int | slice) -> PromptRow | list[PromptRow]:
+        """The row at a place, or a list of the rows of a slice."""
+        places = range(len(self))[index]
+        return self.at(places) if isinstance(places, int) else [self.at(place) for place in places]
+
+
+class PromptRows(Rows):
     """The rows of a JSON Lines file, each read from the file when it is asked for: a million prompts are 16 MB here.
 
     Every row is read once at first, so that a malformed one is told before anything else happens. The file must not
@@ -69,17 +89,8 @@ class PromptRows(Sequence[PromptRow]):
         """How many rows there are."""
         return len(self._offsets)
 
-    @overload
-    def __getitem__(self, index: int) -> PromptRow: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[PromptRow]: ...
-
-    def __getitem__(self, index: int | slice) -> PromptRow | list[PromptRow]:
-        """The row at a place, or a list of the rows of a slice."""
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        place = range(len(self))[index]
+    def at(self, place: int) -> PromptRow:
+        """See Rows."""
         with self._unchanged() as file:
             file.seek(self._offsets[place])
             return self._row(place, file.readline())
@@ -107,7 +118,7 @@ class PromptRows(Sequence[PromptRow]):
             yield file
 
 
-class JoinedRows(Sequence[PromptRow]):
+class JoinedRows(Rows):
     """Several sequences of rows as one, without a copy of them."""
 
     def __init__(self, *parts: Sequence[PromptRow]) -> None:
@@ -117,22 +128,13 @@ class JoinedRows(Sequence[PromptRow]):
         """Rows of all parts."""
         return sum(len(part) for part in self._parts)
 
-    @overload
-    def __getitem__(self, index: int) -> PromptRow: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[PromptRow]: ...
-
-    def __getitem__(self, index: int | slice) -> PromptRow | list[PromptRow]:
-        """The row at a place of the whole, or a list of the rows of a slice."""
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        place = range(len(self))[index]
+    def at(self, place: int) -> PromptRow:
+        """See Rows."""
         for part in self._parts:
             if place < len(part):
                 return part[place]
             place -= len(part)
-        raise IndexError(index)
+        raise IndexError(place)
 
     def __iter__(self) -> Iterator[PromptRow]:
         """Every row, part after part."""

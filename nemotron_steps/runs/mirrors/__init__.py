@@ -6,25 +6,15 @@ A mirror that cannot write never stops a run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.resolver.plan import Plan
+from nemotron_steps.runs.mirrors.base import Mirror
 from nemotron_steps.runs.run_folder import RunFolder
-from nemotron_steps.runs.tracker import Record
 
 if TYPE_CHECKING:
     from nemotron_steps.config.mirrors import MirrorSettings
-
-
-class Mirror(Protocol):
-    """A listener that is closed at the end of the run, however it ended."""
-
-    def __call__(self, record: Record) -> None:
-        """Mirror one record."""
-
-    def close(self) -> None:
-        """Write what is left. Also called for a run that was interrupted."""
 
 
 def mirrors(

@@ -7,7 +7,6 @@ which run and step it is, what it read (`input.PORT`) and what it made (`output.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 from collections import deque
@@ -15,16 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.resolver.plan import Plan
-from nemotron_steps.runs.mirrors.leaves import leaves
+from nemotron_steps.runs.mirrors.base import Mirror, leaves, package
 from nemotron_steps.runs.run_folder import RunFolder
 from nemotron_steps.runs.tracker import Record
 
 if TYPE_CHECKING:
     from nemotron_steps.config.mirrors import MlflowSettings
-
-logger = logging.getLogger(__name__)
 
 _SAMPLES = 2000
 """Samples of a step at most, the latest kept."""
@@ -42,11 +38,10 @@ _ENVIRONMENT = {
 """Where the environment does not say otherwise."""
 
 
-class MlflowMirror:
-    """A listener. A store that cannot be reached never stops a run: the mirror says so in the log and goes quiet.
+class MlflowMirror(Mirror):
+    """See Mirror. Raises UnsupportedError if the mlflow package is not installed."""
 
-    Raises UnsupportedError if the mlflow package is not installed.
-    """
+    target = "MLflow"
 
     def __init__(
         self,
@@ -58,44 +53,18 @@ class MlflowMirror:
     ) -> None:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        try:
-            import mlflow
-        except ImportError as error:
-            raise UnsupportedError(
-                "env.toml has an [mlflow] table and the mlflow package is not installed",
-                where="[mlflow]",
-                found=str(error),
-                hints=("pip install 'nemotron-steps[mlflow]'",),
-            ) from error
-        self._mlflow: Any = mlflow
+        self._mlflow = package("mlflow", "mlflow")
         self._settings = settings
         self._folder = folder
         self._plan = plan
         self._store = store
         self._redact = redact
         self._client: Any = None
-        self._run = ""
         self._index = 0
         self._samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES)
 
-    def __call__(self, record: Record) -> None:
-        """Mirror one record."""
-        handler = getattr(self, f"_on_{record['kind']}", None)
-        if handler is not None and (record["kind"] == "step_started" or self._run):
-            self._trying(lambda: handler(record))
-
-    def close(self) -> None:
-        """End an MLflow run that is still open: the step was interrupted."""
-        if self._run:
-            self._trying(lambda: self._finish("KILLED"))
-
-    def _trying(self, mirror: Callable[[], None]) -> None:
-        try:
-            mirror()
-        # Of every class: MLflow passes on what a store raises (botocore's, sqlalchemy's, a driver's ImportError).
-        except Exception as error:
-            logger.warning("the MLflow mirror stops here, the run goes on: %s (%s)", error, type(error).__name__)
-            self._run = ""
+    def _interrupt(self) -> None:
+        self._finish("KILLED")
 
     def _on_step_started(self, record: Record) -> None:
         planned = self._plan.step(record["step"])
@@ -156,7 +125,7 @@ class MlflowMirror:
         self._client.set_tag(self._run, _key(name), value[:_VALUE_CHARACTERS])
 
     def _finish(self, status: str) -> None:
-        run, self._run = self._run, ""
+        run, self._run = self._run, None
         try:
             if self._samples:
                 lines = (json.dumps(sample, ensure_ascii=False) for sample in self._samples)

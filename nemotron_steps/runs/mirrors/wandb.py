@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import UnknownNameError, UnsupportedError
+from nemotron_steps.errors import UnknownNameError
 from nemotron_steps.resolver.plan import Plan
+from nemotron_steps.runs.mirrors.base import Mirror, package
 from nemotron_steps.runs.run_folder import RunFolder
 from nemotron_steps.runs.tracker import Record
 
@@ -32,11 +33,10 @@ _SAMPLES = 2000
 """Rows of a step's table of samples at most, the latest kept: W&B draws no larger ones."""
 
 
-class WandbMirror:
-    """A listener. W&B being unreachable never stops a run: the mirror says so in the log and goes quiet.
+class WandbMirror(Mirror):
+    """See Mirror. Raises UnsupportedError if the wandb package is not installed."""
 
-    Raises UnsupportedError if the wandb package is not installed.
-    """
+    target = "W&B"
 
     def __init__(
         self,
@@ -46,44 +46,16 @@ class WandbMirror:
         store: ArtifactStore,
         redact: Callable[[Any], Any],
     ) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise UnsupportedError(
-                "env.toml has a [wandb] table and the wandb package is not installed",
-                where="[wandb]",
-                hints=("pip install 'nemotron-steps[wandb]'",),
-            ) from error
-        self._wandb: Any = wandb
+        self._wandb = package("wandb", "wandb")
         self._settings = settings
         self._folder = folder
         self._plan = plan
         self._store = store
         self._redact = redact
-        self._run: Any = None
         self._samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES)
 
-    def __call__(self, record: Record) -> None:
-        """Mirror one record."""
-        handler = getattr(self, f"_on_{record['kind']}", None)
-        if handler is None or (record["kind"] != "step_started" and self._run is None):
-            return
-        self._trying(lambda: handler(record))
-
-    def close(self) -> None:
-        """End a W&B run that is still open: the step was interrupted."""
-        if self._run is not None:
-            self._trying(lambda: self._finish(130))
-
-    def _trying(self, mirror: Callable[[], None]) -> None:
-        try:
-            mirror()
-        except Exception as error:  # of every class: W&B checks what it is given with ValueError and TypeError
-            text = f"the W&B mirror stops here, the run goes on: {error} ({type(error).__name__})"
-            if "API key" in str(error):
-                text += "; hint: export WANDB_MODE=offline   # `wandb sync` sends it later"
-            logger.warning(text)
-            self._run = None
+    def _interrupt(self) -> None:
+        self._finish(130)
 
     def _on_step_started(self, record: Record) -> None:
         planned = self._plan.step(record["step"])

@@ -17,7 +17,7 @@ from nemotron_steps.artifacts.models import Artifact, Edge
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.mirrors import MlflowSettings, TensorBoardSettings, WandbSettings
 from nemotron_steps.errors import UnknownNameError
-from nemotron_steps.runs.mirrors.leaves import leaves
+from nemotron_steps.runs.mirrors.base import leaves
 from nemotron_steps.runs.mirrors.mlflow import MlflowMirror
 from nemotron_steps.runs.mirrors.tensorboard import TensorBoardMirror
 from nemotron_steps.runs.mirrors.wandb import WandbMirror

@@ -1,0 +1,75 @@
+"""What mirrors share: they go quiet where they cannot write, and what they write has flat names."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from typing import Any, ClassVar
+
+from nemotron_steps.errors import UnsupportedError
+from nemotron_steps.runs.tracker import Record
+
+logger = logging.getLogger(__name__)
+
+
+class Mirror(ABC):
+    """A listener that is closed at the end of the run, however it ended.
+
+    What cannot be written never stops a run: the mirror says so in the log and goes quiet.
+    """
+
+    target: ClassVar[str]
+    """What it writes to."""
+    _run: Any = None
+    """What is open there for a step."""
+
+    def __call__(self, record: Record) -> None:
+        """Mirror one record."""
+        handler = getattr(self, f"_on_{record['kind']}", None)
+        if handler is not None and (record["kind"] == "step_started" or self._run is not None):
+            self._trying(lambda: handler(record))
+
+    def close(self) -> None:
+        """Write what is left. Also called for a run that was interrupted."""
+        if self._run is not None:
+            self._trying(self._interrupt)
+
+    @abstractmethod
+    def _interrupt(self) -> None:
+        """End what is open, as interrupted."""
+
+    def _trying(self, mirror: Callable[[], None]) -> None:
+        try:
+            mirror()
+        # Of every class: their clients raise ValueError and TypeError, and what their stores raise (botocore's,
+        # sqlalchemy's, a driver's ImportError).
+        except Exception as error:
+            text = f"the {self.target} mirror stops here, the run goes on: {error} ({type(error).__name__})"
+            if "API key" in str(error):
+                text += "; hint: export WANDB_MODE=offline   # `wandb sync` sends it later"
+            logger.warning(text)
+            self._run = None
+
+
+def package(name: str, table: str) -> Any:
+    """The module that a table of env.toml needs. UnsupportedError if it is not installed."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise UnsupportedError(
+            f"the [{table}] table of env.toml needs the package {name}, which is not installed",
+            where=f"[{table}]",
+            found=str(error),
+            hints=(f"pip install 'nemotron-steps[{table}]'",),
+        ) from error
+
+
+def leaves(value: Any, path: str, separator: str) -> Iterator[tuple[str, Any]]:
+    """(joined keys, value) of everything below a mapping, however deep; `path` is the name of the value itself."""
+    if isinstance(value, Mapping) and value:
+        for name, item in value.items():
+            yield from leaves(item, f"{path}{separator}{name}" if path else str(name), separator)
+    elif path:
+        yield path, value
