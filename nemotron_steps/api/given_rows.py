@@ -72,7 +72,7 @@ def _rows(dataset: Any, argument: str) -> Iterator[Any]:
     if hasattr(dataset, "itertuples") and hasattr(dataset, "columns"):  # pandas
         names = [str(name) for name in dataset.columns]
         for values in dataset.itertuples(index=False, name=None):
-            yield dict(zip(names, values, strict=True))
+            yield without_padding(dict(zip(names, values, strict=True)))
     elif hasattr(dataset, "__arrow_c_stream__"):  # polars, pyarrow, duckdb
         yield from _arrow_rows(dataset, argument)
     elif isinstance(dataset, Iterable):
@@ -136,6 +136,8 @@ def _cell(value: Any, where: str) -> Any:
         return {str(key): _cell(item, where) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_cell(item, where) for item in value]
+    if callable(getattr(value, "model_dump", None)):  # pydantic, as OpenAI's messages
+        return _cell(value.model_dump(), where)
     if callable(getattr(value, "tolist", None)):  # numpy
         return _cell(value.tolist(), where)
     if type(value).__name__ in ("NAType", "NaTType"):  # pandas; its missing date has an isoformat

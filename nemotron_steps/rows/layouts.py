@@ -23,10 +23,12 @@ from typing import Any
 from nemotron_steps.errors import DataError
 from nemotron_steps.rows.lines import Row, shown_fields
 from nemotron_steps.rows.messages import (
+    MEDIA,
     Message,
     Tool,
     decoded,
     flat,
+    is_blank,
     is_list,
     read_messages,
     read_template_kwargs,
@@ -44,10 +46,10 @@ _SYSTEM = ("system", "system_prompt")
 _TOOLS = ("tools", "functions")
 _COMPARED = frozenset({"overall_preference", "conversation_a", "response_a"})
 """HelpSteer 3 and lmarena (steps/data_prep/pair_layouts.py)."""
+_PYTHON = re.compile(r"\s*\[\{'(?:role|from|content)'")
 _NAME = re.compile(r"\w[\w.-]*")
-_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 _READ = frozenset({REQUEST, "prompt", "chosen", "rejected", "context", *CHATS, *QUESTIONS, *ANSWERS, *_TOOLS})
-_SPEAKER = re.compile(r"(?:^\s*|\n\n|\s*### ?)(Human|User|Assistant): ?")
+_SPEAKER = re.compile(r"(?:^\s*|\n\n|\s*### ?)(System|Human|User|Assistant):[ \t]?")
 """Turns of a text, as Anthropic's and Guanaco's sets have them."""
 
 A_PROMPT = (
@@ -98,21 +100,24 @@ def read_chat(row: Mapping[str, Any], where: str) -> Chat:
     Raises:
         DataError: E410.
     """
-    tools, kwargs = _tools(row, where), read_template_kwargs(row.get("chat_template_kwargs"), where)
-    column = _chat_column(row)
+    tools, kwargs = row_tools(row, where), read_template_kwargs(row.get("chat_template_kwargs"), where)
+    column, question = _chat_column(row), _question_column(row)
+    answer = next((name for name in ANSWERS if not is_blank(row.get(name)) and name != question), None)
+    if answer == "completion" and row.get("label") is False:
+        raise wrong("`label` is false: the completion is not one to imitate", where, "label")
     if column is not None:
         messages = _turns(row[column], where, column, tools)
-    elif row.get("text") and not _question_column(row):
+        if messages[-1]["role"] == "user" and answer is not None:
+            messages += _answer(row[answer], where, answer, tools)
+    elif row.get("text") and question is None:
         messages = _transcript(row["text"], where, "text")
+    elif question is None or answer is None:
+        raise _unknown("a chat", A_CHAT, row, where)
     else:
-        question = _question_column(row)
-        answer = next((name for name in ANSWERS if row.get(name) and name != question), None)
-        if question is None or answer is None:
-            raise _unknown("a chat", A_CHAT, row, where)
         messages = [*_question(row, question, where, tools), *_answer(row[answer], where, answer, tools)]
     if not any(message["role"] == "assistant" for message in messages):
         raise wrong("no message is the assistant's: there is nothing to train on", where, column or "")
-    return Chat(_with_system(row, messages, where), tools, kwargs)
+    return Chat(with_system(row, messages, where), tools, kwargs)
 
 
 def read_prompt(row: Mapping[str, Any], where: str, column: str | None = None) -> Chat:
@@ -126,8 +131,8 @@ def read_prompt(row: Mapping[str, Any], where: str, column: str | None = None) -
     """
     if column in (None, REQUEST) and row.get(REQUEST) is not None:
         return read_request(row, where)
-    tools, kwargs = _tools(row, where), read_template_kwargs(row.get("chat_template_kwargs"), where)
-    return Chat(_with_system(row, _asked(row, where, column, tools)[0], where), tools, kwargs)
+    tools, kwargs = row_tools(row, where), read_template_kwargs(row.get("chat_template_kwargs"), where)
+    return Chat(with_system(row, _asked(row, where, column, tools)[0], where), tools, kwargs)
 
 
 def read_pair(row: Mapping[str, Any], where: str) -> Pair:
@@ -136,10 +141,9 @@ def read_pair(row: Mapping[str, Any], where: str) -> Pair:
     Raises:
         DataError: E410.
     """
-    tools, kwargs = _tools(row, where), read_template_kwargs(row.get("chat_template_kwargs"), where)
+    tools, kwargs = row_tools(row, where), read_template_kwargs(row.get("chat_template_kwargs"), where)
     chosen, rejected = (_side(row, side, where, tools) for side in ("chosen", "rejected"))
-    question = "context" if row.get("context") and not row.get("prompt") else _question_column(row)
-    column = question or _chat_column(row)
+    column = _question_column(row) or _chat_column(row) or ("context" if row.get("context") else None)
     shared = _shared(chosen, rejected)
     if column is None:
         prompt = shared
@@ -147,8 +151,10 @@ def read_pair(row: Mapping[str, Any], where: str) -> Pair:
     else:
         whole = column in CHATS
         prompt = _turns(row[column], where, column, tools) if whole else _question(row, column, where, tools)
+        if whole and prompt[-1]["role"] == "assistant" and _said(prompt[-1]) == _said(chosen[-1]):
+            prompt = prompt[:-1]  # the whole chat with its better answer
         systems = {m["content"].strip() for m in (*prompt, *chosen, *rejected) if m["role"] == "system"}
-        if len(systems) > 1 and not whole:
+        if len(systems) > 1:
             raise wrong("the prompt and the answers have different system prompts", where, column)
         prompts, answers = zip(*(_split(prompt, side) for side in (chosen, rejected)), strict=True)
         (prompt, other), (chosen, rejected) = prompts, answers
@@ -156,7 +162,7 @@ def read_pair(row: Mapping[str, Any], where: str) -> Pair:
             raise wrong(
                 "the two answers repeat different prompts", where, "chosen", found=[m["content"] for m in prompt]
             )
-    prompt = _with_system(row, prompt, where) if prompt else prompt
+    prompt = with_system(row, prompt, where) if prompt else prompt
     for side, answer in (("chosen", chosen), ("rejected", rejected)):
         if not answer or answer[0]["role"] not in ("assistant", "tool"):
             begins = f"a message of the {answer[0]['role']}" if answer else "nothing"
@@ -217,15 +223,21 @@ def has_pair(row: Mapping[str, Any]) -> bool:
 
 
 def text_columns(row: Mapping[str, Any]) -> list[str]:
-    """Columns that hold a text, the longest first: the prompt is likely to be one of them. Only those whose name can be
-    pasted as the value of an override."""
-    texts = [name for name, value in row.items() if _NAME.fullmatch(name) and isinstance(value, str) and value.strip()]
-    return sorted(texts, key=lambda name: -len(row[name]))
+    """Columns that hold messages, then texts, the longest first: the prompt is likely to be one of them. Only those
+    whose name can be pasted as the value of an override."""
+    named = {name: value for name, value in row.items() if _NAME.fullmatch(name)}
+    chats = [name for name, value in named.items() if not isinstance(value, str) and is_list(value) and _turned(value)]
+    texts = [name for name, value in named.items() if isinstance(value, str) and value.strip()]
+    return [*chats, *sorted(texts, key=lambda name: -len(row[name]))]
+
+
+def _turned(value: Sequence[Any]) -> bool:
+    return bool(value) and all(isinstance(each, Mapping) and ("role" in each or "from" in each) for each in value)
 
 
 def without_padding(row: Row) -> Row:
     """A row of a columnar file without the nulls in its messages and tools that are there for other rows' values."""
-    return {key: unpadded(value) if key in _READ else value for key, value in row.items()}
+    return {key: unpadded(value, ("arguments",)) if key in _READ else value for key, value in row.items()}
 
 
 def check_packed(row: Mapping[str, Any], where: str) -> None:
@@ -272,16 +284,24 @@ def read_request(row: Mapping[str, Any], where: str) -> Chat:
     metadata = request.get("metadata")
     own = metadata.get("chat_template_kwargs") if isinstance(metadata, Mapping) else None
     kwargs = read_template_kwargs(row.get("chat_template_kwargs") or own, where)
+    beside = decoded(row.get("tools"))
+    schemas = [
+        isinstance(each, Mapping) and ("function" in each or "parameters" in each)
+        for each in (beside if is_list(beside) else ())
+    ]
+    if not tools and schemas and all(schemas):
+        raise wrong(f"the row has tools beside `{REQUEST}`, which offers none", where, "tools")
     given = request.get("input")
-    if isinstance(given, str):
-        if not given.strip():
+    shown = _as_messages(given)
+    if shown is None:
+        if isinstance(given, str) and not given.strip():
             raise wrong("is empty", where, f"{REQUEST}.input")
-        messages: list[Message] = read_messages([{"role": "user", "content": given}], where, f"{REQUEST}.input")
-    else:
-        messages = read_messages(given, where, f"{REQUEST}.input", tools)
+        shown = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    messages = read_messages(shown, where, f"{REQUEST}.input", tools)
     if request.get("instructions"):
         # One system message, as in NeMo-Gym: many templates take no second one.
-        told = [request["instructions"]]
+        own_system = [{"role": "system", "content": request["instructions"]}]
+        told = [read_messages(own_system, where, f"{REQUEST}.instructions")[0]["content"]]
         while messages and messages[0]["role"] == "system":
             told.append(messages.pop(0)["content"])
         messages.insert(0, {"role": "system", "content": "\n\n".join(told)})
@@ -310,28 +330,46 @@ def _asked(
 
 def _question(row: Mapping[str, Any], column: str, where: str, tools: Sequence[Tool]) -> list[Message]:
     """The messages of a prompt's column, with what stands beside an instruction."""
-    given = _as_messages(row[column])
+    text = row[column]
+    given = _as_messages(text, alone=True)
     if given is not None:
         return read_messages(given, where, column, tools)
-    text = row[column]
     if not isinstance(text, str) or not text.strip():
-        raise wrong("the prompt must be a text or a list of messages", where, column, found=text)
+        raise wrong("must be a text or a list of messages", where, column, found=text)
+    _refuse_python(text, where, column)
+    if _is_transcript(text):
+        turns = _transcript(text, where, column)
+        return turns[:-1] if turns[-1]["role"] == "assistant" and not turns[-1]["content"] else turns
     messages: list[Message] = []
-    if column == "instruction":
-        more = row.get("input") or row.get("context")
-        text = f"{text}\n\n{more}" if isinstance(more, str) and more.strip() else text
-        for said in row.get("history") or ():
-            if not is_list(said) or len(said) != 2:
-                raise wrong("must be a list of [question, answer]", where, "history", found=said)
-            messages += [
-                {"role": role, "content": each} for role, each in zip(("user", "assistant"), said, strict=True)
-            ]
+    for said in decoded(row.get("history")) or ():
+        if not is_list(said) or len(said) != 2:
+            raise wrong("must be a list of [question, answer]", where, "history", found=said)
+        messages += [{"role": role, "content": each} for role, each in zip(("user", "assistant"), said, strict=True)]
+    for name in {"instruction": ("input", "context"), "question": ("context",)}.get(column, ()):
+        more = row.get(name)
+        if is_blank(more):
+            continue
+        if not isinstance(more, str | int | float):
+            raise wrong("must be a text beside a question", where, name, found=more)
+        text = text if str(more) in text else f"{text}\n\n{more}"
+    told = (
+        _turns(row[column_of_chat], where, column_of_chat, tools)[:2] if (column_of_chat := _chat_column(row)) else []
+    )
+    if (
+        column == "prompt"
+        and len(told) == 2
+        and told[0]["role"] == "system"
+        and told[1]["content"].strip() == text.strip()
+    ):
+        messages.insert(0, told[0])  # the system prompt of a chat that begins with this question
     return read_messages([*messages, {"role": "user", "content": text}], where, column, tools)
 
 
 def _answer(value: Any, where: str, column: str, tools: Sequence[Tool]) -> list[Message]:
     """The messages of an answer's column: a text, a message or messages, or calls as JSON text."""
+    _refuse_python(value, where, column)
     calls = decoded(value) if tools else None
+    calls = [calls] if isinstance(calls, Mapping) and "arguments" in calls else calls
     if is_list(calls) and calls and all(isinstance(each, Mapping) and "arguments" in each for each in calls):
         return read_messages([{"role": "assistant", "tool_calls": calls}], where, column, tools)
     given = _as_messages(value)
@@ -342,14 +380,31 @@ def _answer(value: Any, where: str, column: str, tools: Sequence[Tool]) -> list[
     return read_messages([{"role": "assistant", "content": value}], where, column, tools)
 
 
-def _as_messages(value: Any) -> Any:
-    """What is meant to be messages: a list, an object, or messages as JSON text; None for any other text."""
+def _refuse_python(value: Any, where: str, column: str) -> None:
+    """pandas writes lists into a CSV as Python does, which nothing reads back safely."""
+    if isinstance(value, str) and _PYTHON.match(value):
+        raise wrong("is messages as Python writes them", where, column, expected="JSON text", found=value)
+
+
+def _as_messages(value: Any, *, alone: bool = False) -> Any:
+    """What is meant to be messages: a list, an object, or messages as JSON text; None for any other text.
+
+    Args:
+        alone: a single message as JSON text is one, too.
+    """
     if not isinstance(value, str):
         return [value] if isinstance(value, Mapping) else value if is_list(value) else None
     given = decoded(value)
-    shapes = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"})
-    whole = is_list(given) and given and all(isinstance(each, Mapping) for each in given)
-    return given if whole and all(any(shape <= each.keys() for shape in shapes) for each in given) else None
+    given = [given] if alone and isinstance(given, Mapping) else given
+    shapes = ({"role", "content"}, {"role", "tool_calls"}, {"role", "function_call"}, {"from", "value"})
+    items = ("reasoning", "function_call", "function_call_output")
+
+    def is_message(each: Any) -> bool:
+        return isinstance(each, Mapping) and (
+            any(shape <= each.keys() for shape in shapes) or each.get("type") in items
+        )
+
+    return given if is_list(given) and given and all(map(is_message, given)) else None
 
 
 def _turns(value: Any, where: str, column: str, tools: Sequence[Tool]) -> list[Message]:
@@ -357,7 +412,9 @@ def _turns(value: Any, where: str, column: str, tools: Sequence[Tool]) -> list[M
     given = decoded(value)
     if isinstance(given, str):
         return _transcript(given, where, column)
-    if is_list(given) and given and all(isinstance(each, str) for each in given):
+    if is_list(given) and given and all(isinstance(each, str) and isinstance(decoded(each), Mapping) for each in given):
+        given = [decoded(each) for each in given]
+    elif is_list(given) and given and all(isinstance(each, str) for each in given):
         given = [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(given)]
     elif (
         is_list(given)
@@ -371,8 +428,8 @@ def _turns(value: Any, where: str, column: str, tools: Sequence[Tool]) -> list[M
 
 def _transcript(text: Any, where: str, column: str) -> list[Message]:
     """The turns of a text that names who speaks."""
-    _, *parts = _SPEAKER.split(text) if isinstance(text, str) else ("",)
-    if not parts:
+    before, *parts = _SPEAKER.split(text) if isinstance(text, str) else ("",)
+    if not parts or before.strip():
         raise wrong(
             "plain text has no turns: a trainer of chats cannot tell what is an answer",
             where,
@@ -381,7 +438,8 @@ def _transcript(text: Any, where: str, column: str) -> list[Message]:
             found=text,
         )
     said = zip(parts[::2], parts[1::2], strict=True)
-    turns = [{"role": "assistant" if who == "Assistant" else "user", "content": each.strip()} for who, each in said]
+    roles = {"System": "system", "Assistant": "assistant"}
+    turns = [{"role": roles.get(who, "user"), "content": each.strip()} for who, each in said]
     return read_messages(turns, where, column)
 
 
@@ -389,8 +447,12 @@ def _side(row: Mapping[str, Any], side: str, where: str, tools: Sequence[Tool]) 
     value = row.get(side)
     if value is None or value == "" or value == []:
         raise wrong(f"the row has no {side} answer", where, side, expected=f"a row like {A_PAIR}")
-    text = isinstance(value, str) and _question_column(row) is None and not row.get("context")
-    return _transcript(value, where, side) if text and _SPEAKER.match(value) else _answer(value, where, side, tools)
+    return _transcript(value, where, side) if _is_transcript(value) else _answer(value, where, side, tools)
+
+
+def _is_transcript(value: Any) -> bool:
+    """Whether a text is turns of a person and an assistant, from its beginning."""
+    return isinstance(value, str) and _SPEAKER.match(value) is not None and {"Assistant"} < {*_SPEAKER.findall(value)}
 
 
 def _shared(chosen: Sequence[Message], rejected: Sequence[Message]) -> list[Message]:
@@ -413,9 +475,14 @@ def _split(prompt: list[Message], side: list[Message]) -> tuple[list[Message], l
     # A prompt in one text, before answers that are whole chats: what they repeat is the prompt, if that text is in it.
     if len(prompt) == 1 and len(side) > 2 and side[0]["role"] in ("system", "user"):
         last = max(place for place, message in enumerate(side) if message["role"] == "user")
-        users = [m["content"].strip() for m in side[: last + 1] if m["role"] == "user"]
-        if prompt[0]["content"].strip() in users or all(text in prompt[0]["content"] for text in users):
-            return side[: last + 1], side[last + 1 :]
+        own, text = side[: last + 1], prompt[0]["content"].strip()
+        users = [m["content"].strip() for m in own if m["role"] == "user"]
+        if text in (users[0], users[-1]) or all(m["content"].strip() in text for m in own):
+            return own, side[last + 1 :]
+    if len(prompt) == len(side) == 1 and len(prompt[0]["content"].split()) > 2:  # texts that begin with it
+        before, begins, after = side[0]["content"].partition(prompt[0]["content"])
+        if begins and not before.strip() and after.strip():
+            return prompt, [{**side[0], "content": after.lstrip()}]
     return prompt, side
 
 
@@ -424,14 +491,16 @@ def _said(message: Message) -> tuple[str, str, str, str]:
     return message["role"], message["content"].strip(), message.get("reasoning_content", "").strip(), repr(calls)
 
 
-def _with_system(row: Mapping[str, Any], messages: list[Message], where: str) -> list[Message]:
+def with_system(row: Mapping[str, Any], messages: list[Message], where: str) -> list[Message]:
     """The messages after the row's own system prompt."""
-    name = next((name for name in _SYSTEM if isinstance(row.get(name), str) and row[name].strip()), None)
-    if name is None:
-        return messages
-    first = messages[0]
-    if first["role"] == "system":
-        if first["content"].strip() != row[name].strip():
+    for name in _SYSTEM:
+        if is_blank(row.get(name)) or (isinstance(row[name], str) and not row[name].strip()):
+            continue
+        given = row[name] if isinstance(row[name], Mapping) and "content" in row[name] else {"content": row[name]}
+        (told,) = read_messages([{**given, "role": "system"}], where, name)
+        if messages[0]["role"] != "system":
+            messages = [told, *messages]
+        elif messages[0]["content"].strip() != told["content"].strip():
             raise wrong(
                 f"the messages begin with another system prompt than the column `{name}` has",
                 where,
@@ -439,16 +508,18 @@ def _with_system(row: Mapping[str, Any], messages: list[Message], where: str) ->
                 expected="one system prompt",
                 found=row[name],
             )
-        return messages
-    return [*read_messages([{"role": "system", "content": row[name]}], where, name), *messages]
+    return messages
 
 
-def _tools(row: Mapping[str, Any], where: str) -> list[Tool]:
-    for name in _MEDIA:
-        if row.get(name):
+def row_tools(row: Mapping[str, Any], where: str) -> list[Tool]:
+    """The tools of a row's own columns. DataError for one that has pictures or sound beside its texts."""
+    for name in MEDIA:
+        if not is_blank(decoded(row.get(name))):
             raise wrong(f"the row has {name}, and models here read text alone", where, name)
-    found = [(name, read_tools(row[name], where, name)) for name in _TOOLS if row.get(name)]
-    return found[0][1] if found else []
+    found = [tools for name in _TOOLS if (tools := read_tools(row.get(name), where, name))]
+    if len(found) > 1 and found[0] != found[1]:
+        raise wrong("the row has other `functions` than `tools`", where, "functions")
+    return found[0] if found else []
 
 
 def _chat_column(row: Mapping[str, Any]) -> str | None:

@@ -24,24 +24,25 @@ Tool = dict[str, Any]
 
 ROLES = {
     "human": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bot": "assistant",
-    "model": "assistant",
+    **dict.fromkeys(("gpt", "chatgpt", "bot", "model", "ai"), "assistant"),
+    **{role: role for role in ("system", "user", "assistant", "tool")},
     "developer": "system",
-    "function": "tool",
-    "observation": "tool",
-    "tool_response": "tool",
-    "function_response": "tool",
+    **dict.fromkeys(("function", "observation", "tool_response", "function_response", "ipython"), "tool"),
     "function_call": "assistant",
     "tool_call": "assistant",
 }
-"""Roles of others → of chat templates; any other stays as it is."""
+"""Roles of others, in any case → of chat templates; any other stays as it is."""
 _CALLING = ("function_call", "tool_call")
 """ShareGPT's roles of a turn whose value is a call, or a list of calls, as JSON text."""
-_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal"})
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "refusal"})
+_THOUGHT_PARTS = frozenset({"thinking", "reasoning", "reasoning_text"})
+MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+_ARGUMENTS = ("arguments", "parameters", "args", "input")
+"""Keys of a call's arguments: OpenAI's, Llama 3.1's, LangChain's, Anthropic's."""
+_NOTHING = (None, "", "null", "[]", "{}")
+_CONTENT = ("content", "value", "text")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
-_READ = frozenset({"role", "from", "content", "value", "tool_calls", "function_call", "refusal", *_REASONING})
+_READ = frozenset({"role", "from", *_CONTENT, "tool_calls", "function_call", "refusal", "train", "loss", *_REASONING})
 _PLACE = re.compile(r"\[\d+\]")
 _OF_ITEMS = frozenset({"type", "status", "id"})
 """What a message of the Responses API has besides."""
@@ -102,7 +103,7 @@ def read_messages(
         item = {key: each for key, each in item.items() if each is not None}
         kind = item.get("type", "message")
         if kind == "reasoning":
-            reasoning += _text(item.get("summary") or item.get("content", ""), where, at)[0]
+            reasoning += "".join(_text(item.get("summary") or item.get("content", ""), where, at))
             continue
         if kind == "function_call":
             call = _call(item, where, at, tools)
@@ -121,10 +122,13 @@ def read_messages(
                 at,
                 expected="message, reasoning, function_call or function_call_output",
             )
-        if reasoning:
-            if messages[-1]["role"] == "assistant":
-                messages[-1].setdefault("reasoning_content", reasoning)
-            reasoning = ""
+        if reasoning and messages[-1]["role"] == "assistant":
+            messages[-1].setdefault("reasoning_content", reasoning)
+        elif reasoning:
+            messages.insert(-1, {"role": "assistant", "content": "", "reasoning_content": reasoning})
+        reasoning = ""
+    if reasoning:
+        messages.append({"role": "assistant", "content": "", "reasoning_content": reasoning})
     for place, message in enumerate(messages, start):
         _require_utf8(message, where, f"{field}[{place}]")
     return messages
@@ -137,9 +141,9 @@ def read_tools(value: Any, where: str, field: str) -> list[Tool]:
     Raises:
         DataError: E410.
     """
-    tools = decoded(value)
-    if tools is None or tools == "":
+    if value in _NOTHING:
         return []
+    tools = decoded(value)
     if isinstance(tools, Mapping):
         tools = [tools]
     if not is_list(tools):
@@ -149,17 +153,16 @@ def read_tools(value: Any, where: str, field: str) -> list[Tool]:
         at = f"{field}[{place}]"
         tool = decoded(given)
         kind = tool.get("type") if isinstance(tool, Mapping) else None
-        if isinstance(tool, Mapping) and kind not in (None, "function") and "name" not in tool:
+        if kind not in (None, "function"):
             raise wrong(f"tools of type '{kind}' cannot be offered", where, at, expected='"type": "function"')
         function = decoded(tool.get("function") or tool) if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
             raise wrong("a tool must be an object with a name", where, at, found=given)
-        shown = {
-            key: _unpadded_schema(decoded(each) if key == "parameters" else each) for key, each in function.items()
-        }
-        for key in ("type", "strict"):
-            shown.pop(key, None)
-        read.append({"type": "function", "function": {key: each for key, each in shown.items() if each is not None}})
+        shown = {key: each for key, each in function.items() if key not in ("type", "strict") and each is not None}
+        schema = shown.pop("input_schema", shown.get("parameters"))  # Anthropic's name for it
+        if schema is not None:
+            shown["parameters"] = _unpadded_schema(decoded(schema))
+        read.append({"type": "function", "function": shown})
         _require_utf8(read[-1], where, at)
     return read
 
@@ -186,11 +189,16 @@ def texts_of(message: Mapping[str, Any]) -> str:
     return "\n".join(part for part in (message["content"], *made) if part)
 
 
-def unpadded(value: Any) -> Any:
-    """A value of a columnar file without the keys that are null: they are there because another row has them."""
+def unpadded(value: Any, kept: Sequence[str] = ()) -> Any:
+    """A value of a columnar file without the keys that are null: they are there because another row has them.
+
+    Args:
+        kept: keys whose values stay as they are.
+    """
     if isinstance(value, Mapping):
-        return {key: unpadded(each) for key, each in value.items() if each is not None}
-    return [unpadded(each) for each in value] if is_list(value) else value
+        some = ((key, each) for key, each in value.items() if each is not None)
+        return {key: each if key in kept else unpadded(each, kept) for key, each in some}
+    return [unpadded(each, kept) for each in value] if is_list(value) else value
 
 
 def written(messages: Sequence[Message]) -> list[Message]:
@@ -210,31 +218,49 @@ def _message(item: Mapping[str, Any], where: str, at: str, tools: Sequence[Tool]
     if not isinstance(named, str) or not named:
         raise wrong("a message must have a role", where, at, expected='{"role": "user", "content": ...}', found=item)
     role = ROLES.get(named.lower(), named)
-    given = item.get("content", item.get("value"))
-    calls = item.get("tool_calls") or ([item["function_call"]] if item.get("function_call") else [])
-    if named in _CALLING and not calls:
+    given = next((item[key] for key in _CONTENT if key in item), item.get("output") if role == "tool" else None)
+    calls = item.get("tool_calls")
+    if calls in _NOTHING and isinstance(item.get("function_call"), Mapping) and item["function_call"].get("name"):
+        calls = [item["function_call"]]
+    if named in _CALLING and calls in _NOTHING:
         calls, given = given, ""
-    calls = decoded(calls)
+    calls = [] if calls in _NOTHING else decoded(calls)
     calls = [calls] if isinstance(calls, Mapping) else calls
     if not is_list(calls):
         raise wrong("must be a list of calls", where, f"{at}.tool_calls", found=calls)
+    for name in MEDIA:
+        if not is_blank(item.get(name)):
+            raise wrong(f"a message has {name}, and models here read text alone", where, f"{at}.{name}")
     if role == "tool":
         text, thought = _tool_text("" if given is None else given, where, f"{at}.content"), ""
     else:
-        refusal = item.get("refusal") if not given else None
-        text, thought = _text(given or refusal or "", where, f"{at}.content")
-    reasoning = next((_text(item[key], where, f"{at}.{key}")[0] for key in _REASONING if item.get(key)), thought)
+        said = item.get("refusal", "") if given in (None, "") else given
+        text, thought = _text(said, where, f"{at}.content")
+    reasoning = next(("".join(_text(item[key], where, f"{at}.{key}")) for key in _REASONING if item.get(key)), thought)
     if given is None and not text and not calls and not reasoning and role != "tool":
         raise wrong("has neither `content` nor `tool_calls`", where, at)
+    opened, closed, rest = text.partition("</think>")
+    if reasoning and closed and opened.replace("<think>", "", 1).strip() == reasoning.strip():
+        text = rest  # the reasoning stands in both
     others = {key: each for key, each in item.items() if key not in _READ and not ("type" in item and key in _OF_ITEMS)}
-    if role == "tool" and "call_id" in others:
-        others["tool_call_id"] = others.pop("call_id")
+    if role == "tool":
+        others = {key: each for key, each in others.items() if key not in ("output", "call_id")}
+        others |= _given(tool_call_id=item.get("tool_call_id", item.get("call_id")))
+    if item.get("train", item.get("loss")) is False:  # axolotl's and others' for OpenAI's
+        others["weight"] = 0
     message = {**others, "role": role, "content": text, **_given(reasoning_content=reasoning)}
     if calls:
         message["tool_calls"] = [
             _call(call, where, f"{at}.tool_calls[{place}]", tools) for place, call in enumerate(calls)
         ]
     return message
+
+
+def is_blank(value: Any) -> bool:
+    """Whether a value says nothing: null, empty, or an object of nulls, also as JSON text."""
+    if isinstance(value, Mapping):
+        return all(each is None for each in value.values())
+    return value in _NOTHING or (is_list(value) and not value)
 
 
 def _text(content: Any, where: str, at: str) -> tuple[str, str]:
@@ -251,8 +277,10 @@ def _text(content: Any, where: str, at: str) -> tuple[str, str]:
             continue
         part = {key: each for key, each in part.items() if each is not None} if isinstance(part, Mapping) else {}
         kind = part.get("type", "text" if "text" in part else None)
-        text = part.get("text", part.get("refusal", part.get("thinking")))
-        if kind == "thinking" and isinstance(text, str):
+        text = next((part[key] for key in ("text", "refusal", *_REASONING) if key in part), "")
+        if any(not is_blank(part.get(name)) for name in MEDIA):
+            kind = "image"
+        if kind in _THOUGHT_PARTS and isinstance(text, str):
             thought += text
         elif kind in _TEXT_PARTS and isinstance(text, str):
             said += text
@@ -285,39 +313,46 @@ def _call(value: Any, where: str, at: str, tools: Sequence[Tool] | None) -> dict
     function = decoded(call.get("function") or call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise wrong("a tool call must be an object with a name", where, at, found=value)
-    name, given = function["name"], function.get("arguments")
+    name, given = function["name"], next((function[key] for key in _ARGUMENTS if key in function), None)
     try:
-        arguments = json.loads(given or "{}") if isinstance(given, str) else given or {}
+        arguments = json.loads(given) if isinstance(given, str) and given not in _NOTHING else given
     except (ValueError, RecursionError):
-        arguments = None
+        arguments = given
+    if isinstance(arguments, list) and all(is_list(pair) and len(pair) == 2 for pair in arguments):  # a map of Arrow
+        arguments = {str(key): each for key, each in arguments}
+    arguments = {} if arguments in _NOTHING else arguments
     if not isinstance(arguments, Mapping):
         raise wrong(
             "the arguments of a call must be a JSON object", where, f"{at}.arguments", expected="an object", found=given
         )
     if tools is not None and not isinstance(given, str) and not isinstance(value, str):  # JSON text has no padding
-        nullable = _nullable_arguments(name, tools)
-        arguments = {key: unpadded(each) for key, each in arguments.items() if each is not None or key in nullable}
+        schemas = (tool["function"].get("parameters") for tool in tools if tool["function"]["name"] == name)
+        arguments = _without_padding(arguments, next(schemas, None))
     known = {"type": "function", "function": {"name": name, "arguments": dict(arguments)}}
     return {**known, **_given(id=call.get("call_id") or call.get("id"))}
 
 
-def _nullable_arguments(name: str, tools: Sequence[Tool]) -> set[str]:
-    """Arguments of a tool for which its schema takes null."""
-    for tool in tools:
-        function = tool["function"]
-        schema = function.get("parameters")
-        properties = schema.get("properties") if isinstance(schema, Mapping) else None
-        if function["name"] == name and isinstance(properties, Mapping):
-            return {key for key, each in properties.items() if isinstance(each, Mapping) and _takes_null(each)}
-    return set()
+def _without_padding(value: Any, schema: Any) -> Any:
+    """Arguments without nulls, but where a tool's schema takes one."""
+    schema = schema if isinstance(schema, Mapping) else {}
+    if isinstance(value, Mapping):
+        known = schema.get("properties")
+        of = {key: known.get(key) if isinstance(known, Mapping) else None for key in value}
+        kept = {key: each for key, each in value.items() if each is not None or _takes_null(of[key])}
+        return {key: _without_padding(each, of[key]) for key, each in kept.items()}
+    return [_without_padding(each, schema.get("items")) for each in value] if is_list(value) else value
 
 
-def _takes_null(schema: Mapping[str, Any]) -> bool:
-    kinds = schema.get("type")
-    options = [each for key in ("anyOf", "oneOf") for each in schema.get(key) or () if isinstance(each, Mapping)]
+def _takes_null(schema: Any) -> bool:
+    if not isinstance(schema, Mapping):
+        return False
+    kinds, values = schema.get("type"), schema.get("enum")
+    options = [each for key in ("anyOf", "oneOf") for each in schema.get(key) or ()]
     return (
         kinds == "null"
         or (isinstance(kinds, list) and "null" in kinds)
+        or (isinstance(values, list) and None in values)
+        or ("const" in schema and schema["const"] is None)
         or bool(schema.get("nullable"))
         or any(map(_takes_null, options))
     )

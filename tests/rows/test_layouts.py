@@ -75,6 +75,8 @@ def test_the_table_of_the_docs_says_what_is_read(source: str, row: str, kind: st
     ("row", "asked", "beside"),
     [
         ({"prompt": "1 + 1?", "answer": "2"}, [USER], {}),
+        ({"prompt": "1 + 1?", "messages": [SYSTEM, USER, ASSISTANT]}, [SYSTEM, USER], {}),
+        ({"prompt": json.dumps(USER), "images": "[]", "image": {"bytes": None}}, [USER], {}),
         ({"id": 7, "question": "1 + 1?"}, [USER], {}),
         ({"messages": [SYSTEM, USER, ASSISTANT]}, [SYSTEM, USER], {"completion": "2"}),
         ({"messages": [USER, ASSISTANT], "completion": "two"}, [USER], {"completion": "two"}),
@@ -181,6 +183,39 @@ PAIRS: dict[str, tuple[dict[str, Any], list[Message], list[Message]]] = {
         [USER],
         [ASSISTANT, USER, ASSISTANT],
     ),
+    "the whole chat beside its two ends": (
+        {"messages": [USER, ASSISTANT], "chosen": [USER, ASSISTANT], "rejected": [USER, WRONG]},
+        [USER],
+        [ASSISTANT],
+    ),
+    "a prompt and transcripts": (
+        {
+            "prompt": "1 + 1?",
+            "chosen": "\n\nHuman: 1 + 1?\n\nAssistant: 2",
+            "rejected": "\n\nHuman: 1 + 1?\n\nAssistant: 3",
+        },
+        [USER],
+        [ASSISTANT],
+    ),
+    "a prompt that is turns": (
+        {"prompt": "\n\nHuman: 1 + 1?\n\nAssistant:", "chosen": "2", "rejected": "3"},
+        [USER],
+        [ASSISTANT],
+    ),
+    "texts that begin with the prompt": (
+        {"prompt": "1 + 1?", "chosen": "1 + 1? 2", "rejected": "1 + 1? 3"},
+        [USER],
+        [ASSISTANT],
+    ),
+    "a passage beside the question": (
+        {"question": "1 + 1?", "context": "Sums.", "history": [["a", "b"]], "chosen": "2", "rejected": "3"},
+        [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b"},
+            {"role": "user", "content": "1 + 1?\n\nSums."},
+        ],
+        [ASSISTANT],
+    ),
     "an answer that is JSON": (
         {"prompt": "1 + 1?", "chosen": '{"role": "user"}', "rejected": "[1]"},
         [USER],
@@ -202,6 +237,16 @@ def test_the_prompt_of_a_pair_stands_once(name: str) -> None:
 
 OTHER = {"role": "user", "content": "Who?"}
 REFUSED: list[tuple[Any, dict[str, Any], str, str]] = [
+    (read_prompt, {"prompt": "[{'role': 'user', 'content': 'x'}]"}, "as Python writes them", "prompt"),
+    (read_prompt, {"prompt": "x", "tools": [{"name": "f"}], "functions": [{"name": "g"}]}, "other `functions`",
+     "functions"),
+    (read_prompt, {"prompt": "x", "system": "a", "system_prompt": "b"}, "another system prompt", "system_prompt"),
+    (read_request, {"responses_create_params": {"input": "x"}, "tools": [{"function": {}}]}, "beside", "tools"),
+    (read_chat, {"instruction": "x", "input": [1], "output": "y"}, "must be a text beside a question", "input"),
+    (read_chat, {"text": "A page.\n\nUser: x\n\nAssistant: y"}, "plain text has no turns", "text"),
+    (read_chat, {"prompt": "x", "completion": "y", "label": False}, "not one to imitate", "label"),
+    (read_pair, {"messages": [SYSTEM, USER], "chosen": [{**SYSTEM, "content": "b"}, USER, ASSISTANT],
+                 "rejected": [WRONG]}, "different system prompts", "messages"),
     (read_prompt, {"text": "1 + 1?", "id": "a"}, "nothing in the row is a prompt", ""),
     (read_prompt, {"prompt": [{"role": "user"}]}, "has neither `content` nor `tool_calls`", "prompt[0]"),
     (read_prompt, {"prompt": 5}, "must be a text or a list of messages", "prompt"),

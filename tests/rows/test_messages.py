@@ -12,7 +12,11 @@ from nemotron_steps.errors import DataError
 from nemotron_steps.rows.messages import read_messages, read_tools, texts_of, unpadded, written
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-NULLABLE = {"b": {"type": ["string", "null"]}, "c": {"anyOf": [{"type": "null"}]}}
+NULLABLE = {
+    "b": {"type": ["string", "null"]},
+    "c": {"anyOf": [{"type": "null"}]},
+    "d": {"properties": {"f": {"enum": ["x", None]}}},
+}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": NULLABLE}}}]
 
 
@@ -48,12 +52,40 @@ MESSAGES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
     ),
     "calls as text": ([said(tool_calls='[{"name": "f", "arguments": {"a": 1}}]')], [said(tool_calls=[CALL])]),
     "padded arguments": (
-        [said(tool_calls=[{"name": "f", "arguments": {"a": 1, "x": None, "b": None, "c": None, "d": {"e": None}}}])],
-        [said(tool_calls=[called({"a": 1, "b": None, "c": None, "d": {}})])],
+        [said(tool_calls=[called({"a": 1, "x": None, "b": None, "c": None, "d": {"e": None, "f": None}})])],
+        [said(tool_calls=[called({"a": 1, "b": None, "c": None, "d": {"f": None}})])],
     ),
     "null in arguments as text": (
         [said(tool_calls=[{"name": "f", "arguments": '{"x": null}'}])],
         [said(tool_calls=[called({"x": None})])],
+    ),
+    "arguments of others": (
+        [said(tool_calls=[{"name": "f", key: {"a": 1}} for key in ("parameters", "args", "input")])],
+        [said(tool_calls=[CALL] * 3)],
+    ),
+    "a map of Arrow, and none": (
+        [said(tool_calls=[{"name": "f", "arguments": [["a", 1]]}, {"name": "f", "arguments": "null"}])],
+        [said(tool_calls=[CALL, called({})])],
+    ),
+    "a function_call of nulls": (
+        [{"role": "User", "content": "x", "function_call": {"name": None, "arguments": None}, "tool_calls": "null"}],
+        [{"role": "user", "content": "x"}],
+    ),
+    "content under other names": (
+        [{"role": "tool", "output": "1"}, {"role": "AI", "text": "x", "train": False}],
+        [{"role": "tool", "content": "1"}, said(content="x", weight=0)],
+    ),
+    "parts of thought, and a text that is null": (
+        [said(content=[{"type": "reasoning_text", "text": "r"}, {"type": "text", "text": None}, "x"])],
+        [said(content="x", reasoning_content="r")],
+    ),
+    "reasoning in both places": (
+        [said(content="<think>r</think>x", reasoning_content="r")],
+        [said(content="x", reasoning_content="r")],
+    ),
+    "reasoning that nothing follows": (
+        [{"type": "reasoning", "summary": ["r"]}, {"role": "user", "content": "x"}],
+        [said(reasoning_content="r"), {"role": "user", "content": "x"}],
     ),
     "a tool's value": ([{"role": "tool", "content": {"t": 21}}], [{"role": "tool", "content": '{"t": 21}'}]),
     "a tool's list": ([{"role": "function", "content": [1, 2]}], [{"role": "tool", "content": "[1, 2]"}]),
@@ -99,6 +131,9 @@ def test_messages_are_read_and_reading_them_again_changes_nothing(name: str) -> 
         ({"role": "user", "content": [{"type": "image", "image": "x"}]}, "content of type 'image'", ".content[0]"),
         ({"role": "user", "content": [{"type": "input_audio"}]}, "content of type 'input_audio'", ".content[0]"),
         ({"role": "user", "content": [5]}, "must be a text", ".content[0]"),
+        ({"from": "gpt", "value": 0}, "must be a text or a list of parts", ".content"),
+        ({"role": "user", "content": "x", "images": ["y"]}, "models here read text alone", ".images"),
+        ({"role": "user", "content": [{"text": "x", "image": "y"}]}, "content of type 'image'", ".content[0]"),
         ({"role": "assistant", "tool_calls": [{"function": {}}]}, "must be an object with a name", ".tool_calls[0]"),
         (said(tool_calls=[{"name": "f", "arguments": "{"}]), "must be a JSON object", ".tool_calls[0].arguments"),
         (said(tool_calls=[{"name": "f", "arguments": [1]}]), "must be a JSON object", ".tool_calls[0].arguments"),
@@ -131,6 +166,9 @@ NESTED = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
         ([{"type": "function", "name": "f", "parameters": SCHEMA, "strict": True}], [NESTED]),
         ([{"name": "f", "parameters": SCHEMA, "description": None}], [NESTED]),
         ({"function": {"name": "f", "parameters": json.dumps(SCHEMA)}}, [NESTED]),
+        ([{"name": "f", "input_schema": SCHEMA}], [NESTED]),
+        ("null", []),
+        ("{}", []),
         ('[{"name": "f"}]', [{"type": "function", "function": {"name": "f"}}]),
         (['{"name": "f"}'], [{"type": "function", "function": {"name": "f"}}]),
         ([padded({"city": {"type": "string", "default": None, "enum": None}, "a": None})],
@@ -149,6 +187,7 @@ def test_tools_are_read(given: Any, read: list[Any]) -> None:
         ([{}], "must be an object with a name"),
         (["x"], "must be an object with a name"),
         ([{"type": "web_search"}], "tools of type 'web_search'"),
+        ([{"type": "bash_20250124", "name": "bash"}], "tools of type 'bash_20250124'"),
         ([{"type": "function", "function": {"name": ""}}], "must be an object with a name"),
         ([{"name": "\ud83d"}], "half of a surrogate pair"),
     ],

@@ -14,6 +14,7 @@ from nemotron_steps.environments.judged.genrm_messages import comparison_message
 from nemotron_steps.environments.responses import split_reasoning
 from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.rows.lines import Row
+from nemotron_steps.rows.messages import texts_of
 from nemotron_steps.steps.data_prep.blends.row_work import RowFunction, RowLeftOut
 from nemotron_steps.steps.data_prep.pair_layouts import answer_pair
 
@@ -44,7 +45,8 @@ class ComparisonWork:
         answers = [split_reasoning(answer)[1] for answer in (pair.answer_1, pair.answer_2)]
         shown = ["" if is_contentless(answer) else answer for answer in answers]
         principle = pair.principle or self.config.principle
-        asked = comparison_messages(pair.conversation, shown[0], shown[1], principle, self.config.layout)
+        talk = [{"role": m["role"], "content": texts_of(m)} for m in pair.conversation]
+        asked = comparison_messages(talk, shown[0], shown[1], principle, self.config.layout)
         reply = verdict_text(*_scores(row, pair.preference, where), RANKINGS[pair.preference])
         return [{"messages": [*asked, {"role": "assistant", "content": reply}], "preference": pair.preference}]
 

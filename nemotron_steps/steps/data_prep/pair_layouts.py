@@ -8,17 +8,19 @@ lmarena       conversation_a, conversation_b (messages), winner: model_a, model_
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nemotron_steps.errors import DataError, show_line
-from nemotron_steps.rows.layouts import read_pair
+from nemotron_steps.rows.layouts import read_pair, row_tools, with_system
 from nemotron_steps.rows.lines import Row
-from nemotron_steps.rows.messages import decoded, read_messages, texts_of
+from nemotron_steps.rows.messages import Message, Tool, decoded, read_messages, texts_of, written
 from nemotron_steps.steps.data_prep.blends.row_work import RowFunction, RowLeftOut
 
-Messages = list[dict[str, Any]]
+Messages = list[Message]
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class AnswerPair:
 
     Attributes:
         conversation: messages, the last one the user's.
+        tools: what the row offers.
         answer_1, answer_2: texts.
         preference: -3 (the first is much better), -2 (better), -1 (slightly), to 3; 0: neither.
         principle: what the preference goes by, if the row says.
@@ -37,6 +40,7 @@ class AnswerPair:
     answer_2: str
     preference: int
     principle: str | None
+    tools: list[Tool]
 
 
 def answer_pair(row: Row, where: str) -> AnswerPair:
@@ -53,7 +57,7 @@ def answer_pair(row: Row, where: str) -> AnswerPair:
         pair = _own(row, where)
     if not pair.conversation or pair.conversation[-1].get("role") != "user":
         raise _wrong("the prompt does not end with a message of the user", where, None)
-    return pair
+    return replace(pair, conversation=with_system(row, pair.conversation, where))
 
 
 @dataclass(frozen=True)
@@ -74,25 +78,37 @@ class PreferenceWork:
                 raise RowLeftOut("both answers are the same")
             answers = (pair.answer_1, pair.answer_2)
             chosen, rejected = answers if pair.preference < 0 else answers[::-1]
-            made = {"prompt": pair.conversation, "chosen": chosen, "rejected": rejected}
-            return [{**made, "preference": abs(pair.preference)}]
+            made = {"prompt": written(pair.conversation), "chosen": chosen, "rejected": rejected}
+            offered = {"tools": pair.tools} if pair.tools else {}
+            return [{**made, **offered, "preference": abs(pair.preference)}]
 
         return become
 
 
 def _helpsteer(row: Row, where: str) -> AnswerPair:
-    preference = row["overall_preference"]
-    if isinstance(preference, bool) or not isinstance(preference, int) or not -3 <= preference <= 3:
-        raise _wrong("overall_preference must be a whole number from -3 to 3", where, "overall_preference")
+    preference = _number(row, "overall_preference", where, -3)
     first, second = (_text(row.get(f"response{i}"), where, f"response{i}") for i in (1, 2))
-    return AnswerPair(
-        _messages(row.get("context"), where, "context"), first, second, preference, _principle(row, where)
-    )
+    tools = row_tools(row, where)
+    asked = read_messages(row.get("context"), where, "context", tools)
+    return AnswerPair(asked, first, second, preference, _principle(row, where), tools)
+
+
+def _number(row: Row, field: str, where: str, least: int) -> int:
+    """A whole number up to 3, also as text, as tables have it."""
+    try:
+        number = float(row[field])
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(row[field], bool) or number not in range(least, 4):
+        raise _wrong(f"`{field}` must be a whole number from {least} to 3", where, field)
+    return int(number)
 
 
 def _arena(row: Row, where: str) -> AnswerPair:
+    tools = row_tools(row, where)
     if "conversation_a" in row:
-        sides = [_messages(row.get(f"conversation_{side}"), where, f"conversation_{side}") for side in "ab"]
+        names = [f"conversation_{side}" for side in "ab"]
+        sides = [read_messages(row.get(name), where, name, tools) for name in names]
         conversation, other = sides[0][:-1], sides[1][:-1]
         users = [[m["content"] for m in side if m["role"] == "user"] for side in (conversation, other)]
         if users[0] != users[1]:
@@ -107,27 +123,29 @@ def _arena(row: Row, where: str) -> AnswerPair:
         turns = {key: _turns(row.get(key), where, key) for key in ("prompt", "response_a", "response_b")}
         if len(turns["prompt"]) != 1:
             raise RowLeftOut("the conversations differ before their last turns")
-        conversation = [{"role": "user", "content": turns["prompt"][0]}]
+        conversation = read_messages([{"role": "user", "content": turns["prompt"][0]}], where, "prompt")
         answers = [turns[key][0] if turns[key] else "" for key in ("response_a", "response_b")]
-    return AnswerPair(conversation, answers[0], answers[1], _winner(row, where), _principle(row, where))
+    return AnswerPair(conversation, answers[0], answers[1], _winner(row, where), _principle(row, where), tools)
 
 
 def _winner(row: Row, where: str) -> int:
     """As a preference: an arena says who won, not by how much, which is taken for "better"."""
     if row.get("winner") in ("model_a", "model_b"):
         return -2 if row["winner"] == "model_a" else 2
-    if isinstance(row.get("winner"), str):
+    if isinstance(row.get("winner"), str) and re.search(r"tie|both|neither|same", row["winner"]):
         return 0
     if "winner_model_a" in row and "winner_model_b" in row:
-        return 2 * (bool(row["winner_model_b"]) - bool(row["winner_model_a"]))
+        first, second = (_number(row, f"winner_model_{side}", where, 0) for side in "ab")
+        return 2 * ((second > 0) - (first > 0))
     raise _wrong("the row does not say which answer won", where, "winner")
 
 
 def _own(row: Row, where: str) -> AnswerPair:
     pair = read_pair(row, where)
-    conversation = [{"role": m["role"], "content": texts_of(m)} for m in pair.prompt.messages]
-    chosen, rejected = (texts_of(answer[-1]) for answer in (pair.chosen, pair.rejected))
-    return AnswerPair(conversation, chosen, rejected, -int(row.get("preference") or 2), _principle(row, where))
+    chosen, rejected = ("\n".join(map(texts_of, answer)) for answer in (pair.chosen, pair.rejected))
+    strength = 2 if row.get("preference") is None else _number(row, "preference", where, 1)
+    asked = pair.prompt
+    return AnswerPair(asked.messages, chosen, rejected, -strength, _principle(row, where), asked.tools)
 
 
 def _principle(row: Row, where: str) -> str | None:
@@ -136,19 +154,16 @@ def _principle(row: Row, where: str) -> str | None:
 
 def _text(value: Any, where: str, field: str) -> str:
     if not isinstance(value, str):
-        raise _wrong(f"`{field}` is not a text", where, field)
-    return value
+        raise _wrong(f"`{field}` must be a text", where, field)
+    return str(read_messages([{"role": "assistant", "content": value}], where, field)[0]["content"])
 
 
 def _turns(value: Any, where: str, field: str) -> Sequence[str]:
     turns = decoded(value)
+    turns = [turns] if isinstance(turns, str) else turns
     if not isinstance(turns, list) or not all(turn is None or isinstance(turn, str) for turn in turns):
-        raise _wrong(f"`{field}` is not a list of texts", where, field)
+        raise _wrong(f"`{field}` must be a text or a list of texts", where, field)
     return [turn or "" for turn in turns]
-
-
-def _messages(value: Any, where: str, field: str) -> Messages:
-    return [{"role": m["role"], "content": texts_of(m)} for m in read_messages(value, where, field)]
 
 
 def _wrong(what: str, where: str, field: str | None) -> DataError:

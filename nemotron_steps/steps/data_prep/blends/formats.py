@@ -131,9 +131,10 @@ def _table_lines(part: Part, file: IO[bytes]) -> Iterator[bytes]:
     path = part.file.place
     try:
         if part.file.kind == "list":
-            for row in _decode(file.read()):
-                yield _encode(row) + b"\n"
+            for row in _list_of(file.read()):
+                yield json.dumps(row).encode() + b"\n"
             return
+        csv.field_size_limit(LONGEST_LINE)
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         reader = csv.DictReader(text, delimiter="\t" if path.endswith(".tsv") else ",", strict=True)
         for row in reader:
@@ -153,6 +154,17 @@ def _table_lines(part: Part, file: IO[bytes]) -> Iterator[bytes]:
             found=str(error),
             hints=(f"head -n 3 {path}   # what it begins with",),
         ) from error
+
+
+def _list_of(text: bytes) -> Any:
+    """A list in one document. What Python's json takes beside strict JSON is told by row."""
+    try:
+        return _decode(text)
+    except msgspec.DecodeError:
+        try:
+            return json.loads(text)
+        except ValueError:
+            return _decode(text)  # its own words
 
 
 @contextmanager
