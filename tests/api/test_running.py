@@ -96,7 +96,7 @@ def test_progress_is_shown_as_on_the_command_line(capsys: pytest.CaptureFixture[
 def test_curves_are_drawn_and_a_wrong_name_is_told(tmp_path: Path) -> None:
     result = run("toy/train", config="tiny", progress=False)
     plot = result.plot()
-    assert list(plot.series) == ["reward/mean", "loss", "kl_penalty"]
+    assert list(plot.series) == ["reward/mean", "kl_penalty", "loss"]  # as the report
     assert plot.save(tmp_path / "curves.html").read_text().count('<svg class="curve"') == 3
     assert result._repr_html_().count("<svg") == 3 and "0.25 → <b>0.75</b>" in result._repr_html_()
     with pytest.raises(UnknownNameError, match="no metric 'los'") as raised:
