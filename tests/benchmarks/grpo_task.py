@@ -25,6 +25,7 @@ SHAPE = {
     "tie_word_embeddings": True,
 }
 TEMPLATE = (
+    "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
     "{% for call in m.tool_calls or [] %}{{ call.function.name }}{% endfor %}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
