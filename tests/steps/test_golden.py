@@ -39,7 +39,7 @@ def test_the_tiny_chains_data_and_first_losses_are_the_golden_ones(tmp_path):
 
     (file,) = home.glob("runs/*/metrics.jsonl")
     records = [json.loads(line) for line in file.read_text().splitlines()]
-    trained = [record for record in records if "loss" in record["values"]]  # not what is validated before the first step
+    trained = [record for record in records if "loss" in record["values"]]  # step 0 is validation alone
     sft = [record["values"] for record in trained if record["step"] == "sft/megatron_bridge"]
     rl = [record["values"] for record in trained if record["step"] == "rl/nemo_rl/rlvr"]
     assert [values["loss"] for values in sft] == pytest.approx(SFT_LOSS, rel=1e-5)
