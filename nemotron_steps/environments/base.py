@@ -36,7 +36,7 @@ from nemotron_steps.environments.judged.notes import JUDGE_NOTES, noting
 from nemotron_steps.environments.responses import Response, ToolCall, text_of
 from nemotron_steps.errors import ConfigError, DataError, JudgeUnavailableError, WorkerLostError, show_line
 from nemotron_steps.rows.layouts import read_request
-from nemotron_steps.rows.messages import flat
+from nemotron_steps.rows.messages import decoded, flat, read_tools
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.judged.judges import Judge
@@ -277,7 +277,8 @@ class Environment(ABC):
     def tools_of(self, row: Row) -> list[dict[str, Any]]:
         """The tools that the policy is offered for a row (default: the row's own), as far as they are known before a
         rollout begins: a policy whose chat template does not write tools is refused then."""
-        return [flat(tool) for tool in read_request(row, "row").tools]
+        offered = decoded(row["responses_create_params"]).get("tools")
+        return [flat(tool) for tool in read_tools(offered, "row", "responses_create_params.tools")]
 
     async def seed_recorded(self, row: Row) -> Session:
         """The session of a rollout that is over and whose tools were called elsewhere (default: as seed). Where calls
