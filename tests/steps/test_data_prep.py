@@ -238,7 +238,7 @@ class TestBadRows:
     def test_a_row_without_a_prompt_is_refused(self, tmp_path: Path):
         with pytest.raises(DataError, match="responses_create_params") as caught:
             self.run(tmp_path, self.lines({"question": "x"}))
-        assert caught.value.where == f"{tmp_path}/mine.jsonl:1"
+        assert caught.value.where == f"{tmp_path}/mine.jsonl:1 field responses_create_params"
         imported = f"steps run data_prep/import_prompts --input dataset={tmp_path}/mine.jsonl"
         assert caught.value.hints[0] == imported
         with pytest.raises(DataError) as caught:
@@ -367,7 +367,7 @@ class TestDemonstrations:
     def test_a_chat_without_an_answer_names_file_and_line(self, tmp_path: Path):
         rows = [{"messages": [{"role": "user", "content": "a"}]}]
         source = JsonlSource(path=str(write(tmp_path / "mine.jsonl", rows)))
-        with pytest.raises(DataError, match="no assistant message") as caught:
+        with pytest.raises(DataError, match="nothing to train on") as caught:
             sft_prep.run(sft_context(tmp_path / "run", jsonl=source, rows=SplitRows(validation=0)))
         assert caught.value.where == f"{tmp_path}/mine.jsonl:1 field messages"
 
