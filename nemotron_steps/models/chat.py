@@ -195,7 +195,8 @@ class ChatFormat:
         """
         text = self._turn_ends.continuation(self._guarded(messages), self._guarded(tools), turn_ended=turn_ended)
         self.require_shown(text, messages)
-        return self.encode(text)
+        ends = (self._added[number] for number in self.end_ids if number in self._added) if turn_ended else ()
+        return self.encode(text, next(iter(ends), "x"))
 
     def require_shown(
         self,
@@ -272,38 +273,73 @@ class ChatFormat:
         """Tokens of a text by itself."""
         return len(self.encode(text))
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text by itself, none of them added. What a GUARD is in becomes ordinary tokens, without it."""
-        if GUARD not in text:
-            return self._encode(text) if text else []
-        special = any_of({self._added[number] for number in self._special_ids | self._control_ids})
-        pieces = [""]
-        for piece in re.split(f"({special.pattern})", text):
-            if GUARD in piece:
-                pieces += [piece, ""]
-            else:
-                pieces[-1] += piece
-        return [number for piece in pieces if piece for number in self._encode_piece(piece)]
+    def encode(self, text: str, after: str = "") -> list[int]:
+        """Token ids of a text, none of them added. What a GUARD is in becomes ordinary tokens, without it.
 
-    def _encode_piece(self, piece: str) -> list[int]:
+        Args:
+            after: the text that it goes on from. Tokenizers like Llama 2's write a space before a text that begins.
+        """
+        pieces = [text]
+        if GUARD in text:
+            special = any_of({self._added[number] for number in self._special_ids | self._control_ids})
+            pieces = [""]
+            for piece in re.split(f"({special.pattern})", text):
+                if GUARD in piece:
+                    pieces += [piece, ""]
+                else:
+                    pieces[-1] += piece
+        ids: list[int] = []
+        for piece in filter(None, pieces):
+            ids += self._encode_piece(piece, self._begins(after))
+            after = piece
+        return ids
+
+    def _encode_piece(self, piece: str, begins: bool) -> list[int]:
         if GUARD not in piece:
-            return self._encode(piece)
-        if self._unspecial is not None:
-            ids = self._unspecial.encode(piece.replace(GUARD, ""), add_special_tokens=False).ids
+            if begins or self._unprefixed is None:
+                return self._encode(piece)
+            found = any_of(self._added.values()).search(piece)
+            end = len(piece) if found is None else found.start()
+            return [*_ids(self._unprefixed, piece[:end]), *(self._encode(piece[end:]) if end < len(piece) else ())]
+        blind = self._unspecial if begins else self._unprefixed
+        if blind is not None:
+            ids = _ids(blind, piece.replace(GUARD, ""))
             if self._control_ids.isdisjoint(ids):
-                return list(ids)
+                return ids
         # A tokenizer may know a special token as a word, too: then its text is cut where the guard was.
-        return [number for part in piece.split(GUARD) if part for number in self._encode(part)]
+        parts = enumerate(piece.split(GUARD))
+        return [number for at, part in parts if part for number in self._encode_piece(part, begins and at == 0)]
+
+    def _begins(self, after: str) -> bool:
+        """Whether what follows a text gets the space that the tokenizer writes before one that begins."""
+        if not after or self._unprefixed is None:
+            return True
+        token = next((text for text in self._added.values() if after.endswith(text)), None)
+        return token is not None and self._encode(f"{token}x")[1:] != _ids(self._unprefixed, "x")
 
     @cached_property
     def _unspecial(self) -> Tokenizer | None:
         """The tokenizer, blind to special tokens in a text."""
+        return self._copy(lambda part: part)
+
+    @cached_property
+    def _unprefixed(self) -> Tokenizer | None:
+        """The same, without the space that it writes before a text; None where it writes none."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        for part in (backend.normalizer, backend.pre_tokenizer) if backend is not None else ():
+            if part is not None and (told := json.loads(part.__getstate__())) != _without_prefix(told):
+                return self._copy(_without_prefix)
+        return None
+
+    def _copy(self, changed: Callable[[Any], Any]) -> Tokenizer | None:
         from tokenizers import Tokenizer
 
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None:
             return None
-        blind = Tokenizer.from_str(backend.to_str())
+        told = json.loads(backend.to_str())
+        changes = {part: changed(told[part]) for part in ("normalizer", "pre_tokenizer")}
+        blind = Tokenizer.from_str(json.dumps({**told, **changes}))
         blind.no_truncation()
         blind.no_padding()
         blind.encode_special_tokens = True
@@ -336,6 +372,20 @@ def _is_plain(folder: Path) -> bool:
         )
     except (OSError, ValueError, AttributeError):  # AutoTokenizer says what is wrong
         return False
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _without_prefix(part: Any) -> Any:
+    """A normalizer or pre-tokenizer of tokenizer.json without the space that it writes before a text."""
+    if isinstance(part, list):
+        return [_without_prefix(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    off = {"prepend": "", "prepend_scheme": "never", "add_prefix_space": False}
+    return {key: off[key] if key in off else _without_prefix(each) for key, each in part.items()}
 
 
 def _forms_of(messages: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

@@ -56,8 +56,8 @@ def chat_sequences(
     sequences: list[ChatSequence] = []
     rendered = rest = ""
 
-    def extend(text: str, trained: int) -> None:
-        ids = chat.encode(text)
+    def extend(text: str, after: str, trained: int) -> None:
+        ids = chat.encode(text, after)
         sequences[-1].token_ids.extend(ids)
         sequences[-1].token_mask.extend([trained] * len(ids))
 
@@ -91,7 +91,7 @@ def chat_sequences(
             sequences.append(ChatSequence([], []))
             rendered = rest = ""
         elif asked.startswith(rendered + rest):
-            extend(rest, 0)
+            extend(rest, rendered, 0)
             rendered += rest
         new = turns[shown : position + 1]
         own = {message.get("role") for message in new} - COMMON_ROLES
@@ -101,8 +101,8 @@ def chat_sequences(
         shown = position + 1
         # The template may write a separator after the end token; the generator stops at the end token.
         end = chat.turn_end(answer)
-        extend(text, 0)
-        extend(answer[:end], _trained(message, where))
+        extend(text, rendered, 0)
+        extend(answer[:end], asked, _trained(message, where))
         rendered, rest = asked + answer[:end], answer[end:]
     if not any(any(sequence.token_mask) for sequence in sequences):
         raise DataError(

@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerFast
 
 from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, chat_sequences, encode_chat
 from nemotron_steps.errors import DataError
@@ -123,6 +127,45 @@ def test_published_templates_train_every_answer_of_a_long_chat_once(family: str,
         for number, sequence in enumerate(found):
             prompt = chat.render(turns[: 2 * number + 1])
             assert sequence.token_ids[: sequence.token_mask.index(1)] == prompt
+
+
+PREFIXED = {
+    "Llama 2": {"normalizer": normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])},
+    "Mistral": {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="first", split=False)},
+    "T5": {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="always")},
+    "RoBERTa": {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)},
+}
+"""Tokenizers that write a space before a text that begins."""
+
+
+@pytest.mark.parametrize("name", PREFIXED)
+@pytest.mark.parametrize("layout", ["<|{{ m.role }}|>\n{{ m.content }}</s>\n", "<s>{{ m.role }}:{{ m.content }}</s>"])
+@pytest.mark.parametrize("said", ["two more", " two", "<s>two</s> <|x", ""])
+def test_a_chat_has_the_tokens_of_its_text_where_tokenizers_write_a_space_before_a_text(
+    name: str, layout: str, said: str
+) -> None:
+    made = Tokenizer(BPE(unk_token="<unk>", byte_fallback=True))
+    for part, value in PREFIXED[name].items():
+        setattr(made, part, value)
+    specials = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    texts = ["two more two user two assistant user assistant <|x|> Ġtwo Ġ"] * 5
+    made.train_from_iterator(texts, BpeTrainer(vocab_size=340, special_tokens=specials, show_progress=False))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    asks = layout.partition("{{ m.content }}")[0].replace("{{ m.role }}", "assistant")
+    tokenizer.chat_template = (
+        "{% for m in messages %}" + layout + "{% endfor %}{% if add_generation_prompt %}" + asks + "{% endif %}"
+    )
+    chat = ChatFormat(tokenizer)
+    turns = [{"role": role, "content": said} for role in ("user", "assistant") * 2]
+    whole = chat.render(turns, generation_prompt=False)
+    (sequence,) = chat_sequences(chat, turns, "f:1", {})
+    assert sequence.token_ids == whole[: len(sequence.token_ids)] and set(whole[len(sequence.token_ids) :]) <= {
+        *chat.encode("\n", "</s>")
+    }
+    asked = chat.render(turns[:1])
+    until = sequence.token_ids.index(tokenizer.eos_token_id, len(asked)) + 1
+    assert sequence.token_ids[: len(asked)] == asked
+    assert sequence.token_ids[:until] + chat.render_continuation(turns[:1]) == chat.render(turns[:3])
 
 
 @pytest.mark.parametrize(
