@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
+from nemotron_steps.config.turn_ends import word_absent_from
 from nemotron_steps.errors import DataError, first_line, show_line
 from nemotron_steps.models.chat import COMMON_ROLES
 from nemotron_steps.rows.messages import read_messages, read_template_kwargs, read_tools, wrong
@@ -138,7 +140,7 @@ def _asked_and_answered(
     cannot be told.
 
     Mostly the chat until then, and what the turn adds. Some templates ask for reasoning that a turn without any has not
-    (DeepSeek-R1, Nemotron 3): it begins where the two part. Others show earlier messages otherwise once they are
+    (DeepSeek-R1, Nemotron 3): it begins where the two part, and no later than its header ends. Others show earlier messages otherwise once they are
     answered (gpt-oss drops reasoning, Mistral a system message): what the turn adds to one question it adds to any.
 
     Args:
@@ -147,9 +149,12 @@ def _asked_and_answered(
     *earlier, turn = turns
     if after.startswith(before):
         return before, after[len(before) :]
-    same = next((at for at, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), len(after))
-    if earlier and same > len(chat.render_text(earlier, tools, generation_prompt=False)):
-        return before[:same], after[same:]
+    mark = word_absent_from(before + after)
+    stub = [*earlier, {"role": "assistant", "content": mark}]
+    header = chat.render_text(stub, tools, generation_prompt=False).partition(mark)[0]
+    asked = commonprefix([before, after, header])
+    if earlier and len(asked) > len(chat.render_text(earlier, tools, generation_prompt=False)):
+        return asked, after[len(asked) :]
     question = {"role": "user", "content": "x"}
     asked = chat.render_text([question], tools)
     answered = chat.render_text([question, turn], tools, generation_prompt=False)

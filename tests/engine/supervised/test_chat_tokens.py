@@ -98,6 +98,11 @@ def test_a_rows_tools_are_told_before_its_answers() -> None:
         ),
         # asks for reasoning that a turn does not have, as DeepSeek-R1
         ({"prompt": "{{ '[<think>' if add_generation_prompt }}"}, [["ask[", "one<|end|>", "\nmore[", "two<|end|>"]]),
+        # the same, whose answers begin as the reasoning does
+        (
+            {"prompt": "{{ '[o<|pad|>' if add_generation_prompt }}"},
+            [["ask[", "one<|end|>", "\nmore[", "two<|end|>"]],
+        ),
     ],
 )
 def test_every_answer_is_trained_once_after_what_a_generator_would_see(
