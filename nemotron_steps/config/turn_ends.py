@@ -66,7 +66,7 @@ class TurnEnds:
         self._named, self._special, self._added = (
             any_of({*texts} - MARKUP) for texts in (named, {*named, *special}, added)
         )
-        self._after_text = lru_cache(maxsize=64)(self._what_follows_a_text)
+        self.after_text = lru_cache(maxsize=64)(self._what_follows_a_text)
 
     @cached_property
     def written(self) -> tuple[str, ...]:
@@ -118,7 +118,7 @@ class TurnEnds:
         Args:
             closing: what follows a turn that nothing follows. tail: the same of one that messages follow.
         """
-        plain = self._after_text(json.dumps(list(tools)))
+        plain = self.after_text(json.dumps(list(tools)))
         if plain is not None and closing.endswith(plain):
             start = len(closing) - len(plain)
             found = self._end_token(plain, tail[start:])

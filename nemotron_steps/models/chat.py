@@ -227,10 +227,12 @@ class ChatFormat:
             )
 
     def turn_end(self, text: str) -> int:
-        """Where what an assistant said is over, as a template wrote it: after the first token that ends turns, or at
-        the end of the text."""
-        found = self._ends.search(text)
-        return len(text) if found is None else found.end()
+        """Where what an assistant said is over, as a template wrote it: after the first end token of what follows any
+        text, else after the last one, for a template may write several blocks for a message; or at the end of it."""
+        closing = self._turn_ends.after_text("[]")
+        begins = len(text) - len(closing) if closing and text.endswith(closing) else None
+        found = [*self._ends.finditer(text, begins or 0)]
+        return found[-1 if begins is None else 0].end() if found else len(text)
 
     @cached_property
     def _ends(self) -> re.Pattern[str]:

@@ -88,6 +88,11 @@ def test_a_rows_tools_are_told_before_its_answers() -> None:
             {"answer": ANSWER + "{{ '(over)' if loop.last }}"},
             [["ask[", "one<|end|>", "\nmore[", "two<|end|>"]],
         ),
+        # writes several blocks for a turn, as Functionary
+        (
+            {"answer": "{% for part in ['x', m.content] %}" + ANSWER.replace("m.content", "part") + "{% endfor %}"},
+            [["ask[", "x<|end|>\n[one<|end|>", "\nmore[", "x<|end|>\n[two<|end|>"]],
+        ),
         # shows what the system said in an unanswered question alone, as Mistral
         (
             {
