@@ -186,6 +186,7 @@ def _stubs(mark: str, messages: Sequence[Mapping[str, Any]]) -> Iterator[list[di
 
 
 def word_absent_from(text: str) -> str:
+    """A word that a text does not have."""
     word = "stub"
     while word in text:
         word += "x"

@@ -116,13 +116,6 @@ def chat_sequences(
     return [sequence.trimmed() for sequence in sequences if any(sequence.token_mask)]
 
 
-def encode_chat(
-    chat: ChatFormat, messages: Sequence[Mapping[str, Any]], where: str, row: Mapping[str, Any]
-) -> ChatSequence:
-    """The last of `chat_sequences`: the turns that the template shows together with the last answer."""
-    return chat_sequences(chat, messages, where, row)[-1]
-
-
 def _trained(message: Mapping[str, Any], where: str) -> int:
     """Whether a turn is trained: `weight`, as OpenAI's fine-tuning takes it."""
     weight = message.get("weight", 1)
@@ -140,8 +133,9 @@ def _asked_and_answered(
     cannot be told.
 
     Mostly the chat until then, and what the turn adds. Some templates ask for reasoning that a turn without any has not
-    (DeepSeek-R1, Nemotron 3): it begins where the two part, and no later than its header ends. Others show earlier messages otherwise once they are
-    answered (gpt-oss drops reasoning, Mistral a system message): what the turn adds to one question it adds to any.
+    (DeepSeek-R1, Nemotron 3): it begins where the two part, and no later than where its header ends. Others show
+    earlier messages otherwise once they are answered (gpt-oss drops reasoning, Mistral a system message): what the turn
+    adds to one question it adds to any.
 
     Args:
         before: the chat until then, with its generation prompt. after: with the last turn.
@@ -152,7 +146,7 @@ def _asked_and_answered(
     mark = word_absent_from(before + after)
     stub = [*earlier, {"role": "assistant", "content": mark}]
     header = chat.render_text(stub, tools, generation_prompt=False).partition(mark)[0]
-    asked = commonprefix([before, after, header])
+    asked = commonprefix([before, after, header])  # noqa: RUF071  by characters
     if earlier and len(asked) > len(chat.render_text(earlier, tools, generation_prompt=False)):
         return asked, after[len(asked) :]
     question = {"role": "user", "content": "x"}

@@ -10,7 +10,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
-from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, chat_sequences, encode_chat
+from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, chat_sequences
 from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.models.tokenizers import train_tokenizer
@@ -51,14 +51,14 @@ def texts(chat: ChatFormat, sequence: ChatSequence) -> list[str]:
 def test_an_answer_ends_with_its_end_token_and_what_follows_that_is_the_templates() -> None:
     chat = format_of()
     end = chat.tokenizer.eos_token
-    sequence = encode_chat(chat, TURNS, "f:1", {})
+    (sequence,) = chat_sequences(chat, TURNS, "f:1", {})
     assert sequence.token_mask[0] == 0
     assert texts(chat, sequence) == ["ask[", f"one{end}", "\nmore[", f"two{end}"]  # no newline after the last one
 
 
 def test_turns_after_the_last_answer_are_left_out() -> None:
     chat = format_of()
-    assert encode_chat(chat, TURNS[:3], "f:1", {}) == encode_chat(chat, TURNS[:2], "f:1", {})
+    assert chat_sequences(chat, TURNS[:3], "f:1", {}) == chat_sequences(chat, TURNS[:2], "f:1", {})
 
 
 def test_a_rows_tools_are_told_before_its_answers() -> None:
@@ -67,7 +67,7 @@ def test_a_rows_tools_are_told_before_its_answers() -> None:
         chat.tokenizer.chat_template
     )
     tools = [{"type": "function", "function": {"name": "two"}}]
-    assert texts(chat, encode_chat(chat, TURNS, "f:1", {"tools": tools}))[0] == "two ask["
+    assert texts(chat, chat_sequences(chat, TURNS, "f:1", {"tools": tools})[0])[0] == "two ask["
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,6 @@ def test_every_answer_is_trained_once_after_what_a_generator_would_see(
         turns = [{"role": "system", "content": "Be kind."}, *TURNS]
     found = chat_sequences(chat, turns, "f:1", {})
     assert [texts(chat, sequence) for sequence in found] == sequences
-    assert encode_chat(chat, turns, "f:1", {}) == found[-1]
 
 
 @pytest.mark.parametrize(
@@ -211,14 +210,14 @@ def test_nothing_after_the_end_of_a_turn_is_trained_and_text_that_spells_one_is_
 )
 def test_a_chat_that_teaches_nothing_or_cannot_be_written_is_refused(turns: list[dict[str, Any]], what: str) -> None:
     with pytest.raises(DataError, match=what) as caught:
-        encode_chat(format_of(), turns, "f:1", {})
+        chat_sequences(format_of(), turns, "f:1", {})
     assert str(caught.value.where).startswith("f:1")
 
 
 def test_a_comparison_that_the_template_passes_over_is_refused() -> None:
     roles = ("user", "response_1", "response_2", "assistant")
     turns = [{"role": role, "content": f" {role} "} for role in roles]
-    encode_chat(format_of(said="{{ m.content | trim }}"), turns, "f:3", {})
+    chat_sequences(format_of(said="{{ m.content | trim }}"), turns, "f:3", {})
     with pytest.raises(DataError, match="leaves out the response_2 message") as caught:
-        encode_chat(format_of(said="{% if m.role != 'response_2' %}{{ m.content }}{% endif %}"), turns, "f:3", {})
+        chat_sequences(format_of(said="{% if m.role != 'response_2' %}{{ m.content }}{% endif %}"), turns, "f:3", {})
     assert caught.value.where == "f:3" and caught.value.hints[0].startswith("comparisons.layout=plain")
