@@ -141,9 +141,10 @@ class ChatFormat:
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], generation_prompt: bool
     ) -> str:
         refused: Exception | None = None
+        text = None
         for form in _forms_of(messages):
             try:
-                return str(
+                written = str(
                     self.tokenizer.apply_chat_template(
                         form,
                         tools=[_template_tool(t) for t in tools] or None,
@@ -154,6 +155,12 @@ class ChatFormat:
                 )
             except (TemplateError, TypeError) as error:
                 refused = refused or error
+                continue
+            if not _writes_repr(messages, written):
+                return written
+            text = text or written
+        if text is not None:
+            return text
         assert refused is not None
         raise refused
 
@@ -391,11 +398,18 @@ def _without_prefix(part: Any) -> Any:
 
 
 def _forms_of(messages: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """The messages as they are; then, for templates that refuse that, with arguments of calls as JSON text (DeepSeek),
-    with an empty text for a null beside calls (Gemma, Phi), and with both."""
+    """The messages as they are; then, for templates that refuse that or write it as Python does, with arguments of
+    calls as JSON text (DeepSeek), with an empty text for a null beside calls (Gemma, Phi), and with both."""
     for filled in (list(messages), [_filled(each) for each in messages]):
         yield filled
         yield [_with_text(each) for each in filled]
+
+
+def _writes_repr(messages: Sequence[Mapping[str, Any]], text: str) -> bool:
+    """Whether a template that takes arguments of calls as JSON text has written an object of them as Python does."""
+    calls = [call.get("function") or call for message in messages for call in message.get("tool_calls") or ()]
+    every = [found for call in calls if isinstance(found := call.get("arguments"), Mapping) and found]
+    return any(str(each) in text and json.dumps(each, ensure_ascii=False) not in text for each in every)
 
 
 def _filled(message: dict[str, Any]) -> dict[str, Any]:

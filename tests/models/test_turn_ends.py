@@ -128,6 +128,16 @@ def test_texts_are_written_as_a_template_takes_them() -> None:
     )
     called = 'assistantwarmth{"city": "Köln", "days": 3}<|im_end|>'
     assert called in chat.render_text([USER, CALLS, RESULT])
+    written = chat.tokenizer.chat_template
+    chat.tokenizer.chat_template = written.replace(" + c.function", " }}{{ c.function").replace(" + m.", " }}{{ m.")
+    said = [USER | {"content": str(CALL["function"]["arguments"])}, CALLS | {"content": ""}, RESULT]
+    assert called in chat.render_text([USER, *said[1:]])  # not as Python writes an object
+    for form in (".items()", "|tojson(indent=1)"):  # a user's text is nobody's call
+        chat.tokenizer.chat_template = written.replace(
+            "c.function.arguments", f"(c.function.arguments{form})|string"
+        )
+        assert "('city', " in chat.render_text(said) or '{\n "city": ' in chat.render_text(said)
+    chat.tokenizer.chat_template = written
     # What a null says to a template stays said where the template takes it.
     chat.tokenizer.chat_template = chat.tokenizer.chat_template.replace(
         "m.content", "('-' if m.content is none else '')"
