@@ -12,6 +12,7 @@ Not for: reading what an assistant said (engine/rollouts/conversation.py) or tra
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from nemotron_steps.config.turn_ends import MARKUP, THINK_CLOSE, THINK_OPEN, TOOL, TurnEnds, any_of, generation_ends
-from nemotron_steps.errors import ArtifactError, DataError
+from nemotron_steps.errors import ArtifactError, DataError, show_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -50,7 +51,8 @@ class ChatFormat:
             (`enable_thinking`, `truncate_history_thinking`, `date_string`, ...).
         generation_ends: eos_token_id of the model's generation_config.json.
 
-    Raises ArtifactError when the folder has no tokenizer or the tokenizer has no chat template.
+    Raises ArtifactError when the folder has no tokenizer or the tokenizer has no chat template, and DataError for
+    template_kwargs that are arguments of rendering (`add_generation_prompt`).
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class ChatFormat:
             raise ArtifactError("the tokenizer has no chat template", where=source, expected="chat_template.jinja")
         self.tokenizer = tokenizer
         self.source = source
-        self._template_kwargs = dict(template_kwargs or {})
+        self._template_kwargs = _template_kwargs(template_kwargs or {}, tokenizer, source)
         self._generation_ends = tuple(number for number in generation_ends if number < len(tokenizer))
         self._render_cached = lru_cache(maxsize=4096)(self._render)
         self._under_cached = lru_cache(maxsize=64)(self._under)
@@ -81,9 +83,15 @@ class ChatFormat:
         tokenizer = loader.from_pretrained(str(folder), trust_remote_code=False)
         return cls(tokenizer, str(folder), template_kwargs, generation_ends(Path(folder)))
 
-    def with_template_kwargs(self, template_kwargs: Mapping[str, Any] | None) -> ChatFormat:
-        """The same format with these variables of the template on top: a row's own `chat_template_kwargs`."""
-        return self._under_cached(json.dumps(template_kwargs)) if template_kwargs else self
+    def with_template_kwargs(self, template_kwargs: Mapping[str, Any] | None, where: str | None = None) -> ChatFormat:
+        """The same format with these variables of the template on top: a row's own `chat_template_kwargs`.
+
+        Raises:
+            DataError: one of them is no variable but an argument of rendering; `where` names the row.
+        """
+        if not template_kwargs:
+            return self
+        return self._under_cached(json.dumps(_template_kwargs(template_kwargs, self.tokenizer, where or self.source)))
 
     def _under(self, template_kwargs_json: str) -> ChatFormat:
         template_kwargs = {**self._template_kwargs, **json.loads(template_kwargs_json)}
@@ -362,6 +370,20 @@ class ChatFormat:
             return lambda text: list(self.tokenizer.encode(text, add_special_tokens=False))
         self.tokenizer.encode("", add_special_tokens=False)  # leaves the backend set to neither cut off nor pad
         return lambda text: list(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
+
+def _template_kwargs(given: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, where: str) -> dict[str, Any]:
+    """Variables of a template, none of which is an argument of rendering. DataError otherwise."""
+    own = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters} - {"documents"}
+    for name in sorted(own.intersection(given)):
+        raise DataError(
+            f"`chat_template_kwargs` must not have `{name}`, which is not the template's own",
+            where=where,
+            expected='variables that the template reads, as {"enable_thinking": false}',
+            found=f"{name}: {str(given[name])[:80]!r}",
+            hints=show_line(where),
+        )
+    return dict(given)
 
 
 def _is_plain(folder: Path) -> bool:

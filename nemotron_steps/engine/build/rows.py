@@ -175,7 +175,7 @@ def _refuse_unwritten_tools(
     own = {**environment.config.chat_template_kwargs, **read_request(row, where).template_kwargs}
     tools = environment.tools_of(row)
     try:
-        chat = ChatFormat.from_folder(folder, template_kwargs).with_template_kwargs(own)
+        chat = ChatFormat.from_folder(folder, template_kwargs).with_template_kwargs(own, where)
         text = chat.render_text([{"role": "user", "content": "x"}], tools)
     except (ArtifactError, TemplateError, TypeError):  # without a template, or one that refuses them: told elsewhere
         return
