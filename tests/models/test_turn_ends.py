@@ -133,9 +133,7 @@ def test_texts_are_written_as_a_template_takes_them() -> None:
     said = [USER | {"content": str(CALL["function"]["arguments"])}, CALLS | {"content": ""}, RESULT]
     assert called in chat.render_text([USER, *said[1:]])  # not as Python writes an object
     for form in (".items()", "|tojson(indent=1)"):  # a user's text is nobody's call
-        chat.tokenizer.chat_template = written.replace(
-            "c.function.arguments", f"(c.function.arguments{form})|string"
-        )
+        chat.tokenizer.chat_template = written.replace("c.function.arguments", f"(c.function.arguments{form})|string")
         assert "('city', " in chat.render_text(said) or '{\n "city": ' in chat.render_text(said)
     chat.tokenizer.chat_template = written
     # What a null says to a template stays said where the template takes it.

@@ -15,7 +15,6 @@ from jinja2 import TemplateError
 
 from nemotron_steps.config.turn_ends import word_absent_from
 from nemotron_steps.errors import DataError, first_line, show_line
-from nemotron_steps.models.chat import COMMON_ROLES
 from nemotron_steps.rows.messages import read_messages, read_template_kwargs, read_tools, wrong
 
 if TYPE_CHECKING:
@@ -43,7 +42,8 @@ def chat_sequences(
     Each assistant turn is tokenised apart from what precedes it, exactly as a generator that continues the prompt would
     have produced it. Where a template shows earlier turns otherwise when more follow (Qwen3 drops their reasoning), a
     sequence begins with each turn that finds them changed: the turns before it as a generator would see them then, and
-    not trained again.
+    not trained again. An assistant's greeting that the template cannot ask for, before anybody else has spoken, is
+    shown and not trained.
 
     Args:
         row: the chat's row, for its tools and chat_template_kwargs.
@@ -54,7 +54,7 @@ def chat_sequences(
     """
     tools = read_tools(row.get("tools"), where, "tools")
     messages = read_messages(messages, where, "messages", None)
-    chat = chat.with_template_kwargs(read_template_kwargs(row.get("chat_template_kwargs"), where))
+    chat = chat.with_template_kwargs(read_template_kwargs(row.get("chat_template_kwargs"), where), where)
     sequences: list[ChatSequence] = []
     rendered = rest = ""
 
@@ -73,6 +73,9 @@ def chat_sequences(
             after = chat.render_text(turns[: position + 1], tools, generation_prompt=False)
             found = _asked_and_answered(chat, turns[: position + 1], tools, before, after)
         except (TemplateError, TypeError, ValueError) as error:  # `raise_exception`; a value that it cannot write
+            asks = [each.get("role") not in ("system", "developer", "assistant") for each in turns]
+            if any(asks) and not any(asks[:position]):  # a greeting, which nothing asks for: shown, and not trained
+                continue
             raise DataError(
                 "the chat template refuses the chat",
                 where=where,
@@ -96,7 +99,7 @@ def chat_sequences(
             extend(rest, rendered, 0)
             rendered += rest
         new = turns[shown : position + 1]
-        own = {message.get("role") for message in new} - COMMON_ROLES
+        own = {"principle", "response_1", "response_2"}.intersection(message.get("role") for message in new)
         plain = ("comparisons.layout=plain   # of data_prep/sft_prep: any template writes it",) if own else ()
         text, hints = asked[len(rendered) :], (*plain, *show_line(where))
         chat.require_shown(text + answer, new, () if shown else tools, where=where, hints=hints)
@@ -106,11 +109,13 @@ def chat_sequences(
         extend(text, rendered, 0)
         extend(answer[:end], asked, _trained(message, where))
         rendered, rest = asked + answer[:end], answer[end:]
+    weights = {message.get("weight") for message in turns if message.get("role") == "assistant"}
     if not any(any(sequence.token_mask) for sequence in sequences):
         raise DataError(
             "the chat has no assistant turn to learn from",
             where=where,
-            expected="role: assistant",
+            expected="an assistant message that is trained, after a message that asks for it",
+            found="only turns of weight 0" if weights == {0} else None,
             hints=show_line(where),
         )
     return [sequence.trimmed() for sequence in sequences if any(sequence.token_mask)]

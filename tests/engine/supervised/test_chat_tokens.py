@@ -56,6 +56,17 @@ def test_an_answer_ends_with_its_end_token_and_what_follows_that_is_the_template
     assert texts(chat, sequence) == ["ask[", f"one{end}", "\nmore[", f"two{end}"]  # no newline after the last one
 
 
+@pytest.mark.parametrize("family", ["qwen3", "llama3"])
+def test_a_greeting_that_nothing_asks_for_is_shown_and_not_trained(family: str) -> None:
+    chat, greeting = stock_chat(family), {"role": "assistant", "content": "Welcome"}
+    (sequence,) = chat_sequences(chat, [greeting, *TURNS[:2]], "f:1", {})
+    asked, answer = texts(chat, sequence)
+    assert sequence.token_ids[: sequence.token_mask.index(1)] == chat.render([greeting, TURNS[0]])
+    assert "Welcome" in asked and "one" in answer
+    with pytest.raises(DataError, match="refuses the chat"):
+        chat_sequences(chat, [greeting], "f:1", {})
+
+
 def test_turns_after_the_last_answer_are_left_out() -> None:
     chat = format_of()
     assert chat_sequences(chat, TURNS[:3], "f:1", {}) == chat_sequences(chat, TURNS[:2], "f:1", {})
@@ -204,6 +215,7 @@ def test_nothing_after_the_end_of_a_turn_is_trained_and_text_that_spells_one_is_
     ("turns", "what"),
     [
         (TURNS[:1], "no assistant turn"),
+        ([TURNS[0], TURNS[1] | {"weight": 0}], "only turns of weight 0"),
         ([], "non-empty list"),
         ([TURNS[0], {"role": "assistant", "content": None}], "neither `content`"),
     ],
@@ -221,3 +233,6 @@ def test_a_comparison_that_the_template_passes_over_is_refused() -> None:
     with pytest.raises(DataError, match="leaves out the response_2 message") as caught:
         chat_sequences(format_of(said="{% if m.role != 'response_2' %}{{ m.content }}{% endif %}"), turns, "f:3", {})
     assert caught.value.where == "f:3" and caught.value.hints[0].startswith("comparisons.layout=plain")
+    with pytest.raises(DataError, match="leaves out the User message") as caught:
+        chat_sequences(format_of(said=""), [{"role": "User", "content": "x"}, turns[3]], "f:3", {})
+    assert caught.value.hints == ("sed -n 3p f   # the row",)
