@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from nemotron_steps.config.turn_ends import MARKUP, THINK_CLOSE, THINK_OPEN, TOOL, TurnEnds, any_of, generation_ends
+from nemotron_steps.config.turn_ends import MARKUP, THINK_CLOSE, THINK_OPEN, TurnEnds, any_of, generation_ends
 from nemotron_steps.errors import ArtifactError, DataError, show_line
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 COMMON_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 """Any other is some template's own: response_1, response_2 and principle of generative reward models."""
+_TOLD = ("system", "developer")
 GUARD = "q7GUARDz"
 """Letters, so that templates write it as it is, whether through tojson, repr or neither."""
 _UNESCAPED = re.compile(r"[ !#-&(-\[\]-~]*")
@@ -69,6 +70,7 @@ class ChatFormat:
         self._template_kwargs = _template_kwargs(template_kwargs or {}, tokenizer, source)
         self._generation_ends = tuple(number for number in generation_ends if number < len(tokenizer))
         self._render_cached = lru_cache(maxsize=4096)(self._render)
+        self._passed_over_cached = lru_cache(maxsize=256)(self._passed_over)
         self._under_cached = lru_cache(maxsize=64)(self._under)
 
     @classmethod
@@ -121,14 +123,18 @@ class ChatFormat:
         prompt = self.render_text([{"role": "user", "content": "x"}])
         return prompt.rfind(THINK_OPEN) > prompt.rfind(THINK_CLOSE)
 
-    @cached_property
-    def _writes_tools(self) -> bool:
-        """False where a template passes over the tools of a question."""
+    def _passed_over(self, roles: tuple[str, ...], tools: bool) -> list[str]:
+        """What a template leaves out of a chat of marked words: `system message`, `name` and the like of a tool."""
+        words = {"name": "markedname", "description": "markedtext", "parameters": "markedkey"}
+        schema = {"type": "object", "properties": {words["parameters"]: {"type": "string"}}}
+        tool = {"type": "function", "function": {**words, "parameters": schema}}
+        told = [(f"{role} message", f"marked{at}text") for at, role in enumerate(roles) if role in _TOLD]
+        messages = [{"role": role, "content": f"marked{at}text"} for at, role in enumerate(roles)]
         try:
-            tool = {"type": "function", "function": {**TOOL, "name": "looktool"}}
-            return "looktool" in self.render_text([{"role": "user", "content": "x"}], [tool])
-        except Exception:  # a template may break in any way; with a row's own tools it says so
-            return True
+            text = self._write([*messages, {"role": "user", "content": "x"}], [tool] if tools else [], True)
+        except Exception:  # a template may break in any way; with the chat's own messages it says so
+            return []
+        return [what for what, word in (*told, *(words.items() if tools else ())) if word not in text]
 
     def _render(self, messages_json: str, tools_json: str, generation_prompt: bool) -> tuple[int, ...]:
         messages, tools = json.loads(messages_json), json.loads(tools_json)
@@ -231,7 +237,17 @@ class ChatFormat:
         Raises:
             DataError.
         """
-        missing = left_out(messages, tools, text) or ("tools" if tools and not self._writes_tools else None)
+        missing = left_out(messages, tools, text)
+        said = [str(message.get("role")) for message in messages if message.get("content")]
+        told = [at for at, role in enumerate(said) if role in _TOLD]
+        if missing is None and (told or tools):
+            # Its words may be somewhere else in the text: what a template passes over is told by marked ones.
+            roles = tuple(role for role in said[: told[-1] + 1 if told else 0] if role != "tool")
+            for what in self._passed_over_cached(roles, bool(tools)):
+                if what.endswith("message"):
+                    missing = missing or what
+                elif any((tool.get("function") or tool).get(what) for tool in tools):
+                    missing = missing or ("tools" if what == "name" else f"{what} of the tools")
         if missing is not None:
             raise DataError(
                 f"the chat template leaves out the {missing}",
@@ -270,8 +286,19 @@ class ChatFormat:
         return frozenset(number for number in every if self._added[number] not in MARKUP)
 
     @cached_property
+    def _guarded_ids(self) -> frozenset[int]:
+        """Tokens that no message's text becomes: those, and others that the template writes between texts."""
+        messages = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
+        try:
+            text = self._write(messages, (), True)
+        except Exception:  # a template may break in any way; with the chat's own messages it says so
+            text = ""
+        words = {number for number, each in self._added.items() if not each.isspace() and not each.isalnum()}
+        return self._control_ids | {n for n in words if self._added[n] in text and self._added[n] not in MARKUP}
+
+    @cached_property
     def _control(self) -> re.Pattern[str]:
-        return any_of({text for number in self._control_ids if len(text := self._added[number]) > 1})
+        return any_of({text for number in self._guarded_ids if len(text := self._added[number]) > 1})
 
     def decode_token(self, token_id: int) -> str:
         """Text of one token, special ones included."""
@@ -298,7 +325,7 @@ class ChatFormat:
         """
         pieces = [text]
         if GUARD in text:
-            special = any_of({self._added[number] for number in self._special_ids | self._control_ids})
+            special = any_of({self._added[number] for number in self._special_ids | self._guarded_ids})
             pieces = [""]
             for piece in re.split(f"({special.pattern})", text):
                 if GUARD in piece:
@@ -321,7 +348,7 @@ class ChatFormat:
         blind = self._unspecial if begins else self._unprefixed
         if blind is not None:
             ids = _ids(blind, piece.replace(GUARD, ""))
-            if self._control_ids.isdisjoint(ids):
+            if self._guarded_ids.isdisjoint(ids):
                 return ids
         # A tokenizer may know a special token as a word, too: then its text is cut where the guard was.
         parts = enumerate(piece.split(GUARD))
@@ -473,7 +500,7 @@ def left_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str,
     start = 0
     for place, message in enumerate(messages):
         role, ends = str(message.get("role")), [start]
-        anywhere = role in ("system", "developer")
+        anywhere = role in _TOLD
         for what, part in _parts(message, last=place == len(messages) - 1):
             found = [at + len(form) for form in _forms(part) if (at := text.find(form, 0 if anywhere else start)) >= 0]
             if not found:
@@ -517,12 +544,14 @@ def _leaves(value: Any) -> Iterator[str]:
             yield from _leaves(each)
     elif isinstance(value, str):
         yield value
-    elif value is not None and not isinstance(value, bool):  # those are written in many ways
+    elif value is not None:  # which is written in many ways
         yield json.dumps(value)
 
 
 def _forms(text: str) -> set[str]:
     """A text as a template may write it, without whitespace."""
+    if text in ("true", "false"):
+        return {text, text.title()}
     if _UNESCAPED.fullmatch(text):
         return {_squeezed(text)}
     written = (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1], repr(text)[1:-1])
