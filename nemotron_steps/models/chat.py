@@ -154,29 +154,21 @@ class ChatFormat:
     def _write(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], generation_prompt: bool
     ) -> str:
-        refused: Exception | None = None
-        text = None
+        texts: list[str] = []
+        refused: list[Exception] = []
+        given = {"tools": [_template_tool(t) for t in tools] or None, "add_generation_prompt": generation_prompt}
         for form in _forms_of(messages):
             try:
-                written = str(
-                    self.tokenizer.apply_chat_template(
-                        form,
-                        tools=[_template_tool(t) for t in tools] or None,
-                        tokenize=False,
-                        add_generation_prompt=generation_prompt,
-                        **self._template_kwargs,
-                    )
-                )
+                text = self.tokenizer.apply_chat_template(form, tokenize=False, **given, **self._template_kwargs)
             except (TemplateError, TypeError) as error:
-                refused = refused or error
+                refused.append(error)
                 continue
-            if not _writes_repr(messages, written):
-                return written
-            text = text or written
-        if text is not None:
-            return text
-        assert refused is not None
-        raise refused
+            texts.append(str(text))
+            if not _writes_repr(messages, texts[-1]):
+                return texts[-1]
+        if not texts:
+            raise refused[0]
+        return texts[0]
 
     def _guarded(self, value: Any) -> Any:
         """Messages or tools with a GUARD after the first character of special tokens that their texts spell."""
@@ -342,9 +334,8 @@ class ChatFormat:
         if GUARD not in piece:
             if begins or self._unprefixed is None:
                 return self._encode(piece)
-            found = any_of(self._added.values()).search(piece)
-            end = len(piece) if found is None else found.start()
-            return [*_ids(self._unprefixed, piece[:end]), *(self._encode(piece[end:]) if end < len(piece) else ())]
+            end = min((at for text in self._added.values() if (at := piece.find(text)) >= 0), default=len(piece))
+            return _ids(self._unprefixed, piece[:end]) + self._encode(piece[end:])
         blind = self._unspecial if begins else self._unprefixed
         if blind is not None:
             ids = _ids(blind, piece.replace(GUARD, ""))
@@ -362,41 +353,41 @@ class ChatFormat:
         return token is not None and self._encode(f"{token}x")[1:] != _ids(self._unprefixed, "x")
 
     @cached_property
+    def _backend(self) -> Tokenizer | None:
+        return getattr(self.tokenizer, "backend_tokenizer", None)
+
+    @cached_property
     def _unspecial(self) -> Tokenizer | None:
         """The tokenizer, blind to special tokens in a text."""
-        return self._copy(lambda part: part)
+        return None if self._backend is None else _blind(json.loads(self._backend.to_str()))
 
     @cached_property
     def _unprefixed(self) -> Tokenizer | None:
         """The same, without the space that it writes before a text; None where it writes none."""
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        for part in (backend.normalizer, backend.pre_tokenizer) if backend is not None else ():
-            if part is not None and (told := json.loads(part.__getstate__())) != _without_prefix(told):
-                return self._copy(_without_prefix)
-        return None
-
-    def _copy(self, changed: Callable[[Any], Any]) -> Tokenizer | None:
-        from tokenizers import Tokenizer
-
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if backend is None:
+        parts = () if self._backend is None else (self._backend.normalizer, self._backend.pre_tokenizer)
+        told = [json.loads(part.__getstate__()) for part in parts if part is not None]
+        if self._backend is None or told == _without_prefix(told):
             return None
-        told = json.loads(backend.to_str())
-        changes = {part: changed(told[part]) for part in ("normalizer", "pre_tokenizer")}
-        blind = Tokenizer.from_str(json.dumps({**told, **changes}))
-        blind.no_truncation()
-        blind.no_padding()
-        blind.encode_special_tokens = True
-        return blind
+        told = json.loads(self._backend.to_str())
+        return _blind(told | {part: _without_prefix(told[part]) for part in ("normalizer", "pre_tokenizer")})
 
     @cached_property
     def _encode(self) -> Callable[[str], list[int]]:
         """transformers' `encode` takes three times as long as the tokenizer that it calls, to make more than ids."""
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        backend = self._backend
         if backend is None:
             return lambda text: list(self.tokenizer.encode(text, add_special_tokens=False))
         self.tokenizer.encode("", add_special_tokens=False)  # leaves the backend set to neither cut off nor pad
         return lambda text: list(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
+
+def _blind(described: dict[str, Any]) -> Tokenizer:
+    """The tokenizer that a tokenizer.json describes, for texts in which special tokens are text."""
+    from tokenizers import Tokenizer
+
+    blind = Tokenizer.from_str(json.dumps(described | {"truncation": None, "padding": None}))
+    blind.encode_special_tokens = True
+    return blind
 
 
 def _template_kwargs(given: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, where: str) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def encode_pair(chat: ChatFormat, row: Mapping[str, Any], where: str) -> Prefere
     """
     pair = read_pair(dict(row), where)
     asked = [{**message, "weight": 0} for message in pair.prompt.messages]
-    if asked[-1]["role"] == "assistant":
+    if asked and asked[-1]["role"] == "assistant":
         expected = "its text at the beginning of `chosen` and `rejected`"
         raise wrong("must not end with an assistant message", where, "prompt", expected=expected)
     sides = []
