@@ -156,10 +156,11 @@ class ChatFormat:
     ) -> str:
         texts: list[str] = []
         refused: list[Exception] = []
-        given = {"tools": [_template_tool(t) for t in tools] or None, "add_generation_prompt": generation_prompt}
+        given: dict[str, Any] = self._template_kwargs | {"tokenize": False, "add_generation_prompt": generation_prompt}
+        given["tools"] = [_template_tool(tool) for tool in tools] or None
         for form in _forms_of(messages):
             try:
-                text = self.tokenizer.apply_chat_template(form, tokenize=False, **given, **self._template_kwargs)
+                text = self.tokenizer.apply_chat_template(form, **given)
             except (TemplateError, TypeError) as error:
                 refused.append(error)
                 continue
