@@ -66,7 +66,7 @@ class TurnEnds:
         self._named, self._special, self._added = (
             any_of({*texts} - MARKUP) for texts in (named, {*named, *special}, added)
         )
-        self._after_text = lru_cache(maxsize=64)(self._what_follows_a_text)
+        self.after_text = lru_cache(maxsize=64)(self._what_follows_a_text)
 
     @cached_property
     def written(self) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ class TurnEnds:
 
     def _around(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> tuple[str, str, str]:
         """A word, and a stub of a chat whose assistant turn says it, without and with the messages after it."""
-        mark = _word_absent_from(json.dumps([list(messages), list(tools)]))
+        mark = word_absent_from(json.dumps([list(messages), list(tools)]))
         *others, last = _stubs(mark, messages)
         for stub in others:
             try:
@@ -118,7 +118,7 @@ class TurnEnds:
         Args:
             closing: what follows a turn that nothing follows. tail: the same of one that messages follow.
         """
-        plain = self._after_text(json.dumps(list(tools)))
+        plain = self.after_text(json.dumps(list(tools)))
         if plain is not None and closing.endswith(plain):
             start = len(closing) - len(plain)
             found = self._end_token(plain, tail[start:])
@@ -146,7 +146,7 @@ class TurnEnds:
 
     def _what_follows_a_text(self, tools_json: str) -> str | None:
         """What the template writes after a turn that makes no calls; None where it refuses or hides one."""
-        mark, tools = _word_absent_from(tools_json), json.loads(tools_json)
+        mark, tools = word_absent_from(tools_json), json.loads(tools_json)
         (stub,) = _stubs(mark, ())
         try:
             return what_follows(mark, self._render(stub, tools, False))
@@ -185,7 +185,8 @@ def _stubs(mark: str, messages: Sequence[Mapping[str, Any]]) -> Iterator[list[di
         yield [user, {**assistant, "tool_calls": made} if made else assistant]
 
 
-def _word_absent_from(text: str) -> str:
+def word_absent_from(text: str) -> str:
+    """A word that a text does not have."""
     word = "stub"
     while word in text:
         word += "x"

@@ -36,7 +36,7 @@ from nemotron_steps.environments.judged.notes import JUDGE_NOTES, noting
 from nemotron_steps.environments.responses import Response, ToolCall, text_of
 from nemotron_steps.errors import ConfigError, DataError, JudgeUnavailableError, WorkerLostError, show_line
 from nemotron_steps.rows.layouts import read_request
-from nemotron_steps.rows.messages import decoded, flat, read_tools
+from nemotron_steps.rows.messages import decoded, flat, read_tools, wrong
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.judged.judges import Judge
@@ -237,7 +237,10 @@ class Environment(ABC):
                     found=f"fields: {', '.join(sorted(row)) or 'none'}",
                     hints=show_line(where),
                 )
-        read_request(row, where)
+        if read_request(row, where).messages[-1]["role"] == "assistant" and not self.runs_agent:
+            expected = "a user's or a tool's message last; say there how the answer is to begin"
+            place = "responses_create_params.input"
+            raise wrong("must not end with an assistant message", where, place, expected=expected)
         self._name_row(self.check_values, row, where)
 
     def check_row_with_resources(self, row: Row, where: str) -> None:

@@ -12,6 +12,7 @@ Not for: reading what an assistant said (engine/rollouts/conversation.py) or tra
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from nemotron_steps.config.turn_ends import MARKUP, THINK_CLOSE, THINK_OPEN, TOOL, TurnEnds, any_of, generation_ends
-from nemotron_steps.errors import ArtifactError, DataError
+from nemotron_steps.config.turn_ends import MARKUP, THINK_CLOSE, THINK_OPEN, TurnEnds, any_of, generation_ends
+from nemotron_steps.errors import ArtifactError, DataError, show_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 COMMON_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 """Any other is some template's own: response_1, response_2 and principle of generative reward models."""
+_TOLD = ("system", "developer")
 GUARD = "q7GUARDz"
 """Letters, so that templates write it as it is, whether through tojson, repr or neither."""
 _UNESCAPED = re.compile(r"[ !#-&(-\[\]-~]*")
@@ -50,7 +52,8 @@ class ChatFormat:
             (`enable_thinking`, `truncate_history_thinking`, `date_string`, ...).
         generation_ends: eos_token_id of the model's generation_config.json.
 
-    Raises ArtifactError when the folder has no tokenizer or the tokenizer has no chat template.
+    Raises ArtifactError when the folder has no tokenizer or the tokenizer has no chat template, and DataError for
+    template_kwargs that are arguments of rendering (`add_generation_prompt`).
     """
 
     def __init__(
@@ -64,9 +67,10 @@ class ChatFormat:
             raise ArtifactError("the tokenizer has no chat template", where=source, expected="chat_template.jinja")
         self.tokenizer = tokenizer
         self.source = source
-        self._template_kwargs = dict(template_kwargs or {})
+        self._template_kwargs = _template_kwargs(template_kwargs or {}, tokenizer, source)
         self._generation_ends = tuple(number for number in generation_ends if number < len(tokenizer))
         self._render_cached = lru_cache(maxsize=4096)(self._render)
+        self._passed_over_cached = lru_cache(maxsize=256)(self._passed_over)
         self._under_cached = lru_cache(maxsize=64)(self._under)
 
     @classmethod
@@ -81,9 +85,15 @@ class ChatFormat:
         tokenizer = loader.from_pretrained(str(folder), trust_remote_code=False)
         return cls(tokenizer, str(folder), template_kwargs, generation_ends(Path(folder)))
 
-    def with_template_kwargs(self, template_kwargs: Mapping[str, Any] | None) -> ChatFormat:
-        """The same format with these variables of the template on top: a row's own `chat_template_kwargs`."""
-        return self._under_cached(json.dumps(template_kwargs)) if template_kwargs else self
+    def with_template_kwargs(self, template_kwargs: Mapping[str, Any] | None, where: str | None = None) -> ChatFormat:
+        """The same format with these variables of the template on top: a row's own `chat_template_kwargs`.
+
+        Raises:
+            DataError: one of them is no variable but an argument of rendering; `where` names the row.
+        """
+        if not template_kwargs:
+            return self
+        return self._under_cached(json.dumps(_template_kwargs(template_kwargs, self.tokenizer, where or self.source)))
 
     def _under(self, template_kwargs_json: str) -> ChatFormat:
         template_kwargs = {**self._template_kwargs, **json.loads(template_kwargs_json)}
@@ -113,14 +123,18 @@ class ChatFormat:
         prompt = self.render_text([{"role": "user", "content": "x"}])
         return prompt.rfind(THINK_OPEN) > prompt.rfind(THINK_CLOSE)
 
-    @cached_property
-    def _writes_tools(self) -> bool:
-        """False where a template passes over the tools of a question."""
+    def _passed_over(self, roles: tuple[str, ...], tools: bool) -> list[str]:
+        """What a template leaves out of a chat of marked words: `system message`, `name` and the like of a tool."""
+        words = {"name": "markedname", "description": "markedtext", "parameters": "markedkey"}
+        schema = {"type": "object", "properties": {words["parameters"]: {"type": "string"}}}
+        tool = {"type": "function", "function": {**words, "parameters": schema}}
+        told = [(f"{role} message", f"marked{at}text") for at, role in enumerate(roles) if role in _TOLD]
+        messages = [{"role": role, "content": f"marked{at}text"} for at, role in enumerate(roles)]
         try:
-            tool = {"type": "function", "function": {**TOOL, "name": "looktool"}}
-            return "looktool" in self.render_text([{"role": "user", "content": "x"}], [tool])
-        except Exception:  # a template may break in any way; with a row's own tools it says so
-            return True
+            text = self._write([*messages, {"role": "user", "content": "x"}], [tool] if tools else [], True)
+        except Exception:  # a template may break in any way; with the chat's own messages it says so
+            return []
+        return [what for what, word in (*told, *(words.items() if tools else ())) if word not in text]
 
     def _render(self, messages_json: str, tools_json: str, generation_prompt: bool) -> tuple[int, ...]:
         messages, tools = json.loads(messages_json), json.loads(tools_json)
@@ -140,22 +154,22 @@ class ChatFormat:
     def _write(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], generation_prompt: bool
     ) -> str:
-        refused: Exception | None = None
+        texts: list[str] = []
+        refused: list[Exception] = []
+        given: dict[str, Any] = self._template_kwargs | {"tokenize": False, "add_generation_prompt": generation_prompt}
+        given["tools"] = [_template_tool(tool) for tool in tools] or None
         for form in _forms_of(messages):
             try:
-                return str(
-                    self.tokenizer.apply_chat_template(
-                        form,
-                        tools=[_template_tool(t) for t in tools] or None,
-                        tokenize=False,
-                        add_generation_prompt=generation_prompt,
-                        **self._template_kwargs,
-                    )
-                )
+                text = self.tokenizer.apply_chat_template(form, **given)
             except (TemplateError, TypeError) as error:
-                refused = refused or error
-        assert refused is not None
-        raise refused
+                refused.append(error)
+                continue
+            texts.append(str(text))
+            if not _writes_repr(messages, texts[-1]):
+                return texts[-1]
+        if not texts:
+            raise refused[0]
+        return texts[0]
 
     def _guarded(self, value: Any) -> Any:
         """Messages or tools with a GUARD after the first character of special tokens that their texts spell."""
@@ -195,7 +209,8 @@ class ChatFormat:
         """
         text = self._turn_ends.continuation(self._guarded(messages), self._guarded(tools), turn_ended=turn_ended)
         self.require_shown(text, messages)
-        return self.encode(text)
+        ends = (self._added[number] for number in self.end_ids if number in self._added) if turn_ended else ()
+        return self.encode(text, next(iter(ends), "x"))
 
     def require_shown(
         self,
@@ -215,7 +230,17 @@ class ChatFormat:
         Raises:
             DataError.
         """
-        missing = left_out(messages, tools, text) or ("tools" if tools and not self._writes_tools else None)
+        missing = left_out(messages, tools, text)
+        said = [str(message.get("role")) for message in messages if message.get("content")]
+        told = [at for at, role in enumerate(said) if role in _TOLD]
+        if missing is None and (told or tools):
+            # Its words may be somewhere else in the text: what a template passes over is told by marked ones.
+            roles = tuple(role for role in said[: told[-1] + 1 if told else 0] if role != "tool")
+            for what in self._passed_over_cached(roles, bool(tools)):
+                if what.endswith("message"):
+                    missing = missing or what
+                elif any((tool.get("function") or tool).get(what) for tool in tools):
+                    missing = missing or ("tools" if what == "name" else f"{what} of the tools")
         if missing is not None:
             raise DataError(
                 f"the chat template leaves out the {missing}",
@@ -226,10 +251,12 @@ class ChatFormat:
             )
 
     def turn_end(self, text: str) -> int:
-        """Where what an assistant said is over, as a template wrote it: after the first token that ends turns, or at
-        the end of the text."""
-        found = self._ends.search(text)
-        return len(text) if found is None else found.end()
+        """Where what an assistant said is over, as a template wrote it: after the first end token of what follows any
+        text, else after the last one, for a template may write several blocks for a message; or at the end of it."""
+        closing = self._turn_ends.after_text("[]")
+        begins = len(text) - len(closing) if closing and text.endswith(closing) else None
+        found = [*self._ends.finditer(text, begins or 0)]
+        return found[-1 if begins is None else 0].end() if found else len(text)
 
     @cached_property
     def _ends(self) -> re.Pattern[str]:
@@ -252,8 +279,19 @@ class ChatFormat:
         return frozenset(number for number in every if self._added[number] not in MARKUP)
 
     @cached_property
+    def _guarded_ids(self) -> frozenset[int]:
+        """Tokens that no message's text becomes: those, and others that the template writes between texts."""
+        messages = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
+        try:
+            text = self._write(messages, (), True)
+        except Exception:  # a template may break in any way; with the chat's own messages it says so
+            text = ""
+        words = {number for number, each in self._added.items() if not each.isspace() and not each.isalnum()}
+        return self._control_ids | {n for n in words if self._added[n] in text and self._added[n] not in MARKUP}
+
+    @cached_property
     def _control(self) -> re.Pattern[str]:
-        return any_of({text for number in self._control_ids if len(text := self._added[number]) > 1})
+        return any_of({text for number in self._guarded_ids if len(text := self._added[number]) > 1})
 
     def decode_token(self, token_id: int) -> str:
         """Text of one token, special ones included."""
@@ -272,51 +310,99 @@ class ChatFormat:
         """Tokens of a text by itself."""
         return len(self.encode(text))
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text by itself, none of them added. What a GUARD is in becomes ordinary tokens, without it."""
-        if GUARD not in text:
-            return self._encode(text) if text else []
-        special = any_of({self._added[number] for number in self._special_ids | self._control_ids})
-        pieces = [""]
-        for piece in re.split(f"({special.pattern})", text):
-            if GUARD in piece:
-                pieces += [piece, ""]
-            else:
-                pieces[-1] += piece
-        return [number for piece in pieces if piece for number in self._encode_piece(piece)]
+    def encode(self, text: str, after: str = "") -> list[int]:
+        """Token ids of a text, none of them added. What a GUARD is in becomes ordinary tokens, without it.
 
-    def _encode_piece(self, piece: str) -> list[int]:
+        Args:
+            after: the text that it goes on from. Tokenizers like Llama 2's write a space before a text that begins.
+        """
+        pieces = [text]
+        if GUARD in text:
+            special = any_of({self._added[number] for number in self._special_ids | self._guarded_ids})
+            pieces = [""]
+            for piece in re.split(f"({special.pattern})", text):
+                if GUARD in piece:
+                    pieces += [piece, ""]
+                else:
+                    pieces[-1] += piece
+        ids: list[int] = []
+        for piece in filter(None, pieces):
+            ids += self._encode_piece(piece, self._begins(after))
+            after = piece
+        return ids
+
+    def _encode_piece(self, piece: str, begins: bool) -> list[int]:
         if GUARD not in piece:
-            return self._encode(piece)
-        if self._unspecial is not None:
-            ids = self._unspecial.encode(piece.replace(GUARD, ""), add_special_tokens=False).ids
-            if self._control_ids.isdisjoint(ids):
-                return list(ids)
+            if begins or self._unprefixed is None:
+                return self._encode(piece)
+            end = min((at for text in self._added.values() if (at := piece.find(text)) >= 0), default=len(piece))
+            return _ids(self._unprefixed, piece[:end]) + self._encode(piece[end:])
+        blind = self._unspecial if begins else self._unprefixed
+        if blind is not None:
+            ids = _ids(blind, piece.replace(GUARD, ""))
+            if self._guarded_ids.isdisjoint(ids):
+                return ids
         # A tokenizer may know a special token as a word, too: then its text is cut where the guard was.
-        return [number for part in piece.split(GUARD) if part for number in self._encode(part)]
+        parts = enumerate(piece.split(GUARD))
+        return [number for at, part in parts if part for number in self._encode_piece(part, begins and at == 0)]
+
+    def _begins(self, after: str) -> bool:
+        """Whether what follows a text gets the space that the tokenizer writes before one that begins."""
+        if not after or self._unprefixed is None:
+            return True
+        token = next((text for text in self._added.values() if after.endswith(text)), None)
+        return token is not None and self._encode(f"{token}x")[1:] != _ids(self._unprefixed, "x")
+
+    @cached_property
+    def _backend(self) -> Tokenizer | None:
+        return getattr(self.tokenizer, "backend_tokenizer", None)
 
     @cached_property
     def _unspecial(self) -> Tokenizer | None:
         """The tokenizer, blind to special tokens in a text."""
-        from tokenizers import Tokenizer
+        return None if self._backend is None else _blind(json.loads(self._backend.to_str()))
 
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if backend is None:
+    @cached_property
+    def _unprefixed(self) -> Tokenizer | None:
+        """The same, without the space that it writes before a text; None where it writes none."""
+        parts = () if self._backend is None else (self._backend.normalizer, self._backend.pre_tokenizer)
+        told = [json.loads(part.__getstate__()) for part in parts if part is not None]
+        if self._backend is None or told == _without_prefix(told):
             return None
-        blind = Tokenizer.from_str(backend.to_str())
-        blind.no_truncation()
-        blind.no_padding()
-        blind.encode_special_tokens = True
-        return blind
+        told = json.loads(self._backend.to_str())
+        return _blind(told | {part: _without_prefix(told[part]) for part in ("normalizer", "pre_tokenizer")})
 
     @cached_property
     def _encode(self) -> Callable[[str], list[int]]:
         """transformers' `encode` takes three times as long as the tokenizer that it calls, to make more than ids."""
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        backend = self._backend
         if backend is None:
             return lambda text: list(self.tokenizer.encode(text, add_special_tokens=False))
         self.tokenizer.encode("", add_special_tokens=False)  # leaves the backend set to neither cut off nor pad
         return lambda text: list(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
+
+def _blind(described: dict[str, Any]) -> Tokenizer:
+    """The tokenizer that a tokenizer.json describes, for texts in which special tokens are text."""
+    from tokenizers import Tokenizer
+
+    blind = Tokenizer.from_str(json.dumps(described | {"truncation": None, "padding": None}))
+    blind.encode_special_tokens = True
+    return blind
+
+
+def _template_kwargs(given: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, where: str) -> dict[str, Any]:
+    """Variables of a template, none of which is an argument of rendering. DataError otherwise."""
+    own = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters} - {"documents"}
+    for name in sorted(own.intersection(given)):
+        raise DataError(
+            f"`chat_template_kwargs` must not have `{name}`, which is not the template's own",
+            where=where,
+            expected='variables that the template reads, as {"enable_thinking": false}',
+            found=f"{name}: {str(given[name])[:80]!r}",
+            hints=show_line(where),
+        )
+    return dict(given)
 
 
 def _is_plain(folder: Path) -> bool:
@@ -338,12 +424,33 @@ def _is_plain(folder: Path) -> bool:
         return False
 
 
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _without_prefix(part: Any) -> Any:
+    """A normalizer or pre-tokenizer of tokenizer.json without the space that it writes before a text."""
+    if isinstance(part, list):
+        return [_without_prefix(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    off = {"prepend": "", "prepend_scheme": "never", "add_prefix_space": False}
+    return {key: off[key] if key in off else _without_prefix(each) for key, each in part.items()}
+
+
 def _forms_of(messages: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """The messages as they are; then, for templates that refuse that, with arguments of calls as JSON text (DeepSeek),
-    with an empty text for a null beside calls (Gemma, Phi), and with both."""
+    """The messages as they are; then, for templates that refuse that or write it as Python does, with arguments of
+    calls as JSON text (DeepSeek), with an empty text for a null beside calls (Gemma, Phi), and with both."""
     for filled in (list(messages), [_filled(each) for each in messages]):
         yield filled
         yield [_with_text(each) for each in filled]
+
+
+def _writes_repr(messages: Sequence[Mapping[str, Any]], text: str) -> bool:
+    """Whether a template that takes arguments of calls as JSON text has written an object of them as Python does."""
+    calls = [call.get("function") or call for message in messages for call in message.get("tool_calls") or ()]
+    every = [found for call in calls if isinstance(found := call.get("arguments"), Mapping) and found]
+    return any(str(each) in text and json.dumps(each, ensure_ascii=False) not in text for each in every)
 
 
 def _filled(message: dict[str, Any]) -> dict[str, Any]:
@@ -385,7 +492,7 @@ def left_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str,
     start = 0
     for place, message in enumerate(messages):
         role, ends = str(message.get("role")), [start]
-        anywhere = role in ("system", "developer")
+        anywhere = role in _TOLD
         for what, part in _parts(message, last=place == len(messages) - 1):
             found = [at + len(form) for form in _forms(part) if (at := text.find(form, 0 if anywhere else start)) >= 0]
             if not found:
@@ -429,12 +536,14 @@ def _leaves(value: Any) -> Iterator[str]:
             yield from _leaves(each)
     elif isinstance(value, str):
         yield value
-    elif value is not None and not isinstance(value, bool):  # those are written in many ways
+    elif value is not None:  # which is written in many ways
         yield json.dumps(value)
 
 
 def _forms(text: str) -> set[str]:
     """A text as a template may write it, without whitespace."""
+    if text in ("true", "false"):
+        return {text, text.title()}
     if _UNESCAPED.fullmatch(text):
         return {_squeezed(text)}
     written = (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1], repr(text)[1:-1])

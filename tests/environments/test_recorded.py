@@ -163,7 +163,7 @@ def test_a_rollout_gets_back_the_fields_of_the_row_that_it_begins_with() -> None
     with pytest.raises(DataError, match="differ") as caught:
         RowsByPrompt([*rows, ({**rows[0][0], "key": "other"}, "f:9")])
     assert caught.value.where == "f:9" and "f:a" in (caught.value.found or "")
-    with pytest.raises(DataError, match="no prompt"):
+    with pytest.raises(DataError, match="must be an object with `input`"):
         prompt_key({}, "f:1")
     assert prompt_key(rollout("a", "b"), "") == prompt_key(rows[0][0], "") != prompt_key(rows[1][0], "")
 

@@ -12,9 +12,13 @@ from tests.environments.cases import CASES, build
 WITHOUT_TEXT = {"responses_create_params": {"input": [{"role": "user", "content": " "}]}}
 
 
+BEGUN = {"responses_create_params": {"input": [{"role": role, "content": "x"} for role in ("user", "assistant")]}}
+
+
 @pytest.mark.parametrize(
     ("name", "change", "field"),
     [
+        ("calendar", BEGUN, "responses_create_params.input"),
         ("calendar", {"exp_cal_state": [1]}, "exp_cal_state"),
         ("code_gen", {"verifier_metadata": {"unit_tests": {"inputs": ["1", "2"], "outputs": ["1"]}}}, "unit_tests"),
         ("equivalence_llm_judge", {"expected_answer": " "}, "expected_answer"),

@@ -18,11 +18,10 @@ from nemotron_steps.environments.responses import (
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "s"},
-    {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_image", "text": "no"}, "b"]},
+    {"role": "user", "content": [{"type": "input_text", "text": "a"}, "b"]},
     {"type": "reasoning", "summary": []},
     {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "1"},
     {"type": "function_call_output", "call_id": "1", "output": "seven"},
-    {"type": "message", "content": None},
     {"type": "message", "role": "assistant", "content": "done"},
 ]
 
@@ -30,7 +29,7 @@ MESSAGES: list[dict[str, Any]] = [
 def test_a_conversation_is_roles_and_texts() -> None:
     row = {"responses_create_params": {"input": MESSAGES}}
     assert [(m["role"], m["content"]) for m in conversation(row)] == [
-        ("system", "s"), ("user", "ab"), ("assistant", "f({})"), ("tool", "seven"), ("user", ""), ("assistant", "done"),
+        ("system", "s"), ("user", "ab"), ("assistant", "f({})"), ("tool", "seven"), ("assistant", "done"),
     ]  # fmt: skip
     assert last_user_text({"responses_create_params": {"input": MESSAGES[:5]}}) == "ab"
     assert last_user_text({"responses_create_params": {"input": MESSAGES[:1]}}) == ""

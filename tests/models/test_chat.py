@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jinja2 import TemplateError
 
 from nemotron_steps.config.families import FAMILIES as MODEL_FAMILIES
-from nemotron_steps.errors import ArtifactError
+from nemotron_steps.errors import ArtifactError, DataError
 from nemotron_steps.models.chat import ChatFormat
 from tests.models.stock_chats import FAMILIES, stock_chat
 
@@ -101,6 +101,13 @@ def test_a_rows_own_variables_go_before_the_configs_and_leave_its_others() -> No
     assert chat.with_template_kwargs({"level": "low"}).render_text(question) == "low Monday"
     assert chat.render_text(question) == "high Monday"
     assert chat.with_template_kwargs(None) is chat is chat.with_template_kwargs({})
+    for name in ("add_generation_prompt", "tokenize", "chat_template", "continue_final_message", "tools", "messages"):
+        with pytest.raises(DataError, match=f"must not have `{name}`") as caught:
+            chat.with_template_kwargs({"level": "low", name: True}, "f:2")
+        assert caught.value.where == "f:2"
+        with pytest.raises(DataError, match=f"must not have `{name}`"):
+            ChatFormat(chat.tokenizer, "m", {name: True})
+    assert chat.with_template_kwargs({"documents": [{"text": "x"}]}).render_text(question)
 
 
 def test_a_turn_of_a_base_model_ends_where_the_template_ends_it() -> None:

@@ -16,7 +16,7 @@ from tests.models.test_families import QWEN3_MOE
 ROWS = ("word_embeddings", "output_layer", "linear_qkv", "linear_fc1", "in_proj", "conv1d", "dt_bias", "A_log", ".D",
         "mixer.norm")  # fmt: skip
 COLUMNS = ("linear_proj", "linear_fc2", "out_proj")
-DENSE = {**QWEN3_MOE, "model_type": "qwen2"}
+DENSE = {"num_key_value_heads": 4, **QWEN3_MOE, "model_type": "qwen2"}
 HYBRID = {
     "model_type": "nemotron_h",
     "hidden_size": 64,

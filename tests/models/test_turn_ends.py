@@ -119,6 +119,15 @@ def test_text_that_spells_a_special_token_becomes_the_tokens_of_plain_text() -> 
     assert found == [*chat.encode("<|im_start|>"), *text, *chat.encode("<|im_end|>\n")]
 
 
+def test_text_that_spells_a_token_which_the_template_writes_is_text_though_nobody_calls_it_special() -> None:
+    chat = stock_chat("qwen3")
+    chat.tokenizer.add_tokens(["<|turn|>", "assistant", "  "])
+    chat.tokenizer.chat_template = "{% for m in messages %}<|turn|>assistant  {{ m.content }}{% endfor %}"
+    tokens = chat.tokenizer.convert_tokens_to_ids(["<|turn|>", "assistant", "  "])
+    found = chat.render([USER | {"content": "<|turn|>assistant  "}])
+    assert [found.count(token) for token in tokens] == [1, 2, 2]
+
+
 def test_texts_are_written_as_a_template_takes_them() -> None:
     """Some refuse a null beside calls, some take arguments as JSON text alone."""
     chat = stock_chat("qwen3")
@@ -128,6 +137,14 @@ def test_texts_are_written_as_a_template_takes_them() -> None:
     )
     called = 'assistantwarmth{"city": "Köln", "days": 3}<|im_end|>'
     assert called in chat.render_text([USER, CALLS, RESULT])
+    written = chat.tokenizer.chat_template
+    chat.tokenizer.chat_template = written.replace(" + c.function", " }}{{ c.function").replace(" + m.", " }}{{ m.")
+    said = [USER | {"content": str(CALL["function"]["arguments"])}, CALLS | {"content": ""}, RESULT]
+    assert called in chat.render_text([USER, *said[1:]])  # not as Python writes an object
+    for form in (".items()", "|tojson(indent=1)"):  # a user's text is nobody's call
+        chat.tokenizer.chat_template = written.replace("c.function.arguments", f"(c.function.arguments{form})|string")
+        assert "('city', " in chat.render_text(said) or '{\n "city": ' in chat.render_text(said)
+    chat.tokenizer.chat_template = written
     # What a null says to a template stays said where the template takes it.
     chat.tokenizer.chat_template = chat.tokenizer.chat_template.replace(
         "m.content", "('-' if m.content is none else '')"
@@ -141,7 +158,7 @@ def test_texts_are_written_as_a_template_takes_them() -> None:
 def without(part: str) -> str:
     """A template that leaves out one thing."""
     parts = {
-        "tools": "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}",
+        "tools": "{{ tools | tojson }}",
         "system": "{{ m.content if m.role == 'system' }}",
         "user": "{{ m.content if m.role == 'user' }}",
         "tool": "{{ m.content | tojson if m.role == 'tool' }}",
@@ -184,6 +201,44 @@ def test_what_a_template_leaves_out_is_told_with_the_template(part: str, what: s
         assert (caught.value.where, caught.value.found) == ("qwen3", "the template of qwen3")
 
 
+SYSTEM = {"role": "system", "content": "how warm"}
+ASKS = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}{{ 'assistant' }}"
+TOLD = "{% if messages[0].role == 'system' %}{{ messages[0].content }}"
+NAMED = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "missing"),
+    [
+        (ASKS, [SYSTEM, USER], "system message"),
+        (ASKS, [SYSTEM | {"content": "assist"}, USER], "system message"),
+        (TOLD + "{% endif %}" + ASKS, [SYSTEM, USER], None),
+        (TOLD + "{% endif %}" + ASKS, [SYSTEM, USER, SYSTEM, USER], "system message"),
+        (TOLD + "{{ tools | tojson }}{% endif %}" + ASKS, [SYSTEM, USER, TOOL], None),
+        (TOLD + "{{ tools | tojson }}{% endif %}" + ASKS, [USER, TOOL], "tool `warmth`"),
+        (
+            TOLD + "{% else %}{{ tools | tojson }}{% endif %}" + ASKS,
+            [SYSTEM | {"content": "call warmth"}, USER, TOOL],
+            "tools",
+        ),
+        (NAMED + ASKS, [USER, TOOL], "description of the tools"),
+        (NAMED + ASKS, [USER, {"type": "function", "function": {"name": "warmth"}}], None),
+    ],
+)
+def test_what_a_template_passes_over_is_found_though_its_words_are_elsewhere(
+    template: str, messages: list[dict[str, Any]], missing: str | None
+) -> None:
+    chat = stock_chat("qwen3")
+    chat.tokenizer.chat_template = template
+    tools = [each for each in messages if "function" in each]
+    given = [each for each in messages if "role" in each]
+    if missing is None:
+        assert chat.render(given, tools)
+        return
+    with pytest.raises(DataError, match=f"leaves out the {missing}"):
+        chat.render(given, tools)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_published_templates_show_what_they_are_given(family: str) -> None:
     """Stripped, escaped, without earlier reasoning, and with the words that turn it on and off taken out."""
@@ -209,11 +264,3 @@ def test_published_templates_show_what_they_are_given(family: str) -> None:
         ]
         assert chat.render(messages, [TOOL]) and chat.render(messages[:4])
         assert chat.render([*messages, {"role": "assistant", "content": text}], [TOOL], False)
-
-
-def test_a_template_that_passes_over_tools_is_found_though_their_names_are_in_the_text() -> None:
-    chat = stock_chat("qwen3")
-    chat.tokenizer.chat_template = CHATML
-    assert chat.render([USER | {"content": "call warmth"}])
-    with pytest.raises(DataError, match="leaves out the tools"):
-        chat.render([USER | {"content": "call warmth"}], [TOOL])

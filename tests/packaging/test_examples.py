@@ -13,7 +13,7 @@ import pytest
 from tests.packaging.conftest import ROOT
 from tests.runs.executors import sdks
 
-EXAMPLES = {"cloud_executors": 116, "palindromes": 60, "unit_converter": 32, "word_counts": 50}
+EXAMPLES = {"cloud_executors": 98, "palindromes": 60, "unit_converter": 32, "word_counts": 50}
 """Package → tests of its that pass at least."""
 
 

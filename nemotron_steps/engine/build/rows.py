@@ -172,12 +172,13 @@ def _refuse_unwritten_tools(
     row: Row, where: str, environment: Environment, folder: Path, template_kwargs: Mapping[str, Any] | None
 ) -> None:
     """DataError where the chat template passes over the tools of a row: they would reach nobody."""
-    own = {**environment.config.chat_template_kwargs, **read_request(row, where).template_kwargs}
+    request = read_request(row, where)
+    own = {**environment.config.chat_template_kwargs, **request.template_kwargs}
     tools = environment.tools_of(row)
     try:
-        chat = ChatFormat.from_folder(folder, template_kwargs).with_template_kwargs(own)
-        text = chat.render_text([{"role": "user", "content": "x"}], tools)
+        chat = ChatFormat.from_folder(folder, template_kwargs).with_template_kwargs(own, where)
+        text = chat.render_text(request.messages, tools)
     except (ArtifactError, TemplateError, TypeError):  # without a template, or one that refuses them: told elsewhere
         return
     hint = f"cp TEMPLATE.jinja {template_file(str(folder))}   # one that writes tools"
-    chat.require_shown(text, (), tools, where=where, hints=(hint, *show_line(where)))
+    chat.require_shown(text, request.messages, tools, where=where, hints=(hint, *show_line(where)))

@@ -261,7 +261,7 @@ class RolloutCollector:
             return self._plain
         key = json.dumps(changed, sort_keys=True, default=str)
         if key not in self._voices:
-            chat = self._chat.with_template_kwargs(changed)
+            chat = self._chat.with_template_kwargs(changed, prompt.where)
             self._voices[key] = Voice.of(self._sampler, chat, self._plain.turn_format.under(chat), self._max_turns)
         return self._voices[key]
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
+from nemotron_steps.config.turn_ends import word_absent_from
 from nemotron_steps.errors import DataError, first_line, show_line
-from nemotron_steps.models.chat import COMMON_ROLES
 from nemotron_steps.rows.messages import read_messages, read_template_kwargs, read_tools, wrong
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def chat_sequences(
     Each assistant turn is tokenised apart from what precedes it, exactly as a generator that continues the prompt would
     have produced it. Where a template shows earlier turns otherwise when more follow (Qwen3 drops their reasoning), a
     sequence begins with each turn that finds them changed: the turns before it as a generator would see them then, and
-    not trained again.
+    not trained again. An assistant's greeting that the template cannot ask for, before anybody else has spoken, is
+    shown and not trained.
 
     Args:
         row: the chat's row, for its tools and chat_template_kwargs.
@@ -52,12 +54,12 @@ def chat_sequences(
     """
     tools = read_tools(row.get("tools"), where, "tools")
     messages = read_messages(messages, where, "messages", None)
-    chat = chat.with_template_kwargs(read_template_kwargs(row.get("chat_template_kwargs"), where))
+    chat = chat.with_template_kwargs(read_template_kwargs(row.get("chat_template_kwargs"), where), where)
     sequences: list[ChatSequence] = []
     rendered = rest = ""
 
-    def extend(text: str, trained: int) -> None:
-        ids = chat.encode(text)
+    def extend(text: str, after: str, trained: int) -> None:
+        ids = chat.encode(text, after)
         sequences[-1].token_ids.extend(ids)
         sequences[-1].token_mask.extend([trained] * len(ids))
 
@@ -71,6 +73,9 @@ def chat_sequences(
             after = chat.render_text(turns[: position + 1], tools, generation_prompt=False)
             found = _asked_and_answered(chat, turns[: position + 1], tools, before, after)
         except (TemplateError, TypeError, ValueError) as error:  # `raise_exception`; a value that it cannot write
+            asks = [each.get("role") not in ("system", "developer", "assistant") for each in turns]
+            if any(asks) and not any(asks[:position]):  # a greeting, which nothing asks for: shown, and not trained
+                continue
             raise DataError(
                 "the chat template refuses the chat",
                 where=where,
@@ -91,24 +96,26 @@ def chat_sequences(
             sequences.append(ChatSequence([], []))
             rendered = rest = ""
         elif asked.startswith(rendered + rest):
-            extend(rest, 0)
+            extend(rest, rendered, 0)
             rendered += rest
         new = turns[shown : position + 1]
-        own = {message.get("role") for message in new} - COMMON_ROLES
+        own = {"principle", "response_1", "response_2"}.intersection(message.get("role") for message in new)
         plain = ("comparisons.layout=plain   # of data_prep/sft_prep: any template writes it",) if own else ()
         text, hints = asked[len(rendered) :], (*plain, *show_line(where))
         chat.require_shown(text + answer, new, () if shown else tools, where=where, hints=hints)
         shown = position + 1
         # The template may write a separator after the end token; the generator stops at the end token.
         end = chat.turn_end(answer)
-        extend(text, 0)
-        extend(answer[:end], _trained(message, where))
+        extend(text, rendered, 0)
+        extend(answer[:end], asked, _trained(message, where))
         rendered, rest = asked + answer[:end], answer[end:]
+    weights = {message.get("weight") for message in turns if message.get("role") == "assistant"}
     if not any(any(sequence.token_mask) for sequence in sequences):
         raise DataError(
             "the chat has no assistant turn to learn from",
             where=where,
-            expected="role: assistant",
+            expected="an assistant message that is trained, after a message that asks for it",
+            found="only turns of weight 0" if weights == {0} else None,
             hints=show_line(where),
         )
     return [sequence.trimmed() for sequence in sequences if any(sequence.token_mask)]
@@ -138,8 +145,9 @@ def _asked_and_answered(
     cannot be told.
 
     Mostly the chat until then, and what the turn adds. Some templates ask for reasoning that a turn without any has not
-    (DeepSeek-R1, Nemotron 3): it begins where the two part. Others show earlier messages otherwise once they are
-    answered (gpt-oss drops reasoning, Mistral a system message): what the turn adds to one question it adds to any.
+    (DeepSeek-R1, Nemotron 3): it begins where the two part, and no later than where its header ends. Others show
+    earlier messages otherwise once they are answered (gpt-oss drops reasoning, Mistral a system message): what the turn
+    adds to one question it adds to any.
 
     Args:
         before: the chat until then, with its generation prompt. after: with the last turn.
@@ -147,9 +155,12 @@ def _asked_and_answered(
     *earlier, turn = turns
     if after.startswith(before):
         return before, after[len(before) :]
-    same = next((at for at, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), len(after))
-    if earlier and same > len(chat.render_text(earlier, tools, generation_prompt=False)):
-        return before[:same], after[same:]
+    mark = word_absent_from(before + after)
+    stub = [*earlier, {"role": "assistant", "content": mark}]
+    header = chat.render_text(stub, tools, generation_prompt=False).partition(mark)[0]
+    asked = commonprefix([before, after, header])  # noqa: RUF071  by characters
+    if earlier and len(asked) > len(chat.render_text(earlier, tools, generation_prompt=False)):
+        return asked, after[len(asked) :]
     question = {"role": "user", "content": "x"}
     asked = chat.render_text([question], tools)
     answered = chat.render_text([question, turn], tools, generation_prompt=False)

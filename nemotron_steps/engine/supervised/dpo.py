@@ -26,12 +26,13 @@ from nemotron_steps.engine.losses.reduction import count_normalizers
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.engine.supervised.chat_data import batch_of
-from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, encode_chat
+from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, chat_sequences
 from nemotron_steps.engine.supervised.loop import train_on_examples
 from nemotron_steps.engine.types import Policy, TrainBatch
 from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.rows.layouts import read_pair
+from nemotron_steps.rows.messages import wrong
 
 
 @dataclass(frozen=True)
@@ -81,30 +82,25 @@ def encode_pair(chat: ChatFormat, row: Mapping[str, Any], where: str) -> Prefere
         DataError: the row is no pair, or both answers have the same tokens.
     """
     pair = read_pair(dict(row), where)
+    asked = [{**message, "weight": 0} for message in pair.prompt.messages]
+    if asked and asked[-1]["role"] == "assistant":
+        expected = "its text at the beginning of `chosen` and `rejected`"
+        raise wrong("must not end with an assistant message", where, "prompt", expected=expected)
     sides = []
     for answer in (pair.chosen, pair.rejected):
-        turns = [{key: value for key, value in m.items() if key != "weight"} for m in (*pair.prompt.messages, *answer)]
-        sequence = encode_chat(chat, turns, where, pair.prompt.beside)
-        spoken = sum(message["role"] == "assistant" for message in answer)
-        sides.append(ChatSequence(sequence.token_ids, _last_turns(sequence.token_mask, spoken, where)))
+        sequences = chat_sequences(chat, [*asked, *({**m, "weight": 1} for m in answer)], where, pair.prompt.beside)
+        if len(sequences) > 1:
+            raise DataError(
+                "the chat template rewrites a turn of the answer when the next one follows",
+                where=where,
+                expected="turns that stay as they are, or an answer of one turn after a prompt with the others",
+                found=f"an answer shown in {len(sequences)} parts",
+                hints=show_line(where),
+            )
+        sides += sequences
     if sides[0].token_ids == sides[1].token_ids:
         raise DataError("the chosen and the rejected answer have the same tokens", where=where, hints=show_line(where))
     return PreferencePair(*sides)
-
-
-def _last_turns(token_mask: Sequence[int], turns: int, where: str) -> list[int]:
-    """The mask with only its last `turns` runs of ones: earlier assistant turns belong to the prompt. DataError where
-    the template does not show so many turns together."""
-    starts = [t for t in range(len(token_mask)) if token_mask[t] and (t == 0 or not token_mask[t - 1])]
-    if turns > len(starts):
-        raise DataError(
-            "the chat template rewrites a turn of the answer when the next one follows",
-            where=where,
-            expected=f"{turns} turns that stay as they are, or an answer of one turn after a prompt with the others",
-            found=f"{len(starts)} of them shown together",
-            hints=show_line(where),
-        )
-    return [bit if t >= starts[-turns] else 0 for t, bit in enumerate(token_mask)]
 
 
 def pair_batch(pairs: Sequence[PreferencePair], *, divisible_by: int = 1) -> TrainBatch:

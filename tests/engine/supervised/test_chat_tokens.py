@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerFast
 
-from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, chat_sequences, encode_chat
+from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, chat_sequences
 from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.models.tokenizers import train_tokenizer
@@ -47,14 +51,25 @@ def texts(chat: ChatFormat, sequence: ChatSequence) -> list[str]:
 def test_an_answer_ends_with_its_end_token_and_what_follows_that_is_the_templates() -> None:
     chat = format_of()
     end = chat.tokenizer.eos_token
-    sequence = encode_chat(chat, TURNS, "f:1", {})
+    (sequence,) = chat_sequences(chat, TURNS, "f:1", {})
     assert sequence.token_mask[0] == 0
     assert texts(chat, sequence) == ["ask[", f"one{end}", "\nmore[", f"two{end}"]  # no newline after the last one
 
 
+@pytest.mark.parametrize("family", ["qwen3", "llama3"])
+def test_a_greeting_that_nothing_asks_for_is_shown_and_not_trained(family: str) -> None:
+    chat, greeting = stock_chat(family), {"role": "assistant", "content": "Welcome"}
+    (sequence,) = chat_sequences(chat, [greeting, *TURNS[:2]], "f:1", {})
+    asked, answer = texts(chat, sequence)
+    assert sequence.token_ids[: sequence.token_mask.index(1)] == chat.render([greeting, TURNS[0]])
+    assert "Welcome" in asked and "one" in answer
+    with pytest.raises(DataError, match="refuses the chat"):
+        chat_sequences(chat, [greeting], "f:1", {})
+
+
 def test_turns_after_the_last_answer_are_left_out() -> None:
     chat = format_of()
-    assert encode_chat(chat, TURNS[:3], "f:1", {}) == encode_chat(chat, TURNS[:2], "f:1", {})
+    assert chat_sequences(chat, TURNS[:3], "f:1", {}) == chat_sequences(chat, TURNS[:2], "f:1", {})
 
 
 def test_a_rows_tools_are_told_before_its_answers() -> None:
@@ -63,7 +78,7 @@ def test_a_rows_tools_are_told_before_its_answers() -> None:
         chat.tokenizer.chat_template
     )
     tools = [{"type": "function", "function": {"name": "two"}}]
-    assert texts(chat, encode_chat(chat, TURNS, "f:1", {"tools": tools}))[0] == "two ask["
+    assert texts(chat, chat_sequences(chat, TURNS, "f:1", {"tools": tools})[0])[0] == "two ask["
 
 
 @pytest.mark.parametrize(
@@ -84,6 +99,11 @@ def test_a_rows_tools_are_told_before_its_answers() -> None:
             {"answer": ANSWER + "{{ '(over)' if loop.last }}"},
             [["ask[", "one<|end|>", "\nmore[", "two<|end|>"]],
         ),
+        # writes several blocks for a turn, as Functionary
+        (
+            {"answer": "{% for part in ['x', m.content] %}" + ANSWER.replace("m.content", "part") + "{% endfor %}"},
+            [["ask[", "x<|end|>\n[one<|end|>", "\nmore[", "x<|end|>\n[two<|end|>"]],
+        ),
         # shows what the system said in an unanswered question alone, as Mistral
         (
             {
@@ -94,6 +114,11 @@ def test_a_rows_tools_are_told_before_its_answers() -> None:
         ),
         # asks for reasoning that a turn does not have, as DeepSeek-R1
         ({"prompt": "{{ '[<think>' if add_generation_prompt }}"}, [["ask[", "one<|end|>", "\nmore[", "two<|end|>"]]),
+        # the same, whose answers begin as the reasoning does
+        (
+            {"prompt": "{{ '[o<|pad|>' if add_generation_prompt }}"},
+            [["ask[", "one<|end|>", "\nmore[", "two<|end|>"]],
+        ),
     ],
 )
 def test_every_answer_is_trained_once_after_what_a_generator_would_see(
@@ -104,7 +129,6 @@ def test_every_answer_is_trained_once_after_what_a_generator_would_see(
         turns = [{"role": "system", "content": "Be kind."}, *TURNS]
     found = chat_sequences(chat, turns, "f:1", {})
     assert [texts(chat, sequence) for sequence in found] == sequences
-    assert encode_chat(chat, turns, "f:1", {}) == found[-1]
 
 
 @pytest.mark.parametrize(
@@ -123,6 +147,45 @@ def test_published_templates_train_every_answer_of_a_long_chat_once(family: str,
         for number, sequence in enumerate(found):
             prompt = chat.render(turns[: 2 * number + 1])
             assert sequence.token_ids[: sequence.token_mask.index(1)] == prompt
+
+
+PREFIXED = {
+    "Llama 2": {"normalizer": normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])},
+    "Mistral": {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="first", split=False)},
+    "T5": {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="always")},
+    "RoBERTa": {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)},
+}
+"""Tokenizers that write a space before a text that begins."""
+
+
+@pytest.mark.parametrize("name", PREFIXED)
+@pytest.mark.parametrize("layout", ["<|{{ m.role }}|>\n{{ m.content }}</s>\n", "<s>{{ m.role }}:{{ m.content }}</s>"])
+@pytest.mark.parametrize("said", ["two more", " two", "<s>two</s> <|x", ""])
+def test_a_chat_has_the_tokens_of_its_text_where_tokenizers_write_a_space_before_a_text(
+    name: str, layout: str, said: str
+) -> None:
+    made = Tokenizer(BPE(unk_token="<unk>", byte_fallback=True))
+    for part, value in PREFIXED[name].items():
+        setattr(made, part, value)
+    specials = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    texts = ["two more two user two assistant user assistant <|x|> Ġtwo Ġ"] * 5
+    made.train_from_iterator(texts, BpeTrainer(vocab_size=340, special_tokens=specials, show_progress=False))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    asks = layout.partition("{{ m.content }}")[0].replace("{{ m.role }}", "assistant")
+    tokenizer.chat_template = (
+        "{% for m in messages %}" + layout + "{% endfor %}{% if add_generation_prompt %}" + asks + "{% endif %}"
+    )
+    chat = ChatFormat(tokenizer)
+    turns = [{"role": role, "content": said} for role in ("user", "assistant") * 2]
+    whole = chat.render(turns, generation_prompt=False)
+    (sequence,) = chat_sequences(chat, turns, "f:1", {})
+    assert sequence.token_ids == whole[: len(sequence.token_ids)] and set(whole[len(sequence.token_ids) :]) <= {
+        *chat.encode("\n", "</s>")
+    }
+    asked = chat.render(turns[:1])
+    until = sequence.token_ids.index(tokenizer.eos_token_id, len(asked)) + 1
+    assert sequence.token_ids[: len(asked)] == asked
+    assert sequence.token_ids[:until] + chat.render_continuation(turns[:1]) == chat.render(turns[:3])
 
 
 @pytest.mark.parametrize(
@@ -152,20 +215,24 @@ def test_nothing_after_the_end_of_a_turn_is_trained_and_text_that_spells_one_is_
     ("turns", "what"),
     [
         (TURNS[:1], "no assistant turn"),
+        ([TURNS[0], TURNS[1] | {"weight": 0}], "only turns of weight 0"),
         ([], "non-empty list"),
         ([TURNS[0], {"role": "assistant", "content": None}], "neither `content`"),
     ],
 )
 def test_a_chat_that_teaches_nothing_or_cannot_be_written_is_refused(turns: list[dict[str, Any]], what: str) -> None:
     with pytest.raises(DataError, match=what) as caught:
-        encode_chat(format_of(), turns, "f:1", {})
+        chat_sequences(format_of(), turns, "f:1", {})
     assert str(caught.value.where).startswith("f:1")
 
 
 def test_a_comparison_that_the_template_passes_over_is_refused() -> None:
     roles = ("user", "response_1", "response_2", "assistant")
     turns = [{"role": role, "content": f" {role} "} for role in roles]
-    encode_chat(format_of(said="{{ m.content | trim }}"), turns, "f:3", {})
+    chat_sequences(format_of(said="{{ m.content | trim }}"), turns, "f:3", {})
     with pytest.raises(DataError, match="leaves out the response_2 message") as caught:
-        encode_chat(format_of(said="{% if m.role != 'response_2' %}{{ m.content }}{% endif %}"), turns, "f:3", {})
+        chat_sequences(format_of(said="{% if m.role != 'response_2' %}{{ m.content }}{% endif %}"), turns, "f:3", {})
     assert caught.value.where == "f:3" and caught.value.hints[0].startswith("comparisons.layout=plain")
+    with pytest.raises(DataError, match="leaves out the narrator message") as caught:
+        chat_sequences(format_of(said=""), [{"role": "narrator", "content": "x"}, turns[3]], "f:3", {})
+    assert caught.value.hints == ("sed -n 3p f   # the row",)

@@ -223,6 +223,11 @@ def test_every_turn_of_an_answer_is_trained_and_none_of_the_prompts(chat: ChatFo
     pair = encode_pair(chat, {"prompt": [asked, said, asked], "chosen": answer, "rejected": answer[2]}, "row")
     assert trained_text(chat, pair.chosen) == "noneneeded"
     assert trained_text(chat, pair.rejected) == "needed"
+    # Two turns beside each other, under a template that writes nothing before them.
+    chat = ChatFormat(chat.tokenizer.__class__.from_pretrained(chat.source))
+    chat.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    pair = encode_pair(chat, {"prompt": [asked, said, asked], "chosen": [said, answer[0]], "rejected": "no"}, "row")
+    assert trained_text(chat, pair.chosen) == "Which tool? none"
     row = {
         "context": "Which tool? ",
         "chosen": answer,
@@ -243,12 +248,18 @@ def test_under_a_template_that_rewrites_turns_the_last_is_trained_and_an_answer_
     longer = {side: [said[1], said[0], *answer] for side, answer in answers.items()}
     with pytest.raises(DataError, match="rewrites a turn of the answer") as caught:
         encode_pair(chat, {"prompt": said[:1], **longer}, "f:1")
-    assert (caught.value.where, caught.value.found) == ("f:1", "1 of them shown together")
+    assert (caught.value.where, caught.value.found) == ("f:1", "an answer shown in 2 parts")
 
 
 def test_rows_that_are_no_pairs_are_refused_by_line_and_field(chat: ChatFormat, tmp_path: Path) -> None:
     good = {"prompt": "q", "chosen": "a", "rejected": "b"}
-    for broken, field in (({"prompt": ""}, "prompt"), ({"chosen": ""}, "chosen"), ({"rejected": None}, "rejected")):
+    begun = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "Sure,"}]
+    for broken, field in (
+        ({"prompt": begun}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"chosen": ""}, "chosen"),
+        ({"rejected": None}, "rejected"),
+    ):
         file = tmp_path / "pairs.jsonl"
         file.write_text("\n".join(json.dumps(row) for row in (good, {**good, **broken})))
         with pytest.raises(DataError) as caught:

@@ -58,7 +58,7 @@ def test_a_session_keeps_the_newest_cookie_and_the_rows_tools_where_the_server_h
         await environment.verify(row, Response("5"), session)
         return outputs
 
-    tools = [{"name": "mine"}]
+    tools = [{"type": "function", "name": "mine"}]
     row = {**ROW, "responses_create_params": {**ROW["responses_create_params"], "tools": tools}}
     mixed = {"output": "x", "more": 1}
     environment, server = served(({"tools": []}, "a=1"), ({"output": "2"}, None), (mixed, "a=2"), [3], {"reward": 1.0})
