@@ -80,6 +80,8 @@ class _Capture:
         self._future = False
         self._files: dict[str, None] = {}
         self._around: dict[str, Any] = {}
+        self._open: list[int] = []
+        """What is being written: functions that call one another find each other by name."""
 
     def text(self) -> str:
         """The module."""
@@ -95,12 +97,10 @@ class _Capture:
 
     def define(self, name: str, value: Any) -> None:
         """Make `name` mean a value, with what that uses. ConfigError if there is no text for it."""
-        if name in self._known:
-            if self._known[name] is not value and self._known[name] != value:
-                raise self._refused(
-                    f"it uses two different things that are both called '{name}'", "another name for one"
-                )
+        if self._means(name, value):
             return
+        if name in self._known:
+            raise self._refused(f"it uses two different things that are both called '{name}'", "another name for one")
         self._known[name] = value
         if isinstance(value, ModuleType):
             self._import_module(name, value)
@@ -134,6 +134,9 @@ class _Capture:
                 )
             self._texts.append(f"{name} = {literal}")
 
+    def _means(self, name: str, value: Any) -> bool:
+        return name in self._known and (self._known[name] is value or bool(self._known[name] == value))
+
     def _import_module(self, name: str, module: ModuleType) -> None:
         if module.__name__ == "__main__":
             raise self._refused("it uses the running program as a module")
@@ -166,8 +169,6 @@ class _Capture:
                 # What a decorator was given, and not what it made of it: that is a function of its own.
                 node.decorator_list, node.name = [], name
                 text = ast.unparse(node)
-            held = {key: _literal(each) for key, each in vars(function).items() if not is_secret_key(key)}
-            text += "".join(f"\n{name}.{key} = {literal}" for key, literal in held.items() if literal is not None)
         if function is not None:
             self._future |= bool(function.__code__.co_flags & _ANNOTATIONS)
         try:
@@ -176,11 +177,21 @@ class _Capture:
             raise self._refused(f"'{name}' does not stand alone: {error.msg}") from error
         around = _surroundings(value) if function is not None else self._around
         before, self._around = self._around, around
+        own: dict[str, str] = {}
         for used in _names_used(compiled):
             if used in around and not (used == name and around[used] is value):
-                self.define(used, around[used])
+                closed_over = function is value and used in function.__code__.co_freevars
+                if closed_over and not self._means(used, around[used]) and id(around[used]) not in self._open:
+                    own[used] = f"of_{name}_{used}"
+                self._open.append(id(around[used]))
+                self.define(own.get(used, used), around[used])
+                self._open.pop()
         self._around = before
-        self._texts.append(text)
+        self._texts.append(_made_with(text, name, own) if own else text)
+        held = {} if function is not value else {key: _literal(each) for key, each in vars(function).items()}
+        for key, literal in held.items():
+            if literal is not None and not is_secret_key(key):
+                self._texts.append(f"{name}.{key} = {literal}")
 
     def _define_defaults(self, name: str, arguments: ast.arguments, function: FunctionType) -> None:
         """Let default arguments be the values that they have: what they were made of may mean another thing by now.
@@ -285,6 +296,18 @@ class _Capture:
 def _is_installed(file: str) -> bool:
     """Whether a file comes with Python or a package, or code is of no file: made by a library."""
     return file[0] == "<" or any(Path(file).is_relative_to(path) for path in set(sysconfig.get_paths().values()))
+
+
+def _made_with(text: str, name: str, own: dict[str, str]) -> str:
+    """A function in one that is given what it closes over: variables of names that mean other things elsewhere."""
+    (made,) = ast.parse(text).body
+    if isinstance(made, ast.Assign):
+        made.targets = [ast.Name(f"made_{name}", ast.Store())]
+    else:
+        made.name = f"made_{name}"  # type: ignore[attr-defined]
+    (maker,) = ast.parse(f"def make_{name}({', '.join(own)}):\n    return made_{name}").body
+    maker.body.insert(0, made)  # type: ignore[attr-defined]
+    return f"{ast.unparse(maker)}\n{name} = make_{name}({', '.join(own.values())})"
 
 
 def _surroundings(value: Any) -> dict[str, Any]:

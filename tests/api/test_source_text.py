@@ -116,8 +116,12 @@ class Cfg:
         ("score = scaled(-3.0)(raw)", None),
         ("by = -3.0\n@scaled(by)\ndef score(completions, **c):\n    return raw(completions)\nby = 1.0", None),
         ("wrapped = scaled(-3.0)(raw)\ndef score(completions, **c):\n    return wrapped(completions)", None),
-        ("cached = lru_cache(scaled(2.0)(raw))\ndef score(completions, **c):\n    return cached(tuple(completions))", None),
-        ("@scaled(2.0)\n@scaled(3.0)\ndef score(completions, **c):\n    return raw(completions)", "both called"),
+        ("cached = lru_cache(scaled(2.0)(raw))\ndef score(completions, **c):\n  return cached((*completions,))", None),
+        ("@scaled(2.0)\n@scaled(3.0)\ndef score(completions, **c):\n    return raw(completions)", None),
+        ("function, by = 5, lambda: 2\none, two = scaled(2.0)(raw), scaled(3.0)(lambda completions, **c: [by()] * 3)\n"
+         "def score(completions, **c):\n    return [function, *one(completions), *two(completions)]", None),
+        ("def make():\n    even = lambda n: n == 0 or odd(n - 1)\n    odd = lambda n: n != 0 and even(n - 1)\n"
+         "    return lambda completions, **c: [even(len(each)) for each in completions]\nscore = make()", None),
         ("def score(completions, sign=1, *, by=1, **c):\n    return [sign * by] * 3\nscore.__defaults__ = (-3,)\n"
          "score.__kwdefaults__ = {'by': 2}", None),
         ("def score(completions, sign=1, **c):\n    return [sign] * 3\nscore.__defaults__ = (3, 4)", "other default"),
@@ -211,6 +215,7 @@ def test_what_encloses_a_function_comes_along(tmp_path: Path) -> None:
     [
         ("lock = __import__('threading').Lock()\ndef score(**c):\n    return lock", "uses 'lock', a _thread.lock"),
         ("API_KEY = 'x'\ndef score(**c):\n    return API_KEY", "uses 'API_KEY', which may be a secret"),
+        ("def of(token):\n    return lambda **c: token\nscore = of('x')", "_token', which may be a secret"),
         ("def score(**c):\n    return 'sk-proj-4f9aB2cD8eF1gH3jK5mN7pQ9rS0tU2vW4xY6z'", "looks like a secret"),
         ("data = ['x' * 100] * 20000\ndef score(**c):\n    return data", "uses 'data', 2080000 characters of data"),
     ],
