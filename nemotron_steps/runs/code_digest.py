@@ -23,6 +23,8 @@ from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from pathlib import Path
 from tempfile import gettempdir
 
+from nemotron_steps.artifacts.imports import stat_of
+
 _OWN = __name__.partition(".")[0]
 _CARRIERS = tuple(f"{_OWN}.{layer}" for layer in ("api", "runs", "manifest", "resolver", "cli", "errors", "testing"))
 _STATEMENT = (
@@ -123,7 +125,7 @@ class Code:
         while self._pending:
             module, path, kind, folder = self._pending.pop()
             top = module.partition(".")[0]
-            stamp = (str(path), path.stat().st_mtime_ns, path.stat().st_size)
+            stamp = (str(path), tuple(stat_of(path)))
             if top == _OWN and kind == "code":
                 for name, found in _own_imports(*stamp, module, self._place(top)[0]):
                     self._take(name, found, kind)
@@ -261,17 +263,17 @@ def _distributions(top: str, folder: Path, mtime_ns: int) -> tuple[tuple[str, st
 
 
 @lru_cache(maxsize=4096)
-def _source(path: str, mtime_ns: int, size: int) -> str:
+def _source(path: str, stamp: tuple[int, ...]) -> str:
     # A line that ends in a backslash goes on in the next one.
     return Path(path).read_text(encoding="utf-8", errors="replace").replace("\\\n", " ")
 
 
 @lru_cache(maxsize=4096)
-def _named(path: str, mtime_ns: int, size: int) -> tuple[tuple[str, str], ...]:
+def _named(path: str, stamp: tuple[int, ...]) -> tuple[tuple[str, str], ...]:
     """What a source has in strings that may be a path, and how it is used: "read" as a file, as a "path" of a file or
     folder, "glob". What it is certain to write alone, or to look for modules in, is left out."""
     try:
-        tree = ast.parse(_source(path, mtime_ns, size))
+        tree = ast.parse(_source(path, stamp))
     except (SyntaxError, ValueError, RecursionError):  # nothing that runs
         return ()
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
@@ -354,17 +356,17 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 @lru_cache(maxsize=4096)
-def _imports(path: str, mtime_ns: int, size: int, module: str) -> tuple[str, ...]:
-    source = _source(path, mtime_ns, size)
+def _imports(path: str, stamp: tuple[int, ...], module: str) -> tuple[str, ...]:
+    source = _source(path, stamp)
     return tuple(dict.fromkeys(_named_modules(source, module, Path(path))))
 
 
 @lru_cache(maxsize=4096)
 def _own_imports(
-    path: str, mtime_ns: int, size: int, module: str, folders: tuple[Path, ...]
+    path: str, stamp: tuple[int, ...], module: str, folders: tuple[Path, ...]
 ) -> tuple[tuple[str, Path], ...]:
     """What a module of this package imports from it, and where that is."""
-    names = [name for name in _imports(path, mtime_ns, size, module) if name.startswith(f"{_OWN}.")]
+    names = [name for name in _imports(path, stamp, module) if name.startswith(f"{_OWN}.")]
     found = ((name, _find_own(name, folders)) for name in names if not _is_carrier(name))
     return tuple((name, place) for name, place in found if place is not None)
 

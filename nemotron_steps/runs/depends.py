@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.files import sha256_file
+from nemotron_steps.artifacts.imports import stat_of
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.json_cache import read_json, write_json
 from nemotron_steps.config.locations import cache_folder
@@ -330,13 +331,13 @@ def _content_or_stat(files: set[Path]) -> list[Any]:
     return [_file_digest(file) for file in stats]
 
 
-_digests: dict[tuple[str, int, int], str] = {}
+_digests: dict[tuple[Any, ...], str] = {}
 
 
 def _file_digest(path: Path) -> str:
-    """32 hex digits of a file's content, read again when its size or time changes: of a large one remembered."""
+    """32 hex digits of a file's content, read again when its size, times or inode change: of a large one remembered."""
     status = path.stat()
-    known = (str(path.absolute()), status.st_mtime_ns, status.st_size)
+    known: tuple[Any, ...] = (str(path.absolute()), *stat_of(path))
     if known in _digests:
         return _digests[known]
     note = cache_folder() / "contents" / f"{_digest(known[0])}.json"
