@@ -10,15 +10,16 @@ from __future__ import annotations
 import ast
 import builtins
 import dis
-import inspect
+import functools
 import linecache
 import math
 import re
 import sys
 import sysconfig
 from collections.abc import Iterator
+from enum import EnumMeta
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
 from nemotron_steps.config.redaction import is_secret_key, redact_text
@@ -79,6 +80,8 @@ class _Capture:
         self._future = False
         self._files: dict[str, None] = {}
         self._around: dict[str, Any] = {}
+        self._open: list[int] = []
+        """What is being written: functions that call one another find each other by name."""
 
     def text(self) -> str:
         """The module."""
@@ -94,12 +97,10 @@ class _Capture:
 
     def define(self, name: str, value: Any) -> None:
         """Make `name` mean a value, with what that uses. ConfigError if there is no text for it."""
-        if name in self._known:
-            if self._known[name] is not value and self._known[name] != value:
-                raise self._refused(
-                    f"it uses two different things that are both called '{name}'", "another name for one"
-                )
+        if self._means(name, value):
             return
+        if name in self._known:
+            raise self._refused(f"it uses two different things that are both called '{name}'", "another name for one")
         self._known[name] = value
         if isinstance(value, ModuleType):
             self._import_module(name, value)
@@ -109,8 +110,12 @@ class _Capture:
             self._take_from(module)
             own = getattr(value, "__qualname__", None) or value.__name__
             self._imports[f"from {module.__name__} import {own}" + (f" as {name}" if own != name else "")] = None
-        elif isinstance(value, FunctionType | type) or isinstance(getattr(value, "__wrapped__", None), FunctionType):
+        elif isinstance(value, FunctionType | type):
             self._define_code(name, value)
+        elif isinstance(value, functools._lru_cache_wrapper) and isinstance(value.__wrapped__, FunctionType):
+            self._imports["import functools"] = None
+            self._define_code(name, value.__wrapped__)
+            self._texts.append(f"{name} = functools.lru_cache(**{value.cache_parameters()})({name})")
         elif isinstance(value, re.Pattern):
             self._imports["import re"] = None
             self._texts.append(f"{name} = re.compile({value.pattern!r}, {value.flags})")
@@ -129,6 +134,9 @@ class _Capture:
                 )
             self._texts.append(f"{name} = {literal}")
 
+    def _means(self, name: str, value: Any) -> bool:
+        return name in self._known and (self._known[name] is value or bool(self._known[name] == value))
+
     def _import_module(self, name: str, module: ModuleType) -> None:
         if module.__name__ == "__main__":
             raise self._refused("it uses the running program as a module")
@@ -138,7 +146,7 @@ class _Capture:
     def _take_from(self, module: ModuleType) -> None:
         """Let the module be found: one of the user's own is part of the cache key from there."""
         file = getattr(module, "__file__", None)
-        if file is None or any(Path(file).is_relative_to(path) for path in set(sysconfig.get_paths().values())):
+        if file is None or _is_installed(file):
             return
         self._paths[root_of(module)] = None
 
@@ -149,15 +157,18 @@ class _Capture:
             raise self._refused(
                 f"{type(value).__name__} '{name}' has no source here (typed into `python -c`, or made by code)"
             )
-        if not isinstance(value, type) and not hasattr(value, "__wrapped__") and not isinstance(node, ast.Lambda):
-            # What a decorator was given, and not what it made of it: that is a function of its own.
-            node.decorator_list = []  # type: ignore[union-attr]
-        if function is not None and not isinstance(node, ast.ClassDef):
-            self._define_defaults(name, node.args, function)
-        if isinstance(node, ast.Lambda):
-            text = f"{name} = {ast.unparse(node)}"
-        else:
+        if isinstance(node, ast.ClassDef):
+            self._define_attributes(name, node, value)
             text = ast.unparse(node) + (f"\n{name} = {node.name}" if node.name != name else "")
+        else:
+            assert function is not None  # only a class has a place without one
+            self._define_defaults(name, node.args, function)
+            if isinstance(node, ast.Lambda):
+                text = f"{name} = {ast.unparse(node)}"
+            else:
+                # What a decorator was given, and not what it made of it: that is a function of its own.
+                node.decorator_list, node.name = [], name
+                text = ast.unparse(node)
         if function is not None:
             self._future |= bool(function.__code__.co_flags & _ANNOTATIONS)
         try:
@@ -166,17 +177,31 @@ class _Capture:
             raise self._refused(f"'{name}' does not stand alone: {error.msg}") from error
         around = _surroundings(value) if function is not None else self._around
         before, self._around = self._around, around
+        own: dict[str, str] = {}
         for used in _names_used(compiled):
             if used in around and not (used == name and around[used] is value):
-                self.define(used, around[used])
+                closed_over = function is value and used in function.__code__.co_freevars
+                if closed_over and not self._means(used, around[used]) and id(around[used]) not in self._open:
+                    own[used] = f"of_{name}_{used}"
+                self._open.append(id(around[used]))
+                self.define(own.get(used, used), around[used])
+                self._open.pop()
         self._around = before
-        self._texts.append(text)
+        self._texts.append(_made_with(text, name, own) if own else text)
+        held = {} if function is not value else {key: _literal(each) for key, each in vars(function).items()}
+        for key, literal in held.items():
+            if literal is not None and not is_secret_key(key):
+                self._texts.append(f"{name}.{key} = {literal}")
 
     def _define_defaults(self, name: str, arguments: ast.arguments, function: FunctionType) -> None:
         """Let default arguments be the values that they have: what they were made of may mean another thing by now.
 
         One that is read from the environment stays so: it may be a secret.
         """
+        counts = len(function.__defaults__ or ()), sorted(function.__kwdefaults__ or ())
+        keywords = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        if counts != (len(arguments.defaults), sorted(each.arg for each, default in keywords if default is not None)):
+            raise self._refused(f"'{name}' was given other default arguments than its source has")
         positional = [*arguments.posonlyargs, *arguments.args]
         values = dict(
             zip([each.arg for each in reversed(positional)], reversed(function.__defaults__ or ()), strict=False)
@@ -184,10 +209,9 @@ class _Capture:
         values |= function.__kwdefaults__ or {}
 
         def named(argument: ast.arg, default: ast.expr) -> ast.expr:
-            kept = isinstance(default, ast.Constant) or argument.arg not in values or _reads_environment(default)
-            if kept:
-                return default
             value = values[argument.arg]
+            if _is_written(default, _literal(value)) or _reads_environment(default):
+                return default
             if not _has_text(value):
                 if _makes_one(default):
                     return default
@@ -198,7 +222,7 @@ class _Capture:
                     f"the default of its argument '{argument.arg}' may be a secret and is written nowhere",
                     "os.environ['NAME']",
                 )
-            own = f"_{name}_default_{argument.arg}"
+            own = f"default_of_{name}_{argument.arg}"
             self.define(own, value)
             return ast.Name(own, ast.Load())
 
@@ -208,6 +232,40 @@ class _Capture:
             None if default is None else named(argument, default)
             for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         ]
+
+    def _define_attributes(self, name: str, node: ast.ClassDef, value: type) -> None:
+        """Let a class have the constants that it has now, and refuse what else was set after its body."""
+        if isinstance(value, EnumMeta) or hasattr(value, "_field_defaults"):  # which Python guards, or makes itself
+            return
+        body: dict[str, ast.stmt] = {}
+        for each in node.body:
+            targets = getattr(each, "targets", [getattr(each, "target", each)])
+            body |= {getattr(target, "id", getattr(target, "name", "")): each for target in targets}
+        fields = getattr(value, "__dataclass_fields__", {})
+        for key, held in vars(value).items():
+            place, literal, function = body.get(key), _literal(held), getattr(held, "__func__", held)
+            expression = getattr(place, "value", None)
+            is_function = isinstance(function, FunctionType)
+            if isinstance(place, ast.FunctionDef | ast.AsyncFunctionDef) and not place.decorator_list:
+                fits = is_function and function.__code__.co_firstlineno == place.lineno
+                if fits:
+                    self._define_defaults(f"{name}_{key}", place.args, function)
+            elif key[:2] == key[-2:] == "__" and place is None:
+                fits = not is_function or _is_installed(function.__code__.co_filename)
+            elif literal is None:
+                fits = isinstance(held, MemberDescriptorType) or key == "_abc_impl" or place is not None
+                fits = fits and not isinstance(expression, ast.Constant)
+            else:
+                fits = key not in fields or _literal(fields[key].default) == literal
+                kept = expression is not None and (
+                    _reads_environment(expression)
+                    or is_secret_key(key)
+                    or (key in fields and isinstance(expression, ast.Call))
+                )
+                if fits and not kept and not _is_written(expression, literal):
+                    node.body += ast.parse(f"{key} = {literal}").body
+            if not fits:
+                raise self._refused(f"it uses '{name}', whose '{key}' was set after its class was made")
 
     def _place_of(self, value: Any) -> tuple[Syntax | None, FunctionType | None]:
         """The syntax that a function or a class comes from, and a function of that place."""
@@ -235,6 +293,23 @@ class _Capture:
         )
 
 
+def _is_installed(file: str) -> bool:
+    """Whether a file comes with Python or a package, or code is of no file: made by a library."""
+    return file[0] == "<" or any(Path(file).is_relative_to(path) for path in set(sysconfig.get_paths().values()))
+
+
+def _made_with(text: str, name: str, own: dict[str, str]) -> str:
+    """A function in one that is given what it closes over: variables of names that mean other things elsewhere."""
+    (made,) = ast.parse(text).body
+    if isinstance(made, ast.Assign):
+        made.targets = [ast.Name(f"made_{name}", ast.Store())]
+    else:
+        made.name = f"made_{name}"  # type: ignore[attr-defined]
+    (maker,) = ast.parse(f"def make_{name}({', '.join(own)}):\n    return made_{name}").body
+    maker.body.insert(0, made)  # type: ignore[attr-defined]
+    return f"{ast.unparse(maker)}\n{name} = make_{name}({', '.join(own.values())})"
+
+
 def _surroundings(value: Any) -> dict[str, Any]:
     """What a function or a class sees around it."""
     functions = _functions_of(value)
@@ -253,10 +328,9 @@ def _surroundings(value: Any) -> dict[str, Any]:
 
 
 def _functions_of(value: Any) -> list[FunctionType]:
-    """The functions whose code a function (decorated or not) or a class is."""
-    if not isinstance(value, type):
-        inner = inspect.unwrap(value)
-        return [inner] if isinstance(inner, FunctionType) else []
+    """The functions whose code a function or a class is."""
+    if isinstance(value, FunctionType):
+        return [value]
     methods = (getattr(each, "__func__", getattr(each, "fget", each)) for each in vars(value).values())
     return [each for each in methods if isinstance(each, FunctionType)]
 
@@ -327,6 +401,10 @@ def _reads_environment(node: ast.expr) -> bool:
     return not names.isdisjoint({"environ", "getenv"})
 
 
+def _is_written(node: ast.expr | None, literal: str | None) -> bool:
+    return isinstance(node, ast.Constant) and _literal(node.value) == literal is not None
+
+
 def _makes_one(node: ast.expr) -> bool:
     """Whether an expression is a call with constants alone, which gives the like of it wherever it is evaluated."""
     given = [*node.args, *(each.value for each in node.keywords)] if isinstance(node, ast.Call) else [node]
@@ -336,7 +414,7 @@ def _makes_one(node: ast.expr) -> bool:
 def _has_text(value: Any) -> bool:
     """Whether there is something to write for a value: an import, a source or a constant."""
     module = sys.modules.get(getattr(value, "__module__", None) or "")
-    code = isinstance(value, ModuleType | FunctionType | type | re.Pattern) or hasattr(value, "__wrapped__")
+    code = isinstance(value, ModuleType | FunctionType | type | re.Pattern | functools._lru_cache_wrapper)
     return code or (module is not None and importable(value, module)) or _literal(value) is not None
 
 

@@ -62,7 +62,7 @@ class Imports:
     ) -> Artifact:
         """What a path holds, as an artifact that is not in any home. From then on its folder may be read in place.
 
-        It is validated and hashed once, and again when a file's size or modification time changes; then it is
+        It is validated and hashed once, and again when a file's size, times or inode change; with other content it is
         another artifact.
 
         Raises ArtifactError or DataError if there is nothing there, or it is not valid.
@@ -146,6 +146,6 @@ def default_name(path: Path) -> str:
 
 
 def stat_of(path: Path) -> list[int]:
-    """Size and modification time: what is compared before a file is hashed again."""
+    """What is compared before a file is hashed again. Nobody sets the time of the last change of a file's status."""
     status = path.stat()
-    return [status.st_size, status.st_mtime_ns]
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]

@@ -39,11 +39,17 @@ class Lineage:
     ancestors: tuple[Link, ...]
     descendants: tuple[Link, ...]
 
+    @property
+    def accepted(self) -> str:
+        """Who accepted the artifact itself."""
+        return self.of.producer.acceptance if self.of.producer else ""
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable form."""
         return {
             "artifact": self.of.ref,
             "digest": self.of.digest,
+            **({"accepted": self.accepted} if self.accepted else {}),
             "ancestors": [_fields(link) for link in self.ancestors],
             "descendants": [_fields(link) for link in self.descendants],
         }

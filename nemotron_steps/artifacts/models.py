@@ -64,11 +64,12 @@ class Producer:
 
     @property
     def acceptance(self) -> str:
-        """Who accepted it last, as a line; "" where nobody had to."""
+        """Who accepted it last and all that changed since it was made, as a line; "" where nobody had to."""
         if not self.accepted:
             return ""
         last = self.accepted[-1]
-        return f"by {last['by']}: {made_by(last['version'], last['changed'])}"
+        changed = list(dict.fromkeys(name for each in self.accepted for name in each["changed"]))
+        return f"by {last['by']}: {made_by(last['version'], changed)}"
 
 
 @dataclass(frozen=True)

@@ -253,7 +253,7 @@ class ArtifactStore:
     def open(self, ref: str | Artifact, *, full: bool = False) -> Artifact:
         """An artifact ready to be read: on this machine, with the files that were committed and no others.
 
-        Files whose size and modification time are those of the last successful check are trusted unless `full`.
+        Files whose size, times and inode are those of the last successful check are trusted unless `full`.
         Raises ArtifactError naming the file, the expected and the found hash; also for an artifact in a folder
         outside the home that this user never supplied.
         """

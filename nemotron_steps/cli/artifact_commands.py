@@ -93,6 +93,8 @@ def lineage_artifacts(arguments: argparse.Namespace) -> int:
         return 0
     terminal = Terminal.of()
     terminal.print(f"{terminal.style(found.of.ref, 'bold')}  {terminal.style(found.of.type, 'cyan')}")
+    if found.accepted:
+        terminal.print(f"  {terminal.style(printable(f'accepted {found.accepted}'), 'dim')}")
     terminal.tree(_ancestors(found, found.of.ref, terminal, {found.of.ref}))
     below = {link.child for link in found.descendants if link.parent == found.of.ref}
     if below:
@@ -174,7 +176,8 @@ def _fields(artifact: Artifact, store: ArtifactStore, *, refuse: bool = True) ->
 
 def _origin(artifact: Artifact) -> str:
     if artifact.producer is not None:
-        return printable(f"{artifact.producer.step} (run {artifact.producer.run})")
+        accepted = ", accepted" if artifact.producer.accepted else ""
+        return printable(f"{artifact.producer.step} (run {artifact.producer.run}{accepted})")
     return f"added from {printable(artifact.source)}" if artifact.source else "added"
 
 

@@ -13,6 +13,7 @@ from nemotron_steps.cli.apart import require_together
 from nemotron_steps.cli.asked import Asked, asked_from
 from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.memory import show_memory
+from nemotron_steps.cli.parser import UsageError
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal, printable
 from nemotron_steps.config.redaction import redact, redact_text
@@ -32,12 +33,23 @@ def plan(arguments: argparse.Namespace) -> int:
     profile = bench.profile_of(asked)
     if profile is not None:
         os.environ.update(profile.variables_here)
+    refuse_accept(arguments, asked, forgets=arguments.force)
     found = with_cached(bench, bench.plan(asked), force=arguments.force, accept=arguments.accept)
     if arguments.as_json:
         print_json(plan_fields(found))
     else:
         show_plan(found, Terminal.of(), asked, why=arguments.why)
     return 0
+
+
+def refuse_accept(arguments: argparse.Namespace, asked: Asked, *, forgets: bool) -> None:
+    """UsageError for `--accept` beside what forgets it."""
+    if arguments.accept and forgets:
+        raise UsageError(
+            "--accept records that a result is taken: --dry-run records nothing, and --force makes it anew",
+            where=f"--accept {arguments.accept[0]}",
+            hints=(f"steps plan {asked.redacted().command} --accept {arguments.accept[0]}",),
+        )
 
 
 def dry_run(

@@ -13,7 +13,7 @@ from nemotron_steps.cli.apart import require_together
 from nemotron_steps.cli.asked import Asked, asked_from
 from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.parser import UsageError
-from nemotron_steps.cli.planning import dry_run, show_plan, with_cached
+from nemotron_steps.cli.planning import dry_run, refuse_accept, show_plan, with_cached
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.supervise import announce
 from nemotron_steps.cli.terminal import Terminal
@@ -47,12 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check_squash(arguments, profile)
     if profile is not None:
         os.environ.update(profile.variables_here)
-    if arguments.accept and (arguments.dry_run or arguments.force):
-        raise UsageError(
-            "--accept records that a result is taken: --dry-run records nothing, and --force makes it anew",
-            where=f"--accept {arguments.accept[0]}",
-            hints=(f"steps plan {asked.redacted().command} --accept {arguments.accept[0]}",),
-        )
+    refuse_accept(arguments, asked, forgets=arguments.dry_run or arguments.force)
     if arguments.dry_run:
         return dry_run(bench, asked, profile, force=arguments.force, resume=arguments.resume, as_json=arguments.as_json)
     if profile is not None and not (profile.runs_here and arguments.batch is None):

@@ -213,7 +213,12 @@ class _Look:
         ]
         if not compared:
             return None, Changes((_NOTHING,))
-        return min(compared, key=lambda each: (not each[1].code, len(each[1].differences), len(each[1].code)))
+        entry, changes = min(compared, key=lambda each: (not each[1].code, len(each[1].differences), len(each[1].code)))
+        if changes.code:  # of the run that made it, whatever was accepted since
+            accepted = [each for a in entry.outputs.values() if a.producer for each in a.producer.accepted]
+            code = tuple(dict.fromkeys([*(name for each in accepted for name in each["changed"]), *changes.code]))
+            changes = replace(changes, code=code, differences=(_code_line(code),))
+        return entry, changes
 
 
 def _results_of(store: ArtifactStore, planned: PlannedStep) -> Iterator[CacheEntry]:
@@ -258,9 +263,12 @@ def _differences(
         lines.append("config: a value that is not shown")
     if not lines and not code:  # of one that had another form of keys
         code.append("what a cache key is made of")
-    told = f"code: {', '.join(code[:12])}" + (f" and {len(code) - 12} more" if len(code) > 12 else "")
-    differences = (*lines, *((told,) if code else ()))
+    differences = (*lines, *((_code_line(code),) if code else ()))
     return Changes(differences, entry.version, entry.run, () if lines else tuple(code))
+
+
+def _code_line(code: Sequence[str]) -> str:
+    return f"code: {', '.join(code[:12])}" + (f" and {len(code) - 12} more" if len(code) > 12 else "")
 
 
 def _compared_by_config(

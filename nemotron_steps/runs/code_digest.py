@@ -3,21 +3,27 @@
 By content: the package of what is named (a step, an environment, a function), `nemotron_steps`, and what third parties'
 code imports that no installed distribution brings. Other distributions by version, and the standard library not at
 all. What `nemotron_steps` itself needs does not count (docs/decisions/what-a-cache-key-leaves-out.md).
-C sources count with the modules beside which they lie, and files that third parties' code names in a string with it.
+C sources count with the modules beside which they lie, and files and folders that third parties' code names in a
+string with it.
 Layers that only carry data around (api, runs, manifests, command line, errors) are left out: changing how a run is
 reported must not make every result stale.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
+from glob import glob
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from pathlib import Path
+from tempfile import gettempdir
+
+from nemotron_steps.artifacts.imports import stat_of
 
 _OWN = __name__.partition(".")[0]
 _CARRIERS = tuple(f"{_OWN}.{layer}" for layer in ("api", "runs", "manifest", "resolver", "cli", "errors", "testing"))
@@ -32,9 +38,19 @@ _CALLED = re.compile(r"\b(?:import_module|__import__)\(\s*(?:[\"']([\w.]+)[\"']|
 """An import by a call. One that puts the name together may mean every module beside it."""
 _QUOTED = re.compile(r"""["']([A-Za-z_]\w*(?:\.\w+)+)(?::\w+)?["']""")
 """A module named in a string, `"package.module:Name"`: registries that import lazily are followed too."""
-_TEXT = re.compile(r"""["']([^"'\n\0]{1,200})["']""")
-_WRITES = re.compile(r"""["'][wax]b?\+?["']|write|touch|dump|save|log|append\(""", re.IGNORECASE)
-"""What a line has that writes to the file that it names."""
+_GLOBS = {"glob", "iglob", "rglob"}
+_PATHS = {"Path", "join", "joinpath", "abspath", "realpath", "expanduser", "resolve", "absolute", "str", *_GLOBS}
+"""Calls that make a path, or paths, of one."""
+_WRITERS = re.compile(
+    r"write_\w+|touch|mkdir|makedirs|unlink|remove|rmtree|dump|save\w*|to_(?:csv|json|parquet|pickle)"
+    r"|\w*FileHandler|basicConfig|SummaryWriter"
+)
+_WRITING_MODE = re.compile(r"[bt]*[wax][bt+]*")
+_UPWARDS = re.compile(r"\.\.[/\"']|parents\[|\.parent\.parent|dirname\([^()]*dirname")
+SYSTEM = ("/usr/", "/bin/", "/lib", "/opt/", "/etc/", "/proc/", "/sys/", "/dev/", f"{sys.prefix}/")
+"""Folders that come with the machine: they count by name."""
+_MOST_FILES = 20_000
+"""Of a folder that code names: what comes after is not looked at."""
 _HEADER = re.compile(r"^(Name|Version): *(.+?) *$", re.MULTILINE)
 
 
@@ -109,29 +125,40 @@ class Code:
         while self._pending:
             module, path, kind, folder = self._pending.pop()
             top = module.partition(".")[0]
-            stamp = (str(path), path.stat().st_mtime_ns, path.stat().st_size)
+            stamp = (str(path), tuple(stat_of(path)))
             if top == _OWN and kind == "code":
                 for name, found in _own_imports(*stamp, module, self._place(top)[0]):
                     self._take(name, found, kind)
                 continue
-            self._take_named(path, _source(*stamp), f"{kind} {folder}")
+            self._take_named(path, _source(*stamp), _named(*stamp), kind, folder)
             for name in _imports(*stamp, module):
                 if not _is_carrier(name):
                     self._reach(name, kind)
 
-    def _take_named(self, path: Path, source: str, prefix: str) -> None:
-        """Files that a source names in strings, from its folder, to read them; where it puts folders on sys.path,
-        imports are looked for there too."""
-        texts = {text for text in _TEXT.findall(source) if text.strip("./")}
-        folders = [path.parent, *(path.parent / text for text in texts if (path.parent / text).is_dir())]
+    def _take_named(self, path: Path, source: str, named: tuple[tuple[str, str], ...], kind: str, prefix: str) -> None:
+        """Files and folders that a source names in strings, to read them: from its folder, the user's own also from
+        the working directory; where it puts folders on sys.path, imports are looked for there too."""
+        here = Path.cwd()
+        bases = [path.parent, *(path.parents[1:3] if _UPWARDS.search(source) else ())]
+        if kind == "file" or (path.is_relative_to(here) and "site-packages" not in path.parts):
+            bases.append(here)
+        folders = [text for text, use in named if use in ("path", "searched")]
+        bases += [base / text for base in bases for text in folders if (base / text).is_dir()]
         if "sys.path" in source:
-            self._search.update(dict.fromkeys(folders))
-        read = {text for line in source.splitlines() if not _WRITES.search(line) for text in _TEXT.findall(line)}
-        for text in read & texts:
-            if re.search(r"\w\.\w+$", text):
-                files = {(folder / text).resolve() for folder in folders if (folder / text).is_file()} - self._seen
-                if files:
-                    self.files.setdefault(f"{prefix}{text.rpartition('/')[2]}", set()).update(files)
+            self._search.update(dict.fromkeys(bases))
+        for text, use in named:
+            if use == "glob":
+                found = {Path(each) for base in bases for each in glob(os.path.join(base, text), recursive=True)}
+            else:
+                found = {base / text for base in bases if (base / text).exists()}
+            for each in {each.resolve() for each in found if text.strip("./") and use != "searched"} - self._seen:
+                name = f"{kind} {prefix}{text.rstrip('/').rpartition('/')[2]}"
+                if each.is_file():
+                    self.files.setdefault(name, set()).add(each)
+                    if each.suffix == ".py":
+                        self._take(each.stem, each, kind)
+                elif use != "read" and not _is_around(each, path) and not _is_around(each, here):
+                    self.files.setdefault(f"{name}/", set()).update(_files_below(each))
 
     def _reach(self, name: str, kind: str) -> None:
         quoted, name = name.startswith('"'), name.lstrip('"')
@@ -236,23 +263,110 @@ def _distributions(top: str, folder: Path, mtime_ns: int) -> tuple[tuple[str, st
 
 
 @lru_cache(maxsize=4096)
-def _source(path: str, mtime_ns: int, size: int) -> str:
+def _source(path: str, stamp: tuple[int, ...]) -> str:
     # A line that ends in a backslash goes on in the next one.
     return Path(path).read_text(encoding="utf-8", errors="replace").replace("\\\n", " ")
 
 
 @lru_cache(maxsize=4096)
-def _imports(path: str, mtime_ns: int, size: int, module: str) -> tuple[str, ...]:
-    source = _source(path, mtime_ns, size)
+def _named(path: str, stamp: tuple[int, ...]) -> tuple[tuple[str, str], ...]:
+    """What a source has in strings that may be a path, and how it is used: "read" as a file, as a "path" of a file or
+    folder, "glob". What it is certain to write alone, or to look for modules in, is left out."""
+    try:
+        tree = ast.parse(_source(path, stamp))
+    except (SyntaxError, ValueError, RecursionError):  # nothing that runs
+        return ()
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    groups: dict[ast.AST, list[ast.Constant]] = {}
+    for node in parents:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) <= 200:
+            groups.setdefault(_path_of(node, parents), []).append(node)
+    found: dict[tuple[str, str], None] = {}
+    for top, constants in groups.items():
+        use = _use(top, parents, tree)
+        parts = [str(each.value) for each in sorted(constants, key=lambda each: (each.lineno, each.col_offset))]
+        if use == "written" or any(char in part for part in parts for char in "\n\0"):
+            continue
+        calls = {_name_of(each) for each in ast.walk(top)} & _GLOBS
+        if calls and use == "path":
+            use = "glob"
+            parts[-1:] = ["**", parts[-1]] if "rglob" in calls else parts[-1:]
+        elif use == "read" and (len(parts) > 1 or "/" in parts[0]):
+            use = "path"
+        found["/".join(parts), use] = None
+        found |= dict.fromkeys((part, "read") for part in parts[1:] if use != "searched")
+    return tuple(found)
+
+
+def _path_of(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> ast.AST:
+    """The expression of the whole path that a node is a part of."""
+    while True:
+        around = parents[node]
+        is_path = isinstance(around, ast.Call) and _name_of(around) in _PATHS
+        joins = isinstance(around, ast.BinOp) and isinstance(around.op, ast.Div)
+        if not (is_path or joins or isinstance(around, ast.Attribute | ast.keyword)):
+            return node
+        node = around
+
+
+def _use(node: ast.AST, parents: dict[ast.AST, ast.AST], tree: ast.AST, depth: int = 0) -> str:
+    """How the expression of a path is used. Where that is in doubt, it is read."""
+    around = parents[node]
+    if isinstance(around, ast.Assign | ast.AnnAssign) and depth < 3:
+        names = {each.id for each in ast.walk(around) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+        read = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id in names and isinstance(n.ctx, ast.Load)]
+        uses = {_use(_path_of(each, parents), parents, tree, depth + 1) for each in read}
+        return "written" if uses == {"written"} else "path"
+    name = _name_of(around)
+    if isinstance(around, ast.Call) and name == "open":
+        modes = around.args[0 if node is around.func else 1 :][:1] + [
+            k.value for k in around.keywords if k.arg == "mode"
+        ]
+        texts = [str(mode.value) for mode in modes if isinstance(mode, ast.Constant)]
+        return "written" if any(map(_WRITING_MODE.fullmatch, texts)) else "read"
+    if _WRITERS.fullmatch(name):
+        return "written"
+    if isinstance(around, ast.Call) and ast.unparse(around.func).startswith("sys.path."):
+        return "searched"
+    return "read" if isinstance(node, ast.Constant) and name not in ("listdir", "scandir", "walk") else "path"
+
+
+def _name_of(node: ast.AST) -> str:
+    """What a call calls, without the module or object it belongs to."""
+    called = node.func if isinstance(node, ast.Call) else None
+    return str(getattr(called, "id", getattr(called, "attr", "")))
+
+
+def _is_around(folder: Path, path: Path) -> bool:
+    """Whether a folder has a path in it, or is not one to read whole."""
+    return path.is_relative_to(folder) or f"{folder}/".startswith(SYSTEM) or str(folder) == gettempdir()
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """The first files below a folder, but for hidden ones and Python's own."""
+    number = 0
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(each for each in folders if each[0] != "." and each != "__pycache__")
+        for name in sorted(files):
+            if name[0] != "." and not name.endswith(".pyc"):
+                yield Path(place, name)
+                number += 1
+        if number > _MOST_FILES:
+            return
+
+
+@lru_cache(maxsize=4096)
+def _imports(path: str, stamp: tuple[int, ...], module: str) -> tuple[str, ...]:
+    source = _source(path, stamp)
     return tuple(dict.fromkeys(_named_modules(source, module, Path(path))))
 
 
 @lru_cache(maxsize=4096)
 def _own_imports(
-    path: str, mtime_ns: int, size: int, module: str, folders: tuple[Path, ...]
+    path: str, stamp: tuple[int, ...], module: str, folders: tuple[Path, ...]
 ) -> tuple[tuple[str, Path], ...]:
     """What a module of this package imports from it, and where that is."""
-    names = [name for name in _imports(path, mtime_ns, size, module) if name.startswith(f"{_OWN}.")]
+    names = [name for name in _imports(path, stamp, module) if name.startswith(f"{_OWN}.")]
     found = ((name, _find_own(name, folders)) for name in names if not _is_carrier(name))
     return tuple((name, place) for name, place in found if place is not None)
 
@@ -266,7 +380,7 @@ def _named_modules(source: str, module: str, path: Path) -> Iterator[str]:
     for match in _CALLED.finditer(source) if called else ():
         if match[1]:
             yield from _with_parents(_absolute(match[1], module, is_package))
-        elif (match[2] or not is_own) and (is_package or "." in module):
+        elif match[2] or not is_own:
             yield from (_absolute(f".{beside.stem}", module, is_package) for beside in path.parent.glob("*.py"))
     for match in (_IMPORT if is_own else _IMPORT_ANYWHERE).finditer(source):
         if match["plain"] is not None:

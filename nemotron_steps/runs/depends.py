@@ -19,20 +19,20 @@ import importlib
 import json
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.files import sha256_file
+from nemotron_steps.artifacts.imports import stat_of
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.json_cache import read_json, write_json
 from nemotron_steps.config.locations import cache_folder
 from nemotron_steps.config.redaction import MASK, is_secret_key, redact
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.resolver.plan import PlannedStep
-from nemotron_steps.runs.code_digest import Code
+from nemotron_steps.runs.code_digest import SYSTEM, Code
 from nemotron_steps.runs.inputs import bound_values
 from nemotron_steps.runs.step_entry import ENGINE_PACKAGES
 
@@ -50,8 +50,8 @@ _NAMES_A_PATH = re.compile(
 )
 """Names of keys whose value is a path even if it is a single word."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".distcp", ".gguf")
-_SYSTEM = ("/usr/", "/bin/", "/lib", "/opt/", "/etc/", "/proc/", "/sys/", "/dev/", f"{sys.prefix}/")
-"""Folders that come with the machine: they count by name."""
+_MOST_READ = (500, 1 << 28)
+"""Files and bytes of what code names in one string."""
 _WORTH_NOTING = 1 << 22
 """Bytes of a file from which its digest is remembered by size and time."""
 
@@ -92,7 +92,7 @@ def depends_on(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[str
         else:
             found[f"config {key}"] = text_of(value)
     for name, files in code.files.items():
-        found[name] = _digest(sorted(_file_digest(file) for file in files))
+        found[name] = _digest(sorted(_content_or_stat(files)))
     found |= {f"distribution {name}": version for name, version in code.distributions.items()}
     return found
 
@@ -300,7 +300,7 @@ def _content(key: str, value: Any, code: Code, *, is_path: bool) -> tuple[str | 
     with suppress(OSError, ValueError):
         absolute = f"{path.absolute()}/"
         if path.is_file() or (path.is_dir() and not f"{Path.cwd()}/".startswith(absolute)):
-            if absolute.startswith(_SYSTEM):
+            if absolute.startswith(SYSTEM):
                 return None, value
             return _tree_digest(path, without=_WEIGHTS if word.endswith("tokenizer") else ()), value
     return None, value
@@ -323,13 +323,21 @@ def _tree_digest(path: Path, without: tuple[str, ...] = ()) -> str:
     return _digest(found)
 
 
-_digests: dict[tuple[str, int, int], str] = {}
+def _content_or_stat(files: set[Path]) -> list[Any]:
+    """Digests of files; of more than can be read each time a plan is made, their names, sizes and times."""
+    stats = {file: file.stat() for file in files if file.is_file()}
+    if len(stats) > _MOST_READ[0] or sum(each.st_size for each in stats.values()) > _MOST_READ[1]:
+        return [f"{file.name} {each.st_size} {each.st_mtime_ns}" for file, each in stats.items()]
+    return [_file_digest(file) for file in stats]
+
+
+_digests: dict[tuple[Any, ...], str] = {}
 
 
 def _file_digest(path: Path) -> str:
-    """32 hex digits of a file's content, read again when its size or time changes: of a large one remembered."""
+    """32 hex digits of a file's content, read again when its size, times or inode change: of a large one remembered."""
     status = path.stat()
-    known = (str(path.absolute()), status.st_mtime_ns, status.st_size)
+    known: tuple[Any, ...] = (str(path.absolute()), *stat_of(path))
     if known in _digests:
         return _digests[known]
     note = cache_folder() / "contents" / f"{_digest(known[0])}.json"

@@ -90,6 +90,64 @@ def test_a_cells_function_is_written_down_with_everything_it_uses(wraps: str, tm
     assert loaded(score, tmp_path)(completions=TEXTS) == score(completions=TEXTS)
 
 
+WRAPPED = """
+from functools import lru_cache, wraps
+def scaled(by):
+    def around(function):
+        @wraps(function)
+        def scaled_by(*given, **named):
+            return [by * each for each in function(*given, **named)]
+        return scaled_by
+    return around
+def raw(completions, **columns):
+    return [len(each) * 1.0 for each in completions]
+class Cfg:
+    w, n = 2.0, None
+    def of(self, each=1.0):
+        return each * self.w
+    def other(self):
+        return 5.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("score = scaled(-3.0)(raw)", None),
+        ("by = -3.0\n@scaled(by)\ndef score(completions, **c):\n    return raw(completions)\nby = 1.0", None),
+        ("wrapped = scaled(-3.0)(raw)\ndef score(completions, **c):\n    return wrapped(completions)", None),
+        ("cached = lru_cache(scaled(2.0)(raw))\ndef score(completions, **c):\n  return cached((*completions,))", None),
+        ("@scaled(2.0)\n@scaled(3.0)\ndef score(completions, **c):\n    return raw(completions)", None),
+        ("function, by = 5, lambda: 2\none, two = scaled(2.0)(raw), scaled(3.0)(lambda completions, **c: [by()] * 3)\n"
+         "def score(completions, **c):\n    return [function, *one(completions), *two(completions)]", None),
+        ("def make():\n    even = lambda n: n == 0 or odd(n - 1)\n    odd = lambda n: n != 0 and even(n - 1)\n"
+         "    return lambda completions, **c: [even(len(each)) for each in completions]\nscore = make()", None),
+        ("def score(completions, sign=1, *, by=1, **c):\n    return [sign * by] * 3\nscore.__defaults__ = (-3,)\n"
+         "score.__kwdefaults__ = {'by': 2}", None),
+        ("def score(completions, sign=1, **c):\n    return [sign] * 3\nscore.__defaults__ = (3, 4)", "other default"),
+        ("def score(completions, **c):\n    return [getattr(score, 'by', 1)] * 3\nscore.by = 3", None),
+        ("Cfg.w = -3.0\nCfg.n = Cfg.w\ndef score(completions, **c):\n    return [Cfg.w, Cfg().of(), Cfg.n]", None),
+        ("Cfg.of.__defaults__ = (-3.0,)\ndef score(completions, **c):\n    return [Cfg().of()] * 3", None),
+        ("Cfg.of = scaled(2.0)(Cfg.of)\ndef score(completions, **c):\n    return Cfg().of(1)", "whose 'of' was set"),
+        ("Cfg.of = Cfg.other\ndef score(completions, **c):\n    return Cfg().of()", "whose 'of' was set"),
+        ("Cfg.n = raw\ndef score(completions, **c):\n    return Cfg.n(completions)", "whose 'n' was set"),
+        ("Cfg.late = raw\ndef score(completions, **c):\n    return Cfg.late(completions)", "whose 'late' was set"),
+        ("from dataclasses import dataclass\n@dataclass\nclass D:\n    w: float = 1.0\nD.w = 2.0\n"
+         "def score(completions, **c):\n    return D().w", "whose 'w' was set"),
+    ],
+)  # fmt: skip
+def test_what_is_written_is_what_the_function_does_and_not_what_its_source_once_said(
+    source: str, told: str | None, tmp_path: Path
+) -> None:
+    score = in_a_cell(WRAPPED + source)["score"]
+    if told is None:
+        assert loaded(score, tmp_path)(completions=TEXTS) == score(completions=TEXTS)
+        return
+    with pytest.raises(ConfigError) as raised:
+        function_reference(score, tmp_path)
+    assert told in raised.value.what
+
+
 def test_the_text_is_the_same_in_every_process_and_another_where_something_changed(tmp_path: Path) -> None:
     def name(source: str) -> str:
         return function_reference(in_a_cell(source.replace("@WRAPS", "@wraps(function)"))["score"], tmp_path)
@@ -157,6 +215,7 @@ def test_what_encloses_a_function_comes_along(tmp_path: Path) -> None:
     [
         ("lock = __import__('threading').Lock()\ndef score(**c):\n    return lock", "uses 'lock', a _thread.lock"),
         ("API_KEY = 'x'\ndef score(**c):\n    return API_KEY", "uses 'API_KEY', which may be a secret"),
+        ("def of(token):\n    return lambda **c: token\nscore = of('x')", "_token', which may be a secret"),
         ("def score(**c):\n    return 'sk-proj-4f9aB2cD8eF1gH3jK5mN7pQ9rS0tU2vW4xY6z'", "looks like a secret"),
         ("data = ['x' * 100] * 20000\ndef score(**c):\n    return data", "uses 'data', 2080000 characters of data"),
     ],

@@ -86,10 +86,16 @@ def test_what_only_changed_code_would_make_again_is_accepted_on_request(
     (accepted,) = producer["accepted"]
     assert accepted["by"] and accepted["key"] != producer["cache_key"]
     assert accepted["changed"] == ["toy_steps.py" if recorded else "unknown (not recorded then)"]
-    assert told in cli("artifacts", "lineage", "toy/train/model").out
+    told_by = [cli("artifacts", "lineage", "toy/train/model", *words).out for words in ((), ("--json",))]
+    assert told_by[0].count(told) == 2 and '"accepted": "by ' in told_by[1].partition("ancestors")[0]
+    assert cli("artifacts", "list").out.count(", accepted)") == 2
     assert json.loads(Path(model["path"], "model.json").read_text())["lr"] == 0.1  # of the two, the one asked for
     edit(pack)
+    told = told if recorded else f"{told} (not recorded then), toy_steps.py"
+    planned = cli("plan", *CHAIN, "--why").out
+    assert told in planned and f"code: {told.partition('changed: ')[2]}" in planned
     assert cli("plan", *CHAIN, "--accept", "toy/make", "--accept", "toy/train").code == 0
+    assert told in cli("artifacts", "show", "toy/train/model").out
     again = cli("artifacts", "show", "toy/train/model", "--json").json["producer"]["accepted"]
     assert [each["key"] for each in again] == [accepted["key"], producer["cache_key"]]
     assert cli("artifacts", "verify").code == 0
@@ -115,4 +121,5 @@ def test_nothing_to_accept_is_an_error(cli: Cli, pack: Path, words: tuple[str, .
 
 @pytest.mark.parametrize("flag", ["--force", "--dry-run"])
 def test_accept_stands_with_nothing_that_forgets_it(cli: Cli, pack: Path, flag: str) -> None:
-    assert cli("run", *CHAIN, "--accept", "toy/train", flag).code == 2
+    for command in ("run", "plan") if flag == "--force" else ("run",):
+        assert "--force makes it anew" in cli(command, *CHAIN, "--accept", "toy/train", flag).err

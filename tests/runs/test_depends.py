@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,12 +29,27 @@ PACKAGE = Path(nemotron_steps.__file__).parent
 FILES = {
     # the user's own
     "rewards.py": "import json, numpy\nimport helper\nfrom lib import one\n"
-    "if json: import scratch.part\nopen('answers.json')\nopen('seen.txt', 'a')\n",
+    "if json: import scratch.part\nopen('answers.json')\nopen('seen.txt', 'a')\n"
+    "LOG = Path('own.log')\nLOG.open('w')\nopen('catalog.json')  # changelog\nopen('names')\nopen('rules/other.md')\n"
+    "for each in (HERE / 'rules').glob('*.txt'): row['output']\nlistdir('words')\n"
+    "import_module(f'{name}')\nsave(load('saved.npy'))\n",
     "helper.py": "def f():\n    from deeper import (\n        x,\n    )\n",
     "deeper.py": "import importlib\nx = importlib.import_module('called')\n",
     "called.py": "",
     "answers.json": "{}",
-    "lib/one.py": "try: from .two import *\nexcept ImportError: pass\n",
+    "catalog.json": "",
+    "saved.npy": "",
+    "own.log": "",
+    "names": "",
+    "rules/one.txt": "",
+    "rules/other.md": "",
+    "words/deep/one": "",
+    "words/.hidden": "",
+    "lib/tables/one.csv": "",
+    "tables/two.csv": "",
+    "lib/one.py": "try: from .two import *\nexcept ImportError: pass\nfor each in glob('tables/*.csv'): 1\n"
+    "sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'beside'))\nimport next_door",
+    "beside/next_door.py": "",
     "lib/two.py": "import sys; sys.path.append('elsewhere'); import placed",
     "lib/elsewhere/placed.py": "",
     "unused.py": "",
@@ -172,9 +188,20 @@ SAID = [
         ("called.py", "file called.py"),
         ("answers.json", "file answers.json"),
         ("seen.txt", None),
+        ("own.log", None),
+        ("catalog.json", "file catalog.json"),
+        ("saved.npy", "file saved.npy"),
+        ("names", "file names"),
+        ("rules/one.txt", "file *.txt"),
+        ("rules/other.md", "file other.md"),
+        ("words/deep/one", "file words/"),
+        ("words/.hidden", None),
+        ("lib/tables/one.csv", "file lib/*.csv"),
+        ("tables/two.csv", "file lib/*.csv"),
+        ("beside/next_door.py", "file next_door.py"),
         ("lib/two.py", "file lib/two.py"),
         ("lib/elsewhere/placed.py", "file placed.py"),
-        ("unused.py", None),
+        ("unused.py", "file unused.py"),  # which import_module may import
         ("site/scorers/rewards.py", "code: scorers/rewards.py"),
         ("site/scorers/deep/judge.py", "code: scorers/deep/judge.py"),
         ("site/chosen.py", "code: chosen.py"),
@@ -260,8 +287,9 @@ def test_an_edit_is_seen_and_said(
     elif edit.endswith(".jsonl"):
         (world / edit).write_text(FILES[edit].replace("2+2", "3+3"))
     else:
-        with (world / edit).open("a") as file:
-            file.write("\n")
+        times = (world / edit).stat()
+        (world / edit).write_bytes((world / edit).read_bytes() + b"\n")
+        os.utime(world / edit, ns=(times.st_atime_ns, times.st_mtime_ns))
     after = looked_at(store, replace(before, config=config))
     if said is None:
         assert after.cached is not None, after.changes

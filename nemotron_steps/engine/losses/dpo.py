@@ -28,8 +28,8 @@ class DpoLoss(Loss):
     `sft_loss_weight`, the negative log likelihood of chosen answers is added. The first step starts on the reference,
     so its preference loss is log 2 = 0.693147 whatever the data.
 
-    Metrics: preference_loss, sft_loss, accuracy (share of pairs with a positive margin), and the implicit rewards
-    beta x delta of chosen and rejected answers with their margin.
+    Metrics: preference_loss, sft_loss, accuracy (share of pairs with a positive margin; a tie counts half), and the
+    implicit rewards beta x delta of chosen and rejected answers with their margin.
     """
 
     rows_per_unit = 2
@@ -84,7 +84,7 @@ class DpoLoss(Loss):
                 "loss": loss.detach(),
                 "preference_loss": preference_loss.detach(),
                 "sft_loss": sft_loss.detach(),
-                "accuracy": ((margin > 0).float() * pair_mask).sum(),
+                "accuracy": ((margin.sign() + 1) / 2 * pair_mask).sum(),
                 "rewards_chosen": (rewards[0::2] * pair_mask).sum(),
                 "rewards_rejected": (rewards[1::2] * pair_mask).sum(),
                 "rewards_margin": (margin * pair_mask).sum(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.engine.reporting import Reporter, first_and_last
 from nemotron_steps.engine.supervised.chat_data import Example, shuffled_batches
 from nemotron_steps.engine.types import Policy
+
+logger = logging.getLogger(__name__)
 
 
 def total_steps(settings: SftTrainConfig | DpoTrainConfig, batch_size: int, examples: int) -> int:
@@ -41,6 +44,11 @@ def train_on_examples(
     Returns:
         Summary: steps, what is followed of the first and of the last ones, validation metrics before and after.
     """
+    if validate is None and settings.val_period > 0:
+        logger.warning(
+            "val_period=%d validates nothing: the data has no validation split (data.validation.data_path is null)",
+            settings.val_period,
+        )
     total = total_steps(settings, batch_size, len(train))
     step = 0
     before: dict[str, float] = {}

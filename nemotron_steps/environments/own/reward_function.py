@@ -341,4 +341,4 @@ class _FromSource(SourceFileLoader):
 def _stamp(path: Path) -> tuple[int, int]:
     """Changes when a file does."""
     status = path.stat()
-    return status.st_mtime_ns, status.st_size
+    return status.st_ctime_ns, status.st_size

@@ -111,10 +111,13 @@ def test_metrics_of_a_validation_to_come_may_rank_checkpoints(loop: str) -> None
 
 
 @pytest.mark.parametrize("loop", REPORTED)
-def test_without_validation_rows_nothing_is_validated_however_often(loop: str) -> None:
+def test_without_validation_rows_nothing_is_validated_however_often(
+    loop: str, caplog: pytest.LogCaptureFixture
+) -> None:
     summary, noted, _ = run(loop, [], val_period=1)
     assert [call[3] for call in noted.calls if call[0] == "save"] == [[], []]
     assert not any("validation" in name for each in (summary, noted.start, *noted.metrics_of) for name in each)
+    assert "val_period=1 validates nothing" in caplog.text
 
 
 @pytest.mark.parametrize("loop", REPORTED)
