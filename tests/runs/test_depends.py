@@ -38,6 +38,7 @@ FILES = {
     "called.py": "",
     "answers.json": "{}",
     "catalog.json": "",
+    "seen.txt": "",
     "saved.npy": "",
     "own.log": "",
     "names": "",
