@@ -16,8 +16,8 @@ from tests.models.checkpoints import write_tokenizer
 @pytest.fixture
 def model(tmp_path):
     """One token a byte."""
-    shape = {"model_type": "qwen3", "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 300}
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "max_position_embeddings": 4096}
+    shape = {"model_type": "qwen3", "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "max_position_embeddings": 4096, "vocab_size": 300}
     write_tokenizer(tmp_path / "model", 300)
     (tmp_path / "model" / "config.json").write_text(json.dumps({**shape, **sizes}))
     return tmp_path / "model"

@@ -58,7 +58,8 @@ def train_on_examples(
     if latest is not None:
         policy.load_checkpoint(latest.policy_path)
         state = latest.state()
-        step, before, metrics, history = latest.step, state["validation_before"], state["metrics"], state["history"]
+        step, before, metrics = latest.step, state.get("validation_before", {}), state["metrics"]
+        history = state.get("history", history)  # a checkpoint of 0.1.0 has none
         reporter.event("resumed", step=step)
     elif validate is not None:
         before = validate()
