@@ -124,17 +124,17 @@ class ChatFormat:
         return prompt.rfind(THINK_OPEN) > prompt.rfind(THINK_CLOSE)
 
     def _passed_over(self, roles: tuple[str, ...], tools: bool) -> list[str]:
-        """What a template leaves out of a chat of marked words: `system message`, `name` and the like of a tool."""
-        words = {"name": "markedname", "description": "markedtext", "parameters": "markedkey"}
-        schema = {"type": "object", "properties": {words["parameters"]: {"type": "string"}}}
-        tool = {"type": "function", "function": {**words, "parameters": schema}}
+        """What a template leaves out of a chat of marked words: `system message` and the like, `tools` by their names:
+        how much more it tells of a tool is the template's to say."""
+        schema = {"type": "object", "properties": {}}
+        tool = {"type": "function", "function": {"name": "markedname", "description": "x", "parameters": schema}}
         told = [(f"{role} message", f"marked{at}text") for at, role in enumerate(roles) if role in _TOLD]
         messages = [{"role": role, "content": f"marked{at}text"} for at, role in enumerate(roles)]
         try:
             text = self._write([*messages, {"role": "user", "content": "x"}], [tool] if tools else [], True)
         except Exception:  # a template may break in any way; with the chat's own messages it says so
             return []
-        return [what for what, word in (*told, *(words.items() if tools else ())) if word not in text]
+        return [what for what, word in (*told, *([("tools", "markedname")] if tools else ())) if word not in text]
 
     def _render(self, messages_json: str, tools_json: str, generation_prompt: bool) -> tuple[int, ...]:
         messages, tools = json.loads(messages_json), json.loads(tools_json)
@@ -236,11 +236,7 @@ class ChatFormat:
         if missing is None and (told or tools):
             # Its words may be somewhere else in the text: what a template passes over is told by marked ones.
             roles = tuple(role for role in said[: told[-1] + 1 if told else 0] if role != "tool")
-            for what in self._passed_over_cached(roles, bool(tools)):
-                if what.endswith("message"):
-                    missing = missing or what
-                elif any((tool.get("function") or tool).get(what) for tool in tools):
-                    missing = missing or ("tools" if what == "name" else f"{what} of the tools")
+            missing = next(iter(self._passed_over_cached(roles, bool(tools))), None)
         if missing is not None:
             raise DataError(
                 f"the chat template leaves out the {missing}",

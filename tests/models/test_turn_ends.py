@@ -221,8 +221,7 @@ NAMED = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
             [SYSTEM | {"content": "call warmth"}, USER, TOOL],
             "tools",
         ),
-        (NAMED + ASKS, [USER, TOOL], "description of the tools"),
-        (NAMED + ASKS, [USER, {"type": "function", "function": {"name": "warmth"}}], None),
+        (NAMED + ASKS, [USER, TOOL], None),
     ],
 )
 def test_what_a_template_passes_over_is_found_though_its_words_are_elsewhere(
