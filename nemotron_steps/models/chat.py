@@ -12,7 +12,6 @@ Not for: reading what an assistant said (engine/rollouts/conversation.py) or tra
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from jinja2 import TemplateError
 
 from nemotron_steps.config.turn_ends import MARKUP, THINK_CLOSE, THINK_OPEN, TurnEnds, any_of, generation_ends
 from nemotron_steps.errors import ArtifactError, DataError, show_line
+from nemotron_steps.rows.messages import RENDERING
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -67,7 +67,7 @@ class ChatFormat:
             raise ArtifactError("the tokenizer has no chat template", where=source, expected="chat_template.jinja")
         self.tokenizer = tokenizer
         self.source = source
-        self._template_kwargs = _template_kwargs(template_kwargs or {}, tokenizer, source)
+        self._template_kwargs = _template_kwargs(template_kwargs or {}, source)
         self._generation_ends = tuple(number for number in generation_ends if number < len(tokenizer))
         self._render_cached = lru_cache(maxsize=4096)(self._render)
         self._passed_over_cached = lru_cache(maxsize=256)(self._passed_over)
@@ -93,7 +93,7 @@ class ChatFormat:
         """
         if not template_kwargs:
             return self
-        return self._under_cached(json.dumps(_template_kwargs(template_kwargs, self.tokenizer, where or self.source)))
+        return self._under_cached(json.dumps(_template_kwargs(template_kwargs, where or self.source)))
 
     def _under(self, template_kwargs_json: str) -> ChatFormat:
         template_kwargs = {**self._template_kwargs, **json.loads(template_kwargs_json)}
@@ -387,10 +387,9 @@ def _blind(described: dict[str, Any]) -> Tokenizer:
     return blind
 
 
-def _template_kwargs(given: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, where: str) -> dict[str, Any]:
+def _template_kwargs(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Variables of a template, none of which is an argument of rendering. DataError otherwise."""
-    own = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters} - {"documents"}
-    for name in sorted(own.intersection(given)):
+    for name in sorted(RENDERING.intersection(given)):
         raise DataError(
             f"`chat_template_kwargs` must not have `{name}`, which is not the template's own",
             where=where,

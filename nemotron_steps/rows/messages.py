@@ -39,11 +39,10 @@ _THOUGHT_PARTS = frozenset({"thinking", "reasoning", "reasoning_text"})
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
 """Keys of a call's arguments: OpenAI's, Llama 3.1's, LangChain's, Anthropic's."""
-_RENDERING = {"messages", "conversation", "tools", "chat_template", "tokenize", "return_dict"} | {
-    "add_generation_prompt",
-    "continue_final_message",
-}
-"""Arguments of a template's rendering."""
+_OF_RESULT = {"tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"}
+_OF_CHAT = {"messages", "conversation", "tools", "chat_template", "add_generation_prompt", "continue_final_message"}
+RENDERING = frozenset(_OF_CHAT | _OF_RESULT | {"return_assistant_tokens_mask", "kwargs", "self"})
+"""Arguments of transformers' apply_chat_template but `documents`: none is a variable of a template."""
 _NOTHING = (None, "", "null", "[]", "{}")
 _CONTENT = ("content", "value", "text")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -184,7 +183,7 @@ def read_template_kwargs(value: Any, where: str) -> dict[str, Any]:
         raise wrong(
             "must be an object", where, "chat_template_kwargs", expected='{"enable_thinking": false}', found=value
         )
-    for name in _RENDERING.intersection(found):
+    for name in sorted(RENDERING.intersection(found)):
         raise wrong(f"must not have `{name}`, which is no variable of a template", where, "chat_template_kwargs")
     return {key: each for key, each in found.items() if each is not None}
 

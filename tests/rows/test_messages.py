@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.errors import DataError
-from nemotron_steps.rows.messages import read_messages, read_tools, texts_of, unpadded, written
+from nemotron_steps.rows.messages import RENDERING, read_messages, read_tools, texts_of, unpadded, written
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
 NULLABLE = {
@@ -203,3 +204,10 @@ def test_a_message_as_plain_text_has_its_calls() -> None:
 
 def test_padding_goes_at_every_depth_and_lists_keep_their_length() -> None:
     assert unpadded({"a": None, "b": [{"c": None, "d": 0}, None]}) == {"b": [{"d": 0}, None]}
+
+
+def test_what_no_variable_of_a_template_may_be_called_is_what_rendering_takes() -> None:
+    from transformers import PreTrainedTokenizerBase
+
+    taken = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
+    assert (taken | {"messages"}) - {"documents"} == RENDERING
