@@ -1,5 +1,5 @@
-"""math_formal_lean: 1 if the answer's proof is one of the row's own statement for Lean 4's kernel, and rests on no axiom
-but propext, Classical.choice and Quot.sound; up to `max_corrections` further turns show the compiler's message.
+"""math_formal_lean: 1 if Lean 4's kernel accepts the answer's proof of the row's own statement, resting on no axiom but
+propext, Classical.choice and Quot.sound; up to `max_corrections` further turns show the compiler's message.
 
 One Lean compiles the answer, and what it says is not believed, because an answer may run code there. A second one, in a
 sandbox of its own, only reads the module that the first wrote: `proof_check.lean`.
@@ -104,7 +104,7 @@ class MathFormalLean(Environment):
             self.sandbox = create_sandbox(config.sandbox, image=config.sandbox_image)
             self._found, tools = True, ""
         else:
-            # `lean` may be the launcher of a toolchain manager, which needs the home folder: not so the toolchain itself.
+            # `lean` may be a toolchain manager's launcher, which needs the home folder; the toolchain does not.
             told = launcher and subprocess.run([launcher, "--print-prefix"], cwd=folder, capture_output=True, text=True)
             prefix = told.stdout.strip() if told else ""
             self.sandbox = create_sandbox(config.sandbox, read_only=tuple(filter(None, (prefix, folder))))

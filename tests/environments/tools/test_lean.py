@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import re
 import shutil
 import subprocess
@@ -11,73 +10,11 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import Response, Session, ToolCall
+from nemotron_steps.environments.base import Response, Session
 from nemotron_steps.environments.code import math_formal_lean as lean
 from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.tools.ns_tools import TOOL
 from nemotron_steps.errors import DataError, UnsupportedError
 from nemotron_steps.sandbox import Outcome, SandboxResult
-
-MATH = {"responses_create_params": {"input": "How many?"}, "question": "How many?", "expected_answer": "70"}
-
-
-def cells(*codes: Any, **config: Any) -> list[str]:
-    environment = create("ns_tools", {"should_use_judge": False, **config})
-
-    async def run() -> list[str]:
-        await environment.start()
-        session = await environment.seed(MATH)
-        outputs = [await environment.call_tool(session, TOOL, {"code": code}) for code in codes]
-        await environment.close()
-        return outputs
-
-    return asyncio.run(run())
-
-
-@pytest.mark.sandbox
-class TestPythonTool:
-    def test_state_lasts_and_the_last_expression_is_shown(self) -> None:
-        assert cells("x = 3\nprint('once')", "x += 1\nx", "x * 10", "print(x)") == ["once\n", "4\n", "40\n", "4\n"]
-
-    def test_a_failed_cell_shows_its_error_and_leaves_no_state(self) -> None:
-        outputs = cells("x = 1", "x = 2\n1/0", "x", "this is not python!")
-        assert "ZeroDivisionError" in outputs[1]
-        assert outputs[2] == "1\n"
-        assert "SyntaxError" in outputs[3]
-
-    def test_loops_output_and_calls_are_bounded(self) -> None:
-        outputs = cells("while True: pass", "print('x' * 50_000)", "1", tool_timeout_s=2.0, max_tool_calls=2)
-        assert "stopped by timeout" in outputs[0]
-        assert outputs[1].endswith("[output cut]") and len(outputs[1]) < 11_000
-        assert "limit of 2" in outputs[2]
-
-    def test_bad_calls_are_answered_not_raised(self) -> None:
-        environment = create("ns_tools", {"should_use_judge": False})
-
-        async def run() -> list[str]:
-            session = await environment.seed(MATH)
-            return [
-                await environment.call_tool(session, "shell", {}),
-                await environment.call_tool(session, TOOL, {"code": 3}),
-            ]
-
-        assert all(output.startswith("error:") for output in asyncio.run(run()))
-
-    def test_the_final_box_is_the_grade(self) -> None:
-        environment = create("ns_tools", {"should_use_judge": False})
-
-        async def run() -> list[float | None]:
-            session = await environment.seed(MATH)
-            assert session.tools[0]["name"] == TOOL
-            await environment.call_tool(session, TOOL, {"code": "21 + 49"})
-            right = await environment.verify(MATH, Response(r"\boxed{70}"), session)
-            wrong = await environment.verify(MATH, Response("70"), session)
-            await environment.close()
-            assert right.components["tool_calls"] == 1.0
-            return [right.reward, wrong.reward]
-
-        assert asyncio.run(run()) == [1.0, 0.0]
-
 
 ROW: dict[str, Any] = {
     "responses_create_params": {"input": "Prove."},
@@ -161,18 +98,19 @@ def toolchain(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / made).mkdir(parents=True)
     for shared in Path(spec.origin).parent.glob("lib*shared*.so"):
         shutil.copy(shared, folder / "lib/lean")
-    library = ["-L", str(folder / "lib/lean"), "-lleanshared", "-Wl,-rpath,$ORIGIN/../lib/lean", "-Wl,-rpath-link,"]
-    command = ["cc", "-o", str(folder / "bin/lean"), "-x", "c", "-", *library[:-1], f"{library[-1]}{folder}/lib/lean"]
+    libraries = f"{folder}/lib/lean"
+    linked = ["-L", libraries, "-lleanshared", f"-Wl,-rpath-link,{libraries}", "-Wl,-rpath,$ORIGIN/../lib/lean"]
+    command = ["cc", "-o", str(folder / "bin/lean"), "-x", "c", "-", *linked]
     subprocess.run(command, input=LAUNCHER, text=True, check=True)
     for module in ("Init", "Lean"):
-        compiled(folder, (LIBRARY / f"{module}.lean").read_text(), folder / f"lib/lean/{module}.olean")
+        module_of(folder, (LIBRARY / f"{module}.lean").read_text(), folder / f"lib/lean/{module}.olean")
     return folder
 
 
-def compiled(toolchain: Path, source: str, module: Path) -> bytes:
-    """What Lean makes of a source."""
+def module_of(toolchain: Path, source: str, module: Path, *, path: str = "") -> bytes:
+    """What Lean makes of a source. path: LEAN_PATH, searched before the library."""
     command = [toolchain / "bin/lean", "--stdin", "-o", module]
-    ended = subprocess.run(command, input=source, text=True, capture_output=True)
+    ended = subprocess.run(command, input=source, text=True, capture_output=True, env={"LEAN_PATH": path})
     assert ended.returncode == 0, ended.stdout
     return module.read_bytes()
 
@@ -230,7 +168,7 @@ CHEATS = [
     ("T@", "go where go : Both p q := sorry", f"go where go : Both p q := {PROOF}"),
     ("T@", "let rec go : Both p q := sorry; go", f"let rec go : Both p q := {PROOF}; go"),
     ("T@", "let rec go (n : Nat) : Both p q := go n; go 0", f"let rec go (n : Nat) : Both p q := {PROOF}; go 0"),
-    ("T@", "go where @[implemented_by t] go : Both p q := sorry", f"go where @[reducible] go : Both p q := {PROOF}"),
+    ("T@", "go where @[implemented_by t] go : Both p q := sorry", f"go where @[inline] go : Both p q := {PROOF}"),
     ("T@", "set_option debug.skipKernelTC true in sorry", f"set_option debug.skipKernelTC true in {PROOF}"),
     ("T@", "set_option debug.byAsSorry true in by nofun", f"set_option debug.byAsSorry true in {PROOF}"),
     ("T@", "lie axiom lie : Both p q", f"{PROOF} axiom lie : False"),
@@ -239,7 +177,7 @@ CHEATS = [
     ("T@\n\n#exit\n", "sorry", PROOF),
     ("T@\nopen Lean\n/-", "sorry", PROOF),
     ("T@\n@[simp] def u := 0\n", "sorry", PROOF),
-    ("T/- @ -/ #", "And.intro hp hq", ""),
+    (f"T/- {PROOF} -/ @", "sorry", PROOF),
     ("axiom lie (p : Prop) : p\nT@", "lie _", PROOF),
     ("unsafe axiom lie (p : Prop) : p\nT@", "lie _", PROOF),
     ("def Both (a b : Prop) : Prop := True\nT@", "True.intro", PROOF),
@@ -248,10 +186,10 @@ CHEATS = [
     ("variable (sure : Both p q)\nT@", "sure", PROOF),
     ("theorem t (p q : Prop) (hp : p) (hq : q) (h : Both p q) : Both p q := @", "h", PROOF),
     ("instance : Inhabited (Both p q) := ⟨sorry⟩\nT@", "Inhabited.default", PROOF),
-    ("set_option autoImplicit true\nnotation \"Both\" => fun _ _ => True\nT@", "True.intro", PROOF),
-    ("macro \"done\" : term => `(sorry)\nT@", "done", PROOF),
+    ('set_option autoImplicit true\nnotation "Both" => fun _ _ => True\nT@', "True.intro", PROOF),
+    ('macro "done" : term => `(sorry)\nT@', "done", PROOF),
     ("opaque lie : Both True False\nT@", "lie", PROOF),
-    ("/-\nT@", "sorry -/", f"-/ {PROOF}"),
+    ("/- -/\nT/- /- -/ -/ @", "sorry", PROOF),
     ("T(@", "sorry) axiom lie : (False", f"{PROOF}) axiom lie : (False"),
     ("T@", "And.intro hp", PROOF),
     ("T@", "t p q hp hq", PROOF),
@@ -267,6 +205,86 @@ class TestWithLean:
         assert [pair for pair, verdict in zip(CHEATS, forged, strict=True) if verdict.reward != 0.0] == []
         assert [pair for pair, verdict in zip(CHEATS, honest, strict=True) if verdict.reward != 1.0] == []
 
+    def test_corrections_show_the_message_and_are_counted(self, lean_on_path: Path) -> None:
+        environment = create("math_formal_lean", {"max_corrections": 2})
+
+        async def rollout(*turns: str) -> tuple[list[str | None], Any]:
+            await environment.start()
+            session = await environment.seed(PLAIN)
+            messages = [await environment.follow_up(PLAIN, Response(filled("T@", turn)), session) for turn in turns]
+            return messages, await environment.verify(PLAIN, Response(filled("T@", turns[-1])), session)
+
+        messages, verdict = asyncio.run(rollout("And.intro hq", "sorry", PROOF))
+        assert "Application type mismatch" in str(messages[0]) and "axiom sorryAx" in str(messages[1])
+        assert (messages[2], verdict.reward, verdict.components["corrections"]) == (None, 1.0, 2.0)
+
+    def test_a_statement_that_does_not_compile_is_not_the_answers_fault(self, lean_on_path: Path) -> None:
+        row = {**PLAIN, "formal_statement": "theorem t (p : Nothing) : p := by"}
+        (verdict,) = graded(filled("T@", PROOF), row=row)
+        assert (verdict.reward, verdict.failure) == (None, "lean_failed")
+
+
+AND = "inductive And (a b : Prop) : Prop where\n  | intro (left : a) (right : b) : And a b\n"
+FREE = "inductive And (a b : Prop) : Prop where\n  | intro (left : a) (right : b) : And a b\n  | free : And a b\n"
+HEADER = PLAIN["header"]
+FORGED = [
+    # (what code of the answer may write for the module: a change of the library, the source), paid
+    (None, f"{HEADER}{T}{PROOF}", 1.0),
+    ((AND, FREE), f"{HEADER}{T}And.free", 0.0),
+    ((AND, FREE), f"{HEADER}{T}{PROOF}", 1.0),
+    ((AND, AND.replace("(left : a) (right : b) ", "")), f"{HEADER}{T}And.intro", 0.0),
+    ((AND, ""), f"{FREE}{HEADER}{T}And.free", 0.0),
+    (("axiom propext {a b : Prop} : (a → b)", "axiom propext {a b : Prop} : And a b\naxiom other {a b : Prop} : (a → b)"),
+     f"{HEADER}{T}propext", 0.0),
+    (None, f"def Both (a b : Prop) : Prop := True\n{T}True.intro", 0.0),
+    (None, f"def Both (a b : Prop) : Prop := And b a\n{T}And.intro hq hp", 0.0),
+    (None, f"axiom Both : Prop → Prop → Prop\naxiom lie (p q : Prop) : Both p q\n{T}lie p q", 0.0),
+    (None, f"{HEADER}axiom lie (p q : Prop) : And p q\n{T}lie p q", 0.0),
+    (None, f"{HEADER}axiom lie (p q : Prop) : And p q\ntheorem step (p q : Prop) : And p q := lie p q\n{T}step p q", 0.0),
+    (None, f"{HEADER}def step (p q : Prop) : And p q := sorry\n{T}step p q", 0.0),
+    (None, f"{HEADER}axiom lie (p q : Prop) : And p q\ntheorem step (p q : Prop) (hp : p) (hq : q) : And p q :="
+     f" {PROOF}\n{T}step p q hp hq", 1.0),
+    (None, f"{HEADER}axiom t (p q : Prop) (hp : p) (hq : q) : Both p q", 0.0),
+    (None, f"{HEADER}theorem t : True := True.intro", 0.0),
+    (None, f"{HEADER}theorem t (p q : Prop) (hp : p) (hq : q) (h : Both p q) : Both p q := h", 0.0),
+    (None, f"{HEADER}theorem u : True := True.intro", 0.0),
+    (None, f"{HEADER}theorem t (p q : Prop) (hp : p) (hq : q) : And p q := {PROOF}", 1.0),
+]  # fmt: skip
+
+
+def answered(module: bytes, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The verdict where compiling the answer leaves this module."""
+    environment: Any = create("math_formal_lean")
+    compile_module = environment._module
+
+    async def written(source: str) -> tuple[bytes | None, str]:
+        return (module, "") if "forged" in source else await compile_module(source)
+
+    monkeypatch.setattr(environment, "_module", written)
+    return asyncio.run(environment.verify(PLAIN, Response("```lean\nforged\n```"), Session()))
+
+
+@pytest.mark.sandbox
+@pytest.mark.compiler
+class TestForgedModules:
+    @pytest.mark.parametrize(("change", "source", "paid"), FORGED)
+    def test_the_kernel_checks_what_the_first_lean_wrote(
+        self, change: Any, source: str, paid: float, lean_on_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if change:
+            library = (LIBRARY / "Init.lean").read_text()
+            assert change[0] in library
+            module_of(lean_on_path, library.replace(*change), tmp_path / "Init.olean")
+        module = module_of(lean_on_path, source, tmp_path / "Proof.olean", path=str(tmp_path) if change else "")
+        assert answered(module, monkeypatch).reward == paid
+
+    @pytest.mark.parametrize("kept", [0, 8, 60, 2000])
+    def test_a_broken_module_earns_nothing(
+        self, kept: int, lean_on_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        module = module_of(lean_on_path, FORGED[0][1], tmp_path / "Proof.olean")
+        assert answered(module[:kept], monkeypatch).reward == 0.0
+
 
 def test_without_lean_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -275,8 +293,9 @@ def test_without_lean_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_a_statement_must_end_where_its_proof_begins() -> None:
-    with pytest.raises(DataError, match="formal_statement"):
-        create("math_formal_lean").check_row({**ROW, "formal_statement": "theorem t : True"}, "f:1")
+    for statement in ("theorem t : True", "example : True := by", "theorem : True := by", "-- theorem t\nx := by"):
+        with pytest.raises(DataError, match="formal_statement"):
+            create("math_formal_lean").check_row({**ROW, "formal_statement": statement}, "f:1")
 
 
 @pytest.mark.sandbox
@@ -292,22 +311,17 @@ class Compiler:
     def __init__(self) -> None:
         self.given: list[str] = []
 
-    async def __call__(self, source: str) -> tuple[bool, str]:
-        self.given.append(source)
-        return "rfl" in source, "unsolved goals"
-
-
-def compiled(monkeypatch: pytest.MonkeyPatch, **config: Any) -> tuple[Any, Compiler]:
-    environment, compiler = create("math_formal_lean", config), Compiler()
-    monkeypatch.setattr(environment, "_compile", compiler)
-    return environment, compiler
+    async def __call__(self, row: Any, proof: str) -> tuple[bool, str]:
+        self.given.append(proof)
+        return "rfl" in proof, "unsolved goals"
 
 
 @pytest.mark.parametrize(("last", "reward", "times"), [("rfl", 1.0, 3), ("ring", 0.0, 2), ("simp", 0.0, 3)])
 def test_the_last_proof_is_judged_and_none_is_compiled_twice(
     last: str, reward: float, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment, compiler = compiled(monkeypatch, max_corrections=2)
+    environment, compiler = create("math_formal_lean", {"max_corrections": 2}), Compiler()
+    monkeypatch.setattr(environment, "_compile", compiler)
 
     async def rollout() -> Any:
         session = await environment.seed(ROW)
@@ -320,39 +334,44 @@ def test_the_last_proof_is_judged_and_none_is_compiled_twice(
     assert len(compiler.given) == times
 
 
-@pytest.mark.parametrize(
-    "word",
-    ["sorry", "admit", "axiom", "constant", "native_decide", "unsafe", "implemented_by", "extern", "#eval", "run_cmd"],
-)
-def test_what_proves_nothing_is_refused_uncompiled(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    environment, compiler = compiled(monkeypatch)
-    refused = asyncio.run(environment.verify(ROW, Response(block(f"  {word} rfl")), Session()))
-    assert refused.reward == 0.0 and word in refused.details["compiler"] and compiler.given == []
-    for harmless in (f"  rfl -- {word}", f"  rfl {word}s"):
-        whole = word == "#eval" and not harmless.endswith(word)
-        assert asyncio.run(environment.verify(ROW, Response(block(harmless)), Session())).reward == float(not whole)
+def ended(outcome: Outcome, wall_s: float = 1.0, exit_code: int | None = None) -> SandboxResult:
+    return SandboxResult(outcome, exit_code, "", "said", wall_s)
 
 
-@pytest.mark.parametrize(
-    ("exit_code", "output", "accepted"),
-    [(0, "", True), (1, "", False), (0, "warning: declaration uses 'sorry'", False)],
-)
-def test_lean_accepts_a_proof_without_holes_in_the_project(
-    exit_code: int, output: str, accepted: bool, tmp_path: Path
+GOOD = ended(Outcome.EXITED, exit_code=0)
+ENDS = [
+    # (how the runs end: of the statement, the answer and the check), verdict
+    ([GOOD, GOOD, GOOD], 1.0, None),
+    ([GOOD, GOOD, ended(Outcome.EXITED, exit_code=1)], 0.0, None),
+    ([GOOD, ended(Outcome.EXITED, exit_code=1)], 0.0, None),
+    ([GOOD, ended(Outcome.TIMEOUT)], 0.0, None),
+    ([GOOD, ended(Outcome.MEMORY_LIMIT)], 0.0, None),
+    ([GOOD, ended(Outcome.OUTPUT_LIMIT)], 0.0, None),
+    ([GOOD, GOOD, ended(Outcome.TIMEOUT)], 0.0, None),
+    ([GOOD, ended(Outcome.TIMEOUT, 12.0)], None, "lean_timeout"),
+    ([ended(Outcome.EXITED, exit_code=1)], None, "lean_failed"),
+    ([ended(Outcome.TIMEOUT)], None, "lean_failed"),
+]
+
+
+@pytest.mark.parametrize(("ends", "reward", "failure"), ENDS)
+def test_what_the_answer_brings_about_is_its_fault_alone(
+    ends: list[SandboxResult], reward: float | None, failure: str | None, tmp_path: Path
 ) -> None:
     environment: Any = create("math_formal_lean", {"lean_project": str(tmp_path), "lean_timeout_s": 3.0})
     asked: list[Any] = []
 
     class Sandbox:
         async def run(self, command: list[str], **given: Any) -> SandboxResult:
-            asked.append((command[1:], given))
-            return SandboxResult(Outcome.EXITED, exit_code, "", output, 0.0)
+            asked.append((command, given))
+            return ends[len(asked) - 1]
 
     environment.sandbox = Sandbox()
-    assert asyncio.run(environment._compile("theorem")) == (accepted, output)
-    ((command, given),) = asked
-    assert command == ["--dir", str(tmp_path), "env", "lean", "/scratch/Proof.lean"]
-    assert given["files"] == {"Proof.lean": "theorem"} and given["limits"].wall_s == 3.0
+    (verdict,) = asyncio.run(environment.verify_group(ROW, [Response(block("  rfl"))], [Session()]))
+    assert (verdict.reward, verdict.failure, len(asked)) == (reward, failure, len(ends))
+    for command, given in asked:
+        assert ["--dir", str(tmp_path), "env"] == [word for word in command if word in ("--dir", str(tmp_path), "env")]
+        assert (given["limits"].wall_s, given["limits"].cpu_s) == (12.0, 3)
 
 
 def test_the_last_block_and_the_last_by_of_a_statement_count() -> None:
@@ -361,57 +380,19 @@ def test_the_last_block_and_the_last_by_of_a_statement_count() -> None:
     assert lean.assemble(row, "by rfl").endswith("theorem t (h : P := by simp) : Q := by rfl\n")
 
 
-class Notebook:
-    """A sandbox that notes the cells and ends as told."""
-
-    def __init__(self, *ends: SandboxResult) -> None:
-        self.ends, self.cells = list(ends), []
-        self.closed = False
-
-    async def run(self, *, files: dict[str, str], **_: Any) -> SandboxResult:
-        self.cells.append(json.loads(files["cells.json"]))
-        return self.ends.pop(0)
-
-    async def close(self) -> None:
-        self.closed = True
-
-
-def test_cells_that_failed_are_not_replayed_and_what_they_print_to_stderr_is_shown() -> None:
-    environment: Any = create("ns_tools", {"should_use_judge": False})
-    ends = [("1", "", 0), ("", "boom", 1), ("", "killed", 137), ("x" * 10_001, "", 0)]
-    told = [SandboxResult(Outcome.EXITED, code, out, err, 0.0) for out, err, code in ends]
-    told.insert(3, SandboxResult(Outcome.MEMORY_LIMIT, None, "some", "", 0.0))
-    environment.sandbox = Notebook(*told)
-
-    async def run() -> list[str]:
-        session = await environment.seed(MATH)
-        return [await environment.call_tool(session, TOOL, {"code": each}) for each in "abcde"]
-
-    outputs = asyncio.run(run())
-    assert outputs[:4] == ["1", "boom", "killed", "some\nerror: stopped by memory limit"]
-    assert outputs[4] == "x" * 10_000 + "\n[output cut]"
-    assert [cell["before"] for cell in environment.sandbox.cells] == [[], *[["a"]] * 4]
-
-
-def test_a_rows_own_tools_are_offered_and_a_recording_is_counted_by_its_calls() -> None:
-    environment: Any = create("ns_tools", {"should_use_judge": False})
-    environment.sandbox = Notebook()
-    tools = [{"type": "function", "name": TOOL, "description": "mine"}]
-    own = {**MATH, "responses_create_params": {"input": "How many?", "tools": tools}}
-
-    async def run() -> Any:
-        assert (await environment.seed(own)).tools == tools
-        response = Response("no box", tool_calls=[ToolCall(TOOL, "{}"), ToolCall(TOOL, "{}")])
-        verdict = await environment.verify(MATH, response, await environment.seed_recorded(MATH))
-        closed: list[str] = []
-
-        class Algebra:
-            async def close(self) -> None:
-                closed.append("helpers")
-
-        environment._algebra = Algebra()
-        await environment.close()
-        assert environment.sandbox.closed and closed == ["helpers"]
-        return verdict
-
-    assert asyncio.run(run()).components["tool_calls"] == 2.0
+@pytest.mark.parametrize(
+    "after",
+    [
+        "\nend X",
+        " axiom x : P",
+        "\n@[simp]\ndef x := 1",
+        "\n#print axioms t",
+        "\nopen X",
+        "\nset_option x true",
+        "\ndef x",
+    ],
+)
+def test_what_follows_the_proof_is_not_taken(after: str) -> None:
+    proof = "by\n  open scoped X in\n  set_option a.b 3 in\n  exact x.def infer_instance h.end #[y] -- axiom"
+    for before in ("theorem t : P := ", ":= ", ""):
+        assert lean.extract_proof(f"```lean\n{before}{proof}{after}\n```") == proof.removesuffix("axiom") + "axiom"
