@@ -168,7 +168,7 @@ CHEATS = [
     ("T@", "go where go : Both p q := sorry", f"go where go : Both p q := {PROOF}"),
     ("T@", "let rec go : Both p q := sorry; go", f"let rec go : Both p q := {PROOF}; go"),
     ("T@", "let rec go (n : Nat) : Both p q := go n; go 0", f"let rec go (n : Nat) : Both p q := {PROOF}; go 0"),
-    ("T@", "go where @[implemented_by t] go : Both p q := sorry", f"go where @[inline] go : Both p q := {PROOF}"),
+    ("T@", "go where @[implemented_by t] go : Both p q := sorry", f"go where /-- it -/ go : Both p q := {PROOF}"),
     ("T@", "set_option debug.skipKernelTC true in sorry", f"set_option debug.skipKernelTC true in {PROOF}"),
     ("T@", "set_option debug.byAsSorry true in by nofun", f"set_option debug.byAsSorry true in {PROOF}"),
     ("T@", "lie axiom lie : Both p q", f"{PROOF} axiom lie : False"),
@@ -215,7 +215,7 @@ class TestWithLean:
             return messages, await environment.verify(PLAIN, Response(filled("T@", turns[-1])), session)
 
         messages, verdict = asyncio.run(rollout("And.intro hq", "sorry", PROOF))
-        assert "Application type mismatch" in str(messages[0]) and "axiom sorryAx" in str(messages[1])
+        assert "Type mismatch" in str(messages[0]) and "axiom sorryAx" in str(messages[1])
         assert (messages[2], verdict.reward, verdict.components["corrections"]) == (None, 1.0, 2.0)
 
     def test_a_statement_that_does_not_compile_is_not_the_answers_fault(self, lean_on_path: Path) -> None:
@@ -226,6 +226,8 @@ class TestWithLean:
 
 AND = "inductive And (a b : Prop) : Prop where\n  | intro (left : a) (right : b) : And a b\n"
 FREE = "inductive And (a b : Prop) : Prop where\n  | intro (left : a) (right : b) : And a b\n  | free : And a b\n"
+PROPEXT = "axiom propext {a b : Prop} : (a → b)"
+LIE = "axiom lie (p q : Prop) : And p q\n"
 HEADER = PLAIN["header"]
 FORGED = [
     # (what code of the answer may write for the module: a change of the library, the source), paid
@@ -234,15 +236,15 @@ FORGED = [
     ((AND, FREE), f"{HEADER}{T}{PROOF}", 1.0),
     ((AND, AND.replace("(left : a) (right : b) ", "")), f"{HEADER}{T}And.intro", 0.0),
     ((AND, ""), f"{FREE}{HEADER}{T}And.free", 0.0),
-    (("axiom propext {a b : Prop} : (a → b)", "axiom propext {a b : Prop} : And a b\naxiom other {a b : Prop} : (a → b)"),
+    ((PROPEXT, f"axiom propext {{a b : Prop}} : And a b\n{PROPEXT.replace('propext', 'other')}"),
      f"{HEADER}{T}propext", 0.0),
     (None, f"def Both (a b : Prop) : Prop := True\n{T}True.intro", 0.0),
     (None, f"def Both (a b : Prop) : Prop := And b a\n{T}And.intro hq hp", 0.0),
     (None, f"axiom Both : Prop → Prop → Prop\naxiom lie (p q : Prop) : Both p q\n{T}lie p q", 0.0),
-    (None, f"{HEADER}axiom lie (p q : Prop) : And p q\n{T}lie p q", 0.0),
-    (None, f"{HEADER}axiom lie (p q : Prop) : And p q\ntheorem step (p q : Prop) : And p q := lie p q\n{T}step p q", 0.0),
+    (None, f"{HEADER}{LIE}{T}lie p q", 0.0),
+    (None, f"{HEADER}{LIE}theorem step (p q : Prop) : And p q := lie p q\n{T}step p q", 0.0),
     (None, f"{HEADER}def step (p q : Prop) : And p q := sorry\n{T}step p q", 0.0),
-    (None, f"{HEADER}axiom lie (p q : Prop) : And p q\ntheorem step (p q : Prop) (hp : p) (hq : q) : And p q :="
+    (None, f"{HEADER}{LIE}theorem step (p q : Prop) (hp : p) (hq : q) : And p q :="
      f" {PROOF}\n{T}step p q hp hq", 1.0),
     (None, f"{HEADER}axiom t (p q : Prop) (hp : p) (hq : q) : Both p q", 0.0),
     (None, f"{HEADER}theorem t : True := True.intro", 0.0),
@@ -301,7 +303,7 @@ def test_a_statement_must_end_where_its_proof_begins() -> None:
 @pytest.mark.sandbox
 def test_sessions_are_optional_for_a_single_proof() -> None:
     environment = create("math_formal_lean")
-    verdict = asyncio.run(environment.verify(ROW, Response("nothing"), Session()))
+    verdict = asyncio.run(environment.verify(ROW, Response("```python\n```"), Session()))
     assert verdict.reward == 0.0
 
 
@@ -393,6 +395,6 @@ def test_the_last_block_and_the_last_by_of_a_statement_count() -> None:
     ],
 )
 def test_what_follows_the_proof_is_not_taken(after: str) -> None:
-    proof = "by\n  open scoped X in\n  set_option a.b 3 in\n  exact x.def infer_instance h.end #[y] -- axiom"
+    proof = "by\n  open scoped X in\n  set_option a.b 3 in\n  exact x.def infer_instance h.end #[y] /- axiom -/"
     for before in ("theorem t : P := ", ":= ", ""):
-        assert lean.extract_proof(f"```lean\n{before}{proof}{after}\n```") == proof.removesuffix("axiom") + "axiom"
+        assert lean.extract_proof(f"```lean\n{before}{proof}{after}\n```") == proof
