@@ -11,7 +11,6 @@ folder shown read-only, or an image.
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 import os
 import re
@@ -99,16 +98,17 @@ class MathFormalLean(Environment):
     def __init__(self, config: MathFormalLeanConfig, judges: Mapping[str, Judge]) -> None:
         super().__init__(config, judges)
         folder = os.path.abspath(config.lean_project) if config.lean_project else None
-        launcher = shutil.which("lean") if config.sandbox_image is None else None
-        if config.sandbox_image is not None:
-            self.sandbox = create_sandbox(config.sandbox, image=config.sandbox_image)
-            self._found, tools = True, ""
-        else:
-            # `lean` may be a toolchain manager's launcher, which needs the home folder; the toolchain does not.
-            told = launcher and subprocess.run([launcher, "--print-prefix"], cwd=folder, capture_output=True, text=True)
-            prefix = told.stdout.strip() if told else ""
-            self.sandbox = create_sandbox(config.sandbox, read_only=tuple(filter(None, (prefix, folder))))
-            self._found, tools = bool(prefix), f"{prefix}/bin/"
+        launcher = None if config.sandbox_image else shutil.which("lean")
+        prefix = ""
+        if launcher and (folder is None or os.path.isdir(folder)):
+            # It may be a toolchain manager's, which needs the home folder; the toolchain itself does not.
+            told = subprocess.run([launcher, "--print-prefix"], cwd=folder, capture_output=True, text=True)
+            prefix = told.stdout.strip()
+        shown = tuple(filter(None, (prefix, folder)))
+        options: dict[str, Any] = {"image": config.sandbox_image} if config.sandbox_image else {"read_only": shown}
+        self.sandbox = create_sandbox(config.sandbox, **options)
+        self._found = bool(prefix or config.sandbox_image)
+        tools = f"{prefix}/bin/" if prefix else ""
         self._lean = [f"{tools}lake", "--dir", folder, "env", f"{tools}lean"] if folder else [f"{tools}lean"]
         self._stated: dict[str, bytes] = {}
 
@@ -118,25 +118,25 @@ class MathFormalLean(Environment):
         Raises:
             UnsupportedError: Lean is not installed, or does not run there.
         """
-        if not self._found:
-            raise UnsupportedError(
-                "formal proofs need Lean 4, which is not installed",
-                expected="`lean` on PATH, and a built project where rows import one (or a container image with both)",
-                found="no `lean` on PATH",
-                hints=(
-                    "env.math_formal_lean.sandbox=docker env.math_formal_lean.sandbox_image=IMAGE",
-                    "https://lean-lang.org/install, then env.math_formal_lean.lean_project=FOLDER",
-                ),
-            )
-        await self.sandbox.start()
-        row = {"header": "", "formal_statement": "theorem of_itself (p : Prop) (h : p) : p := by"}
-        accepted, output = await self._compile(row, "h")
-        if not accepted:
-            raise UnsupportedError(
-                "Lean 4 is installed but does not run in the sandbox, or is too old",
-                expected="4.12 or newer",
-                found=output[-300:],
-            )
+        found = "no `lean` on PATH, or no folder `lean_project`"
+        if self._found:
+            await self.sandbox.start()
+            row = {"header": "", "formal_statement": "theorem of_itself (p : Prop) (h : p) : p := by"}
+            try:
+                accepted, found = await self._compile(row, "h")
+            except CannotJudgeError as error:
+                accepted, found = False, str(error)
+            if accepted:
+                return
+        raise UnsupportedError(
+            "formal proofs need Lean 4, which is not installed or does not run in the sandbox",
+            expected="`lean`, 4.12 or newer, and a built project where rows import one (or an image with both)",
+            found=found[-300:],
+            hints=(
+                "env.math_formal_lean.sandbox=docker env.math_formal_lean.sandbox_image=IMAGE",
+                "https://lean-lang.org/install, then env.math_formal_lean.lean_project=FOLDER",
+            ),
+        )
 
     async def close(self) -> None:
         """Close the sandbox."""
@@ -202,7 +202,7 @@ class MathFormalLean(Environment):
         passed, module, output = await self._run([*command, "-o", "Proof.olean", "Proof.lean"], {"Proof.lean": source})
         try:
             return (base64.b64decode(module) if passed else None), output
-        except binascii.Error as error:
+        except ValueError as error:
             return None, f"{output}{error}"
 
     async def _run(self, command: list[str], files: Mapping[str, str | bytes]) -> tuple[bool, str, str]:

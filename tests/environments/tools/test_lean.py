@@ -288,10 +288,16 @@ class TestForgedModules:
         assert answered(module[:kept], monkeypatch).reward == 0.0
 
 
-def test_without_lean_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UnsupportedError, match="Lean 4"):
-        asyncio.run(create("math_formal_lean").start())
+@pytest.mark.sandbox
+@pytest.mark.parametrize("lean", [None, "exit 1", "echo /nowhere", "echo /usr"])
+def test_without_a_lean_that_runs_it_says_so(lean: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if lean:
+        (tmp_path / "lean").write_text(f"#!/bin/sh\n{lean}\n")
+        (tmp_path / "lean").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for config in ({}, {"lean_project": str(tmp_path / "absent")}):
+        with pytest.raises(UnsupportedError, match="Lean 4"):
+            asyncio.run(create("math_formal_lean", config).start())
 
 
 def test_a_statement_must_end_where_its_proof_begins() -> None:
