@@ -50,7 +50,7 @@ def prepared(case: Case, monkeypatch: pytest.MonkeyPatch) -> Environment:
     if hasattr(environment, "sandbox"):
         environment.sandbox = Nowhere()
     if isinstance(environment, MathFormalLean):
-        monkeypatch.setattr(environment, "_lake", "lake")
+        monkeypatch.setattr(environment, "_found", True)
     if isinstance(environment, SwerlGen):
 
         class Container:

@@ -1,5 +1,8 @@
-"""math_formal_lean: 1 if Lean 4 accepts the proof of the row's own statement, with no `sorry` and no new axiom; up to
-`max_corrections` further turns show the compiler's message.
+"""math_formal_lean: 1 if Lean 4's kernel accepts the answer's proof of the row's own statement, resting on no axiom but
+propext, Classical.choice and Quot.sound; up to `max_corrections` further turns show the compiler's message.
+
+One Lean compiles the answer, and what it says is not believed, because an answer may run code there. A second one, in a
+sandbox of its own, only reads the module that the first wrote: `proof_check.lean`.
 
 Lean and its project (Mathlib built) are not part of this package: the sandbox must have them, by default a project
 folder shown read-only, or an image.
@@ -7,9 +10,12 @@ folder shown read-only, or an image.
 
 from __future__ import annotations
 
+import base64
+import math
 import os
 import re
 import shutil
+import subprocess
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,15 +44,24 @@ if TYPE_CHECKING:
 LEAN_TAGS = (frozenset({"lean", "lean4"}), frozenset({"tactics"}), frozenset({""}))
 """Tags of the blocks a proof is looked for in: those of a later set only where there is none of an earlier."""
 LEAN_TIMEOUT = "lean_timeout"
-"""Failure class: Lean did not finish, so whether the proof holds is unknown."""
+"""Failure class: this machine was too busy for Lean to finish, so whether the proof holds is unknown."""
+LEAN_FAILED = "lean_failed"
+"""Failure class: the row's own statement does not compile."""
+CHECK = Path(__file__).with_name("proof_check.lean")
 
 _COMMENT_BEGIN = re.compile(r"--[^\n]*|/-")
 _COMMENT_MARK = re.compile(r"/-|-/")
 _NOT_NEWLINE = re.compile(r"[^\n]+")
 _HEAD = re.compile(r"^[^\S\n]*(?:@\[[^\]\n]*\][^\S\n]*)?(?:theorem|lemma|example)\b", re.MULTILINE)
-_FORBIDDEN = re.compile(
-    r"\b(?:sorry|admit|axiom|constant|native_decide|unsafe|implemented_by|extern)\b|#eval|\brun_cmd\b"
+_NAMED = re.compile(r"\b(?:theorem|lemma)\s+[^\s:({\[]")
+_COMMAND = re.compile(
+    r"(?<![\w.«'!?])(?:abbrev|alias|attribute|axiom|class|def|elab|elab_rules|end|example|export|inductive|infix[lr]?"
+    r"|initialize|instance|lemma|macro|macro_rules|mutual|namespace|noncomputable|notation|opaque|postfix|prefix|private"
+    r"|protected|run_cmd|run_elab|run_meta|section|structure|syntax|theorem|universe|variable)\b(?!['.])"
+    r"|^[^\S\n]*(?:@\[|#[a-z]|(?:local|scoped|partial|unsafe)\b|(?:open|set_option)\b(?!.*\bin\b))",
+    re.MULTILINE,
 )
+"""What begins the next command: no proof holds such a word, or begins a line so."""
 _BY = re.compile(r":=\s*by\b")
 _PROOF_BEGIN = re.compile(r"\s*+(?::=|(?=by\b))")
 _BODY = re.compile(r"[(\[{⟨]|[)\]}⟩]|:=")
@@ -58,9 +73,9 @@ class MathFormalLeanConfig(EnvironmentConfig):
     max_corrections: int = Field(0, ge=0, le=2)
     """Further turns after a proof that Lean does not accept."""
     lean_project: str | None = None
-    """Folder of a built Lake project with the libraries that the rows import."""
+    """Folder of a built Lake project with the libraries that the rows import. Without it, `lean` alone is used."""
     lean_timeout_s: float = Field(300.0, gt=0.0)
-    """Of one proof."""
+    """Processor seconds of one Lean process."""
     lean_memory_mib: int = Field(16384, gt=0)
     """Of one Lean process."""
     sandbox: str = "bubblewrap"
@@ -82,45 +97,56 @@ class MathFormalLean(Environment):
 
     def __init__(self, config: MathFormalLeanConfig, judges: Mapping[str, Judge]) -> None:
         super().__init__(config, judges)
-        if config.sandbox_image is not None:
-            self.sandbox = create_sandbox(config.sandbox, image=config.sandbox_image)
-            self._lake = "lake"
-        else:
-            self._lake = shutil.which("lake") or ""
-            # A toolchain manager's `lake` is a launcher: the toolchains live beside its bin folder.
-            shown = [str(Path(os.path.realpath(self._lake)).parent.parent)] if self._lake else []
-            shown += [os.path.abspath(config.lean_project)] if config.lean_project else []
-            self.sandbox = create_sandbox(config.sandbox, read_only=tuple(shown))
+        folder = os.path.abspath(config.lean_project) if config.lean_project else None
+        launcher = None if config.sandbox_image else shutil.which("lean")
+        prefix = ""
+        if launcher and (folder is None or os.path.isdir(folder)):
+            # It may be a toolchain manager's, which needs the home folder; the toolchain itself does not.
+            told = subprocess.run([launcher, "--print-prefix"], cwd=folder, capture_output=True, text=True)
+            prefix = told.stdout.strip()
+        shown = tuple(filter(None, (prefix, folder)))
+        options: dict[str, Any] = {"image": config.sandbox_image} if config.sandbox_image else {"read_only": shown}
+        self.sandbox = create_sandbox(config.sandbox, **options)
+        self._found = bool(prefix or config.sandbox_image)
+        tools = f"{prefix}/bin/" if prefix else ""
+        self._lean = [f"{tools}lake", "--dir", folder, "env", f"{tools}lean"] if folder else [f"{tools}lean"]
+        self._stated: dict[str, bytes] = {}
 
     async def start(self) -> None:
-        """Probe the sandbox and compile a trivial proof in it.
+        """Probe the sandbox and check a trivial proof in it.
 
         Raises:
             UnsupportedError: Lean is not installed, or does not run there.
         """
-        if not self._lake:
-            raise UnsupportedError(
-                "formal proofs need Lean 4, which is not installed",
-                expected="`lake` on PATH and a built project (or a container image with both)",
-                found="no `lake` on PATH",
-                hints=(
-                    "env.math_formal_lean.sandbox=docker env.math_formal_lean.sandbox_image=IMAGE",
-                    "https://lean-lang.org/install, then env.math_formal_lean.lean_project=FOLDER",
-                ),
-            )
-        await self.sandbox.start()
-        accepted, output = await self._compile("theorem one_is_one : 1 = 1 := by\n  rfl\n")
-        if not accepted:
-            raise UnsupportedError("Lean 4 is installed but does not run in the sandbox", found=output[-300:])
+        found = "no `lean` on PATH, or no folder `lean_project`"
+        if self._found:
+            await self.sandbox.start()
+            row = {"header": "", "formal_statement": "theorem of_itself (p : Prop) (h : p) : p := by"}
+            try:
+                accepted, found = await self._compile(row, "h")
+            except CannotJudgeError as error:
+                accepted, found = False, str(error)
+            if accepted:
+                return
+        raise UnsupportedError(
+            "formal proofs need Lean 4, which is not installed or does not run in the sandbox",
+            expected="`lean`, 4.12 or newer, and a built project where rows import one (or an image with both)",
+            found=found[-300:],
+            hints=(
+                "env.math_formal_lean.sandbox=docker env.math_formal_lean.sandbox_image=IMAGE",
+                "https://lean-lang.org/install, then env.math_formal_lean.lean_project=FOLDER",
+            ),
+        )
 
     async def close(self) -> None:
         """Close the sandbox."""
         await self.sandbox.close()
 
     def check_values(self, row: Row) -> None:
-        """The statement ends where its proof begins."""
-        if not _BY.search(str(row["formal_statement"])):
-            raise RowError("formal_statement", "a statement up to `:= by`", repr(row["formal_statement"])[-80:])
+        """The statement has a name and ends where its proof begins."""
+        statement = str(row["formal_statement"])
+        if not (_NAMED.search(without_comments(statement)) and _BY.search(statement)):
+            raise RowError("formal_statement", "a theorem with a name, up to `:= by`", repr(statement)[-80:])
 
     async def seed(self, row: Row) -> Session:
         """No correction used yet."""
@@ -152,37 +178,55 @@ class MathFormalLean(Environment):
         proof = extract_proof(text)
         if proof is None:
             return False, "The answer holds no proof."
-        # In a string or a quoted name, a comment's mark is none; where there may be one, comments count as well.
-        visible = proof if '"' in proof or "«" in proof else without_comments(proof)
-        forbidden = _FORBIDDEN.search(visible)
-        if forbidden:
-            return False, f"The proof uses `{forbidden.group(0)}`, which is not accepted."
-        return await self._compile(assemble(row, proof))
+        return await self._compile(row, proof)
 
-    async def _compile(self, source: str) -> tuple[bool, str]:
-        project = os.path.abspath(self.config.lean_project) if self.config.lean_project else None
-        command = [self._lake, *(["--dir", project] if project else []), "env", "lean", "/scratch/Proof.lean"]
-        result = await self.sandbox.run(
-            command,
-            files={"Proof.lean": source},
-            limits=Limits(
-                wall_s=self.config.lean_timeout_s,
-                cpu_s=int(self.config.lean_timeout_s) * 4,
-                memory_bytes=self.config.lean_memory_mib * MIB,
-                open_files=4096,
-            ),
+    async def _compile(self, row: Row, proof: str) -> tuple[bool, str]:
+        source = assemble(row, "sorry")
+        stated = self._stated.get(source)
+        if stated is None:
+            stated, output = await self._module(source)
+            if stated is None:
+                raise CannotJudgeError(LEAN_FAILED, output[-300:])
+            self._stated = {source: stated}  # the row's other answers follow
+        given, output = await self._module(assemble(row, proof))
+        if given is None:
+            return False, output
+        files = {"Stated.olean": stated, "Given.olean": given, CHECK.name: CHECK.read_bytes()}
+        passed, _, why = await self._run([*self._lean, "--run", CHECK.name], files)
+        return passed, output if passed else f"{output}{why}"
+
+    async def _module(self, source: str) -> tuple[bytes | None, str]:
+        """What Lean makes of a file, None if nothing, and what it says."""
+        # Both modules have the file's name: names of private declarations hold it.
+        command = ["/bin/sh", "-c", '"$@" >&2 && exec base64 Proof.olean', "sh", *self._lean]
+        passed, module, output = await self._run([*command, "-o", "Proof.olean", "Proof.lean"], {"Proof.lean": source})
+        try:
+            return (base64.b64decode(module) if passed else None), output
+        except ValueError as error:
+            return None, f"{output}{error}"
+
+    async def _run(self, command: list[str], files: Mapping[str, str | bytes]) -> tuple[bool, str, str]:
+        """Whether it exits with 0, and its two outputs. What it used up of its own is its fault; waiting is not."""
+        limits = Limits(
+            wall_s=self.config.lean_timeout_s * 4,
+            cpu_s=math.ceil(self.config.lean_timeout_s),
+            memory_bytes=self.config.lean_memory_mib * MIB,
+            open_files=4096,
+            output_bytes=64 * MIB,
         )
+        result = await self.sandbox.run(command, files=files, limits=limits)
+        if result.outcome is Outcome.TIMEOUT and result.wall_s >= limits.wall_s:
+            raise CannotJudgeError(LEAN_TIMEOUT, f"after {result.wall_s:.0f} s")
         if result.outcome is not Outcome.EXITED:
-            raise CannotJudgeError(LEAN_TIMEOUT, result.outcome.value)
-        output = result.stdout + result.stderr
-        return result.exit_code == 0 and "declaration uses 'sorry'" not in output, output
+            return False, "", f"Lean was stopped: {result.outcome.value.replace('_', ' ')}."
+        return result.ok, result.stdout, result.stderr
 
 
 def extract_proof(text: str) -> str | None:
     """What follows `:=` in the last theorem of the last Lean block (of the whole text, where it has no block).
 
-    Where there is no theorem, the whole is taken for tactics. Only the proof is taken: the statement is the row's, so
-    restating an easier one gains nothing. None where nothing is left.
+    Where there is no theorem, the whole is taken for tactics. Only the proof is taken, up to the next command: the
+    statement is the row's, so restating an easier one gains nothing. None where nothing is left.
     """
     blocks = fenced_blocks(text)
     tagged = ([content for info, content in blocks if info.lower() in tags] for tags in LEAN_TAGS)
@@ -194,7 +238,8 @@ def extract_proof(text: str) -> str | None:
     if not heads:
         begun = _PROOF_BEGIN.match(visible)
         if begun is not None:
-            return code[begun.end() :].strip() or None
+            after = _COMMAND.search(visible, begun.end())
+            return code[begun.end() : after.start() if after else None].strip() or None
         tactics = textwrap.indent(textwrap.dedent(code.strip("\n")), "  ").rstrip()
         return f"by\n{tactics}" if visible.strip() else None
     depth = 0
@@ -202,7 +247,8 @@ def extract_proof(text: str) -> str | None:
         if mark.group() != ":=":
             depth += 1 if mark.group() in "([{⟨" else -1
         elif depth <= 0:
-            proof = code[mark.end() :]
+            after = _COMMAND.search(visible, mark.end())
+            proof = code[mark.end() : after.start() if after else None]
             return proof.strip() if without_comments(proof).strip() not in ("", "by") else None
     return None
 

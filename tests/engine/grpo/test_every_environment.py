@@ -43,7 +43,7 @@ def test_all_environments_of_a_blend_train_together_and_each_is_reported(task, t
     async def ready(self) -> None:
         """Neither Lean nor images of repositories are here; no answer of the tiny policy gets as far."""
 
-    async def refused(self, source: str) -> tuple[bool, str]:
+    async def refused(self, row, proof) -> tuple[bool, str]:
         return False, "error"
 
     monkeypatch.setattr(MathFormalLean, "start", ready)

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from nemotron_steps.environments.base import Response, ToolCall
+from nemotron_steps.environments.registry import create
+from nemotron_steps.environments.tools.ns_tools import TOOL
+from nemotron_steps.sandbox import Outcome, SandboxResult
+
+MATH = {"responses_create_params": {"input": "How many?"}, "question": "How many?", "expected_answer": "70"}
+
+
+def cells(*codes: Any, **config: Any) -> list[str]:
+    environment = create("ns_tools", {"should_use_judge": False, **config})
+
+    async def run() -> list[str]:
+        await environment.start()
+        session = await environment.seed(MATH)
+        outputs = [await environment.call_tool(session, TOOL, {"code": code}) for code in codes]
+        await environment.close()
+        return outputs
+
+    return asyncio.run(run())
+
+
+@pytest.mark.sandbox
+class TestPythonTool:
+    def test_state_lasts_and_the_last_expression_is_shown(self) -> None:
+        assert cells("x = 3\nprint('once')", "x += 1\nx", "x * 10", "print(x)") == ["once\n", "4\n", "40\n", "4\n"]
+
+    def test_a_failed_cell_shows_its_error_and_leaves_no_state(self) -> None:
+        outputs = cells("x = 1", "x = 2\n1/0", "x", "this is not python!")
+        assert "ZeroDivisionError" in outputs[1]
+        assert outputs[2] == "1\n"
+        assert "SyntaxError" in outputs[3]
+
+    def test_loops_output_and_calls_are_bounded(self) -> None:
+        outputs = cells("while True: pass", "print('x' * 50_000)", "1", tool_timeout_s=2.0, max_tool_calls=2)
+        assert "stopped by timeout" in outputs[0]
+        assert outputs[1].endswith("[output cut]") and len(outputs[1]) < 11_000
+        assert "limit of 2" in outputs[2]
+
+    def test_bad_calls_are_answered_not_raised(self) -> None:
+        environment = create("ns_tools", {"should_use_judge": False})
+
+        async def run() -> list[str]:
+            session = await environment.seed(MATH)
+            return [
+                await environment.call_tool(session, "shell", {}),
+                await environment.call_tool(session, TOOL, {"code": 3}),
+            ]
+
+        assert all(output.startswith("error:") for output in asyncio.run(run()))
+
+    def test_the_final_box_is_the_grade(self) -> None:
+        environment = create("ns_tools", {"should_use_judge": False})
+
+        async def run() -> list[float | None]:
+            session = await environment.seed(MATH)
+            assert session.tools[0]["name"] == TOOL
+            await environment.call_tool(session, TOOL, {"code": "21 + 49"})
+            right = await environment.verify(MATH, Response(r"\boxed{70}"), session)
+            wrong = await environment.verify(MATH, Response("70"), session)
+            await environment.close()
+            assert right.components["tool_calls"] == 1.0
+            return [right.reward, wrong.reward]
+
+        assert asyncio.run(run()) == [1.0, 0.0]
+
+
+class Notebook:
+    """A sandbox that notes the cells and ends as told."""
+
+    def __init__(self, *ends: SandboxResult) -> None:
+        self.ends, self.cells = list(ends), []
+        self.closed = False
+
+    async def run(self, *, files: dict[str, str], **_: Any) -> SandboxResult:
+        self.cells.append(json.loads(files["cells.json"]))
+        return self.ends.pop(0)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def test_cells_that_failed_are_not_replayed_and_what_they_print_to_stderr_is_shown() -> None:
+    environment: Any = create("ns_tools", {"should_use_judge": False})
+    ends = [("1", "", 0), ("", "boom", 1), ("", "killed", 137), ("x" * 10_001, "", 0)]
+    told = [SandboxResult(Outcome.EXITED, code, out, err, 0.0) for out, err, code in ends]
+    told.insert(3, SandboxResult(Outcome.MEMORY_LIMIT, None, "some", "", 0.0))
+    environment.sandbox = Notebook(*told)
+
+    async def run() -> list[str]:
+        session = await environment.seed(MATH)
+        return [await environment.call_tool(session, TOOL, {"code": each}) for each in "abcde"]
+
+    outputs = asyncio.run(run())
+    assert outputs[:4] == ["1", "boom", "killed", "some\nerror: stopped by memory limit"]
+    assert outputs[4] == "x" * 10_000 + "\n[output cut]"
+    assert [cell["before"] for cell in environment.sandbox.cells] == [[], *[["a"]] * 4]
+
+
+def test_a_rows_own_tools_are_offered_and_a_recording_is_counted_by_its_calls() -> None:
+    environment: Any = create("ns_tools", {"should_use_judge": False})
+    environment.sandbox = Notebook()
+    tools = [{"type": "function", "name": TOOL, "description": "mine"}]
+    own = {**MATH, "responses_create_params": {"input": "How many?", "tools": tools}}
+
+    async def run() -> Any:
+        assert (await environment.seed(own)).tools == tools
+        response = Response("no box", tool_calls=[ToolCall(TOOL, "{}"), ToolCall(TOOL, "{}")])
+        verdict = await environment.verify(MATH, response, await environment.seed_recorded(MATH))
+        closed: list[str] = []
+
+        class Algebra:
+            async def close(self) -> None:
+                closed.append("helpers")
+
+        environment._algebra = Algebra()
+        await environment.close()
+        assert environment.sandbox.closed and closed == ["helpers"]
+        return verdict
+
+    assert asyncio.run(run()).components["tool_calls"] == 2.0
