@@ -7,10 +7,10 @@ Everything runs in the row's container image of the repository; this package shi
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -25,6 +25,8 @@ from nemotron_steps.environments.base import (
     Session,
     Verdict,
 )
+from nemotron_steps.environments.swe.grading import Ready, run_blinded, test_modules
+from nemotron_steps.environments.swe.results import tests_of
 from nemotron_steps.environments.text.extraction import fenced_blocks
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult
 from nemotron_steps.sandbox.base import MIB
@@ -48,7 +50,6 @@ CONTEXT = 3
 
 _PATH = re.compile(r"###\s*(\S+)\s*")
 _SEARCH, _DIVIDER, _REPLACE = (re.compile(mark) for mark in (r"<{5,9} SEARCH", r"={5,9}", r">{5,9} REPLACE"))
-_RESULT = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\s+(\S.*?)(?: - .*)?$", re.MULTILINE)
 
 
 class SwerlGenConfig(EnvironmentConfig):
@@ -97,7 +98,7 @@ class SwerlGen(Environment):
                 raise RowError("metadata.relevant_file_contents", "an object, or one as JSON", repr(error)) from error
             for key in ("FAIL_TO_PASS", "PASS_TO_PASS"):
                 try:
-                    tests_in(row, key)
+                    tests_of(row["instance"], key)
                 except (ValueError, TypeError) as error:
                     raise RowError(f"instance.{key}", "a list of tests, or one as JSON", repr(error)) from error
 
@@ -111,15 +112,24 @@ class SwerlGen(Environment):
         if patch is None:
             return Verdict(0.0, {"extracted": 0.0})
         instance = row["instance"]
-        async with self._container(row) as container:
-            await self._setup(container, instance, patch)
-            result = await container.run(["/bin/bash", "-c", str(instance["test_script"])], cwd=REPOSITORY)
-        components = {"extracted": 1.0, "finished": float(result.outcome is Outcome.EXITED)}
-        if result.outcome is not Outcome.EXITED:
-            return Verdict(0.0, components, details={"patch": patch, "outcome": result.outcome.value})
-        passed = await asyncio.to_thread(passed_tests, result.stdout + result.stderr)
-        reward = resolution(passed, tests_in(row, "FAIL_TO_PASS"), tests_in(row, "PASS_TO_PASS"))
-        return Verdict(reward, components, details={"patch": patch})
+        asked, kept = tests_of(instance, "FAIL_TO_PASS"), tests_of(instance, "PASS_TO_PASS")
+        modules = test_modules(name.split("::")[0] for name in asked | kept)
+
+        @asynccontextmanager
+        async def ready() -> AsyncIterator[Ready]:
+            async with self._container(row) as container:
+                await self._setup(container, instance, patch)
+                yield Ready(container, REPOSITORY, modules)
+
+        graded = await run_blinded(ready, str(instance["test_script"]), None)
+        components = {
+            "extracted": 1.0,
+            "finished": float(graded.outcome is Outcome.EXITED),
+            "proved": len(asked & graded.proved) / len(asked),
+        }
+        if graded.outcome is not Outcome.EXITED:
+            return Verdict(0.0, components, details={"patch": patch, "outcome": graded.outcome.value})
+        return Verdict(resolution(graded.passed, asked, kept), components, details={"patch": patch})
 
     async def _reproduction(self, row: Row, text: str) -> Verdict:
         blocks = [content for info, content in fenced_blocks(text) if info.lower() in ("", "python")]
@@ -168,12 +178,6 @@ def files_of(row: Row) -> dict[str, str]:
     contents = row["metadata"]["relevant_file_contents"]
     files = json.loads(contents) if isinstance(contents, str) else contents
     return {str(path): str(text) for path, text in files.items()}
-
-
-def tests_in(row: Row, key: str) -> set[str]:
-    """Test names of FAIL_TO_PASS or PASS_TO_PASS, a list or a JSON list."""
-    value = row["instance"].get(key) or []
-    return set(json.loads(value) if isinstance(value, str) else value)
 
 
 def solution_of(text: str, *, relaxed: bool) -> str | None:
@@ -267,14 +271,7 @@ def _file_diff(path: str, old: list[str], new: list[str]) -> str:
     return f"--- a/{path}\n+++ b/{path}\n@@ -{spans[0]} +{spans[1]} @@\n{''.join(ended)}"
 
 
-def passed_tests(output: str) -> set[str]:
-    """Tests that a `pytest -rA` summary reports as passed, and never otherwise."""
-    found = _RESULT.findall(output)
-    good = {name for status, name in found if status in ("PASSED", "XFAIL")}
-    return good - {name for status, name in found if status in ("FAILED", "ERROR")}
-
-
-def resolution(passed: set[str], fail_to_pass: set[str], pass_to_pass: set[str]) -> float:
+def resolution(passed: Set[str], fail_to_pass: Set[str], pass_to_pass: Set[str]) -> float:
     """1 if all of both pass, 0.2 if all of pass_to_pass and some of fail_to_pass do, else 0."""
     if not pass_to_pass <= passed:
         return 0.0

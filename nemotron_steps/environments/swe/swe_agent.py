@@ -32,6 +32,7 @@ from nemotron_steps.environments.base import (
     Session,
     Verdict,
 )
+from nemotron_steps.environments.swe.blinding import RECORD_BYTES
 from nemotron_steps.environments.swe.grading import HiddenTests, run_tests
 from nemotron_steps.environments.swe.harness import GONE, TOOLS
 from nemotron_steps.environments.swe.results import tests_of
@@ -187,7 +188,7 @@ class SweAgent(Environment):
         agent: _Agent | None = session.state
         if agent is None:
             raise CannotJudgeError(NO_WORKING_COPY, "a rollout of another place has left no changed files here")
-        components = {"tool_calls": float(agent.calls), "changed_files": 0.0, "tampered": 0.0}
+        components = {"tool_calls": float(agent.calls), "changed_files": 0.0}
         changes = Changes()
         if agent.copy is not None and agent.lost is None:
             try:
@@ -217,9 +218,10 @@ class SweAgent(Environment):
             self._verdicts.move_to_end(key)
             return self._verdicts[key]
         tests = HiddenTests.of(row, self.config.test_command)
+        wall_s = self.config.tests_timeout_s + self.config.command_timeout_s
         try:
             graded = await run_tests(
-                self._session(row, self.config.tests_timeout_s + self.config.command_timeout_s),
+                partial(self._session, row, wall_s, output_bytes=2 * RECORD_BYTES),
                 partial(self._copy_in, row),
                 changes,
                 tests,
@@ -230,14 +232,14 @@ class SweAgent(Environment):
                 raise CannotJudgeError(TESTS_OUT_OF_MEMORY, "while the tests ran") from error
             if error.outcome is Outcome.TIMEOUT:
                 raise CannotJudgeError(TESTS_TIMEOUT, "while the tests ran") from error
-            return Verdict(0.0, {"tampered": 1.0}, details={"tests": "the code under test ended the sandbox"})
+            return Verdict(0.0, details={"tests": "the code under test ended the sandbox"})
         if graded.outcome is Outcome.TIMEOUT:
             raise CannotJudgeError(TESTS_TIMEOUT, f"after {self.config.tests_timeout_s:.0f} s")
-        wanted = tests_of(row, "FAIL_TO_PASS") | tests_of(row, "PASS_TO_PASS")
-        passed = graded.applied and graded.honest and wanted <= graded.run.passed
-        tampered = float(graded.applied and not graded.honest)
-        failed = sorted(wanted - graded.run.passed)[:20]
-        verdict = Verdict(float(passed), {"tampered": tampered}, details={"not_passed": failed})
+        asked = tests_of(row, "FAIL_TO_PASS")
+        wanted = asked | tests_of(row, "PASS_TO_PASS")
+        proved = len(asked & graded.proved) / len(asked)
+        failed = sorted(wanted - graded.passed)[:20]
+        verdict = Verdict(float(not failed and graded.applied), {"proved": proved}, details={"not_passed": failed})
         self._verdicts[key] = verdict
         if len(self._verdicts) > REMEMBERED:
             self._verdicts.popitem(last=False)
@@ -257,7 +259,7 @@ class SweAgent(Environment):
             return FilesCopy(session, row["files"], shown)
         return ImageCopy(session, self.config.repository, str(row.get("base_commit") or ""), shown)
 
-    def _session(self, row: Row, wall_s: float) -> SandboxSession:
+    def _session(self, row: Row, wall_s: float, output_bytes: int = MIB) -> SandboxSession:
         limits = Limits(
             wall_s=wall_s,
             cpu_s=int(wall_s) + 1,
@@ -265,6 +267,7 @@ class SweAgent(Environment):
             processes=self.config.processes,
             file_bytes=self.config.disk_mib * MIB,
             scratch_bytes=self.config.disk_mib * MIB,
+            output_bytes=output_bytes,
         )
         if row.get("files") is not None:
             return BubblewrapSession(self._bubblewrap, limits=limits, command_s=self.config.command_timeout_s)
