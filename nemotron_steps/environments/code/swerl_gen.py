@@ -116,10 +116,11 @@ class SwerlGen(Environment):
         modules = test_modules(name.split("::")[0] for name in asked | kept)
 
         @asynccontextmanager
-        async def ready() -> AsyncIterator[Ready]:
+        async def ready(solved: bool) -> AsyncIterator[Ready | None]:
             async with self._container(row) as container:
-                await self._setup(container, instance, patch)
-                yield Ready(container, REPOSITORY, modules)
+                changes = instance.get("patch") if solved else patch
+                await self._setup(container, instance, changes)
+                yield Ready(container, REPOSITORY, modules) if changes else None
 
         graded = await run_blinded(ready, str(instance["test_script"]), None)
         components = {

@@ -135,7 +135,8 @@ class Blinded:
         self.name = f"check_{secrets.token_hex(4)}"
         self._sources = {path: text.encode(errors="surrogatepass") for path, text in texts.items()}
         self._edits: dict[str, list[tuple[int, int, str]]] = {}
-        self._orders: dict[str, list[Any]] = {}
+        self.rows: set[str] = set()
+        self._orders: dict[str, list[Any]] | None = None
         for path, source in self._sources.items():
             try:
                 tree = ast.parse(source)
@@ -144,18 +145,18 @@ class Blinded:
             if edits := _Module(self, path, source, tree).edits():
                 self._edits[path] = edits
 
-    def texts(self, opaque: Iterable[str] = ()) -> dict[str, str]:
+    def texts(self, opaque: Iterable[str] | None = None) -> dict[str, str]:
         """Path → source of the modules that are not as they were.
 
         Args:
-            opaque: keys whose values are compared among candidates.
+            opaque: keys whose values are compared among candidates; None: not yet.
         """
-        self._orders = {key: _candidates(self.expected[key]) for key in opaque}
+        self._orders = None if opaque is None else {key: _candidates(self.expected[key]) for key in opaque}
         known = {
             "PATH": self.record_path,
             "OPERATIONS": {key: site.operation for key, site in self.sites.items()},
             "TOKENS": [*self.shown],
-            "CANDIDATES": self._orders,
+            "CANDIDATES": self._orders or {},
         }
         recorder = f"{self.name} = {known!r}; exec({_RECORDER.read_text()!r}, {self.name})\n"
         found = {}
@@ -201,15 +202,15 @@ class Blinded:
                 for record in mine:
                     held, compared = self._holds(key, record)
                     good, found = good and held is not False, True
-                    seen.add((key, compared))
+                    seen.add(compared)
                     opaque |= {compared} if held is None else set()
             if good and (found or not keys):
                 right.add(name)
                 if found:
                     proved[name] = test
-        for name, test in proved.items():  # each expected value was asked for, unless some rows of a table do not pass
-            wanted = {(k, v) for k, s in self.sites.items() if s.test == test and s.required for v in s.keys}
-            if not wanted <= seen and test not in partly:
+        for name, test in proved.items():  # each row of a table was there, unless some do not pass
+            wanted = {key for site in self.sites.values() if site.test == test and site.required for key in site.keys}
+            if not wanted & self.rows <= seen and test not in partly:
                 right.discard(name)
         return Findings(frozenset(right), frozenset(right & set(proved)), frozenset(opaque))
 
@@ -228,11 +229,21 @@ class Blinded:
                 return False, ""
             if kind == "plain":
                 return site.holds(_plain(left), self.expected[to]), to
-            if to not in self._orders:
+            if site.operation in ("is", "is not"):
+                return site.operation == "is not", to  # no literal
+            if self._orders is None:
                 return None, to
-            return bits == [[site.holds(other, self.expected[to]) for other in self._orders[to]]], to
-        except (ValueError, TypeError, KeyError, RecursionError):
+            return self._singled_out(site.operation, to, bits[0]), to
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError):
             return False, ""
+
+    def _singled_out(self, operation: str, to: str, bits: Sequence[Any]) -> bool:
+        """Whether an opaque object compares as it must with the expected value among its candidates."""
+        order = (self._orders or {})[to]
+        there = order.index(self.expected[to])
+        if operation in ("==", "has"):
+            return [*bits] == [number == there for number in range(len(order))]
+        return bits[there] is True and (operation not in ("<", "<=", ">", ">=") or False in bits)
 
     def _test_of(self, name: str) -> tuple[str, str] | None:
         """The test that a runner calls so, in the words of pytest or of unittest."""
@@ -432,6 +443,8 @@ class _Module:
         """What stands in the place of a literal."""
         if id(cell) not in self._keys:
             token = self._keys[id(cell)] = _token()
+            if shown:
+                self._to.rows.add(token)
             self._to.expected[token], self._to.shown[token] = ast.literal_eval(cell), shown
             self._edit(cell, repr(token))
         return self._keys[id(cell)]
@@ -585,7 +598,7 @@ def _may_leave(function: ast.AST) -> bool:
 
 def _test_id(value: Any, argument: str, row: int) -> str:
     """How pytest writes a value in a test's name."""
-    if isinstance(value, str):
+    if isinstance(value, str) and value:
         return value.encode("unicode_escape").decode()
     if isinstance(value, bytes):
         return value.decode("latin-1").encode("unicode_escape").decode()
@@ -648,11 +661,20 @@ def _almost(recorded: Any, expected: Any, tolerance: Mapping[str, Any]) -> bool:
 
 
 def _candidates(value: Any) -> list[Any]:
-    """A value among others of its kind, shuffled."""
+    """A value among others of its kind, shuffled. All of them are as far from one that is not among them, so that none
+    is in the middle."""
     draw = random.SystemRandom()
-    found = [value]
+
+    def away(origin: Any) -> Any:
+        for _ in range(3):
+            origin = _other(origin, draw)
+        return origin
+
+    middle, found = away(value), [value]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        found += [-(10**9), 10**9]
     for _ in range(8 * CANDIDATES):
-        other = _other(value, draw)
+        other = away(middle)
         if len(found) < CANDIDATES and all(type(other) is not type(one) or other != one for one in found):
             found.append(other)
     draw.shuffle(found)
@@ -661,7 +683,7 @@ def _candidates(value: Any) -> list[Any]:
 
 def _other(value: Any, draw: random.SystemRandom) -> Any:
     """A value like this one that is another."""
-    if value is None or isinstance(value, bool):
+    if value is None or value is ... or isinstance(value, bool):
         return draw.choice([True, False, None, 0, 1, ""])
     if isinstance(value, int):
         return value + draw.choice([-1, 1]) * draw.randint(1, max(20, abs(value) // 4))
@@ -677,8 +699,10 @@ def _other(value: Any, draw: random.SystemRandom) -> Any:
     items = list(value.items()) if isinstance(value, dict) else list(value)
     at = draw.randrange(len(items) + 1)
     if at == len(items):
-        added = _other(items[-1] if items else draw.randint(0, 99), draw)
-        items.append(added)
+        new: Any = draw.randint(0, 99) if not items else _other(items[-1], draw)
+        items.append((new, new) if isinstance(value, dict) and not items else new)
+    elif isinstance(value, dict):
+        items[at] = (items[at][0], _other(items[at][1], draw))
     else:
         items[at] = _other(items[at], draw)
     return type(value)(items)

@@ -19,8 +19,8 @@ from typing import Any
 from nemotron_steps.environments.swe.blinding import RECORD_BYTES, Blinded, Findings
 from nemotron_steps.environments.swe.protected import is_test
 from nemotron_steps.environments.swe.results import test_run
-from nemotron_steps.environments.swe.working_copy import Changes, ImageCopy, WorkingCopy
-from nemotron_steps.sandbox.base import Outcome, SandboxResult
+from nemotron_steps.environments.swe.working_copy import Changes, WorkingCopy
+from nemotron_steps.sandbox.base import Outcome
 from nemotron_steps.sandbox.session import SandboxSession
 
 TESTS = "{tests}"
@@ -38,17 +38,20 @@ class HiddenTests:
         command: a shell command, run in the repository.
         files: path → text, laid over the check-out.
         patch: applied to the check-out.
+        solution: a diff that is known to solve the task; "" where none is known.
     """
 
     command: str
     files: Mapping[str, str] = field(default_factory=dict)
     patch: str = ""
+    solution: str = ""
 
     @classmethod
     def of(cls, row: Mapping[str, Any], default_command: str) -> HiddenTests:
         """Those of a row."""
-        files = row.get("test_files") or {}
-        return cls(str(row.get("test_command") or default_command), files, str(row.get("test_patch") or ""))
+        command = str(row.get("test_command") or default_command)
+        patches = (str(row.get(key) or "") for key in ("test_patch", "patch"))
+        return cls(command, row.get("test_files") or {}, *patches)
 
     @property
     def modules(self) -> list[str]:
@@ -105,13 +108,15 @@ async def run_tests(
     """
 
     @asynccontextmanager
-    async def ready() -> AsyncIterator[Ready | None]:
+    async def ready(solved: bool) -> AsyncIterator[Ready | None]:
         async with session() as entered:
             checked_out = copy(entered)
             await checked_out.lay()
-            fits = await checked_out.apply(changes)
-            if fits and tests.patch and isinstance(checked_out, ImageCopy):
-                fits = await checked_out.apply_patch(tests.patch)
+            if solved:
+                fits = bool(tests.solution) and await checked_out.apply_patch(tests.solution)
+            else:
+                fits = await checked_out.apply(changes)
+            fits = fits and await checked_out.apply_patch(tests.patch)
             if fits:
                 await entered.write({f"{checked_out.root}/{path}": text for path, text in tests.files.items()})
             yield Ready(entered, checked_out.root, tests.modules) if fits else None
@@ -121,47 +126,65 @@ async def run_tests(
 
 
 async def run_blinded(
-    ready: Callable[[], AbstractAsyncContextManager[Ready | None]],
+    ready: Callable[[bool], AbstractAsyncContextManager[Ready | None]],
     command: str,
     wall_s: float | None,
     *,
     blinded: bool = True,
 ) -> Graded:
-    """Run a test command, once or, where values have to be compared among candidates, twice.
+    """Run a test command: once, and again where values have to be compared among candidates.
+
+    Which values those are, the known solution tells, where there is one: an answer that makes an object of a value that
+    is none would see the candidates.
 
     Args:
-        ready: makes a session with everything laid; None where something did not fit.
+        ready: makes a session with everything laid, the answer or (True) the known solution; None where something did
+            not fit, or no solution is known.
         blinded: see run_tests.
     """
-    tests: Blinded | None = None
-    findings = Findings(frozenset(), frozenset())
-    for _ in range(2):
-        async with ready() as laid:
-            if laid is None:
-                return Graded(applied=False)
-            if tests is None:  # nothing that was changed has run yet
-                tests = Blinded(await _read(laid, laid.modules if blinded else ()))
-            texts = tests.texts(findings.opaque)
-            if texts:
-                await laid.session.write({f"{laid.root}/{path}": text for path, text in texts.items()})
-            result = await laid.session.run(["/bin/bash", "-c", command], cwd=laid.root, wall_s=wall_s)
-            records = await _records(laid, tests) if texts and result.outcome is Outcome.EXITED else ""
-        findings, output = await asyncio.to_thread(_findings, tests, result, records)
-        if not findings.opaque or result.outcome is not Outcome.EXITED:
-            break
-    right = findings.right if not findings.opaque else frozenset[str]()
-    return Graded(right, findings.proved & right, result.outcome, output=output)
+    async with ready(False) as laid:
+        if laid is None:
+            return Graded(applied=False)
+        tests = Blinded(await _read(laid, laid.modules if blinded else ()))  # nothing that was changed has run yet
+        run = await _run(laid, tests, tests.texts(), command, wall_s)
+    if run.findings.opaque and run.outcome is Outcome.EXITED:
+        allowed = run.findings.opaque
+        async with ready(True) as solved:
+            if solved is not None:
+                allowed &= (await _run(solved, tests, tests.texts(), command, wall_s)).findings.opaque
+        async with ready(False) as laid:
+            assert laid is not None
+            run = await _run(laid, tests, tests.texts(allowed), command, wall_s)
+    return Graded(run.findings.right, run.findings.proved, run.outcome, output=run.output)
+
+
+@dataclass(frozen=True)
+class _Run:
+    findings: Findings
+    outcome: Outcome
+    output: str
+
+
+async def _run(laid: Ready, tests: Blinded, texts: Mapping[str, str], command: str, wall_s: float | None) -> _Run:
+    if texts:
+        await laid.session.write({f"{laid.root}/{path}": text for path, text in texts.items()})
+    result = await laid.session.run(["/bin/bash", "-c", command], cwd=laid.root, wall_s=wall_s)
+    records = ""
+    if texts and result.outcome is Outcome.EXITED:
+        argv = ["head", "-c", str(RECORD_BYTES), "--", tests.record_path]
+        records = (await laid.session.run(argv, cwd="/", wall_s=READ_S)).stdout
+
+    def findings() -> _Run:
+        output = tests.as_written(f"{result.stdout}\n{result.stderr}")
+        told = test_run(output)
+        return _Run(tests.findings(told.passed, told.others, records), result.outcome, output)
+
+    return await asyncio.to_thread(findings)
 
 
 def test_modules(paths: Iterable[str]) -> list[str]:
     """Those of some files that a runner is given."""
     return sorted(path for path in set(paths) if path.endswith(".py") and is_test(path) and _runs(path))
-
-
-def _findings(tests: Blinded, result: SandboxResult, records: str) -> tuple[Findings, str]:
-    output = tests.as_written(f"{result.stdout}\n{result.stderr}")
-    run = test_run(output)
-    return tests.findings(run.passed, run.others, records), output
 
 
 async def _read(laid: Ready, modules: Iterable[str]) -> dict[str, str]:
@@ -171,11 +194,6 @@ async def _read(laid: Ready, modules: Iterable[str]) -> dict[str, str]:
         if result.ok:
             found[path] = result.stdout
     return found
-
-
-async def _records(laid: Ready, tests: Blinded) -> str:
-    argv = ["head", "-c", str(RECORD_BYTES), "--", tests.record_path]
-    return (await laid.session.run(argv, cwd="/", wall_s=READ_S)).stdout
 
 
 def _runs(path: str) -> bool:

@@ -11,6 +11,12 @@ from typing import Any
 
 PLAIN: Any = (bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict)
 KNOWN: Any = globals()
+SHARE = 100
+"""Different records of one assertion in one test: a loop may make a million."""
+LONGEST = {"token": 1 << 18, "value": 1 << 12}
+"""Characters of a recorded value that is compared with one outside, and with another recorded one."""
+WRITTEN: Any = {}
+length = len  # tests replace built-in functions
 HOLD: Any = {
     "==": operator.eq,
     "!=": operator.ne,
@@ -35,7 +41,7 @@ def plain(value: Any, left: Any, depth: int = 0) -> Any:
     kind = type(value)
     if value is None or kind is bool:
         return value
-    base = next((each for each in kind.__mro__ if each in PLAIN), None)
+    base: Any = next((each for each in kind.__mro__ if each in PLAIN), None)
     if base is None and hasattr(kind, "__index__"):
         return ["i", str(int.__add__(operator.index(value), 0))]
     own = base is None or (kind.__eq__ is not base.__eq__ and kind.__name__ not in ("OrderedDict", "Counter"))
@@ -54,14 +60,16 @@ def plain(value: Any, left: Any, depth: int = 0) -> Any:
     return [base.__name__, [plain(item, left, depth + 1) for item in base.__iter__(value)]]
 
 
-def shown(value: Any, operation: str) -> Any:
+def shown(value: Any, operation: str, compared: str) -> Any:
     """["plain", its JSON], or ["opaque", its class]."""
     tried: Any = [lambda: value]
     if operation == "almost":
         tried += [lambda: float(value), lambda: [float(item) for item in value]]
     for attempt in tried:
         try:
-            return ["plain", plain(attempt(), [20000])]
+            found = ["plain", plain(attempt(), [20000])]
+            if length(json.dumps(found)) <= LONGEST[compared]:
+                return found
         except Exception:
             continue
     return ["opaque", type(value).__name__]
@@ -78,17 +86,25 @@ def holds(operation: str, left: Any, right: Any) -> Any:
 def record(site: str, left: Any, *right: Any) -> None:
     """Write down what an assertion sees. `right` is what it compares with, where that is in here, or its token."""
     operation = KNOWN["OPERATIONS"].get(site, "is")
-    line: Any = [site, os.environ.get("PYTEST_CURRENT_TEST", ""), shown(left, operation)]
-    if right and not (isinstance(right[0], str) and right[0] in KNOWN["TOKENS"]):
-        line.append(["value", shown(right[0], operation), holds(operation, left, right[0])])
+    computed = right and not (isinstance(right[0], str) and right[0] in KNOWN["TOKENS"])
+    compared = "value" if computed else "token"
+    line: Any = [site, os.environ.get("PYTEST_CURRENT_TEST", ""), shown(left, operation, compared)]
+    key = site
+    if computed:
+        line.append(["value", shown(right[0], operation, compared), holds(operation, left, right[0])])
     else:
         key = right[0] if right else site
         line.append(["token", key])
         if line[2][0] == "opaque" and key in KNOWN["CANDIDATES"]:
             line.append([holds(operation, left, other) for other in KNOWN["CANDIDATES"][key]])
+    text = json.dumps(line)
+    known = WRITTEN.setdefault((line[1], key), set())
+    if text in known or length(known) >= SHARE:
+        return
+    known.add(text)
     descriptor = os.open(KNOWN["PATH"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        os.write(descriptor, (json.dumps(line) + "\n").encode())
+        os.write(descriptor, (text + "\n").encode())
     finally:
         os.close(descriptor)
 
