@@ -7,6 +7,7 @@ Everything runs in the row's container image of the repository; this package shi
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
@@ -25,7 +26,7 @@ from nemotron_steps.environments.base import (
     Session,
     Verdict,
 )
-from nemotron_steps.environments.swe.grading import Ready, run_blinded, test_modules
+from nemotron_steps.environments.swe.grading import Grader, Ready, test_modules
 from nemotron_steps.environments.swe.results import tests_of
 from nemotron_steps.environments.text.extraction import fenced_blocks
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult
@@ -78,6 +79,7 @@ class SwerlGen(Environment):
 
     def __init__(self, config: SwerlGenConfig, judges: Mapping[str, Judge]) -> None:
         super().__init__(config, judges)
+        self._grader = Grader()
 
     async def start(self) -> None:
         """Check the container engine."""
@@ -116,13 +118,14 @@ class SwerlGen(Environment):
         modules = test_modules(name.split("::")[0] for name in asked | kept)
 
         @asynccontextmanager
-        async def ready(solved: bool) -> AsyncIterator[Ready | None]:
+        async def prepare(solved: bool) -> AsyncIterator[Ready | None]:
             async with self._container(row) as container:
                 changes = instance.get("patch") if solved else patch
                 await self._setup(container, instance, changes)
                 yield Ready(container, REPOSITORY, modules) if changes else None
 
-        graded = await run_blinded(ready, str(instance["test_script"]), None)
+        task = hashlib.sha256(json.dumps([row["metadata"]["image"], instance], sort_keys=True).encode()).hexdigest()
+        graded = await self._grader.grade(task, prepare, str(instance["test_script"]), None)
         components = {
             "extracted": 1.0,
             "finished": float(graded.outcome is Outcome.EXITED),

@@ -32,12 +32,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 CANDIDATES = 32
 """Values among which an opaque object has to be equal to the right one alone."""
 RECORD_BYTES = 8 * 1024 * 1024
 """Of all records of a run."""
+
+Orders = Mapping[str, list[Any]]
+"""Key → its candidates in the order of a run."""
 
 _EQUAL = {f"assert{kind}Equal" for kind in ("", "List", "Tuple", "Dict", "Set", "MultiLine")} | {"assertEquals"}
 _COMPARE: dict[type[ast.cmpop], str] = {
@@ -52,6 +55,7 @@ _METHODS = {
 }
 _MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<=", "almost": "almost", "count": "count"}
 _RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex", "assertRaisesRegexp", "assertRaisesMessage"})
+_OF_MOCKS = frozenset({"assert_called_with", "assert_called_once_with"})
 _MIRRORED |= {"in": "has", "not in": "has not", "is": "is", "is not": "is not"}
 
 OPERATIONS: dict[str, Callable[[Any, Any], bool]] = {
@@ -136,7 +140,6 @@ class Blinded:
         self._sources = {path: text.encode(errors="surrogatepass") for path, text in texts.items()}
         self._edits: dict[str, list[tuple[int, int, str]]] = {}
         self.rows: set[str] = set()
-        self._orders: dict[str, list[Any]] | None = None
         for path, source in self._sources.items():
             try:
                 tree = ast.parse(source)
@@ -145,18 +148,17 @@ class Blinded:
             if edits := _Module(self, path, source, tree).edits():
                 self._edits[path] = edits
 
-    def texts(self, opaque: Iterable[str] | None = None) -> dict[str, str]:
-        """Path → source of the modules that are not as they were.
+    def orders(self, opaque: Iterable[str]) -> Orders:
+        """Candidates for the values of these keys."""
+        return {key: _candidates(self.expected[key]) for key in opaque}
 
-        Args:
-            opaque: keys whose values are compared among candidates; None: not yet.
-        """
-        self._orders = None if opaque is None else {key: _candidates(self.expected[key]) for key in opaque}
+    def texts(self, orders: Orders | None = None) -> dict[str, str]:
+        """Path → source of the modules that are not as they were, with candidates if there are any."""
         known = {
             "PATH": self.record_path,
             "OPERATIONS": {key: site.operation for key, site in self.sites.items()},
             "TOKENS": [*self.shown],
-            "CANDIDATES": self._orders or {},
+            "CANDIDATES": orders or {},
         }
         recorder = f"{self.name} = {known!r}; exec({_RECORDER.read_text()!r}, {self.name})\n"
         found = {}
@@ -175,12 +177,15 @@ class Blinded:
                 output = output.replace(token, shown)
         return output
 
-    def findings(self, passed: Iterable[str], others: Iterable[str], records: str) -> Findings:
+    def findings(
+        self, passed: Iterable[str], others: Iterable[str], records: str, orders: Orders | None = None
+    ) -> Findings:
         """What the records of a run prove.
 
         Args:
             passed: names of tests that the runner reports as passed, and others: as something else.
             records: what is at `record_path` after the run.
+            orders: the run's candidates; None: there were none yet.
         """
         by_site: dict[str, list[tuple[str, Any]]] = {}
         broken = len(records) >= RECORD_BYTES
@@ -200,7 +205,7 @@ class Blinded:
                 mine = [record for where, record in by_site.get(key, ()) if _same_instance(name, where)]
                 good = good and bool(mine or not self.sites[key].required)
                 for record in mine:
-                    held, compared = self._holds(key, record)
+                    held, compared = self._holds(key, record, orders)
                     good, found = good and held is not False, True
                     seen.add(compared)
                     opaque |= {compared} if held is None else set()
@@ -214,7 +219,7 @@ class Blinded:
                 right.discard(name)
         return Findings(frozenset(right), frozenset(right & set(proved)), frozenset(opaque))
 
-    def _holds(self, key: str, record: Any) -> tuple[bool | None, str]:
+    def _holds(self, key: str, record: Any, orders: Orders | None) -> tuple[bool | None, str]:
         """(whether a record is right, None where candidates have to be tried; the key of what it was compared to)"""
         site = self.sites[key]
         try:
@@ -231,16 +236,16 @@ class Blinded:
                 return site.holds(_plain(left), self.expected[to]), to
             if site.operation in ("is", "is not"):
                 return site.operation == "is not", to  # no literal
-            if self._orders is None:
+            if orders is None:
                 return None, to
-            return self._singled_out(site.operation, to, bits[0]), to
+            return self._singled_out(site.operation, orders[to], self.expected[to], bits[0]), to
         except (ValueError, TypeError, KeyError, IndexError, RecursionError):
             return False, ""
 
-    def _singled_out(self, operation: str, to: str, bits: Sequence[Any]) -> bool:
+    @staticmethod
+    def _singled_out(operation: str, order: Sequence[Any], expected: Any, bits: Sequence[Any]) -> bool:
         """Whether an opaque object compares as it must with the expected value among its candidates."""
-        order = (self._orders or {})[to]
-        there = order.index(self.expected[to])
+        there = next(n for n, value in enumerate(order) if type(value) is type(expected) and value == expected)
         if operation in ("==", "has"):
             return [*bits] == [number == there for number in range(len(order))]
         return bits[there] is True and (operation not in ("<", "<=", ">", ">=") or False in bits)
@@ -325,14 +330,21 @@ class _Module:
         self._edits: dict[int, tuple[int, int, str]] = {}
         self._keys: dict[int, str] = {}  # literal → the token in its place
         self._globals = _Names(tree)
+        self._loaded: Counter[str] = Counter()
 
     def edits(self) -> list[tuple[int, int, str]]:
         """(begin, end, new text) in bytes of the source; none where there is nothing to record."""
-        tables = {}
+        tables: dict[str, ast.expr] = {}
         for node in self._tree.body:
-            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                tables[node.targets[0].id] = node.value
-                self._globals.bind(node.targets[0].id, [(node.value, "")] if _is_literal(node.value) else [])
+            inner = node.body if isinstance(node, ast.ClassDef) else []
+            for prefix, each in (("", node), *(("self.", statement) for statement in inner)):
+                if isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name):
+                    tables[prefix + each.targets[0].id] = each.value
+                    if not prefix:
+                        self._globals.bind(each.targets[0].id, [(each.value, "")] if _is_literal(each.value) else [])
+        for loaded in ast.walk(self._tree):
+            if isinstance(loaded, ast.Name | ast.Attribute) and isinstance(loaded.ctx, ast.Load):
+                self._loaded[loaded.id if isinstance(loaded, ast.Name) else f"self.{loaded.attr}"] += 1
         functions = list(_test_functions(self._tree.body, ""))
         scanned = []
         for name, function in functions:
@@ -362,9 +374,17 @@ class _Module:
         """Where a test's variables get literals from: assignments, loops over tables, pytest's tables."""
 
         def rows(node: ast.expr) -> list[ast.expr] | None:
-            if isinstance(node, ast.Name) and len(self._globals._loads.get(node.id, ())) == 1:
-                node = tables.get(node.id, node)
+            if isinstance(node, ast.Call) and _called(node) == "items" and isinstance(node.func, ast.Attribute):
+                table = rows(node.func.value)
+                return None if table is None or not isinstance(named(node.func.value), ast.Dict) else table
+            node = named(node)
+            if isinstance(node, ast.Dict) and None not in node.keys:
+                return [ast.Tuple([key, value]) for key, value in zip(node.keys, node.values, strict=True) if key]
             return node.elts if isinstance(node, ast.List | ast.Tuple) else None
+
+        def named(node: ast.expr) -> ast.expr:
+            name = node.id if isinstance(node, ast.Name) else f"self.{node.attr}" if _is_own(node) else ""
+            return tables[name] if name in tables and self._loaded[name] == 1 else node
 
         def columns(targets: Sequence[str], table: Sequence[ast.expr]) -> None:
             for column, target in enumerate(targets):
@@ -453,6 +473,10 @@ class _Module:
         self._edits[id(node)] = (*self._span(node), text)
 
     def _text(self, node: ast.expr) -> str:
+        if not hasattr(node, "end_lineno"):  # of a mock
+            assert isinstance(node, ast.Attribute)
+            own = f"({self._text(node.value)}).{node.attr}"
+            return own if node.attr == "call_count" else f"(tuple({own}[0]), dict({own}[1]))"
         begin, end = self._span(node)
         return self._source[begin:end].decode(errors="surrogatepass")
 
@@ -529,6 +553,18 @@ def _conditions(node: ast.stmt) -> list[_Condition]:
     return [_Condition(left, operation, right, tolerance=tolerance)]
 
 
+def _of_mock(mock: ast.expr, name: str, call: ast.Call) -> list[_Condition]:
+    """assert_called_with and its like: the literals that it was called with."""
+    if not all(keyword.arg and _is_literal(keyword.value) for keyword in call.keywords):
+        return []
+    keywords = ast.Dict([ast.Constant(keyword.arg) for keyword in call.keywords], [k.value for k in call.keywords])
+    given = ast.Tuple([ast.Tuple(call.args, ast.Load()), keywords], ast.Load())
+    conditions = [_Condition(ast.Attribute(mock, "call_args", ast.Load()), "==", given)]
+    if "once" in name:
+        conditions.append(_Condition(ast.Attribute(mock, "call_count", ast.Load()), "==", ast.Constant(1)))
+    return conditions
+
+
 def _parts(test: ast.expr) -> Iterator[_Condition]:
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
         for value in test.values:
@@ -566,6 +602,10 @@ def _called(node: ast.AST) -> str:
     """The last name of what is called, or of a decorator."""
     function = node.func if isinstance(node, ast.Call) else node
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _is_own(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
 
 
 def _raises(node: ast.expr) -> bool:
@@ -650,9 +690,9 @@ def _almost(recorded: Any, expected: Any, tolerance: Mapping[str, Any]) -> bool:
         )
     if recorded == expected or not isinstance(expected, int | float | complex):
         return bool(recorded == expected)
-    difference = abs(recorded - expected)
+    difference: float = abs(recorded - expected)
     if "places" in tolerance:
-        return round(difference, tolerance["places"]) == 0
+        return bool(round(difference, tolerance["places"]) == 0)
     if "delta" in tolerance:
         return bool(difference <= tolerance["delta"])
     least = 1e-12 if tolerance["abs"] is None else tolerance["abs"]

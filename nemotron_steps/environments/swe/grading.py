@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from nemotron_steps.sandbox.session import SandboxSession
 TESTS = "{tests}"
 """Stands in a test command for the test files' paths. A command without it names its tests itself."""
 READ_S = 60.0
+REMEMBERED = 1024
+"""Tasks."""
 
 _PATCHED = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)
 
@@ -52,6 +55,11 @@ class HiddenTests:
         command = str(row.get("test_command") or default_command)
         patches = (str(row.get(key) or "") for key in ("test_patch", "patch"))
         return cls(command, row.get("test_files") or {}, *patches)
+
+    @property
+    def shell(self) -> str:
+        """The command with the test files' paths."""
+        return self.command.replace(TESTS, " ".join(map(shlex.quote, self.modules)))
 
     @property
     def modules(self) -> list[str]:
@@ -86,29 +94,21 @@ class Ready:
     modules: Sequence[str]
 
 
-async def run_tests(
+def prepared(
     session: Callable[[], SandboxSession],
     copy: Callable[[SandboxSession], WorkingCopy],
     changes: Changes,
     tests: HiddenTests,
-    wall_s: float,
-    *,
-    blinded: bool = True,
-) -> Graded:
-    """Run the tests on a fresh check-out with the changes.
+) -> Prepare:
+    """What a Grader needs, for changes to a fresh check-out.
 
     Args:
         session: makes one that is not entered yet.
         copy: the check-out in a session.
-        wall_s: for the test command.
-        blinded: False: the tests as they were written, for code that is trusted.
-
-    Raises:
-        SandboxError: the sandbox could not be set up. SessionOverError: it ended, other than by the tests.
     """
 
     @asynccontextmanager
-    async def ready(solved: bool) -> AsyncIterator[Ready | None]:
+    async def prepare(solved: bool) -> AsyncIterator[Ready | None]:
         async with session() as entered:
             checked_out = copy(entered)
             await checked_out.lay()
@@ -121,52 +121,94 @@ async def run_tests(
                 await entered.write({f"{checked_out.root}/{path}": text for path, text in tests.files.items()})
             yield Ready(entered, checked_out.root, tests.modules) if fits else None
 
-    command = tests.command.replace(TESTS, " ".join(map(shlex.quote, tests.modules)))
-    return await run_blinded(ready, command, wall_s, blinded=blinded)
+    return prepare
 
 
-async def run_blinded(
-    ready: Callable[[bool], AbstractAsyncContextManager[Ready | None]],
-    command: str,
-    wall_s: float | None,
-    *,
-    blinded: bool = True,
-) -> Graded:
-    """Run a test command: once, and again where values have to be compared among candidates.
+Prepare = Callable[[bool], AbstractAsyncContextManager[Ready | None]]
+"""Makes a session with everything laid, the answer or (True) the known solution. None: something did not fit, or no
+solution is known."""
 
-    Which values those are, the known solution tells, where there is one: an answer that makes an object of a value that
-    is none would see the candidates.
 
-    Args:
-        ready: makes a session with everything laid, the answer or (True) the known solution; None where something did
-            not fit, or no solution is known.
-        blinded: see run_tests.
-    """
-    async with ready(False) as laid:
-        if laid is None:
-            return Graded(applied=False)
-        tests = Blinded(await _read(laid, laid.modules if blinded else ()))  # nothing that was changed has run yet
-        run = await _run(laid, tests, tests.texts(), command, wall_s)
-    if run.findings.opaque and run.outcome is Outcome.EXITED:
-        allowed = run.findings.opaque
-        async with ready(True) as solved:
-            if solved is not None:
-                allowed &= (await _run(solved, tests, tests.texts(), command, wall_s)).findings.opaque
-        async with ready(False) as laid:
-            assert laid is not None
-            run = await _run(laid, tests, tests.texts(allowed), command, wall_s)
-    return Graded(run.findings.right, run.findings.proved, run.outcome, output=run.output)
+@dataclass
+class _Task:
+    """What is known of a task: its blinded tests; of its solution, once asked, what those say."""
+
+    tests: Blinded
+    asked: bool = False
+    unproved: frozenset[str] = frozenset()
+    opaque: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
 class _Run:
+    claimed: frozenset[str]
     findings: Findings
     outcome: Outcome
     output: str
 
 
-async def _run(laid: Ready, tests: Blinded, texts: Mapping[str, str], command: str, wall_s: float | None) -> _Run:
-    if texts:
+class Grader:
+    """Runs hidden tests, and again where values have to be compared among candidates.
+
+    Which values those are, the known solution tells, where there is one: an answer that makes an object of a value that
+    is none would see the candidates. The solution also tells which tests do not bear to be blinded; they count as the
+    runner reports them, and are not `proved`. It is asked once, when an answer is doubtful.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: OrderedDict[str, _Task] = OrderedDict()
+
+    async def grade(self, task: str, prepare: Prepare, command: str, wall_s: float | None) -> Graded:
+        """How an answer to a task does.
+
+        Args:
+            task: the same for the same tests, repository and solution.
+            wall_s: for the test command; None: the session's.
+
+        Raises:
+            SandboxError: the sandbox could not be set up. SessionOverError: it ended, other than by the tests.
+        """
+        known = self._tasks.get(task)
+        async with prepare(False) as laid:
+            if laid is None:
+                return Graded(applied=False)
+            if known is None:  # nothing that was changed has run yet
+                known = self._tasks[task] = _Task(Blinded(await _read(laid)))
+                if len(self._tasks) > REMEMBERED:
+                    self._tasks.popitem(last=False)
+            run = await _run(laid, known.tests, command, wall_s)
+        doubtful = run.outcome is Outcome.EXITED and (run.claimed != run.findings.right or run.findings.opaque)
+        if doubtful and not known.asked:
+            await _ask(known, prepare, command, wall_s)
+        opaque = run.findings.opaque if known.opaque is None else run.findings.opaque & known.opaque
+        if run.findings.opaque and run.outcome is Outcome.EXITED:
+            async with prepare(False) as laid:
+                assert laid is not None
+                run = await _run(laid, known.tests, command, wall_s, opaque)
+        right = run.findings.right | (run.claimed & known.unproved)
+        return Graded(right, run.findings.proved, run.outcome, output=run.output)
+
+
+async def _ask(task: _Task, prepare: Prepare, command: str, wall_s: float | None) -> None:
+    """What the blinded tests say of the known solution."""
+    runs: list[_Run] = []
+    for _ in range(2):
+        async with prepare(True) as laid:
+            if laid is None:
+                break
+            runs.append(await _run(laid, task.tests, command, wall_s, runs[0].findings.opaque if runs else None))
+        if not runs[-1].findings.opaque:
+            break
+    if runs and runs[-1].outcome is Outcome.EXITED:
+        task.opaque, task.unproved = runs[0].findings.opaque, runs[-1].claimed - runs[-1].findings.right
+    task.asked = True
+
+
+async def _run(
+    laid: Ready, tests: Blinded, command: str, wall_s: float | None, opaque: frozenset[str] | None = None
+) -> _Run:
+    orders = None if opaque is None else tests.orders(opaque)
+    if texts := tests.texts(orders):
         await laid.session.write({f"{laid.root}/{path}": text for path, text in texts.items()})
     result = await laid.session.run(["/bin/bash", "-c", command], cwd=laid.root, wall_s=wall_s)
     records = ""
@@ -174,12 +216,21 @@ async def _run(laid: Ready, tests: Blinded, texts: Mapping[str, str], command: s
         argv = ["head", "-c", str(RECORD_BYTES), "--", tests.record_path]
         records = (await laid.session.run(argv, cwd="/", wall_s=READ_S)).stdout
 
-    def findings() -> _Run:
+    def read() -> _Run:
         output = tests.as_written(f"{result.stdout}\n{result.stderr}")
         told = test_run(output)
-        return _Run(tests.findings(told.passed, told.others, records), result.outcome, output)
+        return _Run(told.passed, tests.findings(told.passed, told.others, records, orders), result.outcome, output)
 
-    return await asyncio.to_thread(findings)
+    return await asyncio.to_thread(read)
+
+
+async def run_as_written(prepare: Prepare, command: str, wall_s: float) -> Graded:
+    """The tests of code that is trusted, as they were written."""
+    async with prepare(False) as laid:
+        if laid is None:
+            return Graded(applied=False)
+        run = await _run(laid, Blinded({}), command, wall_s)
+    return Graded(run.claimed, outcome=run.outcome, output=run.output)
 
 
 def test_modules(paths: Iterable[str]) -> list[str]:
@@ -187,9 +238,9 @@ def test_modules(paths: Iterable[str]) -> list[str]:
     return sorted(path for path in set(paths) if path.endswith(".py") and is_test(path) and _runs(path))
 
 
-async def _read(laid: Ready, modules: Iterable[str]) -> dict[str, str]:
+async def _read(laid: Ready) -> dict[str, str]:
     found = {}
-    for path in modules:
+    for path in laid.modules:
         result = await laid.session.run(["cat", "--", path], cwd=laid.root, wall_s=READ_S)
         if result.ok:
             found[path] = result.stdout

@@ -33,7 +33,7 @@ from nemotron_steps.environments.base import (
     Verdict,
 )
 from nemotron_steps.environments.swe.blinding import RECORD_BYTES
-from nemotron_steps.environments.swe.grading import HiddenTests, run_tests
+from nemotron_steps.environments.swe.grading import Grader, HiddenTests, prepared
 from nemotron_steps.environments.swe.harness import GONE, TOOLS
 from nemotron_steps.environments.swe.results import tests_of
 from nemotron_steps.environments.swe.working_copy import Changes, FilesCopy, ImageCopy, WorkingCopy
@@ -117,6 +117,7 @@ class SweAgent(Environment):
     def __init__(self, config: SweAgentConfig, judges: Mapping[str, Judge]) -> None:
         super().__init__(config, judges)
         self._bubblewrap = BubblewrapSandbox(config.max_concurrency, config.read_only)
+        self._grader = Grader()
         self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
 
     def check_values(self, row: Row) -> None:
@@ -213,20 +214,17 @@ class SweAgent(Environment):
             await copy.session.__aexit__(None, None, None)
 
     async def _graded(self, row: Row, changes: Changes) -> Verdict:
-        key = hashlib.sha256(json.dumps([row, changes.digest], sort_keys=True).encode()).hexdigest()
+        task = hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()
+        key = f"{task} {changes.digest}"
         if key in self._verdicts:
             self._verdicts.move_to_end(key)
             return self._verdicts[key]
         tests = HiddenTests.of(row, self.config.test_command)
         wall_s = self.config.tests_timeout_s + self.config.command_timeout_s
+        session = partial(self._session, row, wall_s, output_bytes=2 * RECORD_BYTES)
+        prepare = prepared(session, partial(self._copy_in, row), changes, tests)
         try:
-            graded = await run_tests(
-                partial(self._session, row, wall_s, output_bytes=2 * RECORD_BYTES),
-                partial(self._copy_in, row),
-                changes,
-                tests,
-                self.config.tests_timeout_s,
-            )
+            graded = await self._grader.grade(task, prepare, tests.shell, self.config.tests_timeout_s)
         except SessionOverError as error:
             if error.outcome is Outcome.MEMORY_LIMIT:
                 raise CannotJudgeError(TESTS_OUT_OF_MEMORY, "while the tests ran") from error

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from nemotron_steps.config.schema.swe_tasks import SweTasksConfig
-from nemotron_steps.environments.swe.grading import Graded, HiddenTests, run_tests
+from nemotron_steps.environments.swe.grading import Graded, Grader, HiddenTests, prepared, run_as_written
 from nemotron_steps.environments.swe.harness import task_prompt
 from nemotron_steps.environments.swe.working_copy import Changes, FilesCopy
 from nemotron_steps.rows.lines import Row
@@ -96,15 +96,12 @@ class Miner:
             processes=256,
         )
         tests = HiddenTests(package.test_command, package.test_files)
+        session = partial(BubblewrapSession, self._sandbox, limits=limits)
+        prepare = prepared(session, lambda entered: FilesCopy(entered, files, 0), Changes(), tests)
         try:
-            return await run_tests(
-                partial(BubblewrapSession, self._sandbox, limits=limits),
-                lambda session: FilesCopy(session, files, 0),
-                Changes(),
-                tests,
-                self._config.tests_timeout_s,
-                blinded=blinded,
-            )
+            if blinded:
+                return await Grader().grade("", prepare, tests.shell, self._config.tests_timeout_s)
+            return await run_as_written(prepare, tests.shell, self._config.tests_timeout_s)
         except SessionOverError:
             return None
 
