@@ -1,6 +1,7 @@
 """swerl_gen: one-shot software engineering. `eval` rows ask for a patch: 1 if all the issue's tests pass and nothing
 else breaks, 0.2 if some do, else 0. `repro-gen` rows ask for a test that fails before the known patch (exit code 2)
-and passes after it. Tests that do not finish in time score 0, as failing ones do: the answer made them so.
+and passes after it; a comment does not make it pass. Tests that do not finish in time score 0, as failing ones do: the
+answer made them so. Tests are graded as those of `swe_agent` (swe/grading.py).
 
 Everything runs in the row's container image of the repository; this package ships none.
 """
@@ -43,12 +44,15 @@ PATCH_NOT_APPLICABLE = "patch_not_applicable"
 """Failure class: the row's files, changed as the answer asks, are not the image's."""
 PARTIAL = 0.2
 TEST_FILE = "reproduce_issue.py"
+REPRODUCED = {"as it is": 2, "mended": 0}
+"""Exit codes of a script that reproduces an issue."""
 REPOSITORY = "/testbed"
 
 MAX_EDITS = 200
 CONTEXT = 3
 """Unchanged lines of a patch around what it changes."""
 
+_PATCHED = re.compile(r"^\+\+\+ b/(\S+\.py)$", re.MULTILINE)
 _PATH = re.compile(r"###\s*(\S+)\s*")
 _SEARCH, _DIVIDER, _REPLACE = (re.compile(mark) for mark in (r"<{5,9} SEARCH", r"={5,9}", r">{5,9} REPLACE"))
 
@@ -139,15 +143,27 @@ class SwerlGen(Environment):
         blocks = [content for info, content in fenced_blocks(text) if info.lower() in ("", "python")]
         if not blocks:
             return Verdict(0.0, {"extracted": 0.0})
-        codes: list[int | None] = []
-        for patch in (None, str(row["instance"]["patch"])):
-            async with self._container(row) as container:
-                await self._setup(container, row["instance"], patch)
-                await container.write({f"{REPOSITORY}/{TEST_FILE}": blocks[-1]})
-                script = f"source /opt/miniconda3/bin/activate && conda activate testbed && python {TEST_FILE}"
-                result = await container.run(["/bin/bash", "-c", script], cwd=REPOSITORY)
-                codes.append(result.exit_code if result.outcome is Outcome.EXITED else None)
-        return Verdict(float(codes == [2, 0]), {"extracted": 1.0}, details={"exit_codes": codes})
+        known = str(row["instance"]["patch"])
+        codes = {
+            name: await self._exit_code(row, blocks[-1], patch) for name, patch in (("as it is", ""), ("mended", known))
+        }
+        if codes == REPRODUCED:
+            # A script that only looks whether something has been changed calls this mended, too.
+            codes["with a comment"] = await self._exit_code(row, blocks[-1], "", commented=_PATCHED.findall(known))
+        reproduced = codes == {**REPRODUCED, "with a comment": 2}
+        return Verdict(float(reproduced), {"extracted": 1.0}, details={"exit_codes": codes})
+
+    async def _exit_code(self, row: Row, test: str, patch: str, commented: Sequence[str] = ()) -> int | None:
+        """Of a reproduction in a repository with a patch and with a comment at the end of some files."""
+        async with self._container(row) as container:
+            await self._setup(container, row["instance"], patch or None)
+            if commented:
+                script = 'for path; do [ ! -f "$path" ] || printf "\\n# .\\n" >> "$path"; done'
+                await self._prepare(container, ["/bin/sh", "-c", script, "sh", *commented])
+            await container.write({f"{REPOSITORY}/{TEST_FILE}": test})
+            script = f"source /opt/miniconda3/bin/activate && conda activate testbed && python {TEST_FILE}"
+            result = await container.run(["/bin/bash", "-c", script], cwd=REPOSITORY)
+        return result.exit_code if result.outcome is Outcome.EXITED else None
 
     def _container(self, row: Row) -> ContainerSession:
         limits = Limits(

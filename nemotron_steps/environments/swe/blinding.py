@@ -275,6 +275,13 @@ class _Condition:
     negated: bool = False
     tolerance: dict[str, Any] = field(default_factory=dict)
 
+    def name(self) -> ast.Name | None:
+        """The variable that is compared with, if no side is a literal."""
+        sides = [self.right, self.left] if self.operation in _MIRRORED and self.right is not None else []
+        if any(side is not None and _is_literal(side) for side in sides):
+            return None
+        return next((side for side in sides if isinstance(side, ast.Name)), None)
+
 
 @dataclass
 class _Assertion:
@@ -288,6 +295,7 @@ class _Names:
 
     def __init__(self, tree: ast.AST) -> None:
         self.cells: dict[str, list[tuple[ast.expr, str]]] = {}  # name → (literal, how pytest's names write it)
+        self.mixed: set[str] = set()  # names that hold something else than a literal, too
         self.harmless: set[int] = set()  # loads that are compared with, or shown to no one
         self._loads: dict[str, set[int]] = {}
         self._stores: dict[str, int] = {}
@@ -305,17 +313,21 @@ class _Names:
             elif isinstance(node, ast.Call) and _called(node) == "subTest":
                 self.harmless |= {id(inner) for inner in ast.walk(node)}
 
-    def bind(self, name: str, cells: Iterable[tuple[ast.expr, str]]) -> None:
-        """One place that stores these literals, and others, under a name."""
+    def bind(self, name: str, cells: Sequence[tuple[ast.expr, str]], stored: int = 1) -> None:
+        """One place that stores so many values under a name, these literals among them."""
         self.cells.setdefault(name, []).extend(cells)
+        if len(cells) < stored:
+            self.mixed.add(name)
         self._explained[name] = self._explained.get(name, 0) + 1
 
-    def blind(self) -> set[str]:
-        """Names whose values need not be in there."""
+    def blind(self) -> dict[str, tuple[list[tuple[ast.expr, str]], bool]]:
+        """Names whose values need not be in there: their literals, and whether they hold something else, too."""
         return {
-            name
-            for name in self.cells
-            if self._explained[name] == self._stores.get(name) and self._loads.get(name, set()) <= self.harmless
+            name: (cells, name in self.mixed)
+            for name, cells in self.cells.items()
+            if cells
+            and self._explained[name] == self._stores.get(name)
+            and self._loads.get(name, set()) <= self.harmless
         }
 
 
@@ -352,18 +364,16 @@ class _Module:
             assertions = list(_assertions(function.body, not _may_leave(function)))
             self._bind(names, function, tables)
             for condition in (c for a in assertions for c in a.conditions):
-                others = (condition.left, condition.right) if condition.operation else ()
-                self._globals.harmless |= {id(side) for side in others}
-                names.harmless |= {id(side) for side in others}
+                self._globals.harmless.add(id(condition.name()))
+                names.harmless.add(id(condition.name()))
             for assertion in assertions:  # messages are not kept
                 names.harmless |= {id(n) for m in _messages(assertion.statement) for n in ast.walk(m)}
             scanned.append((name, names, assertions))
         for name, names, assertions in scanned:
             self._to.tests.add((self._path, name))
-            blind = names.blind()
-            kept = {**{n: self._globals.cells[n] for n in self._globals.blind()}, **{n: names.cells[n] for n in blind}}
+            blind = {**self._globals.blind(), **names.blind()}
             for assertion in assertions:
-                self._assertion((self._path, name), assertion, kept)
+                self._assertion((self._path, name), assertion, blind)
         if not self._edits:
             return []
         first = next(node for node in self._tree.body if not _is_head(node))
@@ -396,7 +406,7 @@ class _Module:
                         parts = [row] if len(targets) == 1 else getattr(row, "elts", [])
                     if len(parts) == len(targets) and _is_literal(parts[column]):
                         cells.append((parts[column], _test_id(ast.literal_eval(parts[column]), target, number)))
-                names.bind(target, cells)
+                names.bind(target, cells, len(table))
 
         for node in ast.walk(function):
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
@@ -432,9 +442,10 @@ class _Module:
                 key = self._site(test, name, required, condition.tolerance)
                 self._to.expected[key] = ast.literal_eval(there)
                 return f"{self._to.name}['record']({key!r}, ({self._text(here)}))"
-            if isinstance(there, ast.Name) and blind.get(there.id):
-                keys = [self._token(cell, shown) for cell, shown in blind[there.id]]
-                key = self._site(test, name, required, condition.tolerance, keys)
+            if isinstance(there, ast.Name) and there is condition.name() and blind.get(there.id):
+                cells, mixed = blind[there.id]
+                keys = [self._token(cell, shown) for cell, shown in cells]
+                key = self._site(test, name, required, condition.tolerance, keys, computed=mixed)
                 return f"{self._to.name}['record']({key!r}, ({self._text(here)}), {there.id})"
         if operation == "==" and right is not None:
             key = self._site(test, operation, required, keys=(), computed=True)
@@ -473,7 +484,7 @@ class _Module:
         self._edits[id(node)] = (*self._span(node), text)
 
     def _text(self, node: ast.expr) -> str:
-        if not hasattr(node, "end_lineno"):  # of a mock
+        if getattr(node, "end_lineno", None) is None:  # of a mock
             assert isinstance(node, ast.Attribute)
             own = f"({self._text(node.value)}).{node.attr}"
             return own if node.attr == "call_count" else f"(tuple({own}[0]), dict({own}[1]))"
@@ -526,10 +537,9 @@ def _conditions(node: ast.stmt) -> list[_Condition]:
     if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
         return []
     call, name = node.value, _called(node.value)
-    own = (
-        isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id == "self"
-    )
-    if not own or any(isinstance(argument, ast.Starred) for argument in call.args) or not call.args:
+    if name in _OF_MOCKS and isinstance(call.func, ast.Attribute) and all(map(_is_literal, call.args)):
+        return _of_mock(call.func.value, name, call)
+    if not _is_own(call.func) or any(isinstance(each, ast.Starred) for each in call.args) or not call.args:
         return []
     if name in ("assertTrue", "assertFalse"):
         return list(_parts(call.args[0])) if name == "assertTrue" else [_Condition(call.args[0], negated=True)]
@@ -736,13 +746,11 @@ def _other(value: Any, draw: random.SystemRandom) -> Any:
         return value[:at] + draw.choice("abcdefghijklmnopqrstuvwxyz0123456789") + value[at + draw.randint(0, 1) :]
     if isinstance(value, bytes):
         return _other(value.decode("latin-1"), draw).encode("latin-1")
-    items = list(value.items()) if isinstance(value, dict) else list(value)
+    if isinstance(value, dict):
+        pairs = list(value.items()) or [(draw.randint(0, 99), draw.randint(0, 99))]
+        key, item = draw.choice(pairs)
+        return {**value, (key if draw.random() < 0.5 else _other(key, draw)): _other(item, draw)}
+    items = list(value)
     at = draw.randrange(len(items) + 1)
-    if at == len(items):
-        new: Any = draw.randint(0, 99) if not items else _other(items[-1], draw)
-        items.append((new, new) if isinstance(value, dict) and not items else new)
-    elif isinstance(value, dict):
-        items[at] = (items[at][0], _other(items[at][1], draw))
-    else:
-        items[at] = _other(items[at], draw)
-    return type(value)(items)
+    new = _other(draw.choice(items), draw) if items else draw.randint(0, 99)
+    return type(value)([*items[:at], new, *items[at + draw.randint(0, 1) :]])
