@@ -127,7 +127,7 @@ class Blinded:
     """Test modules without the values that they expect.
 
     Args:
-        texts: path in the repository → source. One that does not parse is left as it is.
+        texts: path in the repository → source. One that is not UTF-8 or does not parse is left as it is.
     """
 
     def __init__(self, texts: Mapping[str, str]) -> None:
@@ -137,7 +137,7 @@ class Blinded:
         self.expected: dict[str, Any] = {}
         self.shown: dict[str, str] = {}
         self.name = f"check_{secrets.token_hex(4)}"
-        self._sources = {path: text.encode(errors="surrogatepass") for path, text in texts.items()}
+        self._sources = {path: text.encode() for path, text in texts.items() if "\ufffd" not in text}
         self._edits: dict[str, list[tuple[int, int, str]]] = {}
         self.rows: set[str] = set()
         for path, source in self._sources.items():
@@ -166,8 +166,8 @@ class Blinded:
             source = self._sources[path]
             for begin, end, new in sorted(edits, reverse=True):
                 text = new.replace(_PRELUDE, recorder)
-                source = source[:begin] + text.encode(errors="surrogatepass") + source[end:]
-            found[path] = source.decode(errors="surrogatepass")
+                source = source[:begin] + text.encode() + source[end:]
+            found[path] = source.decode()
         return found
 
     def as_written(self, output: str) -> str:
@@ -489,7 +489,7 @@ class _Module:
             own = f"({self._text(node.value)}).{node.attr}"
             return own if node.attr == "call_count" else f"(tuple({own}[0]), dict({own}[1]))"
         begin, end = self._span(node)
-        return self._source[begin:end].decode(errors="surrogatepass")
+        return self._source[begin:end].decode()
 
     def _span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
         assert node.end_lineno is not None and node.end_col_offset is not None
