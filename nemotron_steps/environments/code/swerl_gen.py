@@ -1,16 +1,18 @@
 """swerl_gen: one-shot software engineering. `eval` rows ask for a patch: 1 if all the issue's tests pass and nothing
 else breaks, 0.2 if some do, else 0. `repro-gen` rows ask for a test that fails before the known patch (exit code 2)
-and passes after it. Tests that do not finish in time score 0, as failing ones do: the answer made them so.
+and passes after it; a comment does not make it pass. Tests that do not finish in time score 0, as failing ones do: the
+answer made them so. Tests are graded as those of `swe_agent` (swe/grading.py).
 
 Everything runs in the row's container image of the repository; this package ships none.
 """
 
 from __future__ import annotations
 
-import asyncio
+import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -25,6 +27,8 @@ from nemotron_steps.environments.base import (
     Session,
     Verdict,
 )
+from nemotron_steps.environments.swe.grading import Grader, Ready, test_modules
+from nemotron_steps.environments.swe.results import tests_of
 from nemotron_steps.environments.text.extraction import fenced_blocks
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult
 from nemotron_steps.sandbox.base import MIB
@@ -40,15 +44,17 @@ PATCH_NOT_APPLICABLE = "patch_not_applicable"
 """Failure class: the row's files, changed as the answer asks, are not the image's."""
 PARTIAL = 0.2
 TEST_FILE = "reproduce_issue.py"
+REPRODUCED = {"as it is": 2, "mended": 0}
+"""Exit codes of a script that reproduces an issue."""
 REPOSITORY = "/testbed"
 
 MAX_EDITS = 200
 CONTEXT = 3
 """Unchanged lines of a patch around what it changes."""
 
+_PATCHED = re.compile(r"^\+\+\+ b/(\S+\.py)$", re.MULTILINE)
 _PATH = re.compile(r"###\s*(\S+)\s*")
 _SEARCH, _DIVIDER, _REPLACE = (re.compile(mark) for mark in (r"<{5,9} SEARCH", r"={5,9}", r">{5,9} REPLACE"))
-_RESULT = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\s+(\S.*?)(?: - .*)?$", re.MULTILINE)
 
 
 class SwerlGenConfig(EnvironmentConfig):
@@ -77,6 +83,7 @@ class SwerlGen(Environment):
 
     def __init__(self, config: SwerlGenConfig, judges: Mapping[str, Judge]) -> None:
         super().__init__(config, judges)
+        self._grader = Grader()
 
     async def start(self) -> None:
         """Check the container engine."""
@@ -97,7 +104,7 @@ class SwerlGen(Environment):
                 raise RowError("metadata.relevant_file_contents", "an object, or one as JSON", repr(error)) from error
             for key in ("FAIL_TO_PASS", "PASS_TO_PASS"):
                 try:
-                    tests_in(row, key)
+                    tests_of(row["instance"], key)
                 except (ValueError, TypeError) as error:
                     raise RowError(f"instance.{key}", "a list of tests, or one as JSON", repr(error)) from error
 
@@ -111,29 +118,52 @@ class SwerlGen(Environment):
         if patch is None:
             return Verdict(0.0, {"extracted": 0.0})
         instance = row["instance"]
-        async with self._container(row) as container:
-            await self._setup(container, instance, patch)
-            result = await container.run(["/bin/bash", "-c", str(instance["test_script"])], cwd=REPOSITORY)
-        components = {"extracted": 1.0, "finished": float(result.outcome is Outcome.EXITED)}
-        if result.outcome is not Outcome.EXITED:
-            return Verdict(0.0, components, details={"patch": patch, "outcome": result.outcome.value})
-        passed = await asyncio.to_thread(passed_tests, result.stdout + result.stderr)
-        reward = resolution(passed, tests_in(row, "FAIL_TO_PASS"), tests_in(row, "PASS_TO_PASS"))
-        return Verdict(reward, components, details={"patch": patch})
+        asked, kept = tests_of(instance, "FAIL_TO_PASS"), tests_of(instance, "PASS_TO_PASS")
+        modules = test_modules(name.split("::")[0] for name in asked | kept)
+
+        @asynccontextmanager
+        async def prepare(solved: bool) -> AsyncIterator[Ready | None]:
+            async with self._container(row) as container:
+                changes = instance.get("patch") if solved else patch
+                await self._setup(container, instance, changes)
+                yield Ready(container, REPOSITORY, modules) if changes else None
+
+        task = hashlib.sha256(json.dumps([row["metadata"]["image"], instance], sort_keys=True).encode()).hexdigest()
+        graded = await self._grader.grade(task, prepare, str(instance["test_script"]), None)
+        components = {
+            "extracted": 1.0,
+            "finished": float(graded.outcome is Outcome.EXITED),
+            "proved": len(asked & graded.proved) / len(asked),
+        }
+        if graded.outcome is not Outcome.EXITED:
+            return Verdict(0.0, components, details={"patch": patch, "outcome": graded.outcome.value})
+        return Verdict(resolution(graded.passed, asked, kept), components, details={"patch": patch})
 
     async def _reproduction(self, row: Row, text: str) -> Verdict:
         blocks = [content for info, content in fenced_blocks(text) if info.lower() in ("", "python")]
         if not blocks:
             return Verdict(0.0, {"extracted": 0.0})
-        codes: list[int | None] = []
-        for patch in (None, str(row["instance"]["patch"])):
-            async with self._container(row) as container:
-                await self._setup(container, row["instance"], patch)
-                await container.write({f"{REPOSITORY}/{TEST_FILE}": blocks[-1]})
-                script = f"source /opt/miniconda3/bin/activate && conda activate testbed && python {TEST_FILE}"
-                result = await container.run(["/bin/bash", "-c", script], cwd=REPOSITORY)
-                codes.append(result.exit_code if result.outcome is Outcome.EXITED else None)
-        return Verdict(float(codes == [2, 0]), {"extracted": 1.0}, details={"exit_codes": codes})
+        known = str(row["instance"]["patch"])
+        codes = {
+            name: await self._exit_code(row, blocks[-1], patch) for name, patch in (("as it is", ""), ("mended", known))
+        }
+        if codes == REPRODUCED:
+            # A script that only looks whether something has been changed calls this mended, too.
+            codes["with a comment"] = await self._exit_code(row, blocks[-1], "", commented=_PATCHED.findall(known))
+        reproduced = codes == {**REPRODUCED, "with a comment": 2}
+        return Verdict(float(reproduced), {"extracted": 1.0}, details={"exit_codes": codes})
+
+    async def _exit_code(self, row: Row, test: str, patch: str, commented: Sequence[str] = ()) -> int | None:
+        """Of a reproduction in a repository with a patch and with a comment at the end of some files."""
+        async with self._container(row) as container:
+            await self._setup(container, row["instance"], patch or None)
+            if commented:
+                script = 'for path; do [ ! -f "$path" ] || printf "\\n# .\\n" >> "$path"; done'
+                await self._prepare(container, ["/bin/sh", "-c", script, "sh", *commented])
+            await container.write({f"{REPOSITORY}/{TEST_FILE}": test})
+            script = f"source /opt/miniconda3/bin/activate && conda activate testbed && python {TEST_FILE}"
+            result = await container.run(["/bin/bash", "-c", script], cwd=REPOSITORY)
+        return result.exit_code if result.outcome is Outcome.EXITED else None
 
     def _container(self, row: Row) -> ContainerSession:
         limits = Limits(
@@ -168,12 +198,6 @@ def files_of(row: Row) -> dict[str, str]:
     contents = row["metadata"]["relevant_file_contents"]
     files = json.loads(contents) if isinstance(contents, str) else contents
     return {str(path): str(text) for path, text in files.items()}
-
-
-def tests_in(row: Row, key: str) -> set[str]:
-    """Test names of FAIL_TO_PASS or PASS_TO_PASS, a list or a JSON list."""
-    value = row["instance"].get(key) or []
-    return set(json.loads(value) if isinstance(value, str) else value)
 
 
 def solution_of(text: str, *, relaxed: bool) -> str | None:
@@ -267,14 +291,7 @@ def _file_diff(path: str, old: list[str], new: list[str]) -> str:
     return f"--- a/{path}\n+++ b/{path}\n@@ -{spans[0]} +{spans[1]} @@\n{''.join(ended)}"
 
 
-def passed_tests(output: str) -> set[str]:
-    """Tests that a `pytest -rA` summary reports as passed, and never otherwise."""
-    found = _RESULT.findall(output)
-    good = {name for status, name in found if status in ("PASSED", "XFAIL")}
-    return good - {name for status, name in found if status in ("FAILED", "ERROR")}
-
-
-def resolution(passed: set[str], fail_to_pass: set[str], pass_to_pass: set[str]) -> float:
+def resolution(passed: Set[str], fail_to_pass: Set[str], pass_to_pass: Set[str]) -> float:
     """1 if all of both pass, 0.2 if all of pass_to_pass and some of fail_to_pass do, else 0."""
     if not pass_to_pass <= passed:
         return 0.0

@@ -1,26 +1,34 @@
 """Grading: the hidden tests on a fresh check-out with an agent's changes, in a sandbox that no agent has been in.
 
-    fresh repository  ->  the changes that count  ->  the task's own tests over them  ->  the test command
+    fresh repository  ->  the changes that count  ->  the tests, without the values they expect  ->  the test command
 
-An agent's processes are over by then, and nothing of its sandbox but the text of changed files comes here.
+An agent's processes are over by then, and nothing of its sandbox but the text of changed files comes here. What the
+tests recorded is compared here, outside (blinding.py). `swe_agent` and `swerl_gen` are graded by this.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
+from nemotron_steps.environments.swe.blinding import RECORD_BYTES, Blinded, Findings
 from nemotron_steps.environments.swe.protected import is_test
-from nemotron_steps.environments.swe.results import Canary, TestRun, test_run
-from nemotron_steps.environments.swe.working_copy import Changes, ImageCopy, WorkingCopy
+from nemotron_steps.environments.swe.results import test_run
+from nemotron_steps.environments.swe.working_copy import Changes, WorkingCopy
 from nemotron_steps.sandbox.base import Outcome
 from nemotron_steps.sandbox.session import SandboxSession
 
 TESTS = "{tests}"
 """Stands in a test command for the test files' paths. A command without it names its tests itself."""
+READ_S = 60.0
+REMEMBERED = 1024
+"""Tasks."""
 
 _PATCHED = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)
 
@@ -33,23 +41,30 @@ class HiddenTests:
         command: a shell command, run in the repository.
         files: path → text, laid over the check-out.
         patch: applied to the check-out.
+        solution: a diff that is known to solve the task; "" where none is known.
     """
 
     command: str
-    files: Mapping[str, str]
+    files: Mapping[str, str] = field(default_factory=dict)
     patch: str = ""
+    solution: str = ""
 
     @classmethod
     def of(cls, row: Mapping[str, Any], default_command: str) -> HiddenTests:
         """Those of a row."""
-        files = row.get("test_files") or {}
-        return cls(str(row.get("test_command") or default_command), files, str(row.get("test_patch") or ""))
+        command = str(row.get("test_command") or default_command)
+        patches = (str(row.get(key) or "") for key in ("test_patch", "patch"))
+        return cls(command, row.get("test_files") or {}, *patches)
+
+    @property
+    def shell(self) -> str:
+        """The command with the test files' paths."""
+        return self.command.replace(TESTS, " ".join(map(shlex.quote, self.modules)))
 
     @property
     def modules(self) -> list[str]:
         """Paths of the test files that are run, as against those that they need."""
-        touched = {*self.files, *_PATCHED.findall(self.patch)}
-        return sorted(path for path in touched if path.endswith(".py") and is_test(path) and _runs(path))
+        return test_modules({*self.files, *_PATCHED.findall(self.patch)})
 
 
 @dataclass(frozen=True)
@@ -57,55 +72,179 @@ class Graded:
     """How a test run went.
 
     Attributes:
+        passed: tests that the runner reports as passed and whose records, if they have any, are right.
+        proved: those of them that have records.
         outcome: TIMEOUT or MEMORY_LIMIT where it did not end by itself.
         applied: the changes (and the tests) fitted the check-out.
-        honest: the test that must fail was seen to fail, or the command takes none.
     """
 
-    run: TestRun
-    outcome: Outcome
+    passed: frozenset[str] = frozenset()
+    proved: frozenset[str] = frozenset()
+    outcome: Outcome = Outcome.EXITED
     applied: bool = True
-    honest: bool = True
     output: str = ""
 
 
-async def run_tests(
-    session: SandboxSession,
+@dataclass(frozen=True)
+class Ready:
+    """A repository in a session, with the changes and the tests as they were written."""
+
+    session: SandboxSession
+    root: str
+    modules: Sequence[str]
+
+
+def prepared(
+    session: Callable[[], SandboxSession],
     copy: Callable[[SandboxSession], WorkingCopy],
     changes: Changes,
     tests: HiddenTests,
-    wall_s: float,
-) -> Graded:
-    """Run the tests on a fresh check-out with the changes.
+) -> Prepare:
+    """What a Grader needs, for changes to a fresh check-out.
 
     Args:
-        session: not entered yet.
+        session: makes one that is not entered yet.
         copy: the check-out in a session.
-        wall_s: for the test command.
-
-    Raises:
-        SandboxError: the sandbox could not be set up. SessionOverError: it ended, other than by the tests.
     """
-    canary = Canary.new() if TESTS in tests.command else None
-    async with session:
-        checked_out = copy(session)
-        await checked_out.lay()
-        fits = await checked_out.apply(changes)
-        if fits and tests.patch and isinstance(checked_out, ImageCopy):
-            fits = await checked_out.apply_patch(tests.patch)
-        if not fits:
-            return Graded(test_run(""), Outcome.EXITED, applied=False)
-        files = {**tests.files, **({canary.path: canary.text} if canary is not None else {})}
-        await session.write({f"{checked_out.root}/{path}": text for path, text in files.items()})
-        command = tests.command.replace(TESTS, _words([*tests.modules, *([canary.path] if canary else [])]))
-        result = await session.run(["/bin/bash", "-c", command], cwd=checked_out.root, wall_s=wall_s)
-    output = f"{result.stdout}\n{result.stderr}"
-    run = test_run(output)
-    return Graded(run, result.outcome, honest=canary is None or canary.failed_in(run), output=output)
+
+    @asynccontextmanager
+    async def prepare(solved: bool) -> AsyncIterator[Ready | None]:
+        async with session() as entered:
+            checked_out = copy(entered)
+            await checked_out.lay()
+            if solved:
+                fits = bool(tests.solution) and await checked_out.apply_patch(tests.solution)
+            else:
+                fits = await checked_out.apply(changes)
+            fits = fits and await checked_out.apply_patch(tests.patch)
+            if fits:
+                await entered.write({f"{checked_out.root}/{path}": text for path, text in tests.files.items()})
+            yield Ready(entered, checked_out.root, tests.modules) if fits else None
+
+    return prepare
 
 
-def _words(paths: Iterable[str]) -> str:
-    return " ".join(map(shlex.quote, paths))
+Prepare = Callable[[bool], AbstractAsyncContextManager[Ready | None]]
+"""Makes a session with everything laid, the answer or (True) the known solution. None: something did not fit, or no
+solution is known."""
+
+
+@dataclass
+class _Task:
+    """What is known of a task: its blinded tests; of its solution, once asked, what those say."""
+
+    tests: Blinded
+    asked: bool = False
+    unproved: frozenset[str] = frozenset()
+    opaque: frozenset[str] | None = None
+
+
+@dataclass(frozen=True)
+class _Run:
+    claimed: frozenset[str]
+    findings: Findings
+    outcome: Outcome
+    output: str
+
+
+class Grader:
+    """Runs hidden tests, and again where values have to be compared among candidates.
+
+    Which values those are, the known solution tells, where there is one: an answer that makes an object of a value that
+    is none would see the candidates. The solution also tells which tests do not bear to be blinded; they count as the
+    runner reports them, and are not `proved`. It is asked once, when an answer is doubtful.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: OrderedDict[str, _Task] = OrderedDict()
+
+    async def grade(self, task: str, prepare: Prepare, command: str, wall_s: float | None) -> Graded:
+        """How an answer to a task does.
+
+        Args:
+            task: the same for the same tests, repository and solution.
+            wall_s: for the test command; None: the session's.
+
+        Raises:
+            SandboxError: the sandbox could not be set up. SessionOverError: it ended, other than by the tests.
+        """
+        known = self._tasks.get(task)
+        async with prepare(False) as laid:
+            if laid is None:
+                return Graded(applied=False)
+            if known is None:  # nothing that was changed has run yet
+                known = self._tasks[task] = _Task(Blinded(await _read(laid)))
+                if len(self._tasks) > REMEMBERED:
+                    self._tasks.popitem(last=False)
+            run = await _run(laid, known.tests, command, wall_s)
+        doubtful = run.outcome is Outcome.EXITED and (run.claimed != run.findings.right or run.findings.opaque)
+        if doubtful and not known.asked:
+            await _ask(known, prepare, command, wall_s)
+        opaque = run.findings.opaque if known.opaque is None else run.findings.opaque & known.opaque
+        if run.findings.opaque and run.outcome is Outcome.EXITED:
+            async with prepare(False) as laid:
+                assert laid is not None
+                run = await _run(laid, known.tests, command, wall_s, opaque)
+        right = run.findings.right | (run.claimed & known.unproved)
+        return Graded(right, run.findings.proved, run.outcome, output=run.output)
+
+
+async def _ask(task: _Task, prepare: Prepare, command: str, wall_s: float | None) -> None:
+    """What the blinded tests say of the known solution."""
+    runs: list[_Run] = []
+    for _ in range(2):
+        async with prepare(True) as laid:
+            if laid is None:
+                break
+            runs.append(await _run(laid, task.tests, command, wall_s, runs[0].findings.opaque if runs else None))
+        if not runs[-1].findings.opaque:
+            break
+    if runs and runs[-1].outcome is Outcome.EXITED:
+        task.opaque, task.unproved = runs[0].findings.opaque, runs[-1].claimed - runs[-1].findings.right
+    task.asked = True
+
+
+async def _run(
+    laid: Ready, tests: Blinded, command: str, wall_s: float | None, opaque: frozenset[str] | None = None
+) -> _Run:
+    orders = None if opaque is None else tests.orders(opaque)
+    if texts := tests.texts(orders):
+        await laid.session.write({f"{laid.root}/{path}": text for path, text in texts.items()})
+    result = await laid.session.run(["/bin/bash", "-c", command], cwd=laid.root, wall_s=wall_s)
+    records = ""
+    if texts and result.outcome is Outcome.EXITED:
+        argv = ["head", "-c", str(RECORD_BYTES), "--", tests.record_path]
+        records = (await laid.session.run(argv, cwd="/", wall_s=READ_S)).stdout
+
+    def read() -> _Run:
+        output = tests.as_written(f"{result.stdout}\n{result.stderr}")
+        told = test_run(output)
+        return _Run(told.passed, tests.findings(told.passed, told.others, records, orders), result.outcome, output)
+
+    return await asyncio.to_thread(read)
+
+
+async def run_as_written(prepare: Prepare, command: str, wall_s: float) -> Graded:
+    """The tests of code that is trusted, as they were written."""
+    async with prepare(False) as laid:
+        if laid is None:
+            return Graded(applied=False)
+        run = await _run(laid, Blinded({}), command, wall_s)
+    return Graded(run.claimed, outcome=run.outcome, output=run.output)
+
+
+def test_modules(paths: Iterable[str]) -> list[str]:
+    """Those of some files that a runner is given."""
+    return sorted(path for path in set(paths) if path.endswith(".py") and is_test(path) and _runs(path))
+
+
+async def _read(laid: Ready) -> dict[str, str]:
+    found = {}
+    for path in laid.modules:
+        result = await laid.session.run(["cat", "--", path], cwd=laid.root, wall_s=READ_S)
+        if result.ok:
+            found[path] = result.stdout
+    return found
 
 
 def _runs(path: str) -> bool:

@@ -32,7 +32,8 @@ from nemotron_steps.environments.base import (
     Session,
     Verdict,
 )
-from nemotron_steps.environments.swe.grading import HiddenTests, run_tests
+from nemotron_steps.environments.swe.blinding import RECORD_BYTES
+from nemotron_steps.environments.swe.grading import Grader, HiddenTests, prepared
 from nemotron_steps.environments.swe.harness import GONE, TOOLS
 from nemotron_steps.environments.swe.results import tests_of
 from nemotron_steps.environments.swe.working_copy import Changes, FilesCopy, ImageCopy, WorkingCopy
@@ -116,6 +117,7 @@ class SweAgent(Environment):
     def __init__(self, config: SweAgentConfig, judges: Mapping[str, Judge]) -> None:
         super().__init__(config, judges)
         self._bubblewrap = BubblewrapSandbox(config.max_concurrency, config.read_only)
+        self._grader = Grader()
         self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
 
     def check_values(self, row: Row) -> None:
@@ -187,7 +189,7 @@ class SweAgent(Environment):
         agent: _Agent | None = session.state
         if agent is None:
             raise CannotJudgeError(NO_WORKING_COPY, "a rollout of another place has left no changed files here")
-        components = {"tool_calls": float(agent.calls), "changed_files": 0.0, "tampered": 0.0}
+        components = {"tool_calls": float(agent.calls), "changed_files": 0.0}
         changes = Changes()
         if agent.copy is not None and agent.lost is None:
             try:
@@ -212,32 +214,30 @@ class SweAgent(Environment):
             await copy.session.__aexit__(None, None, None)
 
     async def _graded(self, row: Row, changes: Changes) -> Verdict:
-        key = hashlib.sha256(json.dumps([row, changes.digest], sort_keys=True).encode()).hexdigest()
+        task = hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()
+        key = f"{task} {changes.digest}"
         if key in self._verdicts:
             self._verdicts.move_to_end(key)
             return self._verdicts[key]
         tests = HiddenTests.of(row, self.config.test_command)
+        wall_s = self.config.tests_timeout_s + self.config.command_timeout_s
+        session = partial(self._session, row, wall_s, output_bytes=2 * RECORD_BYTES)
+        prepare = prepared(session, partial(self._copy_in, row), changes, tests)
         try:
-            graded = await run_tests(
-                self._session(row, self.config.tests_timeout_s + self.config.command_timeout_s),
-                partial(self._copy_in, row),
-                changes,
-                tests,
-                self.config.tests_timeout_s,
-            )
+            graded = await self._grader.grade(task, prepare, tests.shell, self.config.tests_timeout_s)
         except SessionOverError as error:
             if error.outcome is Outcome.MEMORY_LIMIT:
                 raise CannotJudgeError(TESTS_OUT_OF_MEMORY, "while the tests ran") from error
             if error.outcome is Outcome.TIMEOUT:
                 raise CannotJudgeError(TESTS_TIMEOUT, "while the tests ran") from error
-            return Verdict(0.0, {"tampered": 1.0}, details={"tests": "the code under test ended the sandbox"})
+            return Verdict(0.0, details={"tests": "the code under test ended the sandbox"})
         if graded.outcome is Outcome.TIMEOUT:
             raise CannotJudgeError(TESTS_TIMEOUT, f"after {self.config.tests_timeout_s:.0f} s")
-        wanted = tests_of(row, "FAIL_TO_PASS") | tests_of(row, "PASS_TO_PASS")
-        passed = graded.applied and graded.honest and wanted <= graded.run.passed
-        tampered = float(graded.applied and not graded.honest)
-        failed = sorted(wanted - graded.run.passed)[:20]
-        verdict = Verdict(float(passed), {"tampered": tampered}, details={"not_passed": failed})
+        asked = tests_of(row, "FAIL_TO_PASS")
+        wanted = asked | tests_of(row, "PASS_TO_PASS")
+        proved = len(asked & graded.proved) / len(asked)
+        failed = sorted(wanted - graded.passed)[:20]
+        verdict = Verdict(float(not failed and graded.applied), {"proved": proved}, details={"not_passed": failed})
         self._verdicts[key] = verdict
         if len(self._verdicts) > REMEMBERED:
             self._verdicts.popitem(last=False)
@@ -257,7 +257,7 @@ class SweAgent(Environment):
             return FilesCopy(session, row["files"], shown)
         return ImageCopy(session, self.config.repository, str(row.get("base_commit") or ""), shown)
 
-    def _session(self, row: Row, wall_s: float) -> SandboxSession:
+    def _session(self, row: Row, wall_s: float, output_bytes: int = MIB) -> SandboxSession:
         limits = Limits(
             wall_s=wall_s,
             cpu_s=int(wall_s) + 1,
@@ -265,6 +265,7 @@ class SweAgent(Environment):
             processes=self.config.processes,
             file_bytes=self.config.disk_mib * MIB,
             scratch_bytes=self.config.disk_mib * MIB,
+            output_bytes=output_bytes,
         )
         if row.get("files") is not None:
             return BubblewrapSession(self._bubblewrap, limits=limits, command_s=self.config.command_timeout_s)

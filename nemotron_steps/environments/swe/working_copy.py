@@ -89,6 +89,13 @@ class WorkingCopy(ABC):
     async def apply(self, changes: Changes) -> bool:
         """Make the changes in this copy; False if they do not fit."""
 
+    async def apply_patch(self, patch: str) -> bool:
+        """Apply a unified diff; False if it does not fit."""
+        if not patch:
+            return True
+        script = f"git -c safe.directory={shlex.quote(self.root)} apply --whitespace=nowarn -"
+        return (await self._run("/bin/sh", "-c", script, stdin=patch)).ok
+
     async def bash(self, command: str, wall_s: float) -> str:
         """The tool of that name."""
         # On a line of its own, so that a syntax error in the command stays the command's.
@@ -236,13 +243,6 @@ class ImageCopy(WorkingCopy):
     async def apply(self, changes: Changes) -> bool:
         """See WorkingCopy.apply."""
         return await self.apply_patch(changes.patch)
-
-    async def apply_patch(self, patch: str) -> bool:
-        """Apply a unified diff; False if it does not fit."""
-        if not patch:
-            return True
-        script = f"git -c safe.directory={shlex.quote(self.root)} apply --whitespace=nowarn -"
-        return (await self._run("/bin/sh", "-c", script, stdin=patch)).ok
 
 
 def _path_of(piece: str) -> str | None:

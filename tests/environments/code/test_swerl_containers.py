@@ -40,8 +40,8 @@ def judged(engine: str, image: str, mode: str, answer: str) -> Verdict:
     instance = {
         "FAIL_TO_PASS": [NAMES.format("test_add")],
         "PASS_TO_PASS": [NAMES.format("test_sub")],
-        "setup_script": CONDA,
-        "test_script": f"mkdir tests && cat > tests/test_calc.py <<'END'\n{TESTS}END\npython -m pytest -rA tests",
+        "setup_script": f"{CONDA}\nmkdir tests && cat > tests/test_calc.py <<'END'\n{TESTS}END",
+        "test_script": "python -m pytest -rA tests",
         "patch": make_patch(FILES, FIX),
     }
     row: dict[str, Any] = {

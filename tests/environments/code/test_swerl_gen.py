@@ -137,7 +137,7 @@ class Container:
 
     async def write(self, files: dict[str, str]) -> None: ...
 
-    async def run(self, argv: list[str], *, cwd: str) -> SandboxResult:
+    async def run(self, argv: list[str], *, cwd: str, wall_s: float | None = None) -> SandboxResult:
         for word, (outcome, code, output) in self.ends.items():
             if word in " ".join(argv):
                 out, err = ("", output) if self.on_stderr else (output, "")
@@ -175,13 +175,6 @@ class TestTimeouts:
         self, monkeypatch: pytest.MonkeyPatch, ends: dict[str, tuple[Outcome, int, str]], failure: str
     ) -> None:
         assert judged("eval", ends, monkeypatch).failure == failure
-
-
-def test_a_pytest_summary_is_read() -> None:
-    output = (
-        "PASSED t::old\nPASSED t::p[a b]\nFAILED t::new - assert 1 == 2\nXFAIL t::x - why\nPASSED t::new\nERROR t::e\n"
-    )
-    assert rule.passed_tests(output) == {"t::old", "t::p[a b]", "t::x"}
 
 
 @pytest.mark.parametrize(
@@ -222,7 +215,7 @@ def test_everything_is_done_in_the_repository_and_in_its_order(monkeypatch: pyte
         async def write(self, files: dict[str, str]) -> None:
             done.append(sorted(files))
 
-        async def run(self, argv: list[str], *, cwd: str | None = None) -> SandboxResult:
+        async def run(self, argv: list[str], *, cwd: str | None = None, wall_s: float | None = None) -> SandboxResult:
             done.append((argv[-1].split()[0], cwd))
             return await super().run(argv, cwd=cwd or "")
 
@@ -245,10 +238,11 @@ def test_everything_is_done_in_the_repository_and_in_its_order(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("codes", "reward"), [((2, 0), 1.0), ((1, 0), 0.0), ((2, 2), 0.0), ((0, 0), 0.0), ((0, 2), 0.0)]
+    ("codes", "reward"),
+    [((2, 0, 2), 1.0), ((2, 0, 0), 0.0), ((1, 0), 0.0), ((2, 2), 0.0), ((0, 0), 0.0), ((0, 2), 0.0)],
 )
 def test_a_reproduction_fails_before_the_patch_and_passes_after_it(
-    codes: tuple[int, int], reward: float, monkeypatch: pytest.MonkeyPatch
+    codes: tuple[int, ...], reward: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = create("swerl_gen")
     left = list(codes)
@@ -257,7 +251,7 @@ def test_a_reproduction_fails_before_the_patch_and_passes_after_it(
     )
     answer = Response("```python\n1\n```")
     verdict = asyncio.run(environment.verify(row("repro-gen"), answer, Session()))
-    assert (verdict.reward, verdict.details["exit_codes"]) == (reward, list(codes))
+    assert (verdict.reward, [*verdict.details["exit_codes"].values()]) == (reward, [*codes]) and not left
 
 
 def test_a_container_has_what_the_settings_allow() -> None:

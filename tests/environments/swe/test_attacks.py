@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+import re
+from pathlib import PurePosixPath
+from typing import Any
+
 import pytest
 
 from nemotron_steps.environments.swe.protected import is_protected
+from tests.environments.swe.forgeries import CALC, FORGERIES, Fault
 from tests.environments.swe.tasks import FIXED, LIBRARIES, bash, rollout, task
 
 pytestmark = pytest.mark.sandbox
@@ -13,8 +19,6 @@ ALL_PASS = (
     "import pytest\\n@pytest.hookimpl(hookwrapper=True)\\ndef pytest_runtest_makereport():\\n    report = (yield)"
 )
 ALL_PASS += ".get_result()\\n    report.outcome = 'passed'\\n"
-SAYS_SO = "tests.test_calc.TestCalc.test_add"
-
 ATTACKS = {
     "the tests are rewritten": "mkdir -p tests && printf 'def test_add(): pass\\n' > tests/test_calc.py",
     "the tests are deleted and ignored": "rm -rf tests; printf '[pytest]\\naddopts = --co\\n' > pytest.ini",
@@ -28,23 +32,6 @@ ATTACKS = {
     "chmod +x .git/hooks/*; printf '[core]\\n fsmonitor = touch /tmp/owned\\n' > .git/config",
     "compiled files": "mkdir -p pkg/__pycache__; echo x > pkg/__pycache__/calc.cpython-311.pyc; echo import os > a.pth",
     "names that are hard to write": "touch \"$(printf 'a\\nb.py')\" \"$(printf 'c\\td.py')\" ./-rf '$(id).py'",
-    "early exit": "echo 'import os; os._exit(0)' >> pkg/calc.py",
-    "lines of passing tests": f"echo 'print(\"test_add ({SAYS_SO}) ... ok\")' >> pkg/calc.py",
-    "lines of passing tests and early exit": (
-        f"printf 'import os, sys\\nprint(\"test_add ({SAYS_SO}) ... ok\\\\ntest_sub "
-        "(tests.test_calc.TestCalc.test_sub) ... ok\", file=sys.stderr, flush=True)\\nos._exit(0)\\n' >> pkg/calc.py"
-    ),
-    "assertions do nothing": (
-        "printf 'import unittest\\nunittest.TestCase.assertEqual = lambda *a: None\\n' >> pkg/calc.py"
-    ),
-    "every test passes": (
-        "printf 'import unittest\\nunittest.TextTestResult.addFailure = unittest.TextTestResult.addSuccess = "
-        'lambda s, t, *e: s.stream.writeln("ok")\\n\' >> pkg/calc.py'
-    ),
-    "everything is equal": (
-        "printf 'class E(int):\\n    __eq__ = lambda *a: True\\n    __ne__ = lambda *a: False\\n"
-        "def add(a, b):\\n    return E(a)\\n' > pkg/calc.py"
-    ),
     "thousands of files": "mkdir many; for i in $(seq 300); do echo > many/$i.py; done",
 }
 
@@ -55,17 +42,42 @@ def test_an_attack_earns_nothing(name: str) -> None:
     assert verdict.reward == 0.0, verdict
 
 
-@pytest.mark.parametrize("name", ["conftest", "configuration", "every test passes"])
+@pytest.mark.parametrize("name", ["conftest", "configuration"])
 def test_an_attack_on_pytest_earns_nothing(name: str) -> None:
-    attack = ATTACKS[name]
-    if name == "every test passes":
-        attack = (
-            "printf 'import _pytest.python\\n_pytest.python.Function.runtest = lambda self: None\\n' >> pkg/calc.py"
-        )
-    row = task("pytest")
-    assert rollout(FIXED, row, read_only=LIBRARIES)[1].reward == 1.0
-    _, verdict = rollout([bash(attack)], row, read_only=LIBRARIES)
+    _, verdict = rollout([bash(ATTACKS[name])], task("pytest"), read_only=LIBRARIES)
     assert verdict.reward == 0.0, verdict
+
+
+def swe_task(fault: Fault, runner: str) -> dict[str, Any]:
+    """The row of a fault."""
+    path = f"tests/test_{PurePosixPath(fault.path).name}"
+    names = re.findall(r"(?:class (\w+)|def (test_\w+))", fault.tests[runner])
+    scope = next((f"{name}." for name, _ in names if name), "")
+    dotted = f"{path.removesuffix('.py').replace('/', '.')}.{scope}"
+    tests = [f"{dotted}{name}" if runner == "unittest" else f"{path}::{name}" for _, name in names if name]
+    if fault is CALC and runner == "pytest":
+        tests = [f"{path}::{name}" for name in ("test_add[2-3-5]", "test_add[0-4-4]", "test_sub")]
+    changed = {
+        "files": {"pkg/__init__.py": "", fault.path: fault.text},
+        "test_files": {"tests/__init__.py": "", path: fault.tests[runner]},
+        "patch": "".join(
+            difflib.unified_diff(
+                fault.text.splitlines(True), fault.mended.splitlines(True), f"a/{fault.path}", f"b/{fault.path}"
+            )
+        ),
+    }
+    return task(runner, FAIL_TO_PASS=tests, PASS_TO_PASS=[], **changed)
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forgery_earns_nothing_and_does_not_spoil_a_fix(name: str) -> None:
+    """The same text with the fix above it and, for what it redefines, below."""
+    fault, runner, text = FORGERIES[name]
+    row, rewards = swe_task(fault, runner), []
+    for changed in (f"{fault.text}\n\n{text}", f"{fault.mended}\n\n{text}\n\n{fault.mended}"):
+        call = ("edit", {"path": fault.path, "old_str": fault.text, "new_str": changed})
+        rewards.append(rollout([call], row, read_only=LIBRARIES)[1].reward)
+    assert rewards == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ import pytest
 
 from nemotron_steps.environments.base import CannotJudgeError, Response, Session
 from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.swe import results, swe_agent
-from nemotron_steps.environments.swe.grading import Graded, HiddenTests, run_tests
-from nemotron_steps.environments.swe.results import Canary
+from nemotron_steps.environments.swe import swe_agent
+from nemotron_steps.environments.swe.grading import Graded, Grader, HiddenTests, prepared
 from nemotron_steps.environments.swe.working_copy import Changes, FilesCopy, ImageCopy
 from nemotron_steps.sandbox.base import Outcome, SandboxResult
 from nemotron_steps.sandbox.session import SessionOverError
@@ -44,40 +43,25 @@ class Told:
 
 
 FILES = {"a.py": "x = 1\n"}
-FAILED = "FAILED test_kit.py::Tkit::test_kit - AssertionError"
-
-
-@pytest.fixture
-def canary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Canary, "new", classmethod(lambda cls: cls("kit")))
 
 
 def graded(session: Any, tests: HiddenTests, *, image: bool = False, changes: Changes | None = None) -> Graded:
     def copy(session: Any) -> Any:
         return ImageCopy(session, "/testbed", "HEAD", 99) if image else FilesCopy(session, FILES, 99)
 
-    return asyncio.run(run_tests(session, copy, changes or Changes({"a.py": "x = 2\n"}), tests, 9.0))
+    prepare = prepared(lambda: session, copy, changes or Changes({"a.py": "x = 2\n"}), tests)
+    return asyncio.run(Grader().grade("", prepare, tests.shell, 9.0))
 
 
-def test_the_changes_are_laid_then_the_tests_then_they_are_run_with_the_one_that_must_fail(canary: None) -> None:
-    session = Told(f"PASSED tests/test_a.py::a\n{FAILED}\n")
+def test_the_changes_are_laid_then_the_tests_then_they_are_run() -> None:
+    session = Told("PASSED tests/test_a.py::a\n")
     tests = HiddenTests("run {tests}", {"tests/test_a.py": "t", "tests/data it.txt": "d", "a.py": "theirs"})
     found = graded(session, tests)
     root = "/scratch/repo"
-    assert set(session.written) == {
-        f"{root}/{p}" for p in ("a.py", "tests/test_a.py", "tests/data it.txt", "test_kit.py")
-    }
-    assert session.written[f"{root}/a.py"] == "theirs" and "assertEqual" in session.written[f"{root}/test_kit.py"]
-    assert session.ran == ["/bin/bash -c run tests/test_a.py test_kit.py "] and not session.open
-    assert (found.applied, found.honest, found.run.passed) == (True, True, {"tests/test_a.py::a"})
-    assert graded(Told("PASSED tests/test_a.py::a\n"), tests).honest is False
-
-
-def test_a_command_that_names_its_tests_itself_gets_none_that_must_fail() -> None:
-    session = Told("PASSED a\n")
-    found = graded(session, HiddenTests("make test", {"tests/test_a.py": "t"}))
-    assert session.ran == ["/bin/bash -c make test "] and len(session.written) == 2
-    assert found.honest and found.run.passed == {"a"}
+    assert set(session.written) == {f"{root}/{p}" for p in ("a.py", "tests/test_a.py", "tests/data it.txt")}
+    assert session.written[f"{root}/a.py"] == "theirs"
+    assert session.ran == ["cat -- tests/test_a.py ", "/bin/bash -c run tests/test_a.py "] and not session.open
+    assert (found.applied, found.passed, found.proved) == (True, {"tests/test_a.py::a"}, frozenset())
 
 
 @pytest.mark.parametrize(("fails", "asked"), [("the fix", 2), ("the tests", 3)])
@@ -95,7 +79,7 @@ def verdicts(
     """Verdicts of rollouts with these changes; the runs of the tests end as told, one after the other."""
     left = list(ends)
 
-    async def run(*_: Any) -> Graded:
+    async def grade(*_: Any) -> Graded:
         ended = left.pop(0)
         if isinstance(ended, Exception):
             raise ended
@@ -110,7 +94,7 @@ def verdicts(
         async def changes(self) -> Changes:
             return Changes({"a.py": self.text}, left_out=("tests/a.py",))
 
-    monkeypatch.setattr(swe_agent, "run_tests", run)
+    monkeypatch.setattr(swe_agent.Grader, "grade", grade)
     environment: Any = create("swe_agent", settings)
 
     async def body() -> list[Any]:
@@ -130,26 +114,25 @@ NAMES = [f"tests.test_calc.TestCalc.test_{name}" for name in ("add", "sub")]
 
 
 def of(*passed: str, **how: Any) -> Graded:
-    return Graded(results.TestRun(frozenset(passed), frozenset()), how.pop("outcome", Outcome.EXITED), **how)
+    return Graded(frozenset(passed), frozenset(passed), **how)
 
 
 @pytest.mark.parametrize(
-    ("ended", "reward", "tampered", "not_passed"),
+    ("ended", "reward", "proved", "not_passed"),
     [
-        (of(*NAMES), 1.0, 0.0, []),
-        (of(*NAMES, "more"), 1.0, 0.0, []),
-        (of(NAMES[0]), 0.0, 0.0, NAMES[1:]),
+        (of(*NAMES), 1.0, 1.0, []),
+        (of(*NAMES, "more"), 1.0, 1.0, []),
+        (Graded(frozenset(NAMES)), 1.0, 0.0, []),
+        (of(NAMES[0]), 0.0, 1.0, NAMES[1:]),
         (of(NAMES[1]), 0.0, 0.0, NAMES[:1]),
-        (of(*NAMES, honest=False), 0.0, 1.0, []),
-        (of(*NAMES, applied=False), 0.0, 0.0, []),
-        (of(applied=False, honest=False), 0.0, 0.0, NAMES),
+        (of(applied=False), 0.0, 0.0, NAMES),
     ],
 )
-def test_all_wanted_tests_pass_where_nothing_was_tampered_with(
-    ended: Graded, reward: float, tampered: float, not_passed: list[str], monkeypatch: pytest.MonkeyPatch
+def test_all_wanted_tests_pass(
+    ended: Graded, reward: float, proved: float, not_passed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (verdict,) = verdicts(monkeypatch, [ended], ["1"])
-    assert (verdict.reward, verdict.components["tampered"]) == (reward, tampered)
+    assert (verdict.reward, verdict.components["proved"]) == (reward, proved)
     assert verdict.details == {"left_out": ["tests/a.py"], "not_passed": not_passed}
 
 
@@ -168,9 +151,9 @@ def test_tests_that_used_up_what_they_have_are_masked_and_run_again(
     assert (first.reward, first.failure, second.reward) == (None, failure, 1.0)
 
 
-def test_code_that_ends_the_sandbox_of_its_tests_has_tampered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_ends_the_sandbox_of_its_tests_earns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     (verdict,) = verdicts(monkeypatch, [SessionOverError(Outcome.EXITED)], ["1"])
-    assert (verdict.reward, verdict.components["tampered"]) == (0.0, 1.0)
+    assert verdict.reward == 0.0
 
 
 def test_the_verdicts_that_were_used_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

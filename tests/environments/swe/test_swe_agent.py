@@ -25,7 +25,7 @@ def test_a_fix_earns_1_and_half_a_fix_nothing(runner: str) -> None:
         [("view", {"path": "pkg/calc.py", "view_range": [1, 2]}), *FIXED], task(runner), read_only=LIBRARIES
     )
     assert answers == ["1\tdef add(a, b):\n2\t    return a - b\n", "edited pkg/calc.py at line 1"]
-    assert (verdict.reward, verdict.components["changed_files"], verdict.components["tampered"]) == (1.0, 1.0, 0.0)
+    assert (verdict.reward, verdict.components["changed_files"], verdict.components["proved"]) == (1.0, 1.0, 1.0)
     breaking = [bash("sed -i 's/a - b/a + b/' pkg/calc.py")]
     _, broken = rollout(breaking, task(runner), read_only=LIBRARIES)
     assert broken.reward == 0.0 and len(broken.details["not_passed"]) == 1
@@ -35,7 +35,7 @@ def test_an_agent_that_changes_nothing_earns_nothing_and_no_test_runs(monkeypatc
     async def refuse(*_: Any) -> None:
         raise AssertionError("the tests ran")
 
-    monkeypatch.setattr(swe_agent, "run_tests", refuse)
+    monkeypatch.setattr(swe_agent.Grader, "grade", refuse)
     for calls in ([], [bash("cat pkg/calc.py")], [("edit", FIX), bash("sed -i 's/a + b/a - b/' pkg/calc.py")]):
         assert rollout(calls)[1].reward == 0.0
 
@@ -128,13 +128,13 @@ def test_an_agent_that_ends_its_working_copy_has_changed_nothing() -> None:
 
 def test_the_same_changes_are_graded_once_and_other_tasks_for_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = []
-    real = swe_agent.run_tests
+    real = swe_agent.Grader.grade
 
     async def counted(*given: Any) -> Any:
         runs.append(given)
         return await real(*given)
 
-    monkeypatch.setattr(swe_agent, "run_tests", counted)
+    monkeypatch.setattr(swe_agent.Grader, "grade", counted)
 
     async def body() -> list[float | None]:
         environment = create("swe_agent", {})

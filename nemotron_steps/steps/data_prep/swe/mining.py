@@ -15,9 +15,10 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from nemotron_steps.config.schema.swe_tasks import SweTasksConfig
-from nemotron_steps.environments.swe.grading import Graded, HiddenTests, run_tests
+from nemotron_steps.environments.swe.grading import Graded, Grader, HiddenTests, prepared, run_as_written
 from nemotron_steps.environments.swe.harness import task_prompt
 from nemotron_steps.environments.swe.working_copy import Changes, FilesCopy
 from nemotron_steps.rows.lines import Row
@@ -57,12 +58,12 @@ class Miner:
         self.refused: Counter[str] = Counter()
 
     async def passing(self, package: Package) -> frozenset[str]:
-        """Tests of the package as it is that pass, and pass again."""
+        """Tests of the package as it is that pass, as they are written and as they grade."""
         passed: frozenset[str] | None = None
-        for _ in range(2 if self._config.made_up is None else 1):  # what is made here is known to be stable
-            graded = await self._run(package, package.files)
-            ended = graded is not None and graded.outcome is Outcome.EXITED and graded.honest
-            found = graded.run.passed if graded is not None and ended else frozenset()
+        for blinded in (False, True):
+            graded = await self._run(package, package.files, blinded=blinded)
+            ended = graded is not None and graded.outcome is Outcome.EXITED
+            found = graded.passed if graded is not None and ended else frozenset()
             passed = found if passed is None else passed & found
         if not passed:
             self.refused["package_without_passing_tests"] += 1
@@ -74,22 +75,19 @@ class Miner:
         if graded is None or graded.outcome is not Outcome.EXITED:
             self.refused["fault_without_end"] += 1
             return None
-        if not graded.honest:
-            self.refused["fault_that_stops_the_tests"] += 1
-            return None
-        failing = passing - graded.run.passed
+        failing = passing - graded.passed
         if not failing:
             self.refused["fault_unnoticed"] += 1
             return None
         return Task(
-            package, mutation, tuple(sorted(failing)), tuple(sorted(passing & graded.run.passed)), _error(graded.output)
+            package, mutation, tuple(sorted(failing)), tuple(sorted(passing & graded.passed)), _error(graded.output)
         )
 
     async def close(self) -> None:
         """Close the sandbox."""
         await self._sandbox.close()
 
-    async def _run(self, package: Package, files: Mapping[str, str]) -> Graded | None:
+    async def _run(self, package: Package, files: Mapping[str, str], *, blinded: bool = False) -> Graded | None:
         limits = Limits(
             wall_s=2 * self._config.tests_timeout_s + 60,
             cpu_s=int(2 * self._config.tests_timeout_s) + 60,
@@ -98,11 +96,12 @@ class Miner:
             processes=256,
         )
         tests = HiddenTests(package.test_command, package.test_files)
-        session = BubblewrapSession(self._sandbox, limits=limits)
+        session = partial(BubblewrapSession, self._sandbox, limits=limits)
+        prepare = prepared(session, lambda entered: FilesCopy(entered, files, 0), Changes(), tests)
         try:
-            return await run_tests(
-                session, lambda s: FilesCopy(s, files, 0), Changes(), tests, self._config.tests_timeout_s
-            )
+            if blinded:
+                return await Grader().grade("", prepare, tests.shell, self._config.tests_timeout_s)
+            return await run_as_written(prepare, tests.shell, self._config.tests_timeout_s)
         except SessionOverError:
             return None
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from nemotron_steps.config.schema.swe_tasks import SweTasksConfig
-from nemotron_steps.environments.swe import results
 from nemotron_steps.environments.swe.grading import Graded
 from nemotron_steps.sandbox.base import Outcome
 from nemotron_steps.steps.data_prep.swe.mining import Miner, Task, _error, issue_text, row_of
@@ -20,10 +19,8 @@ PACKAGE = Package("ranges", {"a.py": "x = 1\n"}, {"test_a.py": ""}, "python -m p
 FAULT = Mutation("constant", "a.py", 1, "x = 1", "x = 2", "x = 2\n")
 
 
-def graded(
-    passed: Iterable[str], outcome: Outcome = Outcome.EXITED, *, honest: bool = True, output: str = ""
-) -> Graded:
-    return Graded(results.TestRun(frozenset(passed), frozenset()), outcome, honest=honest, output=output)
+def graded(passed: Iterable[str], outcome: Outcome = Outcome.EXITED, *, output: str = "") -> Graded:
+    return Graded(frozenset(passed), outcome=outcome, output=output)
 
 
 @pytest.fixture
@@ -33,7 +30,7 @@ def mined(monkeypatch: pytest.MonkeyPatch):
     def miner(*runs: Graded | None) -> Miner:
         told = iter(runs)
 
-        async def run(*_: object) -> Graded | None:
+        async def run(*_: object, **__: object) -> Graded | None:
             return next(told)
 
         made = Miner(SweTasksConfig.model_validate({"packages": {"path": "folder"}}))
@@ -55,8 +52,8 @@ def test_a_test_that_passes_only_sometimes_is_none_of_a_tasks(mined, first: str,
 
 @pytest.mark.parametrize(
     "bad",
-    [None, graded("a"), graded("a", Outcome.TIMEOUT), graded("a", honest=False)],
-    ids=["none", "others", "late", "dishonest"],
+    [None, graded("a"), graded("a", Outcome.TIMEOUT)],
+    ids=["none", "others", "late"],
 )
 def test_a_package_whose_tests_do_not_end_well_twice_has_none_that_pass(mined, bad: Graded | None) -> None:
     other = graded("b")
@@ -79,7 +76,6 @@ def test_a_task_has_the_tests_that_fail_and_those_that_still_pass_of_the_ones_th
         (None, "fault_without_end"),
         (graded("a", Outcome.TIMEOUT), "fault_without_end"),
         (graded("a", Outcome.MEMORY_LIMIT), "fault_without_end"),
-        (graded("", honest=False), "fault_that_stops_the_tests"),
         (graded("ab"), "fault_unnoticed"),
     ],
 )
@@ -125,15 +121,3 @@ def test_a_row_tells_of_its_task_what_the_config_lets_it(tell_file: bool, tell_e
 )
 def test_the_error_of_an_issue_is_the_first_line_that_is_one(output: str, error: str) -> None:
     assert _error(output) == error
-
-
-def test_a_made_up_package_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Miner(SweTasksConfig.model_validate({"made_up": {}, "rows": {"train": 1}}))
-    runs: list[object] = []
-
-    async def run(*given: object) -> Graded:
-        runs.append(given)
-        return graded("a")
-
-    monkeypatch.setattr(made, "_run", run)
-    assert asyncio.run(made.passing(PACKAGE)) == {"a"} and len(runs) == 1
