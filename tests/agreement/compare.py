@@ -86,7 +86,8 @@ async def compare(gym: Gym, name: str, count: int, seed: int) -> list[Answer]:
     rng = random.Random(f"{name} {seed}")
     rows = module.rows(gym, rng)
     theirs = module.theirs(gym)
-    environment = create(name, getattr(module, "SETTINGS", {}), getattr(module, "JUDGES", {}))
+    settings = module.settings(gym) if hasattr(module, "settings") else {}
+    environment = create(name, settings, getattr(module, "JUDGES", {}))
     refused = [_refused(environment, row, f"{name}:{number + 1}") for number, row in enumerate(rows)]
     await environment.start()
     try:

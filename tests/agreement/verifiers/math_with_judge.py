@@ -6,12 +6,14 @@ import random
 from typing import Any
 
 from tests.agreement.compare import LAST_MESSAGE, THINK_TAGS, Rule
-from nemotron_steps.environments.text.math_equality import compare
 from tests.agreement.answers import Items, pick, styled
 from tests.agreement.gym import Gym
 from tests.agreement.rows import asking, read
 
-SETTINGS = {"should_use_judge": False}
+
+def settings(gym: Gym) -> dict[str, Any]:
+    return {"should_use_judge": False}
+
 
 PROBLEMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "32": (("32", "32.0", "\\text{32}", "32\\text{ ways}", "2^5", "2^{5}", "\\frac{64}{2}", "+32"), ("33", "-32", "3.2")),
@@ -68,15 +70,25 @@ def answer(row: dict[str, Any], rng: random.Random) -> tuple[str, Items]:
 
 
 def theirs(gym: Gym) -> Any:
-    # They fork for each answer: what is imported and cached here need not be there, 0.5 s each time.
-    compare("\\frac{1}{2}", "0.5")
-    return gym.grader(
+    """Their server forks a process for each answer, to be able to end it; here their function is called as it is."""
+    grader = gym.grader(
         "math_with_judge",
         "LibraryJudgeMath",
         should_use_judge=False,
         judge_model_server={"type": "responses_api_models", "name": "judge"},
         judge_responses_create_params={"input": []},
     )
+    app = gym.module("math_with_judge")
+    library = app.math_metric(
+        gold_extraction_target=(app.LatexExtractionConfig(),),
+        pred_extraction_target=(app.ExprExtractionConfig(), app.LatexExtractionConfig()),
+    )
+
+    async def verify(expected: str, text: str) -> tuple[float, str | None]:
+        return app._run_math_verify(library, expected, text)
+
+    object.__setattr__(grader.server, "_verify_answer_with_library_async", verify)
+    return grader
 
 
 RULES = (THINK_TAGS, LAST_MESSAGE)
