@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.agreement", description=__doc__.partition("\n")[0])
     parser.add_argument("verifiers", nargs="*", metavar="VERIFIER", help=f"of {', '.join(names())} (default: all)")
     parser.add_argument("--gym", type=Path, required=True, help="a checkout of github.com/NVIDIA-NeMo/Gym")
-    parser.add_argument("--answers", type=int, default=2000, help="answers per verifier")
+    parser.add_argument("--answers", type=int, default=1000, help="answers per verifier")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--examples", type=int, default=1, help="shown for each pair of verdicts of a rule")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the lines into this page's table")

@@ -63,15 +63,12 @@ class Rule:
     holds: Callable[[Answer], bool]
 
 
-THINK_TAGS = Rule(
-    "`<think>` inside a message is split off (NeMo-Gym's model server does it, its verifiers do not), and what is never"
-    " closed is reasoning alone",
-    lambda answer: "<think>" in answer.text,
+FINAL_MESSAGE = Rule(
+    "the answer is the last message (there all of them joined) without its `<think>` block (split off there by the model"
+    " server, not by the verifier), and an empty one earns nothing",
+    lambda answer: answer.text != answer.final or not answer.final.strip(),
 )
-LAST_MESSAGE = Rule(
-    "of several messages the last one is the answer, not all of them joined",
-    lambda answer: sum(item["type"] == "message" for item in answer.items) > 1,
-)
+MASKED = Rule("an answer that the grader cannot take is masked", lambda answer: isinstance(answer.ours, str))
 """Rules that many verifiers share."""
 
 

@@ -18,9 +18,6 @@ from unittest.mock import MagicMock
 from nemotron_steps.environments.responses import Response, response_object
 
 PLUMBING = ("ray", "uvicorn", "yappi", "pydot", "orjson", "wandb", "mlflow", "gprof2dot")
-ERROR = "error"
-"""Stands for the reward where their verify raised, which their HTTP server answers with status 500."""
-
 Items = list[dict[str, Any]]
 """OpenAI Responses output items of one answer."""
 
@@ -93,9 +90,9 @@ class Grader:
         self._request = request
 
     async def __call__(self, row: dict[str, Any], items: Items) -> float | str:
-        """The reward, or ERROR."""
+        """The reward, or the exception, for which their HTTP server has the status 500."""
         try:
             body = self._request.model_validate({**row, "response": response_object(Response("", output=items))})
             return float((await self.server.verify(body)).reward)
-        except Exception:
-            return ERROR
+        except Exception as error:
+            return f"error: {type(error).__name__}"

@@ -162,10 +162,10 @@ CASES: tuple[Case, ...] = (
     Case(
         "lc_niah",
         {**PROMPT, "expected_answer": '["a"]'},
-        {"overlap_metric_rule": "lcs"},
+        {"overlap_metric_rule": "ngram16"},
         ("<think>%s</think>x",),
         None,
-        "lcs",
+        "ngram16",
     ),
     Case(
         "lc_niah",

@@ -32,7 +32,7 @@ class SingleStepToolUseConfig(EnvironmentConfig):
     """Over strings of two words and more; identical strings reach 0.5."""
     floating_point_comparison_threshold: float = Field(1e-6, gt=0.0)
     """Numbers that differ by less are the same."""
-    ignored_arguments: tuple[str, ...] = ("goal",)
+    ignored_arguments: tuple[str, ...] = ()
     """Argument names whose values are not compared (they must still be present)."""
     parallel_tool_call_reward_mode: Literal["binary", "f1"] = "binary"
     """For several calls: all matched and none extra, or F1 of the matching."""

@@ -7,7 +7,8 @@ import random
 from typing import Any
 
 from nemotron_steps.environments.text.calendar_events import bounds
-from tests.agreement.compare import LAST_MESSAGE, THINK_TAGS, Rule
+from nemotron_steps.environments.text.extraction import json_values
+from tests.agreement.compare import FINAL_MESSAGE, MASKED, Rule
 from tests.agreement.answers import Items, mutated_value, pick, styled
 from tests.agreement.gym import Gym
 from tests.agreement.rows import read
@@ -50,7 +51,7 @@ def clock(minutes: int) -> str:
 def answer(row: dict[str, Any], rng: random.Random) -> tuple[str, Items]:
     right = solved(row["exp_cal_state"]) or []
     kinds = {"right": 50, "another time": 15, "another duration": 5, "mutated": 15, "12 hours": 5}
-    kinds |= {"an event less": 4, "doubled event": 2, "wrapped": 2, "no list": 3, "no JSON": 3}
+    kinds |= {"an event less": 4, "wrapped": 2, "no list": 3, "no JSON": 3}
     kind = pick(rng, kinds) if right else pick(rng, {"right": 1, "no list": 1})
     events: Any = [dict(event) for event in right]
     if kind == "another time":
@@ -67,8 +68,6 @@ def answer(row: dict[str, Any], rng: random.Random) -> tuple[str, Items]:
             event["start_time"] = rng.choice((f"{shown}{half}", f"{shown} {half.upper()}"))
     elif kind == "an event less":
         events.pop()
-    elif kind == "doubled event":
-        events.append(dict(events[0]))
     elif kind == "wrapped":
         events = {"events": events}
     core = json.dumps(events, indent=rng.choice((None, 2)))
@@ -85,4 +84,17 @@ def theirs(gym: Gym) -> Any:
     return gym.grader("calendar", "Calendar")
 
 
-RULES = (THINK_TAGS, LAST_MESSAGE)
+def lists(text: str) -> list[Any]:
+    """The JSON lists in a text."""
+    return [value for _, value in json_values(text, "[") if value]
+
+
+RULES = (
+    FINAL_MESSAGE,
+    MASKED,
+    Rule("the last list of events counts (there the first)", lambda answer: len(lists(answer.final)) > 1),
+    Rule(
+        "an event that is listed twice is one too many",
+        lambda answer: answer.details.get("problem") == "different_number_of_events",
+    ),
+)

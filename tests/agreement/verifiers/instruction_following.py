@@ -10,7 +10,7 @@ import random
 from typing import Any
 
 from tests.agreement.answers import Items, mutated_text, pick, styled
-from tests.agreement.compare import LAST_MESSAGE, THINK_TAGS, Rule
+from tests.agreement.compare import FINAL_MESSAGE, Rule
 from tests.agreement.gym import Gym
 from tests.agreement.rows import asking, read
 
@@ -27,7 +27,7 @@ INSTRUCTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "keywords:existence": ({"keywords": ["harbour", "ferries"]}, PROSE),
     "keywords:frequency": ({"keyword": "the", "frequency": 3, "relation": "at least"}, PROSE),
     "keywords:forbidden_words": ({"forbidden_words": ["boat", "sea"]}, PROSE),
-    "keywords:letter_frequency": ({"letter": "e", "let_frequency": 20, "let_relation": "at least"}, PROSE),
+    "keywords:letter_frequency": ({"letter": "e", "let_frequency": 28, "let_relation": "at least"}, PROSE),
     "keywords:no_adjacent_consecutive": ({}, "harbour ships call daily"),
     "keywords:word_once": ({"keyword": "opera"}, PROSE),
     "keywords:word_count_different_numbers": ({"keyword": "the", "frequency": 5, "relation": "less than"}, PROSE),
@@ -36,9 +36,9 @@ INSTRUCTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "keywords:keyword_specific_position": ({"keyword": "harbour", "n": 1, "m": 2}, PROSE),
     "keywords:start_end": ({}, "Ships come and go, and so do ships"),
     "language:response_language": ({"language": "en"}, PROSE),
-    "length_constraints:number_sentences": ({"num_sentences": 5, "relation": "at least"}, PROSE),
+    "length_constraints:number_sentences": ({"num_sentences": 6, "relation": "at least"}, PROSE),
     "length_constraints:number_paragraphs": ({"num_paragraphs": 2}, f"{PROSE}\n\n***\n\n{PLAIN}."),
-    "length_constraints:number_words": ({"num_words": 45, "relation": "at least"}, PROSE),
+    "length_constraints:number_words": ({"num_words": 54, "relation": "at least"}, PROSE),
     "length_constraints:nth_paragraph_first_word": (
         {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "in"},
         PROSE,
@@ -81,19 +81,34 @@ INSTRUCTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "first_word:first_word_answer": ({"first_word": "the"}, PROSE),
     "last_word:last_word_sent": ({"last_word": "harbour"}, "They leave the harbour. They like the harbour!"),
     "last_word:last_word_answer": ({"last_word": "opera"}, PROSE),
-    "count:lowercase_counting": ({"N": 12}, PLAIN),
+    "count:lowercase_counting": ({"N": 10}, PLAIN),
     "count:counting_composition": ({"n_sent": 2, "n_words": 3}, "\n***\n".join(["Ships come in. Ships go out."] * 3)),
     "count:count_unique": ({}, PLAIN),
     "count:count_increment_word": ({"keyword1": "opera", "keyword2": "ships"}, "ships near the opera, ships at sea"),
-    "letters:letter_counting": ({"N": 60, "relation": "at least"}, PROSE),
+    "letters:letter_counting": ({"N": 190, "relation": "at least"}, PROSE),
     "letters:letter_counting2": ({"letter": "e", "let_frequency": 8, "let_relation": "less than"}, PLAIN),
 }
 """Instruction → (arguments, a text that follows it)."""
 
 
+COUNTED = ("frequency", "num_sentences", "num_words", "let_frequency", "N", "capital_frequency", "num_highlights")
+
+
+def asked(name: str, rng: random.Random) -> dict[str, Any]:
+    """The arguments of an instruction; bounds near what its text has, where one more or less decides."""
+    given = dict(INSTRUCTIONS[name][0])
+    for key in COUNTED:
+        if key in given and name not in ("copy:copying_multiple",):
+            given[key] = max(1, given[key] + rng.randint(-3, 3))
+    for key in ("relation", "let_relation", "capital_relation"):
+        if key in given:
+            given[key] = rng.choice(("at least", "less than"))
+    return given
+
+
 def rows(gym: Gym, rng: random.Random) -> list[dict[str, Any]]:
-    made = []
-    for name, (arguments, _) in INSTRUCTIONS.items():
+    made: list[dict[str, Any]] = []
+    for name in list(INSTRUCTIONS) * 4:
         other = rng.choice(list(INSTRUCTIONS))
         pairs = [[name]] if rng.random() < 0.7 or other == name else [[name, other]]
         for ids in pairs:
@@ -104,7 +119,7 @@ def rows(gym: Gym, rng: random.Random) -> list[dict[str, Any]]:
                     id=len(made),
                     instruction_id_list=ids,
                     prompt=PROMPT,
-                    kwargs=[INSTRUCTIONS[each][0] for each in ids],
+                    kwargs=[asked(each, rng) for each in ids],
                     grading_mode=mode,
                 )
             )
@@ -130,4 +145,29 @@ def theirs(gym: Gym) -> Any:
     return gym.grader("instruction_following", "InstructionFollowing")
 
 
-RULES = (THINK_TAGS, LAST_MESSAGE)
+WORDS = {
+    "count:count_unique",
+    "count:counting_composition",
+    "keywords:keyword_specific_position",
+    "keywords:palindrome",
+    "keywords:start_end",
+    "change_case:capital_word_frequency",
+}
+SENTENCES = {
+    "length_constraints:number_sentences",
+    "first_word:first_word_sent",
+    "last_word:last_word_sent",
+    "detectable_format:sentence_hyphens",
+}
+
+RULES = (
+    FINAL_MESSAGE,
+    Rule(
+        "punctuation marks are no words, a single letter is no palindrome (words are NLTK's tokens there)",
+        lambda answer: bool(WORDS & set(answer.row["instruction_id_list"])),
+    ),
+    Rule(
+        "a sentence ends at . ! or ? before a space, but for common abbreviations (there by NLTK, or by other lists)",
+        lambda answer: bool(SENTENCES & set(answer.row["instruction_id_list"])),
+    ),
+)

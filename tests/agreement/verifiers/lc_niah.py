@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from nemotron_steps.environments.responses import last_user_text, reasoning_item
-from tests.agreement.compare import LAST_MESSAGE, THINK_TAGS, Rule
+from tests.agreement.compare import FINAL_MESSAGE
 from tests.agreement.answers import Items, pick, sample, styled
 from tests.agreement.gym import Gym
 from tests.agreement.rows import read
@@ -62,4 +62,4 @@ def theirs(gym: Gym) -> Any:
     return gym.grader("lc_niah", "LCNIAH")
 
 
-RULES = (THINK_TAGS, LAST_MESSAGE)
+RULES = (FINAL_MESSAGE,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.agreement.compare import LAST_MESSAGE, THINK_TAGS, Rule
+from tests.agreement.compare import FINAL_MESSAGE, MASKED, Rule
 from tests.agreement.answers import Items, pick, styled
 from tests.agreement.gym import Gym
 from tests.agreement.rows import asking, read
@@ -91,4 +91,11 @@ def theirs(gym: Gym) -> Any:
     return grader
 
 
-RULES = (THINK_TAGS, LAST_MESSAGE)
+RULES = (
+    FINAL_MESSAGE,
+    MASKED,
+    Rule(
+        "of several boxes the last complete one counts (there all are read as one answer), and \\\\fbox is a box",
+        lambda answer: answer.final.count("\\boxed") > 1 or "\\fbox" in answer.final,
+    ),
+)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
-from tests.agreement.compare import LAST_MESSAGE, THINK_TAGS, Rule
+from tests.agreement.compare import FINAL_MESSAGE, Rule
 from tests.agreement.answers import Items, pick, styled
 from tests.agreement.gym import Gym
 from tests.agreement.rows import read
@@ -89,4 +90,10 @@ def theirs(gym: Gym) -> Any:
     return grade
 
 
-RULES = (THINK_TAGS, LAST_MESSAGE)
+RULES = (
+    FINAL_MESSAGE,
+    Rule(
+        "the last complete box counts, the last `Answer:` in lenient_answer_colon (there the first), and \\fbox is a box",
+        lambda answer: len(re.findall(r"answer\s*:|\\\\f?boxed|\\\\fbox", answer.final, re.IGNORECASE)) > 1 or "fbox" in answer.final,
+    ),
+)

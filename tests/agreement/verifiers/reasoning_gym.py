@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from tests.agreement.answers import Items, mutated_text, pick, styled
-from tests.agreement.compare import LAST_MESSAGE, THINK_TAGS, Rule
+from tests.agreement.compare import FINAL_MESSAGE, Rule
 from tests.agreement.gym import Gym
 from tests.agreement.rows import asking, read
 
@@ -72,4 +72,10 @@ def theirs(gym: Gym) -> Any:
     return gym.grader("reasoning_gym", "ReasoningGym")
 
 
-RULES = (THINK_TAGS, LAST_MESSAGE)
+RULES = (
+    FINAL_MESSAGE,
+    Rule(
+        "the last complete box counts (there the first, up to its first closing brace)",
+        lambda answer: "\\boxed" in answer.final,
+    ),
+)

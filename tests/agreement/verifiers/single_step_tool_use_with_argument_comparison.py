@@ -8,7 +8,7 @@ from typing import Any
 
 from nemotron_steps.environments.responses import message_item, reasoning_item
 from tests.agreement.answers import THOUGHTS, Items, call_item, mutated_text, mutated_value, pick, styled
-from tests.agreement.compare import THINK_TAGS, Rule
+from tests.agreement.compare import FINAL_MESSAGE, Rule
 from tests.agreement.gym import Gym
 from tests.agreement.rows import asking, read
 
@@ -88,4 +88,14 @@ def theirs(gym: Gym) -> Any:
     return gym.grader(NAME, "SingleStepToolUseArgumentComparison", tool_call_comparator_config=given)
 
 
-RULES = (THINK_TAGS,)
+RULES = (
+    FINAL_MESSAGE,
+    Rule(
+        "calls beside the expected ones earn nothing, or calling everything would",
+        lambda answer: answer.details.get("category") == "number_of_calls_differs",
+    ),
+    Rule(
+        "true and false are no numbers",
+        lambda answer: answer.details.get("category") == "argument_type_differs" and answer.ours == 0,
+    ),
+)

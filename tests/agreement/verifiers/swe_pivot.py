@@ -89,4 +89,13 @@ def theirs(gym: Gym) -> Any:
     return gym.grader("swe_pivot", "SwePivot")
 
 
-RULES = ()
+RULES = (
+    Rule(
+        "arguments that are no JSON object earn nothing",
+        lambda answer: answer.details.get("gate") == "arguments_not_json",
+    ),
+    Rule(
+        "what a call leaves out agrees with nothing: an empty command or edit would match any",
+        lambda answer: answer.details.get("gate") in ("similarity", "target"),
+    ),
+)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.agreement.answers import Items, mutated_text, mutated_value, pick, styled
-from tests.agreement.compare import LAST_MESSAGE, THINK_TAGS, Rule
+from tests.agreement.compare import FINAL_MESSAGE, Rule
 from tests.agreement.gym import Gym
 from tests.agreement.rows import read
 
@@ -68,4 +68,10 @@ def theirs(gym: Gym) -> Any:
     return gym.grader("terminus_judge", "TerminusJudge", enable_string_similarity=True, enable_llm_judge=False)
 
 
-RULES = (THINK_TAGS, LAST_MESSAGE)
+RULES = (
+    FINAL_MESSAGE,
+    Rule(
+        "the completion flag must be the same, not only set where it is expected",
+        lambda answer: answer.details.get("gate") == "task_complete",
+    ),
+)
