@@ -19,7 +19,11 @@ THOUGHTS = (
     "The question wants one answer. I compare the candidates and rule out those that cannot be right.",
     "Okay, so I need to be careful with the format here. Wait, let me check again. Yes, that holds.",
 )
-OPENINGS = ("Sure! Here it is:", "Let us go through it.\n\nWe compare what is given with what is asked.", "Here you go.")
+OPENINGS = (
+    "Sure! Here it is:",
+    "Let us go through it.\n\nWe compare what is given with what is asked.",
+    "Here you go.",
+)
 CLOSINGS = ("Let me know if you need anything else!", "I hope this helps.", "That is the final result.")
 
 
@@ -92,7 +96,7 @@ def mutated_text(text: str, rng: random.Random) -> str:
 
 
 def mutated_value(value: Any, rng: random.Random) -> Any:
-    """A JSON value with one scalar of another value or type, a key missing, added or renamed, or an item more or less."""
+    """A JSON value with one scalar of another value or type, a key less, more or renamed, or an item less or more."""
     if isinstance(value, dict) and value:
         key = rng.choice(list(value))
         changed = dict(value)

@@ -64,8 +64,8 @@ class Rule:
 
 
 FINAL_MESSAGE = Rule(
-    "the answer is the last message (there all of them joined) without its `<think>` block (split off there by the model"
-    " server, not by the verifier), and an empty one earns nothing",
+    "the answer is the last message (there all of them joined) without its `<think>` block (split off there by the"
+    " model server, not by the verifier), and an empty one earns nothing",
     lambda answer: answer.text != answer.final or not answer.final.strip(),
 )
 MASKED = Rule("an answer that the grader cannot take is masked", lambda answer: isinstance(answer.ours, str))

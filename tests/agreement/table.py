@@ -1,5 +1,5 @@
-"""The table of agreement in docs/environments.md: a line a verifier, between two markers. Written by the comparison, and
-read back by it and by the test."""
+"""The table of agreement in docs/environments.md, between two markers: written by the comparison, and read back by it
+and by the test."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """math_with_judge: the boxed answer against the expected one, by math-verify; where it says no, by a judge that must
-call the two equal in both orders. Without a box, the one expression that math-verify finds in the text, and no judge. A
-box or such a text of more than MAX_LENGTH characters that is far longer than the expected answer is wrong without asking
-anyone."""
+call the two equal in both orders. Without a box, the one expression that math-verify finds in the text, and no judge.
+What is longer than MAX_LENGTH characters, and far longer than the expected answer, is wrong without asking anyone."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from nemotron_steps.environments.text.calendar_events import bounds
 from nemotron_steps.environments.text.extraction import json_values
-from tests.agreement.compare import FINAL_MESSAGE, MASKED, Rule
 from tests.agreement.answers import Items, mutated_value, pick, styled
+from tests.agreement.compare import FINAL_MESSAGE, MASKED, Rule
 from tests.agreement.gym import Gym
 from tests.agreement.rows import read
 
@@ -19,7 +19,9 @@ def rows(gym: Gym, rng: random.Random) -> list[dict[str, Any]]:
     nothing = {**found[0], "exp_cal_state": {}}
     # Rows with a prefix of the events: easier to solve, and each another state.
     shorter = [
-        {**row, "exp_cal_state": dict(list(row["exp_cal_state"].items())[:count])} for row in found for count in (1, 2, 3)
+        {**row, "exp_cal_state": dict(list(row["exp_cal_state"].items())[:count])}
+        for row in found
+        for count in (1, 2, 3)
     ]
     return [*found, *shorter, nothing]
 

@@ -1,7 +1,7 @@
 """instruction_following: every instruction, alone and with another, on texts that were written for it and for others.
 
-NeMo-Gym's checks are the package of github.com/abukharin-nv/verifiable-instructions, which must be importable, with NLTK
-and its punkt_tab.
+NeMo-Gym's checks are the package of github.com/abukharin-nv/verifiable-instructions, which must be importable, with
+NLTK and its punkt_tab.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tests.agreement.rows import asking, read
 PROMPT = "Write about the harbour of Oslo."
 PROSE = (
     "The harbour of Oslo lies at the end of a long fjord. Ferries leave every ten minutes, and the trip to the islands"
-    " takes half an hour.\n\nIn summer people swim there. Is it cold? Not at all! Dr. Lie says the water is 19.5 degrees,"
-    " e.g. near the opera."
+    " takes half an hour.\n\nIn summer people swim there. Is it cold? Not at all! Dr. Lie says the water is 19.5"
+    " degrees, e.g. near the opera."
 )
 LISTED = "## The harbour\n\n* Ferries\n* Bathing\n- The opera\n\n**Note:** bring a towel.\n\nP.S. The water is *cold*."
 PLAIN = "harbour ships sail out at dawn and the city wakes"
@@ -61,7 +61,10 @@ INSTRUCTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "combination:repeat_prompt": ({"prompt_to_repeat": PROMPT}, f"{PROMPT}\n\n{PROSE}"),
     "startend:end_checker": ({"end_phrase": "Is there anything else?"}, f"{PROSE} Is there anything else?"),
     "startend:quotation": ({}, f'"{PLAIN}"'),
-    "change_case:capital_word_frequency": ({"capital_frequency": 2, "capital_relation": "at least"}, f"THE OSLO {PLAIN}"),
+    "change_case:capital_word_frequency": (
+        {"capital_frequency": 2, "capital_relation": "at least"},
+        f"THE OSLO {PLAIN}",
+    ),
     "change_case:english_capital": ({}, PROSE.upper()),
     "change_case:english_lowercase": ({}, PROSE.lower()),
     "punctuation:no_comma": ({}, f"{PLAIN}."),

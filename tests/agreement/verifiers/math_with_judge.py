@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.agreement.compare import FINAL_MESSAGE, MASKED, Rule
 from tests.agreement.answers import Items, pick, styled
+from tests.agreement.compare import FINAL_MESSAGE, MASKED, Rule
 from tests.agreement.gym import Gym
 from tests.agreement.rows import asking, read
 
@@ -16,8 +16,14 @@ def settings(gym: Gym) -> dict[str, Any]:
 
 
 PROBLEMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "32": (("32", "32.0", "\\text{32}", "32\\text{ ways}", "2^5", "2^{5}", "\\frac{64}{2}", "+32"), ("33", "-32", "3.2")),
-    "\\frac{1}{2}": (("\\frac{1}{2}", "\\frac12", "\\dfrac{1}{2}", "1/2", "0.5", "\\tfrac{2}{4}", ".5"), ("2", "\\frac{1}{3}")),
+    "32": (
+        ("32", "32.0", "\\text{32}", "32\\text{ ways}", "2^5", "2^{5}", "\\frac{64}{2}", "+32"),
+        ("33", "-32", "3.2"),
+    ),
+    "\\frac{1}{2}": (
+        ("\\frac{1}{2}", "\\frac12", "\\dfrac{1}{2}", "1/2", "0.5", "\\tfrac{2}{4}", ".5"),
+        ("2", "\\frac{1}{3}"),
+    ),
     "2\\sqrt{3}": (("2\\sqrt{3}", "\\sqrt{12}", "2 \\sqrt 3", "2\\sqrt3"), ("3\\sqrt{2}", "\\sqrt{3}", "3.46")),
     "\\(\\frac{333}{1997}\\)": (("\\frac{333}{1997}", "333/1997", "\\dfrac{333}{1997}"), ("\\frac{83}{499}", "0.1667")),
     "(1, 2)": (("(1, 2)", "(1,2)", "\\left(1, 2\\right)"), ("(2, 1)", "1, 2", "[1, 2]")),
@@ -95,7 +101,7 @@ RULES = (
     FINAL_MESSAGE,
     MASKED,
     Rule(
-        "of several boxes the last complete one counts (there all are read as one answer), and \\\\fbox is a box",
+        "of several boxes the last complete one counts (there all are read as one answer), and `\\fbox` is a box",
         lambda answer: answer.final.count("\\boxed") > 1 or "\\fbox" in answer.final,
     ),
 )

@@ -6,8 +6,8 @@ import random
 import re
 from typing import Any
 
-from tests.agreement.compare import FINAL_MESSAGE, Rule
 from tests.agreement.answers import Items, pick, styled
+from tests.agreement.compare import FINAL_MESSAGE, Rule
 from tests.agreement.gym import Gym
 from tests.agreement.rows import read
 
@@ -93,7 +93,11 @@ def theirs(gym: Gym) -> Any:
 RULES = (
     FINAL_MESSAGE,
     Rule(
-        "the last complete box counts, the last `Answer:` in lenient_answer_colon (there the first), and \\fbox is a box",
-        lambda answer: len(re.findall(r"answer\s*:|\\\\f?boxed|\\\\fbox", answer.final, re.IGNORECASE)) > 1 or "fbox" in answer.final,
+        "the last complete box counts, the last `Answer:` in lenient_answer_colon (there the first), `\\fbox` is a box,"
+        " and `\\mathrm` and `\\textbf` are looked through as `\\text` is",
+        lambda answer: (
+            len(re.findall(r"answer\s*:|\\\\f?boxed|\\\\fbox", answer.final, re.IGNORECASE)) > 1
+            or any(name in answer.final for name in ("fbox", "mathrm", "textbf"))
+        ),
     ),
 )
