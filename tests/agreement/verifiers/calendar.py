@@ -94,9 +94,13 @@ def lists(text: str) -> list[Any]:
 RULES = (
     FINAL_MESSAGE,
     MASKED,
-    Rule("the last list of events counts (there the first)", lambda answer: len(lists(answer.final)) > 1),
     Rule(
-        "an event that is listed twice is one too many",
-        lambda answer: answer.details.get("problem") == "different_number_of_events",
+        "the last list of events counts (there the first that a regular expression finds), and in it an event that is"
+        " listed twice is one too many and a duration is an integer",
+        lambda answer: (
+            answer.details.get("problem") in ("different_number_of_events", "malformed_event")
+            or len(lists(answer.final)) > 1
+            or answer.final.count("[") > 1
+        ),
     ),
 )
