@@ -182,7 +182,11 @@ CASES: tuple[Case, ...] = (
     Case("mcqa", {**PROMPT, "options": OPTIONS, "expected_answer": "A"}, {}, ("%s", BOX)),
     *(
         Case("mcqa", {**PROMPT, "options": OPTIONS, "expected_answer": "A", "grading_mode": mode}, {}, wrap, None, mode)
-        for mode, wrap in (("lenient_boxed", (BOX,)), ("lenient_answer_colon", ("%s", "Answer: %s")))
+        for mode, wrap in (
+            ("lenient_boxed", (BOX,)),
+            ("lenient_answer_colon", ("%s", "Answer: %s")),
+            ("lenient_answer_colon_md", ("Answer: %s",)),
+        )
     ),
     Case(
         "mcqa",
