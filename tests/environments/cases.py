@@ -162,10 +162,10 @@ CASES: tuple[Case, ...] = (
     Case(
         "lc_niah",
         {**PROMPT, "expected_answer": '["a"]'},
-        {"overlap_metric_rule": "lcs"},
+        {"overlap_metric_rule": "ngram16"},
         ("<think>%s</think>x",),
         None,
-        "lcs",
+        "ngram16",
     ),
     Case(
         "lc_niah",
@@ -182,7 +182,11 @@ CASES: tuple[Case, ...] = (
     Case("mcqa", {**PROMPT, "options": OPTIONS, "expected_answer": "A"}, {}, ("%s", BOX)),
     *(
         Case("mcqa", {**PROMPT, "options": OPTIONS, "expected_answer": "A", "grading_mode": mode}, {}, wrap, None, mode)
-        for mode, wrap in (("lenient_boxed", (BOX,)), ("lenient_answer_colon", ("%s", "Answer: %s")))
+        for mode, wrap in (
+            ("lenient_boxed", (BOX,)),
+            ("lenient_answer_colon", ("%s", "Answer: %s")),
+            ("lenient_answer_colon_md", ("Answer: %s",)),
+        )
     ),
     Case(
         "mcqa",

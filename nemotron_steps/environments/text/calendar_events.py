@@ -18,7 +18,7 @@ from nemotron_steps.environments.base import (
 from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN
 from nemotron_steps.environments.text.extraction import json_values
 
-_CLOCK = re.compile(r"(\d{1,2})(?::(\d{2}))?\s*(am|pm)?", re.IGNORECASE)
+_CLOCK = re.compile(r"(\d{1,2})(?::(\d{2}))?\s*(am|pm)?")
 
 Event = dict[str, Any]
 
@@ -124,7 +124,7 @@ def minutes(clock: str) -> int:
     match = _CLOCK.fullmatch(clock.strip())
     if match is None or (match.group(2) is None and match.group(3) is None):
         raise ValueError(f"not a time: {clock!r}")
-    hour, minute, half = int(match.group(1)), int(match.group(2) or 0), (match.group(3) or "").lower()
+    hour, minute, half = int(match.group(1)), int(match.group(2) or 0), match.group(3) or ""
     if half:
         if not 1 <= hour <= 12:
             raise ValueError(f"not a time: {clock!r}")

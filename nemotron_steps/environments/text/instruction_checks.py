@@ -1,7 +1,7 @@
 """Checks of verifiable instructions: does a text follow "at least 3 paragraphs", "no commas", ...
 
 One function an instruction id, in the vocabulary of IFEval and of its open-instruct extension (IFEvalG). Words are runs
-of letters, digits, hyphens and apostrophes; sentences end at . ! ? or a line break. Those libraries use NLTK there,
+of letters, digits, hyphens and apostrophes; sentences end at . ! or ?. Those libraries use NLTK there,
 so counts may differ on unusual punctuation. Where a text is too short or plain for a check, the answer is no. Every
 check takes time linear in the text.
 """
@@ -35,17 +35,17 @@ def words(text: str) -> list[str]:
 
 
 def sentences(text: str) -> list[str]:
-    """Sentences of a text, in order, stripped; common abbreviations and decimal points do not end one."""
+    """Sentences of a text, in order, stripped; a line break does not end one, nor do decimal points and abbreviations
+    within a line."""
     found: list[str] = []
-    for line in text.splitlines():
-        start = 0
-        for match in _SENTENCE_END.finditer(line):
-            begin = max(start, match.end() - _LONGEST_ABBREVIATION)
-            if match.end() < len(line) and _ABBREVIATION.search(line, begin, match.end()):
-                continue
-            found.append(line[start : match.end()].strip())
-            start = match.end()
-        found.append(line[start:].strip())
+    start = 0
+    for match in _SENTENCE_END.finditer(text):
+        begin = max(start, match.end() - _LONGEST_ABBREVIATION)
+        if text[match.end() : match.end() + 1] not in ("", "\n") and _ABBREVIATION.search(text, begin, match.end()):
+            continue
+        found.append(text[start : match.end()].strip())
+        start = match.end()
+    found.append(text[start:].strip())
     return [sentence for sentence in found if sentence]
 
 
@@ -114,8 +114,8 @@ def number_sentences(text: str, num_sentences: int, relation: str) -> bool:
 
 
 def number_words(text: str, num_words: int, relation: str) -> bool:
-    """So many words."""
-    return _related(len(words(text)), num_words, relation)
+    """So many words: here runs of letters, digits and underscores, as IFEval counts them."""
+    return _related(len(re.findall(r"\w+", text)), num_words, relation)
 
 
 def number_paragraphs(text: str, num_paragraphs: int) -> bool:

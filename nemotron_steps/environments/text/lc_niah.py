@@ -34,7 +34,7 @@ OverlapMetric = Literal["ngram16", "lcs", "seq_match"]
 class LcNiahConfig(EnvironmentConfig):
     """Settings."""
 
-    overlap_metric_rule: OverlapMetric = "ngram16"
+    overlap_metric_rule: OverlapMetric = "lcs"
     """ngram16: share of the reasoning's 16-word sequences found in the prompt; lcs: longest common substring over the
     reasoning's length; seq_match: difflib's ratio."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 
-def compare(answer: str, expected: str) -> bool | None:
+def compare(answer: str, expected: str, boxed: bool = True) -> bool | None:
     """Whether math-verify calls the two equal; None when the expected answer itself cannot be parsed.
 
-    Both are LaTeX or plain expressions without a box.
+    Both are LaTeX or plain expressions without a box; if not `boxed`, `answer` is a text with such an expression in it.
     """
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
@@ -18,5 +18,6 @@ def compare(answer: str, expected: str) -> bool | None:
     gold = parse(f"\\boxed{{{expected}}}", (LatexExtractionConfig(),), parsing_timeout=None)
     if not gold:
         return None
-    found = parse(f"\\boxed{{{answer}}}", (ExprExtractionConfig(), LatexExtractionConfig()), parsing_timeout=None)
+    text = f"\\boxed{{{answer}}}" if boxed else answer
+    found = parse(text, (ExprExtractionConfig(), LatexExtractionConfig()), parsing_timeout=None)
     return bool(verify(gold, found, timeout_seconds=None))

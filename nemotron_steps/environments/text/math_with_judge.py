@@ -1,6 +1,6 @@
 """math_with_judge: the boxed answer against the expected one, by math-verify; where it says no, by a judge that must
-call the two equal in both orders. A box of more than MAX_LENGTH characters that is far longer than the expected answer
-is wrong without asking anyone."""
+call the two equal in both orders. Without a box, the one expression that math-verify finds in the text, and no judge.
+What is longer than MAX_LENGTH characters, and far longer than the expected answer, is wrong without asking anyone."""
 
 from __future__ import annotations
 
@@ -83,23 +83,24 @@ class MathWithJudge(Environment):
             raise RowError("expected_answer", "a non-empty answer", "an empty one")
 
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
-        """1 if equal, else 0; no box is 0 without asking anyone."""
+        """1 if equal, else 0."""
         return await self.verify_answer(str(row["question"]), str(row["expected_answer"]), response.text)
 
     async def verify_answer(self, question: str, expected: str, text: str) -> Verdict:
         """The same for any text; shared with environments that end in a boxed answer."""
         answer = last_boxed(text)
+        components = {"boxed": float(bool(answer))}
+        if answer is None:
+            answer = text.strip()
         if not answer:
             return Verdict(0.0, {"boxed": 0.0, "library_reward": 0.0})
         if len(answer) > max(MAX_LENGTH, 4 * len(expected)):
-            return Verdict(
-                0.0, {"boxed": 1.0, "library_reward": 0.0}, details={"extracted_answer": answer[:MAX_LENGTH]}
-            )
+            details = {"extracted_answer": answer[:MAX_LENGTH]}
+            return Verdict(0.0, {**components, "library_reward": 0.0}, details=details)
         details = {"extracted_answer": answer}
-        components = {"boxed": 1.0}
         problem = None
         try:
-            equal = await self._algebra.call(answer, strip_delimiters(expected))
+            equal = await self._algebra.call(answer, strip_delimiters(expected), bool(components["boxed"]))
         except CannotJudgeError as error:
             problem = error
         else:
@@ -109,7 +110,7 @@ class MathWithJudge(Environment):
                 components["library_reward"] = float(equal)
                 if equal:
                     return Verdict(1.0, components, details=details)
-        if not self.config.should_use_judge:
+        if not self.config.should_use_judge or not components["boxed"]:
             if problem is not None:
                 raise problem
             return Verdict(0.0, components, details=details)

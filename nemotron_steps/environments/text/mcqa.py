@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from nemotron_steps.environments.base import (
@@ -32,13 +33,17 @@ from nemotron_steps.environments.text.extraction import (
 if TYPE_CHECKING:
     from nemotron_steps.environments.judged.judges import Judge
 
-GradingMode = Literal["strict_single_letter_boxed", "lenient_boxed", "lenient_answer_colon"]
+GradingMode = Literal["strict_single_letter_boxed", "lenient_boxed", "lenient_answer_colon", "lenient_answer_colon_md"]
 
 _ONE_LETTER = re.compile(r"[^A-Za-z]*([A-Z])[^A-Za-z]*")
 _LABEL = re.compile(r"([A-Z])\s*[:).\-]")
 """A letter, then what sets it off from the option's text: "B: blue", "C) red"."""
 _TEXT_WRAP = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\s*\{\s*")
 _ANSWER_COLON = re.compile(r"answer\s*:\s*(.+)", re.IGNORECASE)
+_ANSWER_COLON_MARKDOWN = re.compile(r"answer[*_]{0,2}\s*:[*_\s]{0,2}(.+)", re.IGNORECASE)
+_STANDALONE = re.compile(r"(?<![A-Za-z0-9])[A-Za-z](?![A-Za-z0-9])")
+_CHOICE_SEPARATOR = re.compile(r"\s*[/|&,;]\s*|\s+(?:or|and)\s+|\s+", re.IGNORECASE)
+"""Between two letters: then both are offered, and neither is the answer."""
 _LOCAL_LETTERS = str.maketrans(dict(zip("أبجدঅবডঢ", "ABCDABCD", strict=True)))
 """The first four letters of Arabic and Bengali answer keys."""
 
@@ -96,6 +101,9 @@ class Mcqa(Environment):
             mode = self.config.grading_mode or row.get("grading_mode")
             if mode == "lenient_answer_colon":
                 letter = _by_answer_colon(text, options)
+            elif mode == "lenient_answer_colon_md":
+                payloads = reversed(_ANSWER_COLON_MARKDOWN.findall(text))
+                letter = next(filter(None, (_single_letter(payload, options) for payload in payloads)), None)
             else:
                 letter = _by_box(text, options, lenient=mode == "lenient_boxed")
         correct = letter is not None and letter == _key(row)
@@ -119,7 +127,7 @@ def _key(row: Row) -> str:
 
 def _by_template(capture: str, options: dict[str, str]) -> str | None:
     """A single letter is believed even where the options lack it: rows with a regex may list them incompletely."""
-    local = unicodedata.normalize("NFKC", capture).translate(_LOCAL_LETTERS).strip()
+    local = _localized(capture)
     return local.upper() if len(local) == 1 and local.isalpha() else _letter_or_text(_unwrap(local), options)
 
 
@@ -140,7 +148,25 @@ def _by_box(text: str, options: dict[str, str], *, lenient: bool) -> str | None:
 
 def _by_answer_colon(text: str, options: dict[str, str]) -> str | None:
     matches = _ANSWER_COLON.findall(text)
-    return _letter_or_text(_unwrap(matches[-1].strip().strip("*")), options) if matches else None
+    return _letter_or_text(_unwrap(matches[-1]), options) if matches else None
+
+
+def _single_letter(payload: str, options: dict[str, str]) -> str | None:
+    """The letter that a payload begins with, else its last capital that stands alone; None for a list of letters."""
+    text = _localized(payload).strip("*_` \t\n\r.,;:")
+    letters = [match for match in _STANDALONE.finditer(text) if match.group().upper() in options]
+    for first, second in pairwise(letters):
+        between = text[first.end() : second.start()]
+        if first.group().upper() != second.group().upper() and _CHOICE_SEPARATOR.fullmatch(between):
+            return None
+    begin = _STANDALONE.match(text)
+    capitals = [match for match in _STANDALONE.finditer(text) if match.group().isupper()]
+    found = begin or (capitals[-1] if capitals else None)
+    return found.group().upper() if found is not None and found.group().upper() in options else None
+
+
+def _localized(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).translate(_LOCAL_LETTERS).strip()
 
 
 def _letter_or_text(candidate: str, options: dict[str, str]) -> str | None:

@@ -32,8 +32,6 @@ class SingleStepToolUseConfig(EnvironmentConfig):
     """Over strings of two words and more; identical strings reach 0.5."""
     floating_point_comparison_threshold: float = Field(1e-6, gt=0.0)
     """Numbers that differ by less are the same."""
-    ignored_arguments: tuple[str, ...] = ("goal",)
-    """Argument names whose values are not compared (they must still be present)."""
     parallel_tool_call_reward_mode: Literal["binary", "f1"] = "binary"
     """For several calls: all matched and none extra, or F1 of the matching."""
 
@@ -111,8 +109,7 @@ def argument_problem(expected: Any, actual: Any, config: SingleStepToolUseConfig
     if isinstance(expected, dict):
         if set(expected) != set(actual):
             return "argument_keys_differ"
-        compared = [key for key in expected if key not in config.ignored_arguments]
-        return _first(argument_problem(expected[key], actual[key], config) for key in compared)
+        return _first(argument_problem(expected[key], actual[key], config) for key in expected)
     if isinstance(expected, list):
         if len(expected) != len(actual):
             return "argument_list_length_differs"

@@ -32,6 +32,9 @@ KEYS = {
 }
 """Database → its id column."""
 
+CHOICES = frozenset({"status", "list_name", "board"})
+"""Columns whose values are words of a fixed list, as it writes them."""
+
 NOW = "2023-11-30 00:00:00"
 """The moment the databases were taken; what a rollout sends carries this time."""
 PAGE_SIZE = 5
@@ -114,12 +117,14 @@ class Workplace:
             return f"Error: wrong arguments for {name}: {error}"
 
     def state(self) -> dict[str, Any]:
-        """What two rollouts are compared by: every table in order of id, texts without case, and the plots."""
-        folded = {
-            name: sorted(tuple((key, value.lower()) for key, value in sorted(row.items())) for row in table)
-            for name, table in self.tables.items()
-        }
-        return {**folded, "plots": sorted(self.plots)}
+        """What two rollouts are compared by: every table in order of id, and the plots. Texts are without case, but for
+        words of fixed lists."""
+
+        def folded(row: dict[str, str]) -> tuple[tuple[str, str], ...]:
+            return tuple((key, text if key in CHOICES else text.lower()) for key, text in sorted(row.items()))
+
+        tables = {name: sorted(map(folded, table)) for name, table in self.tables.items()}
+        return {**tables, "plots": sorted(self.plots)}
 
     def _row(self, table: str, identity: str) -> dict[str, str] | None:
         return next((row for row in self.tables[table] if row[KEYS[table]] == str(identity)), None)

@@ -301,16 +301,17 @@ class TestLcNiah:
         copied = " ".join(f"W{n}" for n in range(20))  # 5 sequences of 16 words, all copied
         mixed = copied + " " + " ".join(f"own{n}" for n in range(5))  # 10 sequences, 5 of them copied
         answer = "Final Answer: [a, b]"
-        assert grade("lc_niah", self.row, answer, None, reasoning=copied).reward == 0.0
-        half = grade("lc_niah", self.row, answer, None, reasoning=mixed)
+        ngram = {"overlap_metric_rule": "ngram16"}
+        assert grade("lc_niah", self.row, answer, None, reasoning=copied, **ngram).reward == 0.0
+        half = grade("lc_niah", self.row, answer, None, reasoning=mixed, **ngram)
         assert half.reward == 0.5 and half.components == {"answer_score": 1.0, "reasoning_overlap": 0.5}
         assert lc_niah.overlap("", "prompt", "lcs") == 0.0
         assert lc_niah.overlap("xx abcdef", "abcdef", "lcs") == pytest.approx(6 / 9)
 
-    @pytest.mark.parametrize(("rule", "copied"), [("lcs", 6 / 9), ("seq_match", 12 / 15)])
-    def test_the_other_measures_of_copying(self, rule: str, copied: float) -> None:
+    @pytest.mark.parametrize(("rule", "copied"), [({}, 6 / 9), ({"overlap_metric_rule": "seq_match"}, 12 / 15)])
+    def test_the_other_measures_of_copying(self, rule: dict[str, Any], copied: float) -> None:
         row = {**self.row, "responses_create_params": {"input": "abcdef"}}
-        verdict = grade("lc_niah", row, "Final Answer: [a, b]", None, reasoning="xx abcdef", overlap_metric_rule=rule)
+        verdict = grade("lc_niah", row, "Final Answer: [a, b]", None, reasoning="xx abcdef", **rule)
         assert verdict.reward == pytest.approx(1.0 - copied)
 
     def test_the_last_bracket_of_the_last_line_ends_the_list(self) -> None:

@@ -105,8 +105,7 @@ def test_words_and_sentences() -> None:
         "Mr. Smith paid 3.50.",
         "Why?",
         '"Yes."',
-        "ok",
-        "new",
+        "ok\nnew",
     ]
 
 

@@ -45,9 +45,11 @@ def test_equal_values_in_other_notations_score_one() -> None:
 
 
 def test_wrong_missing_and_hidden_answers_score_zero() -> None:
-    verdicts = grade([("32", r"\boxed{33}"), ("32", "32"), ("32", r"\boxed{32"), ("32", r"\boxed{32} no, \boxed{31}")])
-    assert [v.reward for v in verdicts] == [0.0] * 4
-    assert [v.components["boxed"] for v in verdicts] == [1.0, 0.0, 0.0, 1.0]
+    verdicts = grade([("32", r"\boxed{33}"), ("32", r"\boxed{32} no, \boxed{31}")])
+    assert [(v.reward, v.components["boxed"]) for v in verdicts] == [(0.0, 1.0)] * 2
+    asked = ("32", "The answer is $32$."), ("32", "32, no, it is 31."), ("32", "Nothing."), ("32", "1 " * 5_001)
+    verdicts = grade(list(asked))
+    assert [(v.reward, v.components["boxed"]) for v in verdicts] == [(reward, 0.0) for reward in (1.0, 0.0, 0.0, 0.0)]
 
 
 def test_an_answer_that_computer_algebra_cannot_finish_is_a_failure_not_a_zero() -> None:
@@ -170,7 +172,7 @@ def test_the_judge_is_asked_under_the_settings(scripted: Any) -> None:
 @pytest.mark.parametrize(("expected", "longest"), [("7", MAX_LENGTH), ("7" * 3000, 4 * 3000)])
 def test_a_box_may_be_so_long_as_its_expected_answer_allows(expected: str, longest: int) -> None:
     verdict, algebra = told(True, expected, "1" * longest)
-    assert verdict.reward == 1.0 and algebra.asked == [("1" * longest, expected)]
+    assert verdict.reward == 1.0 and algebra.asked == [("1" * longest, expected, True)]
     verdict, algebra = told(True, expected, "1" * (longest + 1))
     assert verdict.reward == 0.0 and algebra.asked == []
 

@@ -64,7 +64,7 @@ class TestPythonTool:
             assert session.tools[0]["name"] == TOOL
             await environment.call_tool(session, TOOL, {"code": "21 + 49"})
             right = await environment.verify(MATH, Response(r"\boxed{70}"), session)
-            wrong = await environment.verify(MATH, Response("70"), session)
+            wrong = await environment.verify(MATH, Response("71"), session)
             await environment.close()
             assert right.components["tool_calls"] == 1.0
             return [right.reward, wrong.reward]

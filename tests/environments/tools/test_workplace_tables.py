@@ -178,6 +178,11 @@ def test_a_state_knows_no_order_of_rows_and_no_case_but_every_plot(workplace: Wo
         workplace.call("project_management_update_task", {**change, "new_value": "DONE"})
         other.call("project_management_update_task", {**change, "new_value": "done"})
     assert workplace.state() == other.state() != Workplace(TABLES).state()
+    for value, same in (("DONE", False), ("done", True)):  # a word of a fixed list
+        for place, text in ((workplace, "done"), (other, value)):
+            change = {"customer_id": "00000003", "field": "status", "new_value": text}
+            place.call("customer_relationship_manager_update_customer", change)
+        assert (workplace.state() == other.state()) is same
     plot = {"time_min": DAYS[0], "time_max": DAYS[1], "value_to_plot": "visits", "plot_type": "bar"}
     path = workplace.call("analytics_create_plot", plot)
     assert path == f"plots/{DAYS[0]}_{DAYS[1]}_visits_bar.png" and workplace.state() != other.state()
