@@ -15,7 +15,7 @@ from pydantic import Field
 
 from nemotron_steps.environments.base import Response, Row, RowError, Session, Verdict
 from nemotron_steps.environments.grading_pool import GradingPool
-from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, block, last_label
+from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, block, least_label
 from nemotron_steps.environments.responses import last_user_text
 from nemotron_steps.environments.text.extraction import (
     REGEX_TIMEOUT_S,
@@ -122,5 +122,5 @@ class EquivalenceLlmJudge(JudgedEnvironment):
 
     async def _equal(self, question: str, reference: str, candidate: str) -> bool:
         prompt = "\n".join([block("question", question), block("reference", reference), block("candidate", candidate)])
-        label = await self.ask(self.config.judge_system_message, prompt, last_label([EQUAL, DIFFERENT]))
-        return label == EQUAL
+        read = least_label([EQUAL, DIFFERENT])
+        return await self.ask(self.config.judge_system_message, prompt, read, DIFFERENT) == EQUAL

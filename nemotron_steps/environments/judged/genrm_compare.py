@@ -168,12 +168,13 @@ class GenrmCompare(Environment):
         config = self.config
         n = len(responses)
         empty = [is_contentless(response.text) for response in responses]
-        answers = [0 if void else len(r.text.strip()) for r, void in zip(responses, empty, strict=True)]
+        answers = [len(response.text.strip()) for response in responses]
+        said = [0 if void else length for length, void in zip(answers, empty, strict=True)]
         thoughts = [len(response.reasoning.strip()) for response in responses]
         base = rule.base_scores(comparisons, n, config.default_score)
         terms: dict[str, list[float]] = {
             "reasoning_bonus": rule.shortest_bonus(base, thoughts, config.reasoning_bonus, config.top_percentile),
-            "answer_bonus": rule.shortest_bonus(base, answers, config.answer_bonus, config.top_percentile),
+            "answer_bonus": rule.shortest_bonus(base, said, config.answer_bonus, config.top_percentile),
         }
         for key, coefficient, values in (
             ("reasoning_length_term", config.group_reasoning_length_penalty_coeff, [float(v) for v in thoughts]),

@@ -48,6 +48,8 @@ class JudgedConfig(EnvironmentConfig):
     """How the judge samples: temperature, top_p, max_output_tokens."""
     judge_parse_retries: int = Field(2, ge=0)
     """How often a judge whose reply has no verdict is asked again, before the rollout is left out."""
+    unclear_counts: bool = False
+    """Then count it as NeMo-Gym does (not equal, NO, FAIL, unclear) instead of leaving the rollout out."""
 
 
 class JudgedEnvironment(Environment):
@@ -61,11 +63,18 @@ class JudgedEnvironment(Environment):
         """The judge."""
         return (self.role,)
 
-    async def ask(self, system: str, prompt: str, read: Callable[[str], Value | None]) -> Value:
-        """Ask the judge under the settings; see the function of the same name."""
+    async def ask(
+        self, system: str, prompt: str, read: Callable[[str], Value | None], unclear: Value | None = None
+    ) -> Value:
+        """Ask the judge under the settings, see the function of the same name. `unclear`: what `unclear_counts` as."""
         config = self.config
-        judge = self.judges[self.role]
-        return await ask(judge, system, prompt, read, config.judge_responses_create_params, config.judge_parse_retries)
+        sampling, retries = config.judge_responses_create_params, config.judge_parse_retries
+        try:
+            return await ask(self.judges[self.role], system, prompt, read, sampling, retries)
+        except CannotJudgeError:
+            if unclear is None or not config.unclear_counts:
+                raise
+            return unclear
 
 
 def block(tag: str, text: str) -> str:
@@ -107,10 +116,40 @@ async def ask(
 
 def last_label(labels: Sequence[str]) -> Callable[[str], str | None]:
     """A reader: the label that occurs last in a reply, None when none does."""
-    pattern = re.compile("|".join(re.escape(label) for label in sorted(labels, key=len, reverse=True)))
+    return lambda reply: next(reversed(_named(reply, labels)), None)
+
+
+def least_label(labels: Sequence[str]) -> Callable[[str], str | None]:
+    """A reader: of the labels that a reply names first and last, the one later in `labels`, which begin with the best.
+
+    NeMo-Gym takes the first, which a judge may name only to say what it has to choose from.
+    """
 
     def read(reply: str) -> str | None:
-        found = pattern.findall(reply)
-        return found[-1] if found else None
+        named = _named(reply, labels)
+        return max(named[0], named[-1], key=labels.index) if named else None
 
     return read
+
+
+def _named(reply: str, labels: Sequence[str]) -> list[str]:
+    return re.findall("|".join(re.escape(label) for label in sorted(labels, key=len, reverse=True)), reply)
+
+
+def passes_in_words(reply: str, passing: str, failing: str, answer: str, lines: int = 1) -> bool | None:
+    """Which of two words the last of a reply's last `lines` lines with either of them says, as NeMo-Gym reads a reply
+    without a label. None: neither; or the word that passes, denied or beside the other, or read out of the answer."""
+    for line in reversed(reply.strip().splitlines()[-lines:]):
+        said = {word for word in (passing, failing) if _says(word, line)}
+        if said == {passing}:
+            return None if _DENIAL.search(line) or _says(passing, answer) else True
+        if said:
+            return False if said == {failing} else None
+    return None
+
+
+_DENIAL = re.compile(r"\bnot\b|n't\b|\bnever\b|\bcannot\b", re.IGNORECASE)
+
+
+def _says(word: str, text: str) -> bool:
+    return re.search(rf"\b{word}(?:e?s|ed)?\b", text, re.IGNORECASE) is not None

@@ -147,7 +147,7 @@ class TerminusJudge(JudgedEnvironment):
 
     async def _equal(self, reference: str, candidate: str) -> bool:
         prompt = "\n".join([block("reference", reference), block("candidate", candidate)])
-        return await self.ask(SYSTEM, prompt, last_label([EQUAL, DIFFERENT])) == EQUAL
+        return await self.ask(SYSTEM, prompt, last_label([EQUAL, DIFFERENT]), DIFFERENT) == EQUAL
 
 
 def keystrokes(step: dict[str, Any]) -> str:

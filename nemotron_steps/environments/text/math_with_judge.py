@@ -20,7 +20,7 @@ from nemotron_steps.environments.base import (
     Verdict,
 )
 from nemotron_steps.environments.grading_pool import GradingPool
-from nemotron_steps.environments.judged.judging import JudgeSampling, ask, block, last_label
+from nemotron_steps.environments.judged.judging import JudgeSampling, ask, block, least_label
 from nemotron_steps.environments.text.extraction import last_boxed
 from nemotron_steps.environments.text.math_equality import compare
 
@@ -129,7 +129,7 @@ class MathWithJudge(Environment):
             self.judges[JUDGE_ROLE],
             SYSTEM,
             prompt,
-            last_label([EQUAL, DIFFERENT]),
+            least_label([EQUAL, DIFFERENT]),
             self.config.judge_responses_create_params,
             self.config.judge_parse_retries,
         )
