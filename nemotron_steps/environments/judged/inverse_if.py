@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from nemotron_steps.environments.base import Row
 from nemotron_steps.environments.judged.genrm_messages import neutralize
-from nemotron_steps.environments.judged.judging import block, passes_in_words
+from nemotron_steps.environments.judged.judging import blocks, passes_in_words
 from nemotron_steps.environments.judged.rubrics import RubricEnvironment, check_rubric
 from nemotron_steps.environments.responses import last_user_text
 
@@ -52,12 +52,6 @@ class InverseIf(RubricEnvironment):
             # One pass over the template: a placeholder inside an answer stays text.
             prompt = _PLACEHOLDER.sub(lambda match: neutralize(values[match.group(1)]), str(template))
         else:
-            prompt = "\n".join(
-                [
-                    block("question", values["prompt"]),
-                    block("candidate", values["model_response"]),
-                    block("reference", values["standard_response"]),
-                    block("criterion", values["criteria"]),
-                ]
-            )
+            tags = ("question", "candidate", "reference", "criterion")
+            prompt = blocks(**dict(zip(tags, values.values(), strict=True)))
         return await self.ask(str(row.get("judge_system_prompt") or SYSTEM), prompt, read, unclear=False)

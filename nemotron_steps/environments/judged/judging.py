@@ -66,22 +66,18 @@ class JudgedEnvironment(Environment):
     async def ask(
         self, system: str, prompt: str, read: Callable[[str], Value | None], unclear: Value | None = None
     ) -> Value:
-        """Ask the judge under the settings, see the function of the same name. `unclear`: what `unclear_counts` as."""
+        """Ask the judge under the settings; see the function of the same name."""
         config = self.config
         sampling, retries = config.judge_responses_create_params, config.judge_parse_retries
-        try:
-            return await ask(self.judges[self.role], system, prompt, read, sampling, retries)
-        except CannotJudgeError:
-            if unclear is None or not config.unclear_counts:
-                raise
-            return unclear
+        unclear = unclear if config.unclear_counts else None
+        return await ask(self.judges[self.role], system, prompt, read, sampling, retries, unclear)
 
 
-def block(tag: str, text: str) -> str:
-    """An untrusted text as a tagged block of a judge prompt; see genrm_messages.neutralize. Double square brackets,
-    which mark labels, are broken up too."""
-    inert = neutralize(text).replace("[[", "[ [").replace("]]", "] ]")
-    return f"<{tag}>\n{inert}\n</{tag}>"
+def blocks(**texts: str) -> str:
+    """Untrusted texts as tagged blocks of a judge prompt; see genrm_messages.neutralize. Double square brackets, which
+    mark labels, are broken up too."""
+    inert = {tag: neutralize(text).replace("[[", "[ [").replace("]]", "] ]") for tag, text in texts.items()}
+    return "\n".join(f"<{tag}>\n{text}\n</{tag}>" for tag, text in inert.items())
 
 
 async def ask(
@@ -91,15 +87,19 @@ async def ask(
     read: Callable[[str], Value | None],
     sampling: JudgeSampling,
     retries: int,
+    unclear: Value | None = None,
 ) -> Value:
     """Ask until `read` finds a verdict in the reply's text after its reasoning. That reply is noted (notes.py).
 
+    Args:
+        unclear: what retries + 1 replies that hold none count as.
+
     Raises:
-        CannotJudgeError: retries + 1 replies held none. JudgeUnavailableError: from the judge.
+        CannotJudgeError: they hold none, and count as nothing. JudgeUnavailableError: from the judge.
     """
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
-    reply, note = "", begun_note()
+    reply, verdict, note = "", None, begun_note()
     for _ in range(retries + 1):
         reply = await judge.complete(
             messages,
@@ -109,9 +109,11 @@ async def ask(
         )
         verdict = read(split_reasoning(reply)[1])
         if verdict is not None:
-            note.update(note_of(reply))
-            return verdict
-    raise CannotJudgeError(JUDGE_UNPARSEABLE, f"last reply: {reply[-200:]}")
+            break
+    if (found := verdict if verdict is not None else unclear) is None:
+        raise CannotJudgeError(JUDGE_UNPARSEABLE, f"last reply: {reply[-200:]}")
+    note.update(note_of(reply))
+    return found
 
 
 def last_label(labels: Sequence[str]) -> Callable[[str], str | None]:
@@ -140,16 +142,14 @@ def passes_in_words(reply: str, passing: str, failing: str, answer: str, lines: 
     """Which of two words the last of a reply's last `lines` lines with either of them says, as NeMo-Gym reads a reply
     without a label. None: neither; or the word that passes, denied or beside the other, or read out of the answer."""
     for line in reversed(reply.strip().splitlines()[-lines:]):
-        said = {word for word in (passing, failing) if _says(word, line)}
-        if said == {passing}:
-            return None if _DENIAL.search(line) or _says(passing, answer) else True
-        if said:
-            return False if said == {failing} else None
+        if said := {word.upper() for word in _words(passing, failing).findall(line)}:
+            doubtful = len(said) > 1 or _DENIAL.search(line) or _words(passing).search(answer)
+            return False if said == {failing} else None if doubtful else True
     return None
 
 
 _DENIAL = re.compile(r"\bnot\b|n't\b|\bnever\b|\bcannot\b", re.IGNORECASE)
 
 
-def _says(word: str, text: str) -> bool:
-    return re.search(rf"\b{word}(?:e?s|ed)?\b", text, re.IGNORECASE) is not None
+def _words(*words: str) -> re.Pattern[str]:
+    return re.compile(rf"\b({'|'.join(words)})(?:e?s|ed)?\b", re.IGNORECASE)

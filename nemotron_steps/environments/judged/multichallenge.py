@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from nemotron_steps.environments.base import Row, RowError
-from nemotron_steps.environments.judged.judging import block, last_label, passes_in_words
+from nemotron_steps.environments.judged.judging import blocks, last_label, passes_in_words
 from nemotron_steps.environments.judged.rubrics import RubricEnvironment, check_rubric
 from nemotron_steps.environments.responses import conversation
 
@@ -42,8 +42,8 @@ class Multichallenge(RubricEnvironment):
         context = str(row.get("context") or "") or "\n\n".join(
             f"[{message['role'].upper()}]: {message['content']}" for message in conversation(row)
         )
-        parts = [block("conversation", context), block("candidate", answer), block("question", str(item["question"]))]
-        return await self.ask(SYSTEM, "\n".join(parts), read, unclear=passing == NO)
+        prompt = blocks(conversation=context, candidate=answer, question=str(item["question"]))
+        return await self.ask(SYSTEM, prompt, read, unclear=passing == NO)
 
 
 def _passing(item: dict[str, Any]) -> str:
