@@ -19,11 +19,7 @@ THOUGHTS = (
     "The question wants one answer. I compare the candidates and rule out those that cannot be right.",
     "Okay, so I need to be careful with the format here. Wait, let me check again. Yes, that holds.",
 )
-OPENINGS = (
-    "Sure! Here it is:",
-    "Let us go through it.\n\nWe compare what is given with what is asked.",
-    "Here you go.",
-)
+OPENINGS = ("Sure! Here it is:", "Let us go through it.\n\nWe compare what is given with what is asked.", "Here you go.")
 CLOSINGS = ("Let me know if you need anything else!", "I hope this helps.", "That is the final result.")
 
 

@@ -19,8 +19,8 @@ from unittest.mock import MagicMock
 
 import yaml
 
-from nemotron_steps.environments.responses import response_object
 from nemotron_steps.environments.responses import Response as Answered
+from nemotron_steps.environments.responses import response_object
 from tests.agreement.answers import Items, pick, styled
 from tests.agreement.compare import Rule
 from tests.agreement.gym import Grader, Gym

@@ -18,9 +18,7 @@ def rows(gym: Gym, rng: random.Random) -> list[dict[str, Any]]:
     nothing = {**found[0], "exp_cal_state": {}}
     # Rows with a prefix of the events: easier to solve, and each another state.
     shorter = [
-        {**row, "exp_cal_state": dict(list(row["exp_cal_state"].items())[:count])}
-        for row in found
-        for count in (1, 2, 3)
+        {**row, "exp_cal_state": dict(list(row["exp_cal_state"].items())[:count])} for row in found for count in (1, 2, 3)
     ]
     return [*found, *shorter, nothing]
 

@@ -16,6 +16,7 @@ from tests.agreement.compare import Answer, Rule
 from tests.agreement.gym import Gym
 from tests.agreement.judges import REASONS, judged_grader
 
+NAME = "genrm_compare"
 RLHF = {
     "reasoning_bonus": 0.5,
     "answer_bonus": 0.5,
@@ -52,9 +53,7 @@ STYLES = {
 
 def reply(style: str, rng: random.Random) -> str:
     """A judge's reply."""
-    verdict: dict[str, Any] = {
-        name: rng.randint(1, most) for name, most in (("score_1", 5), ("score_2", 5), ("ranking", 6))
-    }
+    verdict: dict[str, Any] = {"score_1": rng.randint(1, 5), "score_2": rng.randint(1, 5), "ranking": rng.randint(1, 6)}
     if style == "numbers as text":
         verdict = {name: str(number) for name, number in verdict.items()}
     elif style == "a key missing":
@@ -100,7 +99,7 @@ def shown(text: str) -> str:
 
 async def compared(gym: Gym, count: int, seed: int) -> list[Answer]:
     """Both rewards of `count` answers and a few."""
-    rng = random.Random(f"genrm_compare {seed}")
+    rng = random.Random(f"{NAME} {seed}")
     said: dict[tuple[str, str], tuple[str, str]] = {}
 
     def judge(first: str, second: str) -> str:
@@ -120,11 +119,9 @@ async def compared(gym: Gym, count: int, seed: int) -> list[Answer]:
     pairs = []
     for weights in ({}, RLHF):
         settings = {**weights, "genrm_parse_retry_sleep_s": 0.0}
-        theirs = judged_grader(
-            gym, "genrm_compare", "GenRMCompare", "genrm_compare", of_theirs, parser=False, **settings
-        )
-        pairs.append((create("genrm_compare", weights, {"genrm_model": Ours()}), theirs.server))
-    request = gym.module("genrm_compare").GenRMCompareRequest
+        theirs = judged_grader(gym, NAME, "GenRMCompare", NAME, of_theirs, parser=False, **settings)
+        pairs.append((create(NAME, weights, {"genrm_model": Ours()}), theirs.server))
+    request = gym.module(NAME).GenRMCompareRequest
     conversation = [{"role": "user", "content": "Name one."}]
     row = {"responses_create_params": {"input": conversation}}
     found: list[Answer] = []
@@ -137,13 +134,11 @@ async def compared(gym: Gym, count: int, seed: int) -> list[Answer]:
         verdicts = await environment.judge_group(row, responses, [Session() for _ in answers])
         objects = [response_object(Response("", output=items)) for _, items in answers]
         given = await server.compare(request(conversation_history=conversation, response_objs=objects))
-        in_group = ", ".join(sorted({label for label, _ in answers} - {"answer"}))
+        in_group = ", ".join({*(label for label, _ in answers), *(style for style, _ in said.values())})
         for (label, items), response, verdict, theirs in zip(answers, responses, verdicts, given.rewards, strict=True):
-            styles = sorted(
-                {style for pair, (style, _) in said.items() if STYLES[style] < 1 and shown(response.text) in pair}
-            )
+            own = {style for pair, (style, _) in said.items() if shown(response.text) in pair}
             ours = f"masked: {verdict.failure}" if verdict.reward is None else verdict.reward
-            label = ", ".join((label, *styles))
+            label = ", ".join((label, *sorted(style for style in own if STYLES[style] < 1)))
             found.append(Answer({**row, "group": in_group}, label, items, ours, theirs, verdict.details))
     return found
 
@@ -155,7 +150,8 @@ RULES = (
         lambda answer: "empty" in answer.row["group"] or "contentless" in answer.row["group"],
     ),
     Rule(
-        "a score out of its range is no score: asked again, then the defaults", lambda answer: "out of" in answer.label
+        "a score out of its range is no score: asked again, then the defaults",
+        lambda answer: "out of" in answer.row["group"],
     ),
     Rule(
         "style counts emoji and symbols, not every character from U+24C2 to U+1F251, which are Chinese, Japanese and"

@@ -61,10 +61,7 @@ INSTRUCTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "combination:repeat_prompt": ({"prompt_to_repeat": PROMPT}, f"{PROMPT}\n\n{PROSE}"),
     "startend:end_checker": ({"end_phrase": "Is there anything else?"}, f"{PROSE} Is there anything else?"),
     "startend:quotation": ({}, f'"{PLAIN}"'),
-    "change_case:capital_word_frequency": (
-        {"capital_frequency": 2, "capital_relation": "at least"},
-        f"THE OSLO {PLAIN}",
-    ),
+    "change_case:capital_word_frequency": ({"capital_frequency": 2, "capital_relation": "at least"}, f"THE OSLO {PLAIN}"),
     "change_case:english_capital": ({}, PROSE.upper()),
     "change_case:english_lowercase": ({}, PROSE.lower()),
     "punctuation:no_comma": ({}, f"{PLAIN}."),

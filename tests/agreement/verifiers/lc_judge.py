@@ -1,5 +1,5 @@
-"""equivalence_llm_judge as its long-context agent has it. Its labels there are CORRECT and INCORRECT by its config; both
-are given [[A=B]] and [[A!=B]] here."""
+"""equivalence_llm_judge as its long-context agent has it, with [[A=B]] and [[A!=B]] for labels: its config has CORRECT
+and INCORRECT."""
 
 from __future__ import annotations
 

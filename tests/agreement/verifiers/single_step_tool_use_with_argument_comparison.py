@@ -43,14 +43,7 @@ def answer(row: dict[str, Any], rng: random.Random) -> tuple[str, Items]:
             return kind, [call_item("get_weather", '{"city": "Oslo"}')]
         style, items = styled(row["expected_action"]["content"].strip(), "Which one do you mean?", rng)
         return f"{kind}, {style}", items
-    kinds = {
-        "right": 35,
-        "mutated arguments": 30,
-        "other words": 8,
-        "another tool": 6,
-        "a message": 6,
-        "call in text": 2,
-    }
+    kinds = {"right": 35, "mutated arguments": 30, "other words": 8, "another tool": 6, "a message": 6, "call in text": 2}
     kinds |= {"one call more": 3, "doubled call": 2, "other order": 2, "one call less": 2, "broken JSON": 3, "goal": 1}
     kind = pick(rng, kinds)
     made = [(call["name"], call["arguments"]) for call in calls]
@@ -59,10 +52,7 @@ def answer(row: dict[str, Any], rng: random.Random) -> tuple[str, Items]:
     if kind == "mutated arguments":
         made[place] = name, json.dumps(mutated_value(json.loads(arguments), rng))
     elif kind == "other words":
-        changed = {
-            key: mutated_text(each, rng) if isinstance(each, str) else each
-            for key, each in json.loads(arguments).items()
-        }
+        changed = {key: mutated_text(each, rng) if isinstance(each, str) else each for key, each in json.loads(arguments).items()}
         made[place] = name, json.dumps(changed)
     elif kind == "another tool":
         made[place] = rng.choice((f"{name}_v2", name.upper(), "transfer_to_human_agents")), arguments

@@ -37,12 +37,7 @@ FLAT = {
     "type": "array",
     "items": {
         "type": "object",
-        "properties": {
-            "name": _TEXT,
-            "age": _COUNT,
-            "ratio": {"type": ["number", "null"]},
-            "open": {"type": "boolean"},
-        },
+        "properties": {"name": _TEXT, "age": _COUNT, "ratio": {"type": ["number", "null"]}, "open": {"type": "boolean"}},
     },
 }
 
@@ -124,9 +119,7 @@ def answer(row: dict[str, Any], rng: random.Random) -> tuple[str, Items]:
     if row.get("response_mode") == "tool_call":
         key = row.get("tool_payload_key")
         arguments = json.dumps({key: value} if key else value)
-        shape = pick(
-            rng, {"call": 80, "two calls": 4, "another tool": 4, "in the text": 6, "not wrapped": 4, "more keys": 3}
-        )
+        shape = pick(rng, {"call": 80, "two calls": 4, "another tool": 4, "in the text": 6, "not wrapped": 4, "more keys": 3})
         if shape == "in the text":
             return f"{what}, {shape}", message(arguments)
         if shape == "not wrapped":

@@ -43,33 +43,14 @@ def _file(arguments: dict[str, Any], rng: random.Random) -> None:
 def _shell(arguments: dict[str, Any], rng: random.Random) -> None:
     if "command" in arguments and " " in arguments["command"]:
         command = arguments["command"]
-        changed = (
-            f"{command} | head -50",
-            f"cd /workspace && {command}",
-            command.replace("/workspace", "/repo"),
-            "ls -la",
-        )
+        changed = (f"{command} | head -50", f"cd /workspace && {command}", command.replace("/workspace", "/repo"), "ls -la")
         arguments["command"] = rng.choice((*changed, mutated_text(command, rng), command.split()[0], ""))
 
 
 def answer(row: dict[str, Any], rng: random.Random) -> tuple[str, Items]:
     name, arguments = row["expected_action"]["name"], json.loads(row["expected_action"]["arguments"])
-    kinds = {
-        "right": 25,
-        "mutated": 25,
-        "another file": 10,
-        "another command": 10,
-        "text changed": 10,
-        "no arguments": 3,
-    }
-    kinds |= {
-        "another tool": 6,
-        "tool of its category": 6,
-        "broken JSON": 2,
-        "a message": 4,
-        "other lines": 4,
-        "two calls": 4,
-    }
+    kinds = {"right": 25, "mutated": 25, "another file": 10, "another command": 10, "text changed": 10, "no arguments": 3}
+    kinds |= {"another tool": 6, "tool of its category": 6, "broken JSON": 2, "a message": 4, "other lines": 4, "two calls": 4}
     kind = pick(rng, kinds)
     if kind == "mutated":
         arguments = mutated_value(arguments, rng)

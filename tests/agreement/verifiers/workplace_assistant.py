@@ -40,10 +40,7 @@ def _made(folder: Path, rng: random.Random) -> dict[str, Any]:
                 ("email_reply_email", {"email_id": email["email_id"], "body": "Thanks, I will look into it."}),
                 ("email_forward_email", {"email_id": email["email_id"], "recipient": "raj.patel@atlas.com"}),
                 ("email_delete_email", {"email_id": email["email_id"]}),
-                (
-                    "email_send_email",
-                    {"recipient": "raj.patel@atlas.com", "subject": "Plan", "body": "See you at ten."},
-                ),
+                ("email_send_email", {"recipient": "raj.patel@atlas.com", "subject": "Plan", "body": "See you at ten."}),
                 (
                     "calendar_create_event",
                     {
@@ -54,47 +51,26 @@ def _made(folder: Path, rng: random.Random) -> dict[str, Any]:
                     },
                 ),
                 ("calendar_delete_event", {"event_id": event["event_id"]}),
-                (
-                    "calendar_update_event",
-                    {"event_id": event["event_id"], "field": "event_name", "new_value": "Risk Forum"},
-                ),
-                (
-                    "project_management_update_task",
-                    {"task_id": task["task_id"], "field": "list_name", "new_value": "Completed"},
-                ),
+                ("calendar_update_event", {"event_id": event["event_id"], "field": "event_name", "new_value": "Risk Forum"}),
+                ("project_management_update_task", {"task_id": task["task_id"], "field": "list_name", "new_value": "Completed"}),
                 (
                     "customer_relationship_manager_update_customer",
                     {"customer_id": customer["customer_id"], "field": "status", "new_value": "Lost"},
                 ),
                 (
                     "analytics_create_plot",
-                    {
-                        "time_min": "2023-10-01",
-                        "time_max": "2023-11-01",
-                        "value_to_plot": "total_visits",
-                        "plot_type": "bar",
-                    },
+                    {"time_min": "2023-10-01", "time_max": "2023-11-01", "value_to_plot": "total_visits", "plot_type": "bar"},
                 ),
             )
         )
 
-    truth = [
-        {"name": name, "arguments": json.dumps(given)} for name, given in (some() for _ in range(rng.randint(1, 3)))
-    ]
+    truth = [{"name": name, "arguments": json.dumps(given)} for name, given in (some() for _ in range(rng.randint(1, 3)))]
     return asking("Please do it.", ground_truth=truth, id=0, category="made", environment_name=NAME)
 
 
 def answer(row: dict[str, Any], rng: random.Random) -> tuple[str, Items]:
     calls = [(call["name"], json.loads(call["arguments"])) for call in row["ground_truth"]]
-    kinds = {
-        "right": 35,
-        "looked first": 10,
-        "mutated": 25,
-        "other case": 6,
-        "one less": 6,
-        "one twice": 5,
-        "nothing": 3,
-    }
+    kinds = {"right": 35, "looked first": 10, "mutated": 25, "other case": 6, "one less": 6, "one twice": 5, "nothing": 3}
     kinds |= {"other order": 4, "a failing call more": 4, "broken JSON": 2, "numbers as numbers": 3}
     kind = pick(rng, kinds)
     place = rng.randrange(len(calls))
