@@ -19,7 +19,7 @@ from nemotron_steps.environments.judged.notes import begun_note, note_of
 from nemotron_steps.environments.responses import split_reasoning
 
 if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
+    from nemotron_steps.environments.judged.judges import Judge, Messages
 
 JUDGE_UNPARSEABLE = "judge_unparseable"
 """Failure class: no reply of the judge held a verdict."""
@@ -35,6 +35,11 @@ class JudgeSampling(BaseModel):
     temperature: float = Field(default=0.6, ge=0.0)
     top_p: float = Field(default=0.95, gt=0.0, le=1.0)
     max_output_tokens: int = Field(default=16384, gt=0)
+
+    async def reply(self, judge: Judge, messages: Messages) -> str:
+        """What a judge completes the messages with."""
+        top_p, limit = self.top_p, self.max_output_tokens
+        return await judge.complete(messages, temperature=self.temperature, top_p=top_p, max_tokens=limit)
 
 
 JUDGE_ROLE = "judge_model"
@@ -101,14 +106,8 @@ async def ask(
     messages.append({"role": "user", "content": prompt})
     reply, verdict, note = "", None, begun_note()
     for _ in range(retries + 1):
-        reply = await judge.complete(
-            messages,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            max_tokens=sampling.max_output_tokens,
-        )
-        verdict = read(split_reasoning(reply)[1])
-        if verdict is not None:
+        reply = await sampling.reply(judge, messages)
+        if (verdict := read(split_reasoning(reply)[1])) is not None:
             break
     if (found := verdict if verdict is not None else unclear) is None:
         raise CannotJudgeError(JUDGE_UNPARSEABLE, f"last reply: {reply[-200:]}")

@@ -51,9 +51,6 @@ class OverRefusalDetection(JudgedEnvironment):
         prompt = str(row.get("safe_prompt") or last_user_text(row))
         text = blocks(question=prompt, candidate=response.text)
         label = await self.ask(SYSTEM, text, least_label([COMPLIED, UNCLEAR, REFUSED]), UNCLEAR)
-        rewards = {
-            COMPLIED: config.reward_if_complied,
-            REFUSED: config.reward_if_refused,
-            UNCLEAR: config.reward_if_unclear,
-        }
-        return Verdict(rewards[label], {"answered": 1.0, "complied": float(label == COMPLIED)})
+        rewards = {COMPLIED: config.reward_if_complied, REFUSED: config.reward_if_refused}
+        reward = rewards.get(label, config.reward_if_unclear)
+        return Verdict(reward, {"answered": 1.0, "complied": float(label == COMPLIED)})

@@ -123,15 +123,9 @@ class MathWithJudge(Environment):
 
     async def _judge(self, question: str, first: str, second: str) -> bool:
         prompt = f"{blocks(question=question)}\nA:\n{blocks(answer_1=first)}\nB:\n{blocks(answer_2=second)}"
-        label = await ask(
-            self.judges[JUDGE_ROLE],
-            SYSTEM,
-            prompt,
-            least_label([EQUAL, DIFFERENT]),
-            self.config.judge_responses_create_params,
-            self.config.judge_parse_retries,
-        )
-        return label == EQUAL
+        sampling, retries = self.config.judge_responses_create_params, self.config.judge_parse_retries
+        read = least_label([EQUAL, DIFFERENT])
+        return await ask(self.judges[JUDGE_ROLE], SYSTEM, prompt, read, sampling, retries) == EQUAL
 
 
 def strip_delimiters(text: str) -> str:
