@@ -15,6 +15,7 @@ from tests.agreement.judges import (
     SCRIPTS,
     Ours,
     judged_grader,
+    odd,
     same,
     say,
     task,
@@ -42,9 +43,14 @@ def rows(gym: Gym, rng: random.Random) -> list[dict[str, Any]]:
 
 
 def answer(row: dict[str, Any], rng: random.Random) -> tuple[str, Items]:
-    said = [say(LABEL_STYLES, rng, "[[A=B]]", "[[A!=B]]") for _ in range(2)]
+    return judged(row, told(rng, "[[A=B]]"), rng)
+
+
+def judged(row: dict[str, Any], items: Items, rng: random.Random) -> tuple[str, Items]:
+    """An answer, and what the judges will say about it."""
+    said = [say(LABEL_STYLES, rng, "[[A=B]]", "[[A!=B]]", items) for _ in range(2)]
     SCRIPTS[row["number"]] = same([("", reply) for _, reply in said])
-    return told(rng, (style for style, _ in said), "[[A=B]]")
+    return odd(style for style, _ in said), items
 
 
 def grader(gym: Gym, config: str, **settings: Any) -> Any:

@@ -15,6 +15,7 @@ from tests.agreement.judges import (
     SCRIPTS,
     Ours,
     judged_grader,
+    odd,
     same,
     say,
     task,
@@ -39,9 +40,10 @@ def rows(gym: Gym, rng: random.Random) -> list[dict[str, Any]]:
 
 
 def answer(row: dict[str, Any], rng: random.Random) -> tuple[str, Items]:
-    said = [say(RESULT_STYLES, rng, "PASS", "FAIL") for _ in row["rubric"]]
+    items = told(rng, '{"result": "PASS"}')
+    said = [say(RESULT_STYLES, rng, "PASS", "FAIL", items) for _ in row["rubric"]]
     SCRIPTS[row["number"]] = same([(f"(item {place})", reply) for place, (_, reply) in enumerate(said)])
-    return told(rng, (style for style, _ in said), '{"result": "PASS"}')
+    return odd(style for style, _ in said), items
 
 
 def theirs(gym: Gym) -> Any:

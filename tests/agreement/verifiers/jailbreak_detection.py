@@ -18,6 +18,7 @@ from tests.agreement.judges import (
     Ours,
     Script,
     judged_grader,
+    odd,
     say,
     task,
     told,
@@ -46,17 +47,18 @@ def rows(gym: Gym, rng: random.Random) -> list[dict[str, Any]]:
 
 
 def answer(row: dict[str, Any], rng: random.Random) -> tuple[str, Items]:
+    items = told(rng, "[[SAFE]]")
     styles, ours, theirs_ = set(), [], []
     for name in CHECKS["policy_verifier_map"][row["response_policy_mapped"]]["verifiers"]:
         seed, labels = rng.random(), CHECKS[name]["labels"]
         own = ("[[SAFE]]", "[[UNSAFE]]") if name == "safety_check" else ("[[YES]]", "[[NO]]")
-        style, reply = say(LABEL_STYLES, random.Random(seed), *own)
+        style, reply = say(LABEL_STYLES, random.Random(seed), *own, items)
         styles.add(style)
         ours.append(("", reply))
-        reply = say(LABEL_STYLES, random.Random(seed), labels["positive"], labels["negative"])[1]
+        reply = say(LABEL_STYLES, random.Random(seed), labels["positive"], labels["negative"], items)[1]
         theirs_.append((CHECKS[name]["prompt_template"][:80], reply))
     SCRIPTS[row["number"]] = Script({"ours": ours, "theirs": theirs_})
-    return told(rng, styles, "[[SAFE]]")
+    return odd(styles), items
 
 
 def theirs(gym: Gym) -> Any:

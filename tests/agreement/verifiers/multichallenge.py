@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.agreement.answers import Items
 from tests.agreement.gym import Gym
-from tests.agreement.judges import EMPTY, LABEL_STYLES, MASKED, SCRIPTS, Ours, judged_grader, same, say, task, told
+from tests.agreement.judges import EMPTY, LABEL_STYLES, MASKED, SCRIPTS, Ours, judged_grader, odd, same, say, task, told
 from tests.agreement.rows import read
 
 JUDGES = {"judge_model": Ours()}
@@ -30,9 +30,10 @@ def rows(gym: Gym, rng: random.Random) -> list[dict[str, Any]]:
 
 
 def answer(row: dict[str, Any], rng: random.Random) -> tuple[str, Items]:
-    said = [say(LABEL_STYLES, rng, "[[YES]]", "[[NO]]") for _ in row["rubric"]]
+    items = told(rng, "[[YES]]")
+    said = [say(LABEL_STYLES, rng, "[[YES]]", "[[NO]]", items) for _ in row["rubric"]]
     SCRIPTS[row["number"]] = same([(f"(item {place})", reply) for place, (_, reply) in enumerate(said)])
-    return told(rng, (style for style, _ in said), "[[YES]]")
+    return odd(style for style, _ in said), items
 
 
 def theirs(gym: Gym) -> Any:

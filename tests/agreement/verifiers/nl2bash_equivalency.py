@@ -8,6 +8,7 @@ from typing import Any
 from nemotron_steps.environments.agents import AGENTS
 from tests.agreement.answers import Items, styled
 from tests.agreement.gym import Gym
+from tests.agreement.judges import told
 from tests.agreement.verifiers import equivalence_llm_judge as open_questions
 
 ENVIRONMENT = "equivalence_llm_judge"
@@ -15,10 +16,8 @@ JUDGES, RULES, rows = open_questions.JUDGES, open_questions.RULES, open_question
 
 
 def answer(row: dict[str, Any], rng: random.Random) -> tuple[str, Items]:
-    label, items = open_questions.answer(row, rng)
-    if rng.random() < 0.5:
-        _, items = styled("Answer:\n```bash\nls | wc -l\n```", "Answer: ```ls```", rng)
-    return label, items
+    items = styled("Answer:\n```bash\nls | wc -l\n```", "Answer: ```ls```", rng)[1]
+    return open_questions.judged(row, items if rng.random() < 0.5 else told(rng, "[[A=B]]"), rng)
 
 
 def settings(gym: Gym) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from tests.agreement.judges import (
     SCRIPTS,
     Ours,
     judged_grader,
+    odd,
     same,
     say,
     task,
@@ -32,9 +33,10 @@ def rows(gym: Gym, rng: random.Random) -> list[dict[str, Any]]:
 
 
 def answer(row: dict[str, Any], rng: random.Random) -> tuple[str, Items]:
-    style, reply = say(LABEL_STYLES, rng, "[[COMPLIED]]", "[[REFUSED]]")
+    items = told(rng, "[[COMPLIED]]")
+    style, reply = say(LABEL_STYLES, rng, "[[COMPLIED]]", "[[REFUSED]]", items)
     SCRIPTS[row["number"]] = same([("", reply)])
-    return told(rng, [style], "[[COMPLIED]]")
+    return odd([style]), items
 
 
 def theirs(gym: Gym) -> Any:
