@@ -85,11 +85,16 @@ async def compare(gym: Gym, name: str, count: int, seed: int) -> list[Answer]:
     module = importlib.import_module(f"tests.agreement.verifiers.{name}")
     if hasattr(module, "compared"):
         return list(await module.compared(gym, count, seed))
+    return await graded(gym, name, module, count, seed)
+
+
+async def graded(gym: Gym, name: str, module: Any, count: int, seed: int) -> list[Answer]:
+    """Both verdicts on `count` answers to the rows of a module, or of what has the names of one, for an environment."""
     rng = random.Random(f"{name} {seed}")
     rows = module.rows(gym, rng)
     theirs = module.theirs(gym)
     settings = module.settings(gym) if hasattr(module, "settings") else {}
-    environment = create(getattr(module, "ENVIRONMENT", name), settings, getattr(module, "JUDGES", {}))
+    environment = create(name, settings, getattr(module, "JUDGES", {}))
     refused = [_refused(environment, row, f"{name}:{number + 1}") for number, row in enumerate(rows)]
     await environment.start()
     try:

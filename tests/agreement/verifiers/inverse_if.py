@@ -50,4 +50,4 @@ def theirs(gym: Gym) -> Any:
     return judged_grader(gym, "inverse_if", "InverseIF", "inverse_if")
 
 
-RULES = (EMPTY, MASKED, LEAST)
+RULES = (MASKED, EMPTY, LEAST)

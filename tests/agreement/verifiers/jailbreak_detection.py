@@ -68,4 +68,4 @@ def theirs(gym: Gym) -> Any:
     return grader
 
 
-RULES = (EMPTY, MASKED, LEAST)
+RULES = (MASKED, EMPTY, LEAST)

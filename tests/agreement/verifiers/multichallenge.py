@@ -40,4 +40,4 @@ def theirs(gym: Gym) -> Any:
     return judged_grader(gym, "multichallenge", "MultiChallenge", "multichallenge")
 
 
-RULES = (EMPTY, MASKED)
+RULES = (MASKED, EMPTY)

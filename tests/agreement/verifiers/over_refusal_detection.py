@@ -43,4 +43,4 @@ def theirs(gym: Gym) -> Any:
     return judged_grader(gym, "over_refusal_detection", "OverRefusalDetection", "over_refusal_detection")
 
 
-RULES = (EMPTY, MASKED, LEAST)
+RULES = (MASKED, EMPTY, LEAST)
