@@ -5,5 +5,5 @@ answer(row, rng) -> label, items  one answer: what it is (kind and style), and i
 theirs(gym) -> grader             async (row, items) -> reward, their code
 settings(gym), JUDGES             of ours, where the defaults will not do
 RULES                             why verdicts differ on purpose
-compared(gym, count, seed)        in place of rows, answer and theirs: the answers, graded
+compared(gym, count, seed)        in place of all but RULES: the answers, graded
 """
