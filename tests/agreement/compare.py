@@ -81,7 +81,7 @@ def names() -> list[str]:
 
 
 async def compare(gym: Gym, name: str, count: int, seed: int) -> list[Answer]:
-    """Both verdicts on `count` answers to the rows of a verifier."""
+    """Both verdicts on `count` answers to the rows of a verifier, whose module may do it by itself (`compared`)."""
     module = importlib.import_module(f"tests.agreement.verifiers.{name}")
     if hasattr(module, "compared"):
         return list(await module.compared(gym, count, seed))
