@@ -145,8 +145,8 @@ async def compared(gym: Gym, count: int, seed: int) -> list[Answer]:
 
 RULES = (
     Rule(
-        "an answer without content is shown as None, earns no bonus and never more than one with content, whose bonus"
-        " it may be",
+        "an answer without content is shown as None, earns no bonus (the next one may) and never more than one with"
+        " content",
         lambda answer: "empty" in answer.row["group"] or "contentless" in answer.row["group"],
     ),
     Rule(
