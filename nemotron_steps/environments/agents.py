@@ -47,7 +47,7 @@ _SWE_AGENT = Agent(
 )
 _SINGLE_STEP = "single_step_tool_use_with_argument_comparison_agent"
 
-_RUBRIC_JUDGE = {"temperature": 0.7, "top_p": 0.8, "max_output_tokens": 8192}
+_RUBRICS = {"judge_responses_create_params": {"temperature": 0.7, "top_p": 0.8, "max_output_tokens": 8192}}
 _SAFETY = {"judge_responses_create_params": {"temperature": 0.0, "max_output_tokens": 1024}, "max_steps": 1}
 
 
@@ -63,41 +63,25 @@ AGENTS: dict[str, Agent] = {
     "equivalence_llm_judge_simple_agent": Agent(
         "equivalence_llm_judge",
         {
-            "check_twice_swap": False,
-            "reward_if_swap_fails": 0.0,
-            "use_per_record_regex": True,
             "extraction_length_threshold": None,
             "check_full_generation_on_fail": False,
             "reward_if_full_generation_succeeds": 0.0,
         },
     ),
     "lc_judge_simple_agent": Agent(
-        "equivalence_llm_judge",
-        {
-            "question_extract_regex": r"^QUESTION:\s*(.*)$|</text>\n\n(.*)$",
-            "check_twice_swap": False,
-            "reward_if_swap_fails": 0.0,
-        },
+        "equivalence_llm_judge", {"question_extract_regex": r"^QUESTION:\s*(.*)$|</text>\n\n(.*)$"}
     ),
     "nl2bash_equivalency_simple_agent": Agent(
         "equivalence_llm_judge",
         {
             "response_extract_regex": r"Answer:\s*```(?:\w+)?\s*([\s\S]*?)\s*```(?=[\s\S]*$)",
             "check_twice_swap": True,
-            "reward_if_swap_fails": 0.0,
             "use_per_record_regex": False,
-            "extraction_length_threshold": 120,
-            "check_full_generation_on_fail": True,
-            "reward_if_full_generation_succeeds": 0.5,
         },
     ),
     "genrm_simple_agent_reasoning_off": Agent("genrm_compare", {"chat_template_kwargs": {"enable_thinking": False}}),
-    "inverse_if_simple_agent": Agent(
-        "inverse_if", {"judge_responses_create_params": _RUBRIC_JUDGE, "aggregation_mode": "mean"}
-    ),
-    "multichallenge_simple_agent": Agent(
-        "multichallenge", {"judge_responses_create_params": _RUBRIC_JUDGE, "aggregation_mode": "mean"}
-    ),
+    "inverse_if_simple_agent": Agent("inverse_if", _RUBRICS),
+    "multichallenge_simple_agent": Agent("multichallenge", _RUBRICS),
     **_jailbreak(
         "detection_simple_agent",
         "engagement_with_disclaimer",

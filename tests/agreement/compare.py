@@ -78,8 +78,15 @@ def names() -> list[str]:
 
 
 async def compare(gym: Gym, name: str, count: int, seed: int) -> list[Answer]:
-    """Both verdicts on `count` answers to the rows of a verifier."""
+    """Both verdicts on `count` answers to the rows of a verifier, whose module may do it by itself (`compared`)."""
     module = importlib.import_module(f"tests.agreement.verifiers.{name}")
+    if hasattr(module, "compared"):
+        return list(await module.compared(gym, count, seed))
+    return await graded(gym, name, module, count, seed)
+
+
+async def graded(gym: Gym, name: str, module: Any, count: int, seed: int) -> list[Answer]:
+    """Both verdicts on `count` answers to the rows of a module, or of what has the names of one, for an environment."""
     rng = random.Random(f"{name} {seed}")
     rows = module.rows(gym, rng)
     theirs = module.theirs(gym)
@@ -93,7 +100,8 @@ async def compare(gym: Gym, name: str, count: int, seed: int) -> list[Answer]:
             numbers = [n % len(rows) for n in range(start, min(count, start + 16))]
             drawn = [(rows[n], *module.answer(rows[n], rng)) for n in numbers]
             both = (_both(environment, theirs, refused[n], *each) for n, each in zip(numbers, drawn, strict=True))
-            graded = await asyncio.gather(*both)
+            with contextlib.redirect_stdout(io.StringIO()):  # their graders print what they could not read
+                graded = await asyncio.gather(*both)
             found += [Answer(*each, *verdicts) for each, verdicts in zip(drawn, graded, strict=True)]
         return found
     finally:
@@ -111,9 +119,7 @@ def _refused(environment: Environment, row: dict[str, Any], where: str) -> str:
 async def _both(
     environment: Environment, theirs: Any, refused: str, row: dict[str, Any], label: str, items: Items
 ) -> tuple[Reward, Reward, dict[str, Any]]:
-    quiet = io.StringIO()
-    with contextlib.redirect_stdout(quiet):  # their graders print what they could not read
-        given = await theirs(row, items)
+    given = await theirs(row, items)
     if refused:
         return refused, given, {}
     session = await environment.seed_recorded(row)

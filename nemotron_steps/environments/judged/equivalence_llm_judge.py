@@ -15,7 +15,7 @@ from pydantic import Field
 
 from nemotron_steps.environments.base import Response, Row, RowError, Session, Verdict
 from nemotron_steps.environments.grading_pool import GradingPool
-from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, block, last_label
+from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, blocks, least_label
 from nemotron_steps.environments.responses import last_user_text
 from nemotron_steps.environments.text.extraction import (
     REGEX_TIMEOUT_S,
@@ -107,7 +107,7 @@ class EquivalenceLlmJudge(JudgedEnvironment):
                 return Verdict(1.0, {"answered": 1.0}, details=details)
             return Verdict(config.reward_if_swap_fails, {"answered": 1.0, "swap_failed": 1.0}, details=details)
         rescuable = config.check_full_generation_on_fail and bool(own) and not too_long
-        if rescuable and await self._equal(question, expected, response.text):
+        if rescuable and await self._equal(question, expected, response.text.strip()):
             reward = config.reward_if_full_generation_succeeds
             return Verdict(reward, {"answered": 1.0, "rescued": 1.0}, details=details)
         return Verdict(0.0, {"answered": 1.0}, details=details)
@@ -121,6 +121,6 @@ class EquivalenceLlmJudge(JudgedEnvironment):
         return text.strip()
 
     async def _equal(self, question: str, reference: str, candidate: str) -> bool:
-        prompt = "\n".join([block("question", question), block("reference", reference), block("candidate", candidate)])
-        label = await self.ask(self.config.judge_system_message, prompt, last_label([EQUAL, DIFFERENT]))
-        return label == EQUAL
+        prompt = blocks(question=question, reference=reference, candidate=candidate)
+        read = least_label([EQUAL, DIFFERENT])
+        return await self.ask(self.config.judge_system_message, prompt, read, DIFFERENT) == EQUAL

@@ -114,15 +114,14 @@ class GenrmCompare(Environment):
         judge = self.judges.get(JUDGE_ROLE)
         if isinstance(judge, MeasuringJudge):
             question = self._question(row, "", "")
+            layout = f"env.nemo_gym.environments.{self.name}.layout"
             if unwritten := judge.unwritten(question):
                 raise ConfigError(
                     f"the chat template of {JUDGE_ROLE} does not write {' and '.join(unwritten)} messages: the "
                     "judge would not see what it is asked about",
-                    where=f"env.nemo_gym.environments.{self.name}.layout={self.config.layout}",
+                    where=f"{layout}={self.config.layout}",
                     expected="a generative reward model whose template does, or another layout",
-                    hints=(
-                        f"env.nemo_gym.environments.{self.name}.layout=plain   # one user message, for any chat model",
-                    ),
+                    hints=(f"{layout}=plain   # one user message, for any chat model",),
                 )
             most = self.config.genrm_responses_create_params.max_output_tokens
             judge.refuse_longer(question, where, max_tokens=most)
@@ -168,12 +167,13 @@ class GenrmCompare(Environment):
         config = self.config
         n = len(responses)
         empty = [is_contentless(response.text) for response in responses]
-        answers = [0 if void else len(r.text.strip()) for r, void in zip(responses, empty, strict=True)]
+        answers = [len(response.text.strip()) for response in responses]
+        said = [0 if void else length for length, void in zip(answers, empty, strict=True)]
         thoughts = [len(response.reasoning.strip()) for response in responses]
         base = rule.base_scores(comparisons, n, config.default_score)
         terms: dict[str, list[float]] = {
             "reasoning_bonus": rule.shortest_bonus(base, thoughts, config.reasoning_bonus, config.top_percentile),
-            "answer_bonus": rule.shortest_bonus(base, answers, config.answer_bonus, config.top_percentile),
+            "answer_bonus": rule.shortest_bonus(base, said, config.answer_bonus, config.top_percentile),
         }
         for key, coefficient, values in (
             ("reasoning_length_term", config.group_reasoning_length_penalty_coeff, [float(v) for v in thoughts]),
@@ -193,12 +193,8 @@ class GenrmCompare(Environment):
         return [
             Verdict(
                 rewards[k],
-                {
-                    "base_score": base[k],
-                    **{key: term[k] for key, term in terms.items()},
-                    "contentless": float(empty[k]),
-                    **shared,
-                },
+                {"base_score": base[k], "contentless": float(empty[k]), **shared}
+                | {key: term[k] for key, term in terms.items()},
                 details={JUDGE_NOTES: _notes_on(k, comparisons)},
             )
             for k in range(n)
@@ -206,14 +202,8 @@ class GenrmCompare(Environment):
 
     async def _judge(self, i: int, j: int, messages: Messages) -> rule.Comparison:
         config = self.config
-        sampling = config.genrm_responses_create_params
         for _ in range(config.genrm_parse_retries + 1):
-            reply = await self.judges[JUDGE_ROLE].complete(
-                messages,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                max_tokens=sampling.max_output_tokens,
-            )
+            reply = await config.genrm_responses_create_params.reply(self.judges[JUDGE_ROLE], messages)
             found = rule.parse_reply(split_reasoning(reply)[1], config.default_score, config.default_ranking)
             if found is not None:
                 return rule.Comparison(i, j, *found, note=note_of(reply))

@@ -39,7 +39,9 @@ _CONTROL = re.compile(
     re.IGNORECASE,
 )
 _BRACKET_CONTROL = re.compile(r"\[(?=\s*+/?\s*+(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\s*\])")
-_VERDICT_KEY = re.compile(r"""(["'])\s*(score_1|score_2|ranking|overall)\s*\1""", re.IGNORECASE)
+_VERDICT_KEY = re.compile(
+    r"""(["'])\s*(score_1|score_2|ranking|overall|result(?=\s*\1\s*:\s*["']\s*(?:PASS|FAIL)))\s*\1""", re.IGNORECASE
+)
 
 _STOCK_OPENERS = (
     "thought process",

@@ -26,8 +26,11 @@ _CODE_BLOCK = re.compile(r"```.*?```", re.DOTALL)
 _STYLE_MARKS = (
     re.compile(r"^#{1,6}\s", re.MULTILINE),  # headers
     re.compile(r"^[^\S\n]*(?:\d+\.|[-*+])\s", re.MULTILINE),  # list items
-    re.compile(r"\*\*[^*\n]+\*\*|__[^_\n]+__"),  # bold
-    re.compile("[\u2600-\u27bf\U0001f1e6-\U0001f1ff\U0001f300-\U0001f64f\U0001f680-\U0001f6ff\U0001f900-\U0001faff]"),
+    re.compile(r"\*\*[^*\n]+\*\*"),  # bold
+    re.compile(r"__[^_\n]+__"),
+    # Emoji and symbols. NeMo-Gym counts all from U+24C2 to U+1F251: every character of Chinese, Japanese and Korean, of
+    # full width, and that draws a table.
+    re.compile("[\u24c2\u25a0-\u27bf\u2b00-\u2bff\ufe0f\U0001f000-\U0001faff]"),
 )
 
 

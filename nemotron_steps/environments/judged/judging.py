@@ -19,7 +19,7 @@ from nemotron_steps.environments.judged.notes import begun_note, note_of
 from nemotron_steps.environments.responses import split_reasoning
 
 if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
+    from nemotron_steps.environments.judged.judges import Judge, Messages
 
 JUDGE_UNPARSEABLE = "judge_unparseable"
 """Failure class: no reply of the judge held a verdict."""
@@ -36,6 +36,11 @@ class JudgeSampling(BaseModel):
     top_p: float = Field(default=0.95, gt=0.0, le=1.0)
     max_output_tokens: int = Field(default=16384, gt=0)
 
+    async def reply(self, judge: Judge, messages: Messages) -> str:
+        """What a judge completes the messages with."""
+        top_p, limit = self.top_p, self.max_output_tokens
+        return await judge.complete(messages, temperature=self.temperature, top_p=top_p, max_tokens=limit)
+
 
 JUDGE_ROLE = "judge_model"
 """Role of the general judge (equivalence, rubrics, mathematics)."""
@@ -48,6 +53,8 @@ class JudgedConfig(EnvironmentConfig):
     """How the judge samples: temperature, top_p, max_output_tokens."""
     judge_parse_retries: int = Field(2, ge=0)
     """How often a judge whose reply has no verdict is asked again, before the rollout is left out."""
+    unclear_counts: bool = False
+    """Then count it as NeMo-Gym does (not equal, NO, FAIL, unclear) instead of leaving the rollout out."""
 
 
 class JudgedEnvironment(Environment):
@@ -61,18 +68,21 @@ class JudgedEnvironment(Environment):
         """The judge."""
         return (self.role,)
 
-    async def ask(self, system: str, prompt: str, read: Callable[[str], Value | None]) -> Value:
+    async def ask(
+        self, system: str, prompt: str, read: Callable[[str], Value | None], unclear: Value | None = None
+    ) -> Value:
         """Ask the judge under the settings; see the function of the same name."""
         config = self.config
-        judge = self.judges[self.role]
-        return await ask(judge, system, prompt, read, config.judge_responses_create_params, config.judge_parse_retries)
+        sampling, retries = config.judge_responses_create_params, config.judge_parse_retries
+        unclear = unclear if config.unclear_counts else None
+        return await ask(self.judges[self.role], system, prompt, read, sampling, retries, unclear)
 
 
-def block(tag: str, text: str) -> str:
-    """An untrusted text as a tagged block of a judge prompt; see genrm_messages.neutralize. Double square brackets,
-    which mark labels, are broken up too."""
-    inert = neutralize(text).replace("[[", "[ [").replace("]]", "] ]")
-    return f"<{tag}>\n{inert}\n</{tag}>"
+def blocks(**texts: str) -> str:
+    """Untrusted texts as tagged blocks of a judge prompt; see genrm_messages.neutralize. Double square brackets, which
+    mark labels, are broken up too."""
+    inert = {tag: neutralize(text).replace("[[", "[ [").replace("]]", "] ]") for tag, text in texts.items()}
+    return "\n".join(f"<{tag}>\n{text}\n</{tag}>" for tag, text in inert.items())
 
 
 async def ask(
@@ -82,35 +92,63 @@ async def ask(
     read: Callable[[str], Value | None],
     sampling: JudgeSampling,
     retries: int,
+    unclear: Value | None = None,
 ) -> Value:
     """Ask until `read` finds a verdict in the reply's text after its reasoning. That reply is noted (notes.py).
 
+    Args:
+        unclear: what retries + 1 replies that hold none count as.
+
     Raises:
-        CannotJudgeError: retries + 1 replies held none. JudgeUnavailableError: from the judge.
+        CannotJudgeError: they hold none, and count as nothing. JudgeUnavailableError: from the judge.
     """
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
-    reply, note = "", begun_note()
+    reply, verdict, note = "", None, begun_note()
     for _ in range(retries + 1):
-        reply = await judge.complete(
-            messages,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            max_tokens=sampling.max_output_tokens,
-        )
-        verdict = read(split_reasoning(reply)[1])
-        if verdict is not None:
-            note.update(note_of(reply))
-            return verdict
-    raise CannotJudgeError(JUDGE_UNPARSEABLE, f"last reply: {reply[-200:]}")
+        reply = await sampling.reply(judge, messages)
+        if (verdict := read(split_reasoning(reply)[1])) is not None:
+            break
+    if (found := verdict if verdict is not None else unclear) is None:
+        raise CannotJudgeError(JUDGE_UNPARSEABLE, f"last reply: {reply[-200:]}")
+    note.update(note_of(reply))
+    return found
 
 
 def last_label(labels: Sequence[str]) -> Callable[[str], str | None]:
     """A reader: the label that occurs last in a reply, None when none does."""
-    pattern = re.compile("|".join(re.escape(label) for label in sorted(labels, key=len, reverse=True)))
+    return lambda reply: next(reversed(_named(reply, labels)), None)
+
+
+def least_label(labels: Sequence[str]) -> Callable[[str], str | None]:
+    """A reader: of the labels that a reply names first and last, the one later in `labels`, which begin with the best.
+
+    NeMo-Gym takes the first, which a judge may name only to say what it has to choose from.
+    """
 
     def read(reply: str) -> str | None:
-        found = pattern.findall(reply)
-        return found[-1] if found else None
+        named = _named(reply, labels)
+        return max(named[0], named[-1], key=labels.index) if named else None
 
     return read
+
+
+def _named(reply: str, labels: Sequence[str]) -> list[str]:
+    return re.findall("|".join(re.escape(label) for label in sorted(labels, key=len, reverse=True)), reply)
+
+
+def passes_in_words(reply: str, passing: str, failing: str, answer: str, lines: int = 1) -> bool | None:
+    """Which of two words the last of a reply's last `lines` lines with either of them says, as NeMo-Gym reads a reply
+    without a label. None: neither; or the word that passes, denied or beside the other, or read out of the answer."""
+    for line in reversed(reply.strip().splitlines()[-lines:]):
+        if said := {word.upper() for word in _words(passing, failing).findall(line)}:
+            doubtful = len(said) > 1 or _DENIAL.search(line) or _words(passing).search(answer)
+            return False if said == {failing} else None if doubtful else True
+    return None
+
+
+_DENIAL = re.compile(r"\bnot\b|n't\b|\bnever\b|\bcannot\b", re.IGNORECASE)
+
+
+def _words(*words: str) -> re.Pattern[str]:
+    return re.compile(rf"\b({'|'.join(words)})(?:e?s|ed)?\b", re.IGNORECASE)

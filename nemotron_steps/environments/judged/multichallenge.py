@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, ClassVar
 
-from nemotron_steps.environments.base import Response, Row, RowError, Session, Verdict
-from nemotron_steps.environments.judged.judging import JudgedEnvironment, block, last_label
-from nemotron_steps.environments.judged.rubrics import RubricConfig, aggregate, check_rubric, weights_of
+from nemotron_steps.environments.base import Row, RowError
+from nemotron_steps.environments.judged.judging import blocks, last_label, passes_in_words
+from nemotron_steps.environments.judged.rubrics import RubricEnvironment, check_rubric
 from nemotron_steps.environments.responses import conversation
 
 YES, NO = "[[YES]]", "[[NO]]"
@@ -19,13 +18,10 @@ SYSTEM = (
 )
 
 
-class Multichallenge(JudgedEnvironment):
+class Multichallenge(RubricEnvironment):
     """See the module docstring."""
 
     name: ClassVar[str] = "multichallenge"
-    required_fields: ClassVar[tuple[str, ...]] = ("rubric",)
-    config_class = RubricConfig
-    config: RubricConfig
 
     def check_values(self, row: Row) -> None:
         """Every rubric item has a question, and YES or NO as the answer that passes."""
@@ -34,23 +30,20 @@ class Multichallenge(JudgedEnvironment):
             if _passing(item) not in (YES, NO):
                 raise RowError(f"rubric[{index}].pass_criteria", "YES or NO", repr(item.get("pass_criteria")))
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
-        """The aggregated verdicts; an empty answer passes nothing."""
-        if not response.text.strip():
-            return Verdict(0.0, {"answered": 0.0})
-        rubric = row["rubric"]
+    async def passes(self, row: Row, answer: str, item: dict[str, Any]) -> bool:
+        """Whether the label that the judge names last is the item's, or the word on its last line."""
+        passing = _passing(item)
+        failing = NO if passing == YES else YES
+
+        def read(reply: str) -> bool | None:
+            label = last_label([YES, NO])(reply)
+            return label == passing if label else passes_in_words(reply, passing[2:-2], failing[2:-2], answer)
+
         context = str(row.get("context") or "") or "\n\n".join(
             f"[{message['role'].upper()}]: {message['content']}" for message in conversation(row)
         )
-        passed = await asyncio.gather(*(self._passes(context, response.text, item) for item in rubric))
-        reward = aggregate(passed, weights_of(rubric), self.config.aggregation_mode)
-        return Verdict(reward, {"answered": 1.0, "items_passed": sum(passed) / len(passed)})
-
-    async def _passes(self, context: str, answer: str, item: dict[str, Any]) -> bool:
-        prompt = "\n".join(
-            [block("conversation", context), block("candidate", answer), block("question", str(item["question"]))]
-        )
-        return await self.ask(SYSTEM, prompt, last_label([YES, NO])) == _passing(item)
+        prompt = blocks(conversation=context, candidate=answer, question=str(item["question"]))
+        return await self.ask(SYSTEM, prompt, read, unclear=passing == NO)
 
 
 def _passing(item: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from nemotron_steps.environments.base import Response, Row, RowError, Session, Verdict
 from nemotron_steps.environments.grading_pool import GradingPool
-from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, block, last_label
+from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, blocks, last_label
 from nemotron_steps.environments.text.json_schema import validation_problem
 from nemotron_steps.environments.text.similarity import matching_ratio
 
@@ -146,8 +146,8 @@ class TerminusJudge(JudgedEnvironment):
         return ratio
 
     async def _equal(self, reference: str, candidate: str) -> bool:
-        prompt = "\n".join([block("reference", reference), block("candidate", candidate)])
-        return await self.ask(SYSTEM, prompt, last_label([EQUAL, DIFFERENT])) == EQUAL
+        prompt = blocks(reference=reference, candidate=candidate)
+        return await self.ask(SYSTEM, prompt, last_label([EQUAL, DIFFERENT]), DIFFERENT) == EQUAL
 
 
 def keystrokes(step: dict[str, Any]) -> str:

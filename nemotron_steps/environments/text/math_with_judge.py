@@ -20,7 +20,7 @@ from nemotron_steps.environments.base import (
     Verdict,
 )
 from nemotron_steps.environments.grading_pool import GradingPool
-from nemotron_steps.environments.judged.judging import JudgeSampling, ask, block, last_label
+from nemotron_steps.environments.judged.judging import JudgeSampling, ask, blocks, least_label
 from nemotron_steps.environments.text.extraction import last_boxed
 from nemotron_steps.environments.text.math_equality import compare
 
@@ -123,18 +123,10 @@ class MathWithJudge(Environment):
         await self._algebra.close()
 
     async def _judge(self, question: str, first: str, second: str) -> bool:
-        prompt = "\n".join(
-            [block("question", question), "A:", block("answer_1", first), "B:", block("answer_2", second)]
-        )
-        label = await ask(
-            self.judges[JUDGE_ROLE],
-            SYSTEM,
-            prompt,
-            last_label([EQUAL, DIFFERENT]),
-            self.config.judge_responses_create_params,
-            self.config.judge_parse_retries,
-        )
-        return label == EQUAL
+        prompt = f"{blocks(question=question)}\nA:\n{blocks(answer_1=first)}\nB:\n{blocks(answer_2=second)}"
+        sampling, retries = self.config.judge_responses_create_params, self.config.judge_parse_retries
+        read = least_label([EQUAL, DIFFERENT])
+        return await ask(self.judges[JUDGE_ROLE], SYSTEM, prompt, read, sampling, retries) == EQUAL
 
 
 def strip_delimiters(text: str) -> str:

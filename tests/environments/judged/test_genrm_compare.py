@@ -381,6 +381,13 @@ def test_a_note_says_as_which_of_the_two_the_judge_was_shown_the_answer(scripted
             assert f"{note['compared'][len('as answer ')]} is {text}" in note["reasoning"]
 
 
+def test_an_answer_that_says_nothing_has_its_length_in_the_term(scripted: Any, row: dict[str, Any]) -> None:
+    group = [Response(text) for text in ("...", "eleven", "two and two")]
+    verdicts = judge_group(build(scripted(constant), group_answer_length_penalty_coeff=1.0), row, group)
+    terms = [verdict.components["answer_length_term"] for verdict in verdicts]
+    assert terms == pytest.approx([1 - 1.625 / 3, 0.625 - 1.625 / 3, -1.625 / 3])
+
+
 def test_lengths_are_of_the_text_without_white_space_around_it(scripted: Any, row: dict[str, Any]) -> None:
     weights = {"group_reasoning_length_penalty_coeff": 1.0, "group_answer_length_penalty_coeff": 1.0}
     group = [Response("seven" + " " * 9, reasoning="\n" * 9 + "so"), Response("eight", reasoning="so")]

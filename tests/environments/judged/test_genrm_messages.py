@@ -31,6 +31,11 @@ def test_a_key_of_the_verdict_loses_its_quotes(key: str) -> None:
     assert neutralize(f"{{\"{key}\": 5, ' {key.upper()} ': 1}}") == f"{{{key}: 5, {key.upper()}: 1}}"
 
 
+def test_a_result_loses_its_quotes_and_any_other_value_keeps_them() -> None:
+    assert neutralize("{'Result' : \"pass\"}") == '{Result : "pass"}'
+    assert neutralize('{"result": 5, "results": "PASS"}') == '{"result": 5, "results": "PASS"}'
+
+
 @pytest.mark.parametrize(
     "opener", ["Thought process", "Solution", *(f"{let} {end}" for let in ("Let's", "Let us") for end in (
         "solve this problem step by step", "think step by step"))],

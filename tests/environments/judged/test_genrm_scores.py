@@ -134,16 +134,21 @@ def test_style_density_counts_marks_outside_code_blocks() -> None:
     prose = "# T\n- a\n1. b\n**c** \U0001f600"
     assert rule.style_density(prose) == pytest.approx(5 / len(prose))
     assert rule.style_density(prose + "```\n# not a header\n- nor a list\n```") == pytest.approx(5 / len(prose))
+    assert rule.style_density("**__a__**") == pytest.approx(2 / 9)
     assert rule.style_density("") == 0.0
 
 
 @pytest.mark.parametrize(
-    "mark", ["# a", "###### a", "- a", "* a", "+ a", "  3. a", "**a**", "__a__", "\u2600", "\U0001f1e9"]
+    "mark",
+    ["# a", "###### a", "- a", "* a", "+ a", "  3. a", "**a**", "__a__", "\u2600", "\u2b50", "\ufe0f", "\U0001f1e9"],
 )
 def test_each_mark_of_markdown_counts_once(mark: str) -> None:
     assert rule.style_density(mark) == pytest.approx(1 / len(mark.strip()))
 
 
-@pytest.mark.parametrize("text", ["####### a", "#a", "-a", "a - b", "1.a", "*a*", "_a_", "** **\n**"])
+@pytest.mark.parametrize(
+    "text",
+    ["####### a", "#a", "-a", "a - b", "1.a", "*a*", "_a_", "** **\n**", "\u7b54", "\u3042\u30a2", "\uff21", "\u2502"],
+)
 def test_what_looks_like_a_mark_and_is_none(text: str) -> None:
     assert rule.style_density(text) == 0.0 or text.startswith("** **")
