@@ -136,17 +136,18 @@ class EnvironmentSubject:
             (verdict, *_) = self.judge(row, answer)
         except Exception as error:
             raise Unmet(f"{what}: judging raises {type(error).__name__}: {error}") from error
-        if verdict.failure in RAISED:
+        raised = verdict.failure or verdict.details.get("failure")
+        if raised in RAISED:
             raise Unmet(
-                f"{what}: {verdict.failure}: {verdict.details.get('message', '')}",
+                f"{what}: {raised}: {verdict.details.get('message', '')}",
                 found=str(verdict.details.get("traceback", "")).strip()[-300:] or None,
                 hint=hint,
             )
         return verdict
 
 
-RAISED = frozenset({"verify_failed", "verdict_invalid", "reward_out_of_range"})
-"""Failures that are mistakes of the environment."""
+RAISED = frozenset({"verify_failed", "verdict_invalid", "reward_out_of_range", "verifier_crashed"})
+"""Failures that are mistakes of the environment, even where a run has the answer pay for them."""
 
 
 async def judged(environment: Environment, row: Row, *answers: Answer) -> list[Verdict]:

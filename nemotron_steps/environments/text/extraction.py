@@ -83,8 +83,8 @@ def json_values(text: str, opener: Literal["[", "{"]) -> Iterator[tuple[str, Any
         found = beginning.search(text, end)
 
 
-REGEX_TIMEOUT_S = 10.0
-"""Seconds that regular expressions out of data get over one answer, the start of a helper process included."""
+REGEX_CPU_S = 10.0
+"""Seconds of processor time that regular expressions out of data get over one answer."""
 
 
 def output_regexes(row: Mapping[str, Any]) -> list[str]:

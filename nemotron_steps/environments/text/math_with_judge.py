@@ -52,7 +52,7 @@ class MathWithJudgeConfig(EnvironmentConfig):
     judge_parse_retries: int = Field(2, ge=0)
     """How often a judge whose reply has no verdict is asked again."""
     library_verifier_timeout_seconds: float = Field(10.0, gt=0.0)
-    """Of one comparison by the library."""
+    """Seconds of processor time of one comparison by the library."""
     library_verifier_max_concurrency: int = Field(2, ge=1)
     """Comparisons at once, each in a helper process."""
 
@@ -70,7 +70,7 @@ class MathWithJudge(Environment):
         self._algebra = GradingPool(
             compare,
             size=config.library_verifier_max_concurrency,
-            timeout_s=config.library_verifier_timeout_seconds,
+            cpu_s=config.library_verifier_timeout_seconds,
         )
 
     def needed_judges(self) -> tuple[str, ...]:
