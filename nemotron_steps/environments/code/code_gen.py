@@ -199,14 +199,19 @@ class CodeGen(Environment):
             tests = unit_tests_of(row)
         except (ValueError, KeyError, TypeError, zlib.error) as error:
             raise RowError(where, "inputs and outputs, or packed ones", repr(error)[:120]) from error
+        if not all(isinstance(each, str) for each in (*tests.inputs, *tests.outputs, tests.function or "")):
+            raise RowError(where, "texts as inputs, outputs and fn_name", repr(tests)[:80])
         if not tests.inputs or len(tests.inputs) != len(tests.outputs):
             raise RowError(where, "as many inputs as outputs", f"{len(tests.inputs)} and {len(tests.outputs)}")
         if tests.function is not None:
-            for index, output in enumerate(tests.outputs):
+            lines = [
+                ("inputs", i, line) for i, each in enumerate(tests.inputs) for line in each.split("\n") if line.strip()
+            ]
+            for name, index, text in (*lines, *(("outputs", i, each) for i, each in enumerate(tests.outputs))):
                 try:
-                    json.loads(output)
-                except ValueError as error:
-                    raise RowError(f"{where}.outputs[{index}]", "JSON", output[:80]) from error
+                    json.loads(text)
+                except (ValueError, RecursionError) as error:
+                    raise RowError(f"{where}.{name}[{index}]", "JSON", text[:80]) from error
 
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
         """1 if every test passes, 0 if not, the penalty for broken thinking tags."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, get_args
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from nemotron_steps.environments.base import (
     Environment,
@@ -85,7 +86,7 @@ def problem_of(text: str, kind: str, schema_text: str, key: str | None, is_call:
         text: the document, or a call's arguments.
         key: the only argument a call may have, whose value is graded; None for all of them as one object.
     """
-    schema = strictify(json.loads(schema_text))
+    schema = _strict(schema_text)
     try:
         value = parse(text, kind, schema)
     except FormatError as error:
@@ -97,6 +98,11 @@ def problem_of(text: str, kind: str, schema_text: str, key: str | None, is_call:
             return False, f"expected the one argument {key!r}, found {sorted(value)}"[:300]
         value = value[key]
     return True, validation_problem(value, schema)
+
+
+@lru_cache(maxsize=64)
+def _strict(schema_text: str) -> Any:
+    return strictify(json.loads(schema_text))
 
 
 def _format(row: Row) -> str:
