@@ -26,7 +26,7 @@ class Attentive:
     async def complete(self, messages: Sequence[dict[str, str]], **sampling: float) -> str:
         if MARK in json.dumps(list(messages)):
             return '[[A=B]] [[SAFE]] [[YES]] [[COMPLIED]] {"result": "PASS"}'
-        return '[[A!=B]] [[UNSAFE]] [[NO]] [[DIRECT_REFUSAL]] {"result": "FAIL"}'
+        return '[[A!=B]] [[UNSAFE]] [[NO]] [[REFUSED]] {"result": "FAIL"}'
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ ENVIRONMENTS: dict[str, Kept] = {
     "math_with_judge": Kept(
         ({"question": "q", "expected_answer": "7"}, {"question": "q", "expected_answer": "8"}),
         boxed,
-        {"should_use_judge": False},
+        {"should_use_judge": False, "library_verifier_timeout_seconds": 1.0},
     ),
     "mcqa": Kept(({"options": OPTIONS, "expected_answer": "A"}, {"options": OPTIONS, "expected_answer": "B"}), boxed),
     "multichallenge": Kept(
@@ -120,7 +120,7 @@ ENVIRONMENTS: dict[str, Kept] = {
     "ns_tools": Kept(
         ({"question": "q", "expected_answer": "7"}, {"question": "q", "expected_answer": "8"}),
         boxed,
-        {"should_use_judge": False},
+        {"should_use_judge": False, "library_verifier_timeout_seconds": 1.0},
     ),
     "over_refusal_detection": Kept(({"safe_prompt": "p"}, {"safe_prompt": "q"}), marked),
     "reasoning_gym": Kept(
@@ -155,7 +155,7 @@ IN_PROCESSES = {"importing_it_is_light", "env_show_renders"}
 WITH_HELPERS = {"math_with_judge", "ns_tools", "reasoning_gym", "structured_outputs"}
 """These start helper processes, which the kit would do a hundred times: it looks at their rows and settings, and
 test_hostile_answers at what they do with answers."""
-ROWS = ("settings_are_strict", "it_is_documented", "rows_are_accepted")
+ROWS = ("settings_are_strict", "it_is_documented", "rows_are_accepted", "typed_answers_are_judged")
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)

@@ -18,6 +18,7 @@ from nemotron_steps.environments.code.swerl_gen import SwerlGen
 from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.text import mcqa
 from nemotron_steps.sandbox import Outcome, SandboxResult
+from nemotron_steps.testing.environment_subject import VALUES
 from tests.environments.cases import CASES, Case, build
 from tests.environments.hostile import UNITS, hostile
 
@@ -113,6 +114,23 @@ def test_no_answer_is_no_reward(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
     worst = 3.0 if environment.judges_groups else 0.0
     for text, verdict in zip(texts, asyncio.run(run()), strict=True):
         assert verdict.reward is not None and verdict.reward <= worst, repr(text)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_no_value_of_another_type_is_a_failure(case: Case, impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = prepared(case, monkeypatch)
+
+    async def run() -> None:
+        for value in VALUES:
+            for response in case.answers(value):
+                verdict = await grade(environment, case, response)
+                failures = {None, "no_container"} if isinstance(environment, SwerlGen) else {None}
+                assert verdict.failure in failures and verdict.details.get("failure") in {None, VERIFIER_TIMEOUT}, (
+                    value[:40]
+                )
+        await environment.close()
+
+    asyncio.run(run())
 
 
 def test_a_grader_that_does_not_end_is_cut_off_and_the_next_one_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
