@@ -447,7 +447,7 @@ class Environment(ABC):
             except Exception as error:
                 if _is_the_machines(error):
                     raise
-                if isinstance(error, GraderFailedError) and error.failure == VERIFIER_TIMEOUT:
+                if isinstance(error, GraderFailedError) and error.failure != VERIFIER_CRASHED:  # waiting costs too much
                     return False
             finally:
                 await self.release(session)

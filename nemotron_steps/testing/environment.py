@@ -28,6 +28,7 @@ from nemotron_steps.testing.environment_subject import (
     Row,
     judged,
     plain,
+    refuse_raised,
     typed,
 )
 from nemotron_steps.testing.step_manifest import check_import
@@ -253,7 +254,7 @@ for _check in STRANGE:
     SUITE.check("rows_are_accepted")(_judging(_check))
 
 
-@SUITE.check("rows_are_accepted")
+@SUITE.check("right_answers_earn_most", "broken_markup_is_judged")
 def typed_answers_are_judged(subject: EnvironmentSubject) -> None:
     """A right answer with a value of another type in it, not finite, nested deep or a megabyte long gets a reward; less
     than the right one where a number became none, or everything null."""
@@ -262,7 +263,7 @@ def typed_answers_are_judged(subject: EnvironmentSubject) -> None:
     async def look(environment: Environment) -> None:
         best = (await judged(environment, copy.deepcopy(row), subject.right(row)))[0].reward
         for what, wrong, answer in typed(subject.right(row)):
-            verdict = subject.refuse_raised((await judged(environment, copy.deepcopy(row), answer))[0], what)
+            verdict = refuse_raised((await judged(environment, copy.deepcopy(row), answer))[0], what)
             if verdict.reward is None:
                 hint = "Verdict(0.0): CannotJudgeError is for what no answer can bring about"
                 raise Unmet(f"{what}: {verdict.failure}", found=verdict.details or None, hint=hint)

@@ -173,23 +173,23 @@ class EnvironmentSubject:
             (verdict, *_) = self.judge(row, answer)
         except Exception as error:
             raise Unmet(f"{what}: judging raises {type(error).__name__}: {error}") from error
-        return self.refuse_raised(verdict, what, hint)
-
-    @staticmethod
-    def refuse_raised(verdict: Verdict, what: str, hint: str = _EARNS_NOTHING) -> Verdict:
-        """A verdict as it is. Unmet if it stands for an exception, or for a reward out of range."""
-        raised = verdict.failure or verdict.details.get("failure")
-        if raised in RAISED:
-            raise Unmet(
-                f"{what}: {raised}: {verdict.details.get('message', '')}",
-                found=str(verdict.details.get("traceback", "")).strip()[-300:] or None,
-                hint=hint,
-            )
-        return verdict
+        return refuse_raised(verdict, what, hint)
 
 
 RAISED = frozenset({"verify_failed", "verdict_invalid", "reward_out_of_range", "verifier_crashed"})
 """Failures that are mistakes of the environment, even where a run has the answer pay for them."""
+
+
+def refuse_raised(verdict: Verdict, what: str, hint: str = _EARNS_NOTHING) -> Verdict:
+    """A verdict as it is. Unmet if it stands for an exception, or for a reward out of range."""
+    raised = verdict.failure or verdict.details.get("failure")
+    if raised in RAISED:
+        raise Unmet(
+            f"{what}: {raised}: {verdict.details.get('message', '')}",
+            found=str(verdict.details.get("traceback", "")).strip()[-300:] or None,
+            hint=hint,
+        )
+    return verdict
 
 
 async def judged(environment: Environment, row: Row, *answers: Answer) -> list[Verdict]:
