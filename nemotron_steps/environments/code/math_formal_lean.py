@@ -7,7 +7,6 @@ folder shown read-only, or an image.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shutil
@@ -28,7 +27,6 @@ from nemotron_steps.environments.base import (
     Session,
     Verdict,
 )
-from nemotron_steps.environments.line_worker import WALL_FACTOR
 from nemotron_steps.environments.text.extraction import fenced_blocks
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.sandbox import Limits, Outcome, create_sandbox
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 LEAN_TAGS = (frozenset({"lean", "lean4"}), frozenset({"tactics"}), frozenset({""}))
 """Tags of the blocks a proof is looked for in: those of a later set only where there is none of an earlier."""
 LEAN_TIMEOUT = "lean_timeout"
-"""Failure class: Lean did not finish within WALL_FACTOR times its processor time, and had not used that up."""
+"""Failure class: Lean did not finish, so whether the proof holds is unknown."""
 
 _COMMENT_BEGIN = re.compile(r"--[^\n]*|/-")
 _COMMENT_MARK = re.compile(r"/-|-/")
@@ -62,7 +60,7 @@ class MathFormalLeanConfig(EnvironmentConfig):
     lean_project: str | None = None
     """Folder of a built Lake project with the libraries that the rows import."""
     lean_timeout_s: float = Field(300.0, gt=0.0)
-    """Processor time of one proof."""
+    """Of one proof."""
     lean_memory_mib: int = Field(16384, gt=0)
     """Of one Lean process."""
     sandbox: str = "bubblewrap"
@@ -168,16 +166,14 @@ class MathFormalLean(Environment):
             command,
             files={"Proof.lean": source},
             limits=Limits(
-                wall_s=self.config.lean_timeout_s * WALL_FACTOR,
-                cpu_s=math.ceil(self.config.lean_timeout_s),
+                wall_s=self.config.lean_timeout_s,
+                cpu_s=int(self.config.lean_timeout_s) * 4,
                 memory_bytes=self.config.lean_memory_mib * MIB,
                 open_files=4096,
             ),
         )
-        if result.outcome is Outcome.TIMEOUT and result.wall_s >= self.config.lean_timeout_s * WALL_FACTOR:
-            raise CannotJudgeError(LEAN_TIMEOUT, result.outcome.value)
         if result.outcome is not Outcome.EXITED:
-            return False, f"The proof was stopped: {result.outcome.value}."
+            raise CannotJudgeError(LEAN_TIMEOUT, result.outcome.value)
         output = result.stdout + result.stderr
         return result.exit_code == 0 and "declaration uses 'sorry'" not in output, output
 

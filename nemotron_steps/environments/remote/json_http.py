@@ -183,12 +183,8 @@ def _well_formed(url: str) -> bool:
         return False
 
 
-class _NoAnswerError(Exception):
-    """One attempt brought no answer; says why, and whether over the request (see ServerUnreachableError)."""
-
-    def __init__(self, message: str, over_request: bool = False) -> None:
-        super().__init__(message)
-        self.over_request = over_request
+class _NoAnswerError(ServerUnreachableError):
+    """One attempt brought no answer; says why."""
 
 
 class _LostMeanwhileError(Exception):

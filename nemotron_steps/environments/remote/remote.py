@@ -228,7 +228,7 @@ class RemoteEnvironment(Environment):
             opened = session.state or _Opened(self._client_of(row), None)
             answer, _ = await opened.client.post("/verify", body, cookies=opened.cookies)
         except (ServerUnreachableError, HttpStatusError) as error:
-            raise _no_verdict(error) from error
+            raise no_verdict(error) from error
         return self._verdict(answer)
 
     async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
@@ -239,7 +239,7 @@ class RemoteEnvironment(Environment):
         try:
             answer, _ = await self._client_of(row).post("/verify_group", body)
         except (ServerUnreachableError, HttpStatusError) as error:
-            raise _no_verdict(error) from error
+            raise no_verdict(error) from error
         verdicts = answer.get("verdicts") if isinstance(answer, dict) else None
         if not isinstance(verdicts, list) or len(verdicts) != len(responses):
             return [Verdict.failed(ENVIRONMENT_REFUSED, message="not one verdict a response") for _ in responses]
@@ -280,7 +280,7 @@ class RemoteEnvironment(Environment):
         )
 
 
-def _no_verdict(error: ServerUnreachableError | HttpStatusError) -> CannotJudgeError:
+def no_verdict(error: ServerUnreachableError | HttpStatusError) -> CannotJudgeError:
     """What to raise where a server gave none. An error over a request may be its answer's fault (Environment); a server
     that is not there, or busy, is no answer's."""
     if isinstance(error, HttpStatusError):

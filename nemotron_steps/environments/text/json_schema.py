@@ -16,10 +16,11 @@ def schema_problem(schema: dict[str, Any]) -> str | None:
     """Why nothing can be validated against a schema, or None."""
     jsonschema = _jsonschema()
     from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012
 
     try:
         jsonschema.Draft202012Validator.check_schema(schema)
-        _refuse_unusable(schema, _registry().resolver_with_root(_resource(schema)))
+        _refuse_unusable(schema, _registry().resolver_with_root(DRAFT202012.create_resource(schema)))
     except jsonschema.SchemaError as error:
         return str(error.message)[:200]
     except (Unresolvable, re.error) as error:
@@ -31,31 +32,41 @@ def schema_problem(schema: dict[str, Any]) -> str | None:
 
 
 def _refuse_unusable(schema: Any, resolver: Any) -> None:
+    from referencing.jsonschema import DRAFT202012
+
     if isinstance(schema, list):
         for item in schema:
             _refuse_unusable(item, resolver)
     if not isinstance(schema, dict):
         return
     if isinstance(schema.get("$id"), str):
-        resolver = resolver.in_subresource(_resource(schema))
+        resolver = resolver.in_subresource(DRAFT202012.create_resource(schema))
     for key, value in schema.items():
         if key in ("$ref", "$dynamicRef") and isinstance(value, str):
             resolver.lookup(value)
         elif key == "pattern" and isinstance(value, str):
             re.compile(value)
         elif key == "patternProperties" and isinstance(value, dict):
-            _ = [re.compile(pattern) for pattern in value]
+            for pattern in value:
+                re.compile(pattern)
         if key not in DATA:
             _refuse_unusable(value, resolver)
 
 
 def validation_problem(value: Any, schema: dict[str, Any]) -> str | None:
-    """The first reason why `value` does not satisfy the schema, or None.
+    """The first reason why `value` does not satisfy the schema, or None."""
+    return problem_with(value, validator_of(schema))
 
-    Only the first: to collect a wrong value's every error takes far longer than to find that there is one.
-    """
+
+def validator_of(schema: dict[str, Any]) -> Any:
+    """What `problem_with` asks; it takes longer to make than to ask."""
+    return _jsonschema().Draft202012Validator(schema, registry=_registry())
+
+
+def problem_with(value: Any, validator: Any) -> str | None:
+    """See validation_problem. Only the first: to collect every error takes far longer than to find one."""
     try:
-        error = next(_jsonschema().Draft202012Validator(schema, registry=_registry()).iter_errors(value), None)
+        error = next(validator.iter_errors(value), None)
     except RecursionError:
         return TOO_DEEP
     return None if error is None else f"{error.json_path}: {error.message}"[:300]
@@ -87,12 +98,6 @@ def _registry() -> Any:
     from jsonschema_specifications import REGISTRY
 
     return REGISTRY
-
-
-def _resource(schema: dict[str, Any]) -> Any:
-    from referencing.jsonschema import DRAFT202012
-
-    return DRAFT202012.create_resource(schema)
 
 
 def _jsonschema() -> Any:

@@ -145,7 +145,6 @@ def test_comments_are_blanked_where_they_stand() -> None:
 FAKE_LAKE = """#!/bin/sh
 for last; do :; done
 if grep -q 'loop' "$last"; then sleep 60; fi
-if grep -q 'spin' "$last"; then exec sh -c 'while :; do :; done'; fi
 if grep -q -e 'rfl' -e 'omega' "$last"; then exit 0; fi
 echo 'Proof.lean:3:2: error: unsolved goals'
 exit 1
@@ -213,12 +212,7 @@ class TestWithACompiler:
         messages, verdict = self.run(*[block("  ring")] * 4, max_corrections=2)
         assert [message is None for message in messages] == [False, False, True, True]
 
-    def test_a_proof_that_uses_up_its_processor_time_is_none_and_a_compiler_that_waits_is_a_failure(
-        self, fake_lean: None, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        verdict = self.run(block("  spin"), lean_timeout_s=1.0)[1]
-        assert (verdict.reward, verdict.details["compiler"]) == (0.0, "The proof was stopped: timeout.")
-        monkeypatch.setattr(lean, "WALL_FACTOR", 1)
+    def test_a_compiler_that_does_not_finish_is_a_failure(self, fake_lean: None) -> None:
         verdict = self.run(block("  loop"), lean_timeout_s=2.0)[1]
         assert (verdict.reward, verdict.failure) == (None, "lean_timeout")
 
@@ -307,7 +301,7 @@ def test_lean_accepts_a_proof_without_holes_in_the_project(
     assert asyncio.run(environment._compile("theorem")) == (accepted, output)
     ((command, given),) = asked
     assert command == ["--dir", str(tmp_path), "env", "lean", "/scratch/Proof.lean"]
-    assert given["files"] == {"Proof.lean": "theorem"} and (given["limits"].cpu_s, given["limits"].wall_s) == (3, 30.0)
+    assert given["files"] == {"Proof.lean": "theorem"} and given["limits"].wall_s == 3.0
 
 
 def test_the_last_block_and_the_last_by_of_a_statement_count() -> None:
