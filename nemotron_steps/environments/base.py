@@ -10,9 +10,11 @@ An environment is stateless between rollouts: whatever a rollout changes lives i
 any number of concurrent rollouts, in the process, in an actor or behind HTTP. It knows nothing of tokens, tensors,
 steps or manifests.
 
-`reward is None` exactly when `failure` names why the answer could not be judged. A failure to judge is never a reward
-of 0: the loop masks such a sample out. So it is with exceptions: one is a failure of the rollout that it was raised
-for, counted and reported with its row and traceback, and not the end of the run.
+`reward is None` exactly when `failure` names why the answer could not be judged: the loop masks such a sample out. An
+exception in `verify` is the answer's fault where another answer to the row can be graded (`right_answer`, else a
+harmless one): it earns the least, with the component GRADER_FAILED. What fails for every answer, and what is the
+machine's (a lost process, a judge that is not there, a full disk), is a failure of the rollout, counted and reported
+with its row and traceback, and not the end of the run.
 
 `verify` runs on the event loop that every rollout shares. A grader that an answer could make slow belongs in a
 GradingPool (grading_pool.py), blocking input and output in a thread.
@@ -21,10 +23,14 @@ GradingPool (grading_pool.py), blocking input and output in a thread.
 from __future__ import annotations
 
 import asyncio
+import errno
+import hashlib
+import json
 import math
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -34,7 +40,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from nemotron_steps.environments.judged.judges import JudgeLostError
 from nemotron_steps.environments.judged.notes import JUDGE_NOTES, noting
 from nemotron_steps.environments.responses import Response, ToolCall, text_of
-from nemotron_steps.errors import ConfigError, DataError, JudgeUnavailableError, WorkerLostError, show_line
+from nemotron_steps.errors import (
+    ConfigError,
+    DataError,
+    JudgeUnavailableError,
+    StepsError,
+    WorkerLostError,
+    show_line,
+)
 from nemotron_steps.rows.layouts import read_request
 from nemotron_steps.rows.messages import decoded, flat, read_tools, wrong
 
@@ -64,13 +77,25 @@ VERDICT_INVALID = "verdict_invalid"
 """Failure class: what `verify` gave is no Verdict, or its reward or a component is no finite float32."""
 VERIFY_FAILED = "verify_failed"
 """Failure class: `verify` (or `verify_group`) raised an exception."""
+VERIFIER_TIMEOUT = "verifier_timeout"
+"""Failure class: a grader in a helper process used up its processor time or memory."""
+VERIFIER_CRASHED = "verifier_crashed"
+"""Failure class: a grader in a helper process raised, or ended it."""
 ENVIRONMENT_LOST = "environment_lost"
 """Failure class: a process of the environment died, or the environment does not answer."""
 
 FLOAT32_MAX = 3.4028234663852886e38
 """Largest finite float32. Advantages become float32: a number beyond it would be an infinite loss."""
 
+GRADER_FAILED = "grader_failed"
+"""Component, 1: grading ended with an error that the answer is to blame for; `failure` in the details is its class."""
+
 _TRACEBACK_CHARACTERS = 4000
+_HARMLESS = ("fine", "0", "{}")
+"""Answers that show whether a row can be graded, where it names no right one; one of them is enough."""
+_TRYING = ContextVar("_TRYING", default=False)
+"""While such an answer is graded: errors are raised as they are."""
+_OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 class EnvironmentConfig(BaseModel):
@@ -126,7 +151,7 @@ class Verdict:
             hint = next(iter(error.hints), None)
             return cls.failed(JUDGE_UNAVAILABLE, message=error.what, found=error.found, hint=hint)
         if isinstance(error, CannotJudgeError):
-            return cls.failed(error.failure, message=error.message)
+            return cls.failed(error.failure, message=error.message, **({"hint": error.hint} if error.hint else {}))
         if isinstance(error, InvalidVerdictError):
             failure = VERDICT_INVALID
         elif isinstance(error, WorkerLostError):
@@ -151,16 +176,25 @@ class AgentRun:
 
 
 class InvalidVerdictError(ConfigError):
-    """What an environment's verify gave is no verdict. The class has to be mended, not the rollout."""
+    """What an environment's verify gave is no verdict, or has a number that is not finite."""
+
+
+class NoVerdictError(InvalidVerdictError):
+    """It is no Verdict at all. The class has to be mended, whatever was answered."""
 
 
 class CannotJudgeError(Exception):
-    """Raised inside verify: no judgement was possible. verify_group turns it into Verdict.failed(failure)."""
+    """Raised inside verify: no judgement was possible, and the answer is not to blame. A failed verdict."""
 
-    def __init__(self, failure: str, message: str = "") -> None:
+    def __init__(self, failure: str, message: str = "", hint: str = "") -> None:
         super().__init__(f"{failure}: {message}" if message else failure)
         self.failure = failure
         self.message = message
+        self.hint = hint
+
+
+class GraderFailedError(CannotJudgeError):
+    """Raised inside verify: grading ended with an error, over the answer or the row. As any exception, but named."""
 
 
 @dataclass
@@ -207,6 +241,8 @@ class Environment(ABC):
     def __init__(self, config: EnvironmentConfig, judges: Mapping[str, Judge]) -> None:
         self.config = config
         self.judges = dict(judges)
+        self._gradable: dict[bytes, bool] = {}
+        self._trying = asyncio.Lock()
 
     def needed_judges(self) -> tuple[str, ...]:
         """Roles of the judges that must be given under the present settings."""
@@ -273,6 +309,10 @@ class Environment(ABC):
         """Hook: raise RowError when what the environment is configured with (databases) does not fit the row. Not asked
         while data is prepared."""
 
+    def right_answer(self, row: Row) -> Response | None:
+        """Hook: an answer that the row itself calls right, None where it names none. Graded where another one fails."""
+        return None
+
     async def seed(self, row: Row) -> Session:
         """Start a rollout: its tools (default: those of the row) and fresh state."""
         return Session(tools=self.tools_of(row))
@@ -310,8 +350,8 @@ class Environment(ABC):
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
         """Judge one finished rollout: `Verdict(reward)` with a reward in `reward_range`, never a bare number.
 
-        May raise CannotJudgeError or JudgeUnavailableError instead of giving a verdict; verify_group turns both into
-        failed verdicts, and so any other exception.
+        May raise CannotJudgeError or JudgeUnavailableError instead of giving a verdict: a failed verdict. Any other
+        exception is one too, unless the answer is to blame (see the module docstring).
         """
 
     async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
@@ -321,12 +361,35 @@ class Environment(ABC):
     async def judge_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
         """verify_group, and its verdicts checked: what callers use.
 
-        A reward outside `reward_range` becomes the failure REWARD_OUT_OF_RANGE.
+        A reward outside `reward_range` becomes the failure REWARD_OUT_OF_RANGE. Where verify_group raises over some
+        answers, the others are judged without them. An answer to blame for an error earns the low end of the range;
+        where that is infinite 0, or what the worst of the others earns if that is less.
 
         Raises:
             InvalidVerdictError: the environment gave something else than one Verdict a response.
         """
-        verdicts = await self.verify_group(row, responses, sessions)
+        verdicts = await self._group(row, responses, sessions)
+        if math.isfinite(self.reward_range[0]):
+            return verdicts
+        rewards = [v.reward for v in verdicts if v.reward is not None]
+        return [replace(v, reward=min(rewards)) if GRADER_FAILED in v.components else v for v in verdicts]
+
+    async def _group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
+        try:
+            verdicts = await self.verify_group(row, responses, sessions)
+        except JudgeLostError:
+            raise
+        except Exception as error:
+            blamed = await self._blamed(row, error)
+            if blamed.failure is not None or len(responses) == 1:
+                return [blamed] * len(responses)
+            pairs = list(zip(responses, sessions, strict=True))
+            alone = [(await self._group(row, [each], [session]))[0] for each, session in pairs]
+            good = [pair for pair, verdict in zip(pairs, alone, strict=True) if GRADER_FAILED not in verdict.components]
+            if len(good) == len(pairs):
+                return [Verdict.of_error(error)] * len(responses)
+            rest = iter(await self._group(row, [each for each, _ in good], [s for _, s in good]) if good else ())
+            return [verdict if GRADER_FAILED in verdict.components else next(rest) for verdict in alone]
         if not isinstance(verdicts, list) or len(verdicts) != len(responses):
             raise self._broken("verify_group", f"a list of {len(responses)} verdicts, one a response", verdicts)
         return [self.checked("verify_group", verdict) for verdict in verdicts]
@@ -341,9 +404,54 @@ class Environment(ABC):
         except JudgeLostError:
             raise
         except Exception as error:  # of this rollout alone; whoever collects it reports it
-            return Verdict.of_error(error)
+            if _TRYING.get():
+                raise
+            return await self._blamed(row, error)
         notes = [note for note in begun if note]
         return replace(verdict, details={JUDGE_NOTES: notes, **verdict.details}) if notes else verdict
+
+    async def _blamed(self, row: Row, error: Exception) -> Verdict:
+        """What an answer gets that grading ended with an error over: the least if it is to blame, else a failure."""
+        verdict = Verdict.of_error(error)
+        if _is_the_machines(error) or not await self._can_grade(row):
+            return verdict
+        low = self.reward_range[0]
+        details = {"failure": verdict.failure, **verdict.details}
+        return Verdict(low if math.isfinite(low) else 0.0, {GRADER_FAILED: 1.0}, details=details)
+
+    async def _can_grade(self, row: Row) -> bool:
+        """Whether the row's right answer, or a harmless one, can be graded. Remembered."""
+        fields = {key: value for key, value in row.items() if key != "response"}
+        key = hashlib.sha256(json.dumps(fields, sort_keys=True, default=repr).encode()).digest()
+        async with self._trying:
+            if key not in self._gradable:
+                trying = _TRYING.set(True)
+                try:
+                    self._gradable[key] = await self._grades_some(row)
+                except JudgeLostError:
+                    raise
+                except Exception:  # the machine's: it may be another time
+                    return False
+                finally:
+                    _TRYING.reset(trying)
+            return self._gradable[key]
+
+    async def _grades_some(self, row: Row) -> bool:
+        right = self.right_answer(row)
+        for answer in map(Response.from_text, _HARMLESS) if right is None else (right,):
+            session = await self.seed_recorded(row)
+            try:
+                (verdict,) = await self.verify_group(row, [answer], [session])
+                if self.checked("verify_group", verdict).failure is None:
+                    return True
+            except Exception as error:
+                if _is_the_machines(error):
+                    raise
+                if isinstance(error, GraderFailedError) and error.failure != VERIFIER_CRASHED:  # waiting costs too much
+                    return False
+            finally:
+                await self.release(session)
+        return False
 
     def checked(self, method: str, verdict: Any) -> Verdict:
         """What `method` gave, if it is a verdict with a reward in `reward_range`; else the failure that it is.
@@ -358,8 +466,8 @@ class Environment(ABC):
             return Verdict.failed(REWARD_OUT_OF_RANGE, message=f"reward {verdict.reward} outside [{low}, {high}]")
         return verdict
 
-    def _broken(self, method: str, expected: str, found: Any) -> InvalidVerdictError:
-        return InvalidVerdictError(
+    def _broken(self, method: str, expected: str, found: Any) -> NoVerdictError:
+        return NoVerdictError(
             f"`{method}` of environment `{self.name}` returned something else than {expected}",
             where=f"{type(self).__module__}:{type(self).__qualname__}.{method}",
             expected=expected,
@@ -369,6 +477,15 @@ class Environment(ABC):
                 'raise CannotJudgeError("failure_class")   # where no judgement is possible',
             ),
         )
+
+
+def _is_the_machines(error: Exception) -> bool:
+    """Whether no answer can have brought about an exception, or verify has said so itself."""
+    if isinstance(error, GraderFailedError) or type(error) is InvalidVerdictError:
+        return False
+    if isinstance(error, StepsError | CannotJudgeError | RowError | ConnectionError | TimeoutError):
+        return True
+    return isinstance(error, OSError) and error.errno in _OF_THE_MACHINE
 
 
 def _is_finite(value: Any) -> bool:

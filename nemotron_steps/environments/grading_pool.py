@@ -11,14 +11,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from nemotron_steps.environments.base import CannotJudgeError
-from nemotron_steps.environments.line_worker import WorkerPool, WorkerTimeoutError, serve
-from nemotron_steps.errors import WorkerLostError
-
-VERIFIER_TIMEOUT = "verifier_timeout"
-"""Failure class: the grader did not come to an end in time."""
-VERIFIER_CRASHED = "verifier_crashed"
-"""Failure class: the grader raised, or its process died."""
+from nemotron_steps.environments.base import VERIFIER_CRASHED, VERIFIER_TIMEOUT, GraderFailedError
+from nemotron_steps.environments.line_worker import WorkerCrashedError, WorkerPool, WorkerTimeoutError, serve
 
 
 class GradingPool:
@@ -27,28 +21,29 @@ class GradingPool:
     Args:
         grade: a function that can be imported by its name.
         size: helper processes; each is started when first needed.
-        timeout_s: of one call.
+        cpu_s: seconds of processor time of one call.
     """
 
-    def __init__(self, grade: Callable[..., Any], *, size: int = 2, timeout_s: float = 10.0) -> None:
+    def __init__(self, grade: Callable[..., Any], *, size: int = 2, cpu_s: float = 10.0) -> None:
         self._name = f"{grade.__module__}:{grade.__qualname__}"
         module = "nemotron_steps.environments.grading_pool"
-        self._workers = WorkerPool(module, size=size, timeout_s=timeout_s, imports=(grade.__module__,))
+        self._workers = WorkerPool(module, size=size, cpu_s=cpu_s, imports=(grade.__module__,))
 
     async def call(self, *arguments: Any) -> Any:
         """What the grader returns.
 
         Raises:
-            CannotJudgeError: it did not end in time, or raised, or its process died.
+            GraderFailedError: it did not end in time, or raised, or ended its process. WorkerLostError: the process
+                did not start, or was lost otherwise.
         """
         try:
             reply = await self._workers.call({"grader": self._name, "arguments": arguments})
         except WorkerTimeoutError as error:
-            raise CannotJudgeError(VERIFIER_TIMEOUT, str(error)) from error
-        except WorkerLostError as error:
-            raise CannotJudgeError(VERIFIER_CRASHED, f"{self._name}: {error.found}") from error
+            raise GraderFailedError(VERIFIER_TIMEOUT, f"{self._name}: {error}") from error
+        except WorkerCrashedError as error:
+            raise GraderFailedError(VERIFIER_CRASHED, f"{self._name}: {error}") from error
         if "error" in reply:
-            raise CannotJudgeError(VERIFIER_CRASHED, f"{self._name}: {reply['error']}")
+            raise GraderFailedError(VERIFIER_CRASHED, f"{self._name}: {reply['error']}")
         return reply["value"]
 
     async def close(self) -> None:

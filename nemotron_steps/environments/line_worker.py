@@ -1,8 +1,8 @@
-"""Persistent helper processes that compute one JSON answer per JSON line, and are killed when they take too long.
+"""Persistent helper processes that compute one JSON answer per JSON line, and end when they take too long.
 
 For library code that may hang and cannot be interrupted in a thread (computer algebra). Not a sandbox: such code is
 trusted, only its inputs are not. A worker dies with the process that started it, whatever it is doing, and has a limit
-of memory, and of processor time for each answer, that hold even while nobody is there to watch the clock.
+of memory, and of processor time for each answer, which the kernel keeps: what else the machine does changes nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import ctypes
 import importlib
 import json
-import math
 import os
 import resource
 import signal
@@ -27,6 +26,8 @@ MEMORY_BYTES = 4 * 1024**3
 """Of address space: what an expression that grows without end may take before it counts as too long."""
 OUT_OF_MEMORY = 86
 """Exit code of a worker that came to MEMORY_BYTES."""
+WALL_FACTOR = 10
+"""An answer may take so many times its processor time by the clock: for a worker that sleeps, or gets no processor."""
 STARTING_S = 120.0
 """Until a worker has imported what it needs, on a busy machine."""
 ENDING_S = 5.0
@@ -34,8 +35,16 @@ ENDING_S = 5.0
 PR_SET_PDEATHSIG = 1
 
 
+FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT})
+"""Exit codes of a worker that somebody ended, the kernel when the machine's memory is used up among them."""
+
+
 class WorkerTimeoutError(Exception):
-    """The worker did not answer within its time or its memory, and was killed."""
+    """The worker used up its processor time or its memory over a request."""
+
+
+class WorkerCrashedError(Exception):
+    """The worker's own code ended it over a request."""
 
 
 class WorkerPool:
@@ -44,13 +53,13 @@ class WorkerPool:
     The module calls `serve`. One pool belongs to one event loop.
 
     Args:
-        timeout_s: of one answer. A worker's start is no part of it.
+        cpu_s: processor time of one answer. A worker's start is no part of it.
         imports: modules that a worker imports before its first answer.
     """
 
-    def __init__(self, module: str, *, size: int, timeout_s: float, imports: Sequence[str] = ()) -> None:
+    def __init__(self, module: str, *, size: int, cpu_s: float, imports: Sequence[str] = ()) -> None:
         self._module = module
-        self._timeout_s = timeout_s
+        self._cpu_s = cpu_s
         self._imports = imports
         self._free: list[asyncio.subprocess.Process] = []
         self._slots = asyncio.Semaphore(size)
@@ -59,14 +68,22 @@ class WorkerPool:
         """Answer to one request.
 
         Raises:
-            WorkerTimeoutError: it took longer than timeout_s, or more than MEMORY_BYTES. WorkerLostError: the process
-                did not start, or died otherwise.
+            WorkerTimeoutError: it took more than cpu_s, or more than MEMORY_BYTES. WorkerCrashedError: it exited or
+                crashed. WorkerLostError: it did not start, was killed, or did not answer in WALL_FACTOR times cpu_s.
         """
+        data = json.dumps(request).encode() + b"\n"
         async with self._slots:
             process = self._free.pop() if self._free else await self._start()
-            line = await self._line(process, self._timeout_s, json.dumps(request).encode() + b"\n")
-            self._free.append(process)
-            return json.loads(line)
+            line = await self._line(process, WALL_FACTOR * self._cpu_s, data)
+            if line.endswith(b"\n"):
+                self._free.append(process)
+                return json.loads(line)
+            code = process.returncode
+            if code in (OUT_OF_MEMORY, -signal.SIGPROF):
+                raise WorkerTimeoutError("it used up its memory or its processor time")
+            if code not in FROM_OUTSIDE:
+                raise WorkerCrashedError(f"exit code {code}")
+            raise self._lost("died", f"exit code {code}")
 
     async def close(self) -> None:
         """End the processes."""
@@ -80,21 +97,22 @@ class WorkerPool:
             "-m",
             self._module,
             str(os.getpid()),
-            str(math.ceil(self._timeout_s) + 1),
+            str(self._cpu_s),
             *self._imports,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=LINE_LIMIT,
             start_new_session=True,
         )
-        try:
-            await self._line(process, STARTING_S)
-        except WorkerTimeoutError as error:
-            raise WorkerLostError(f"helper process {self._module} did not start", found=str(error)) from error
+        if await self._line(process, STARTING_S) != b"\n":
+            raise self._lost("died", f"exit code {process.returncode}")
         return process
 
+    def _lost(self, what: str, found: str) -> WorkerLostError:
+        return WorkerLostError(f"helper process {self._module} {what}", found=found)
+
     async def _line(self, process: asyncio.subprocess.Process, seconds: float, request: bytes = b"") -> bytes:
-        """The next line that a worker writes. One that writes none is killed."""
+        """The next line that a worker writes; without its end, where the worker has ended. A silent one is killed."""
         assert process.stdin is not None and process.stdout is not None
         line = b""
         try:
@@ -105,15 +123,12 @@ class WorkerPool:
                     line = await process.stdout.readline()
         except TimeoutError:
             await _kill(process)
-            raise WorkerTimeoutError(f"{self._module} took longer than {seconds:g} s") from None
+            raise self._lost("did not answer" if request else "did not start", f"nothing in {seconds:g} s") from None
         except BaseException:
             await _kill(process)
             raise
         if not line.endswith(b"\n"):  # perhaps in the middle of its answer
             await _ended(process)
-            if process.returncode in (OUT_OF_MEMORY, -signal.SIGXCPU):
-                raise WorkerTimeoutError(f"{self._module} used up its memory or its processor time")
-            raise WorkerLostError(f"helper process {self._module} died", found=f"exit code {process.returncode}")
         return line
 
 
@@ -123,7 +138,7 @@ def serve(answer: Callable[[Any], Any]) -> None:
     Whatever the library prints goes to standard error, so it cannot be taken for an answer. The command line holds the
     parent's process id, the processor seconds of one answer, and modules to import.
     """
-    parent, seconds = (int(argument) for argument in sys.argv[1:3])
+    parent, seconds = int(sys.argv[1]), float(sys.argv[2])
     # By the kernel: a thread that watched a pipe would wait for the interpreter's lock, which one operation can hold.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -136,21 +151,15 @@ def serve(answer: Callable[[Any], Any]) -> None:
         importlib.import_module(module)
     channel.write("\n")
     channel.flush()
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     for line in sys.stdin:
-        _allow_processor_time(seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # past it the kernel ends the process with SIGPROF
         try:
             text = json.dumps(answer(json.loads(line)))
         except MemoryError:
             os._exit(OUT_OF_MEMORY)
         channel.write(text + "\n")
         channel.flush()
-
-
-def _allow_processor_time(seconds: int) -> None:
-    """From now on; past it the kernel ends the process with SIGXCPU."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    limit = math.ceil(used.ru_utime + used.ru_stime) + seconds
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:

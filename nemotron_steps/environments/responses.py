@@ -7,6 +7,7 @@ Not a client and not a parser of answers: each environment extracts its own answ
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,35 @@ THINK_CLOSE = "</think>"
 TEXT_PART_TYPES = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 
 
+def json_of(text: str) -> Any:
+    """JSON that a model wrote.
+
+    Raises:
+        ValueError: it is none, or see `finite`. RecursionError: nested too deep.
+    """
+    return finite(json.loads(text))
+
+
+def finite(value: Any) -> Any:
+    """Parsed data as it is: no bound of a schema and no tolerance is for numbers that no float holds.
+
+    Raises:
+        ValueError: it has NaN, an infinity, an integer beyond every float, or a key that is not a string.
+    """
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, Mapping):
+            if not all(isinstance(key, str) for key in each):
+                raise ValueError("a key that is not a string")
+            left.extend(each.values())
+        elif isinstance(each, list | tuple | set | frozenset):
+            left.extend(each)
+        elif isinstance(each, int | float) and not abs(each) <= sys.float_info.max:
+            raise ValueError("a number that is not finite")
+    return value
+
+
 @dataclass(frozen=True)
 class ToolCall:
     """One function call of an assistant turn. `arguments` is the JSON text exactly as the model wrote it."""
@@ -31,7 +61,7 @@ class ToolCall:
     def parsed_arguments(self) -> dict[str, Any] | None:
         """The arguments as an object, or None when they are not valid JSON or not an object."""
         try:
-            value = json.loads(self.arguments or "{}")
+            value = json_of(self.arguments or "{}")
         except (ValueError, RecursionError):  # ValueError also for a number with too many digits
             return None
         return value if isinstance(value, dict) else None

@@ -28,6 +28,8 @@ from nemotron_steps.testing.environment_subject import (
     Row,
     judged,
     plain,
+    refuse_raised,
+    typed,
 )
 from nemotron_steps.testing.step_manifest import check_import
 from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet, told
@@ -250,6 +252,27 @@ def _judging(check: str) -> Callable[[EnvironmentSubject], None]:
 
 for _check in STRANGE:
     SUITE.check("rows_are_accepted")(_judging(_check))
+
+
+@SUITE.check("right_answers_earn_most", "broken_markup_is_judged")
+def typed_answers_are_judged(subject: EnvironmentSubject) -> None:
+    """A right answer with a value of another type in it, not finite, nested deep or a megabyte long gets a reward; less
+    than the right one where a number became none, or everything null."""
+    row = subject.rows[0]
+
+    async def look(environment: Environment) -> None:
+        best = (await judged(environment, copy.deepcopy(row), subject.right(row)))[0].reward
+        for what, wrong, answer in typed(subject.right(row)):
+            verdict = refuse_raised((await judged(environment, copy.deepcopy(row), answer))[0], what)
+            if verdict.reward is None:
+                hint = "Verdict(0.0): CannotJudgeError is for what no answer can bring about"
+                raise Unmet(f"{what}: {verdict.failure}", found=verdict.details or None, hint=hint)
+            if wrong and best is not None and verdict.reward >= best:
+                raise Unmet(
+                    f"{what} earns {verdict.reward}, the right answer {best}", hint="refuse it, once, when it is read"
+                )
+
+    subject.within(look)
 
 
 @SUITE.check("huge_answers_are_judged")

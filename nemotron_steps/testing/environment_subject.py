@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from nemotron_steps.environments.base import Environment, Session, Verdict
 from nemotron_steps.environments.registry import create, environment_class
-from nemotron_steps.environments.responses import Response, ToolCall
+from nemotron_steps.environments.responses import Response, ToolCall, message_item
 from nemotron_steps.testing.suite import Unmet
 
 T = TypeVar("T")
@@ -77,6 +78,42 @@ WORTHLESS: Mapping[str, str] = {
 }
 """Answers without an answer."""
 
+NOT_FINITE = ("NaN", "-Infinity", "1e999")
+"""No number: where one was right, none of these is."""
+VALUES: tuple[str, ...] = (
+    *(*NOT_FINITE, "null", "true", "17", "-0.5", "0x1F", "0x" + "f" * 9000, "9" * 400, '"kit"', "[]", '{"kit": [1]}'),
+    *('"' + "x" * 2**20 + '"', "[" * 50_000, "[" * 500 + "]" * 500, '{"a": ' * 500 + "1" + "}" * 500),
+)
+"""What stands in for each value of a right answer, as JSON and its relatives write it."""
+_VALUE = re.compile(r'"(?:[^"\\]|\\.)*"\s*:|("(?:[^"\\]|\\.)*"|-?\d[\d.]*(?:[eE][+-]?\d+)?|\w+)')
+_MOST_VALUES = 10
+_NUMBER = re.compile(r"-?\d[\d.]*(?:[eE][+-]?\d+)?")
+
+
+def typed(answer: Response) -> Iterator[tuple[str, bool, Response]]:
+    """A right answer with another value for one of its own (a string, number or word of its text, or of a call's
+    arguments), or null for all: what was done, whether that is wrong whatever is asked, and the answer."""
+    calls = answer.tool_calls
+    for at, text in enumerate([answer.text, *(call.arguments for call in calls)]):
+
+        def put(text: str, at: int = at) -> Response:
+            if at == 0:
+                return replace(answer, text=text, output=[message_item(text)])
+            changed = [replace(call, arguments=text) if i == at - 1 else call for i, call in enumerate(calls)]
+            return replace(answer, tool_calls=changed)
+
+        places = [match.span(1) for match in _VALUE.finditer(text) if match.group(1)]
+        for begin, end in places[:_MOST_VALUES]:
+            own = text[begin:end]
+            for value in VALUES:
+                what = f"{value[:20]} ({len(value)} characters) for {own[:20]}"
+                wrong = value in NOT_FINITE and _NUMBER.fullmatch(own) is not None
+                yield what, wrong, put(text[:begin] + value + text[end:])
+        if places and text.lstrip()[:1] in ("{", "["):
+            empty = _VALUE.sub(lambda match: "null" if match.group(1) else match.group(), text)
+            yield "null for every value", True, put(empty)
+
+
 UNITS = ("a b c ", "a", "9", "[", "<answer>", "\\boxed{", "```\n", "x\n", " ", '"', "\\")
 """What is repeated to see how time grows with an answer."""
 
@@ -136,17 +173,23 @@ class EnvironmentSubject:
             (verdict, *_) = self.judge(row, answer)
         except Exception as error:
             raise Unmet(f"{what}: judging raises {type(error).__name__}: {error}") from error
-        if verdict.failure in RAISED:
-            raise Unmet(
-                f"{what}: {verdict.failure}: {verdict.details.get('message', '')}",
-                found=str(verdict.details.get("traceback", "")).strip()[-300:] or None,
-                hint=hint,
-            )
-        return verdict
+        return refuse_raised(verdict, what, hint)
 
 
-RAISED = frozenset({"verify_failed", "verdict_invalid", "reward_out_of_range"})
-"""Failures that are mistakes of the environment."""
+RAISED = frozenset({"verify_failed", "verdict_invalid", "reward_out_of_range", "verifier_crashed"})
+"""Failures that are mistakes of the environment, even where a run has the answer pay for them."""
+
+
+def refuse_raised(verdict: Verdict, what: str, hint: str = _EARNS_NOTHING) -> Verdict:
+    """A verdict as it is. Unmet if it stands for an exception, or for a reward out of range."""
+    raised = verdict.failure or verdict.details.get("failure")
+    if raised in RAISED:
+        raise Unmet(
+            f"{what}: {raised}: {verdict.details.get('message', '')}",
+            found=str(verdict.details.get("traceback", "")).strip()[-300:] or None,
+            hint=hint,
+        )
+    return verdict
 
 
 async def judged(environment: Environment, row: Row, *answers: Answer) -> list[Verdict]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
+import signal
+import time
 from typing import Any
 
 from nemotron_steps.environments.line_worker import serve
@@ -20,10 +23,16 @@ def answer(request: Any) -> Any:
             return len([bytes(2**28) for _ in range(100)])
         case "die":
             os._exit(7)
+        case "crash":
+            ctypes.string_at(0)
+        case "be killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "sleep":
+            time.sleep(600)
         case "limits":
             return [resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_CORE, resource.RLIMIT_AS)]
         case "processor time left":
-            return resource.getrlimit(resource.RLIMIT_CPU)[0] - sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+            return signal.getitimer(signal.ITIMER_PROF)[0]
         case "print":
             print("not an answer")
     return request

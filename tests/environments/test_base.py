@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -8,12 +10,17 @@ import pytest
 
 from nemotron_steps.environments.base import (
     ENVIRONMENT_LOST,
+    GRADER_FAILED,
     REWARD_OUT_OF_RANGE,
     VERDICT_INVALID,
+    VERIFIER_CRASHED,
+    VERIFIER_TIMEOUT,
     VERIFY_FAILED,
     CannotJudgeError,
     Environment,
     EnvironmentConfig,
+    GraderFailedError,
+    InvalidVerdictError,
     MissingFieldError,
     Response,
     RowError,
@@ -82,22 +89,80 @@ def test_a_failure_to_judge_is_never_a_reward() -> None:
     assert judge(Given(JudgeUnavailableError("gone")))[0].failure == "judge_unavailable"
 
 
-@pytest.mark.parametrize(
-    ("error", "failure"),
-    [(KeyError("answer"), VERIFY_FAILED), (WorkerLostError("helper died"), ENVIRONMENT_LOST)],
-)
-def test_an_exception_in_verify_is_a_failure_of_that_rollout_with_its_traceback(error: Exception, failure: str) -> None:
-    class OneRaises(Given):
-        async def verify(self, row: Any, response: Response, session: Session) -> Verdict:
-            if response.text == "bad":
-                raise error
-            return Verdict(1.0)
+CRASHED = GraderFailedError(VERIFIER_CRASHED, "KeyError")
+SLOW = GraderFailedError(VERIFIER_TIMEOUT, "too long")
+FULL = OSError(errno.ENOSPC, "No space left on device")
 
-    responses = [Response("x"), Response("bad"), Response("x")]
-    verdicts = asyncio.run(OneRaises(None).judge_group(ROW, responses, [Session()] * 3))
-    assert [v.failure for v in verdicts] == [None, failure, None]
-    details = verdicts[1].details
-    assert details["message"].startswith(type(error).__name__) and "in verify" in details["traceback"]
+
+class Raises(Given):
+    """Raises what its table has for a text, and counts what it is asked."""
+
+    def __init__(self, raised: dict[str, Exception], right: str | None = None, low: float = 0.0) -> None:
+        super().__init__(None)
+        self.raised, self.right, self.asked = raised, right, Counter[str]()
+        self.reward_range = (low, 1.0)
+
+    def right_answer(self, row: Any) -> Response | None:
+        return None if self.right is None else Response(self.right)
+
+    async def verify(self, row: Any, response: Response, session: Session) -> Verdict:
+        self.asked[response.text] += 1
+        if response.text in self.raised:
+            raise self.raised[response.text]
+        return Verdict(1.0)
+
+
+@pytest.mark.parametrize(
+    ("environment", "reward", "failure"),
+    [
+        # What other answers to the row do not bring about is the answer's.
+        (Raises({"bad": KeyError("answer")}), 0.0, VERIFY_FAILED),
+        (Raises({"bad": RecursionError()}), 0.0, VERIFY_FAILED),
+        (Raises({"bad": FileNotFoundError(errno.ENOENT, "bad")}), 0.0, VERIFY_FAILED),
+        (Raises({"bad": CRASHED}), 0.0, VERIFIER_CRASHED),
+        (Raises({"bad": SLOW}), 0.0, VERIFIER_TIMEOUT),
+        (Raises({"bad": InvalidVerdictError("reward is nan")}), 0.0, VERDICT_INVALID),
+        (Raises({"bad": SLOW}, low=-1.0), -1.0, VERIFIER_TIMEOUT),
+        (Raises({"bad": SLOW, "fine": CRASHED, "0": CRASHED}), 0.0, VERIFIER_TIMEOUT),
+        (Raises({"bad": SLOW, "fine": SLOW}, right="7"), 0.0, VERIFIER_TIMEOUT),
+        # What they all do, or the row's right one, is the row's or the environment's.
+        (Raises(dict.fromkeys(("bad", "fine", "0", "{}"), KeyError("answer"))), None, VERIFY_FAILED),
+        (Raises({"bad": SLOW, "fine": SLOW}), None, VERIFIER_TIMEOUT),
+        (Raises({"bad": SLOW, "7": CRASHED}, right="7"), None, VERIFIER_TIMEOUT),
+        # What no answer can bring about, or verify has said itself.
+        (Raises({"bad": WorkerLostError("helper died")}), None, ENVIRONMENT_LOST),
+        (Raises({"bad": JudgeUnavailableError("gone")}), None, "judge_unavailable"),
+        (Raises({"bad": FULL}), None, VERIFY_FAILED),
+        (Raises({"bad": ConnectionResetError()}), None, VERIFY_FAILED),
+        (Raises({"bad": TimeoutError()}), None, VERIFY_FAILED),
+        (Raises({"bad": CannotJudgeError("lean_timeout")}), None, "lean_timeout"),
+        (Raises({"bad": RowError("answer", "a number", "x")}), None, VERIFY_FAILED),
+        (Raises({"bad": KeyError(), "fine": FULL}), None, VERIFY_FAILED),
+    ],
+)
+def test_an_answer_to_blame_for_an_error_earns_the_least_and_any_other_error_is_a_failure(
+    environment: Raises, reward: float | None, failure: str
+) -> None:
+    async def run() -> tuple[list[Verdict], Verdict]:
+        responses = [Response("x"), Response("bad"), Response("bad")]
+        verdicts = await environment.judge_group(ROW, responses, [Session()] * 3)
+        await environment.judge_group(ROW, responses, [Session()] * 3)
+        (other,) = await environment.judge_group({**ROW, "more": 1}, [Response("bad")], [Session()])
+        return verdicts, other
+
+    verdicts, other = asyncio.run(run())
+    assert verdicts[0] == Verdict(1.0)
+    for verdict in (*verdicts[1:], other):
+        assert (verdict.reward, verdict.failure) == (reward, failure if reward is None else None)
+        said = verdict.details
+        assert reward is None or (verdict.components, said["failure"]) == ({GRADER_FAILED: 1.0}, failure)
+        assert "message" in said and (failure != VERIFY_FAILED or "in verify" in said["traceback"])
+    tried = {"7"} if environment.right else {"fine"}
+    again = 5 if FULL in environment.raised.values() and "fine" in environment.raised else 2  # not remembered
+    assert {text: count for text, count in environment.asked.items() if text in tried} in (
+        {},
+        dict.fromkeys(tried, again),
+    )
 
 
 def test_the_loss_of_a_judge_that_runs_beside_the_policy_is_no_failure_of_a_rollout() -> None:

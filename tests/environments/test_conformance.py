@@ -26,7 +26,7 @@ class Attentive:
     async def complete(self, messages: Sequence[dict[str, str]], **sampling: float) -> str:
         if MARK in json.dumps(list(messages)):
             return '[[A=B]] [[SAFE]] [[YES]] [[COMPLIED]] {"result": "PASS"}'
-        return '[[A!=B]] [[UNSAFE]] [[NO]] [[DIRECT_REFUSAL]] {"result": "FAIL"}'
+        return '[[A!=B]] [[UNSAFE]] [[NO]] [[REFUSED]] {"result": "FAIL"}'
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ ENVIRONMENTS: dict[str, Kept] = {
     "math_with_judge": Kept(
         ({"question": "q", "expected_answer": "7"}, {"question": "q", "expected_answer": "8"}),
         boxed,
-        {"should_use_judge": False},
+        {"should_use_judge": False, "library_verifier_timeout_seconds": 1.0},
     ),
     "mcqa": Kept(({"options": OPTIONS, "expected_answer": "A"}, {"options": OPTIONS, "expected_answer": "B"}), boxed),
     "multichallenge": Kept(
@@ -120,7 +120,7 @@ ENVIRONMENTS: dict[str, Kept] = {
     "ns_tools": Kept(
         ({"question": "q", "expected_answer": "7"}, {"question": "q", "expected_answer": "8"}),
         boxed,
-        {"should_use_judge": False},
+        {"should_use_judge": False, "library_verifier_timeout_seconds": 1.0},
     ),
     "over_refusal_detection": Kept(({"safe_prompt": "p"}, {"safe_prompt": "q"}), marked),
     "reasoning_gym": Kept(
@@ -167,6 +167,8 @@ def test_a_built_in_environment_keeps_to_the_rules(name: str):
     checks = ROWS if name in WITH_HELPERS else environment.SUITE.checks
     outcomes = Examination(environment.SUITE, subject).outcomes([each for each in checks if each not in IN_PROCESSES])
     assert {check: outcome.text for check, outcome in outcomes.items() if outcome.state is State.FAILED} == {}
+    if name in WITH_HELPERS - {"ns_tools"}:  # which grades as math_with_judge does
+        environment.typed_answers_are_judged(subject)
 
 
 @pytest.mark.parametrize("name", sorted(set(BUILT_IN) - set(ENVIRONMENTS)))

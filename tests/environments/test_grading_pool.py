@@ -11,18 +11,17 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import CannotJudgeError
+from nemotron_steps.environments.base import GraderFailedError
 from nemotron_steps.environments.grading_pool import GradingPool, answer_request
-from nemotron_steps.environments.line_worker import WorkerTimeoutError
+from nemotron_steps.environments.line_worker import WorkerCrashedError, WorkerTimeoutError
 from nemotron_steps.environments.text.math_equality import compare
-from nemotron_steps.errors import WorkerLostError
 
 
 @pytest.mark.parametrize(
     ("ends", "failure", "told"),
     [
         (WorkerTimeoutError("it took longer than 3 s"), "verifier_timeout", "longer than 3 s"),
-        (WorkerLostError("it died", found="exit code 7"), "verifier_crashed", "math_equality:compare: exit code 7"),
+        (WorkerCrashedError("exit code 7"), "verifier_crashed", "math_equality:compare: exit code 7"),
         ({"error": "KeyError"}, "verifier_crashed", "math_equality:compare: KeyError"),
     ],
 )
@@ -37,7 +36,7 @@ def test_a_grader_that_does_not_end_or_dies_or_raises_is_a_failure_of_its_own(
 
     pool: Any = GradingPool(compare)
     pool._workers = Worker()
-    with pytest.raises(CannotJudgeError, match=told) as caught:
+    with pytest.raises(GraderFailedError, match=told) as caught:
         asyncio.run(pool.call("1", "2"))
     assert caught.value.failure == failure
 
@@ -55,7 +54,7 @@ def test_a_grader_is_imported_before_its_time_begins(tmp_path: Path, monkeypatch
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
 
     async def ask() -> Any:
-        pool = GradingPool(importlib.import_module("tells_its_import").imported_by, size=1, timeout_s=60.0)
+        pool = GradingPool(importlib.import_module("tells_its_import").imported_by, size=1, cpu_s=60.0)
         try:
             return await pool.call()
         finally:

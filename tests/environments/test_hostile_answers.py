@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import CannotJudgeError, Environment, Response, Verdict
+from nemotron_steps.environments.base import VERIFIER_TIMEOUT, CannotJudgeError, Environment, Response, Verdict
 from nemotron_steps.environments.code.math_formal_lean import MathFormalLean
 from nemotron_steps.environments.code.swerl_gen import SwerlGen
-from nemotron_steps.environments.grading_pool import VERIFIER_TIMEOUT, GradingPool
+from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.text import mcqa
 from nemotron_steps.sandbox import Outcome, SandboxResult
+from nemotron_steps.testing.environment_subject import VALUES
 from tests.environments.cases import CASES, Case, build
 from tests.environments.hostile import UNITS, hostile
 
@@ -41,7 +42,7 @@ class Nowhere:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Helper processes are cut off after a second; what is cut off is not tested for how long that takes."""
     start = GradingPool.__init__
-    monkeypatch.setattr(GradingPool, "__init__", lambda pool, grade, **_: start(pool, grade, size=1, timeout_s=1.0))
+    monkeypatch.setattr(GradingPool, "__init__", lambda pool, grade, **_: start(pool, grade, size=1, cpu_s=1.0))
 
 
 def prepared(case: Case, monkeypatch: pytest.MonkeyPatch) -> Environment:
@@ -115,8 +116,25 @@ def test_no_answer_is_no_reward(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
         assert verdict.reward is not None and verdict.reward <= worst, repr(text)
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_no_value_of_another_type_is_a_failure(case: Case, impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = prepared(case, monkeypatch)
+
+    async def run() -> None:
+        for value in VALUES:
+            for response in case.answers(value):
+                verdict = await grade(environment, case, response)
+                failures = {None, "no_container"} if isinstance(environment, SwerlGen) else {None}
+                assert verdict.failure in failures and verdict.details.get("failure") in {None, VERIFIER_TIMEOUT}, (
+                    value[:40]
+                )
+        await environment.close()
+
+    asyncio.run(run())
+
+
 def test_a_grader_that_does_not_end_is_cut_off_and_the_next_one_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcqa, "REGEX_TIMEOUT_S", 2.0)  # in place of 10; the grader would need minutes
+    monkeypatch.setattr(mcqa, "REGEX_CPU_S", 2.0)  # in place of 10; the grader would need minutes
     case = next(case for case in CASES if case.name == "mcqa/regex")
     environment = build(case)
 
@@ -127,5 +145,5 @@ def test_a_grader_that_does_not_end_is_cut_off_and_the_next_one_is_served(monkey
         return verdicts
 
     slow, quick = asyncio.run(run())
-    assert (slow.reward, slow.failure) == (None, VERIFIER_TIMEOUT)
+    assert (slow.reward, slow.details["failure"]) == (0.0, VERIFIER_TIMEOUT)
     assert quick.reward == 1.0

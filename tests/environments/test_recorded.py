@@ -18,6 +18,7 @@ from nemotron_steps.environments.base import (
     Session,
     Verdict,
 )
+from nemotron_steps.environments.judged.judges import JudgeLostError
 from nemotron_steps.environments.recorded import Regraded, RowsByPrompt, prompt_key, regrade
 from nemotron_steps.environments.responses import message_item
 from nemotron_steps.errors import DataError, UnsupportedError
@@ -171,10 +172,10 @@ def test_a_rollout_gets_back_the_fields_of_the_row_that_it_begins_with() -> None
 def test_sessions_are_released_where_judging_raises() -> None:
     class Raises(Grader):
         async def verify_group(self, *_: Any) -> list[Verdict]:
-            raise KeyError("x")
+            raise JudgeLostError("it is dead")
 
     environment = Raises(groups=True)
-    with pytest.raises(KeyError):
+    with pytest.raises(JudgeLostError):
         graded(environment, [rollout(), rollout()])
     assert environment.done == ["start", "release", "release", "close"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -48,6 +49,40 @@ BEGUN = {"responses_create_params": {"input": [{"role": role, "content": "x"} fo
             {"expected_action": {"type": "function_call", "name": "f", "arguments": "[1]"}},
             "expected_action",
         ),
+        ("code_gen", {"verifier_metadata": {"unit_tests": {"inputs": [1], "outputs": ["1"]}}}, "unit_tests"),
+        (
+            "code_gen",
+            {"verifier_metadata": {"unit_tests": {"inputs": ["1\n{"], "outputs": ["1"], "fn_name": "f"}}},
+            "unit_tests.inputs[0]",
+        ),
+        ("instruction_following/number_words", {"kwargs": [{"num_words": "ten", "relation": "at least"}]}, "kwargs[0]"),
+        ("instruction_following/lowercase_counting", {"kwargs": [{"N": "two"}]}, "kwargs[0]"),
+        ("math_with_judge", {"expected_answer": r"$\text{}$"}, "expected_answer"),
+        ("math_with_judge", {"expected_answer": "}"}, "expected_answer"),
+        ("reasoning_gym/knights_knaves", {"metadata": {"source_dataset": "complex_arithmetic"}}, "metadata"),
+        (
+            "single_step_tool_use_with_argument_comparison",
+            {"expected_action": {"type": "function_call_batch", "calls": ["f"]}},
+            "expected_action.calls",
+        ),
+        (
+            "single_step_tool_use_with_argument_comparison",
+            {"expected_action": {"type": "function_call", "name": "f", "arguments": '{"x": NaN}'}},
+            "expected_action",
+        ),
+        *(
+            ("structured_outputs/json", {"schema_str": json.dumps(schema)}, "schema_str")
+            for schema in (
+                {"$ref": "#/$defs/none"},
+                {"$ref": "https://example.com/schema"},
+                {"$ref": "#"},
+                {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"},
+                {"items": {"anyOf": [{"properties": {"a": {"$dynamicRef": "#none"}}}]}},
+                {"properties": {"a": {"type": "string", "pattern": "\\p{L}("}}},
+                {"patternProperties": {"[": {}}},
+                {"properties": {"a": {"multipleOf": 0}}},
+            )
+        ),
         ("structured_outputs/json", {"schema_type": "ini"}, "schema_type"),
         ("structured_outputs/json", {"schema_str": "{"}, "schema_str"),
         ("structured_outputs/json", {"schema_str": "[1]"}, "schema_str"),
@@ -63,6 +98,7 @@ BEGUN = {"responses_create_params": {"input": [{"role": role, "content": "x"} fo
         ("terminus_judge", {"expected_answer": "ls"}, "expected_answer"),
         ("terminus_judge", {"expected_answer": '{"no": "step"}'}, "expected_answer"),
         ("terminus_judge", {"threshold": "high"}, "threshold"),
+        ("terminus_judge", {"threshold": float("nan")}, "threshold"),
     ],
 )
 def test_a_row_that_cannot_be_judged_is_refused_by_its_field(name: str, change: dict[str, Any], field: str) -> None:
@@ -73,3 +109,19 @@ def test_a_row_that_cannot_be_judged_is_refused_by_its_field(name: str, change: 
         environment.check_row({**case.row, **change}, "f.jsonl:7")
     where = str(caught.value.where)
     assert where.startswith("f.jsonl:7 field ") and where.endswith(field)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$defs": {"a": {"type": "string"}}, "properties": {"x": {"$ref": "#/$defs/a"}, "y": {"$ref": "#/$defs/a"}}},
+        {"$id": "https://example.com/a", "$defs": {"b": {"$id": "b", "$anchor": "c"}}, "items": {"$ref": "b#c"}},
+        {"properties": {"child": {"$ref": "#"}}, "type": ["object", "null"]},
+        {"$ref": "https://json-schema.org/draft/2020-12/schema"},
+        {"properties": {"$ref": {"type": "string"}, "pattern": {"type": "string"}}},
+        {"enum": [{"$ref": "#/nowhere", "pattern": "("}]},
+    ],
+)
+def test_a_schema_whose_references_are_there_is_accepted(schema: dict[str, Any]) -> None:
+    (case,) = [each for each in CASES if each.name == "structured_outputs/json"]
+    build(case).check_row({**case.row, "schema_str": json.dumps(schema)}, "f:1")

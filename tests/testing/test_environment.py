@@ -79,6 +79,7 @@ BROKEN: dict[str, tuple[Change, ...]] = {
             f"{TEXT}        try:\n            json.loads(text)\n        except ValueError:\n            pass\n",
         ),
     ),
+    "typed_answers_are_judged": in_verify("assert 'kit' not in text"),
     "time_grows_with_the_answer": (
         (
             CODE,

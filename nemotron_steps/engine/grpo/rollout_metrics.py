@@ -12,6 +12,7 @@ import torch
 
 from nemotron_steps.engine.grpo.reward_penalties import METADATA_KEY, RewardPenalty
 from nemotron_steps.engine.types import Rollout
+from nemotron_steps.environments.base import GRADER_FAILED
 
 
 def oldest_version(rollouts: Sequence[Rollout], default: int) -> int:
@@ -63,13 +64,14 @@ def reward_metrics(rollouts: Sequence[Rollout], rewards: torch.Tensor) -> dict[s
 
 
 def component_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Mean of each named reward component per environment: `reward/<environment>/<component>`."""
+    """Mean of each named reward component per environment: `reward/<environment>/<component>`; of GRADER_FAILED, where
+    any has it, the share of all graded answers."""
     values: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
         if rollout.failure is None:
-            for name, value in rollout.components.items():
+            for name, value in ({GRADER_FAILED: 0.0} | rollout.components).items():
                 values[f"reward/{rollout.environment}/{name}"].append(value)
-    return {name: _mean(numbers) for name, numbers in sorted(values.items())}
+    return {k: _mean(v) for k, v in sorted(values.items()) if any(v) or not k.endswith(f"/{GRADER_FAILED}")}
 
 
 def completion_metrics(rollouts: Sequence[Rollout], untrained: Sequence[str | None] = ()) -> dict[str, float]:

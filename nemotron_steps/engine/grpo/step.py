@@ -38,6 +38,7 @@ from nemotron_steps.engine.rollouts.failures import Failure, failed_rollout
 from nemotron_steps.engine.rollouts.low_effort import METADATA_KEY, low_effort_rewards
 from nemotron_steps.engine.schedules import epsilon_limit
 from nemotron_steps.engine.types import Rollout, RolloutGroup, TrainBatch
+from nemotron_steps.environments.base import GRADER_FAILED
 from nemotron_steps.errors import EngineError
 
 if TYPE_CHECKING:
@@ -279,8 +280,9 @@ def _flatten(groups: Sequence[RolloutGroup], num_generations: int) -> tuple[list
 
 
 def _components(rollouts: Sequence[Rollout], names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Components that every graded rollout carries, each float64 [N]; 0 for failed rollouts."""
-    carried = [n for n in names if all(n in r.components for r in rollouts if r.failure is None)]
+    """Components that every graded rollout carries, each float64 [N]; 0 for those that grading failed on."""
+    graded = [r.components for r in rollouts if r.failure is None and GRADER_FAILED not in r.components]
+    carried = [name for name in names if all(name in components for components in graded)]
     return {
         name: torch.tensor([r.components.get(name, 0.0) for r in rollouts], dtype=torch.float64) for name in carried
     }

@@ -84,7 +84,7 @@ class EnvironmentWorker(WorkerProcess):
     ) -> list[Verdict]:
         """See Environment."""
         sessions = [self._session(place) for place in places]
-        return await self._environments[name].verify_group(row, responses, sessions)
+        return await self._environments[name].judge_group(row, responses, sessions)
 
     async def start_step(self, step: str) -> None:
         """Tell the judges behind HTTP, which live here, the training step."""

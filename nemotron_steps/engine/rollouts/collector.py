@@ -36,7 +36,14 @@ from nemotron_steps.engine.rollouts.low_effort import with_instruction
 from nemotron_steps.engine.rollouts.trajectory import Trajectory
 from nemotron_steps.engine.rollouts.turns import Voice, response_of
 from nemotron_steps.engine.types import Rollout, RolloutGroup, SamplingParams
-from nemotron_steps.environments.base import Environment, InvalidVerdictError, Row, Session, Verdict
+from nemotron_steps.environments.base import (
+    GRADER_FAILED,
+    Environment,
+    InvalidVerdictError,
+    Row,
+    Session,
+    Verdict,
+)
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.judged.notes import JUDGE_NOTES, notes_from
 from nemotron_steps.environments.responses import Response
@@ -421,7 +428,7 @@ class RolloutCollector:
                 "malformed_tool_calls": trajectory.malformed_tool_calls,
                 LOW_EFFORT_KEY: bool(suffix),
                 FORMAT_KEY: [voice.turn_format.reasoning_parser, voice.turn_format.tool_parser],
-                **(Failure.of(verdict).metadata if verdict.failure is not None else {}),
+                **(Failure.of(verdict).metadata if verdict.failure or GRADER_FAILED in verdict.components else {}),
                 **({JUDGE_NOTES: notes} if (notes := notes_from(verdict.details)) else {}),
             },
             routed_experts=trajectory.routed_experts,

@@ -18,6 +18,7 @@ from nemotron_steps.engine.rollouts.timeouts import call_with_timeout
 from nemotron_steps.engine.types import Rollout
 from nemotron_steps.environments.base import (
     ENVIRONMENT_LOST,
+    GRADER_FAILED,
     REWARD_OUT_OF_RANGE,
     VERDICT_INVALID,
     VERIFY_FAILED,
@@ -66,10 +67,9 @@ class Failure:
 
     @classmethod
     def of(cls, verdict: Verdict) -> Failure:
-        """What a failed verdict says."""
-        assert verdict.failure is not None, "asked of failed verdicts alone"
+        """What a failed verdict says, or one of an answer that the grader failed over."""
         message, trace, hint = (str(verdict.details.get(name) or "") for name in ("message", "traceback", "hint"))
-        return cls(verdict.failure, message, trace, hint)
+        return cls(verdict.failure or GRADER_FAILED, message, trace, hint)
 
     @property
     def verdict(self) -> Verdict:
@@ -124,9 +124,9 @@ class FailureReports:
 
     def report(self, prompt: PromptRow, group_id: str, rollouts: Sequence[Rollout]) -> None:
         """The failures of a group."""
-        names = dict.fromkeys(rollout.failure for rollout in rollouts if rollout.failure is not None)
-        for name in names:
-            failed = [rollout for rollout in rollouts if rollout.failure == name]
+        named = [(r.failure or (GRADER_FAILED if GRADER_FAILED in r.components else None), r) for r in rollouts]
+        for name in dict.fromkeys(name for name, _ in named if name is not None):
+            failed = [rollout for each, rollout in named if each == name]
             said = next((r.metadata for r in failed if r.metadata.get("message")), {})
             failure = Failure(name, said.get("message", ""), said.get("traceback", ""), said.get("hint", ""))
             self.tell(prompt, group_id, failed[0].environment, failure, len(failed))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from pydantic import Field
 
 from nemotron_steps.environments.base import (
+    CannotJudgeError,
     Environment,
     EnvironmentConfig,
     Response,
@@ -26,6 +27,7 @@ from nemotron_steps.environments.base import (
     Session,
     Verdict,
 )
+from nemotron_steps.environments.line_worker import WALL_FACTOR
 from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN, content_text
 from nemotron_steps.environments.text.extraction import fenced_blocks
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, create_sandbox
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from nemotron_steps.environments.judged.judges import Judge
 
 PYTHON_TAGS = frozenset({"", "python", "python3", "py"})
+STARVED = "tests_starved"
+"""Failure class: a test took WALL_FACTOR times its time by the clock, without using it up and without just sleeping."""
 CHUNK = 16
 """Tests run in one sandbox; a failure ends the grading with its chunk."""
 OUTPUT_PER_TEST = 4 * MIB
@@ -54,7 +58,7 @@ from math import *
 """Before function-call programs, which are written without imports on the sites they come from."""
 
 HARNESS = r"""
-import ctypes, json, os, selectors, signal, subprocess, sys, time
+import ctypes, json, os, resource, selectors, signal, subprocess, sys, time
 prctl = ctypes.CDLL(None).prctl
 prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: the programs, of the same user, may not open this one's files
 prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: what they leave behind is this process's to reap
@@ -77,10 +81,19 @@ def end(child):  # with what it has left in its group, until they are gone
     child.wait()
 
 
+def spent():  # by programs that have ended, and what they started
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def run(test):
+    before = spent()
     child = subprocess.Popen([sys.executable, "-B", job["script"]], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE, bufsize=0, start_new_session=True)
-    until, left, stopped = time.monotonic() + job["timeout"], memoryview(test), None
+    limit = int(job["timeout"]) + 1
+    resource.prlimit(child.pid, resource.RLIMIT_CPU, (limit, limit + 1))
+    begin, left, stopped = time.monotonic(), memoryview(test), None
+    until = min(begin + job["wall"], last)
     out, err = bytearray(), bytearray()
     with selectors.DefaultSelector() as selector, child.stdin, child.stdout, child.stderr:
         selector.register(child.stdin, selectors.EVENT_WRITE)
@@ -109,18 +122,24 @@ def run(test):
             if len(out) > job["output"]:
                 stopped = "output limit"
             elif wait <= 0 and selector.get_map():
-                stopped = "time-out"
+                stopped = "time-out, asleep"
     try:
         if not stopped:  # it may have closed its outputs
             child.wait(max(0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
-        stopped = "time-out"
+        stopped = "time-out, asleep"
     end(child)
+    used = spent() - before
+    if used > job["timeout"]:
+        stopped = "time-out"
+    elif stopped == "time-out, asleep" and used > (until - begin) / 50:
+        stopped = "starved"
     if stopped:
         return {"code": None, "out": "", "err": stopped}
     return {"code": child.returncode, "out": out.decode(errors="replace"), "err": err.decode(errors="replace")}
 
 
+last = time.monotonic() + job["timeout"] * len(job["tests"]) + job["wall"]
 for test in job["tests"]:
     result = run(test.encode(errors="surrogatepass"))
     print(json.dumps(result), flush=True)
@@ -152,7 +171,7 @@ class CodeGenConfig(EnvironmentConfig):
     """Settings."""
 
     unit_test_timeout_secs: float = Field(10.0, gt=0.0)
-    """Of one test."""
+    """Processor time of one test, of all its processes together."""
     memory_mib: int = Field(2048, gt=0)
     """Of one program."""
     reasoning_format_penalty: float = Field(0.0, le=0.0)
@@ -199,14 +218,19 @@ class CodeGen(Environment):
             tests = unit_tests_of(row)
         except (ValueError, KeyError, TypeError, zlib.error) as error:
             raise RowError(where, "inputs and outputs, or packed ones", repr(error)[:120]) from error
+        if not all(isinstance(each, str) for each in (*tests.inputs, *tests.outputs, tests.function or "")):
+            raise RowError(where, "texts as inputs, outputs and fn_name", repr(tests)[:80])
         if not tests.inputs or len(tests.inputs) != len(tests.outputs):
             raise RowError(where, "as many inputs as outputs", f"{len(tests.inputs)} and {len(tests.outputs)}")
         if tests.function is not None:
-            for index, output in enumerate(tests.outputs):
+            lines = [
+                ("inputs", i, line) for i, each in enumerate(tests.inputs) for line in each.split("\n") if line.strip()
+            ]
+            for name, index, text in (*lines, *(("outputs", i, each) for i, each in enumerate(tests.outputs))):
                 try:
-                    json.loads(output)
-                except ValueError as error:
-                    raise RowError(f"{where}.outputs[{index}]", "JSON", output[:80]) from error
+                    json.loads(text)
+                except (ValueError, RecursionError) as error:
+                    raise RowError(f"{where}.{name}[{index}]", "JSON", text[:80]) from error
 
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
         """1 if every test passes, 0 if not, the penalty for broken thinking tags."""
@@ -238,9 +262,10 @@ class CodeGen(Environment):
             "tests": tests.inputs,
             "script": script,
             "timeout": config.unit_test_timeout_secs,
+            "wall": config.unit_test_timeout_secs * WALL_FACTOR,
             "output": OUTPUT_PER_TEST,
         }
-        seconds = config.unit_test_timeout_secs * len(tests.inputs) + 10.0
+        seconds = config.unit_test_timeout_secs * (len(tests.inputs) + WALL_FACTOR) + 10.0
         result = await self.sandbox.run(
             code=HARNESS,
             stdin=json.dumps(job),
@@ -264,6 +289,8 @@ def _first_problem(result: SandboxResult, tests: Tests) -> tuple[int, str | None
         if ended is None:
             reason = "stopped" if result.outcome is Outcome.EXITED else result.outcome.value
             return index, f"test {index}: {reason} {result.stderr[-200:]}"
+        if ended["code"] is None and ended["err"] == "starved":
+            raise CannotJudgeError(STARVED, f"test {index}")
         if ended["code"] != 0:
             return index, f"test {index}: {ended['err'][-200:]}"
         if not _matches(ended["out"], expected, tests.function is not None):

@@ -18,7 +18,7 @@ from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, blocks, least_label
 from nemotron_steps.environments.responses import last_user_text
 from nemotron_steps.environments.text.extraction import (
-    REGEX_TIMEOUT_S,
+    REGEX_CPU_S,
     last_captures,
     output_regexes,
     regex_problem,
@@ -73,7 +73,7 @@ class EquivalenceLlmJudge(JudgedEnvironment):
 
     def __init__(self, config: EquivalenceConfig, judges: Mapping[str, Judge]) -> None:
         super().__init__(config, judges)
-        self._captures = GradingPool(last_captures, timeout_s=REGEX_TIMEOUT_S)
+        self._captures = GradingPool(last_captures, cpu_s=REGEX_CPU_S)
         self.reward_range = (min(0.0, config.reward_if_swap_fails), 1.0)
 
     async def close(self) -> None:

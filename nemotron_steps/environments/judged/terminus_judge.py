@@ -12,6 +12,7 @@ from pydantic import Field
 from nemotron_steps.environments.base import Response, Row, RowError, Session, Verdict
 from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, blocks, last_label
+from nemotron_steps.environments.responses import json_of
 from nemotron_steps.environments.text.json_schema import validation_problem
 from nemotron_steps.environments.text.similarity import matching_ratio
 
@@ -103,14 +104,15 @@ class TerminusJudge(JudgedEnvironment):
         if harness not in SCHEMAS:
             raise RowError("metadata.harness", f"one of {', '.join(SCHEMAS)}", repr(harness))
         try:
-            expected = json.loads(row["expected_answer"])
-        except (ValueError, TypeError) as error:
+            expected = json_of(row["expected_answer"])
+        except (ValueError, TypeError, RecursionError) as error:
             raise RowError("expected_answer", "a JSON object as text", str(error)) from error
         problem = validation_problem(expected, SCHEMAS[harness])
         if problem is not None:
             raise RowError("expected_answer", f"a step of {harness}", problem)
-        if not isinstance(row.get("threshold"), (int, float, type(None))):
-            raise RowError("threshold", "a number or null", repr(row["threshold"]))
+        threshold = row.get("threshold")
+        if not (threshold is None or (isinstance(threshold, int | float) and 0 <= threshold <= 1)):
+            raise RowError("threshold", "a number from 0 to 1, or null", repr(threshold))
 
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
         """1 or 0; `gate` in the details names what stopped it."""
@@ -118,7 +120,7 @@ class TerminusJudge(JudgedEnvironment):
         if len(response.text) > MAX_LENGTH:
             return Verdict(0.0, details={"gate": "too_long"})
         try:
-            step = json.loads(response.text)
+            step = json_of(response.text)
         except (ValueError, RecursionError):
             return Verdict(0.0, details={"gate": "not_json"})
         problem = validation_problem(step, SCHEMAS[row["metadata"]["harness"]])

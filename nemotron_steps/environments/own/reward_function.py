@@ -34,15 +34,16 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from nemotron_steps.environments.base import (
     FLOAT32_MAX,
-    CannotJudgeError,
+    VERIFIER_CRASHED,
     Environment,
     EnvironmentConfig,
+    GraderFailedError,
     Response,
     Row,
     Session,
     Verdict,
 )
-from nemotron_steps.environments.grading_pool import VERIFIER_CRASHED, GradingPool
+from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.responses import text_of
 from nemotron_steps.errors import ConfigError
 
@@ -72,7 +73,7 @@ class RewardFunctionConfig(EnvironmentConfig):
     functions: tuple[RewardFunction, ...] = Field(min_length=1)
     """Functions and their weights."""
     timeout_s: PositiveFloat = 60.0
-    """Of one call of one function, for all rollouts of a prompt."""
+    """Processor time of one call of one function, for all rollouts of a prompt; ten times that by the clock."""
     workers: PositiveInt = 2
     """Helper processes."""
 
@@ -87,7 +88,7 @@ class RewardFunctionEnvironment(Environment):
 
     def __init__(self, config: RewardFunctionConfig, judges: Mapping[str, Judge]) -> None:
         super().__init__(config, judges)
-        self._pool = GradingPool(call, size=config.workers, timeout_s=config.timeout_s)
+        self._pool = GradingPool(call, size=config.workers, cpu_s=config.timeout_s)
 
     async def start(self) -> None:
         """Load every function here, so that a wrong name is told before the first rollout."""
@@ -109,20 +110,19 @@ class RewardFunctionEnvironment(Environment):
         texts = [response.text for response in responses]
         columns = {key: value for key, value in row.items() if key not in ("responses_create_params", "agent_ref")}
         prompt = columns.pop("prompt", None) or row["responses_create_params"]["input"]
-        try:
-            given = await asyncio.gather(
-                *(self._called(each.function, prompt, texts, columns) for each in self.config.functions)
-            )
-        except _RewardFailedError as error:
-            hint = _alone(error.function, prompt, texts[:2], columns)
-            return [Verdict.failed(error.failure, message=error.message, hint=hint) for _ in responses]
+        given = await asyncio.gather(
+            *(self._called(each.function, prompt, texts, columns) for each in self.config.functions)
+        )
         return [self._verdict(rewards) for rewards in zip(*given, strict=True)]
 
-    async def _called(self, function: str, *arguments: Any) -> list[float | None]:
+    async def _called(
+        self, function: str, prompt: Any, texts: list[str], columns: dict[str, Any]
+    ) -> list[float | None]:
         try:
-            given: list[float | None] = await self._pool.call(function, *arguments)
-        except CannotJudgeError as error:
-            raise _RewardFailedError(function, error) from error
+            given: list[float | None] = await self._pool.call(function, prompt, texts, columns)
+        except GraderFailedError as error:
+            hint = _alone(function, prompt, texts[:2], columns)
+            raise GraderFailedError(error.failure, f"reward={function}: {error.message}", hint) from error
         return given
 
     def _verdict(self, rewards: tuple[float | None, ...]) -> Verdict:
@@ -138,14 +138,6 @@ class RewardFunctionEnvironment(Environment):
                 VERIFIER_CRASHED, message=f"the sum of the rewards is {total}, no finite float32: {parts}"
             )
         return Verdict(total, told)
-
-
-class _RewardFailedError(CannotJudgeError):
-    """Which of the functions it was."""
-
-    def __init__(self, function: str, error: CannotJudgeError) -> None:
-        super().__init__(error.failure, f"reward={function}: {error.message}")
-        self.function = function
 
 
 def _alone(function: str, prompt: Any, completions: list[str], columns: dict[str, Any]) -> str:

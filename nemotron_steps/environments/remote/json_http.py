@@ -43,7 +43,15 @@ class HttpStatusError(Exception):
 
 
 class ServerUnreachableError(Exception):
-    """No usable answer within the retries; carries the last cause."""
+    """No usable answer within the retries; carries the last cause.
+
+    Attributes:
+        over_request: the servers took the request, and failed or did not end every time. It may be what they fail over.
+    """
+
+    def __init__(self, message: str, over_request: bool = False) -> None:
+        super().__init__(message)
+        self.over_request = over_request
 
 
 READY_GRACE_S = 5.0
@@ -138,7 +146,7 @@ class JsonClient:
         self, method: str, path: str, body: bytes | None, cookies: str | None, headers: Mapping[str, str]
     ) -> tuple[Any, str | None]:
         sent = {**headers, "Cookie": cookies} if cookies else headers
-        cause = ""
+        cause, over_request = "", True
         for attempt in range(self._retries + 1):
             if attempt:
                 pause = min(30.0, self._backoff_s * 2 ** (attempt - 1))
@@ -149,19 +157,22 @@ class JsonClient:
                     self._line.ask(method, path, body, sent, self._timeout_s)
                 )
             except _NoAnswerError as error:
-                cause = str(error)
+                cause, over_request = str(error), over_request and error.over_request
                 continue
             if status >= 300:
                 raise HttpStatusError(status, raw.decode(errors="replace"))
             try:
                 return json.loads(raw), new_cookies
             except ValueError:
-                cause = f"answer is not JSON: {raw[:200]!r}"
+                cause, over_request = f"answer is not JSON: {raw[:200]!r}", False
             except RecursionError as error:
                 raise HttpStatusError(status, "the answer is nested too deep") from error
         if len(self.base_urls) > 1:
-            raise ServerUnreachableError(f"none of {len(self.base_urls)} servers answers {path} ({cause})")
-        raise ServerUnreachableError(f"{self.base_url}{path} failed {self._retries + 1} times ({cause})")
+            raise ServerUnreachableError(
+                f"none of {len(self.base_urls)} servers answers {path} ({cause})", over_request
+            )
+        message = f"{self.base_url}{path} failed {self._retries + 1} times ({cause})"
+        raise ServerUnreachableError(message, over_request)
 
 
 def _well_formed(url: str) -> bool:
@@ -172,7 +183,7 @@ def _well_formed(url: str) -> bool:
         return False
 
 
-class _NoAnswerError(Exception):
+class _NoAnswerError(ServerUnreachableError):
     """One attempt brought no answer; says why."""
 
 
@@ -211,6 +222,7 @@ class _Line:
         """Status, body and new cookies of the first answer; no status is in RETRIED_STATUS. _NoAnswerError when no
         server gives one."""
         causes: dict[str, str] = {}
+        over_request = True
         asking, left = self._servers.in_order(), set[Replica]()
         for server in asking:
             server.in_flight += 1
@@ -222,18 +234,18 @@ class _Line:
                 asking.append(server)  # where no other server answers, it has the last word
                 continue
             except _NoAnswerError as error:
-                causes[server.url] = str(error)
+                causes[server.url], over_request = str(error), over_request and error.over_request
             else:
                 if status not in RETRIED_STATUS:
                     self._servers.find(server)
                     return status, raw, cookies
-                causes[server.url] = f"HTTP {status}: {raw[:200]!r}"
+                causes[server.url], over_request = f"HTTP {status}: {raw[:200]!r}", over_request and status == 500
             finally:
                 server.in_flight -= 1
             self._servers.lose(server, causes[server.url])
         if len(causes) == 1:
-            raise _NoAnswerError(*causes.values())
-        raise _NoAnswerError("; ".join(f"{url}: {cause}" for url, cause in causes.items()))
+            raise _NoAnswerError(next(iter(causes.values())), over_request)
+        raise _NoAnswerError("; ".join(f"{url}: {cause}" for url, cause in causes.items()), over_request)
 
     async def _ask(
         self,
@@ -272,7 +284,7 @@ class _Line:
                     pairs = [value.split(";", 1)[0] for value in answer.headers.getall("Set-Cookie", [])]
                     return answer.status, bytes(raw), "; ".join(pairs) or None
         except TimeoutError as error:
-            raise _NoAnswerError(f"no answer within {timeout_s:g} s") from error
+            raise _NoAnswerError(f"no answer within {timeout_s:g} s", over_request=True) from error
         except (aiohttp.ClientError, OSError) as error:
             raise _NoAnswerError(f"{type(error).__name__}: {error}") from error
         except asyncio.CancelledError as error:

@@ -17,8 +17,10 @@ from pydantic_core import PydanticCustomError
 
 from nemotron_steps.environments.base import (
     FLOAT32_MAX,
+    CannotJudgeError,
     Environment,
     EnvironmentConfig,
+    GraderFailedError,
     Response,
     Row,
     RowError,
@@ -219,15 +221,14 @@ class RemoteEnvironment(Environment):
             return "error: the answer is nested too deep"
 
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
-        """The server's reward; a masked or missing one is a failure."""
+        """The server's reward; a masked or missing one is a failure, and so is an error of the server unless it grades
+        another answer to the row."""
         try:
             body = {**row, "response": response_object(response)}
             opened = session.state or _Opened(self._client_of(row), None)
             answer, _ = await opened.client.post("/verify", body, cookies=opened.cookies)
-        except ServerUnreachableError as error:
-            return Verdict.failed(ENVIRONMENT_UNAVAILABLE, message=str(error))
-        except HttpStatusError as error:
-            return Verdict.failed(ENVIRONMENT_REFUSED, message=str(error))
+        except (ServerUnreachableError, HttpStatusError) as error:
+            raise no_verdict(error) from error
         return self._verdict(answer)
 
     async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
@@ -237,10 +238,8 @@ class RemoteEnvironment(Environment):
         body = {"row": dict(row), "responses": [response_object(response) for response in responses]}
         try:
             answer, _ = await self._client_of(row).post("/verify_group", body)
-        except ServerUnreachableError as error:
-            return [Verdict.failed(ENVIRONMENT_UNAVAILABLE, message=str(error)) for _ in responses]
-        except HttpStatusError as error:
-            return [Verdict.failed(ENVIRONMENT_REFUSED, message=str(error)) for _ in responses]
+        except (ServerUnreachableError, HttpStatusError) as error:
+            raise no_verdict(error) from error
         verdicts = answer.get("verdicts") if isinstance(answer, dict) else None
         if not isinstance(verdicts, list) or len(verdicts) != len(responses):
             return [Verdict.failed(ENVIRONMENT_REFUSED, message="not one verdict a response") for _ in responses]
@@ -279,6 +278,15 @@ class RemoteEnvironment(Environment):
             found=str(error),
             hints=(f"curl {client.base_url}/",),
         )
+
+
+def no_verdict(error: ServerUnreachableError | HttpStatusError) -> CannotJudgeError:
+    """What to raise where a server gave none. An error over a request may be its answer's fault (Environment); a server
+    that is not there, or busy, is no answer's."""
+    if isinstance(error, HttpStatusError):
+        return GraderFailedError(ENVIRONMENT_REFUSED, str(error))
+    kind = GraderFailedError if error.over_request else CannotJudgeError
+    return kind(ENVIRONMENT_UNAVAILABLE, str(error))
 
 
 def _refused(what: str, found: Any) -> Verdict:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from nemotron_steps.environments.base import AgentRun, Response, Row, Session, Verdict
 from nemotron_steps.environments.remote.json_http import HttpStatusError, ServerUnreachableError
-from nemotron_steps.environments.remote.remote import ENVIRONMENT_REFUSED, ENVIRONMENT_UNAVAILABLE, RemoteEnvironment
+from nemotron_steps.environments.remote.remote import ENVIRONMENT_REFUSED, RemoteEnvironment, no_verdict
 from nemotron_steps.environments.responses import text_of
 from nemotron_steps.errors import ConfigError
 
@@ -43,10 +43,8 @@ class RemoteAgent(RemoteEnvironment):
         body = {**row, "responses_create_params": asked, **self.policy_fields()}
         try:
             answer, _ = await self._client_of(row).post("/run", body)
-        except ServerUnreachableError as error:
-            return AgentRun([], Verdict.failed(ENVIRONMENT_UNAVAILABLE, message=str(error)))
-        except HttpStatusError as error:
-            return AgentRun([], Verdict.failed(ENVIRONMENT_REFUSED, message=str(error)))
+        except (ServerUnreachableError, HttpStatusError) as error:
+            return AgentRun([], Verdict.of_error(no_verdict(error)))
         response = (answer.get("response") if isinstance(answer, dict) else None) or {}
         output = response.get("output") if isinstance(response, dict) else None
         if not isinstance(output, list) or not all(isinstance(item, dict) for item in output):

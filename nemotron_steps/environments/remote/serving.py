@@ -208,7 +208,7 @@ class EnvironmentServer:
         """The verdict of a rollout that is over; its session is released."""
         try:
             if not self.environment.judges_groups:
-                (verdict,) = await self.environment.verify_group(body, [response], [session])
+                (verdict,) = await self.environment.judge_group(body, [response], [session])
             elif self._group_size is None:
                 message = f"{self.environment.name} judges groups: POST /verify_group, or serve it with a group size"
                 return Reply(400, {"error": message})
@@ -239,7 +239,7 @@ class EnvironmentServer:
 
     async def _judge(self, row: dict[str, Any], group: list[_Waiting]) -> None:
         try:
-            verdicts = await self.environment.verify_group(
+            verdicts = await self.environment.judge_group(
                 row, [each.response for each in group], [each.session for each in group]
             )
         except Exception as error:  # each of them answers with it
@@ -259,7 +259,7 @@ class EnvironmentServer:
             for _ in body["responses"]:
                 sessions.append(await self.environment.seed_recorded(row))
             responses = [_response(item) for item in body["responses"]]
-            verdicts = await self.environment.verify_group(row, responses, sessions)
+            verdicts = await self.environment.judge_group(row, responses, sessions)
         finally:
             for session in sessions:
                 await self.environment.release(session)

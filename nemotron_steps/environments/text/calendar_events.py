@@ -102,7 +102,7 @@ def bounds(event: Event) -> tuple[int, int, int | None]:
     constraint = event["constraint"]
     if constraint is None:
         return earliest, latest, None
-    word, _, rest = constraint.partition(" ")
+    word, _, rest = str(constraint).partition(" ")
     if word == "before":
         return earliest, min(latest, minutes(rest)), None
     if word == "after":
@@ -121,7 +121,7 @@ def minutes(clock: str) -> int:
     Raises:
         ValueError: not a time of day.
     """
-    match = _CLOCK.fullmatch(clock.strip())
+    match = _CLOCK.fullmatch(clock.strip()) if isinstance(clock, str) else None
     if match is None or (match.group(2) is None and match.group(3) is None):
         raise ValueError(f"not a time: {clock!r}")
     hour, minute, half = int(match.group(1)), int(match.group(2) or 0), match.group(3) or ""

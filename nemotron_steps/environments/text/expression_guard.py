@@ -23,12 +23,20 @@ FUNCTIONS = frozenset(
 )
 CONSTANTS = frozenset({"pi", "E"})
 
+_NON_FINITE = re.compile(r"nan|inf(?:inity)?", re.IGNORECASE)
+_NOT_OF_NUMBERS = re.compile(r"[^\s\d.,ij+*/()\[\]-]", re.IGNORECASE)
 _HUGE_EXPONENT = re.compile(r"\d[eE][+-]?\d{4,}")
 
 
 def is_plain_number_text(text: str) -> bool:
     """False for a text holding a number like 1e999999, which exact arithmetic would try to write out."""
     return _HUGE_EXPONENT.search(text) is None
+
+
+def is_non_finite(text: str) -> bool:
+    """Whether a text is a number, or several, with NaN or an infinity in it: no distance to one means anything."""
+    rest = _NON_FINITE.sub("", text)
+    return rest != text and not _NOT_OF_NUMBERS.search(rest)
 
 
 def is_inert_literal(text: str) -> bool:

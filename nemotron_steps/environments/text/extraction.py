@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from nemotron_steps.environments.responses import finite
+
 _ANSWER_OPEN, _ANSWER_CLOSE = "<answer>", "</answer>"
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -67,6 +69,7 @@ def json_values(text: str, opener: Literal["[", "{"]) -> Iterator[tuple[str, Any
         position = found.start()
         try:
             value, end = decoder.raw_decode(text, position)
+            finite(value)
         except RecursionError:
             return
         except json.JSONDecodeError as error:
@@ -75,7 +78,7 @@ def json_values(text: str, opener: Literal["[", "{"]) -> Iterator[tuple[str, Any
             stopped = len(text) if error.msg.startswith("Unterminated") else error.pos
             left -= stopped - position + error.pos // 32 + 300
             end = position + 1
-        except ValueError:  # a number with too many digits; how far it was read is not said
+        except ValueError:  # a number with too many digits, or not finite; how far it was read is not said
             left -= len(text) - position
             end = position + 1
         else:
@@ -83,8 +86,8 @@ def json_values(text: str, opener: Literal["[", "{"]) -> Iterator[tuple[str, Any
         found = beginning.search(text, end)
 
 
-REGEX_TIMEOUT_S = 10.0
-"""Seconds that regular expressions out of data get over one answer, the start of a helper process included."""
+REGEX_CPU_S = 10.0
+"""Seconds of processor time that regular expressions out of data get over one answer."""
 
 
 def output_regexes(row: Mapping[str, Any]) -> list[str]:

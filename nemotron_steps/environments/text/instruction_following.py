@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from nemotron_steps.environments.base import (
-    CannotJudgeError,
     Environment,
     EnvironmentConfig,
     Response,
@@ -24,8 +23,6 @@ from nemotron_steps.environments.text.instruction_checks import CHECKS, argument
 from nemotron_steps.errors import UnsupportedError
 
 LANGUAGE = "language:response_language"
-CHECK_FAILED = "check_failed"
-"""Failure class: a check raised, so whether its instruction was followed is unknown."""
 
 
 class InstructionFollowingConfig(EnvironmentConfig):
@@ -53,8 +50,10 @@ class InstructionFollowing(Environment):
             if name not in CHECKS:
                 raise RowError(f"instruction_id_list[{index}]", "a known instruction id", repr(name))
             try:
-                arguments_of(CHECKS[name], given)
-            except ValueError as error:
+                arguments = arguments_of(CHECKS[name], given)
+                if name != LANGUAGE:
+                    CHECKS[name]("Well, it is fine.\n\nSo it is.", **arguments)  # arguments of another type
+            except (TypeError, ValueError, IndexError, AttributeError, KeyError) as error:
                 raise RowError(f"kwargs[{index}]", f"the arguments of {name}", str(error)) from error
             if name == LANGUAGE and importlib.util.find_spec("langdetect") is None:
                 raise UnsupportedError(
@@ -69,10 +68,7 @@ class InstructionFollowing(Environment):
         followed = {}
         asked = zip(_field(row, "instruction_id_list"), _field(row, "kwargs"), strict=True)
         for index, (name, given) in enumerate(asked):
-            try:
-                kept = bool(response.text.strip()) and CHECKS[name](response.text, **arguments_of(CHECKS[name], given))
-            except (TypeError, ValueError, IndexError) as error:
-                raise CannotJudgeError(CHECK_FAILED, f"{name}: {error}") from error
+            kept = bool(response.text.strip()) and CHECKS[name](response.text, **arguments_of(CHECKS[name], given))
             followed[f"{index}:{name}"] = float(kept)
         fraction = sum(followed.values()) / len(followed)
         mode = _field(row, "grading_mode") or self.config.grading_mode

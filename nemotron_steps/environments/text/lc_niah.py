@@ -49,7 +49,7 @@ class LcNiah(Environment):
 
     def __init__(self, config: LcNiahConfig, judges: Mapping[str, Judge]) -> None:
         super().__init__(config, judges)
-        self._overlap = GradingPool(overlap)
+        self._overlap = GradingPool(overlap, cpu_s=60.0)  # an honest answer over a long prompt takes many seconds
 
     async def close(self) -> None:
         """End the helper processes."""

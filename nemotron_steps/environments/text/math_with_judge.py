@@ -4,6 +4,7 @@ What is longer than MAX_LENGTH characters, and far longer than the expected answ
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -36,6 +37,8 @@ SYSTEM = (
     f"label: {EQUAL} if the answers are equivalent, {DIFFERENT} if they are not."
 )
 
+_TEXT_COMMAND = re.compile(r"\\(?:text|mathrm|mathbf|boxed)\b")
+_CONTENT = re.compile(r"[^\s$'\"{}]")
 MAX_LENGTH = 10_000
 """Characters of a box, or four times the expected answer if that is more."""
 EXPECTED_UNPARSEABLE = "expected_answer_unparseable"
@@ -52,7 +55,7 @@ class MathWithJudgeConfig(EnvironmentConfig):
     judge_parse_retries: int = Field(2, ge=0)
     """How often a judge whose reply has no verdict is asked again."""
     library_verifier_timeout_seconds: float = Field(10.0, gt=0.0)
-    """Of one comparison by the library."""
+    """Seconds of processor time of one comparison by the library."""
     library_verifier_max_concurrency: int = Field(2, ge=1)
     """Comparisons at once, each in a helper process."""
 
@@ -70,7 +73,7 @@ class MathWithJudge(Environment):
         self._algebra = GradingPool(
             compare,
             size=config.library_verifier_max_concurrency,
-            timeout_s=config.library_verifier_timeout_seconds,
+            cpu_s=config.library_verifier_timeout_seconds,
         )
 
     def needed_judges(self) -> tuple[str, ...]:
@@ -78,9 +81,16 @@ class MathWithJudge(Environment):
         return (JUDGE_ROLE,) if self.config.should_use_judge else ()
 
     def check_values(self, row: Row) -> None:
-        """The expected answer must be non-empty text."""
-        if not str(row["expected_answer"]).strip():
-            raise RowError("expected_answer", "a non-empty answer", "an empty one")
+        """The expected answer must be non-empty text, and one that math-verify reads where there is no judge."""
+        expected = strip_delimiters(str(row["expected_answer"]))
+        readable = _CONTENT.search(_TEXT_COMMAND.sub("", expected)) and not expected.startswith("}")
+        if not expected or not (readable or self.config.should_use_judge):
+            found = repr(row["expected_answer"])[:80]
+            raise RowError("expected_answer", "a mathematical expression" if expected else "a non-empty answer", found)
+
+    def right_answer(self, row: Row) -> Response:
+        """The expected answer in a box."""
+        return Response(f"\\boxed{{{strip_delimiters(str(row['expected_answer']))}}}")
 
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
         """1 if equal, else 0."""

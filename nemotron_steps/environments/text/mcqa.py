@@ -23,7 +23,7 @@ from nemotron_steps.environments.base import (
 )
 from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.text.extraction import (
-    REGEX_TIMEOUT_S,
+    REGEX_CPU_S,
     last_boxed,
     last_captures,
     output_regexes,
@@ -68,7 +68,7 @@ class Mcqa(Environment):
 
     def __init__(self, config: McqaConfig, judges: Mapping[str, Judge]) -> None:
         super().__init__(config, judges)
-        self._captures = GradingPool(last_captures, timeout_s=REGEX_TIMEOUT_S)
+        self._captures = GradingPool(last_captures, cpu_s=REGEX_CPU_S)
 
     async def close(self) -> None:
         """End the helper processes."""

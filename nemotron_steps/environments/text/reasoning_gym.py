@@ -13,6 +13,7 @@ import asyncio
 import copy
 import math
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,6 +30,7 @@ from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.text.expression_guard import (
     is_bounded_arithmetic,
     is_inert_literal,
+    is_non_finite,
     is_plain_number_text,
 )
 from nemotron_steps.environments.text.extraction import last_answer_tag, last_boxed
@@ -47,6 +49,9 @@ EVALUATED_AS_EXPRESSION = frozenset(
 
 COMPARED_AS_TUPLES = frozenset({"arc_agi", "rearc"})
 """Data sets whose scorer compares `metadata.output` with tuples, which JSON turned into lists."""
+
+PAID_FOR_ANYTHING = frozenset({"coin_flip", "game_of_life_halting"})
+"""Data sets whose scorer also pays answers of another value in full: a number's first digit, any text."""
 
 MAX_LENGTH = 20_000
 """Characters of an answer."""
@@ -87,6 +92,10 @@ class ReasoningGym(Environment):
             raise RowError("answer", "a list of numbers", repr(row["answer"])[:80])
         if source == "bitwise_arithmetic" and not _is_bitwise(str(row["metadata"].get("problem", ""))):
             raise RowError("metadata.problem", "an expression of hexadecimal numbers", repr(row["metadata"])[:80])
+        _, vetted, entry = _vetted(row, f"<answer>{row['answer']}</answer>")
+        score, failure = score_answer(vetted, entry)
+        if score is None:
+            raise RowError("metadata", f"what the scorer of {source} needs", failure[:200])
 
     async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
         """The library's score in [0, 1]."""
@@ -107,8 +116,12 @@ class ReasoningGym(Environment):
 def _vetted(row: Row, text: str) -> tuple[str, str, dict[str, Any]]:
     """(the answer in a text, what the scorer may see of it, the row as the library's entry)."""
     answer = extract_answer(text)
-    safe = len(answer) <= MAX_LENGTH and is_safe_answer(row["metadata"]["source_dataset"], answer)
-    return answer, answer if safe else UNPARSEABLE, {key: row.get(key) for key in ("question", "answer", "metadata")}
+    source, expected = row["metadata"]["source_dataset"], row.get("answer")
+    safe = len(answer) <= MAX_LENGTH and is_safe_answer(source, answer)
+    safe = safe and (answer == expected or not is_non_finite(answer))
+    safe = safe and (source not in PAID_FOR_ANYTHING or _is_same(answer, str(expected)))
+    refused = "" if source in PAID_FOR_ANYTHING else UNPARSEABLE
+    return answer, answer if safe else refused, {key: row.get(key) for key in ("question", "answer", "metadata")}
 
 
 def _verdict(answer: str, vetted: str, score: float | None, failure: str) -> Verdict:
@@ -176,6 +189,13 @@ def is_safe_answer(source: str, answer: str) -> bool:
     if source in EVALUATED_AS_EXPRESSION:
         return is_bounded_arithmetic(answer)
     return is_plain_number_text(answer)
+
+
+def _is_same(answer: str, expected: str) -> bool:
+    try:
+        return abs(Fraction(answer) - Fraction(expected)) <= Fraction(1, 10_000)
+    except (ValueError, ZeroDivisionError):
+        return answer.strip().lower() == expected.strip().lower()
 
 
 def _as_tuples(value: Any) -> Any:

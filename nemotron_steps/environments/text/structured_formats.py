@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import tomllib
 import xml.etree.ElementTree as ElementTree
 from typing import Any, Literal
+
+from nemotron_steps.environments.responses import finite, json_of
 
 Format = Literal["json", "yaml", "xml", "toml", "csv"]
 
@@ -31,7 +32,8 @@ def parse(text: str, kind: str, schema: Schema) -> Any:
     """Plain data of `text`.
 
     Raises:
-        FormatError: not valid in that format, empty, or longer than MAX_LENGTH characters.
+        FormatError: not valid in that format, empty, longer than MAX_LENGTH characters, or with a number that is not
+            finite.
     """
     if not text.strip():
         raise FormatError("nothing was answered")
@@ -39,15 +41,15 @@ def parse(text: str, kind: str, schema: Schema) -> Any:
         raise FormatError(f"longer than {MAX_LENGTH} characters")
     try:
         if kind == "json":
-            return json.loads(text, parse_constant=_no_constant)
+            return json_of(text)
         if kind == "yaml":
-            return _yaml(text)
+            return finite(_yaml(text))
         if kind == "toml":
-            return tomllib.loads(text)
+            return finite(tomllib.loads(text))
         if kind == "xml":
-            return coerce(_xml(text), schema)
+            return finite(coerce(_xml(text), schema))
         if kind == "csv":
-            return _csv(text, schema)
+            return finite(_csv(text, schema))
     except FormatError:
         raise
     except (ValueError, RecursionError, csv.Error, ElementTree.ParseError) as error:
@@ -91,10 +93,6 @@ def _scalar(text: str, kind: Any) -> Any:
     if kind == "boolean":
         return {"true": True, "1": True, "false": False, "0": False}.get(text.lower())
     return text if kind == "string" else None
-
-
-def _no_constant(name: str) -> Any:
-    raise FormatError(f"{name} is not JSON")
 
 
 def _yaml(text: str) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, get_args
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from nemotron_steps.environments.base import (
     Environment,
@@ -17,7 +18,7 @@ from nemotron_steps.environments.base import (
     Verdict,
 )
 from nemotron_steps.environments.grading_pool import GradingPool
-from nemotron_steps.environments.text.json_schema import schema_problem, strictify, validation_problem
+from nemotron_steps.environments.text.json_schema import problem_with, schema_problem, strictify, validator_of
 from nemotron_steps.environments.text.structured_formats import Format, FormatError, parse
 
 if TYPE_CHECKING:
@@ -85,9 +86,9 @@ def problem_of(text: str, kind: str, schema_text: str, key: str | None, is_call:
         text: the document, or a call's arguments.
         key: the only argument a call may have, whose value is graded; None for all of them as one object.
     """
-    schema = strictify(json.loads(schema_text))
+    validator = _validator(schema_text)
     try:
-        value = parse(text, kind, schema)
+        value = parse(text, kind, validator.schema)
     except FormatError as error:
         return False, f"not {kind}: {error}"
     if is_call and not isinstance(value, dict):
@@ -96,7 +97,12 @@ def problem_of(text: str, kind: str, schema_text: str, key: str | None, is_call:
         if set(value) != {key}:
             return False, f"expected the one argument {key!r}, found {sorted(value)}"[:300]
         value = value[key]
-    return True, validation_problem(value, schema)
+    return True, problem_with(value, validator)
+
+
+@lru_cache(maxsize=64)
+def _validator(schema_text: str) -> Any:
+    return validator_of(strictify(json.loads(schema_text)))
 
 
 def _format(row: Row) -> str:

@@ -23,6 +23,7 @@ from nemotron_steps.environments.base import (
     ToolCall,
     Verdict,
 )
+from nemotron_steps.environments.responses import json_of
 
 
 class SingleStepToolUseConfig(EnvironmentConfig):
@@ -54,6 +55,9 @@ class SingleStepToolUse(Environment):
             return
         if action["type"] not in ("function_call", "function_call_batch"):
             raise RowError("expected_action.type", "message, function_call or function_call_batch", action["type"])
+        batch = action.get("calls")
+        if not isinstance(batch, list | None) or not all(isinstance(call, dict) for call in batch or ()):
+            raise RowError("expected_action.calls", "a list of calls", repr(batch)[:80])
         calls = expected_calls(row)
         if not calls:
             raise RowError("expected_action.calls", "at least one call", "none")
@@ -85,7 +89,7 @@ class SingleStepToolUse(Environment):
         if expected.name != actual.name:
             return "unexpected_tool"
         try:
-            arguments = json.loads(actual.arguments)
+            arguments = json_of(actual.arguments)
         except (ValueError, RecursionError):
             return "arguments_not_json"
         return argument_problem(json.loads(expected.arguments), arguments, self.config)

@@ -97,7 +97,6 @@ def events(records):
         ("seed", "seed_failed", 0),
         ("call_tool", "call_tool_failed", 1),
         ("follow_up", "follow_up_failed", 2),
-        ("verify", "verify_failed", 2),
     ],
 )
 def test_an_exception_fails_that_rollout_alone(method, failure, turns):
@@ -114,6 +113,15 @@ def test_an_exception_fails_that_rollout_alone(method, failure, turns):
     (event,) = events(records)
     assert (event["environment"], event["failure"], event["where"]) == ("talk", failure, "rows.jsonl:8")
     assert event["rollouts"] == 1 and "raise self.what" in event["traceback"]
+
+
+def test_an_answer_that_verify_raises_over_earns_the_least_and_is_reported():
+    records: list[Any] = []
+    group = collect(Breaks("verify", RuntimeError("odd answer")), records)
+    assert [(r.failure, r.reward) for r in group.rollouts] == [(None, 0.5), (None, 0.5), (None, 0.0), (None, 0.5)]
+    assert group.rollouts[2].metadata["message"] == "RuntimeError: odd answer"
+    (event,) = events(records)
+    assert (event["failure"], event["rollouts"]) == ("grader_failed", 1) and "raise self.what" in event["traceback"]
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,26 @@ class TestInTheSandbox:
 
     def test_a_program_that_has_closed_its_outputs_has_the_same_time(self) -> None:
         closed = "import os, time; os.close(1); os.close(2); time.sleep(60)"
-        assert "time-out" in grade(closed, ADD, unit_test_timeout_secs=1.0).details["problem"]
+        assert "time-out, asleep" in grade(closed, ADD, unit_test_timeout_secs=0.3).details["problem"]
+
+    def test_time_is_the_processors_and_of_all_that_a_program_starts(self) -> None:
+        spin = "import time\nwhile time.process_time() < 0.6: pass\n"
+        assert grade(f"{spin}print(sum(map(int, input().split())))", ADD, unit_test_timeout_secs=5.0).reward == 1.0
+        child = f"    import time\n    {spin.splitlines()[1]}\n    os._exit(0)\n"
+        shared = f"import os\nfor _ in 'ab':\n  if os.fork() == 0:\n{child}"
+        ends = "for _ in 'ab': os.wait()\nprint(sum(map(int, input().split())))"
+        assert "time-out" in grade(shared + ends, ADD, unit_test_timeout_secs=1.0).details["problem"]
+        assert grade(shared + ends, ADD, unit_test_timeout_secs=5.0).reward == 1.0
+        waits = "import time; time.sleep(1.5)\nprint(sum(map(int, input().split())))"
+        assert grade(waits, ADD, unit_test_timeout_secs=0.5).reward == 1.0
+
+    def test_a_program_that_the_machine_gave_too_little_time_is_a_failure(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(code_gen, "WALL_FACTOR", 1)
+        half = "import time\nwhile time.monotonic():\n  sum(range(9999))\n  time.sleep(0.001)"
+        verdict = grade(half, ADD, unit_test_timeout_secs=1.0)
+        assert verdict.failure == code_gen.STARVED
 
     def test_what_a_program_leaves_in_its_group_is_no_burden_of_the_next_test(self) -> None:
         leaves = (
@@ -293,7 +312,7 @@ def test_a_sandbox_has_time_and_memory_for_all_of_its_tests() -> None:
     job = json.loads(first["stdin"])
     assert (job["script"], job["timeout"], first["files"]) == ("solution.py", 3.0, {"solution.py": "x\n"})
     limits = second["limits"]
-    assert (limits.wall_s, limits.cpu_s, limits.memory_bytes) == (16.0, 17, 7 * 2**20)
+    assert (limits.wall_s, limits.cpu_s, limits.memory_bytes) == (46.0, 47, 7 * 2**20)
     assert limits.output_bytes == 2 * 2 * job["output"]
     asyncio.run(environment.verify(row(["1"], ["1"], "f"), answer, Session()))
     called = asked[2]

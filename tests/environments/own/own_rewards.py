@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import numpy as np
 
@@ -108,7 +107,16 @@ def raises(completions, **kwargs):
 
 
 def hangs(completions, **kwargs):
-    time.sleep(60)
+    while True:
+        pass
+
+
+def numbers(completions, **kwargs):
+    """Of each answer, less the least: all of them have to be numbers."""
+    values = [float(text) for text in completions]
+    if max(values) > 1e6:
+        hangs(completions)
+    return [value - min(values) for value in values]
 
 
 def answers_alone(completions, answer):

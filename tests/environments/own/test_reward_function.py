@@ -147,9 +147,28 @@ def test_a_large_penalty_is_a_reward() -> None:
     assert verdict.reward == -1e38
 
 
-def test_a_function_that_hangs_is_cut_off() -> None:
-    (verdict,) = graded("hangs", ["2"], timeout_s=3)
-    assert verdict.failure == "verifier_timeout"
+def test_a_function_that_does_not_end_is_cut_off() -> None:
+    verdicts = graded("hangs", ["2", "3"], timeout_s=1)
+    assert [verdict.failure for verdict in verdicts] == ["verifier_timeout"] * 2
+
+
+@pytest.mark.parametrize(
+    ("answers", "weight", "rewards", "failure"),
+    [
+        (["2", "bad", "5", "nan"], 1.0, [0.0, 0.0, 3.0, 0.0], "verifier_crashed"),
+        (["2", "bad", "5"], -1.0, [0.0, -3.0, -3.0], "verifier_crashed"),  # no more than the worst of the others
+        (["2", "1e7", "5"], 1.0, [0.0, 0.0, 3.0], "verifier_timeout"),
+        (["bad", "worse"], 1.0, [0.0, 0.0], "verifier_crashed"),
+    ],
+)
+def test_an_answer_that_a_function_fails_over_earns_the_least_and_the_others_are_graded_without_it(
+    answers: list[str], weight: float, rewards: list[float], failure: str
+) -> None:
+    functions = [{"function": f"{FILE}:numbers", "weight": weight}]
+    verdicts = graded(functions, answers, TEXT, timeout_s=1)
+    assert [verdict.reward for verdict in verdicts] == rewards
+    blamed = [verdict.details["failure"] for verdict in verdicts if "grader_failed" in verdict.components]
+    assert blamed == [failure] * (2 if len(answers) in (2, 4) else 1)
 
 
 def test_a_missing_column_is_named() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -120,7 +121,7 @@ def test_a_group_is_judged_together(scripted: Any) -> None:
         async def ask() -> tuple[list[Verdict], Verdict]:
             together = remote(server.url, judges_groups=True, reward_low=-1.5, reward_high=7.5)
             verdicts = await together.verify_group(row, answers, [Session() for _ in answers])
-            return verdicts, await remote(server.url).verify(row, answers[0], Session())
+            return verdicts, (await remote(server.url).judge_group(row, answers[:1], [Session()]))[0]
 
         verdicts, alone = asyncio.run(ask())
     assert [verdict.reward for verdict in verdicts] == [5.0, 1.0, 3.0]
@@ -249,7 +250,7 @@ def test_an_answer_nested_too_deep_is_a_failure_of_who_gave_it() -> None:
         with pytest.raises(JudgeUnavailableError, match="nested too deep"):
             ask(HttpJudge(url, "judge"))
     assert verdict.failure == "environment_refused"
-    assert len(seen) == 2  # another attempt would bring the same
+    assert len([path for path, *_ in seen if path != "/seed_session"]) == 2  # another attempt would bring the same
 
 
 @pytest.mark.parametrize(
@@ -271,8 +272,39 @@ def test_an_answer_nested_too_deep_is_a_failure_of_who_gave_it() -> None:
 )
 def test_what_is_no_verdict_is_a_failure(status: int, answer: Any, failure: str) -> None:
     with scripted_server(lambda path, body: (status, answer)) as (url, _):
-        verdict = asyncio.run(remote(url).verify(ROW, Response("x"), Session()))
+        (verdict,) = asyncio.run(remote(url).judge_group(ROW, [Response("x")], [Session()]))
     assert (verdict.reward, verdict.failure) == (None, failure)
+
+
+@pytest.mark.parametrize("groups", [False, True])
+@pytest.mark.parametrize(
+    ("fails_over", "status", "reward", "failure"),
+    [
+        ("bad", 500, 0.0, "environment_unavailable"),
+        ("bad", 422, 0.0, "environment_refused"),
+        ("bad", None, 0.0, "environment_unavailable"),
+        ("", 500, None, "environment_unavailable"),
+        ("", 422, None, "environment_refused"),
+        ("bad", 503, None, "environment_unavailable"),
+    ],
+)
+def test_an_answer_that_a_server_fails_over_earns_the_least_if_it_grades_another(
+    fails_over: str, status: int | None, reward: float | None, failure: str, groups: bool
+) -> None:
+    def answer(path: str, body: Any) -> tuple[int, Any]:
+        if path == "/seed_session":
+            return 200, {}
+        if fails_over in json.dumps(body):
+            if status is None:
+                time.sleep(1.0)
+            return status or 200, {"detail": "no"}
+        return 200, {"verdicts": [{"reward": 1.0} for _ in body["responses"]]} if groups else {"reward": 1.0}
+
+    with scripted_server(answer) as (url, _):
+        environment = remote(url, judges_groups=groups, timeout_s=0.3)
+        good, bad = asyncio.run(environment.judge_group(ROW, [Response("good"), Response("bad")], [Session()] * 2))
+    assert good.reward == (1.0 if fails_over and (reward is not None or not groups) else None)
+    assert (bad.reward, bad.failure or bad.details["failure"]) == (reward, failure)
 
 
 def test_a_dead_server_is_a_named_error_within_its_time_out() -> None:

@@ -128,19 +128,21 @@ def test_a_row_that_does_not_fit_what_the_environment_is_configured_with_is_refu
     assert (reply.status, reply.body["error"]["found"], environment.open) == (422, "another", 0)
 
 
-@pytest.mark.parametrize(("error", "status"), [(WorkerLostError("it died"), 503), (KeyError("x"), 422)])
+@pytest.mark.parametrize(
+    ("error", "failure"), [(WorkerLostError("it died"), "environment_lost"), (KeyError("x"), "verify_failed")]
+)
 @pytest.mark.parametrize("groups", [False, True])
-def test_sessions_are_released_where_judging_raises(error: Exception, status: int, groups: bool) -> None:
+def test_sessions_are_released_where_judging_raises(error: Exception, failure: str, groups: bool) -> None:
     environment = Pairs(groups=groups, fails=error)
     server = EnvironmentServer(environment, group_size=2)
 
-    async def run() -> list[int]:
+    async def run() -> list[Any]:
         replies = await asyncio.wait_for(
             asyncio.gather(*(asked(server, "/verify", answered(text)) for text in "ab")), 10
         )
-        return [reply.status for reply in replies]
+        return [(reply.status, reply.body["reward"], reply.body["failure"]) for reply in replies]
 
-    assert asyncio.run(run()) == [status] * 2
+    assert asyncio.run(run()) == [(200, None, failure)] * 2
     assert environment.open == 0 and server._groups == {} and not server._judging
 
 

@@ -272,3 +272,18 @@ def test_grading_leaves_the_row_as_it_is(environment: module.ReasoningGym) -> No
 def test_of_a_long_answer_the_begin_is_kept_beside_the_verdict(environment: module.ReasoningGym) -> None:
     (row,) = rows_of("letter_counting", 1)
     assert len(score(environment, row, "x" * 99_999).details["extracted_answer"]) == module.MAX_LENGTH
+
+
+@pytest.mark.parametrize(
+    "name", ["complex_arithmetic", "coin_flip", "game_of_life_halting", "chain_sum", "spell_backward"]
+)
+def test_what_the_librarys_scorers_pay_for_anything_is_not_paid(environment: module.ReasoningGym, name: str) -> None:
+    for row in rows_of(name, 8):
+        environment.check_row(row, "train.jsonl:1")
+        for junk in ("nan", "NaN + 1i", "inf", "0", "0.", "True", "False", "x"):
+            verdict = score(environment, row, f"<answer>{junk}</answer>")
+            assert verdict.reward is not None and (verdict.reward < 0.5 or module._is_same(junk, row["answer"])), (
+                row["answer"],
+                junk,
+            )
+        assert score(environment, row, f"<answer>{row['answer']}</answer>").reward == 1.0

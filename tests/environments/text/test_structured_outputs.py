@@ -175,11 +175,32 @@ def test_xml_keeps_attributes_repeated_children_and_mixed_text() -> None:
             formats.parse(f"{declaration}<a/>", "xml", {})
 
 
+NUMBERS = {"type": "object", "properties": {"n": {"type": ["integer", "number"]}}}
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "problem"),
     [
         ("json", " ", "nothing was answered"),
-        ("json", "[-Infinity]", "-Infinity is not JSON"),
+        *(
+            (kind, text, "not finite")
+            for kind, texts in {
+                "json": (
+                    "[-Infinity]",
+                    "[NaN]",
+                    "[1e999]",
+                    "[-1e999]",
+                    "[1" + "0" * 400 + "]",
+                    '{"a": [{"b": 1e400}]}',
+                ),
+                "yaml": ("- .nan", "- -.inf", "- 1.0e+999", "- 0x" + "f" * 300, "a: {b: [.NaN]}"),
+                "toml": ("a = nan", "a = -inf", "a = 1e999", "a = 0x" + "f" * 300),
+                "csv": ("n\nnan", "n\n1e999", "n\n-Infinity", "n\n" + "9" * 400),
+                "xml": ("<n>nan</n>", "<n>1e999</n>", "<n>Infinity</n>"),
+            }.items()
+            for text in texts
+        ),
+        ("yaml", "a: 1\n1: c", "not a string"),
         ("json", "1" * (formats.MAX_LENGTH + 1), "longer than"),
         ("yaml", "[" * 101 + "]" * 101, "nested deeper"),
         ("yaml", "&a [*a]", "aliases"),
@@ -194,7 +215,7 @@ def test_xml_keeps_attributes_repeated_children_and_mixed_text() -> None:
 )
 def test_a_document_is_refused_for_what_is_wrong_with_it(kind: str, text: str, problem: str) -> None:
     with pytest.raises(formats.FormatError, match=problem):
-        formats.parse(text, kind, {})
+        formats.parse(text, kind, NUMBERS if "not finite" in problem else {})
 
 
 def test_documents_at_the_limits_are_read() -> None:
