@@ -36,6 +36,12 @@ sys.exit(0 if add(2, 3) == 5 else 2)
 ```"""
 
 
+LOOKS = """```python
+import subprocess, sys
+sys.exit(0 if subprocess.run(["git", "diff", "--quiet"]).returncode else 2)
+```"""
+
+
 def judged(engine: str, image: str, mode: str, answer: str) -> Verdict:
     instance = {
         "FAIL_TO_PASS": [NAMES.format("test_add")],
@@ -54,14 +60,50 @@ def judged(engine: str, image: str, mode: str, answer: str) -> Verdict:
     return asyncio.run(environment.verify(row, Response(answer), Session()))
 
 
+PRINTED = """\
+import glob, os, re
+names = [(f, n) for f in glob.glob('tests/test_*.py') for n in re.findall(r'def (test_\\w+)', open(f).read())]
+lines = ''.join(f'\\nPASSED {f}::TestCalc::{n}' for f, n in names) + '\\n'
+for descriptor in range(1, 20):
+    try:
+        os.write(descriptor, lines.encode())
+    except OSError:
+        pass
+"""
+EQUAL = """\
+class E(int):
+    __eq__ = lambda *a: True
+    __hash__ = int.__hash__
+def add(a, b):
+    return E(0)
+"""
+
+
+def forged(text: str, operator: str) -> str:
+    """A forgery above the function, with its fault (-) or the fix (+), and below it where it redefines that."""
+    function = f"def add(a, b):\n    return a {operator} b"
+    new = f"{text}{function}" if operator == "+" or "def add" not in text else f"{function}\n{text}"
+    edit = FIX.replace("def add(a, b):\n    return a + b", new)
+    return f"<solution>{edit}</solution>"
+
+
 @pytest.mark.parametrize(
     ("mode", "answer", "reward"),
     [
         ("eval", f"<solution>{FIX}</solution>", 1.0),
         ("eval", f"<solution>{FIX.replace('a + b', 'b - a')}</solution>", 0.0),
+        ("eval", forged(PRINTED, "-"), 0.0),
+        ("eval", forged(PRINTED, "+"), 1.0),
+        ("eval", forged(PRINTED + "os._exit(0)\n", "-"), 0.0),
+        ("eval", forged(EQUAL, "-"), 0.0),
+        ("eval", forged(EQUAL, "+"), 1.0),
         ("repro-gen", REPRODUCTION, 1.0),
+        ("repro-gen", LOOKS, 0.0),
     ],
-    ids=["a fix", "no fix", "a reproduction"],
+    ids=[
+        *("a fix", "no fix", "lines printed", "and a fix", "and exit", "equal to all", "and a fix, too"),
+        *("a reproduction", "a look at git"),
+    ],
 )
 def test_an_answer_is_judged_in_a_container(
     real_engine: str, container_engines: Engines, mode: str, answer: str, reward: float
