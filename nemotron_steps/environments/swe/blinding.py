@@ -147,6 +147,13 @@ class Blinded:
                 continue
             if edits := _Module(self, path, source, tree).edits():
                 self._edits[path] = edits
+        self._named: dict[str, tuple[str, str]] = {}  # by unittest's name and each of its ends
+        for path, test in self.tests:
+            parts = [*path.removesuffix(".py").split("/"), *test.split(".")]
+            self._named |= {".".join(parts[begin:]): (path, test) for begin in range(len(parts))}
+        self._sites_of: dict[tuple[str, str] | None, list[str]] = {}
+        for key, site in self.sites.items():
+            self._sites_of.setdefault(site.test, []).append(key)
 
     def orders(self, opaque: Iterable[str]) -> Orders:
         """Candidates for the values of these keys."""
@@ -172,10 +179,7 @@ class Blinded:
 
     def as_written(self, output: str) -> str:
         """A runner's output with the names of tests as they are without the tokens."""
-        for token, shown in self.shown.items():
-            if token in output:
-                output = output.replace(token, shown)
-        return output
+        return _TOKEN.sub(lambda found: self.shown.get(found[0], found[0]), output)
 
     def findings(
         self, passed: Iterable[str], others: Iterable[str], records: str, orders: Orders | None = None
@@ -199,7 +203,7 @@ class Blinded:
         right, proved, opaque, seen = set(), {}, set(), set()
         for name in passed:
             test = self._test_of(name)
-            keys = [key for key, site in self.sites.items() if site.test == test]
+            keys = self._sites_of.get(test, [])
             good, found = not (broken and keys), False
             for key in keys:
                 mine = [record for where, record in by_site.get(key, ()) if _same_instance(name, where)]
@@ -214,7 +218,8 @@ class Blinded:
                 if found:
                     proved[name] = test
         for name, test in proved.items():  # each row of a table was there, unless some do not pass
-            wanted = {key for site in self.sites.values() if site.test == test and site.required for key in site.keys}
+            sites = [self.sites[key] for key in self._sites_of[test]]
+            wanted = {key for site in sites if site.required for key in site.keys}
             if not wanted & self.rows <= seen and test not in partly:
                 right.discard(name)
         return Findings(frozenset(right), frozenset(right & set(proved)), frozenset(opaque))
@@ -258,8 +263,7 @@ class Blinded:
         path, *parts = name.split("::")
         if parts:
             return (path, ".".join(parts)) if (path, ".".join(parts)) in self.tests else None
-        dotted = {f"{path.removesuffix('.py').replace('/', '.')}.{test}": (path, test) for path, test in self.tests}
-        return next((found for full, found in dotted.items() if f".{full}".endswith(f".{name}")), None)
+        return self._named.get(name)
 
 
 _PRELUDE = "\0the recorder"
@@ -664,6 +668,9 @@ def _same_instance(name: str, recorded_in: str) -> bool:
 
 def _token() -> str:
     return f"v{secrets.token_hex(5)}"
+
+
+_TOKEN = re.compile(r"v[0-9a-f]{10}")
 
 
 def _plain(value: Any) -> Any:
