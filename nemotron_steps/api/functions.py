@@ -150,8 +150,9 @@ class _Capture:
             as_written = False
         if not as_written:
             raise self._refused(f"default arguments of '{own}' are not constants")
-        self._texts.append(ast.unparse(node))  # without comments, which make no other function
-        for used in dict.fromkeys(_names_used(function.__code__)):
+        text = ast.unparse(node)  # without comments, which make no other function
+        self._texts.append(text)
+        for used in dict.fromkeys(_names_used(compile(text, own, "exec", annotations.compiler_flag))):
             if used in function.__globals__:
                 self.define(used, function.__globals__[used])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 from nemotron_steps.api.asking import Target, arguments_of, asked_for
-from nemotron_steps.api.event_loop import outside_event_loop
 from nemotron_steps.api.planned import bench_of, variables_of
 from nemotron_steps.api.result import Result
 from nemotron_steps.cli.asked import Asked
@@ -118,3 +118,29 @@ def without_main_module() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = program
+
+
+@contextmanager
+def outside_event_loop() -> Iterator[None]:
+    """No event loop is running within, and the one before is again afterwards. Nothing of it runs meanwhile.
+
+    A notebook's cell is a task of one, steps run loops of their own, and asyncio allows one a thread; in a thread of its
+    own the run could not be interrupted (docs/decisions/runs-in-notebooks.md).
+    """
+    loop = asyncio._get_running_loop()
+    if loop is None:
+        yield
+        return
+    task = asyncio.current_task()
+    # asyncio documents these for schedulers and tasks of one's own (Extending).
+    if task is not None:
+        asyncio.tasks._leave_task(loop, task)
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        # A runner that ends leaves the thread without one.
+        asyncio.set_event_loop(loop)
+        asyncio._set_running_loop(loop)
+        if task is not None:
+            asyncio.tasks._enter_task(loop, task)
