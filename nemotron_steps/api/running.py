@@ -124,8 +124,8 @@ def without_main_module() -> Iterator[None]:
 def outside_event_loop() -> Iterator[None]:
     """No event loop is running within, and the one before is again afterwards. Nothing of it runs meanwhile.
 
-    A notebook's cell is a task of one, steps run loops of their own, and asyncio allows one a thread; in a thread of its
-    own the run could not be interrupted (docs/decisions/runs-in-notebooks.md).
+    A notebook's cell is a task of one, steps run loops of their own, and asyncio allows one a thread. In another thread
+    the run could not be interrupted (docs/decisions/runs-in-notebooks.md).
     """
     loop = asyncio._get_running_loop()
     if loop is None:
