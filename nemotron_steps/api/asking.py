@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import re
-from ast import literal_eval
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.cli.asked import Asked
@@ -18,9 +18,10 @@ Overrides = Iterable[str] | Mapping[str, Any]
 Over = Iterable[str] | Mapping[str, Iterable[Any]]
 Target = str | Iterable[str]
 Input = str | os.PathLike[str] | Artifact
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 _BARE = re.compile(r"[A-Za-z/][\w./:-]*", re.ASCII)
-_CONSTANTS = {"null": "None", "true": "True", "false": "False"}
+_ENTRY = re.compile(r"^        request: .*\n", re.MULTILINE)
 _WORDS = frozenset({"null", "true", "false", "inf", "nan"})
 
 
@@ -69,6 +70,26 @@ def asked_for(
     )
 
 
+def arguments_of(listed: Callable[..., Any]) -> Callable[[FunctionT], FunctionT]:
+    """Show a function's `**request` as what it is handed on to.
+
+    Its signature has the keyword arguments of `listed` before its own, and its docstring their descriptions in place
+    of the entry `request`.
+    """
+
+    def show(function: FunctionT) -> FunctionT:
+        own = inspect.signature(function)
+        *rest, _request = own.parameters.values()
+        more = [each for name, each in inspect.signature(listed).parameters.items() if name not in own.parameters]
+        merged = sorted((*more, *rest), key=lambda each: each.kind)
+        function.__signature__ = own.replace(parameters=merged)  # type: ignore[attr-defined]
+        described = (listed.__doc__ or "").partition("    Args:\n")[2].partition("\n\n")[0] + "\n"
+        function.__doc__ = _ENTRY.sub(lambda _: described, function.__doc__ or "")
+        return function
+
+    return show
+
+
 def reference(given: Input) -> str:
     """An input as the command line names it. RequestError for what has no name there, such as a loaded model."""
     if isinstance(given, Artifact):
@@ -100,19 +121,13 @@ def over_texts(over: Over) -> list[str]:
 
 def _python_list(values: str) -> str:
     """`1,a` of a command line as a list in Python, `[1, 'a']`."""
-    try:
-        return f"{literal_eval(f'[{values}]') or '[V1, V2]'}"
-    except (ValueError, SyntaxError):
-        return f"[{', '.join(map(_python_value, values.split(',')))}]"
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
 
-
-def _python_value(text: str) -> str:
-    if text in _CONSTANTS:
-        return _CONSTANTS[text]
     try:
-        return repr(literal_eval(text))
-    except (ValueError, SyntaxError):
-        return repr(text)
+        return f"{OverridesParser.create().parse_override(f'over=[{values}]').value() or '[V1, V2]'}"
+    except OverrideParseException:
+        return "[V1, V2]"
 
 
 def _values(key: str, given: Any) -> list[Any]:

@@ -15,9 +15,8 @@ from typing import Any
 from nemotron_steps.api.asking import Input, Over, Overrides, asked_for, override_list, override_value
 from nemotron_steps.api.functions import Reward, function_reference
 from nemotron_steps.api.given_rows import data_reference
-from nemotron_steps.api.planned import Planned, bench_of
+from nemotron_steps.api.planned import Planned, bench_of, variables_of
 from nemotron_steps.api.result import Result
-from nemotron_steps.api.variables import variables_of
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.config.profiles import Profile
 from nemotron_steps.errors import ConfigError, RequestError

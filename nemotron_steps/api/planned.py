@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import io
 import os
+from contextlib import AbstractContextManager
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.api.asking import Target, asked_for
-from nemotron_steps.api.signatures import arguments_of
-from nemotron_steps.api.variables import variables_of
+from nemotron_steps.api.asking import Target, arguments_of, asked_for
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.planning import plan_fields, show_plan, with_cached
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal
+from nemotron_steps.config.process_variables import variables_set
+from nemotron_steps.config.profiles import Profile
 
 if TYPE_CHECKING:
     from nemotron_steps.api.result import Result
@@ -96,3 +97,11 @@ def plan(target: Target, *, home: str | os.PathLike[str] | None = None, **reques
 def bench_of(home: str | os.PathLike[str] | None) -> Workbench:
     """What requests are planned with."""
     return Workbench(None if home is None else os.fspath(home))
+
+
+def variables_of(profile: Profile | None) -> AbstractContextManager[None]:
+    """Set a local profile's `env_vars` for a while: the next request may have another profile, or none.
+
+    Configs read them (`${oc.env:NAME}`), so a plan made without them is not what the run does.
+    """
+    return variables_set(profile.variables_here if profile is not None else {})

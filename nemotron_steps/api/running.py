@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from inspect import signature
+from types import ModuleType
 from typing import Any
 
-from nemotron_steps.api.asking import Target, asked_for
-from nemotron_steps.api.event_loop import outside_event_loop
-from nemotron_steps.api.main_module import without_main_module
-from nemotron_steps.api.planned import bench_of
+from nemotron_steps.api.asking import Target, arguments_of, asked_for
+from nemotron_steps.api.planned import bench_of, variables_of
 from nemotron_steps.api.result import Result
-from nemotron_steps.api.signatures import arguments_of
-from nemotron_steps.api.variables import variables_of
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.launching import follow_attached, submit_asked
 from nemotron_steps.cli.request import Workbench
@@ -103,3 +103,44 @@ def run_asked(bench: Workbench, asked: Asked, *, force: bool, resume: str | None
 
             show_result(result, plan, bench.registry, terminal)
     return Result(bench.store, result.id)
+
+
+@contextmanager
+def without_main_module() -> Iterator[None]:
+    """Processes that multiprocessing starts within do not import this program, and so do not run its steps again.
+
+    It may be a script without `if __name__ == "__main__":`. They need nothing of it: what they call lies in this
+    package, and reward functions go by file or module.
+    """
+    program = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = program
+
+
+@contextmanager
+def outside_event_loop() -> Iterator[None]:
+    """No event loop is running within, and the one before is again afterwards. Nothing of it runs meanwhile.
+
+    A notebook's cell is a task of one, steps run loops of their own, and asyncio allows one a thread. In another thread
+    the run could not be interrupted (docs/decisions/runs-in-notebooks.md).
+    """
+    loop = asyncio._get_running_loop()
+    if loop is None:
+        yield
+        return
+    task = asyncio.current_task()
+    # asyncio documents these for schedulers and tasks of one's own (Extending).
+    if task is not None:
+        asyncio.tasks._leave_task(loop, task)
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        # A runner that ends leaves the thread without one.
+        asyncio.set_event_loop(loop)
+        asyncio._set_running_loop(loop)
+        if task is not None:
+            asyncio.tasks._enter_task(loop, task)

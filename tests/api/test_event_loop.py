@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from nemotron_steps.api.event_loop import outside_event_loop
+from nemotron_steps.api.running import outside_event_loop
 
 
 def test_loops_nest_and_the_outer_one_goes_on() -> None:

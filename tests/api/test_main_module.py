@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.api.main_module import without_main_module
+from nemotron_steps.api.running import without_main_module
 
 SCRIPT = """
 print("the program runs")

@@ -15,23 +15,24 @@ CELLS = (
 import re
 
 DIGIT = re.compile(r"\\d")
+WEIGHT = 2.0
 
 
-class Judge:
-    weight = 2.0
-
-    def of(self, text):
-        return self.weight * len(DIGIT.findall(text))
+def of(text):
+    return WEIGHT * len(DIGIT.findall(text))
 
 
 def digits(completions, **columns):
-    return [Judge().of(text) for text in completions]
+    return [of(text) for text in completions]
+
+
+def some(completions, **columns):
+    return [0.1 for _ in completions]
 """,
     f"""
 from nemotron_steps import GRPO
 
-rewards = [digits, lambda completions, **columns: [0.1 for _ in completions]]
-training = GRPO("own-model", {ROWS}, rewards, config="cpu", **{TINY})
+training = GRPO("own-model", {ROWS}, [digits, some], config="cpu", **{TINY})
 training.plan()
 """,
     "result = training.run()\nresult",
