@@ -13,7 +13,6 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.artifacts.validators import declare, validate
 from nemotron_steps.errors import ArtifactError, DataError, StepsError
 from nemotron_steps.errors.plugins import load_object
-from nemotron_steps.manifest.packs import find_packs
 from nemotron_steps.manifest.registry import Registry, load_registry
 from nemotron_steps.manifest.typegraph import ArtifactType
 from nemotron_steps.testing.step_manifest import check_import
@@ -32,7 +31,7 @@ class TypeSubject:
     @cached_property
     def registry(self) -> Registry:
         """Every manifest that is found here."""
-        registry = load_registry(find_packs())
+        registry = load_registry()
         declare(registry.types.validators)
         return registry
 

@@ -1,35 +1,38 @@
-"""A pipeline under test, and checks of its file, of its plans, and of its runs where the kit may run it."""
+"""A pipeline under test, and checks of its file and of its plans."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.pipeline_models import PipelineManifest
-from nemotron_steps.testing.step_subject import Ran, RunSubject
-from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet, told
+from nemotron_steps.testing.suite import Suite, Unmet, told
 
 _OWN_PATH = re.compile(r"(^|[=\['\",])(/|~[\w.-]*/|~$|[A-Za-z]:\\)")
 """From the root, a HOME (`~`, `~/models`, `~name/models`) or a drive, as a whole text or a value in it."""
 
 
-class PipelineSubject(RunSubject):
-    """What the checks of a pipeline ask. Without a config it is planned, and not run."""
+@dataclass(frozen=True)
+class PipelineSubject:
+    """What the checks of a pipeline ask; `folder` is for a home that has nothing in it."""
 
-    @property
-    def config_name(self) -> str:
-        """The config of runs. NotApplicable where the kit was given none."""
-        if self.config is None:
-            raise NotApplicable(f'pipeline_conformance("{self.name}", run="tiny") runs it as well')
-        return self.config
+    name: str
+    folder: Path
+
+    @cached_property
+    def bench(self) -> Workbench:
+        """What commands plan with."""
+        return Workbench(str(self.folder / "home"))
 
     @cached_property
     def manifest(self) -> PipelineManifest:
         """The pipeline's. Raises the error that it has, or that there is none."""
-        return self.registry.pipeline(self.name)
+        return self.bench.registry.pipeline(self.name)
 
 
 SUITE: Suite[PipelineSubject] = Suite()
@@ -69,49 +72,9 @@ def it_names_no_path_of_one_machine(subject: PipelineSubject) -> None:
 @SUITE.check("manifest_loads")
 def it_plans(subject: PipelineSubject) -> None:
     """With each `-c` and without, before there is data: steps, ports and types fit, and configs compose."""
-    bench = Workbench(str(subject.folder / "home"), registry=subject.registry)
     for config in (None, *subject.manifest.configs):
         try:
-            bench.plan(Asked((subject.manifest.name,), (), config), allow_unfilled=True)
+            subject.bench.plan(Asked((subject.manifest.name,), (), config), allow_unfilled=True)
         except StepsError as error:
             first = next(iter(getattr(error, "problems", ())), error)
             raise told(first, f"under '{config or 'default'}': ") from error
-
-
-@SUITE.check("it_plans")
-def runs(subject: PipelineSubject) -> None:
-    """With the config that the kit was given it runs to its end."""
-    error = subject.first.error()
-    if error is None and subject.first.commands[0]["code"]:
-        error = {"what": subject.first.commands[0]["err"][-400:]}
-    if error is not None:
-        raise told(error, "the run fails: ")
-
-
-@SUITE.check("runs")
-def a_second_run_makes_nothing(subject: PipelineSubject) -> None:
-    """The same command again finds every stage made."""
-    again = [step["key"] for step in subject.first.result(1)["steps"] if step["state"] != "cached"]
-    if again:
-        raise Unmet(f"a second run makes {', '.join(again)} again", hint="nothing of a stage may depend on the time")
-
-
-@SUITE.check("runs")
-def same_seed_same_outputs(subject: PipelineSubject) -> None:
-    """In another home, by another process with other hashes, every stage makes the same bytes."""
-    first, second = _outputs(subject.first), _outputs(subject.second)
-    for key, digest in first.items():
-        if second.get(key) != digest:
-            raise Unmet(f"{key} is not the same in another home", hint="a seed in the config; no paths, no times")
-
-
-def _outputs(ran: Ran) -> dict[str, str]:
-    """`STAGE.PORT` → digest, of a run."""
-    from nemotron_steps.artifacts.store import ArtifactStore
-
-    store = ArtifactStore(ran.home)
-    return {
-        f"{step['key']}.{port}": store.find(output["ref"]).digest
-        for step in ran.result()["steps"]
-        for port, output in step["outputs"].items()
-    }

@@ -1,7 +1,4 @@
-"""A step under test: its manifest, what it is fed, and its runs in processes of their own, each made once.
-
-Most of it is a pipeline's, too.
-"""
+"""A step under test: its manifest, what it is fed, and its runs in processes of their own, each made once."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.artifacts.files import sha256_file
 from nemotron_steps.manifest.models import StepManifest
-from nemotron_steps.manifest.packs import PATH_VARIABLE, find_packs
+from nemotron_steps.manifest.packs import PATH_VARIABLE
 from nemotron_steps.manifest.registry import Registry, load_registry
 from nemotron_steps.testing.suite import NotApplicable, Unmet
 
@@ -66,8 +63,8 @@ class Ran:
 
 
 @dataclass(eq=False)
-class RunSubject:
-    """What is run. Its arguments are those of `step_conformance`; `folder` is for everything that the runs write."""
+class StepSubject:
+    """What the checks of a step ask. Its arguments are those of `step_conformance`; `folder` is for what runs write."""
 
     name: str
     folder: Path
@@ -79,31 +76,7 @@ class RunSubject:
     @cached_property
     def registry(self) -> Registry:
         """Every manifest that is found here."""
-        return load_registry(find_packs())
-
-    @property
-    def config_name(self) -> str | None:
-        """The config that runs use."""
-        return self.config
-
-    @property
-    def watched(self) -> dict[str, str]:
-        """The step whose function is watched, and its package."""
-        return {"step": "", "package": ""}
-
-    @cached_property
-    def fed(self) -> dict[str, Path]:
-        """Port → what runs feed it."""
-        return {port: self.given(port) for port in self.inputs}
-
-    def given(self, port: str) -> Path:
-        """The path of an input that the kit was given."""
-        source = self.inputs[port]
-        if not callable(source):
-            return Path(source).absolute()
-        folder = self.folder / "inputs" / port
-        folder.mkdir(parents=True, exist_ok=True)
-        return source(folder).absolute()
+        return load_registry()
 
     @cached_property
     def fed_before(self) -> dict[str, dict[str, str]]:
@@ -194,10 +167,6 @@ class RunSubject:
         done: dict[str, Any] = json.loads(result.read_text()) if result.is_file() else {"commands": [], "seen": {}}
         return Ran(home, done["commands"], done["seen"], code, text)
 
-
-class StepSubject(RunSubject):
-    """What the checks of a step ask."""
-
     @cached_property
     def manifest(self) -> StepManifest:
         """The step's. Raises the error that the manifest has, or that there is none."""
@@ -249,7 +218,10 @@ class StepSubject(RunSubject):
         fed: dict[str, Path] = {}
         for port in self.manifest.consumes:
             if port.name in self.inputs:
-                fed[port.name] = self.given(port.name)
+                source = self.inputs[port.name]
+                folder = self.folder / "inputs" / port.name
+                folder.mkdir(parents=True, exist_ok=True)
+                fed[port.name] = (source(folder) if callable(source) else Path(source)).absolute()
             elif port.required and port.name not in sourced:
                 sample = write_sample(port.type, self.folder / "inputs" / port.name)
                 if sample is None:

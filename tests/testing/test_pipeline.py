@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,39 +26,9 @@ PIPELINE: dict[str, tuple[Change, ...]] = {
     ),
 }
 
-TWO_STAGES = """\
-[pipeline]
-name = "toykit_twice"
-description = "Shortens rows twice."
-
-[[stages]]
-step = "toykit/shorten"
-name = "first"
-description = "the first rows"
-config = "tiny"
-
-[[stages]]
-step = "toykit/shorten"
-name = "second"
-description = "the first of those"
-config = "tiny"
-inputs = { rows = "first" }
-"""
-CODE, OPENS = "toykit/shorten.py", '    source = context.inputs["rows"]'
-RUN: dict[str, tuple[Change, ...]] = {
-    "runs": ((CODE, OPENS, f"    raise DataError('no')\n{OPENS}"),),
-    "a_second_run_makes_nothing": (
-        ("tiny.yaml", "count: 2", "count: ${oc.env:KIT_COUNT,2}"),
-        (CODE, OPENS, f"    import os\n\n    os.environ['KIT_COUNT'] = '1'\n{OPENS}"),
-    ),
-    "same_seed_same_outputs": (
-        (CODE, 'words.clean(row["text"])', 'words.clean(row["text"]) + str(__import__("time").time())'),
-    ),
-}
-
 
 def test_there_is_a_toy_for_every_check():
-    assert {*(toy.partition(":")[0] for toy in PIPELINE), *RUN} == set(pipeline.SUITE.checks)
+    assert {toy.partition(":")[0] for toy in PIPELINE} == set(pipeline.SUITE.checks)
 
 
 @pytest.mark.parametrize("toy", PIPELINE)
@@ -90,21 +59,3 @@ def test_an_override_that_deletes_or_adds_a_key_is_no_path(tmp_path: Path, packa
 @pytest.mark.parametrize("override", ["a=~", "a=~/b", "++a=~bob/c", "+a=/b", "a=[x,/y]", 'a="C:\\x"'])
 def test_an_override_whose_value_is_a_path_of_one_machine_is_found(tmp_path: Path, package: Package, override: str):
     assert after_overrides(tmp_path, package, override) is State.FAILED
-
-
-def write_rows(folder: Path) -> Path:
-    (folder / "train.jsonl").write_text("".join(f'{{"text": "row {number}"}}\n' for number in range(4)))
-    return folder
-
-
-def two_stages(tmp_path: Path, package: Package, changes: tuple[Change, ...], run: str | None) -> Any:
-    package({**STEP, "toykit/pack/manifests/pipelines/twice.toml": TWO_STAGES}, changes)
-    (tmp_path / "kit").mkdir()
-    subject = pipeline.PipelineSubject("toykit_twice", tmp_path / "kit", run, {"first.rows": write_rows})
-    return Examination(pipeline.SUITE, subject)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("check", RUN)
-def test_a_pipeline_that_runs_badly_fails_the_check_that_is_about_it(tmp_path: Path, package: Package, check: str):
-    assert failed(two_stages(tmp_path, package, RUN[check], "tiny"), but=check) == [check]
