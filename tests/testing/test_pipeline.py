@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from nemotron_steps.testing import pipeline
-from nemotron_steps.testing.suite import Examination, State
+from nemotron_steps.testing.suite import Examination, Unmet
 from tests.testing.scaffolds import Package, failed, made
 from tests.testing.toy_packages import STEP, Change
 
@@ -44,18 +46,23 @@ def test_a_pipeline_with_the_name_of_a_step_is_found(tmp_path: Path, package: Pa
     assert failed(Examination(pipeline.SUITE, subject)) == ["manifest_loads"]
 
 
-def after_overrides(tmp_path: Path, package: Package, override: str) -> State:
-    """How the check of paths ends for a stage with an override."""
-    change = (".toml", "[configs.tiny]", f"overrides = ['{override}']\n\n[configs.tiny]")
-    subject = pipeline.PipelineSubject("toykit_thing", made(tmp_path, package, "pipeline", (change,)))
-    return Examination(pipeline.SUITE, subject).outcome("it_names_no_path_of_one_machine").state
+TAME = ("~policy.scheduler", "~policy/scheduler=cosine", "+a.b=1", "a=~b", "a=[x/y,~3]", "a=b/c")
+"""Before a key, + adds it and ~ takes it away."""
+OVERRIDES = ("a=~", "a=~/b", "++a=~bob/c", "+a=/b", "a=[x,/y]", 'a="C:\\x"')
+WRONG: list[dict[str, Any]] = [
+    {"inputs": {"policy": SimpleNamespace(ref="/models/a")}},
+    {"fan_out": {"inputs.policy": ["org/model", "~/models/a"]}},
+    *({"overrides": (override,)} for override in OVERRIDES),
+]
 
 
-@pytest.mark.parametrize("override", ["~policy.scheduler", "~policy/scheduler=cosine", "+a.b=1", "a=~b", "a=[x/y,~3]"])
-def test_an_override_that_deletes_or_adds_a_key_is_no_path(tmp_path: Path, package: Package, override: str):
-    assert after_overrides(tmp_path, package, override) is State.PASSED
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_path_of_one_machine_is_found_wherever_a_stage_has_it(wrong: dict[str, Any]):
+    def look(**fields: Any) -> None:
+        manifest = SimpleNamespace(stages=[SimpleNamespace(name="train", **fields)], where=lambda *place: "here")
+        pipeline.it_names_no_path_of_one_machine(SimpleNamespace(manifest=manifest))  # type: ignore[arg-type]
 
-
-@pytest.mark.parametrize("override", ["a=~", "a=~/b", "++a=~bob/c", "+a=/b", "a=[x,/y]", 'a="C:\\x"'])
-def test_an_override_whose_value_is_a_path_of_one_machine_is_found(tmp_path: Path, package: Package, override: str):
-    assert after_overrides(tmp_path, package, override) is State.FAILED
+    tame = {"inputs": {"policy": SimpleNamespace(ref="org/model")}, "overrides": TAME, "fan_out": {"seed": [1]}}
+    look(**tame)
+    with pytest.raises(Unmet, match="names a path of one machine"):
+        look(**{**tame, **wrong})
