@@ -110,26 +110,12 @@ def type_conformance(name: str, *, example: Callable[[Path], object]) -> type:
     return SUITE.test_class(f"type {name}", lambda folder: TypeSubject(name, folder, example))
 
 
-def pipeline_conformance(
-    name: str,
-    *,
-    run: str | None = None,
-    inputs: Mapping[str, Source] | None = None,
-    overrides: Sequence[str] = (),
-    seconds: float = 300.0,
-) -> type:
-    """A class of tests for a pipeline; assign it to a name that begins with `Test`.
+def pipeline_conformance(name: str) -> type:
+    """A class of tests for a pipeline, which is planned and not run; assign it to a name that begins with `Test`.
 
     Args:
         name: of the pipeline; its pack is installed, on STEPS_PATH or in ./manifests.
-        run: the config, as after `-c`, with which the kit runs it for real: three times, so a small one. Without it
-            the pipeline is planned, and not run.
-        inputs: `PORT` or `STAGE.PORT` → what runs feed it: a path, or a function as in `step_conformance`.
-        overrides: of runs, `STAGE.key=value`.
-        seconds: the longest that a run may take.
     """
     from nemotron_steps.testing.pipeline import SUITE, PipelineSubject
 
-    return SUITE.test_class(
-        f"pipeline {name}", lambda folder: PipelineSubject(name, folder, run, inputs or {}, overrides, seconds)
-    )
+    return SUITE.test_class(f"pipeline {name}", lambda folder: PipelineSubject(name, folder))

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.artifacts.validators import declare, has_validator, validate
+from nemotron_steps.artifacts.validators import declare, validate
 from nemotron_steps.errors import ArtifactError, DataError, StepsError
-from nemotron_steps.manifest.packs import find_packs
+from nemotron_steps.errors.plugins import load_object
 from nemotron_steps.manifest.registry import Registry, load_registry
 from nemotron_steps.manifest.typegraph import ArtifactType
-from nemotron_steps.testing.samples import PICTURE, cut, write_sample
 from nemotron_steps.testing.step_manifest import check_import
-from nemotron_steps.testing.step_subject import files_of, tree_of
+from nemotron_steps.testing.step_subject import PICTURE, cut, files_of, tree_of, write_sample
 from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet, told
-from nemotron_steps.testing.watching import stdout_seen
-
-_OTHERS = ("training_jsonl", "rl_prompts", "eval_report")
 
 
 @dataclass
@@ -37,7 +31,7 @@ class TypeSubject:
     @cached_property
     def registry(self) -> Registry:
         """Every manifest that is found here."""
-        registry = load_registry(find_packs())
+        registry = load_registry()
         declare(registry.types.validators)
         return registry
 
@@ -59,21 +53,11 @@ class TypeSubject:
         self.example(folder)
         return folder
 
-    def changed(self, name: str, change: Callable[[bytes], bytes]) -> Path:
-        """An example whose files hold something else."""
-        folder = self.written(name)
-        for file in files_of(folder):
-            file.write_bytes(change(file.read_bytes()))
-        return folder
-
     def validated(self, folder: Path) -> dict[str, Any]:
-        """What the validator says: the declared function itself, or the nearest parent's."""
-        declared = (self.registry.types.types[name].validator for name in (self.name, *self.ancestors))
-        reference = next((each for each in declared if each is not None), None)
-        if reference is None:
+        """What its own validator says, or raises; of a type without one, the nearest parent's."""
+        if self.declared.validator is None:
             return validate(self.name, folder, self.ancestors)
-        module, _, function = reference.partition(":")
-        found: dict[str, Any] = getattr(import_module(module), function)(folder)
+        found: dict[str, Any] = load_object(self.declared.validator)(folder)
         return found
 
 
@@ -82,7 +66,7 @@ SUITE: Suite[TypeSubject] = Suite()
 
 @SUITE.check()
 def is_declared(subject: TypeSubject) -> None:
-    """A types.toml declares it without a mistake, described in a line, and its attributes too."""
+    """A types.toml declares it without a mistake, described in a line."""
     try:
         where = subject.declared.where
     except StepsError as error:
@@ -90,31 +74,11 @@ def is_declared(subject: TypeSubject) -> None:
     for problem in (*subject.registry.problems, *subject.registry.warnings):
         if (problem.where or "").startswith(f"{where.rpartition(':')[0]}:"):
             raise told(problem)
-    for name, text in {"it": subject.declared.description, **subject.declared.attributes}.items():
-        if not text or not text.isprintable():
-            raise Unmet(f"the description of {name} is not a line of text", where=where, found=repr(text))
+    if not subject.declared.description or not subject.declared.description.isprintable():
+        raise Unmet("its description is not a line of text", where=where, found=repr(subject.declared.description))
 
 
 @SUITE.check("is_declared")
-def has_a_validator(subject: TypeSubject) -> None:
-    """It, or what it is, has a function that looks at a folder."""
-    names = (subject.name, *subject.ancestors)
-    if not any(has_validator(name) or name in subject.registry.types.validators for name in names):
-        raise Unmet(
-            "nothing looks at artifacts of the type",
-            where=subject.declared.where,
-            hint='validator = "PACKAGE:validate"',
-        )
-    reference = subject.declared.validator
-    if reference is not None:
-        module, _, name = reference.partition(":")
-        try:
-            getattr(import_module(module), name)
-        except (ImportError, AttributeError) as error:
-            raise Unmet(f"'{reference}' cannot be imported: {error}", where=subject.declared.where) from error
-
-
-@SUITE.check("has_a_validator")
 def importing_it_is_light(subject: TypeSubject) -> None:
     """The validator's module imports no framework, prints nothing and starts nothing."""
     if subject.declared.validator is None:
@@ -122,43 +86,33 @@ def importing_it_is_light(subject: TypeSubject) -> None:
     check_import([subject.declared.validator.partition(":")[0]])
 
 
-@SUITE.check("has_a_validator")
+@SUITE.check("is_declared")
 def its_example_is_accepted(subject: TypeSubject) -> None:
-    """The validator accepts the example, and leaves it and stdout (which belongs to `--json`) as they are."""
+    """The validator accepts the example, and leaves it as it is."""
     folder = subject.written("example")
     before = tree_of(folder)
     if not before:
         raise Unmet("the example writes nothing")
     try:
-        with stdout_seen() as printed:
-            subject.validated(folder)
+        subject.validated(folder)
     except StepsError as error:
         raise Unmet(f"the example is refused: {error.what}", where=error.where, found=error.found) from error
     if tree_of(folder) != before:
         raise Unmet("the validator changes the folder")
-    if any(printed):
-        raise Unmet("the validator prints to stdout", found=repr(printed[0][:200]), hint="logging")
 
 
 @SUITE.check("its_example_is_accepted")
-def attributes_are_plain(subject: TypeSubject) -> None:
-    """What the validator returns is JSON without NaN, the same each time, and declared in types.toml."""
-    first, second = subject.validated(subject.written("plain")), subject.validated(subject.written("plain-again"))
+def it_comes_back_from_a_home(subject: TypeSubject) -> None:
+    """Committed and opened again it is whole, and has the attributes that its validator gives an equal folder."""
+    store = ArtifactStore(subject.folder / "home")
+    committed = subject.written("whole")
     try:
-        same = json.dumps(first, sort_keys=True, allow_nan=False) == json.dumps(second, sort_keys=True)
+        artifact = store.commit(committed, subject.name, name=f"kit/{subject.name}", supertypes=subject.ancestors)
     except (TypeError, ValueError) as error:
-        raise Unmet(f"the attributes are not JSON: {error}", found=first) from error
-    if not same:
-        raise Unmet("the attributes of two equal folders differ", found=f"{first} and {second}")
-    types = subject.registry.types.types
-    known = {key for name in (subject.name, *subject.ancestors) for key in types[name].attributes}
-    unknown = sorted(set(first) - known)
-    if unknown and subject.declared.validator is not None:
-        raise Unmet(
-            f"the attributes {', '.join(unknown)} are not declared",
-            where=subject.declared.where,
-            hint="attributes = { " + ", ".join(f'{name} = "what it is"' for name in unknown) + " }",
-        )
+        raise Unmet(f"the attributes are not JSON: {error}") from error
+    for finding in store.verify(artifact):
+        raise Unmet("an artifact is corrupt as it was committed", found=finding.what)
+    _require_attributes(subject, store.find(artifact.ref).attributes, subject.validated(subject.written("again")), "it")
 
 
 @SUITE.check("its_example_is_accepted")
@@ -171,90 +125,58 @@ def it_is_what_its_parents_are(subject: TypeSubject) -> None:
             attributes = validate(parent, folder, subject.registry.types.ancestors(parent))
         except StepsError as error:
             raise Unmet(f"the example is refused as a {parent}: {error.what}", where=error.where) from error
-        for key, value in attributes.items():
-            if accepted.get(key) != value:
-                raise Unmet(
-                    f"the attribute '{key}' that every {parent} has is lost",
-                    where=subject.declared.where,
-                    found=accepted.get(key),
-                    hint=f"return what the validator of {parent} returns as well",
-                )
+        _require_attributes(subject, accepted, attributes, f"every {parent}")
 
 
 @SUITE.check("its_example_is_accepted")
-def missing_files_are_refused(subject: TypeSubject) -> None:
-    """A folder without files, or with another one."""
-    for name in ("empty", "stranger"):
-        folder = subject.folder / name
-        folder.mkdir()
-        if name == "stranger":
-            (folder / "kit.unknown").write_text("another file\n")
-        _refused(subject, folder, "a folder without its files")
-
-
-@SUITE.check("its_example_is_accepted")
-def truncated_files_are_refused(subject: TypeSubject) -> None:
-    """Files that end in the middle, or of no bytes: what a full disk leaves."""
-    _refused(subject, subject.changed("no-bytes", lambda data: b""), "files of no bytes")
-    _refused(subject, subject.changed("cut", cut), "truncated files")
-
-
-@SUITE.check("its_example_is_accepted")
-def other_bytes_are_refused(subject: TypeSubject) -> None:
-    """Files of its names that are pictures; those of brackets, on which parsers run out of stack, may be text."""
-    _refused(subject, subject.changed("pictures", lambda data: PICTURE), "files that are pictures")
-    _refused(subject, subject.changed("nested", lambda data: b"[" * 100_000), "files of brackets", always=False)
-
-
-@SUITE.check("its_example_is_accepted")
-def other_types_are_refused(subject: TypeSubject) -> None:
-    """Artifacts of the built-in types that it is not."""
-    for name in _OTHERS:
-        if subject.registry.types.is_a(name, subject.name) or name in (subject.name, *subject.ancestors):
-            continue
-        sample = write_sample(name, subject.folder / f"other-{name}")
-        assert sample is not None
-        _refused(subject, sample, f"a {name}")
-
-
-@SUITE.check("missing_files_are_refused", "other_bytes_are_refused")
-def errors_say_what_is_right(subject: TypeSubject) -> None:
-    """An error says in which folder (`where`), and what was expected, or has a hint."""
-    empty = subject.folder / "right-empty"
+def other_folders_are_refused(subject: TypeSubject) -> None:
+    """A folder without files, with another one, or of a built-in type that it is not."""
+    empty, stranger = subject.folder / "empty", subject.folder / "stranger"
     empty.mkdir()
-    for folder in (empty, subject.changed("right-pictures", lambda data: PICTURE)):
-        try:
-            subject.validated(folder)
-        except StepsError as error:
-            if not (error.where or "").startswith(str(folder)):
-                found = f"{error.what}: {error.where}"
-                raise Unmet("an error does not say in which folder", found=found, hint="where=str(file)") from error
-            if not error.expected and not error.hints:
-                hint = "expected='…', or hints=('…',)"
-                raise Unmet("an error says only what is wrong", found=error.what, hint=hint) from error
+    stranger.mkdir()
+    (stranger / "kit.unknown").write_text("another file\n")
+    _require_refused(subject, empty, "an empty folder")
+    _require_refused(subject, stranger, "a folder with another file")
+    for name in ("training_jsonl", "rl_prompts", "eval_report"):
+        if name not in subject.ancestors and not subject.registry.types.is_a(name, subject.name):
+            folder = subject.folder / f"other-{name}"
+            write_sample(name, folder)
+            _require_refused(subject, folder, f"a {name}")
 
 
-@SUITE.check("attributes_are_plain")
-def it_is_stored_and_verified(subject: TypeSubject) -> None:
-    """Committed and opened again it is whole, with all of its attributes."""
-    store = ArtifactStore(subject.folder / "home")
-    name = f"kit/{subject.name}"
-    artifact = store.commit(subject.written("whole"), subject.name, name=name, supertypes=subject.ancestors)
-    if store.verify(artifact):
-        raise Unmet("an artifact is corrupt as it was committed", found=store.verify(artifact)[0].what)
-    if store.open(artifact.ref).type != subject.name:
-        raise Unmet("an artifact comes back as another type")
-    missing = [key for key in subject.validated(artifact.path) if key not in store.find(artifact.ref).attributes]
-    if missing:
-        raise Unmet(f"the attributes {', '.join(missing)} are lost")
+@SUITE.check("its_example_is_accepted")
+def broken_files_are_refused(subject: TypeSubject) -> None:
+    """Files cut short, as a full disk leaves them, and pictures. Brackets may be accepted."""
+    for kind, change in (
+        ("files of no bytes", lambda data: b""),
+        ("truncated files", cut),
+        ("files that are pictures", lambda data: PICTURE),
+        ("files of brackets", lambda data: b"[" * 100_000),
+    ):
+        folder = subject.written(kind)
+        for file in files_of(folder):
+            file.write_bytes(change(file.read_bytes()))
+        _require_refused(subject, folder, kind, always=kind != "files of brackets")
 
 
-def _refused(subject: TypeSubject, folder: Path, kind: str, *, always: bool = True) -> None:
+def _require_attributes(subject: TypeSubject, found: Mapping[str, Any], wanted: Mapping[str, Any], whose: str) -> None:
+    for key, value in wanted.items():
+        if found.get(key) != value:
+            raise Unmet(
+                f"the attribute '{key}' that {whose} has is lost, or another",
+                where=subject.declared.where,
+                found=f"{found.get(key)!r} in place of {value!r}",
+                hint="return JSON without NaN, the same for the same files, with what parents' validators return",
+            )
+
+
+def _require_refused(subject: TypeSubject, folder: Path, kind: str, *, always: bool = True) -> None:
     try:
         subject.validated(folder)
     except (ArtifactError, DataError) as error:
-        if not error.where:
-            raise Unmet(f"{kind}: the error does not say where", found=error.what, hint="where=str(file)") from error
+        if not (error.where or "").startswith(str(folder)):
+            found = f"{error.what}: {error.where}"
+            raise Unmet(f"{kind}: the error does not say where", found=found, hint="where=str(file)") from error
     except Exception as error:
         raise Unmet(
             f"{kind}: the validator raises {type(error).__name__}: {error}",

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.errors import StepFailedError, StepsError
-from nemotron_steps.testing.samples import PICTURE, cut
 from nemotron_steps.testing.step_manifest import SUITE as MANIFEST
-from nemotron_steps.testing.step_subject import CANARY, Ran, StepSubject, files_of, tree_of
+from nemotron_steps.testing.step_subject import CANARY, PICTURE, Ran, StepSubject, cut, files_of, tree_of
 from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet, told
 
 SUITE: Suite[StepSubject] = Suite(MANIFEST)

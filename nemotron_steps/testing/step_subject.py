@@ -1,7 +1,4 @@
-"""A step under test: its manifest, what it is fed, and its runs in processes of their own, each made once.
-
-Most of it is a pipeline's, too.
-"""
+"""A step under test: its manifest, what it is fed, and its runs in processes of their own, each made once."""
 
 from __future__ import annotations
 
@@ -19,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.artifacts.files import sha256_file
 from nemotron_steps.manifest.models import StepManifest
-from nemotron_steps.manifest.packs import PATH_VARIABLE, find_packs
+from nemotron_steps.manifest.packs import PATH_VARIABLE
 from nemotron_steps.manifest.registry import Registry, load_registry
-from nemotron_steps.testing.samples import write_sample
 from nemotron_steps.testing.suite import NotApplicable, Unmet
 
 if TYPE_CHECKING:
@@ -34,6 +30,9 @@ Source = str | Path | Callable[[Path], Path]
 
 CANARY = "kit-4f1c9e0b7a53-canary"
 """Value of a secret variable while a step runs: it must be found nowhere afterwards."""
+ROWS = 8
+PICTURE = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\xff\xfe" * 8
+"""What no file of rows or of text begins with."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,8 @@ class Ran:
 
 
 @dataclass(eq=False)
-class RunSubject:
-    """What is run. Its arguments are those of `step_conformance`; `folder` is for everything that the runs write."""
+class StepSubject:
+    """What the checks of a step ask. Its arguments are those of `step_conformance`; `folder` is for what runs write."""
 
     name: str
     folder: Path
@@ -77,31 +76,7 @@ class RunSubject:
     @cached_property
     def registry(self) -> Registry:
         """Every manifest that is found here."""
-        return load_registry(find_packs())
-
-    @property
-    def config_name(self) -> str | None:
-        """The config that runs use."""
-        return self.config
-
-    @property
-    def watched(self) -> dict[str, str]:
-        """The step whose function is watched, and its package."""
-        return {"step": "", "package": ""}
-
-    @cached_property
-    def fed(self) -> dict[str, Path]:
-        """Port → what runs feed it."""
-        return {port: self.given(port) for port in self.inputs}
-
-    def given(self, port: str) -> Path:
-        """The path of an input that the kit was given."""
-        source = self.inputs[port]
-        if not callable(source):
-            return Path(source).absolute()
-        folder = self.folder / "inputs" / port
-        folder.mkdir(parents=True, exist_ok=True)
-        return source(folder).absolute()
+        return load_registry()
 
     @cached_property
     def fed_before(self) -> dict[str, dict[str, str]]:
@@ -192,10 +167,6 @@ class RunSubject:
         done: dict[str, Any] = json.loads(result.read_text()) if result.is_file() else {"commands": [], "seen": {}}
         return Ran(home, done["commands"], done["seen"], code, text)
 
-
-class StepSubject(RunSubject):
-    """What the checks of a step ask."""
-
     @cached_property
     def manifest(self) -> StepManifest:
         """The step's. Raises the error that the manifest has, or that there is none."""
@@ -247,7 +218,10 @@ class StepSubject(RunSubject):
         fed: dict[str, Path] = {}
         for port in self.manifest.consumes:
             if port.name in self.inputs:
-                fed[port.name] = self.given(port.name)
+                source = self.inputs[port.name]
+                folder = self.folder / "inputs" / port.name
+                folder.mkdir(parents=True, exist_ok=True)
+                fed[port.name] = (source(folder) if callable(source) else Path(source)).absolute()
             elif port.required and port.name not in sourced:
                 sample = write_sample(port.type, self.folder / "inputs" / port.name)
                 if sample is None:
@@ -322,3 +296,41 @@ def files_of(path: Path) -> list[Path]:
 def tree_of(path: Path) -> dict[str, str]:
     """File → digest of its bytes, of a file or a folder."""
     return {str(file): sha256_file(file) for file in files_of(path)}
+
+
+def cut(data: bytes) -> bytes:
+    """The first part of a file's bytes: it ends in the middle of something."""
+    return data[: max(1, len(data) * 2 // 3 - 3)]
+
+
+def _samples(n: int) -> dict[str, dict[str, Any]]:
+    """Type → its n-th row."""
+    question, answer = f"What is {n} + {n}?", f"It is {2 * n}."
+    return {
+        "training_jsonl": {"text": f"{question} {answer}"},
+        "sft_chats": {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]},
+        "packed_chats": {"input_ids": [n, 2, 3, n, 4], "loss_mask": [0, 1, 0, 1, 0], "seq_start_id": [0, 3]},
+        "preference_pairs": {"prompt": question, "chosen": answer, "rejected": f"It is {2 * n + 1}."},
+        "rl_prompts": {
+            "responses_create_params": {"input": [{"role": "user", "content": question}]},
+            "question": question,
+            "expected_answer": str(2 * n),
+            "agent_ref": {"type": "responses_api_agents", "name": "math_with_judge_simple_agent"},
+        },
+    }
+
+
+def write_sample(type_name: str, folder: Path) -> Path | None:
+    """Write a data set of a built-in type into `folder`; None for a type that there is no sample of."""
+    texts: dict[str, str] = {}
+    if type_name == "eval_report":
+        texts["report.json"] = json.dumps({"metrics": {"accuracy": 0.5}})
+    elif type_name in _samples(1):
+        rows = "".join(json.dumps(_samples(n)[type_name]) + "\n" for n in range(1, ROWS + 1))
+        texts = {"train.jsonl": rows, "validation.jsonl": rows}
+    else:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder

@@ -16,7 +16,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -163,24 +162,6 @@ def _in_folder(path: str, folder: int) -> str:
 
 def _below(path: str, folders: tuple[str, ...]) -> bool:
     return any(path == folder or path.startswith(folder + os.sep) for folder in folders)
-
-
-@contextmanager
-def stdout_seen() -> Iterator[list[str]]:
-    """What is printed to stdout meanwhile, by this process and by those that it starts; filled at the end."""
-    printed: list[str] = []
-    sys.stdout.flush()
-    kept = os.dup(1)
-    with tempfile.TemporaryFile("w+", errors="replace") as file:
-        os.dup2(file.fileno(), 1)
-        try:
-            with redirect_stdout(file):
-                yield printed
-        finally:
-            os.dup2(kept, 1)
-            os.close(kept)
-            file.seek(0)
-            printed.append(file.read())
 
 
 def process_state() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.testing import artifact_type
-from nemotron_steps.testing.samples import write_sample
+from nemotron_steps.testing.step_subject import write_sample
 from nemotron_steps.testing.suite import Examination, State
 from tests.artifacts.checkpoint_files import write_adapter, write_hf, write_megatron
 

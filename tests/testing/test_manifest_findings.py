@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.errors import DataError
-from nemotron_steps.testing import pipeline, step_manifest
+from nemotron_steps.testing import step_manifest
 from nemotron_steps.testing.step_subject import CANARY, StepSubject, process_environment
 from nemotron_steps.testing.suite import NotApplicable, Unmet
 from tests.testing.config_models import Strict
@@ -192,14 +192,3 @@ def test_a_process_has_a_home_of_its_own(tmp_path: Path, monkeypatch: Any) -> No
     assert (variables["PYTHONPATH"], variables["PYTHONHASHSEED"]) == ("/a:/b", "1")
     assert (variables["STEPS_PATH"], variables["KIT_API_KEY"]) == ("/pack", CANARY)
     assert variables["HOME"] == f"{tmp_path}/user" and variables["TMPDIR"] == f"{tmp_path}/tmp"
-
-
-@pytest.mark.parametrize(("gpus", "told"), [(0, None), (1, "asks for 1 GPUs"), (8, "asks for 8 GPUs")])
-def test_a_gpu_of_any_stage_under_tiny_is_found(gpus: int, told: str | None) -> None:
-    configs = [{}, {"cluster": None}, {"cluster": {"gpus_per_node": gpus}}]
-    steps = [SimpleNamespace(key=str(n), config=config) for n, config in enumerate(configs)]
-    subject = SimpleNamespace(plan=lambda config: SimpleNamespace(steps=steps), manifest=manifest(configs={"tiny": {}}))
-    found(pipeline.tiny_needs_no_gpu, subject, told)
-    subject.manifest.configs = {"large": {}}
-    with pytest.raises(NotApplicable):
-        pipeline.tiny_needs_no_gpu(subject)  # type: ignore[arg-type]

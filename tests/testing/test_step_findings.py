@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 from nemotron_steps.errors import StepFailedError
-from nemotron_steps.testing import pipeline, step_manifest, step_runs, watching
+from nemotron_steps.testing import step_manifest, step_runs, watching
 from nemotron_steps.testing.step_subject import Ran
 from nemotron_steps.testing.suite import Examination, NotApplicable, Suite, Unmet
 from tests.testing.config_models import Changing, Open, Strict
@@ -257,22 +257,3 @@ def test_pytest_shows_an_unexpected_exception_as_it_was_raised(tmp_path: Path) -
         shown("unmet", "first")
     with pytest.raises(pytest.skip.Exception, match="first comes first"):
         shown("unmet", "second")
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"inputs": {"policy": SimpleNamespace(ref="/models/a")}},
-        {"overrides": ("policy.model_name=/models/a",)},
-        {"fan_out": {"inputs.policy": ["org/model", "~/models/a"]}},
-    ],
-)
-def test_a_path_of_one_machine_is_found_wherever_a_stage_has_it(wrong: dict[str, Any]) -> None:
-    def look(**fields: Any) -> None:
-        manifest = SimpleNamespace(stages=[SimpleNamespace(name="train", **fields)], where=lambda *place: "here")
-        pipeline.it_names_no_path_of_one_machine(SimpleNamespace(manifest=manifest))  # type: ignore[arg-type]
-
-    tame = {"inputs": {"policy": SimpleNamespace(ref="org/model")}, "overrides": ("a=b/c",), "fan_out": {"seed": [1]}}
-    look(**tame)
-    with pytest.raises(Unmet, match="names a path of one machine"):
-        look(**{**tame, **wrong})

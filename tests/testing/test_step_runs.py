@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.errors import StepFailedError
-from nemotron_steps.testing import samples, step_runs
+from nemotron_steps.testing import step_runs, step_subject
 from nemotron_steps.testing.step_subject import CANARY, Ran, tree_of
 from nemotron_steps.testing.suite import NotApplicable, Unmet
 from nemotron_steps.testing.watching import Watch
@@ -225,10 +225,10 @@ def test_a_signal_comes_at_one_file_and_what_the_package_reads_beside_its_code_i
 
 def test_the_answers_of_samples_are_right_and_every_sample_has_both_splits(tmp_path: Path) -> None:
     for name in ("training_jsonl", "sft_chats", "packed_chats", "preference_pairs", "rl_prompts"):
-        folder = samples.write_sample(name, tmp_path / name)
+        folder = step_subject.write_sample(name, tmp_path / name)
         assert folder is not None
         rows = (folder / "train.jsonl").read_text().splitlines()
-        assert len(rows) == samples.ROWS == len((folder / "validation.jsonl").read_text().splitlines())
+        assert len(rows) == step_subject.ROWS == len((folder / "validation.jsonl").read_text().splitlines())
     for line in (tmp_path / "preference_pairs/train.jsonl").read_text().splitlines():
         pair = json.loads(line)
         number = int(pair["prompt"].split()[2])
@@ -239,4 +239,4 @@ def test_the_answers_of_samples_are_right_and_every_sample_has_both_splits(tmp_p
     for line in (tmp_path / "rl_prompts/train.jsonl").read_text().splitlines():
         row = json.loads(line)
         assert row["expected_answer"] == str(2 * int(row["question"].split()[2]))
-    assert samples.write_sample("no_such_type", tmp_path / "none") is None
+    assert step_subject.write_sample("no_such_type", tmp_path / "none") is None

@@ -142,25 +142,19 @@ def test_an_answer_without_content_may_earn_the_least_or_what_the_author_allows(
 @pytest.mark.parametrize(
     ("error", "found"),
     [
-        (ArtifactError("no file", where="here"), None),
-        (DataError("no rows", where="here"), None),
+        (ArtifactError("no file", where="here"), "does not say where"),
         (DataError("no rows"), "does not say where"),
         (StepsError("of another class", where="here"), "raises StepsError"),
         (KeyError("rows"), "raises KeyError"),
         (None, "accepts it"),
     ],
 )
-def test_a_refusal_is_of_the_right_class_and_says_where(
-    error: Exception | None, found: str | None, tmp_path: Path
-) -> None:
+def test_a_refusal_is_of_the_right_class_and_says_where(error: Exception | None, found: str, tmp_path: Path) -> None:
     def validated(folder: Path) -> dict[str, Any]:
         if error is not None:
             raise error
         return {}
 
     subject: Any = SimpleNamespace(folder=tmp_path, validated=validated)
-    if found is None:
-        artifact_type.missing_files_are_refused(subject)
-    else:
-        with pytest.raises(Unmet, match=found):
-            artifact_type.missing_files_are_refused(subject)
+    with pytest.raises(Unmet, match=found):
+        artifact_type.other_folders_are_refused(subject)
