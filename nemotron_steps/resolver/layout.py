@@ -109,7 +109,7 @@ def _mends(subject: CheckSubject) -> list[str]:
         if passes(changed):
             return [hint]
         short = changed is not None and changed.memory is not None and changed.memory.shortages
-        lighter = mended_memory(changed, most=1) if changed is not None and short else []
+        lighter = mended_memory(changed) if changed is not None and short else []
         return [both for each in lighter if passes(subject.pasted(both := _together(hint, each)))]
     return []
 

@@ -102,8 +102,8 @@ def model_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]:
     """What the policy and its generators cannot cut evenly over their ranks, or cannot do with this model."""
     if sizes.model_type not in (None, model.model_type):
         what = f"the config is for {sizes.model_type} models"
-        mends = [{KEYS["model_type"]: None}]
-        yield Misfit("model", KEYS["model_type"], what, str(sizes.model_type), model.model_type, mends)
+        key = KEYS["model_type"]
+        yield Misfit("model", key, what, str(sizes.model_type), model.model_type, [{key: None}])
     yield from _dtensor_misfits(sizes, model) if sizes.dtensor else _megatron_misfits(sizes, model)
     if sizes.uses_vllm:
         yield from _generator_misfits(sizes, model)
@@ -112,7 +112,7 @@ def model_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]:
         if model.positions is not None and length is not None and length > model.positions:
             what = f"{key.rpartition('.')[2]}={length} is more than the positions of the model"
             grows = name == "length" and sizes.length_end is not None
-            mends = [{key: model.positions, **({KEYS["length_end"]: None} if grows else {})}]
+            mends: list[dict[str, Any]] = [{key: model.positions} | ({KEYS["length_end"]: None} if grows else {})]
             yield Misfit("model", key, what, f"at most {model.positions}", str(length), mends)
 
 
@@ -462,7 +462,7 @@ def _even_batch(sizes: LayoutSizes, batch: int, copies: int) -> Mapping[str, Any
     if whole and not sizes.on_policy:
         return {KEYS["batch"]: min(whole, key=lambda size: abs(math.log(size / batch)))}
     prompts = _multiple(sizes.prompts, copies // math.gcd(copies, sizes.group))
-    return {KEYS["prompts"]: prompts, KEYS["batch"]: prompts * sizes.group}
+    return {KEYS["batch"]: prompts * sizes.group, KEYS["prompts"]: prompts}
 
 
 def _multiple(value: int, of: int) -> int:

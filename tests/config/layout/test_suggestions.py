@@ -76,6 +76,7 @@ def test_what_a_model_or_the_devices_have_not_is_left_out(
 HEADS = ModelFacts("qwen3", attention_heads=32, key_value_heads=8, layers=48)
 MIXTURE = ModelFacts("qwen3_moe", attention_heads=32, experts=128)
 CUT = "policy.megatron_cfg.{}_model_parallel_size={}"
+WIDE = CUT.format("tensor", 1)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ CUT = "policy.megatron_cfg.{}_model_parallel_size={}"
         ({"tensor": 16, "nodes": 3, "gpus_per_node": 8}, HEADS, None, CUT.format("tensor", 8)),
         ({"tensor": 2, "pipeline": 8, "gpus_per_node": 8}, HEADS, None, "cluster.num_nodes=2"),
         ({"tensor": 2, "pipeline": 8, "gpus_per_node": 8}, HEADS, 1, CUT.format("tensor", 1)),
-        ({"tensor": 3, "pipeline": 5, "gpus_per_node": 8}, None, None, f"{CUT} {CUT}".format("tensor", 1, "pipeline", 1)),
+        ({"tensor": 3, "pipeline": 5, "gpus_per_node": 8}, None, None, f"{WIDE} {CUT.format('pipeline', 1)}"),
         ({"expert": 7, "gpus_per_node": 8}, MIXTURE, None, CUT.format("expert", 8)),
         ({"expert": 16, "gpus_per_node": 8}, MIXTURE, None, CUT.format("expert", 8)),
         ({"tensor": 2, "expert": 4, "workers": 1}, None, None, "cluster.policy_workers=4"),
