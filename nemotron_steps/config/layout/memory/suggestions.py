@@ -1,5 +1,5 @@
 """What to paste where a GPU has too little memory: fixed measures in a fixed order, those that cost nothing first, then
-those that cost time, a wider cut, host memory and more GPUs. The first that does alone, else as many of them as it takes."""
+those that cost time, a wider cut, host memory and more GPUs. The first that does alone, else as many as it takes."""
 
 from __future__ import annotations
 
