@@ -1,26 +1,27 @@
 """Checks of a planned step's layout, and of the nodes and GPUs that it asks for (config/layout).
 
-What is offered was tried: under each override, and each other config, every check here and that of memory passes.
+What is offered was tried: under the override, and the other config, every check here and that of memory passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.mends import changes, mends
-from nemotron_steps.config.layout.misfits import Misfit, causes, told
+from nemotron_steps.config.layout.misfits import Misfit, causes, misfits, told
+from nemotron_steps.config.layout.sizes import LayoutSizes
+from nemotron_steps.config.layout.suggestions import pasted, suggestion, with_values
+from nemotron_steps.config.layout.teacher_fit import teacher_misfits
 from nemotron_steps.resolver.memory import mended_memory
 from nemotron_steps.resolver.problems import BatchSizeProblem, LayoutProblem, PlanProblem
-from nemotron_steps.resolver.tried import GPUS, NODES, PROFILE, beyond_profile, comes_out_even, offers, passes
+from nemotron_steps.resolver.tried import NODES, PROFILE, beyond_profile, offers, passes
 
 if TYPE_CHECKING:
     from nemotron_steps.resolver.checks import CheckSubject
 
 ONE_NODE, ONE_GPU = "one_node", "one_gpu"
 """The configs that a step has for a single node and a single GPU, by convention."""
-_OFFERED = 2
 
 
 def layout_fits(subject: CheckSubject) -> Iterator[PlanProblem]:
@@ -95,34 +96,22 @@ def _hints(subject: CheckSubject, offered: list[str]) -> list[str]:
 
 
 def _mends(subject: CheckSubject) -> list[str]:
-    """Overrides under which everything passes: other sizes, or with these what takes less memory."""
-    # What no other size of the policy's mends: layouts of teachers' own, and more GPUs of a node than there are.
-    first = [each.hints[0] for each in subject.teacher_misfits if each.is_apart and each.hints]
-    first += [f"{key}={there}" for key, _, there in beyond_profile(subject) if key == GPUS and there > 0]
-    if first:
-        changed = subject.pasted(" ".join(first))
-        if changed is None or passes(changed):
-            return [] if changed is None else [" ".join(first)]
-        subject = changed
-    sizes, model = subject.sizes, subject.model
-    nodes = offers(subject).get(NODES)
+    """An override under which everything passes: other sizes, or with these what takes less memory."""
+    first = {key: there for key, _, there in beyond_profile(subject) if there > 0}
 
-    def tried(accepts: Callable[[CheckSubject], bool]) -> list[str]:
-        return mends(
-            sizes,
-            model,
-            most_nodes=nodes,
-            accepts=lambda after: accepts(subject.under(changes(sizes, after))),
-        )
+    def wrong(sizes: LayoutSizes) -> list[Misfit]:
+        of_teachers = (misfit for each in teacher_misfits(sizes, subject.teacher_models) for misfit in each.misfits)
+        return [*misfits(sizes, subject.model), *of_teachers]
 
-    found = [hint for hint in tried(passes) if passes(subject.pasted(hint))]
-    if not found:
-        for hint in tried(comes_out_even):
-            changed = subject.pasted(hint)
-            short = changed is not None and changed.memory is not None and changed.memory.shortages
-            more = mended_memory(changed, most=1) if changed is not None and short else []
-            found += [both for each in more if passes(subject.pasted(both := _together(hint, each)))]
-    return [_together(*first, hint) for hint in found[:_OFFERED]]
+    more = suggestion(with_values(subject.sizes, first), wrong, offers(subject).get(NODES))
+    for hint in [] if more is None else pasted(first | more):
+        changed = subject.pasted(hint)
+        if passes(changed):
+            return [hint]
+        short = changed is not None and changed.memory is not None and changed.memory.shortages
+        lighter = mended_memory(changed) if changed is not None and short else []
+        return [both for each in lighter if passes(subject.pasted(both := _together(hint, each)))]
+    return []
 
 
 def _together(*overrides: str) -> str:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from nemotron_steps.config.layout.memory.devices import CAPACITY, POLICY, TEACHER, Lines, StepMemory, step_memory
 from nemotron_steps.config.layout.memory.generation import GIB
-from nemotron_steps.config.layout.memory.mends import memory_mends, share_mends
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
+from nemotron_steps.config.layout.memory.suggestions import least_share, memory_suggestion
 from nemotron_steps.config.layout.sizes import JUDGES
 from nemotron_steps.config.layout.teachers import TEACHERS
 from nemotron_steps.resolver.problems import MemoryProblem
@@ -40,9 +40,10 @@ def memory_fits(subject: CheckSubject) -> Iterator[MemoryProblem]:
     memory = subject.memory
     if memory is None or not memory.shortages:
         return
-    get, teachers = subject.get, subject.teacher_models
+    get = subject.get
     mended = [hint for hint in mended_memory(subject) if passes(subject.pasted(hint))]
     hints = [*mended]
+    capacity = MemorySettings.read(get).gpu_memory_gib * GIB
     larger = MemorySettings.read(lambda key: H200_GIB if key == CAPACITY else get(key))
     if not step_memory(larger, lambda role: _shape(subject, role)).shortages:
         hints.append(f"{CAPACITY}={H200_GIB:.0f}   # where the GPUs have it, as an H200")
@@ -50,10 +51,8 @@ def memory_fits(subject: CheckSubject) -> Iterator[MemoryProblem]:
         hints.append(f"steps show {subject.manifest.step.id}   # its configs, and the GPUs that each is for")
     for shortage in memory.shortages:
         if shortage.key != CAPACITY and not mended:  # else what mends everything is said already
-            own = share_mends(
-                get, lambda role: _shape(subject, role), subject.model, key=shortage.key, teachers=teachers
-            )
-            hints = [*own, *hints]
+            share = least_share(shortage.needed, capacity)
+            hints = [*([] if share is None else [f"{shortage.key}={share:g}"]), *hints]
         yield MemoryProblem(
             f"{subject.key}: {shortage.what}",
             chain=(subject.key,),
@@ -65,15 +64,14 @@ def memory_fits(subject: CheckSubject) -> Iterator[MemoryProblem]:
         hints = []
 
 
-def mended_memory(subject: CheckSubject, most: int = 2) -> list[str]:
-    """Overrides after which everything fits, within what the profile has; best first."""
-    return memory_mends(
+def mended_memory(subject: CheckSubject) -> list[str]:
+    """A hint after which everything fits, within what the profile has."""
+    return memory_suggestion(
         subject.get,
         lambda role: _shape(subject, role),
         subject.model,
         teachers=subject.teacher_models,
         within=offers(subject),
-        most=most,
     )
 
 

@@ -16,12 +16,9 @@ PROFILE = {NODES: "nodes", GPUS: "gpus_per_node"}
 def passes(subject: CheckSubject | None) -> bool:
     """Whether nothing is refused of a step's layout, its teachers', its cluster's size and its memory; None, which is a
     config that cannot be composed, does not pass."""
-    return subject is not None and comes_out_even(subject) and not (subject.memory and subject.memory.shortages)
-
-
-def comes_out_even(subject: CheckSubject) -> bool:
-    """As `passes`, whatever memory it takes."""
-    return not (subject.misfits or subject.teacher_misfits or any(True for _ in beyond_profile(subject)))
+    if subject is None or subject.misfits or subject.teacher_misfits or any(True for _ in beyond_profile(subject)):
+        return False
+    return not (subject.memory and subject.memory.shortages)
 
 
 def beyond_profile(subject: CheckSubject) -> Iterator[tuple[str, int, int]]:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.mends import refuse
 from nemotron_steps.config.layout.processes import cluster_address, refuse_without_ray
 from nemotron_steps.config.layout.sizes import getter, sizes_of
+from nemotron_steps.config.layout.suggestions import refuse
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig
 from nemotron_steps.config.schema.sft import SftConfig

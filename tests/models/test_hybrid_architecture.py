@@ -11,9 +11,9 @@ import pytest
 from nemotron_steps.artifacts.checkpoints import validate_model_folder
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.config.layout.memory.shape import ModelShape
-from nemotron_steps.config.layout.mends import mends
-from nemotron_steps.config.layout.misfits import model_misfits
+from nemotron_steps.config.layout.misfits import misfits, model_misfits
 from nemotron_steps.config.layout.sizes import LayoutSizes
+from nemotron_steps.config.layout.suggestions import pasted, suggestion
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture, Mamba2
 from nemotron_steps.models.mapping import hf_shapes
@@ -196,7 +196,7 @@ def test_what_is_recorded_of_a_checkpoint_says_as_much_of_layouts_as_its_config(
         ("latent", {"mtp_layers": 1}, "mtp_num_layers", "mtp_num_layers=0"),
         ("mtp", {"mtp_layers": 2}, "mtp_num_layers", "mtp_use_repeated_layer=true"),
         ("two", {"mtp_layers": 1}, "mtp_num_layers", "mtp_num_layers=2"),
-        ("two", {"mtp_layers": 3, "mtp_repeated": True}, "mtp_use_repeated_layer", "mtp_num_layers=2 {}=false"),
+        ("two", {"mtp_layers": 3, "mtp_repeated": True}, "mtp_use_repeated_layer", "{}=false mtp_num_layers=2"),
     ],
 )
 def test_depths_of_prediction_that_the_checkpoint_has_no_blocks_for_are_refused(name, asked, key, mend, tmp_path):
@@ -207,7 +207,9 @@ def test_depths_of_prediction_that_the_checkpoint_has_no_blocks_for_are_refused(
     assert found.key == f"policy.megatron_cfg.{key}"
     assert ("no block" in found.what) == (name == "latent")
     full = mend.format("mtp_use_repeated_layer")
-    assert mends(sizes, facts)[0] == " ".join(f"policy.megatron_cfg.{each}" for each in full.split())
+    assert pasted(suggestion(sizes, lambda after: misfits(after, facts))) == [
+        " ".join(f"policy.megatron_cfg.{each}" for each in full.split())
+    ]
     assert not any(
         model_misfits(LayoutSizes(mtp_layers=3, mtp_repeated=True), dataclasses.replace(facts, mtp_layers=1))
     )
@@ -268,7 +270,7 @@ def test_vllm_is_refused_where_time_steps_are_bounded_and_the_embedded_generator
     assert not any(model_misfits(sizes, Architecture.from_config(NANO).facts))
     (misfit,) = model_misfits(sizes, facts)
     assert misfit.key == "policy.generation.backend" and misfit.expected == "embedded"
-    assert mends(sizes, facts)[0] == "policy.generation.backend=embedded"
+    assert misfit.mends == [{"policy.generation.backend": "embedded"}]
     assert not any(model_misfits(dataclasses.replace(sizes, uses_vllm=False), facts))
 
 

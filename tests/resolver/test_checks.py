@@ -92,7 +92,7 @@ def test_a_config_without_any_of_the_keys_passes() -> None:
     [
         (
             {"policy__train_global_batch_size": 1024},
-            ("E309", "1024", ("policy.train_global_batch_size=2048", "loss_fn.force_on_policy_ratio=false")),
+            ("E309", "1024", ("policy.train_global_batch_size=2048",)),
         ),
         (
             {"policy__train_global_batch_size": 1536, "loss_fn__force_on_policy_ratio": False},
@@ -100,11 +100,7 @@ def test_a_config_without_any_of_the_keys_passes() -> None:
         ),
         (
             {"cluster__num_nodes": 63},
-            (
-                "E310",
-                "248 GPUs for training",
-                ("cluster.num_nodes=64", "policy.generation.colocated.generation_devices=248"),
-            ),
+            ("E310", "248 GPUs for training", ("cluster.num_nodes=64",)),
         ),
         (
             {"policy__generation__vllm_cfg__tensor_parallel_size": 512},
@@ -116,7 +112,7 @@ def test_a_config_without_any_of_the_keys_passes() -> None:
         ),
         (
             {"policy__generation__colocated__generation_devices": 512},
-            ("E310", "512", ("cluster.num_nodes=66", "policy.generation.colocated.generation_devices=256")),
+            ("E310", "512", ("policy.generation.colocated.generation_devices=256",)),
         ),
         (
             {"policy__megatron_cfg__expert_model_parallel_size": 7},
@@ -149,7 +145,7 @@ def test_a_small_cluster_is_counted_right_and_helped() -> None:
     values["cluster"]["num_nodes"] = 6
     (problem,) = found(values)
     assert problem[:2] == ("E310", "576")
-    assert len(problem[2]) == 2 and all(found(pasted(values, hint)) == [] for hint in problem[2])
+    assert problem[2] and all(found(pasted(values, hint)) == [] for hint in problem[2])
 
 
 SMALL: dict[str, Any] = {"policy": {}, "cluster": {"num_nodes": 1, "gpus_per_node": 1}}
@@ -217,8 +213,7 @@ def test_ranks_on_cpu_hold_whole_copies_of_the_model() -> None:
         "policy": {"train_global_batch_size": 64, "megatron_cfg": {"enabled": True, "tensor_model_parallel_size": 2}},
         "cluster": {"backend": "ray", "policy_workers": 3},
     }
-    one = "policy.megatron_cfg.tensor_model_parallel_size=1 policy.train_global_batch_size=63"
-    assert found(values) == [("E310", "3 ranks on CPU", ("cluster.policy_workers=4", one))]
+    assert found(values) == [("E310", "3 ranks on CPU", ("cluster.policy_workers=4",))]
     values["cluster"]["policy_workers"] = 4
     assert found(values) == []
     del values["cluster"]["policy_workers"]

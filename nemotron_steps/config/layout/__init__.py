@@ -6,5 +6,5 @@ planned (resolver), before its first step starts (steps), and when its ranks are
     facts.py     what of a model a layout depends on
     sizes.py     what of a config it depends on, and how many ranks and generators that makes
     misfits.py   everything about the two that does not come out even
-    mends.py     overrides that mend all of it at once
+    suggestions.py  what to paste where it does not
 """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from nemotron_steps.config.layout.facts import ModelFacts
@@ -15,6 +15,8 @@ LENGTHS = ("length", "length_end", "new_tokens")
 """Fields of `LayoutSizes` that count positions."""
 CUTS = ("tensor", "pipeline", "context", "expert", "generator_width")
 """Fields of `LayoutSizes` that say over how many ranks a model is cut."""
+_MOST = 512
+"""No size in place of another is larger."""
 _DOES_NOT, _OR_MULTIPLE = " does not divide ", "or multiple "
 
 
@@ -27,6 +29,7 @@ class Misfit:
         key: the config key at fault.
         what: half a sentence, for a list of several.
         expected, found: of that key, or of what it makes.
+        mends: config key → value, each of them what this rule asks for; best first. suggestions.py takes one.
         undivided: what the key's value does not divide, and how many there are of it; None of any other misfit.
     """
 
@@ -35,6 +38,7 @@ class Misfit:
     what: str
     expected: str
     found: str
+    mends: Sequence[Mapping[str, Any]] = field(default=(), compare=False)
     undivided: tuple[str, int] | None = None
 
 
@@ -98,16 +102,18 @@ def model_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]:
     """What the policy and its generators cannot cut evenly over their ranks, or cannot do with this model."""
     if sizes.model_type not in (None, model.model_type):
         what = f"the config is for {sizes.model_type} models"
-        yield Misfit("model", KEYS["model_type"], what, str(sizes.model_type), model.model_type)
+        key = KEYS["model_type"]
+        yield Misfit("model", key, what, str(sizes.model_type), model.model_type, [{key: None}])
     yield from _dtensor_misfits(sizes, model) if sizes.dtensor else _megatron_misfits(sizes, model)
     if sizes.uses_vllm:
         yield from _generator_misfits(sizes, model)
-    for field in LENGTHS:
-        length = getattr(sizes, field)
+    for name in LENGTHS:
+        length, key = getattr(sizes, name), KEYS[name]
         if model.positions is not None and length is not None and length > model.positions:
-            name = KEYS[field].rpartition(".")[2]
-            what = f"{name}={length} is more than the positions of the model"
-            yield Misfit("model", KEYS[field], what, f"at most {model.positions}", str(length))
+            what = f"{key.rpartition('.')[2]}={length} is more than the positions of the model"
+            grows = name == "length" and sizes.length_end is not None
+            mends: list[dict[str, Any]] = [{key: model.positions} | ({KEYS["length_end"]: None} if grows else {})]
+            yield Misfit("model", key, what, f"at most {model.positions}", str(length), mends)
 
 
 def _megatron_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]:
@@ -122,7 +128,8 @@ def _megatron_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]
             yield _undivided("tensor", sizes, rows, "the rows of queries, keys and values")
     if model.layers is not None and model.is_hybrid and model.layers < sizes.pipeline:
         what = "the model has fewer layers than pipeline stages"
-        yield Misfit("model", KEYS["pipeline"], what, f"at most {model.layers}", str(sizes.pipeline))
+        expected, mends = f"at most {model.layers}", _other("pipeline", sizes)
+        yield Misfit("model", KEYS["pipeline"], what, expected, str(sizes.pipeline), mends)
     elif model.layers is not None and model.layers % sizes.pipeline and not model.is_hybrid:
         yield _undivided("pipeline", sizes, model.layers, "layers")
     if sizes.mtp_layers and model.mtp_layers is not None:
@@ -133,12 +140,11 @@ def _megatron_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]
         if model.mlp_width is not None and model.mlp_width % sizes.tensor:
             yield _undivided("tensor", sizes, model.mlp_width, "the MLP's width")
         if sizes.expert > 1:
-            yield Misfit(
-                "model", KEYS["expert"], "expert parallelism needs a mixture of experts", "1", str(sizes.expert)
-            )
+            what = "expert parallelism needs a mixture of experts"
+            yield Misfit("model", KEYS["expert"], what, "1", str(sizes.expert), [{KEYS["expert"]: 1}])
         if sizes.router_replay:
             what = "router replay needs a mixture of experts"
-            yield Misfit("model", KEYS["router_replay"], what, "false", "true")
+            yield Misfit("model", KEYS["router_replay"], what, "false", "true", [{KEYS["router_replay"]: False}])
         return
     if model.shared_width is not None and model.shared_width % sizes.tensor:
         yield _undivided("tensor", sizes, model.shared_width, "the shared expert's width")
@@ -146,7 +152,7 @@ def _megatron_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]
         yield _undivided("expert", sizes, model.experts, "experts")
     if sizes.tensor > 1 and not sizes.sequence_parallel:
         what = "a mixture of experts under tensor parallelism needs sequence parallelism"
-        yield Misfit("model", KEYS["sequence_parallel"], what, "true", "false")
+        yield Misfit("model", KEYS["sequence_parallel"], what, "true", "false", [{KEYS["sequence_parallel"]: True}])
     if sizes.samples and sizes.router_bias_update_rate and not model.is_hybrid:
         yield Misfit(
             "model",
@@ -154,6 +160,7 @@ def _megatron_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]
             "no generator knows the biases of experts that would balance this policy's load",
             "0 where rollouts are sampled",
             f"{sizes.router_bias_update_rate:g}",
+            [{KEYS["router_bias_update_rate"]: 0.0}],
         )
 
 
@@ -175,25 +182,26 @@ def _mtp_misfits(sizes: LayoutSizes, blocks: int) -> Iterator[Misfit]:
     depths = sizes.mtp_layers
     if not blocks:
         what = "the model has no block of multi-token prediction that could be trained"
-        yield Misfit("model", KEYS["mtp_layers"], what, "0", str(depths))
+        yield Misfit("model", KEYS["mtp_layers"], what, "0", str(depths), [{KEYS["mtp_layers"]: 0}])
     elif sizes.mtp_repeated and blocks > 1:
         what = f"one block is repeated, and the model has {blocks}"
-        yield Misfit("model", KEYS["mtp_repeated"], what, "false", "true")
+        yield Misfit("model", KEYS["mtp_repeated"], what, "false", "true", [{KEYS["mtp_repeated"]: False}])
     elif not sizes.mtp_repeated and depths != blocks:
         what = "the model has not as many blocks as depths of multi-token prediction are trained"
         expected = f"{blocks}, or {KEYS['mtp_repeated']}=true" if blocks == 1 else str(blocks)
-        yield Misfit("model", KEYS["mtp_layers"], what, expected, str(depths))
+        mends = [{KEYS["mtp_repeated"]: True} if blocks == 1 else {KEYS["mtp_layers"]: blocks}]
+        yield Misfit("model", KEYS["mtp_layers"], what, expected, str(depths), mends)
 
 
 def _dtensor_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit]:
+    key = key_of("tensor", sizes.dtensor)
     if sizes.tensor == 1:
         return
     if model.is_moe:
-        key = key_of("tensor", sizes.dtensor)
-        yield Misfit("model", key, "the dtensor policy does not cut experts over ranks", "1", str(sizes.tensor))
+        what = "the dtensor policy does not cut experts over ranks"
+        yield Misfit("model", key, what, "1", str(sizes.tensor), [{key: 1}])
     elif model.is_hybrid:
-        key = key_of("tensor", sizes.dtensor)
-        yield Misfit("model", key, "transformers cuts no hybrid over ranks", "1", str(sizes.tensor))
+        yield Misfit("model", key, "transformers cuts no hybrid over ranks", "1", str(sizes.tensor), [{key: 1}])
     elif model.key_value_heads is not None and model.key_value_heads % sizes.tensor:
         yield _undivided("tensor", sizes, model.key_value_heads, "key-value heads")
     elif model.mlp_width is not None and model.mlp_width % sizes.tensor:
@@ -205,7 +213,7 @@ def _generator_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit
     but of Mamba-2's groups only a single one."""
     if model.bounds_time_steps:
         what = "vLLM leaves out the time_step_limit that bounds the time steps of this model"
-        yield Misfit("model", KEYS["uses_vllm"], what, "embedded", "vllm")
+        yield Misfit("model", KEYS["uses_vllm"], what, "embedded", "vllm", [{KEYS["uses_vllm"]: "embedded"}])
     width, heads, shared = sizes.generator_width, model.attention_heads, model.key_value_heads
     if heads is not None and heads % width:
         yield _undivided("generator_width", sizes, heads, "attention heads (vLLM)")
@@ -221,10 +229,31 @@ def _generator_misfits(sizes: LayoutSizes, model: ModelFacts) -> Iterator[Misfit
         yield _undivided("generator_width", sizes, model.shared_width, "the shared expert's width (vLLM)")
 
 
-def _undivided(field: str, sizes: LayoutSizes, count: int, of: str, multiple: str = "") -> Misfit:
-    key, size = key_of(field, sizes.dtensor), getattr(sizes, field)
+def _undivided(name: str, sizes: LayoutSizes, count: int, of: str, multiple: str = "") -> Misfit:
+    key, size = key_of(name, sizes.dtensor), getattr(sizes, name)
     what = f"{key.rpartition('.')[2]}={size}{_DOES_NOT}{of}"
-    return Misfit("model", key, what, _divisor(count, multiple), str(size), (of, count))
+    return Misfit("model", key, what, _divisor(count, multiple), str(size), _other(name, sizes), (of, count))
+
+
+def _other(name: str, sizes: LayoutSizes) -> list[Mapping[str, Any]]:
+    """Other values of a size: the next larger first, which takes no more memory, then smaller ones. What the ranks of a
+    node exchange for every layer stays within it."""
+    size, key = getattr(sizes, name), key_of(name, sizes.dtensor)
+    if name in ("tensor", "generator_width"):
+        values = _within(size, sizes.gpus_per_node) if sizes.gpus_per_node else _nearest(size, 8)
+    else:
+        values = _nearest(size, min(2 * size, _MOST))
+    along = [KEYS["generator_experts"]] if name == "generator_width" and sizes.generator_experts > 1 else []
+    return [dict.fromkeys([key, *along], value) for value in values]
+
+
+def _within(size: int, node: int) -> list[int]:
+    """Divisors of a node's GPUs."""
+    return [value for value in _nearest(size, node) if node % value == 0]
+
+
+def _nearest(size: int, most: int) -> list[int]:
+    return [*range(size + 1, most + 1), *range(min(size - 1, most), 0, -1)]
 
 
 def _divisor(count: int, multiple: str = "") -> str:
@@ -239,23 +268,25 @@ def device_misfits(sizes: LayoutSizes) -> Iterator[Misfit]:
         return
     if sizes.judge_nodes and sizes.judge_nodes >= sizes.nodes:
         what = f"judges take {sizes.judge_nodes} of {_nodes(sizes.nodes)}, and none is left for the policy"
-        yield Misfit("devices", KEYS["judge_nodes"], what, f"less than {KEYS['nodes']}", str(sizes.judge_nodes))
+        expected = f"less than {KEYS['nodes']}"
+        yield Misfit("devices", KEYS["judge_nodes"], what, expected, str(sizes.judge_nodes), _more(sizes))
         return
     yield from _teacher_misfits(sizes)
     if sizes.gpus < 1:
         there = sizes.gpus + sizes.teaching
         what = f"teachers take {_gpus(sizes.teaching)} of {there}, and none is left for the policy"
-        yield Misfit("devices", KEYS["nodes"], what, f"more than {_gpus(sizes.teaching)}", _gpus(there))
+        yield Misfit("devices", KEYS["nodes"], what, f"more than {_gpus(sizes.teaching)}", _gpus(there), _more(sizes))
         return
     if sizes.ranks < 1:
         what = f"generation takes {_gpus(sizes.separate)} of {sizes.gpus}, and none is left for training"
-        yield Misfit(
-            "devices", KEYS["generation_devices"], what, f"fewer than {_gpus(sizes.gpus)}", str(sizes.separate)
-        )
+        mends = [*_generating(sizes), *_more(sizes)]
+        expected = f"fewer than {_gpus(sizes.gpus)}"
+        yield Misfit("devices", KEYS["generation_devices"], what, expected, str(sizes.separate), mends)
         return
     if sizes.workers not in (None, sizes.ranks):
         what = "on GPUs the number of policy ranks follows from the devices"
-        yield Misfit("devices", KEYS["workers"], what, f"null, or {sizes.ranks}", str(sizes.workers))
+        mends = [{KEYS["workers"]: None}]
+        yield Misfit("devices", KEYS["workers"], what, f"null, or {sizes.ranks}", str(sizes.workers), mends)
     if sizes.ranks % sizes.copy_size:
         yield Misfit(
             "devices",
@@ -263,6 +294,7 @@ def device_misfits(sizes: LayoutSizes) -> Iterator[Misfit]:
             "the layout does not divide the GPUs that train",
             f"a multiple of {_product(sizes)}",
             f"{_gpus(sizes.ranks)} for training",
+            _dividing(sizes, lambda name: key_of(name, sizes.dtensor), sizes.ranks, sizes.gpus_per_node, _more(sizes)),
         )
     elif (sizes.ranks // sizes.pipeline) % sizes.expert:
         yield Misfit(
@@ -271,6 +303,7 @@ def device_misfits(sizes: LayoutSizes) -> Iterator[Misfit]:
             "expert parallelism does not divide the GPUs of a pipeline stage",
             f"a divisor of {sizes.ranks // sizes.pipeline}",
             str(sizes.expert),
+            _other("expert", sizes),
         )
     yield from _generator_devices(sizes)
     yield from judge_misfits(sizes, sizes.judges)
@@ -287,26 +320,30 @@ def _teacher_misfits(sizes: LayoutSizes) -> Iterator[Misfit]:
         if (teacher.gpus_per_node or 0) > limit:
             what = f"{who} ask{'s' if len(names) == 1 else ''} for more GPUs of a node than it has"
             key = teacher.key("gpus_per_node")
-            yield Misfit("devices", key, what, f"at most {limit}", str(teacher.gpus_per_node))
+            yield Misfit("devices", key, what, f"at most {limit}", str(teacher.gpus_per_node), [{key: limit}])
         elif ranks % teacher.copy_size:
             what = f"the layout of {who} does not divide {whose} GPUs"
             expected = f"a multiple of TP × PP × CP = {teacher.copy_size}"
-            yield Misfit("devices", teacher.key("gpus_per_node"), what, expected, _gpus(ranks))
+            mends = _dividing(teacher, teacher.key, ranks, teacher.gpus_per_node or limit)
+            yield Misfit("devices", teacher.key("gpus_per_node"), what, expected, _gpus(ranks), mends)
         elif (ranks // teacher.pipeline) % teacher.expert:
             what = f"expert parallelism of {who} does not divide {whose} GPUs"
             expected = f"a divisor of {ranks // teacher.pipeline}"
-            yield Misfit("devices", teacher.key("expert"), what, expected, str(teacher.expert))
+            mends = [{teacher.key("expert"): size} for size in _nearest(teacher.expert, min(2 * teacher.expert, _MOST))]
+            yield Misfit("devices", teacher.key("expert"), what, expected, str(teacher.expert), mends)
 
 
 def _process_misfits(sizes: LayoutSizes) -> Iterator[Misfit]:
     if sizes.ranks % sizes.copy_size:
         found = f"{sizes.ranks} rank{'s' if sizes.ranks > 1 else ''} on CPU"
         what = "the layout does not divide the policy's ranks"
-        yield Misfit("devices", KEYS["workers"], what, f"a multiple of {_product(sizes)}", found)
+        whole = math.lcm(sizes.copy_size, sizes.pipeline * sizes.expert)
+        mends = [{KEYS["workers"]: -(-sizes.ranks // whole) * whole}]
+        yield Misfit("devices", KEYS["workers"], what, f"a multiple of {_product(sizes)}", found, mends)
     elif (sizes.ranks // sizes.pipeline) % sizes.expert:
         what = "expert parallelism does not divide the ranks of a pipeline stage"
         expected = f"a divisor of {sizes.ranks // sizes.pipeline}"
-        yield Misfit("devices", KEYS["expert"], what, expected, str(sizes.expert))
+        yield Misfit("devices", KEYS["expert"], what, expected, str(sizes.expert), _other("expert", sizes))
     if sizes.separate % sizes.generator_width:
         yield _no_whole_generators(sizes)
 
@@ -314,7 +351,10 @@ def _process_misfits(sizes: LayoutSizes) -> Iterator[Misfit]:
 def _no_whole_generators(sizes: LayoutSizes) -> Misfit:
     what = "the devices that generate do not make whole generators"
     expected = f"a multiple of {KEYS['generator_width']}={sizes.generator_width}"
-    return Misfit("devices", KEYS["generation_devices"], what, expected, str(sizes.separate))
+    width, node = sizes.generator_width, sizes.gpus_per_node
+    whole = [{KEYS["generation_devices"]: max(1, round(sizes.separate / width)) * width}]
+    mends = [*whole, *_generating(sizes)] if node % width == 0 else _other("generator_width", sizes)
+    return Misfit("devices", KEYS["generation_devices"], what, expected, str(sizes.separate), mends)
 
 
 def _generator_devices(sizes: LayoutSizes) -> Iterator[Misfit]:
@@ -325,13 +365,51 @@ def _generator_devices(sizes: LayoutSizes) -> Iterator[Misfit]:
     limit = min(available, per_node)
     if width > limit:
         what = "a generator needs more GPUs than generate on a node"
-        yield Misfit("devices", KEYS["generator_width"], what, f"at most {limit}", str(width))
+        mends = _other("generator_width", sizes)
+        yield Misfit("devices", KEYS["generator_width"], what, f"at most {limit}", str(width), mends)
     elif sizes.separate % width:
         yield _no_whole_generators(sizes)
     elif available % width or per_node % width:
         what = "generators do not divide the GPUs that generate"
         expected = f"a divisor of {_gpus(available)}, and of {per_node} on a node"
-        yield Misfit("devices", KEYS["generator_width"], what, expected, str(width))
+        mends = _other("generator_width", sizes)
+        yield Misfit("devices", KEYS["generator_width"], what, expected, str(width), mends)
+
+
+def _more(sizes: LayoutSizes) -> list[Mapping[str, Any]]:
+    """Other numbers of nodes, more before fewer."""
+    apart = sizes.judge_nodes + -(-(sizes.teaching + sizes.separate) // max(1, sizes.gpus_per_node))
+    most = sizes.nodes + min(apart + sizes.copy_size, _MOST)
+    return [{KEYS["nodes"]: nodes} for nodes in _nearest(sizes.nodes, most)]
+
+
+def _generating(sizes: LayoutSizes) -> list[Mapping[str, Any]]:
+    """Other shares of the GPUs for generation, at most half of them and as near as they can be."""
+    half = max(1, sizes.gpus // 2)
+    shares = sorted(
+        range(1, max(1, sizes.gpus)), key=lambda share: (share > half, abs(share - min(sizes.separate, half)))
+    )
+    return [{KEYS["generation_devices"]: share} for share in shares[:_MOST]]
+
+
+def _dividing(
+    cuts: LayoutSizes | TeacherSizes,
+    key: Callable[[str], str],
+    ranks: int,
+    node: int,
+    more: Sequence[Mapping[str, Any]] = (),
+) -> list[Mapping[str, Any]]:
+    """Layouts that divide ranks: TP is a divisor of a node's GPUs, next to what it is; or more nodes, where one copy
+    needs them; or every size is what of it divides what is left."""
+    within: list[Mapping[str, Any]] = [{key("tensor"): size} for size in _within(cuts.tensor, node)]
+    left, cut = ranks, {}
+    for name in ("tensor", "pipeline", "context"):
+        size = math.gcd(getattr(cuts, name), left, *([node] if name == "tensor" else []))
+        left //= size
+        if size != getattr(cuts, name):
+            cut[key(name)] = size
+    grows = node % cuts.tensor == 0 and cuts.copy_size > ranks
+    return [*more, *within, cut] if grows else [*within, cut, *more]
 
 
 def judge_misfits(sizes: LayoutSizes, judges: Sequence[JudgeSizes]) -> Iterator[Misfit]:
@@ -361,15 +439,34 @@ def batch_misfits(sizes: LayoutSizes, copies: int | None) -> Iterator[Misfit]:
     if batch is None or batch < 1:
         return
     product = f"num_prompts_per_step {sizes.prompts} × num_generations_per_prompt {sizes.group} = {rollouts}"
+    key, mends = KEYS["batch"], [_even_batch(sizes, batch, copies or 1)]
     if rollouts is not None and sizes.on_policy and batch != rollouts:
         what = "loss_fn.force_on_policy_ratio needs one update per step"
-        yield Misfit("batch", KEYS["batch"], what, f"{KEYS['batch']} = {product}", str(batch))
+        yield Misfit("batch", key, what, f"{key} = {product}", str(batch), mends)
     elif rollouts is not None and rollouts % batch:
         what = "the rollouts of a step do not fill whole training batches"
-        yield Misfit("batch", KEYS["batch"], what, f"{KEYS['batch']} that divides {product}", str(batch))
+        yield Misfit("batch", key, what, f"{key} that divides {product}", str(batch), mends)
     elif copies is not None and batch % copies:
         what = "the training batch does not split over the data-parallel ranks"
-        yield Misfit("batch", KEYS["batch"], what, f"a multiple of {copies} ranks", str(batch))
+        yield Misfit("batch", key, what, f"a multiple of {copies} ranks", str(batch), mends)
+
+
+def _even_batch(sizes: LayoutSizes, batch: int, copies: int) -> Mapping[str, Any]:
+    """The nearest batch that splits over the copies; prompts change only where no batch of their rollouts does."""
+    rollouts = sizes.rollouts
+    if rollouts is None or sizes.group is None or sizes.prompts is None:
+        return {KEYS["batch"]: _multiple(batch, copies)}
+    if sizes.on_policy and rollouts % copies == 0:
+        return {KEYS["batch"]: rollouts}
+    whole = [size for size in range(copies, rollouts + 1, copies) if rollouts % size == 0]
+    if whole and not sizes.on_policy:
+        return {KEYS["batch"]: min(whole, key=lambda size: abs(math.log(size / batch)))}
+    prompts = _multiple(sizes.prompts, copies // math.gcd(copies, sizes.group))
+    return {KEYS["batch"]: prompts * sizes.group, KEYS["prompts"]: prompts}
+
+
+def _multiple(value: int, of: int) -> int:
+    return max(1, round(value / of)) * of
 
 
 def _product(sizes: LayoutSizes) -> str:

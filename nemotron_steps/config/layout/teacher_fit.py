@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.mends import mends
 from nemotron_steps.config.layout.misfits import Misfit, device_misfits, model_misfits, told
 from nemotron_steps.config.layout.sizes import MEGATRON, LayoutSizes
+from nemotron_steps.config.layout.suggestions import pasted, suggestion
 from nemotron_steps.config.layout.teachers import TeacherSizes, teachers_named
 from nemotron_steps.errors import ConfigError
 
@@ -23,28 +22,15 @@ class TeacherMisfit:
     Attributes:
         names: of these teachers.
         misfits: under the config keys of the layout.
-        sizes, models: of the run, and of every teacher whose model is known.
     """
 
     names: tuple[str, ...]
     misfits: tuple[Misfit, ...]
-    sizes: LayoutSizes
-    models: Mapping[str, ModelFacts]
 
     @property
     def who(self) -> str:
         """The teachers, in words."""
         return teachers_named(self.names)
-
-    @property
-    def is_apart(self) -> bool:
-        """Whether the layout is of the teachers' own devices, and not the policy's."""
-        return isinstance(_own(self.sizes, self.names[0]), TeacherSizes)
-
-    @cached_property
-    def hints(self) -> tuple[str, ...]:
-        """Overrides, each of which mends all of it; of the policy's layout, which may not fit the policy then."""
-        return tuple(_mends(self.sizes, self.models, self.names[0])[:2])
 
 
 def teachers_fit(sizes: LayoutSizes, models: Mapping[str, ModelFacts]) -> bool:
@@ -54,7 +40,7 @@ def teachers_fit(sizes: LayoutSizes, models: Mapping[str, ModelFacts]) -> bool:
         sizes: of the run.
         models: teacher → facts of its model, where that is known.
     """
-    return not any(_found(_own(sizes, name), model) for name, model in models.items())
+    return not any(_found(_own(sizes, name), model, sizes.gpus_per_node) for name, model in models.items())
 
 
 def teacher_misfits(sizes: LayoutSizes, models: Mapping[str, ModelFacts]) -> Iterator[TeacherMisfit]:
@@ -62,11 +48,11 @@ def teacher_misfits(sizes: LayoutSizes, models: Mapping[str, ModelFacts]) -> Ite
     told once for all teachers."""
     alike: dict[frozenset[str], dict[str, list[Misfit]]] = {}
     for name, model in models.items():
-        if found := _found(_own(sizes, name), model):
+        if found := _found(_own(sizes, name), model, sizes.gpus_per_node):
             alike.setdefault(frozenset(misfit.key for misfit in found), {})[name] = found
     for teachers in alike.values():
         together = tuple(misfit for found in teachers.values() for misfit in found)
-        yield TeacherMisfit(tuple(teachers), together, sizes, models)
+        yield TeacherMisfit(tuple(teachers), together)
 
 
 def _own(sizes: LayoutSizes, name: str) -> TeacherSizes | LayoutSizes:
@@ -77,28 +63,24 @@ def _section(own: TeacherSizes | LayoutSizes) -> str:
     return own.section if isinstance(own, TeacherSizes) else MEGATRON
 
 
-def _layout(own: TeacherSizes | LayoutSizes) -> LayoutSizes:
-    """What of a layout is the teacher's."""
-    return LayoutSizes(**{name: getattr(own, name) for name in _CUTS})
+def _found(own: TeacherSizes | LayoutSizes, model: ModelFacts, node: int) -> list[Misfit]:
+    """What of a layout is the teacher's, under its own keys."""
+    layout = LayoutSizes(**{name: getattr(own, name) for name in _CUTS}, gpus_per_node=node)
+
+    def named(key: str) -> str:
+        return key.replace(MEGATRON, _section(own))
+
+    return [
+        replace(
+            each, key=named(each.key), mends=[{named(key): each for key, each in mend.items()} for mend in each.mends]
+        )
+        for each in model_misfits(layout, model)
+    ]
 
 
-def _found(own: TeacherSizes | LayoutSizes, model: ModelFacts) -> list[Misfit]:
-    return [replace(each, key=each.key.replace(MEGATRON, _section(own))) for each in model_misfits(_layout(own), model)]
-
-
-def _mends(sizes: LayoutSizes, models: Mapping[str, ModelFacts], name: str) -> list[str]:
-    """Overrides of a teacher's layout, which all teachers of that layout fit then, and the devices of each."""
-    own = _own(sizes, name)
-    sharing = {other: model for other, model in models.items() if _section(_own(sizes, other)) == _section(own)}
-
-    def accepts(after: LayoutSizes) -> bool:
-        cuts = {name: getattr(after, name) for name in _CUTS}
-        changed = [replace(each, **cuts) if each.section == _section(own) else each for each in sizes.teachers]
-        mended = replace(sizes, **({"teachers": tuple(changed)} if isinstance(own, TeacherSizes) else cuts))
-        before = {misfit.what for misfit in device_misfits(sizes)}
-        return teachers_fit(mended, sharing) and all(misfit.what in before for misfit in device_misfits(mended))
-
-    return [hint.replace(MEGATRON, _section(own)) for hint in mends(_layout(own), models[name], accepts=accepts)]
+def wrong_for(sizes: LayoutSizes, models: Mapping[str, ModelFacts]) -> list[Misfit]:
+    """Everything that is wrong with teachers' layouts, for their models or for the devices."""
+    return [*(misfit for each in teacher_misfits(sizes, models) for misfit in each.misfits), *device_misfits(sizes)]
 
 
 def refuse_teacher_misfits(sizes: LayoutSizes, models: Mapping[str, ModelFacts]) -> None:
@@ -110,5 +92,5 @@ def refuse_teacher_misfits(sizes: LayoutSizes, models: Mapping[str, ModelFacts])
             where=each.misfits[0].key,
             expected=expected,
             found=found,
-            hints=each.hints,
+            hints=pasted(suggestion(sizes, lambda after: wrong_for(after, models))),
         )

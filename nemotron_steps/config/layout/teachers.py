@@ -59,24 +59,10 @@ class TeacherSizes:
             return math.lcm(self.copy_size, self.pipeline * self.expert)
         return self.nodes * (self.gpus_per_node or cluster)
 
-    def fitted(self, cluster: int) -> TeacherSizes:
-        """The same, with as much of its layout as its GPUs come out even over."""
-        gpus = None if self.gpus_per_node is None else min(self.gpus_per_node, cluster or self.gpus_per_node)
-        mended = replace(self, gpus_per_node=gpus)
-        if not cluster:
-            return mended
-        ranks = left = mended.ranks(cluster)
-        sizes: dict[str, Any] = {}
-        for field in ("tensor", "pipeline", "context"):
-            sizes[field] = math.gcd(getattr(self, field), left)
-            left //= sizes[field]
-        expert = math.gcd(self.expert, ranks // sizes["pipeline"])
-        return replace(mended, expert=expert, **sizes)
-
-    def overrides(self, after: TeacherSizes) -> dict[str, Any]:
-        """Config key → value, of what turns it into another."""
-        changed = (name for name in _NAMES if getattr(self, name) != getattr(after, name))
-        return {self.key(name): getattr(after, name) for name in changed}
+    def with_values(self, values: Mapping[str, Any]) -> TeacherSizes:
+        """The same under other values of config keys."""
+        changed = {name: values[self.key(name)] for name in _NAMES if self.key(name) in values}
+        return replace(self, **changed)
 
     def key(self, field: str) -> str:
         """The config key behind a field."""

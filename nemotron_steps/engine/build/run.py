@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nemotron_steps.config.layout.mends import refuse
 from nemotron_steps.config.layout.processes import refuse_rl_without_ray
 from nemotron_steps.config.layout.sizes import sizes_of
+from nemotron_steps.config.layout.suggestions import refuse
 from nemotron_steps.config.layout.teacher_fit import refuse_teacher_misfits
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import RlConfig

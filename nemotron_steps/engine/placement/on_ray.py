@@ -21,9 +21,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.config.layout.mends import refuse
 from nemotron_steps.config.layout.misfits import device_misfits
 from nemotron_steps.config.layout.sizes import JudgeSizes, judge_copies, sizes_of
+from nemotron_steps.config.layout.suggestions import refuse
 from nemotron_steps.config.schema.rl import NemoGymConfig, RlConfig, VllmModelConfig
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.placement.cluster import RayCluster

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.config.layout.mends import refuse
 from nemotron_steps.config.layout.misfits import device_misfits
 from nemotron_steps.config.layout.sizes import sizes_of
+from nemotron_steps.config.layout.suggestions import refuse
 from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.policy_group import RayPolicy
 from nemotron_steps.engine.workers.workers import places

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nemotron_steps.config.layout.mends import refuse
 from nemotron_steps.config.layout.sizes import LayoutSizes
+from nemotron_steps.config.layout.suggestions import refuse
 from nemotron_steps.config.schema.policy import MegatronConfig
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.megatron_core import ensure_process_group, load_megatron_core

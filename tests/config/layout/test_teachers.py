@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.mends import mends
 from nemotron_steps.config.layout.misfits import misfits
 from nemotron_steps.config.layout.sizes import LayoutSizes
-from nemotron_steps.config.layout.teacher_fit import teacher_misfits
+from nemotron_steps.config.layout.suggestions import refuse
+from nemotron_steps.config.layout.teacher_fit import refuse_teacher_misfits, teacher_misfits
 from nemotron_steps.config.layout.teachers import TeacherSizes
+from nemotron_steps.errors import ConfigError
 
 APART = "on_policy_distillation.non_colocated_teachers"
 TEACHERS = "on_policy_distillation.teachers"
@@ -46,7 +47,7 @@ def test_teachers_take_their_gpus_off_the_policys() -> None:
         (
             {f"{APART}.default_teacher_cfg.tensor_model_parallel_size": 3},
             "the layout of teachers a and b does not divide their GPUs",
-            f"{APART}.default_teacher_cfg.tensor_model_parallel_size=1",
+            f"{APART}.default_teacher_cfg.tensor_model_parallel_size=4",
         ),
         (
             {f"{APART}.default_teacher_cfg.expert_model_parallel_size": 16},
@@ -72,10 +73,10 @@ def test_a_teachers_layout_that_does_not_come_out_even_is_refused_with_what_mend
     changes: dict[str, Any], said: str, mended: str
 ) -> None:
     sizes = sizes_of(changes)
-    assert said in misfits(sizes)[0].what
-    hint = mends(sizes)[0]
-    assert hint == mended
-    key, _, value = hint.partition("=")
+    with pytest.raises(ConfigError, match=said) as caught:
+        refuse(sizes)
+    assert caught.value.hints == (mended,)
+    key, _, value = mended.partition("=")
     assert not misfits(sizes_of({**changes, key: int(value)}))
 
 
@@ -88,7 +89,10 @@ def test_a_teacher_whose_model_its_layout_does_not_fit_is_named_under_its_own_ke
         (sizes_of({key: 4}), key),
     ):
         (found,) = teacher_misfits(sizes, {"a": model})
-        assert found.names == ("a",) and found.misfits[0].key == expected and found.hints[0] == f"{expected}=2"
+        assert found.names == ("a",) and found.misfits[0].key == expected
+        with pytest.raises(ConfigError, match="teacher a") as caught:
+            refuse_teacher_misfits(sizes, {"a": model})
+        assert caught.value.hints == (f"{expected}=2",)
     assert not [*teacher_misfits(sizes_of({key: 2}), {"a": model})]
 
 
@@ -142,17 +146,3 @@ def test_a_teacher_has_the_gpus_of_its_nodes_or_the_processes_of_a_copy(
     teacher: TeacherSizes, cluster: int, ranks: int
 ) -> None:
     assert teacher.ranks(cluster) == ranks
-
-
-def test_a_teachers_layout_is_cut_down_to_what_its_gpus_come_out_even_over() -> None:
-    wide = TeacherSizes("a", tensor=4, pipeline=4, context=4, expert=16, gpus_per_node=9)
-    fitted = wide.fitted(8)
-    assert (fitted.gpus_per_node, fitted.tensor, fitted.pipeline, fitted.context, fitted.expert) == (8, 4, 2, 1, 4)
-    assert wide.fitted(0) == wide and TeacherSizes("a").fitted(8) == TeacherSizes("a")
-    key = f"{APART}.default_teacher_cfg"
-    assert wide.overrides(fitted) == {
-        f"{key}.pipeline_model_parallel_size": 2,
-        f"{key}.context_parallel_size": 1,
-        f"{key}.expert_model_parallel_size": 4,
-        f"{key}.gpus_per_node": 8,
-    }

@@ -11,5 +11,5 @@ Arithmetic over plain numbers, without torch. Bytes everywhere; docs/memory.md h
     teachers.py     teachers of distillation, beside the policy or apart
     generation.py   weights and caches of a generator or a judge
     devices.py      which of it is on one device at the same time
-    mends.py        overrides under which what does not fit would
+    suggestions.py  what to paste where it does not fit
 """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nemotron_steps.config.layout.memory.batch import BatchArithmetic
-from nemotron_steps.config.layout.memory.mends import _halves, _micro_batches
 from nemotron_steps.config.layout.memory.settings import MemorySettings
+from nemotron_steps.config.layout.memory.suggestions import _halves, _micro_batches
 from tests.config.layout.memory.shapes import flat
 
 GROUP, PROMPT, ANSWER = 4, 40, 22
@@ -73,9 +73,9 @@ def test_a_smaller_budget_that_is_offered_holds_a_whole_pair():
     packing = {"policy.sequence_packing.enabled": True, "policy.sequence_packing.train_mb_tokens": 8192}
     ladders = list(_micro_batches(MemorySettings.read({**pairs, **packing}.get)))
     assert ladders == [
-        [((f"policy.sequence_packing.{name}", tokens),) for tokens in (4096, 2048)]
+        [{f"policy.sequence_packing.{name}": tokens} for tokens in (4096, 2048)]
         for name in ("train_mb_tokens", "logprob_mb_tokens")  # the reference's logprobs: of 4 pairs by default
     ]
     alone = {key: value for key, value in {**pairs, **packing}.items() if not key.startswith("dpo.")}
     (ladder,) = _micro_batches(MemorySettings.read(alone.get))  # no reference
-    assert {key for ((key, _),) in ladder} == {"policy.sequence_packing.train_mb_tokens"}
+    assert {key for step in ladder for key in step} == {"policy.sequence_packing.train_mb_tokens"}

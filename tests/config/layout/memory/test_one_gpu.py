@@ -7,9 +7,9 @@ import yaml
 
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.layout.memory.devices import step_memory
-from nemotron_steps.config.layout.memory.mends import memory_mends
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
+from nemotron_steps.config.layout.memory.suggestions import memory_suggestion
 from tests.config.layout.memory.shapes import QWEN3_1_7B, QWEN3_8B, flat
 
 SMALL, LARGE = ModelShape.read(QWEN3_1_7B), ModelShape.read(QWEN3_8B)
@@ -52,7 +52,7 @@ def test_where_the_embedded_generator_has_too_many_rows_fewer_or_shorter_ones_ar
     overrides = (*backends, f"{JUDGE}.max_total_sequence_length={length}")
     get = values_of(bench, "rl/nemo_rl/rlhf", "one_gpu", *overrides).get
     assert step_memory(MemorySettings.read(get), lambda role: SMALL).shortages
-    mends = memory_mends(get, lambda role: SMALL)
+    mends = memory_suggestion(get, lambda role: SMALL)
     assert mends
     for mend in mends:
         changed = {key: yaml.safe_load(value) for key, value in (part.split("=") for part in mend.split())}

@@ -12,10 +12,10 @@ import torch
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.config.layout.memory.devices import StepMemory, step_memory
 from nemotron_steps.config.layout.memory.generation import GIB
-from nemotron_steps.config.layout.memory.mends import memory_mends
 from nemotron_steps.config.layout.memory.policy import _compared, stage_memory
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
+from nemotron_steps.config.layout.memory.suggestions import memory_suggestion
 from nemotron_steps.config.layout.memory.teachers import beside_policy, settings_of
 from nemotron_steps.config.layout.teachers import TeacherSizes
 from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
@@ -165,7 +165,7 @@ def test_teachers_that_do_not_fit_are_refused_with_what_mends_it():
     assert SHAPE is not None
     (first, *_) = step_memory(MemorySettings.read(values.get), lambda role: SHAPE).shortages
     assert first.needed > 40 * GIB
-    hints = memory_mends(values.get, lambda role: SHAPE)
+    hints = memory_suggestion(values.get, lambda role: SHAPE)
     assert hints
     changed = dict(each.split("=") for each in hints[0].split())
     parsed = {key: {"true": True, "false": False}.get(value) for key, value in changed.items()}
@@ -183,7 +183,7 @@ def test_a_teachers_mend_comes_out_even_over_its_model():
 
     def hints(heads: int) -> list[str]:
         models = dict.fromkeys(TEACHERS, ModelFacts("qwen3", layers=36, attention_heads=heads, key_value_heads=4))
-        return memory_mends(values.get, lambda role: small if role == "policy" else SHAPE, teachers=models)
+        return memory_suggestion(values.get, lambda role: small if role == "policy" else SHAPE, teachers=models)
 
     key = f"{apart}.default_teacher_cfg"
     assert hints(32)[0] == f"{key}.tensor_model_parallel_size=8 {key}.sequence_parallel=true"

@@ -141,13 +141,12 @@ def test_biases_that_no_generator_knows_are_refused_where_rollouts_are_sampled(f
 
 def test_router_replay_is_refused_where_there_are_no_experts():
     from nemotron_steps.config.layout.facts import ModelFacts
-    from nemotron_steps.config.layout.mends import mends
     from nemotron_steps.config.layout.misfits import model_misfits
     from nemotron_steps.config.layout.sizes import LayoutSizes
 
     sizes, dense = LayoutSizes(samples=True, router_replay=True), ModelFacts("qwen3", layers=4)
-    assert [misfit.key for misfit in model_misfits(sizes, dense)] == ["policy.router_replay.enabled"]
-    assert mends(sizes, dense) == ["policy.router_replay.enabled=false"]
+    (misfit,) = model_misfits(sizes, dense)
+    assert misfit.key == "policy.router_replay.enabled" and misfit.mends == [{misfit.key: False}]
     assert not list(model_misfits(sizes, ModelFacts("nemotron_h", layers=5, experts=8)))
 
 

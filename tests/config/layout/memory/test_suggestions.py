@@ -1,4 +1,4 @@
-"""Overrides offered for what does not fit: tried, best first, none that a shorter mend does without."""
+"""The hint for what does not fit: it plans when pasted, and takes least from the run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import yaml
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.layout.memory.devices import step_memory
-from nemotron_steps.config.layout.memory.mends import _generation, _ladders, _more_gpus, memory_mends, share_mends
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
-from nemotron_steps.config.layout.sizes import VLLM
+from nemotron_steps.config.layout.memory.suggestions import _cuts, least_share, memory_suggestion
 from nemotron_steps.errors import PlanError
 from nemotron_steps.manifest.models import Consumes, StepManifest, StepTable
 from nemotron_steps.resolver.checks import CheckSubject
@@ -137,7 +136,7 @@ def test_the_hint_is_what_takes_least_from_the_run(bench, given):
     by_rows = "policy.sequence_packing.enabled=false", "policy.train_micro_batch_size=2"
     assert refused(bench, given, *WIDE[:3], *by_rows).hints[0] == "policy.train_micro_batch_size=1"
     share = refused(bench, given, *GREEDY).hints[0]
-    assert share == "policy.generation.vllm_cfg.gpu_memory_utilization=0.7"
+    assert share == "policy.generation.vllm_cfg.gpu_memory_utilization=0.75"
 
 
 SHARE = "vLLM's share of a GPU does not hold the generator's weights and one sequence"
@@ -157,7 +156,7 @@ def problems(bench, config, shape, profile):
 
 def test_a_share_that_holds_no_generator_has_no_hint_beside_what_mends_everything(bench):
     policy, share = problems(bench, "one_gpu", QWEN3_32B, {})
-    assert "cluster.num_nodes=" in policy.hints[0] and share.what.endswith(SHARE) and share.hints == ()
+    assert "cluster.gpus_per_node=8" in policy.hints[0] and share.what.endswith(SHARE) and share.hints == ()
 
 
 def test_a_share_that_holds_no_generator_has_a_hint_of_its_own_where_nothing_mends_everything(bench):
@@ -167,30 +166,18 @@ def test_a_share_that_holds_no_generator_has_a_hint_of_its_own_where_nothing_men
 
 
 def test_memory_is_mended_with_what_a_profile_has(bench):
-    wide = "cluster.num_nodes=4"
-    hints = {
-        nodes: problems(bench, "one_gpu", QWEN3_32B, {"nodes": nodes, "gpus_per_node": 8})[0].hints[0]
-        for nodes in (1, 4)
-    }
-    assert wide in hints[4] and "num_nodes" not in hints[1] and "cluster.gpus_per_node=8" in hints[1]
+    has = {gpus: problems(bench, "one_gpu", QWEN3_32B, {"gpus_per_node": gpus})[0].hints[0] for gpus in (8, 4)}
+    assert "cluster.gpus_per_node=8" in has[8] and has[4].startswith("steps show ")
 
 
-def test_a_judges_share_is_offered_by_itself():
-    shape = ModelShape.read(NANO_4B)
-    key = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"
-    values = {
-        f"{key}.model": "judge",
-        f"{key}.backend": "vllm",
-        f"{key}.gpu_memory_utilization": 0.05,
-        "policy.train_global_batch_size": 8,
-        "cluster.backend": "ray",
-        "cluster.gpus_per_node": 1,
-        "cluster.num_nodes": 2,
-        "env.nemo_gym.num_gpu_nodes": 1,
-        "cluster.gpu_memory_gib": 60,
-    }
-    offered = share_mends(values.get, lambda role: shape, key=f"{key}.gpu_memory_utilization")
-    assert offered == [f"{key}.gpu_memory_utilization=0.2"]
+@pytest.mark.parametrize(("node", "widths"), [(8, [4, 8]), (4, [4]), (6, []), (1, [])])
+def test_tensor_parallelism_stays_within_a_node(node, widths):
+    assert _cuts(2, node) == widths
+
+
+@pytest.mark.parametrize(("needed", "share"), [(0, 0.05), (4, 0.05), (5, 0.1), (64, 0.8), (76, 0.95), (77, None)])
+def test_a_share_holds_what_is_needed_in_twentieths_and_leaves_one(needed, share):
+    assert least_share(needed, 80) == share
 
 
 def test_the_refusal_says_how_much_is_needed_of_what(bench, given):
@@ -206,10 +193,9 @@ def test_where_nothing_mends_the_steps_other_configs_are_named(bench, given):
 
 
 def test_a_model_that_nothing_fits_gets_no_override():
-    """Of one process there are eight nodes more at most."""
     shape = ModelShape.read({**SUPER_120B, "hidden_size": 65536})
     values = {"policy": {"train_global_batch_size": 8}, "cluster": {"gpus_per_node": 1}}
-    assert memory_mends(flat(values).get, lambda role: shape) == []
+    assert memory_suggestion(flat(values).get, lambda role: shape) == []
 
 
 @pytest.mark.parametrize("gpus", [8, 16])
@@ -219,7 +205,7 @@ def test_what_is_mended_fits_by_the_same_arithmetic(gpus):
         "policy": {"train_global_batch_size": 64, "max_total_sequence_length": 32768, "train_micro_batch_size": 4},
         "cluster": {"backend": "ray", "gpus_per_node": gpus},
     }
-    found = memory_mends(flat(values).get, lambda role: shape)
+    found = memory_suggestion(flat(values).get, lambda role: shape)
     assert found
     for hint in found:
         changed = {key: yaml.safe_load(text) for key, _, text in (word.partition("=") for word in hint.split(" "))}
@@ -241,54 +227,4 @@ def test_a_judge_that_has_too_little_of_a_gpu_is_offered_more():
         "cluster.num_nodes": 2,
         "env.nemo_gym.num_gpu_nodes": 1,
     }
-    assert memory_mends(values.get, lambda role: shape)[0] == f"{key}.gpu_memory_utilization=0.2"
-
-
-def test_generators_that_are_cut_over_more_gpus_have_their_experts_cut_with_them():
-    values = {
-        "policy.generation.backend": "vllm",
-        f"{VLLM}.tensor_parallel_size": 2,
-        f"{VLLM}.expert_parallel_size": 2,
-        "cluster.backend": "ray",
-        "cluster.gpus_per_node": 8,
-    }
-    offered = list(
-        _generation(MemorySettings.read(values.get), step_memory(MemorySettings.read(values.get), lambda role: None))
-    )
-    assert [((f"{VLLM}.tensor_parallel_size", n), (f"{VLLM}.expert_parallel_size", n)) for n in (4, 8)] in offered
-
-
-def test_more_nodes_are_multiples_of_those_that_there_are():
-    values = {"cluster.backend": "ray", "cluster.gpus_per_node": 8, "cluster.num_nodes": 3}
-    *_, nodes = _more_gpus(MemorySettings.read(values.get), None)
-    assert nodes == [(("cluster.num_nodes", count),) for count in (6, 12, 24)]
-
-
-@pytest.mark.parametrize(("tensor", "together", "widths"), [(1, False, [2, 4, 8]), (4, False, [8]), (4, True, [8])])
-def test_a_wider_cut_is_offered_with_what_it_needs(tensor, together, widths):
-    section = "policy.megatron_cfg"
-    values = {
-        "cluster.backend": "ray",
-        "cluster.gpus_per_node": 8,
-        f"{section}.tensor_model_parallel_size": tensor,
-        f"{section}.sequence_parallel": together,
-    }
-    first, *_ = _more_gpus(MemorySettings.read(values.get), None)
-    needed = () if together else ((f"{section}.sequence_parallel", True),)
-    assert first == [((f"{section}.tensor_model_parallel_size", width), *needed) for width in widths]
-
-
-@pytest.mark.parametrize(("chunk", "offered"), [(2048, [1024, 512]), (1024, [512]), (512, [])])
-def test_smaller_chunks_of_logprobs_are_offered_down_to_512(chunk, offered):
-    settings = MemorySettings.read({"policy.logprob_chunk_size": chunk}.get)
-    ladders = list(_ladders(settings, step_memory(settings, lambda role: None), None))
-    found = [dict(step) for ladder in ladders for step in ladder]
-    assert [step["policy.logprob_chunk_size"] for step in found if "policy.logprob_chunk_size" in step] == offered
-
-
-@pytest.mark.parametrize(("offloads", "share", "offered"), [(False, 1.0, True), (True, 0.5, True), (True, 1.0, False)])
-def test_moments_in_host_memory_are_offered_where_some_are_not_there_yet(offloads, share, offered):
-    keys = {"optimizer_cpu_offload": offloads, "optimizer_offload_fraction": share}
-    settings = MemorySettings.read({f"policy.megatron_cfg.optimizer.{key}": each for key, each in keys.items()}.get)
-    ladders = list(_ladders(settings, step_memory(settings, lambda role: None), None))
-    assert any(key.endswith("optimizer_offload_fraction") for ladder in ladders for key in dict(ladder[0])) is offered
+    assert memory_suggestion(values.get, lambda role: shape)[0] == f"{key}.gpu_memory_utilization=0.15"

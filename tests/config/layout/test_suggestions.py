@@ -1,0 +1,115 @@
+"""One hint for a layout that is refused: what each broken rule asks for, such that nothing is left to refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nemotron_steps.config.layout.facts import ModelFacts
+from nemotron_steps.config.layout.misfits import Misfit, misfits
+from nemotron_steps.config.layout.sizes import LayoutSizes
+from nemotron_steps.config.layout.suggestions import pasted, refuse, suggestion
+from nemotron_steps.errors import ConfigError
+
+
+def mend(sizes: LayoutSizes, model: ModelFacts | None = None, most_nodes: int | None = None) -> str | None:
+    hints = pasted(suggestion(sizes, lambda after: misfits(after, model), most_nodes))
+    return hints[0] if hints else None
+
+
+@pytest.mark.parametrize(("batch", "mended"), [(1, 8), (3, 8), (11, 8), (13, 16), (30, 32)])
+def test_a_batch_becomes_the_nearest_that_gives_every_rank_as_much(batch: int, mended: int) -> None:
+    sizes = LayoutSizes(batch=batch, backend="ray", gpus_per_node=8)
+    assert mend(sizes) == f"policy.train_global_batch_size={mended}"
+
+
+@pytest.mark.parametrize(
+    ("length", "end", "mended"),
+    [
+        (8192, None, "policy.max_total_sequence_length=4096"),
+        (8192, 16384, "policy.max_total_sequence_length=4096 policy.max_total_sequence_length_end=null"),
+        (2048, 16384, "policy.max_total_sequence_length_end=4096"),
+    ],
+)
+def test_sequences_end_where_the_models_positions_do(length: int, end: int | None, mended: str) -> None:
+    model = ModelFacts("qwen3", layers=2, positions=4096)
+    assert mend(LayoutSizes(length=length, length_end=end), model) == mended
+
+
+@pytest.mark.parametrize(
+    ("sizes", "model", "mended"),
+    [
+        ({"router_replay": True}, ModelFacts("qwen3"), "policy.router_replay.enabled=false"),
+        (
+            {"router_bias_update_rate": 0.1, "samples": True},
+            ModelFacts("qwen3_moe", experts=8),
+            "policy.megatron_cfg.moe_router_bias_update_rate=0",
+        ),
+        ({"model_type": "llama"}, ModelFacts("qwen3"), "policy.model_type=null"),
+        ({"new_tokens": 600}, ModelFacts("qwen3", positions=512), "policy.generation.max_new_tokens=512"),
+        (
+            {"uses_vllm": True, "samples": True, "generator_width": 2},
+            ModelFacts("nemotron_h", bounds_time_steps=True),
+            "policy.generation.backend=embedded",
+        ),
+        (
+            {"tensor": 2, "backend": "ray", "gpus_per_node": 2},
+            ModelFacts("qwen3_moe", experts=8),
+            "policy.megatron_cfg.sequence_parallel=true",
+        ),
+        ({"workers": 4, "gpus_per_node": 2}, None, "cluster.policy_workers=null"),
+        ({"tensor": 3, "gpus_per_node": 2}, None, "policy.megatron_cfg.tensor_model_parallel_size=2"),
+        (
+            {"on_policy": True, "batch": 4, "prompts": 4, "group": 2},
+            None,
+            "policy.train_global_batch_size=8",
+        ),
+    ],
+)
+def test_what_a_model_or_the_devices_have_not_is_left_out(
+    sizes: dict[str, Any], model: ModelFacts | None, mended: str
+) -> None:
+    assert mend(LayoutSizes(**sizes), model) == mended
+
+
+HEADS = ModelFacts("qwen3", attention_heads=32, key_value_heads=8, layers=48)
+MIXTURE = ModelFacts("qwen3_moe", attention_heads=32, experts=128)
+CUT = "policy.megatron_cfg.{}_model_parallel_size={}"
+WIDE = CUT.format("tensor", 1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "model", "most", "mended"),
+    [
+        ({"tensor": 3, "gpus_per_node": 8}, HEADS, None, CUT.format("tensor", 4)),
+        ({"tensor": 8, "gpus_per_node": 4}, None, None, CUT.format("tensor", 4)),
+        ({"tensor": 16, "nodes": 3, "gpus_per_node": 8}, HEADS, None, CUT.format("tensor", 8)),
+        ({"tensor": 2, "pipeline": 8, "gpus_per_node": 8}, HEADS, None, "cluster.num_nodes=2"),
+        ({"tensor": 2, "pipeline": 8, "gpus_per_node": 8}, HEADS, 1, CUT.format("tensor", 1)),
+        ({"tensor": 3, "pipeline": 5, "gpus_per_node": 8}, None, None, f"{WIDE} {CUT.format('pipeline', 1)}"),
+        ({"expert": 7, "gpus_per_node": 8}, MIXTURE, None, CUT.format("expert", 8)),
+        ({"expert": 16, "gpus_per_node": 8}, MIXTURE, None, CUT.format("expert", 8)),
+        ({"tensor": 2, "expert": 4, "workers": 1}, None, None, "cluster.policy_workers=4"),
+        ({"tensor": 2, "pipeline": 2, "expert": 4, "workers": 1}, None, None, "cluster.policy_workers=8"),
+        ({"tensor": 720_720, "gpus_per_node": 8}, HEADS, None, CUT.format("tensor", 8)),
+    ],
+)  # fmt: skip
+def test_a_layout_is_mended_by_the_nearest_size_that_divides_and_tp_stays_within_a_node(
+    sizes: dict[str, Any], model: ModelFacts | None, most: int | None, mended: str
+) -> None:
+    assert mend(LayoutSizes(backend="ray", **sizes), model, most) == mended
+
+
+def test_what_is_refused_alone_is_what_was_found() -> None:
+    sizes = LayoutSizes(batch=3, backend="ray", gpus_per_node=8, tensor=3)
+    found = misfits(sizes)
+    assert [misfit.about for misfit in found] == ["devices"]
+    refuse(sizes, found=[])
+    other = Misfit("batch", "policy.batch", "another", "1", "2")
+    with pytest.raises(ConfigError, match="another") as caught:
+        refuse(sizes, found=[other])
+    assert (caught.value.where, caught.value.expected, caught.value.found) == ("policy.batch", "1", "2")
+    with pytest.raises(ConfigError, match="does not divide") as caught:
+        refuse(sizes)
+    assert len(caught.value.hints) == 1
