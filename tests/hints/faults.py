@@ -61,9 +61,14 @@ def own_config(text: str) -> Setup:
 
 FAULTS = (
     # the command line
-    Fault("a misspelt step", "plan rl/nemo_rl/rlfh -c tiny", "E110", "did you mean 'rl/nemo_rl/rlhf'?"),
+    Fault(
+        "a misspelt step",
+        "plan rl/nemo_rl/rlfh -c tiny",
+        "E110",
+        "did you mean 'rl/nemo_rl/rlhf' or 'rl/nemo_rl/rlvr'?",
+    ),
     Fault("a misspelt command", "plna toy/make", "E120", "did you mean 'plan'?"),
-    Fault("a misspelt flag", "run --dryrun toy/make", "E120", "did you mean '--dry-run'?"),
+    Fault("a misspelt flag", "run --dryrun toy/make", "E120", "did you mean '--dry-run' or '--run'?"),
     Fault("a flag before the command", "--home here runs", "E120", "steps runs --home here"),
     Fault("a misspelt stage", "run toy_all --until trian", "E120", "--until train"),
     Fault("a misspelt environment", "env show mcqaa", "E110", "steps env show mcqa"),

@@ -78,10 +78,11 @@ def _renamed(typed: Sequence[str], name: str) -> list[str]:
 
 def _put_behind(typed: Sequence[str], words: Sequence[str], where: str) -> list[str]:
     """A command with flags or overrides behind it, in the place of what the error is about."""
-    kept = [word for word in typed if where != f"override '{word}'"]
-    for at in range(len(kept) - 1, 0, -1):
-        if where == f"{kept[at - 1]} {kept[at]}":
-            del kept[at - 1 : at + 1]
+    override = where.removeprefix("override '").removesuffix("'")
+    kept = [word for word in typed if word != override and not word.endswith(f".{override}")]  # or a stage's
+    for at in range(len(typed) - 1):
+        if where == f"{typed[at]} {typed[at + 1]}":
+            kept = [*typed[:at], *typed[at + 2 :]]
     if words[0] == "--input":
         port = words[1].partition("=")[0]
         for at in range(len(kept) - 1, 0, -1):
