@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,39 +31,24 @@ _STORAGE_ERRNOS = {
 }
 _CHUNK = 1 << 20
 
-Progress = Callable[[int, int], None]
 """Called while files are hashed, with the bytes done so far and the bytes of all of them."""
 
 
-def sha256_file(path: Path, progress: Callable[[int], None] | None = None) -> str:
-    """sha256 of a file's content, in hex. `progress` is called with the bytes of every piece read."""
+def sha256_file(path: Path) -> str:
+    """sha256 of a file's content, in hex."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(_CHUNK))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
-            if progress is not None:
-                progress(count)
     return digest.hexdigest()
 
 
-def hash_tree(folder: Path, *, user_folder: bool = False, progress: Progress | None = None) -> list[FileRecord]:
-    """Size and sha256 of every file that `tree_files` finds; a single file stands for itself.
-
-    `progress` is called with the bytes hashed so far and the bytes of all files.
-    """
+def hash_tree(folder: Path, *, user_folder: bool = False) -> list[FileRecord]:
+    """Size and sha256 of every file that `tree_files` finds; a single file stands for itself."""
     files = [folder] if folder.is_file() else tree_files(folder, user_folder=user_folder)
     root = folder.parent if folder.is_file() else folder
-    sizes = {path: path.stat().st_size for path in files}
-    done = 0
-
-    def count(piece: int) -> None:
-        nonlocal done
-        done += piece
-        if progress is not None:
-            progress(done, sum(sizes.values()))
-
-    return [FileRecord(path.relative_to(root).as_posix(), sizes[path], sha256_file(path, count)) for path in files]
+    return [FileRecord(path.relative_to(root).as_posix(), path.stat().st_size, sha256_file(path)) for path in files]
 
 
 def tree_files(folder: Path, *, user_folder: bool = False) -> list[Path]:

@@ -11,12 +11,11 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts.files import Progress, hash_tree, to_json_bytes, tree_files, write_atomic
+from nemotron_steps.artifacts.files import hash_tree, to_json_bytes, tree_files, write_atomic
 from nemotron_steps.artifacts.jsonable import plain
 from nemotron_steps.artifacts.models import LONGEST_NAME, Artifact, FileRecord, tree_digest
 from nemotron_steps.artifacts.validators import sniff_type, validate
@@ -26,16 +25,6 @@ logger = logging.getLogger(__name__)
 
 _WORTH_SAYING = 200_000_000
 """Bytes that take long enough to hash that somebody wonders."""
-
-
-ShowHashing = Callable[[Path, int], AbstractContextManager[Progress | None]]
-"""Of a path with so many bytes; gives what is told how far its hashing is."""
-
-
-@contextmanager
-def _say_hashing(path: Path, size: int) -> Iterator[None]:
-    logger.warning("hashing %s (%.1f GB): once, and again when it changes", path, size / 1e9)
-    yield
 
 
 class Imports:
@@ -48,8 +37,6 @@ class Imports:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._allowed: set[str] = set()
-        self.show_hashing: ShowHashing = _say_hashing
-        """What shows that something large is hashed."""
 
     def identify(
         self,
@@ -58,7 +45,6 @@ class Imports:
         type_name: str | None = None,
         supertypes: Sequence[str] = (),
         name: str | None = None,
-        progress: Progress | None = None,
     ) -> Artifact:
         """What a path holds, as an artifact that is not in any home. From then on its folder may be read in place.
 
@@ -79,8 +65,9 @@ class Imports:
             type_name = type_name or require_type(path)
             found = plain(validate(type_name, path, supertypes))
             size = sum(each[0] for each in stats.values())
-            with self.show_hashing(path, size) if size >= _WORTH_SAYING else nullcontext() as shown:
-                files = hash_tree(path, user_folder=True, progress=progress or shown)
+            if size >= _WORTH_SAYING:
+                logger.warning("hashing %s (%.1f GB): once, and again when it changes", path, size / 1e9)
+            files = hash_tree(path, user_folder=True)
             hashes = {file.path: file.sha256 for file in files}
             self._write(path, {"type": type_name, "stats": stats, "hashes": hashes, "attributes": found})
         self._allowed.add(str(path))

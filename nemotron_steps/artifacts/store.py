@@ -35,7 +35,6 @@ from typing import Any
 from nemotron_steps.artifacts.backend import Backend, open_backend
 from nemotron_steps.artifacts.confinement import is_digest
 from nemotron_steps.artifacts.files import (
-    Progress,
     copy_tree,
     hash_tree,
     remove_tree,
@@ -186,7 +185,6 @@ class ArtifactStore:
         type_name: str | None = None,
         supertypes: Sequence[str] = (),
         name: str | None = None,
-        progress: Progress | None = None,
     ) -> Artifact:
         """Take a folder of the user's as an artifact in place, without copying it; a single file is copied.
 
@@ -196,7 +194,7 @@ class ArtifactStore:
             raise ArtifactError("there is nothing at this path", where=str(path))
         if path.is_file():
             return self.add(path, type_name=type_name, name=name, supertypes=supertypes)
-        artifact = self.imports.identify(path, type_name=type_name, supertypes=supertypes, name=name, progress=progress)
+        artifact = self.imports.identify(path, type_name=type_name, supertypes=supertypes, name=name)
         self.backend.write(f"{REFERENCES}/{artifact.digest}.json", artifact_bytes(artifact))
         self._remember_verified(artifact.digest, artifact.path, artifact.files)
         return self._new_version(artifact)
@@ -417,18 +415,14 @@ class ArtifactStore:
                 expected=", ".join(f"v{v}" for v in versions[-8:]),
                 found=ref,
                 hints=(f"steps artifacts show {name}:latest",),
-                meant=(ref, f"{name}:v{max(versions)}"),
             )
         near = difflib.get_close_matches(name, self.names(), n=3, cutoff=0.5)
-        # What goes into a command in its place has to be a slip of the hand, and not another file of the same suffix.
-        slip = difflib.get_close_matches(name, near, n=1, cutoff=0.75)
         return UnknownNameError(
             f"no artifact is called '{name}'",
             where=self.backend.url,
             expected=" or ".join(near) if near else None,
             found=ref,
             hints=(*(f"steps artifacts show {each}" for each in near), "steps artifacts list"),
-            meant=(ref, slip[0]) if slip else None,
         )
 
 

@@ -291,7 +291,6 @@ def _missing_step(step_id: str, index: Index) -> Exception:
         f"there is no step '{step_id}'",
         expected="an id that `steps list` shows",
         hints=(*(f"steps show {name}" for name in close), "steps list"),
-        meant=(step_id, close[0]) if close else None,
     )
 
 

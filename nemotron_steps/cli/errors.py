@@ -4,15 +4,38 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nemotron_steps.cli.terminal import Terminal, printable
-from nemotron_steps.config.redaction import redact_text
+from nemotron_steps.config.redaction import may_be_secret, redact_text
 from nemotron_steps.errors import InterruptedRunError, RequestError, StepsError
 from nemotron_steps.errors.plugins import noted
 
 UNEXPECTED_EXIT = 1
+_KEY = re.compile(r"[+~-]*(?P<name>[A-Za-z_][\w./-]*)(?:[:=]|\s*:\s*(?P<after>.*)|\s+(?P<apart>.*))?", re.DOTALL)
+"""A word that is a key and no override, or one with its value behind a colon or a space."""
+_OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./-]*=[^=]|\+*[A-Za-z_][\w/-]*(?:\.[\w/-]+)+=\Z|~[A-Za-z_][\w./-]*\Z")
+"""How a word begins that is an override of its own, and not the value of the key before it: that may end with `==`, or,
+if it has no dots, with `=`."""
+_FLAG = re.compile(r"-[A-Za-z]|--[a-z]+(?:-[a-z]+)*")
+
+
+def secrets_apart(words: Sequence[str]) -> Iterator[str]:
+    """What may be values of secret keys of a command line that are not behind a `=`: each word (or part of one)
+    up to the next override, but flags. They belong into no error."""
+    after_secret = False
+    for word in words:
+        key = _KEY.fullmatch(word)
+        if key is not None and may_be_secret(key["name"].replace("/", ".")):
+            after_secret = True
+            yield (key["after"] or key["apart"] or "")
+        elif _OVERRIDE.match(word):
+            after_secret = False
+        elif after_secret and not _FLAG.fullmatch(word):
+            yield word.strip("=")
 
 
 def exit_code(error: BaseException) -> int:

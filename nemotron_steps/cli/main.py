@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from nemotron_steps.cli.parser import UsageError, build, refuse_flags_first, split_passthrough
-from nemotron_steps.errors import StepsError
+from nemotron_steps.errors import StepsError, did_you_mean
 
 if TYPE_CHECKING:
     import argparse
@@ -61,7 +61,7 @@ def _program(arguments: Sequence[str], prog: str) -> int:
 def _main(arguments: Sequence[str], prog: str) -> int:
     gc.set_threshold(_GC_THRESHOLD, 50, 50)
     before, passthrough = split_passthrough(arguments)
-    return _guarded(lambda: _dispatch(before, passthrough, prog), prog, arguments, as_json="--json" in before)
+    return _guarded(lambda: _dispatch(before, passthrough, prog), arguments, as_json="--json" in before)
 
 
 def _dispatch(arguments: list[str], passthrough: list[str], prog: str) -> int:
@@ -113,31 +113,20 @@ def _load(reference: str) -> Handler:
 
 
 def _unknown_flag(flag: str, namespace: argparse.Namespace, prog: str) -> UsageError:
-    from nemotron_steps.cli.apart import key_meant
     from nemotron_steps.config.names import nearest
 
     hidden = {"command", "handler", "words", "as_json"}
-    key = key_meant(flag) if hasattr(namespace, "words") or hasattr(namespace, "settings") else None
     flags = ["--" + name.replace("_", "-") for name in vars(namespace) if name not in hidden] + ["--json"]
     command = " ".join(part for part in (prog, namespace.command) if part)
-    typed, equals, _ = flag.partition("=")
-    if key is not None:
-        return UsageError(
-            f"`{command}` has no flag '{typed}'",
-            expected="an override, KEY=VALUE, for a key of the config",
-            hints=(f"{command} --help",),
-            meant=(typed, key) if equals else (f"{typed} ", f"{key}="),
-        )
-    close = nearest(typed, flags)
+    typed = flag.partition("=")[0]
     return UsageError(
-        f"`{command}` has no flag '{flag}'",
-        expected=" or ".join(close) or None,
-        hints=(f"{command} --help",),
-        meant=(typed, close[0]) if close else None,
+        f"`{command}` has no flag '{typed}'",
+        expected="one of its flags; a key of the config is set by KEY=VALUE, without dashes",
+        hints=(*did_you_mean(nearest(typed, flags)), f"{command} --help"),
     )
 
 
-def _guarded(action: Callable[[], int], prog: str, arguments: Sequence[str], *, as_json: bool) -> int:
+def _guarded(action: Callable[[], int], arguments: Sequence[str], *, as_json: bool) -> int:
     from nemotron_steps.runs.interrupts import interruptible
 
     asked: dict[str, str] = {}
@@ -155,21 +144,15 @@ def _guarded(action: Callable[[], int], prog: str, arguments: Sequence[str], *, 
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (Exception, KeyboardInterrupt) as error:
-        from nemotron_steps.cli.apart import secrets_apart
-        from nemotron_steps.cli.errors import exit_code, report
+        from nemotron_steps.cli.errors import exit_code, report, secrets_apart
         from nemotron_steps.config.redaction import masking
 
         if "signal" in asked and exit_code(error) != exit_code(KeyboardInterrupt()):
             error = KeyboardInterrupt()  # what it became
         if isinstance(error, OSError) and (unwritten := _unwritten(error)) is not None:
             error, as_json = unwritten, as_json and unwritten.where is None
-        with masking(secrets_apart(arguments)):
-            if isinstance(error, StepsError):
-                from nemotron_steps.cli.correction import add_corrected_command
-
-                add_corrected_command(error, prog, arguments)
-            with suppress(OSError):  # nobody can be told
-                return report(error, as_json=as_json)
+        with masking(secrets_apart(arguments)), suppress(OSError):  # nobody can be told
+            return report(error, as_json=as_json)
         return exit_code(error)
     return code
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from nemotron_steps.config.names import nearest
-from nemotron_steps.errors import RequestError
+from nemotron_steps.errors import RequestError, did_you_mean
 
 HANDLERS = "nemotron_steps.cli."
 """Where the modules of commands are."""
@@ -45,8 +45,7 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(
                 f"'{value}' is not a {what}",
                 expected=", ".join(choices),
-                hints=tuple(f"{self.prog} {each}" for each in close) or (f"{self.prog} --help",),
-                meant=(str(value), close[0]) if close else None,
+                hints=did_you_mean(close) or (f"{self.prog} --help",),
             )
 
 

@@ -115,7 +115,6 @@ def _position(flag: str, stage: str, names: list[str]) -> int:
         where=f"{flag} {stage}",
         expected=f"one of {', '.join(names)}",
         hints=tuple(f"{flag} {name}" for name in close[:2]),
-        meant=(stage, close[0]) if close else None,
     )
 
 
@@ -136,7 +135,6 @@ def _overrides_by_stage(asked: Asked, names: list[str], instances: list[str], ow
                 where=f"override '{shown}'",
                 expected=f"STAGE.key=value with STAGE one of {', '.join(names)}",
                 hints=(f"{prefix}{names[-1]}.{shown[len(prefix) :]}",),
-                meant=(shown, f"{prefix}{names[-1]}.{shown[len(prefix) :]}"),
             )
         extra.setdefault(stage, []).append(prefix + rest)
     return extra

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.artifacts.models import made_by
-from nemotron_steps.cli.apart import require_together
 from nemotron_steps.cli.asked import Asked, asked_from
 from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.memory import show_memory
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 def plan(arguments: argparse.Namespace) -> int:
     """`steps plan`."""
     bench = Workbench(arguments.home)
-    require_together(arguments.words, bench)
     asked = bench.settled(asked_from(arguments))
     profile = bench.profile_of(asked)
     if profile is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.parser import UsageError
-from nemotron_steps.errors import ArtifactError, ConfigError, RequestError, StepsError, UnknownNameError
+from nemotron_steps.errors import ArtifactError, ConfigError, RequestError, StepsError, UnknownNameError, did_you_mean
 
 if TYPE_CHECKING:
     from nemotron_steps.artifacts.store import ArtifactStore
@@ -67,12 +66,7 @@ class Workbench:
         """The home's artifacts."""
         from nemotron_steps.artifacts.store import ArtifactStore
 
-        store = ArtifactStore(self._home)
-        if sys.stderr is not None and sys.stderr.isatty():
-            from nemotron_steps.cli.hashing import hashing_bar
-
-            store.imports.show_hashing = hashing_bar
-        return store
+        return ArtifactStore(self._home)
 
     def settled(self, asked: Asked) -> Asked:
         """The request with `-c NAME` as `./NAME.yaml`, where no step asked for has a config NAME and that file is."""
@@ -223,15 +217,13 @@ class Workbench:
                     is_hf = self.registry.types.is_a(wanted_type, "checkpoint_hf")
                     return SuppliedInput(ref, None if is_hf else "checkpoint_hf")
                 hints = error.hints
-                meant = error.meant
         else:
-            hints, meant = (), None
+            hints = ()
         raise AbsentInput(
             f"'{ref}' is neither a path nor an artifact of this home",
             expected=f"PATH, NAME, NAME:VERSION or a digest of a {wanted_type}",
             found=ref,
-            hints=hints or ("steps artifacts list",),
-            meant=_file_meant(ref, path) or meant,
+            hints=(*_file_meant(ref, path), *(hints or ("steps artifacts list",))),
         )
 
     def _describe_path(self, path: Path, ref: str, wanted_type: str) -> SuppliedInput:
@@ -420,13 +412,13 @@ def _addressee(override: str, targets: Sequence[str]) -> tuple[int, str]:
     return len(targets) - 1, override
 
 
-def _file_meant(ref: str, path: Path) -> tuple[str, str] | None:
-    """The file or folder beside `path` that has nearly its name."""
+def _file_meant(ref: str, path: Path) -> tuple[str, ...]:
+    """The hint of a file or folder beside `path` that has nearly its name."""
     from difflib import get_close_matches
 
     names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
     close = get_close_matches(path.name, names, n=1, cutoff=0.75)
-    return (ref, ref.removesuffix(path.name) + close[0]) if close else None
+    return did_you_mean([ref.removesuffix(path.name) + name for name in close])
 
 
 def _looks_like_path(ref: str) -> bool:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.cli.apart import require_together
 from nemotron_steps.cli.asked import Asked, asked_from
 from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.parser import UsageError
@@ -97,21 +96,16 @@ def run_here(
         terminal.print()
     seen = _RunSeen(bench.store.backend.url)
     listeners: list[Listener] = [seen]
-    display = instances = None
+    display = None
     if terminal is not None:
-        from nemotron_steps.cli.instances import InstancesSeen
         from nemotron_steps.cli.live import Tolerant, open_display
 
-        display, instances = Tolerant(open_display(terminal, plan)), InstancesSeen(plan)
-        listeners += [display, instances]
+        display = Tolerant(open_display(terminal, plan))
+        listeners.append(display)
     try:
         return _execute(bench, asked, plan, listeners, force, resume, ends_process), plan
     except StepsError as error:
         seen.add_hints(error)
-        if display is not None and instances is not None and terminal is not None:
-            display.close()
-            with suppress(OSError):  # a terminal that is gone must not hide what the run failed with
-                instances.show(terminal)
         raise
     except Exception as error:
         error.log_path = seen.log  # type: ignore[attr-defined]
@@ -234,7 +228,6 @@ def result_fields(result: RunResult) -> dict[str, Any]:
 def _asked(arguments: argparse.Namespace, bench: Workbench) -> Asked:
     """The request as typed, or, for `--resume RUN` alone, as that run was asked for."""
     if arguments.words or not arguments.resume:
-        require_together(arguments.words, bench)
         return asked_from(arguments)
     profile = arguments.run or arguments.batch
     asked = asked_before(bench, arguments.resume, profile=profile, ignore_checks=arguments.ignore_checks)

@@ -260,7 +260,7 @@ def _apply(
     try:
         if override.is_delete():
             if not exists:
-                return ConfigError(f"'{key}' is not set, so `~` cannot delete it", where=where, meant=(shown, ""))
+                return ConfigError(f"'{key}' is not set, so `~` cannot delete it", where=where)
             current = OmegaConf.select(config, key, throw_on_missing=False)
             if value is not None and value != current:
                 return ConfigError(
@@ -276,7 +276,6 @@ def _apply(
                 f"`+` adds a key, and '{key}' is already set",
                 where=where,
                 hints=(shown.removeprefix("+"), f"+{shown}"),
-                meant=(shown, shown.removeprefix("+")),
             )
         with open_dict(config):
             OmegaConf.update(config, key, value, merge=True, force_add=True)
@@ -314,7 +313,6 @@ def _unknown(
         expected=f"one of: {', '.join(close)}" if close else f"a key of '{step}'",
         found=key,
         hints=hints or (f"steps show {step}",),
-        meant=(key, close[0]) if close else None,
     )
 
 

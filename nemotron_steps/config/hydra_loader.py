@@ -157,25 +157,23 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Conf
         except HydraException as error:
             # Hydra's reason quotes the value.
             reason = f": {first_line(error)}" if shown == text else ""
-            repaired = shlex.split(_repaired(shown))[0]
             problems.append(
                 ConfigError(
                     f"override '{shown}' does not parse{reason}",
                     where=f"override '{shown}'",
                     expected="key=value, +key=value or ~key",
-                    hints=(f"quote special characters: {_repaired(shown)}", f"the grammar: {_GRAMMAR}"),
-                    meant=(shown, repaired) if _is_override(repaired) else None,
+                    hints=(f"{_repaired(shown)}   # quotes special characters", f"the grammar: {_GRAMMAR}"),
                 )
             )
             continue
         if override.is_sweep_override():
+            number = (_THOUSANDS.sub("", shown),) if _is_number(shown) else ()
             problems.append(
                 ConfigError(
                     f"override '{shown}' is a sweep, and a run has one value a key",
                     where=f"override '{shown}'",
                     expected="one value",
-                    hints=(f"for a list: {_listed(shown)}", f"for text with commas: {_quoted(shown)}"),
-                    meant=(shown, _THOUSANDS.sub("", shown) if _is_number(shown) else shlex.split(_listed(shown))[0]),
+                    hints=(*number, f"{_listed(shown)}   # a list", f"{_quoted(shown)}   # text with commas"),
                 )
             )
             continue

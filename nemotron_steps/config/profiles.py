@@ -201,7 +201,6 @@ class Environment:
             expected=", ".join(self.names) or f"a [{name}] table in one of: {looked}",
             found=f"[{name}], which other tools read" if name in OTHER_TABLES else name,
             hints=hints,
-            meant=(name, close[0]) if close else None,
         )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemotron_steps.config.names import nearest
-from nemotron_steps.errors import ConfigError
+from nemotron_steps.errors import ConfigError, did_you_mean
 
 DEFAULT_CONFIG = "default"
 _DEFAULTS = re.compile(r"^defaults:\s*(\[[^\]]*\]|(?:\n[ \t]*-[^\n]*)+)", re.MULTILINE)
@@ -123,8 +123,8 @@ class SearchPath:
                     f"config file '{config}' does not exist",
                     where=f"-c {config}",
                     expected=f"a yaml file, or one of: {', '.join(self.names()) or 'this step has no named configs'}",
-                    hints=tuple(f"-c {other}" for other in self.names()[:3]),
-                    meant=(config, str(there[close[0]])) if close else None,
+                    hints=did_you_mean([str(there[other]) for other in close[:1]])
+                    or tuple(f"-c {other}" for other in self.names()[:3]),
                 )
             # A name of its own, so that a file called tiny.yaml can build on the step's tiny; the files beside it
             # come after the step's configs.
@@ -145,7 +145,6 @@ class SearchPath:
             expected=", ".join(names) or "a path to a yaml file: this step has no named configs",
             found=name,
             hints=tuple(f"-c {other}" for other in close or names[:3]),
-            meant=(name, close[0]) if close else None,
         )
 
 

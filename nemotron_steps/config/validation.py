@@ -290,8 +290,7 @@ def _unknown_key(key: str, value: Any, where: str | None, schema: type[BaseModel
     hints = tuple(shown_override(f"{other}={value}", key) for other in close) if scalar else ()
     if close and close[0].rpartition(".")[0] == parent:
         hints = renamed_key(where, key.rpartition(".")[2], close[0].rpartition(".")[2]) or hints
-    meant = (key, close[0]) if close else None
-    return ConfigError(f"unknown key '{key}'", where=where, expected=expected, found=key, hints=hints, meant=meant)
+    return ConfigError(f"unknown key '{key}'", where=where, expected=expected, found=key, hints=hints)
 
 
 def _wrong_value(key: str, details: Sequence[Mapping[str, Any]], where: str | None) -> ConfigError:
@@ -309,8 +308,6 @@ def _wrong_value(key: str, details: Sequence[Mapping[str, Any]], where: str | No
         expected=" or ".join(messages),
         found=f"{text if len(text) <= 120 else text[:117] + '...'} ({type(value).__name__})",
         hints=() if right is None else (f"{key}={right}",),
-        # Without one that is surely right, the value that the config has is the one to fall back to.
-        meant=(key, "" if right is None else f"{key}={right}"),
     )
 
 

@@ -149,7 +149,6 @@ def unknown(name: str) -> UnknownNameError:
         expected="a name that `steps env list` shows",
         found=name,
         hints=tuple(f"steps env show {match}" for match in close) or ("steps env list",),
-        meant=(name, close[0]) if close else None,
     )
 
 

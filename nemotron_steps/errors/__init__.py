@@ -46,8 +46,6 @@ class StepsError(Exception):
         expected: what would have been accepted.
         found: what was there instead.
         hints: commands or overrides that can be pasted, most useful first.
-        meant: a part of the request that looks like a slip, and what was probably meant ("": nothing in its place). The
-            command line makes its first hint of it: the whole command as it was probably meant.
     """
 
     code: ClassVar[str] = "E000"
@@ -61,7 +59,6 @@ class StepsError(Exception):
         expected: str | None = None,
         found: str | None = None,
         hints: Sequence[str] = (),
-        meant: tuple[str, str] | None = None,
     ) -> None:
         super().__init__(what)
         self.what = what
@@ -69,7 +66,6 @@ class StepsError(Exception):
         self.expected = expected
         self.found = found
         self.hints = tuple(hints)
-        self.meant = meant
 
     def __str__(self) -> str:
         return self.render()
@@ -135,6 +131,11 @@ def fetch_again(folder: Path, broken: Path | None = None) -> tuple[str, ...]:
 def first_line(error: BaseException) -> str:
     """What an exception of a library says, in a line; its type where it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def did_you_mean(names: Sequence[str]) -> tuple[str, ...]:
+    """The hint of names that are near to one that does not exist; none without any."""
+    return (f"did you mean {' or '.join(map(repr, names))}?",) if names else ()
 
 
 def without_line(where: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from nemotron_steps.config.names import nearest
-from nemotron_steps.errors import ManifestError, UnknownNameError
+from nemotron_steps.errors import ManifestError, UnknownNameError, did_you_mean
 from nemotron_steps.manifest import loader
 from nemotron_steps.manifest.models import StepManifest, TypeManifest
 from nemotron_steps.manifest.packs import Pack, PackSearch, find_packs
@@ -81,9 +81,8 @@ class Registry:
         close = nearest(step_id, [*self.steps, *self.hidden_steps])
         raise UnknownNameError(
             f"there is no step '{step_id}'",
-            expected="an id that `steps list` shows",
-            hints=(*(f"steps show {name}" for name in close), "steps list"),
-            meant=(step_id, close[0]) if close else None,
+            expected="an id that `steps list` shows; an override is KEY=VALUE in one word",
+            hints=(*did_you_mean(close), "steps list"),
         )
 
     def pipeline(self, name: str) -> PipelineManifest:
@@ -97,8 +96,7 @@ class Registry:
         raise UnknownNameError(
             f"there is no pipeline '{name}'",
             expected=f"one of {', '.join(sorted(self.pipelines)) or 'none are installed'}, or a path to a .toml file",
-            hints=tuple(f"steps plan {other}" for other in close),
-            meant=(name, close[0]) if close else None,
+            hints=did_you_mean(close),
         )
 
     def type(self, name: str) -> ArtifactType:
@@ -110,7 +108,7 @@ class Registry:
         raise UnknownNameError(
             f"there is no artifact type '{name}'",
             expected="a name that `steps types` shows",
-            hints=(*(f"did you mean '{other}'?" for other in close), "steps types"),
+            hints=(*did_you_mean(close), "steps types"),
         )
 
 
@@ -346,7 +344,7 @@ class _Reading:
                         ManifestError(
                             f"type '{name}' is_a '{parent}', which is no type",
                             where=file.where(name, "is_a"),
-                            hints=tuple(f"did you mean '{other}'?" for other in close[:1]),
+                            hints=did_you_mean(close[:1]),
                         )
                     )
         parents = {n: [p for p in t.is_a if (n, p) not in dropped] for n, t in merged.items()}
@@ -394,7 +392,7 @@ class _Reading:
                         ManifestError(
                             f"type '{type_name}' is not declared in any types.toml",
                             where=step.where(table, index, "type"),
-                            hints=tuple(f"did you mean '{n}'?" for n in nearest(type_name, graph.types)[:1]),
+                            hints=did_you_mean(nearest(type_name, graph.types, 1)),
                         )
                     )
 

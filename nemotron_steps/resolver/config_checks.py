@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from nemotron_steps.config.names import nearest
-from nemotron_steps.errors import StepsError
+from nemotron_steps.errors import StepsError, did_you_mean
 from nemotron_steps.manifest.models import StepManifest
 from nemotron_steps.resolver.problems import ParameterProblem, PlaceholderValue, PlanProblem
 from nemotron_steps.resolver.request import StepConfig
@@ -33,7 +33,7 @@ def check_parameters(manifest: StepManifest, config: StepConfig, key: str) -> li
                     chain=(key,),
                     where=manifest.where("parameters", index, "name"),
                     expected=f"a key of {manifest.step.config_schema or 'its config model'}",
-                    hints=tuple(f"did you mean '{n}'?" for n in nearest(parameter.name, config.flat)[:1]),
+                    hints=did_you_mean(nearest(parameter.name, config.flat, 1)),
                 )
             )
             continue

@@ -11,9 +11,6 @@ from nemotron_steps.manifest.models import Consumes, StepManifest
 from nemotron_steps.resolver.graph import Graph
 from nemotron_steps.resolver.request import Compose, Goal
 
-AN_INPUT = "--input "
-"""What was meant begins so (see `StepsError.meant`): the word is to be given by this flag."""
-
 
 def take_out_inputs(
     goal: Goal, key: str, steps: Mapping[str, StepManifest], graph: Graph, compose: Compose, *, alone: bool
@@ -41,17 +38,14 @@ def take_out_inputs(
         many = port.many and name == port.name
         stage = goal.instance.stage if goal.instance is not None and owner == key else owner
         target = f"{'' if alone else f'{stage}.'}{name}{'.NAME' if many else ''}"
-        given = _bare(value)
-        hint = AN_INPUT + shlex.quote(redact_text(f"{target}={given}"))
+        hint = f"--input {shlex.quote(redact_text(f'{target}={_bare(value)}'))}"
         graph.report(
             ConfigError(
                 f"'{name}' is an input of {owner}, and an input is given by --input",
                 where=f"override '{redact_text(override)}'",
-                expected=f"{AN_INPUT}{name}{'.NAME' if many else ''}=REF; each input has an --input of its own",
+                expected=f"--input {name}{'.NAME' if many else ''}=REF; each input has an --input of its own",
                 found="an override",
                 hints=(hint,),
-                # Which name it is to have, nobody but the user knows.
-                meant=None if many else (override, f"{AN_INPUT}{name}={given}"),
             )
         )
     return tuple(kept), taken

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nemotron_steps.config.names import nearest
+from nemotron_steps.errors import did_you_mean
 from nemotron_steps.manifest.models import Consumes
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.resolver.advice import producers_of, steps_between
@@ -80,7 +81,7 @@ def unknown_input(node: Node, name: str, where: str | None) -> UnknownPort:
         where=where or node.manifest.where("step", "id"),
         expected=" or ".join(ports) or "no inputs at all",
         found=name,
-        hints=(*(f"did you mean '{other}'?" for other in nearest(name, ports)[:1]), f"steps show {node.manifest.id}"),
+        hints=(*did_you_mean(nearest(name, ports, 1)), f"steps show {node.manifest.id}"),
     )
 
 

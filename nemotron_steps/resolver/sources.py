@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from nemotron_steps.config.names import nearest
-from nemotron_steps.errors import StepsError
+from nemotron_steps.errors import StepsError, did_you_mean
 from nemotron_steps.manifest.models import Consumes
 from nemotron_steps.manifest.pipeline_models import StageSource
 from nemotron_steps.resolver import reports
@@ -232,7 +232,7 @@ class Sources:
                     where=where,
                     expected=" or ".join(outputs) or "a step that produces something",
                     found=output,
-                    hints=tuple(f"did you mean '{name}'?" for name in nearest(output, outputs)[:1]),
+                    hints=did_you_mean(nearest(output, outputs, 1)),
                 )
             )
             return None

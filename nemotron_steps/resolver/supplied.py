@@ -43,7 +43,6 @@ def report_unused(inputs: Mapping[str, str], used: set[str], graph: Graph) -> No
                     expected=" or ".join(keys) or "a step of the plan",
                     found=step,
                     hints=tuple(f"--input {name}.{port}={reference}" for name in nearest(step, keys)[:2]),
-                    meant=(target, f"{near[0]}.{port}") if (near := nearest(step, keys)) else None,
                 )
             )
 
@@ -68,7 +67,6 @@ def _owners(request: Request, graph: Graph, port: str, reference: str, goals: Go
                     expected=" or ".join(known) or "no inputs at all",
                     found=port,
                     hints=tuple(f"--input {name}={reference}" for name in close[:2]),
-                    meant=(port, close[0]) if close else None,
                 )
             )
         return []

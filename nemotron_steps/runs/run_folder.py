@@ -31,7 +31,7 @@ from nemotron_steps.artifacts.jsonable import plain
 from nemotron_steps.artifacts.records import json_object
 from nemotron_steps.artifacts.shapes import ANY, COUNT, NUMBER, TEXT, TIME, Optional, Values, require_shape
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import ArtifactError, StorageError, UnknownNameError
+from nemotron_steps.errors import ArtifactError, StorageError, UnknownNameError, did_you_mean
 from nemotron_steps.runs.locks import is_held
 from nemotron_steps.runs.secrets import Secrets
 
@@ -236,8 +236,7 @@ def get_run(store: ArtifactStore, run_id: str) -> RunInfo:
         where=f"{store.backend.url}/runs",
         expected=" or ".join(info.id for info in (matching or runs)[-3:]),
         found=run_id,
-        hints=("steps runs",),
-        meant=(run_id, close[-1] if close else "latest"),
+        hints=(*did_you_mean(close[-3:]), "steps runs"),
     )
 
 

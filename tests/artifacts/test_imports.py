@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from nemotron_steps.artifacts import imports as module
-from nemotron_steps.artifacts.files import Progress
 from nemotron_steps.artifacts.imports import Imports, default_name
 from nemotron_steps.artifacts.models import is_artifact_name
 from nemotron_steps.errors import ArtifactError, StorageError
@@ -85,36 +82,16 @@ def test_a_path_from_here_is_remembered_as_a_whole_one(
     assert imports.identify(Path(data.name)).path == data and imports.allows(str(data))
 
 
-def test_hashing_is_shown_from_a_certain_size_on_and_told_to_who_asks(
-    imports: Imports, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown: list[tuple[Path, int]] = []
-    seen: list[tuple[str, int, int]] = []
-
-    @contextmanager
-    def show(path: Path, size: int) -> Iterator[Progress]:
-        shown.append((path, size))
-        yield lambda done, total: seen.append(("shown", done, total))
-
-    imports.show_hashing = show
-    monkeypatch.setattr(module, "_WORTH_SAYING", 10)
-    imports.identify(data)
-    assert shown == seen == []
-    monkeypatch.setattr(module, "_WORTH_SAYING", 9)
-    os.utime(data / "train.jsonl")
-    imports.identify(data)
-    assert shown == [(data, 9)] and seen == [("shown", 9, 9)]
-    os.utime(data / "train.jsonl", ns=(0, 0))
-    imports.identify(data, progress=lambda done, total: seen.append(("asked", done, total)))
-    assert seen[1:] == [("asked", 9, 9)]
-
-
 def test_what_is_said_of_a_large_folder_is_its_size(
     imports: Imports, data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with imports.show_hashing(data, 2_300_000_000):
-        pass
-    assert f"hashing {data} (2.3 GB)" in caplog.text
+    monkeypatch.setattr(module, "_WORTH_SAYING", 10)
+    imports.identify(data)
+    assert caplog.text == ""
+    monkeypatch.setattr(module, "_WORTH_SAYING", 9)
+    os.utime(data / "train.jsonl")
+    imports.identify(data)
+    assert f"hashing {data} (0.0 GB)" in caplog.text
 
 
 def test_nothing_is_no_artifact(imports: Imports, data: Path) -> None:

@@ -134,9 +134,9 @@ def test_help_and_version(cli):
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (("lst",), "steps list"),
+        (("lst",), "did you mean 'list'"),
         (("list", "--categorie", "x"), "--category"),
-        (("artifacts", "lst"), "steps artifacts list"),
+        (("artifacts", "lst"), "did you mean 'list'"),
         (("show",), "steps show --help"),
         (("run", "--dryrun", "toy/make"), "--dry-run"),
     ],

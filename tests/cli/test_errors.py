@@ -80,7 +80,7 @@ def test_an_unexpected_exception_says_where_and_keeps_secrets(capsys, monkeypatc
     def fail() -> int:
         raise RuntimeError("broke with tok-abcdefgh \x1b[2J")
 
-    assert _guarded(fail, "steps", [], as_json=False) == 1
+    assert _guarded(fail, [], as_json=False) == 1
     err = capsys.readouterr().err
     assert "internal error" in err
     assert "test_errors.py" in err

@@ -206,7 +206,7 @@ def test_without_a_schema_groups_that_files_have_are_near_as_well(configs):
     search = configs({"rl/toy/default.yaml": GRPO, "rl/base/common.yaml": COMMON})
     with pytest.raises(ConfigError, match="unknown key 'optimzer'") as caught:
         compose(None, ["~optimzer"], search=search)
-    assert caught.value.hints[0] == "~optimizer" and caught.value.meant == ("optimzer", "optimizer")
+    assert caught.value.hints[0] == "~optimizer"
     with pytest.raises(ConfigError, match=r"unknown key 'optimizer\.nme'") as caught:
         compose(None, ["optimizer.nme=x"], search=search)
     assert caught.value.hints[0] == "optimizer.name=x"
@@ -261,28 +261,23 @@ def test_a_config_is_not_offered_as_its_own_base(configs):
 
 
 @pytest.mark.parametrize(
-    ("override", "hint", "meant"),
+    ("override", "hint"),
     [
-        ("judge.model=a=b:{", "quote special characters: \"judge.model='a=b:{'\"", "judge.model='a=b:{'"),
-        ("steps", "quote special characters: 'steps'", None),
-        ("options.words=[a:{,b]", "quote special characters: 'options.words=[\"a:{\",b]'", 'options.words=["a:{",b]'),
-        (
-            "options.words=[{a: [1,2},x y:z]",
-            "quote special characters: 'options.words=[\"{a: [1,2}\",x y:z]'",
-            'options.words=["{a: [1,2}",x y:z]',
-        ),
-        ("steps=1,000", "for a list: 'steps=[1,000]'", "steps=1000"),
-        ("steps=12,000,000", "for a list: 'steps=[12,000,000]'", "steps=12000000"),
-        ("steps=1,00", "for a list: 'steps=[1,00]'", "steps=[1,00]"),
-        ("options.words=a,b", "for a list: 'options.words=[a,b]'", "options.words=[a,b]"),
+        ("judge.model=a=b:{", "\"judge.model='a=b:{'\"   # quotes special characters"),
+        ("steps", "'steps'   # quotes special characters"),
+        ("options.words=[a:{,b]", "'options.words=[\"a:{\",b]'   # quotes special characters"),
+        ("options.words=[{a: [1,2},x y:z]", "'options.words=[\"{a: [1,2}\",x y:z]'   # quotes special characters"),
+        ("steps=1,000", "steps=1000"),
+        ("steps=12,000,000", "steps=12000000"),
+        ("steps=1,00", "'steps=[1,00]'   # a list"),
+        ("options.words=a,b", "'options.words=[a,b]'   # a list"),
     ],
 )
-def test_an_override_that_is_none_is_offered_in_quotes_or_as_a_list(configs, override, hint, meant):
+def test_an_override_that_is_none_is_offered_in_quotes_or_as_a_list(configs, override, hint):
     with pytest.raises(ConfigError) as caught:
         compose(None, [override], search=configs({}), schema=Toy)
     error = caught.value
     assert error.where == f"override '{override}'" and error.hints[0] == hint
-    assert error.meant == (None if meant is None else (override, meant))
 
 
 def test_wrong_values_are_told_with_unknown_keys_but_not_what_the_unknown_key_may_mend(configs):

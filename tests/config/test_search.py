@@ -87,11 +87,13 @@ def test_a_path_that_is_misspelt_is_told_with_the_file_that_was_meant(tmp_path, 
     search = SearchPath("rl/toy", (write(tmp_path / "pack", *(f"rl/toy/{name}.yaml" for name in "abcd")),))
     with pytest.raises(ConfigError, match="does not exist") as caught:
         search.locate(asked)
-    assert caught.value.meant == (asked, str(tmp_path / meant))
+    assert caught.value.hints == (f"did you mean '{tmp_path / meant}'?",)
+    with pytest.raises(ConfigError) as caught:
+        search.locate("./quite-another-name.yaml")
     assert caught.value.hints == ("-c a", "-c b", "-c c")
     with pytest.raises(ConfigError) as caught:
         SearchPath("rl/none", ()).locate("./quite-another-name.yaml")
-    assert caught.value.meant is None and "no named configs" in caught.value.expected
+    assert caught.value.hints == () and "no named configs" in caught.value.expected
 
 
 def test_a_config_is_read_with_every_base_that_its_defaults_name(tmp_path):

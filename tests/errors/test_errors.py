@@ -24,7 +24,7 @@ HINTS = ("one", "two", "three", "four")
 
 
 def test_an_error_is_told_with_all_that_it_has() -> None:
-    full = DataError("it is wrong", where="a:1", expected="x", found="y", hints=HINTS, meant=("p", "q"))
+    full = DataError("it is wrong", where="a:1", expected="x", found="y", hints=HINTS)
     assert str(full).splitlines() == [
         "error[E410]: it is wrong",
         "  --> a:1",
@@ -45,10 +45,10 @@ def test_an_error_is_told_with_all_that_it_has() -> None:
 
 
 def test_an_error_keeps_everything_on_its_way_from_another_process() -> None:
-    problems = (DataError("one", where="a:1", meant=("p", "q")), DataError("two", hints=HINTS))
+    problems = (DataError("one", where="a:1"), DataError("two", hints=HINTS))
     found = pickle.loads(pickle.dumps(PlanError("several", problems=problems, expected="x")))
     assert type(found) is PlanError and found.render() == PlanError("several", problems=problems, expected="x").render()
-    assert found.problems[0].meant == ("p", "q") and found.problems[1].hints == HINTS
+    assert found.problems[1].hints == HINTS
     assert found.args == ("several",)
 
 

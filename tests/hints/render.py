@@ -18,8 +18,9 @@ explain` lists all of them.
 
 A hint can be pasted, the first one is the most useful:
 
-- `steps …` is a command of its own. Where a word of the request looks like a slip, it is the whole request, corrected.
-- A flag or `key=value` goes behind the command, `--input PORT=REF` in the place of that port's.
+- `steps …` is a command of its own.
+- `did you mean 'NAME'?` is the name to write in place of one that does not exist.
+- A flag or `key=value` goes behind the command, in the place of the override or `--input` that the error is about.
 - Anything else is for the shell; then the same command again.
 - Words in capitals are yours to fill in. What follows `   #` says what a hint does.
 

@@ -21,7 +21,8 @@ def test_a_pasted_hint_mends_the_fault(fault: Fault, bench: Bench, workplace: Pa
     result = bench(*typed)
     hint = hints_in(result)[fault.pasted]
     places = {f"{workplace}/": "", str(workplace): ".", f"{Path(nemotron_steps.__file__).parents[1]}/": ""}
-    then = told(paste(hint, typed, bench, fault.put, again=fault.again))
+    where = next((line.split("--> ", 1)[1] for line in result.err.splitlines() if "--> " in line), "")
+    then = told(paste(hint, typed, where, bench, fault.put, again=fault.again))
     assert (told(result), placeless(hint, places), then) == (fault.code, fault.hint, fault.then)
     assert then != fault.code
 

@@ -97,7 +97,7 @@ def test_unknown_names_come_with_the_nearest(tmp_path: Path) -> None:
     registry = load_registry(find_packs(environ={}, cwd=tmp_path, installed=()))
     with pytest.raises(UnknownNameError) as raised:
         registry.step("rl/rlfh")
-    assert raised.value.hints[0] == "steps show rl/nemo_rl/rlhf"
+    assert raised.value.hints[0] == "did you mean 'rl/nemo_rl/rlhf'?"
     with pytest.raises(UnknownNameError) as raised:
         registry.type("checkpoint_megatorn")
     assert raised.value.hints[0] == "did you mean 'checkpoint_megatron'?"

@@ -74,10 +74,10 @@ def test_a_run_is_found_by_a_part_that_it_has_alone(store: ArtifactStore) -> Non
     with pytest.raises(UnknownNameError, match="'rlhf' is part of 4 run ids") as caught:
         get_run(store, "rlhf")
     assert caught.value.expected == "0102-rlhf-bb or 0104-rlhf-dd or 0105-rlhf-ee"
-    assert caught.value.meant == ("rlhf", "0105-rlhf-ee")
+    assert caught.value.hints[0] == "did you mean '0102-rlhf-bb' or '0104-rlhf-dd' or '0105-rlhf-ee'?"
     with pytest.raises(UnknownNameError, match="no run is called 'nothing-like-it'") as caught:
         get_run(store, "nothing-like-it")
-    assert caught.value.meant == ("nothing-like-it", "latest")
+    assert caught.value.hints == ("steps runs",)
 
 
 def test_nothing_is_no_part_of_a_runs_id_and_a_whole_id_is_found_though_it_is_a_part(store: ArtifactStore) -> None:
