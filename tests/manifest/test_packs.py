@@ -100,7 +100,7 @@ def test_unknown_names_come_with_the_nearest(tmp_path: Path) -> None:
     assert raised.value.hints[0] == "did you mean 'rl/nemo_rl/rlhf'?"
     with pytest.raises(UnknownNameError) as raised:
         registry.type("checkpoint_megatorn")
-    assert raised.value.hints[0] == "did you mean 'checkpoint_megatron'?"
+    assert raised.value.hints[0] == "did you mean 'checkpoint_megatron' or 'checkpoint_hf'?"
     with pytest.raises(UnknownNameError, match="no pipeline 'super3'"):
         registry.pipeline("super3")
 
