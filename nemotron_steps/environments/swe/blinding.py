@@ -34,6 +34,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from nemotron_steps.environments.swe.recorder import HOLD
+from nemotron_steps.environments.swe.results import dotted
+
 CANDIDATES = 32
 """Values among which an opaque object has to be equal to the right one alone."""
 RECORD_BYTES = 8 * 1024 * 1024
@@ -59,16 +62,7 @@ _OF_MOCKS = frozenset({"assert_called_with", "assert_called_once_with"})
 _MIRRORED |= {"in": "has", "not in": "has not", "is": "is", "is not": "is not"}
 
 OPERATIONS: dict[str, Callable[[Any, Any], bool]] = {
-    "==": lambda left, right: left == right,
-    "!=": lambda left, right: left != right,
-    "<": lambda left, right: left < right,
-    "<=": lambda left, right: left <= right,
-    ">": lambda left, right: left > right,
-    ">=": lambda left, right: left >= right,
-    "in": lambda left, right: left in right,
-    "not in": lambda left, right: left not in right,
-    "has": lambda left, right: right in left,
-    "has not": lambda left, right: right not in left,
+    **HOLD,
     "is": lambda left, right: type(left) is type(right) and left == right,
     "is not": lambda left, right: type(left) is not type(right) or left != right,
     "count": lambda left, right: _counted(left) == _counted(right),
@@ -257,9 +251,7 @@ class Blinded:
 
     def _test_of(self, name: str) -> tuple[str, str] | None:
         """The test that a runner calls so, in the words of pytest or of unittest."""
-        name = name.split("[")[0]
-        if old := re.fullmatch(r"(\w+) \(([\w.]+)\)", name):  # unittest before Python 3.11
-            name = f"{old[2].removesuffix('.' + old[1])}.{old[1]}"
+        name = dotted(name.split("[")[0])
         path, *parts = name.split("::")
         if parts:
             return (path, ".".join(parts)) if (path, ".".join(parts)) in self.tests else None

@@ -68,7 +68,7 @@ def test_a_long_text_keeps_its_begin_and_its_end() -> None:
 PYTEST = (
     "PASSED t.py::a\nPASSED t.py::b - said\nFAILED t.py::b - why - so\nERROR t.py::c\nSKIPPED [1] d\nXFAIL t.py::e\n"
 )
-UNITTEST = "test_a (m.T.test_a) ... ok\ntest_b (m.T.test_b)\nSays it. ... FAIL\ntest_c (m.T.test_c) ... skipped 'x'\n"
+UNITTEST = "test_a (m.T.test_a) ... ok\ntest_b (m.T)\nSays it. ... FAIL\ntest_c (m.T.test_c) ... skipped 'x'\n"
 
 
 def test_runs_of_both_runners_are_read() -> None:
@@ -81,11 +81,15 @@ def test_runs_of_both_runners_are_read() -> None:
     either = results.test_run(
         "test_d (m.D) ... expected failure\ntest_e (m.E) ... unexpected success\ntest_f (m.F) ... ERROR"
     )
-    assert either == results.TestRun(frozenset({"m.D"}), frozenset({"m.E", "m.F"}))
+    assert either == results.TestRun(frozenset({"m.D.test_d"}), frozenset({"m.E.test_e", "m.F.test_f"}))
 
 
 def test_names_of_tests_are_a_list_or_one_as_json() -> None:
     assert results.tests_of({"F": ["a", "b"]}, "F") == results.tests_of({"F": '["a", "b"]'}, "F") == {"a", "b"}
+    assert results.tests_of({"F": ["test_a (m.T)", "test_a (m.T.test_a)", "a::b[c (d)]"]}, "F") == {
+        "m.T.test_a",
+        "a::b[c (d)]",
+    }
     assert results.tests_of({}, "F") == results.tests_of({"F": ""}, "F") == frozenset()
     for wrong in ('{"a": 1}', "[1]", [1], {"a": 1}, "a"):
         with pytest.raises(ValueError):  # json's own among them
