@@ -22,7 +22,7 @@ from nemotron_steps.environments.swe.protected import is_test
 from nemotron_steps.environments.swe.results import test_run
 from nemotron_steps.environments.swe.working_copy import Changes, WorkingCopy
 from nemotron_steps.sandbox.base import Outcome
-from nemotron_steps.sandbox.session import SandboxSession
+from nemotron_steps.sandbox.session import SandboxSession, SessionOverError
 
 TESTS = "{tests}"
 """Stands in a test command for the test files' paths. A command without it names its tests itself."""
@@ -133,10 +133,12 @@ solution is known."""
 class _Task:
     """What is known of a task: its blinded tests; of its solution, once asked, what those say."""
 
-    tests: Blinded
+    tests: Blinded | None = None
     asked: bool = False
     unproved: frozenset[str] = frozenset()
     opaque: frozenset[str] | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Answers to one task are graded at once; what is known of it is found out once."""
 
 
 @dataclass(frozen=True)
@@ -168,40 +170,44 @@ class Grader:
         Raises:
             SandboxError: the sandbox could not be set up. SessionOverError: it ended, other than by the tests.
         """
-        known = self._tasks.get(task)
+        known = self._tasks.setdefault(task, _Task())
+        if len(self._tasks) > REMEMBERED:
+            self._tasks.popitem(last=False)
         async with prepare(False) as laid:
             if laid is None:
                 return Graded(applied=False)
-            if known is None:  # nothing that was changed has run yet
-                known = self._tasks[task] = _Task(Blinded(await _read(laid)))
-                if len(self._tasks) > REMEMBERED:
-                    self._tasks.popitem(last=False)
-            run = await _run(laid, known.tests, command, wall_s)
-        doubtful = run.outcome is Outcome.EXITED and (run.claimed != run.findings.right or run.findings.opaque)
-        if doubtful and not known.asked:
-            await _ask(known, prepare, command, wall_s)
+            if known.tests is None:
+                texts = await _read(laid)  # nothing that was changed has run yet
+                known.tests = known.tests or Blinded(texts)
+            tests = known.tests
+            run = await _run(laid, tests, command, wall_s)
+        if run.outcome is Outcome.EXITED and (run.claimed != run.findings.right or run.findings.opaque):
+            await _ask(known, tests, prepare, command, wall_s)
         opaque = run.findings.opaque if known.opaque is None else run.findings.opaque & known.opaque
         if run.findings.opaque and run.outcome is Outcome.EXITED:
             async with prepare(False) as laid:
                 assert laid is not None
-                run = await _run(laid, known.tests, command, wall_s, opaque)
+                run = await _run(laid, tests, command, wall_s, opaque)
         right = run.findings.right | (run.claimed & known.unproved)
         return Graded(right, run.findings.proved, run.outcome, output=run.output)
 
 
-async def _ask(task: _Task, prepare: Prepare, command: str, wall_s: float | None) -> None:
-    """What the blinded tests say of the known solution."""
-    runs: list[_Run] = []
-    for _ in range(2):
-        async with prepare(True) as laid:
-            if laid is None:
-                break
-            runs.append(await _run(laid, task.tests, command, wall_s, runs[0].findings.opaque if runs else None))
-        if not runs[-1].findings.opaque:
-            break
-    if runs and runs[-1].outcome is Outcome.EXITED:
-        task.opaque, task.unproved = runs[0].findings.opaque, runs[-1].claimed - runs[-1].findings.right
-    task.asked = True
+async def _ask(task: _Task, tests: Blinded, prepare: Prepare, command: str, wall_s: float | None) -> None:
+    """What the blinded tests say of the known solution, if that is not known yet."""
+    async with task.lock:
+        runs: list[_Run] = []
+        try:
+            while not task.asked and (not runs or (len(runs) == 1 and runs[0].findings.opaque)):
+                async with prepare(True) as laid:
+                    if laid is None:
+                        break
+                    opaque = runs[0].findings.opaque if runs else None
+                    runs.append(await _run(laid, tests, command, wall_s, opaque))
+        except SessionOverError:  # over the solution: no fault of the answer's
+            runs = []
+        if runs and runs[-1].outcome is Outcome.EXITED:
+            task.opaque, task.unproved = runs[0].findings.opaque, runs[-1].claimed - runs[-1].findings.right
+        task.asked = True
 
 
 async def _run(

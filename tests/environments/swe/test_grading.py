@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from nemotron_steps.environments.base import CannotJudgeError, Response, Session
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.swe import swe_agent
-from nemotron_steps.environments.swe.grading import Graded, Grader, HiddenTests, prepared
+from nemotron_steps.environments.swe.grading import Graded, Grader, HiddenTests, Ready, prepared
 from nemotron_steps.environments.swe.working_copy import Changes, FilesCopy, ImageCopy
 from nemotron_steps.sandbox.base import Outcome, SandboxResult
 from nemotron_steps.sandbox.session import SessionOverError
@@ -62,6 +63,36 @@ def test_the_changes_are_laid_then_the_tests_then_they_are_run() -> None:
     assert session.written[f"{root}/a.py"] == "theirs"
     assert session.ran == ["cat -- tests/test_a.py ", "/bin/bash -c run tests/test_a.py "] and not session.open
     assert (found.applied, found.passed, found.proved) == (True, {"tests/test_a.py::a"}, frozenset())
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_solution_is_asked_once_and_what_breaks_it_is_no_fault_of_an_answer(broken: bool) -> None:
+    asked = []
+
+    @asynccontextmanager
+    async def prepare(solved: bool) -> AsyncIterator[Ready]:
+        await asyncio.sleep(0)
+        if solved:
+            asked.append(solved)
+            if broken:
+                raise SessionOverError(Outcome.EXITED)
+        yield Ready(Testing(), "/r", ["tests/test_a.py"])
+
+    class Testing(Told):
+        async def run(self, argv: Sequence[str], **_: Any) -> SandboxResult:
+            await asyncio.sleep(0)
+            text = {"cat": "def test_a():\n    assert f() == 1\n", "head": ""}.get(
+                argv[0], "PASSED tests/test_a.py::test_a\n"
+            )
+            return SandboxResult(Outcome.EXITED, 0, text, "", 0.0)
+
+    async def body() -> list[Graded]:
+        grader = Grader()
+        return await asyncio.gather(*(grader.grade("task", prepare, "run", 9.0) for _ in range(8)))
+
+    # The solution has no right record either: the test counts as it is reported, if the solution could be asked.
+    expected = frozenset() if broken else {"tests/test_a.py::test_a"}
+    assert {found.passed for found in asyncio.run(body())} == {frozenset(expected)} and len(asked) == 1
 
 
 @pytest.mark.parametrize(("fails", "asked"), [("the fix", 2), ("the tests", 3)])
