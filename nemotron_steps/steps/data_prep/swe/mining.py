@@ -1,6 +1,6 @@
 """Mining: faults that a package's tests notice, each proven in the sandbox.
 
-    package as it is      ->  tests that pass, twice
+    package as it is      ->  tests that pass, as they are written and as they grade
     package with a fault  ->  those of them that fail (FAIL_TO_PASS) and still pass (PASS_TO_PASS)
 
 A fault that no test notices, or that keeps the tests from ending, is no task. Undoing the fault gives the package as it
