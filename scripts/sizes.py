@@ -81,7 +81,8 @@ def measure() -> Sizes:
         mean_line_characters=_mean([len(line) for line in code]),
         mean_nesting=_mean([_depth(node) for node in functions]),
         mean_parameters=_mean([_parameters(node) for node in functions]),
-        private_named_once=100 * _mean([once for source, tree in zip(sources, trees) for once in _named_once(source, tree)]),
+        private_named_once=100
+        * _mean([once for source, tree in zip(sources, trees) for once in _named_once(source, tree)]),
     )
 
 

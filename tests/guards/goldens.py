@@ -85,7 +85,9 @@ def _artifacts(targets: list[str], home: str) -> dict[str, str]:
     """Artifact of a target's chain → the digest of what it holds."""
     environment = {**os.environ, "STEPS_HOME": home}
     for target in targets:
-        subprocess.run([*STEPS, "run", *target.split()], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, check=True)
+        subprocess.run(
+            [*STEPS, "run", *target.split()], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, check=True
+        )
     listed = subprocess.run(
         [*STEPS, "artifacts", "list", "--json"], env=environment, capture_output=True, text=True, check=True
     )

@@ -81,9 +81,7 @@ def main() -> int:
     return int(bool(missed))
 
 
-def _grow(
-    known: list[Bug], arguments: argparse.Namespace, catch: Callable[[list[Bug]], Iterator[Bug | None]]
-) -> int:
+def _grow(known: list[Bug], arguments: argparse.Namespace, catch: Callable[[list[Bug]], Iterator[Bug | None]]) -> int:
     fresh = _random_bugs(arguments.grow, random.Random(arguments.seed), arguments.only, {bug.old for bug in known})
     caught = 0
     for bug, found in zip(fresh, catch(fresh)):
@@ -259,7 +257,9 @@ def _edits(source: str) -> Iterator[tuple[str, int, int, str]]:
             first, second = node.args[:2]
             yield "swapped argument", span(first)[0], span(second)[1], f"{text(second)}, {text(first)}"
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.AnnAssign)):
-            defaults = [node.value] if isinstance(node, ast.AnnAssign) else [*node.args.defaults, *node.args.kw_defaults]
+            defaults = (
+                [node.value] if isinstance(node, ast.AnnAssign) else [*node.args.defaults, *node.args.kw_defaults]
+            )
             for default in defaults:
                 if isinstance(default, ast.Constant) and isinstance(default.value, (bool, int, float)):
                     value = default.value
