@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.cli.environment_cache import as_json, cached_description
 from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.terminal import Terminal, first_sentence, number, printable
-from nemotron_steps.environments.catalog import known, listed, unknown
+from nemotron_steps.environments.catalog import described, known, listed, unknown
 from nemotron_steps.errors import DataError, RequestError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def list_environments(arguments: argparse.Namespace) -> int:
     """`steps env list`."""
     found = listed()
     if arguments.as_json:
-        print_json([as_json(each) for each in found])
+        print_json([asdict(each) for each in found])
         return 0
     terminal = Terminal.of()
     width = max(len(each.name) for each in found)
@@ -45,9 +45,9 @@ def list_environments(arguments: argparse.Namespace) -> int:
 
 def show_environment(arguments: argparse.Namespace) -> int:
     """`steps env show NAME`: the rule, what rows need, the settings, and the agents that lead there."""
-    found = cached_description(arguments.environment)
+    found = described(arguments.environment)
     if arguments.as_json:
-        print_json(as_json(found))
+        print_json(asdict(found))
         return 0
     _show(found, Terminal.of())
     return 0

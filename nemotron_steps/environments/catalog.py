@@ -52,7 +52,7 @@ class Setting:
     name: str
     type: str
     default: Any
-    """None where it is required."""
+    """As JSON has it; None where it is required."""
     required: bool
     text: str
 
@@ -169,12 +169,16 @@ def _summary(reference: str) -> str:
 
 
 def _settings(config: type[EnvironmentConfig]) -> tuple[Setting, ...]:
+    from pydantic_core import to_jsonable_python
+
     texts = field_texts(config)
     return tuple(
         Setting(
             name,
             _type_name(field.annotation),
-            None if field.is_required() else field.get_default(call_default_factory=True),
+            None
+            if field.is_required()
+            else to_jsonable_python(field.get_default(call_default_factory=True), fallback=str),
             field.is_required(),
             texts.get(name, ""),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic_core import to_jsonable_python
 
 from nemotron_steps.environments import catalog, registry
 from nemotron_steps.environments.base import EnvironmentConfig
@@ -16,7 +17,7 @@ def test_settings_are_told_with_their_defaults_and_whether_they_are_needed(name:
     for key, field in fields.items():
         assert told[key].required == field.is_required()
         default = None if field.is_required() else field.get_default(call_default_factory=True)
-        assert told[key].default == default
+        assert told[key].default == to_jsonable_python(default)
         assert told[key].text or not told[key].required
 
 
