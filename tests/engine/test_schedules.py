@@ -12,7 +12,6 @@ from nemotron_steps.engine.schedules import (
     cosine,
     epsilon_limit,
     learning_rate,
-    low_effort_fraction,
     progress,
     sequence_length,
 )
@@ -64,12 +63,6 @@ def test_epsilon_filtering_anneals_to_four_percent_on_a_cosine() -> None:
     limits = [epsilon_limit(step, 11, 1.0, 0.04) for step in range(11)]
     assert limits[0] == 1.0 and limits[-1] == pytest.approx(0.04) and limits[5] == pytest.approx(0.52)
     assert limits[0] - limits[1] < limits[4] - limits[5]  # flat at the ends
-
-
-def test_low_effort_share_goes_from_two_to_one_percent() -> None:
-    assert low_effort_fraction(0, 5, 0.02, 0.01) == 0.02
-    assert low_effort_fraction(4, 5, 0.02, 0.01) == pytest.approx(0.01)
-    assert low_effort_fraction(3, 5, 0.02, None) == 0.02
 
 
 @given(step=st.integers(0, 100), total=st.integers(1, 100))

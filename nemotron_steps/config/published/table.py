@@ -117,10 +117,16 @@ TABLE: tuple[Published, ...] = (
         "policy.megatron_cfg.optimizer.lr",
         also={"policy.megatron_cfg.optimizer.min_lr": "="},
     ),
-    Published("effort_levels.low_string", "grpo.low_effort.instruction", also={"grpo.low_effort.enabled": True}),
-    Published("effort_levels.low_weight", "grpo.low_effort.weight"),
-    Published("effort_levels.low_penalty", "grpo.low_effort.penalty"),
-    Published("effort_levels.low_ub", "grpo.low_effort.upper_bound_tokens"),
+    *(
+        Published(f"{there}effort_levels.low_{key}", f"grpo.low_effort.{ours}")
+        for there in ("", "env.nemo_gym.")
+        for key, ours in {
+            "string": "string",
+            "weight": "weight",
+            "penalty": "penalty",
+            "ub": "upper_bound_tokens",
+        }.items()
+    ),
     # -- policy
     Published("policy.model_name", "policy.checkpoint"),
     _always("policy.tokenizer.name", "=policy.checkpoint", why="the tokenizer is the checkpoint's own"),

@@ -6,7 +6,8 @@ key alone may be (its field), and what depends on data or machines (steps/rl/pre
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.schema.base import Rule
 from nemotron_steps.config.schema.durations import is_duration
@@ -54,16 +55,31 @@ def reward_shaping_rules(config: RewardShapingConfig) -> list[Rule]:
     ]
 
 
+def moved_low_effort_rules(values: Any) -> list[Rule]:
+    """Keys of `grpo.low_effort` that were, and what is there instead: prompts are chosen where they are prepared."""
+    share, environments = (f"low_effort.{key} of data_prep/rl_prep" for key in ("share", "environments"))
+    now = {"enabled": "string", "instruction": "string", "fraction": share, "fraction_end": share}
+    now |= {"environments": environments, "environments_end": environments}
+    given = [key for key in now if key in values] if isinstance(values, Mapping) else []
+    why = "a prompt that contains grpo.low_effort.string asks for low effort, whoever put it there"
+    return [Rule(True, key, f"grpo.low_effort.{key} is now {now[key]}: {why}", ()) for key in given]
+
+
 def low_effort_rules(config: LowEffortConfig) -> list[Rule]:
     """Rules of `grpo.low_effort`."""
-    unknown = sorted(set(config.environments_end or ()) - set(config.environments))
     return [
         Rule(
-            bool(unknown),
-            "environments_end",
-            f"grpo.low_effort.environments_end names {', '.join(unknown)}, which environments does not",
-            ("environments_end=null", f"environments=[{','.join([*config.environments, *unknown])}]"),
-        )
+            bool(config.string) and not config.weight,
+            "string",
+            "grpo.low_effort.string is ignored: grpo.low_effort.weight=0 shapes no reward",
+            ("weight=0.2", "string=''"),
+        ),
+        Rule(
+            not config.string and config.weight > 0,
+            "weight",
+            "grpo.low_effort.weight is ignored without grpo.low_effort.string, which says whose rewards it shapes",
+            ("weight=0",),
+        ),
     ]
 
 
@@ -126,9 +142,9 @@ def grpo_rules(config: GrpoConfig) -> list[Rule]:
         ),
         Rule(
             estimator.name == "gdpo" and config.low_effort.enabled,
-            "low_effort.enabled",
+            "low_effort.string",
             "grpo.low_effort adds to the reward, which grpo.adv_estimator.name=gdpo takes apart: no component has it",
-            ("low_effort.enabled=false", "adv_estimator.name=grpo adv_estimator.components=[]"),
+            ("low_effort.string='' low_effort.weight=0", "adv_estimator.name=grpo adv_estimator.components=[]"),
         ),
         Rule(
             estimator.name == "gdpo"

@@ -52,8 +52,8 @@ from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream
 from nemotron_steps.engine.rollouts.evaluation import EvaluationResult, before_and_after, summarize
 from nemotron_steps.engine.rollouts.judges import StepwiseJudge
-from nemotron_steps.engine.rollouts.low_effort import asks_for_low_effort
-from nemotron_steps.engine.schedules import low_effort_fraction, sequence_length
+from nemotron_steps.engine.rollouts.low_effort import reward_brevity
+from nemotron_steps.engine.schedules import sequence_length
 from nemotron_steps.engine.signals import SignalMonitor
 from nemotron_steps.engine.types import Generator, Policy, RolloutGroup
 from nemotron_steps.environments.judged.notes import JUDGE_NOTES
@@ -300,7 +300,7 @@ async def sample_groups(
     group_ids: Sequence[str],
     cuts: Sequence[asyncio.Event] | None = None,
 ) -> list[RolloutGroup]:
-    """Sample and judge prompts; some are asked for low effort, some lose their reward for how they are written.
+    """Sample and judge prompts; some rollouts gain or lose reward by how they are written: low effort, penalties.
 
     Args:
         group_ids: one a prompt, unique within the run.
@@ -309,23 +309,15 @@ async def sample_groups(
     Raises:
         StepsError: too much has failed to go on (FailureWatch).
     """
-    grpo, low = run.config.grpo, run.config.grpo.low_effort
-
-    def suffix(prompt: PromptRow, group_id: str) -> str:
-        environment = run.collector.environment_of(prompt).name
-        fraction = low_effort_fraction(run.step, run.total_steps, low.fraction, low.share_at_end(environment))
-        asks = asks_for_low_effort(group_id, environment, low, fraction=fraction, seed=grpo.seed)
-        return low.instruction if asks else ""
-
-    suffixes = [suffix(prompt, group_id) for prompt, group_id in zip(prompts, group_ids, strict=True)]
     begun = [run.failures.began(prompt) for prompt in prompts]
     groups = await run.collector.collect(
-        prompts, group_ids=group_ids, num_generations=grpo.num_generations_per_prompt, suffixes=suffixes, cuts=cuts
+        prompts, group_ids=group_ids, num_generations=run.config.grpo.num_generations_per_prompt, cuts=cuts
     )
     for number, prompt, group in zip(begun, prompts, groups, strict=True):
         run.failures.saw(number, prompt, group)
     if run.distillation is not None:
         run.distillation.mark(prompts, groups)
+    groups = reward_brevity(prompts, groups, run.config.grpo.low_effort)
     return groups if run.reward_penalties is None else run.reward_penalties.apply(groups)
 
 
@@ -451,7 +443,7 @@ async def validate(run: GrpoRun) -> dict[str, float]:
         group_ids=[f"validation/{run.step}/{i}" for i in range(len(rows))],
         num_generations=grpo.num_val_generations_per_prompt or grpo.num_generations_per_prompt,
     )
-    result = summarize(groups)
+    result = summarize(reward_brevity(rows, groups, grpo.low_effort))
     run.validated = {step: first for step, first in run.validated.items() if step == 0} | {run.step: result}
     return result.metrics("validation")
 

@@ -1,7 +1,7 @@
 """What happens to a reward between the environment and the baseline: scaling and length shaping.
 
 Pure functions on float64 [N] tensors, one entry a rollout. Not here: rewards themselves (environments), the length
-terms of a judged comparison (environments), brevity on request (low_effort.py), advantages.
+terms of a judged comparison (environments), brevity on request (rollouts/low_effort.py), advantages.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """From graded groups to a batch ready to train, in the fixed order of one GRPO step.
 
-    prepare_batch:  scale rewards -> low effort -> shape rewards -> baseline and std per group -> epsilon filter
-                    -> overlong filter
+    prepare_batch:  scale rewards -> shape rewards -> baseline and std per group -> epsilon filter -> overlong filter
     (the loop):     prev and reference logprobs, where `needs_*` says so
     finish_batch:   sequence logprob-error mask -> advantages -> message penalties -> advantage clip
 
@@ -35,7 +34,7 @@ from nemotron_steps.engine.losses.importance import sequence_logprob_error
 from nemotron_steps.engine.losses.kl import kl_divergence
 from nemotron_steps.engine.losses.reduction import count_normalizers, loss_mask, reduce_over_batch
 from nemotron_steps.engine.rollouts.failures import Failure, failed_rollout
-from nemotron_steps.engine.rollouts.low_effort import METADATA_KEY, low_effort_rewards
+from nemotron_steps.engine.rollouts.low_effort import environment_reward, low_effort_metrics
 from nemotron_steps.engine.schedules import epsilon_limit
 from nemotron_steps.engine.types import Rollout, RolloutGroup, TrainBatch
 from nemotron_steps.environments.base import GRADER_FAILED
@@ -113,7 +112,7 @@ def prepare_batch(
         return shape_rewards(values, lengths, truncated, config.reward_shaping, max_response_length=limit)
 
     scaled = scale_rewards(raw, config.reward_scaling)
-    rewards = shaped(_with_low_effort(scaled, rollouts, config) if config.low_effort.enabled else scaled)
+    rewards = shaped(scaled)
     # What is *added* to a reward (overlong penalty, low effort) belongs to no component: rl_rules.py refuses those.
     components = {
         name: shaped(scale_rewards(values, config.reward_scaling))
@@ -127,6 +126,7 @@ def prepare_batch(
         **completion_metrics(rollouts, untrained),
         **environment_metrics(rollouts),
         **reward_penalty_metrics(rollouts),
+        **(low_effort_metrics(rollouts) if config.low_effort.enabled else {}),
         **group_metrics(statistics.group_std, group_index, statistics.valid_count),
         **policy_lag_metrics(rollouts, version),
     }
@@ -135,7 +135,9 @@ def prepare_batch(
 
     sample_mask = valid.float()
     if config.epsilon_filtering.enabled:
-        means = torch.stack([_valid_mean(scaled, valid & (group_index == g)) for g in range(len(groups))])
+        own = [environment_reward(r) if r.failure is None else 0.0 for r in rollouts]
+        unshaped = scale_rewards(torch.tensor(own, dtype=torch.float64), config.reward_scaling)
+        means = torch.stack([_valid_mean(unshaped, valid & (group_index == g)) for g in range(len(groups))])
         keep, told = _epsilon_filtered(means, config, step=step, total_steps=total_steps)
         sample_mask = sample_mask * keep[group_index].float()
         metrics |= told
@@ -147,13 +149,6 @@ def prepare_batch(
     batch = pad_rows(rollouts, sample_mask, pad_token_id=pad_token_id, length_multiple=length_multiple)
     graded = GradedRewards(rewards, components, group_index, valid, statistics)
     return PreparedBatch(batch, rollouts, graded, metrics)
-
-
-def _with_low_effort(rewards: torch.Tensor, rollouts: Sequence[Rollout], config: GrpoConfig) -> torch.Tensor:
-    """Rewards [N] with what the low-effort instruction is worth, by the length of the last message."""
-    asked = torch.tensor([bool(r.metadata.get(METADATA_KEY, False)) for r in rollouts])
-    last_message = torch.tensor([r.turns[-1][1] - r.turns[-1][0] if r.turns else 0 for r in rollouts])
-    return low_effort_rewards(rewards, last_message, asked, config.low_effort)
 
 
 def _epsilon_filtered(

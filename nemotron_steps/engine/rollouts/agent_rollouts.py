@@ -11,10 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nemotron_steps.engine.rollouts.low_effort import with_instruction
 from nemotron_steps.engine.rollouts.trajectory import Trajectory
 from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
-from nemotron_steps.environments.base import AgentRun, Row
+from nemotron_steps.environments.base import AgentRun
 from nemotron_steps.models.chat import ChatFormat
 
 BROKEN_TOKENS = "agent_tokens_broken"
@@ -52,15 +51,6 @@ def trajectory_of(run: AgentRun, chat: ChatFormat, version: int, params: Samplin
         raise BrokenTokensError("no output item has generation_token_ids")
     trajectory.truncated = trajectory.truncated or run.truncated
     return trajectory
-
-
-def agent_row(row: Row, suffix: str) -> Row:
-    """The row as an agent gets it, with `suffix` (if any) at the end of its last user message."""
-    if not suffix:
-        return row
-    request = row["responses_create_params"]
-    items = [{"role": "user", "content": request["input"]}] if isinstance(request["input"], str) else request["input"]
-    return {**row, "responses_create_params": {**request, "input": with_instruction(items, suffix)}}
 
 
 def _completion(item: Mapping[str, Any], version: int, chat: ChatFormat, params: SamplingParams) -> Completion:

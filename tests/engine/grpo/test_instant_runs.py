@@ -330,19 +330,6 @@ def test_asynchronously_what_nobody_can_grade_is_left_out_and_only_what_may_be_g
         assert sum(metrics["dynamic_sampling/ungraded_groups"] for metrics in parts.metrics_of) == 3
 
 
-@pytest.mark.parametrize(
-    ("ends", "last"), [({"fraction_end": 0.0}, ["", ""]), ({"environments_end": ["maths"]}, ["brief", ""])]
-)
-def test_low_effort_is_asked_for_as_the_schedule_of_each_environment_says(
-    ends: dict[str, Any], last: list[str], tmp_path: Path
-) -> None:
-    low = {"enabled": True, "fraction": 1.0, "environments": ["maths", "code"], "instruction": "brief"}
-    run, parts = instant(tmp_path, 3, low_effort={**low, **ends})
-    parts.environments = ("maths", "code")
-    train(run)
-    assert [each["suffixes"] for each in parts.collected[::2]] == [["brief", "brief"], last]
-
-
 def test_a_run_whose_last_step_is_saved_is_over_and_not_out_of_time(tmp_path: Path) -> None:
     late = {"checkpoint_must_save_by": "00:00"}
     run, _ = instant(tmp_path, 2, checkpointing=late)
