@@ -392,6 +392,38 @@ class HeldoutConfig(Section):
     temperature: float = Field(1.0, ge=0)
 
 
+SignalName = Literal[
+    "policy_collapse",
+    "answers_never_end",
+    "samples_at_random",
+    "nothing_trained",
+    "kl_dominates",
+    "reward_saturated",
+    "low_reward_variance",
+    "kl_spike",
+    "entropy_collapse",
+    "length_collapse",
+    "logprob_drift",
+    "truncation_high",
+    "judge_unavailable",
+    "judge_unreadable",
+    "failures_high",
+    "grad_norm_spike",
+    "sequences_masked",
+    "policy_lag_high",
+    "teacher_kl_stalled",
+    "stragglers_high",
+]
+"""Warning signs (engine/signals.py)."""
+
+
+class SignalsConfig(Section):
+    """`signals.*`."""
+
+    stop_on: tuple[SignalName, ...] = ()
+    """Signals that end the run, once the step that raised them is saved. Resumed, it goes on."""
+
+
 class RlConfig(Section):
     """The whole config of a GRPO step."""
 
@@ -407,6 +439,7 @@ class RlConfig(Section):
     heldout: HeldoutConfig = HeldoutConfig()
     cluster: Annotated[ClusterConfig, OPERATIONAL] = ClusterConfig()
     checkpointing: Annotated[CheckpointingConfig, OPERATIONAL] = CheckpointingConfig()
+    signals: Annotated[SignalsConfig, OPERATIONAL] = SignalsConfig()
 
     @model_validator(mode="before")
     @classmethod

@@ -26,7 +26,7 @@ from nemotron_steps.engine.grpo.loop import (
     begin_sampling,
     prompts_used_up,
     refit,
-    refuse_overtime,
+    refuse_to_go_on,
     report_step,
     restore,
     sample_groups,
@@ -120,9 +120,10 @@ class _AsyncLoop:
                     with record.timer.phase("validation"):
                         record.metrics.update(await validate(run))
                 outcomes, state = self._outcomes(), self.buffer.state()  # of the same moment
-                if report_step(run, groups, record, outcomes):
+                saved = report_step(run, groups, record, outcomes)
+                if saved:
                     await self._beside_generation(save_step, run, record, state)
-                    refuse_overtime(run)
+                refuse_to_go_on(run, record, saved)
         finally:
             for task in self.tasks.values():
                 task.cancel()
