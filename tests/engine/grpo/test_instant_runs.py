@@ -23,7 +23,7 @@ from nemotron_steps.engine.reporting import first_and_last
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream
 from nemotron_steps.engine.signals import SignalMonitor
 from nemotron_steps.engine.types import RolloutGroup, WeightSyncReport
-from nemotron_steps.errors import RetryableError
+from nemotron_steps.errors import EngineError, RetryableError
 from tests.engine.engine_samples import rollout
 
 Graded = Callable[[int, int], Sequence[float | str]]
@@ -142,6 +142,7 @@ def instant(
     validation: int = 0,
     checkpointing: dict[str, Any] | None = None,
     policy: dict[str, Any] | None = None,
+    stop_on: tuple[str, ...] = (),
     **grpo: Any,
 ) -> tuple[GrpoRun, Any]:
     """A run of two prompts of two rollouts a step, in the order of the file, and its parts."""
@@ -157,6 +158,7 @@ def instant(
             "loss_fn": {"use_importance_sampling_correction": asynchronous},
             "policy": {"train_global_batch_size": 4, **(policy or {})},
             "checkpointing": {"save_period": 100, **(checkpointing or {})},
+            "signals": {"stop_on": stop_on},
         }
     )
     rows = [PromptRow(index, {}, f"f:{index + 1}") for index in range(2 * steps + 10)]
@@ -328,6 +330,24 @@ def test_asynchronously_what_nobody_can_grade_is_left_out_and_only_what_may_be_g
     assert parts.metrics_of[-1]["async/discarded_ungraded"] == 1.0
     if dynamic:
         assert sum(metrics["dynamic_sampling/ungraded_groups"] for metrics in parts.metrics_of) == 3
+
+
+@BOTH
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_signal_ends_the_run_that_is_to_stop_on_it_with_its_step_saved_and_resumed_it_goes_on(
+    asynchronous: bool, enabled: bool, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"asynchronous": asynchronous, "checkpointing": {"enabled": enabled}}
+    given["stop_on"] = ("policy_collapse", "low_reward_variance")
+    run, _ = instant(tmp_path, 8, lambda row, attempt: (1.0, 1.0), **given)
+    with pytest.raises(EngineError, match="low_reward_variance at step 5: 100% of the prompt groups") as caught:
+        trained(run)
+    assert caught.value.found == ("5 trained and saved: --resume goes on from there" if enabled else "5 trained")
+    assert [each.step for each in run.checkpoints.all()] == ([5] if enabled else [])
+    if enabled:
+        assert trained(instant(tmp_path, 8, lambda row, attempt: (1.0, 1.0), **given)[0])["steps"] == 8
+    over = instant(tmp_path / "whole", 5, lambda row, attempt: (1.0, 1.0), **given)[0]
+    assert trained(over)["steps"] == 5  # raised by the last step
 
 
 def test_a_run_whose_last_step_is_saved_is_over_and_not_out_of_time(tmp_path: Path) -> None:
