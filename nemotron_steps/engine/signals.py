@@ -65,8 +65,6 @@ class SignalMonitor:
     Args:
         reward_range: declared (lowest, highest) reward; None, or a bound that is not finite, takes the lowest and
             highest seen in the run.
-        judge_failures: failure classes, as in `failures/<class>` metrics, that mean a judge did not answer, or not
-            readably.
         max_policy_lag: `max_trajectory_age_steps` of an asynchronous run; None when lag has no bound.
     """
 
@@ -74,11 +72,9 @@ class SignalMonitor:
         self,
         *,
         reward_range: tuple[float, float] | None = None,
-        judge_failures: tuple[str, ...] = (JUDGE_UNAVAILABLE, JUDGE_UNPARSEABLE),
         max_policy_lag: int | None = None,
     ) -> None:
         self.reward_range = reward_range
-        self.judge_failures = judge_failures
         self.max_policy_lag = max_policy_lag
         self._history: dict[str, History] = {}
         self._active: dict[str, Signal] = {}
@@ -164,12 +160,11 @@ def _policy_collapse(m: SignalMonitor) -> Finding | None:
     """The fall is measured from the best mean of up to W steps in a row, its error is that of a step's mean over prompt
     groups. What has changed is compared with the older half of the 2 W steps before."""
     name = "reward/mean"
-    now, known = m.latest(name), m.everything(name)[:-1]
-    groups = m.latest("groups/count") or 0.0
-    if now is None or not math.isfinite(now) or not known or groups < 4:  # fewer say nothing
+    now, before = m.latest(name), m.before(name, 1, MAX_HISTORY)
+    low, groups = m.rewards[0], m.latest("groups/count") or 0.0
+    if now is None or not math.isfinite(now) or before is None or groups < 4:  # fewer say nothing
         return None
-    best = max(fmean(known[max(0, end - WINDOW) : end]) for end in range(1, len(known) + 1))
-    low = m.rewards[0]
+    best = max(fmean(before[max(0, end - WINDOW) : end]) for end in range(1, len(before) + 1))
     error = max(m.everything("reward/std"), default=0.0) / math.sqrt(groups)
     falls = [best - value for value in (m.last(name, 2) or [now])]
     lost = now < low + (best - low) / 2
@@ -300,7 +295,7 @@ def _logprob_drift(m: SignalMonitor) -> Finding | None:
 
 
 def _judge_unavailable(m: SignalMonitor) -> Finding | None:
-    share = sum(m.latest(f"failures/{name}") or 0.0 for name in m.judge_failures)
+    share = sum(m.latest(f"failures/{name}") or 0.0 for name in (JUDGE_UNAVAILABLE, JUDGE_UNPARSEABLE))
     return ({"share": share}, f"{share:.1%} of the rollouts could not be judged") if share > 0.1 else None
 
 
@@ -335,15 +330,13 @@ def _stragglers_high(m: SignalMonitor) -> Finding | None:
 
 @dataclass(frozen=True)
 class Rule:
-    """When a signal is raised.
+    """When a signal is raised; in words: nemotron_steps/errors/signals.toml and docs/signals.md.
 
     Attributes:
-        text: the rule in words, as docs/signals.md has it.
         check: what it found; None where it does not hold.
         symptom_of: signals that explain it: it is not raised while one of them is active.
     """
 
-    text: str
     check: Check
     symptom_of: tuple[str, ...] = ()
 
@@ -354,85 +347,29 @@ def _high(name: str, bound: float, what: str) -> Check:
 
 _AT_ONCE = ("policy_collapse", "answers_never_end", "samples_at_random")
 RULES: dict[SignalName, Rule] = {
-    "policy_collapse": Rule(
-        "Reward is below half of its best, by 3 standard errors in a step or 2 in two, and the policy has changed: "
-        "entropy by a factor of 2, length by 1.5, truncated answers by 30 %, or KL by 0.5 nats a token.",
-        _policy_collapse,
-    ),
-    "answers_never_end": Rule("At least 90 % of the answers are truncated in each of the first steps.", _never_ends),
-    "samples_at_random": Rule("Entropy is above 3 nats a token in each of the first steps.", _samples_at_random),
-    "nothing_trained": Rule(
-        "Two steps in a row trained on no token: filters or failures left everything out.", _nothing_trained, _AT_ONCE
-    ),
-    "kl_dominates": Rule(
-        "The KL penalty is more than 0.3 of the loss in two steps in a row, beside advantages of about 1.",
-        _kl_dominates,
-        _AT_ONCE,
-    ),
-    "reward_saturated": Rule(
-        "The window's mean reward is above 95 % of the reward range: little is left to learn, or a judge is gamed.",
-        _reward_saturated,
-    ),
-    "low_reward_variance": Rule(
-        "At least 80 % of the window's groups have equal rewards throughout: they give no gradient.",
-        _low_reward_variance,
-        _AT_ONCE,
-    ),
-    "kl_spike": Rule(
-        "KL is 5 times the median and twice the highest of the 10 or more steps before, and above 0.05 nats a token.",
-        _kl_spike,
-        _AT_ONCE,
-    ),
-    "entropy_collapse": Rule(
-        "Entropy of the window is below 10 % of what it was at the start. Uses `entropy`, else `approx_entropy`.",
-        _entropy_collapse,
-        _AT_ONCE,
-    ),
-    "length_collapse": Rule(
-        "Mean response length of the window is below 25 % of what it was at the start.",
-        lambda m: _collapse(m, "response_length/mean", 0.25, "response length"),
-        _AT_ONCE,
-    ),
-    "logprob_drift": Rule(
-        "Generator and trainer disagree: token_mult_prob_error above 1.05 or gen_kl_error above 0.002 (window median).",
-        _logprob_drift,
-    ),
-    "truncation_high": Rule(
-        "More than 20 % of the window's samples are truncated.",
-        _high("truncation_rate", 0.2, "of the samples are truncated"),
-        _AT_ONCE,
-    ),
-    "judge_unavailable": Rule(
-        "More than 10 % of this step's rollouts have no reward because a judge did not answer, or not readably.",
-        _judge_unavailable,
-    ),
-    "judge_unreadable": Rule(
-        "More than 20 % of the window's comparisons could not be read and count as ties: rewards say little.",
-        _judge_unreadable,
-    ),
-    "failures_high": Rule(
-        "More than 10 % of the window's rollouts have no reward, whatever the reason.",
-        _high("failure_rate", 0.1, "of the rollouts have no reward"),
-    ),
-    "grad_norm_spike": Rule(
-        "The gradient norm is not finite, or 10 times the median of the steps before.",
-        _grad_norm_spike,
-        ("policy_collapse", "kl_dominates"),
-    ),
+    "policy_collapse": Rule(_policy_collapse),
+    "answers_never_end": Rule(_never_ends),
+    "samples_at_random": Rule(_samples_at_random),
+    "nothing_trained": Rule(_nothing_trained, _AT_ONCE),
+    "kl_dominates": Rule(_kl_dominates, _AT_ONCE),
+    "reward_saturated": Rule(_reward_saturated),
+    "low_reward_variance": Rule(_low_reward_variance, _AT_ONCE),
+    "kl_spike": Rule(_kl_spike, _AT_ONCE),
+    "entropy_collapse": Rule(_entropy_collapse, _AT_ONCE),
+    "length_collapse": Rule(lambda m: _collapse(m, "response_length/mean", 0.25, "response length"), _AT_ONCE),
+    "logprob_drift": Rule(_logprob_drift),
+    "truncation_high": Rule(_high("truncation_rate", 0.2, "of the samples are truncated"), _AT_ONCE),
+    "judge_unavailable": Rule(_judge_unavailable),
+    "judge_unreadable": Rule(_judge_unreadable),
+    "failures_high": Rule(_high("failure_rate", 0.1, "of the rollouts have no reward")),
+    "grad_norm_spike": Rule(_grad_norm_spike, ("policy_collapse", "kl_dominates")),
     "sequences_masked": Rule(
-        "More than 10 % of the window's sequences are dropped by the sequence logprob-error mask.",
         _high("seq_logprob_error/masked_share", 0.1, "of the sequences are dropped for their logprob error"),
         ("nothing_trained",),
     ),
-    "policy_lag_high": Rule("A token older than max_trajectory_age_steps was trained on.", _policy_lag_high),
-    "teacher_kl_stalled": Rule(
-        "After 20 steps the window's divergence from the teachers is above 90 % of the start's, and above 0.02 nats.",
-        _teacher_kl_stalled,
-    ),
-    "stragglers_high": Rule(
-        "More than 10 % of the groups issued so far were cut as stragglers, whether tried again or used in part.",
-        _stragglers_high,
-    ),
+    "policy_lag_high": Rule(_policy_lag_high),
+    "teacher_kl_stalled": Rule(_teacher_kl_stalled),
+    "stragglers_high": Rule(_stragglers_high),
 }
 """Every rule under its signal's name, causes before their symptoms."""
 

@@ -9,6 +9,7 @@ from typing import get_args
 
 import pytest
 
+from nemotron_steps.cli.explain import explained_signals
 from nemotron_steps.config.schema.rl import SignalName
 from nemotron_steps.engine import signals
 from nemotron_steps.engine.signals import RULES, Signal, SignalMonitor
@@ -247,7 +248,7 @@ def test_a_resumed_monitor_neither_forgets_nor_repeats() -> None:
 def test_the_documentation_lists_exactly_these_rules() -> None:
     text = (Path(__file__).parents[2] / "docs" / "signals.md").read_text()
     table = dict(line.strip("| ").split(" | ", 1) for line in text.splitlines() if line.startswith("| `"))
-    assert table == {f"`{name}`": rule.text for name, rule in RULES.items()}
+    assert table == {f"`{name}`": explained_signals()[name]["cause"] for name in RULES}
 
 
 def steady(values: list[Metrics], **options: object) -> set[str]:
