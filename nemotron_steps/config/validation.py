@@ -240,7 +240,7 @@ def _problems(
                 continue
             problems.append(ConfigError(f"'{key}' must be given a value", where=where, hints=(f"{key}=VALUE",)))
         else:
-            problems.append(_wrong_value(key, details, where, composed.values))
+            problems.append(_wrong_value(key, details, where))
     return problems
 
 
@@ -293,9 +293,7 @@ def _unknown_key(key: str, value: Any, where: str | None, schema: type[BaseModel
     return ConfigError(f"unknown key '{key}'", where=where, expected=expected, found=key, hints=hints)
 
 
-def _wrong_value(
-    key: str, details: Sequence[Mapping[str, Any]], where: str | None, values: Mapping[str, Any]
-) -> ConfigError:
+def _wrong_value(key: str, details: Sequence[Mapping[str, Any]], where: str | None) -> ConfigError:
     messages = list(dict.fromkeys(_expectation(detail) for detail in details))
     value = details[0]["input"]
     if details[0]["type"] in ("value_error", "assertion_error"):
@@ -309,19 +307,8 @@ def _wrong_value(
         where=where,
         expected=" or ".join(messages),
         found=f"{text if len(text) <= 120 else text[:117] + '...'} ({type(value).__name__})",
-        hints=() if right is None else (_set_to(key, right, values),),
+        hints=() if right is None else (f"{key}={right}",),
     )
-
-
-def _set_to(key: str, value: str, values: Mapping[str, Any]) -> str:
-    """The override that gives a key a value; of a list's element the whole list, which is what can be overridden."""
-    parent, _, last = key.rpartition(".")
-    node: Any = values
-    for part in parent.split("."):
-        node = node.get(part) if isinstance(node, Mapping) else None
-    if not last.isdigit() or not isinstance(node, list | tuple):
-        return f"{key}={value}"
-    return f"{parent}=[{','.join(value if place == int(last) else str(each) for place, each in enumerate(node))}]"
 
 
 def _right_value(detail: Mapping[str, Any]) -> str | None:

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from nemotron_steps.config.schema.rl import SignalName
 from nemotron_steps.environments.base import JUDGE_UNAVAILABLE
 from nemotron_steps.environments.judged.judging import JUDGE_UNPARSEABLE
 
@@ -346,7 +345,7 @@ def _high(name: str, bound: float, what: str) -> Check:
 
 
 _AT_ONCE = ("policy_collapse", "answers_never_end", "samples_at_random")
-RULES: dict[SignalName, Rule] = {
+RULES: dict[str, Rule] = {
     "policy_collapse": Rule(_policy_collapse),
     "answers_never_end": Rule(_never_ends),
     "samples_at_random": Rule(_samples_at_random),

@@ -71,6 +71,8 @@ GRPO: list[dict[str, Any]] = [
     {"grpo.reward_shaping.stop_properly_penalty_coef": 0, "grpo.reward_shaping.max_response_length": 64},
     {"grpo.low_effort.string": "brief"},
     {"grpo.low_effort.weight": 0.2},
+    {"signals.stop_on": ["policy_colapse", "truncation_high"]},
+    {"signals.stop_on": ["out_of_memory"]},
     {"grpo.advantage_clip_low": 5, "grpo.advantage_clip_high": -5},
     {"grpo.epsilon_filtering.enabled": True, "grpo.reward_scaling.enabled": True, "grpo.reward_scaling.target_min": -1},
     {"grpo.num_generations_per_prompt": 1},

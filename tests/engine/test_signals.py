@@ -5,12 +5,11 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from nemotron_steps.cli.explain import explained_signals
-from nemotron_steps.config.schema.rl import SignalName
+from nemotron_steps.config.schema.rl import SignalsConfig
 from nemotron_steps.engine import signals
 from nemotron_steps.engine.signals import RULES, Signal, SignalMonitor
 
@@ -105,7 +104,7 @@ PROVOKE: dict[str, Callable[[int, Metrics], None]] = {
 
 
 def test_every_rule_is_provoked_below_and_can_stop_a_run() -> None:
-    assert set(PROVOKE) == set(RULES) == set(get_args(SignalName))
+    assert set(PROVOKE) == set(RULES) == set(SignalsConfig(stop_on=tuple(RULES)).stop_on)
     names = list(RULES)
     assert all(names.index(cause) < names.index(name) for name, rule in RULES.items() for cause in rule.symptom_of)
 

@@ -392,36 +392,16 @@ class HeldoutConfig(Section):
     temperature: float = Field(1.0, ge=0)
 
 
-SignalName = Literal[
-    "policy_collapse",
-    "answers_never_end",
-    "samples_at_random",
-    "nothing_trained",
-    "kl_dominates",
-    "reward_saturated",
-    "low_reward_variance",
-    "kl_spike",
-    "entropy_collapse",
-    "length_collapse",
-    "logprob_drift",
-    "truncation_high",
-    "judge_unavailable",
-    "judge_unreadable",
-    "failures_high",
-    "grad_norm_spike",
-    "sequences_masked",
-    "policy_lag_high",
-    "teacher_kl_stalled",
-    "stragglers_high",
-]
-"""Warning signs (engine/signals.py)."""
-
-
 class SignalsConfig(Section):
     """`signals.*`."""
 
-    stop_on: tuple[SignalName, ...] = ()
+    stop_on: tuple[str, ...] = ()
     """Signals that end the run, once the step that raised them is saved. Resumed, it goes on."""
+
+    @model_validator(mode="after")
+    def _has_a_meaning(self) -> SignalsConfig:
+        refuse(rl_rules.signals_rules(self))
+        return self
 
 
 class RlConfig(Section):

@@ -6,9 +6,12 @@ key alone may be (its field), and what depends on data or machines (steps/rl/pre
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.base import Rule
 from nemotron_steps.config.schema.durations import is_duration
 from nemotron_steps.config.schema.vllm_options import OF_POLICY, option_rules
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
         RewardScalingConfig,
         RewardShapingConfig,
         RlConfig,
+        SignalsConfig,
         VllmModelConfig,
     )
 
@@ -404,6 +408,16 @@ def env_rules(config: EnvConfig) -> list[Rule]:
             ("environment=NAME", "should_use_nemo_gym=true"),
         )
     ]
+
+
+def signals_rules(config: SignalsConfig) -> list[Rule]:
+    """Rules of `signals`."""
+    known = tomllib.loads((files("nemotron_steps.errors") / "signals.toml").read_text()) if config.stop_on else {}
+    known.pop("out_of_memory", None)  # told with a failure
+    unknown = [name for name in config.stop_on if name not in known]
+    meant = [next(iter(nearest(name, known)), "") if name in unknown else name for name in config.stop_on]
+    told = f"signals.stop_on: there is no signal {', '.join(unknown)}; there are {', '.join(known)}"
+    return [Rule(bool(unknown), "stop_on", told, (f"stop_on=[{','.join(filter(None, meant))}]",))]
 
 
 def run_rules(config: RlConfig) -> list[Rule]:

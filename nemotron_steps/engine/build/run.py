@@ -49,13 +49,15 @@ def build_run(
     refuse_rl_without_ray(config)
     grpo = config.grpo
     needs = check_run_rows(config, rows)
-    folder = _hf_folder(config)
+    if config.policy.checkpoint is None:
+        raise ConfigError("no policy to train", where="policy.checkpoint", hints=["--input policy=PATH"])
+    folder = hf_folder(config.policy.checkpoint)
     chat = ChatFormat.from_folder(folder, config.policy.tokenizer.chat_template_kwargs)
     penalties = _reward_penalties(config, chat)
     prompts = prompt_stream(config, rows.train)
     updates = grpo.num_prompts_per_step * grpo.num_generations_per_prompt // config.policy.train_global_batch_size
     wanted = Wanted(
-        checkpoint=Path(config.policy.checkpoint or ""),
+        checkpoint=Path(config.policy.checkpoint),
         hf_folder=folder,
         chat=chat,
         loss_fn=_loss(config),
@@ -124,12 +126,6 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
     from nemotron_steps.engine.placement import in_process
 
     return in_process.place(config, wanted)
-
-
-def _hf_folder(config: RlConfig) -> Path:
-    if config.policy.checkpoint is None:
-        raise ConfigError("no policy to train", where="policy.checkpoint", hints=["--input policy=PATH"])
-    return hf_folder(config.policy.checkpoint)
 
 
 def _loss(config: RlConfig) -> Loss:

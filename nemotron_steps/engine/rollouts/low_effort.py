@@ -62,19 +62,15 @@ def low_effort_row(row: Mapping[str, Any], string: str) -> dict[str, Any]:
     return {**row, REQUEST: {**request, "input": with_instruction(items, string)}}
 
 
-def length_reward(length: int, config: LowEffortConfig) -> float:
-    """l = min(1, weight x (1 - length / upper_bound_tokens))."""
-    return min(1.0, config.weight * (1.0 - length / config.upper_bound_tokens))
-
-
 def reward_brevity(
     prompts: Sequence[PromptRow], groups: Sequence[RolloutGroup], config: LowEffortConfig
 ) -> list[RolloutGroup]:
-    """The groups of prompts, with R' = R + R max(l, 0) + penalty min(l, 0) for those that ask for low effort.
+    """The groups of prompts, with R' = R + R max(l, 0) + penalty min(l, 0) for those that ask for low effort, where
+    l = min(1, weight x (1 - length of the last assistant message / upper_bound_tokens)).
 
     A bonus in proportion to the reward below the bound, so that a short wrong answer gains nothing, and a penalty above
-    it whatever the reward. The length is that of the last assistant message. As in NeMo-RL, it comes before anything
-    reads the reward: penalties, scaling, dynamic sampling, baselines, metrics; and validation is rewarded alike.
+    it whatever the reward. As in NeMo-RL, it comes before anything reads the reward: penalties, scaling, dynamic
+    sampling, baselines, metrics; and validation is rewarded alike.
     """
     if not config.enabled:
         return list(groups)
@@ -82,7 +78,7 @@ def reward_brevity(
     def rewarded(rollout: Rollout) -> Rollout:
         if rollout.failure is not None:
             return rollout
-        term = length_reward(_last_length(rollout), config)
+        term = min(1.0, config.weight * (1.0 - _last_length(rollout) / config.upper_bound_tokens))
         reward = rollout.reward + rollout.reward * max(term, 0.0) + config.penalty * min(term, 0.0)
         told = {METADATA_KEY: {"reward": rollout.reward, "length_reward": term}}
         return replace(rollout, reward=reward, metadata={**rollout.metadata, **told})
@@ -105,14 +101,14 @@ def low_effort_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     last message, and that length of the others."""
     graded = [rollout for rollout in rollouts if rollout.failure is None]
     low = [rollout for rollout in graded if METADATA_KEY in rollout.metadata]
-    others = [float(_last_length(rollout)) for rollout in graded if METADATA_KEY not in rollout.metadata]
-    return {
-        **({"low_effort/share": len(low) / len(graded)} if graded else {}),
-        **({"low_effort/reward": fmean(r.reward for r in low)} if low else {}),
-        **({"low_effort/length_reward": fmean(r.metadata[METADATA_KEY]["length_reward"] for r in low)} if low else {}),
-        **({"low_effort/length": fmean(float(_last_length(r)) for r in low)} if low else {}),
-        **({"low_effort/length_of_others": fmean(others)} if others else {}),
+    values = {
+        "share": [float(METADATA_KEY in rollout.metadata) for rollout in graded],
+        "reward": [rollout.reward for rollout in low],
+        "length_reward": [rollout.metadata[METADATA_KEY]["length_reward"] for rollout in low],
+        "length": [float(_last_length(rollout)) for rollout in low],
+        "length_of_others": [float(_last_length(r)) for r in graded if METADATA_KEY not in r.metadata],
     }
+    return {f"low_effort/{name}": fmean(each) for name, each in values.items() if each}
 
 
 def _last_length(rollout: Rollout) -> int:
