@@ -118,6 +118,7 @@ RUN: list[dict[str, Any]] = [
 ]  # fmt: skip
 LINEAR = {"name": "torch.optim.lr_scheduler.LinearLR", "kwargs": {"start_factor": 0.1, "total_iters": 10}}
 POLICY: list[dict[str, Any]] = [
+    {"policy.megatron_cfg.optimizer.weight_decay": 10_000},
     {"policy.megatron_cfg.mtp_num_layers": 1, "policy.megatron_cfg.mtp_loss_scaling_factor": 0.0},
     {"policy.megatron_cfg.mtp_num_layers": 1, **DTENSOR},
     {"policy.megatron_cfg.scheduler.lr_decay_style": "cosine", "policy.megatron_cfg.scheduler.lr_decay_iters": 5,

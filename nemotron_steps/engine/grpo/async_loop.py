@@ -90,7 +90,9 @@ class _AsyncLoop:
 
     async def train(self) -> dict[str, Any]:
         run = self.run
-        self._restore()
+        restore(self.run, self.buffer)
+        self.reported_drops = len(self.buffer.dropped)
+        begin_sampling(self.run)
         try:
             if run.config.grpo.val_at_start and run.step == 0:
                 run.reporter.metrics(0, await validate(run))
@@ -129,11 +131,6 @@ class _AsyncLoop:
                 task.cancel()
             await asyncio.gather(*self.tasks.values(), return_exceptions=True)
         return summary_of(run)
-
-    def _restore(self) -> None:
-        restore(self.run, self.buffer)
-        self.reported_drops = len(self.buffer.dropped)
-        begin_sampling(self.run)
 
     async def _end_early(self) -> None:
         """The prompts are used up before the last step: some were dropped, or had no signal."""

@@ -34,7 +34,7 @@ from nemotron_steps.engine.losses.importance import sequence_logprob_error
 from nemotron_steps.engine.losses.kl import kl_divergence
 from nemotron_steps.engine.losses.reduction import count_normalizers, loss_mask, reduce_over_batch
 from nemotron_steps.engine.rollouts.failures import Failure, failed_rollout
-from nemotron_steps.engine.rollouts.low_effort import environment_reward, low_effort_metrics
+from nemotron_steps.engine.rollouts.low_effort import METADATA_KEY, low_effort_metrics
 from nemotron_steps.engine.schedules import epsilon_limit
 from nemotron_steps.engine.types import Rollout, RolloutGroup, TrainBatch
 from nemotron_steps.environments.base import GRADER_FAILED
@@ -96,9 +96,6 @@ def prepare_batch(
         pad_token_id: fills `input_ids`.
         length_multiple: rows are padded to a multiple of it (tensor and context parallelism need one).
         untrained: as `completion_metrics`.
-
-    Raises:
-        EngineError: no groups, a group id that occurs twice, or a group with too many rollouts.
     """
     rollouts, group_index = _flatten(groups, config.num_generations_per_prompt)
     valid = torch.tensor([r.failure is None for r in rollouts])
@@ -135,12 +132,16 @@ def prepare_batch(
 
     sample_mask = valid.float()
     if config.epsilon_filtering.enabled:
-        own = [environment_reward(r) if r.failure is None else 0.0 for r in rollouts]
-        unshaped = scale_rewards(torch.tensor(own, dtype=torch.float64), config.reward_scaling)
-        means = torch.stack([_valid_mean(unshaped, valid & (group_index == g)) for g in range(len(groups))])
-        keep, told = _epsilon_filtered(means, config, step=step, total_steps=total_steps)
+        epsilon = config.epsilon_filtering
+        own = torch.tensor([r.metadata.get(METADATA_KEY, {}).get("reward", r.reward) for r in rollouts]).double()
+        unshaped = scale_rewards(own, config.reward_scaling)
+        # NaN, which no comparison calls trivial, where nothing is graded.
+        means = torch.stack([unshaped[valid & (group_index == g)].mean() for g in range(len(groups))])
+        limit = epsilon_limit(step, total_steps, epsilon.limit_start, epsilon.limit_end)
+        keep = epsilon_filter(means, epsilon=epsilon.epsilon, limit=limit)
         sample_mask = sample_mask * keep[group_index].float()
-        metrics |= told
+        metrics["epsilon_filtering/limit"] = limit
+        metrics["epsilon_filtering/dropped_share"] = float((~keep).double().mean())
     if config.overlong_filtering:
         # The truncated samples still counted in the baseline above.
         metrics["overlong_filtered_share"] = float((truncated & (sample_mask > 0)).double().mean())
@@ -149,17 +150,6 @@ def prepare_batch(
     batch = pad_rows(rollouts, sample_mask, pad_token_id=pad_token_id, length_multiple=length_multiple)
     graded = GradedRewards(rewards, components, group_index, valid, statistics)
     return PreparedBatch(batch, rollouts, graded, metrics)
-
-
-def _epsilon_filtered(
-    means: torch.Tensor, config: GrpoConfig, *, step: int, total_steps: int
-) -> tuple[torch.Tensor, dict[str, float]]:
-    """Which groups, by their mean rewards [P], epsilon filtering keeps (bool [P]), and its metrics."""
-    epsilon = config.epsilon_filtering
-    limit = epsilon_limit(step, total_steps, epsilon.limit_start, epsilon.limit_end)
-    keep = epsilon_filter(means, epsilon=epsilon.epsilon, limit=limit)
-    dropped = float((~keep).double().mean())
-    return keep, {"epsilon_filtering/limit": limit, "epsilon_filtering/dropped_share": dropped}
 
 
 def finish_batch(
@@ -250,23 +240,10 @@ def _kl_in_reward(batch: TrainBatch, loss_fn: LossFnConfig) -> torch.Tensor:
 
 def _flatten(groups: Sequence[RolloutGroup], num_generations: int) -> tuple[list[Rollout], torch.Tensor]:
     """Rows of all groups and their group's position, every group filled up to `num_generations`."""
-    if not groups:
-        raise EngineError("a step has no groups to train on", where="engine/grpo/step.py")
-    ids = [group.group_id for group in groups]
-    if len(set(ids)) != len(ids):
-        raise EngineError(
-            "a group id occurs twice in one step",
-            where="engine/grpo/step.py",
-            found=", ".join(sorted({i for i in ids if ids.count(i) > 1})),
-        )
+    assert groups and len({group.group_id for group in groups}) == len(groups)
     rollouts: list[Rollout] = []
     for group in groups:
-        if len(group.rollouts) > num_generations:
-            raise EngineError(
-                f"group {group.group_id} has {len(group.rollouts)} rollouts",
-                where="engine/grpo/step.py",
-                expected=f"at most grpo.num_generations_per_prompt = {num_generations}",
-            )
+        assert len(group.rollouts) <= num_generations
         environment = group.rollouts[0].environment if group.rollouts else "none"
         rollouts.extend(group.rollouts)
         for index in range(len(group.rollouts), num_generations):
@@ -281,11 +258,6 @@ def _components(rollouts: Sequence[Rollout], names: Sequence[str]) -> dict[str, 
     return {
         name: torch.tensor([r.components.get(name, 0.0) for r in rollouts], dtype=torch.float64) for name in carried
     }
-
-
-def _valid_mean(values: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """Mean of the selected values; NaN, which no comparison calls trivial, when there are none."""
-    return values[where].mean()
 
 
 def _required(logprobs: torch.Tensor | None, name: str, key: str) -> torch.Tensor:

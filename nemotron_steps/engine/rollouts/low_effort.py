@@ -91,11 +91,6 @@ def reward_brevity(
     ]
 
 
-def environment_reward(rollout: Rollout) -> float:
-    """What a graded rollout's environment gave it, without what its brevity was worth."""
-    return float(rollout.metadata.get(METADATA_KEY, {}).get("reward", rollout.reward))
-
-
 def low_effort_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Share of the graded rollouts that were asked for low effort, their reward, length reward and mean length of the
     last message, and that length of the others."""

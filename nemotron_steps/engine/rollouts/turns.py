@@ -93,7 +93,7 @@ class Turns:
         """What the environment says to a turn: its calls' results, or another question; nothing ends the rollout."""
         if said.tool_calls:
             return await self._call_tools(environment, session, said.tool_calls, trajectory)
-        asking = environment.follow_up(row, self._response(trajectory), session)
+        asking = environment.follow_up(row, response_of(trajectory, self._chat), session)
         question = await ask(environment, "follow_up", asking)
         if question is None:
             return []
@@ -123,9 +123,6 @@ class Turns:
             results.append({"role": "tool", "name": call.name, "tool_call_id": call.call_id, "content": result})
             trajectory.output.append(function_call_output_item(call.call_id, result))
         return results
-
-    def _response(self, trajectory: Trajectory) -> Response:
-        return response_of(trajectory, self._chat)
 
 
 @dataclass(frozen=True)

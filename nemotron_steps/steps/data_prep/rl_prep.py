@@ -23,7 +23,7 @@ from nemotron_steps.rows.lines import Row, parse_row, read_rows
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.placeholders import Placeholders
 from nemotron_steps.steps.data_prep.blends.prepare import ACCOUNTING, prepare, sources_of
-from nemotron_steps.steps.data_prep.gym_tasks import Question, draw_questions
+from nemotron_steps.steps.data_prep.gym_tasks import draw_questions
 from nemotron_steps.steps.data_prep.prompt_work import LengthCheck, PromptWork, agent_ref
 from nemotron_steps.steps.data_prep.split_files import PROMPT_FILES, Split, write_splits
 
@@ -39,7 +39,17 @@ def run(context: StepContext[RlPrepConfig]) -> None:
     if config.reasoning_gym is not None:
         counts = write_splits(folder, files, gym_rows(config, config.reasoning_gym))
     else:
-        counts = prepare_own(context, files)
+        sources = config.placeholders.model_dump()
+        placeholders = Placeholders(sources, config.mirror, str(context.work / "placeholders"))
+        counts = prepare(
+            sources_of(config),
+            PromptWork(config.agent, config.check_environments, placeholders, config.prompt_length),
+            config,
+            folder=folder,
+            files=files,
+            staging=context.work / "shards",
+            tracker=context.tracker,
+        )
     if config.low_effort is not None:
         fits = LengthCheck(config.prompt_length).fits if config.prompt_length is not None else None
         share = convert_low_effort(folder / files["train"], counts["train"], config.low_effort, fits)
@@ -71,35 +81,19 @@ def check(config: RlPrepConfig, inputs: Mapping[str, Artifact | None]) -> None:
 
 
 def gym_rows(config: RlPrepConfig, source: ReasoningGymSource) -> dict[Split, list[Row]]:
-    """Rows of reasoning-gym questions."""
+    """Rows of reasoning-gym questions. Their verifier fields are there whichever agent is named: any environment may
+    grade them later."""
     return {
-        split: [question_row(q, config.agent or q.asked.agent or GYM_AGENT) for q in questions]
+        split: [
+            {
+                "responses_create_params": {"input": [{"role": "user", "content": q.text}]},
+                **q.fields,
+                "agent_ref": agent_ref(config.agent or q.asked.agent or GYM_AGENT),
+            }
+            for q in questions
+        ]
         for split, questions in draw_questions(source, config.rows).items()
     }
-
-
-def question_row(question: Question, agent: str) -> Row:
-    """One question as a row, its verifier fields whichever agent is named: any environment may grade it later."""
-    return {
-        "responses_create_params": {"input": [{"role": "user", "content": question.text}]},
-        **question.fields,
-        "agent_ref": agent_ref(agent),
-    }
-
-
-def prepare_own(context: StepContext[RlPrepConfig], files: Mapping[Split, str]) -> dict[str, int]:
-    """The user's own rows, every field kept. Returns split → rows."""
-    config = context.config
-    where = Placeholders(config.placeholders.model_dump(), config.mirror, str(context.work / "placeholders"))
-    return prepare(
-        sources_of(config),
-        PromptWork(config.agent, config.check_environments, where, config.prompt_length),
-        config,
-        folder=context.outputs["prompts"].path,
-        files=files,
-        staging=context.work / "shards",
-        tracker=context.tracker,
-    )
 
 
 @dataclass

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemotron_steps.config.schema.rl import RewardScalingConfig, RewardShapingConfig
-from nemotron_steps.engine.grpo.rewards import overlong_penalty, scale_rewards, shape_rewards
+from nemotron_steps.engine.grpo.rewards import scale_rewards, shape_rewards
 
 
 def f64(*values: float) -> torch.Tensor:
@@ -30,7 +30,8 @@ def test_scaling_is_monotone_and_stays_in_the_target_interval(reward: float, oth
 
 def test_overlong_penalty_grows_over_the_buffer() -> None:
     lengths = torch.tensor([50, 80, 85, 90, 100, 110])
-    got = overlong_penalty(lengths, max_response_length=100, buffer_length=20, penalty=2.0)
+    config = RewardShapingConfig(enabled=True, overlong_buffer_length=20, overlong_buffer_penalty=2.0)
+    got = shape_rewards(torch.zeros(6).double(), lengths, torch.zeros(6).bool(), config, max_response_length=100)
     assert got.tolist() == pytest.approx([0.0, 0.0, -0.5, -1.0, -2.0, -3.0])
 
 

@@ -18,8 +18,8 @@ from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows, read_rows
 from nemotron_steps.engine.rollouts.evaluation import summarize
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge
 from nemotron_steps.engine.rollouts.low_effort import (
+    METADATA_KEY,
     asks_for_low_effort,
-    environment_reward,
     low_effort_metrics,
     low_effort_row,
     reward_brevity,
@@ -218,7 +218,7 @@ def test_rewards_of_low_effort_are_the_references_and_the_others_stay(
         for r, n in zip(rewards, lengths, strict=True)
     ]
     assert [r.reward for r in low.rollouts[:4]] == pytest.approx(expected, abs=1e-15)
-    assert [environment_reward(r) for r in low.rollouts[:4]] == rewards
+    assert [r.metadata[METADATA_KEY]["reward"] for r in low.rollouts[:4]] == rewards
     assert low.rollouts[4] is failed and high is groups[1] and low.rollouts[1].metadata["own"] == 1
     told = low_effort_metrics([*low.rollouts, *high.rollouts])
     assert told["low_effort/share"] == 0.5 and told["low_effort/reward"] == pytest.approx(sum(expected) / 4)
