@@ -127,6 +127,18 @@ TABLE: tuple[Published, ...] = (
             "ub": "upper_bound_tokens",
         }.items()
     ),
+    # What chose prompts in the training, before data preparation did.
+    *(
+        _refused(
+            f"grpo.low_effort.{key}", f"{now} takes its place: the string in a prompt decides, whoever put it there"
+        )
+        for key, now in {
+            "enabled": "grpo.low_effort.string",
+            "instruction": "grpo.low_effort.string",
+            "fraction*": "low_effort.share of data_prep/rl_prep",
+            "environments*": "low_effort.environments of data_prep/rl_prep",
+        }.items()
+    ),
     # -- policy
     Published("policy.model_name", "policy.checkpoint"),
     _always("policy.tokenizer.name", "=policy.checkpoint", why="the tokenizer is the checkpoint's own"),

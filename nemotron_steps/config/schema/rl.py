@@ -70,12 +70,6 @@ class LowEffortConfig(Section):
     penalty: float = 1.0
     upper_bound_tokens: PositiveInt = 64000
 
-    @model_validator(mode="before")
-    @classmethod
-    def _moved(cls, values: Any) -> Any:
-        refuse(rl_rules.moved_low_effort_rules(values))
-        return values
-
     @model_validator(mode="after")
     def _has_a_meaning(self) -> LowEffortConfig:
         refuse(rl_rules.low_effort_rules(self))

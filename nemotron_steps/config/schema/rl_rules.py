@@ -7,9 +7,8 @@ key alone may be (its field), and what depends on data or machines (steps/rl/pre
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.base import Rule
@@ -57,16 +56,6 @@ def reward_shaping_rules(config: RewardShapingConfig) -> list[Rule]:
         )
         for key, default in own.items()
     ]
-
-
-def moved_low_effort_rules(values: Any) -> list[Rule]:
-    """Keys of `grpo.low_effort` that were, and what is there instead: prompts are chosen where they are prepared."""
-    share, environments = (f"low_effort.{key} of data_prep/rl_prep" for key in ("share", "environments"))
-    now = {"enabled": "string", "instruction": "string", "fraction": share, "fraction_end": share}
-    now |= {"environments": environments, "environments_end": environments}
-    given = [key for key in now if key in values] if isinstance(values, Mapping) else []
-    why = "a prompt that contains grpo.low_effort.string asks for low effort, whoever put it there"
-    return [Rule(True, key, f"grpo.low_effort.{key} is now {now[key]}: {why}", ()) for key in given]
 
 
 def low_effort_rules(config: LowEffortConfig) -> list[Rule]:
