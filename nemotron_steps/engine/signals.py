@@ -147,6 +147,11 @@ class SignalMonitor:
         return [v for v in [*history.start, *history.values] if math.isfinite(v)] if history else []
 
     @property
+    def entropy(self) -> str:
+        """The metric that is logged, if not the exact one then its estimate."""
+        return "entropy" if "entropy" in self._latest else "approx_entropy"
+
+    @property
     def rewards(self) -> tuple[float, float]:
         """The declared (lowest, highest) reward, or those of the run so far."""
         if self.reward_range is not None and all(map(math.isfinite, self.reward_range)):
@@ -185,9 +190,8 @@ def _policy_collapse(m: SignalMonitor) -> Finding | None:
 
 def _changes(m: SignalMonitor) -> Iterator[tuple[str, float, float]]:
     """What of a policy is not as it was: (what, before, now)."""
-    entropy = "entropy" if m.latest("entropy") is not None else "approx_entropy"
     for name, what, factor, added in (
-        (entropy, "entropy", 2.0, 0.0),
+        (m.entropy, "entropy", 2.0, 0.0),
         ("response_length/mean", "length", 1.5, 0.0),
         ("truncation_rate", "truncated share", 1.0, 0.3),
         ("kl_penalty", "KL", 1.0, 0.5),
@@ -273,11 +277,6 @@ def _teacher_kl_stalled(m: SignalMonitor) -> Finding | None:
     return {"start": first, "now": now}, f"the divergence from the teachers is {now:.3g} nats a token, from {first:.3g}"
 
 
-def _entropy_collapse(m: SignalMonitor) -> Finding | None:
-    name = "entropy" if m.latest("entropy") is not None else "approx_entropy"
-    return _collapse(m, name, 0.1, "entropy")
-
-
 def _logprob_drift(m: SignalMonitor) -> Finding | None:
     """A single step whose token_mult_prob_error is not finite, or above 2, is enough. Where rollouts lag behind the
     policy only that counts: the rest of their difference is the update between."""
@@ -354,7 +353,7 @@ RULES: dict[str, Rule] = {
     "reward_saturated": Rule(_reward_saturated),
     "low_reward_variance": Rule(_low_reward_variance, _AT_ONCE),
     "kl_spike": Rule(_kl_spike, _AT_ONCE),
-    "entropy_collapse": Rule(_entropy_collapse, _AT_ONCE),
+    "entropy_collapse": Rule(lambda m: _collapse(m, m.entropy, 0.1, "entropy"), _AT_ONCE),
     "length_collapse": Rule(lambda m: _collapse(m, "response_length/mean", 0.25, "response length"), _AT_ONCE),
     "logprob_drift": Rule(_logprob_drift),
     "truncation_high": Rule(_high("truncation_rate", 0.2, "of the samples are truncated"), _AT_ONCE),

@@ -119,17 +119,6 @@ def test_each_signal_is_raised_once_soon_and_alone(name: str) -> None:
     assert signal.message
 
 
-def test_a_judge_that_answers_unreadably_counts_as_one_that_does_not_answer() -> None:
-    split = after(30, failures__judge_unavailable=0.06, failures__judge_unparseable=0.06)
-    (signal,) = run(split)
-    assert signal.name == "judge_unavailable" and signal.numbers == {"share": pytest.approx(0.12)}
-
-
-def test_groups_that_were_cut_and_used_in_part_are_stragglers_too() -> None:
-    (signal,) = run(after(30, async__partial=900.0))
-    assert signal.name == "stragglers_high" and signal.numbers["share"] > 0.1
-
-
 def test_the_numbers_are_the_runs_own() -> None:
     (signal,) = run(PROVOKE["truncation_high"])
     assert signal.numbers == {"truncation_rate": pytest.approx(signal.numbers["truncation_rate"]), "bound": 0.2}
@@ -138,64 +127,42 @@ def test_the_numbers_are_the_runs_own() -> None:
     assert signal.numbers["kl_penalty"] == 2.0 and 0.01 < signal.numbers["typical"] < 0.05
 
 
-def test_kl_that_leaps_from_zero_in_the_first_steps_is_no_spike() -> None:
-    rise = (0.0, 0.0006, 0.0043, 0.0257, 0.0405, 0.1013, 0.2042)
-
-    def early(step: int, metrics: Metrics) -> None:
-        metrics["kl_penalty"] = rise[step] if step < len(rise) else 0.25
-
-    assert run(early) == []
+def at(step: int, **values: float) -> Callable[[int, Metrics], None]:
+    return lambda now, m: m.update({k.replace("__", "/"): v for k, v in values.items()}) if now == step else None
 
 
-def test_kl_that_rises_from_zero_is_no_spike() -> None:
-    def rising(step: int, metrics: Metrics) -> None:
-        metrics["kl_penalty"] = 0.0005 * 1.5**step if step < 20 else 1.0
-
-    assert run(rising) == []
-
-
-def test_a_gradient_after_steps_without_one_is_no_spike() -> None:
-    def sparse(step: int, metrics: Metrics) -> None:
-        if step % 5:
-            metrics["grad_norm"] = 0.0  # no group of the step differs in reward
-        if step == 45:
-            metrics["grad_norm"] = 30.0
-
-    (signal,) = run(sparse)
-    assert signal.name == "grad_norm_spike" and signal.step == 45 and 0.2 < signal.numbers["typical"] < 0.8
-
-
-def test_rollouts_of_older_weights_are_no_drift_unless_they_are_far_off() -> None:
-    def lagging(step: int, metrics: Metrics) -> None:
-        metrics.update({"policy_lag/mean": 0.9, "policy_lag/max": 1.0, "token_mult_prob_error": 1.2})
-        if step == 45:
-            metrics["token_mult_prob_error"] = 2.5
-
-    (signal,) = run(lagging)
-    assert signal.name == "logprob_drift" and signal.step == 45
-
-
-def test_one_odd_step_is_no_sign_where_a_window_rules() -> None:
-    def odd(step: int, metrics: Metrics) -> None:
-        if step == 40:
-            metrics.update({"truncation_rate": 0.5, "entropy": 0.01, "token_mult_prob_error": 1.5, "reward/mean": 0.99})
-
-    assert run(odd) == []
+KL = (0.0, 0.0006, 0.0043, 0.0257, 0.0405, 0.1013, 0.2042)
+CHANGES: dict[str, tuple[Callable[[int, Metrics], None], list[tuple[str, int]]]] = {
+    "unreadable judges count as silent ones": (
+        after(30, failures__judge_unavailable=0.06, failures__judge_unparseable=0.06),
+        [("judge_unavailable", 30)],
+    ),
+    "groups cut and used in part are stragglers": (after(30, async__partial=900.0), [("stragglers_high", 30)]),
+    "KL leaps from 0 in the first steps": (lambda step, m: m.update(kl_penalty=KL[step] if step < 7 else 0.25), []),
+    "KL rises from 0": (lambda step, m: m.update(kl_penalty=0.0005 * 1.5**step if step < 20 else 1.0), []),
+    "a gradient after steps without one": (
+        lambda step, m: m.update(grad_norm=30.0 if step == 45 else m["grad_norm"] * (step % 5 == 0)),
+        [("grad_norm_spike", 45)],
+    ),
+    "rollouts of older weights, once far off": (
+        lambda step, m: m.update({"policy_lag/mean": 0.9, "token_mult_prob_error": 2.5 if step == 45 else 1.2}),
+        [("logprob_drift", 45)],
+    ),
+    "one odd step": (at(40, truncation_rate=0.5, entropy=0.01, token_mult_prob_error=1.5, reward__mean=0.99), []),
+    "a signal clears and returns": (
+        lambda step, m: m.update(truncation_rate=0.9) if 20 <= step < 30 or step >= 45 else None,
+        [("truncation_high", 20), ("truncation_high", 45)],
+    ),
+    "NaN": (at(3, grad_norm=math.nan), [("grad_norm_spike", 3)]),
+    "infinity": (at(3, token_mult_prob_error=math.inf), [("logprob_drift", 3)]),
+}
 
 
-def test_a_signal_clears_and_may_return() -> None:
-    def twice(step: int, metrics: Metrics) -> None:
-        if 20 <= step < 30 or step >= 45:
-            metrics["truncation_rate"] = 0.9
-
-    assert [s.name for s in run(twice)] == ["truncation_high", "truncation_high"]
-
-
-def test_not_finite_numbers_are_signs_themselves() -> None:
-    for name, metric in (("logprob_drift", "token_mult_prob_error"), ("grad_norm_spike", "grad_norm")):
-        for bad in (math.nan, math.inf):
-            raised = run(lambda step, m, metric=metric, bad=bad: m.update({metric: bad}) if step == 3 else None)  # type: ignore[misc]
-            assert [s.name for s in raised] == [name] and raised[0].step == 3
+@pytest.mark.parametrize(("change", "expected"), CHANGES.values(), ids=CHANGES)
+def test_what_is_a_sign_and_what_is_none(
+    change: Callable[[int, Metrics], None], expected: list[tuple[str, int]]
+) -> None:
+    assert [(signal.name, signal.step) for signal in run(change)] == expected
 
 
 def test_metrics_a_run_does_not_log_raise_nothing() -> None:

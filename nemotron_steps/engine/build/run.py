@@ -84,6 +84,9 @@ def build_run(
             reporter=reporter,
             resources=parts.resources,
         )
+        distillation, choice = None, teacher_choice(config)
+        if choice is not None and parts.teachers is not None:
+            distillation = Distillation(choice, parts.teachers, gives_advantages=grpo.adv_estimator.name == "opd")
         trained_on = [name for name in needs.environments if parts.environments.get(name).name in needs.trained_on]
         run = GrpoRun(
             config=config,
@@ -101,7 +104,7 @@ def build_run(
                 max_policy_lag=grpo.async_grpo.max_trajectory_age_steps if grpo.async_grpo.enabled else None,
             ),
             reward_penalties=penalties,
-            distillation=_distillation(config, parts),
+            distillation=distillation,
         )
         run.resources = parts.resources.pop_all()
     return run, parts.environments
@@ -146,13 +149,6 @@ def _teachers(config: RlConfig) -> WantedTeachers | None:
         offload=settings.offload,
         apart={name: teacher_config(config.policy, apart.of(name)) for name in settings.teachers if apart.enabled},
     )
-
-
-def _distillation(config: RlConfig, parts: Parts) -> Distillation | None:
-    choice = teacher_choice(config)
-    if choice is None or parts.teachers is None:
-        return None
-    return Distillation(choice, parts.teachers, gives_advantages=config.grpo.adv_estimator.name == "opd")
 
 
 def _reward_penalties(config: RlConfig, chat: ChatFormat) -> RewardPenalties | None:

@@ -8,7 +8,7 @@ the policy sampled are trained.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from nemotron_steps.engine.rollouts.trajectory import Trajectory
@@ -63,15 +63,10 @@ def _completion(item: Mapping[str, Any], version: int, chat: ChatFormat, params:
         raise BrokenTokensError("generation_weight_versions has not one number a token")
     if min(versions) < version:
         raise BrokenTokensError(f"a token is of version {min(versions)}, and the rollout began under {version}")
-    reason = FinishReason.STOP if _ended(ids, chat, params) else FinishReason.LENGTH
+    ended = ids[-1] in (*chat.end_ids, *params.stop_token_ids)
+    ended = ended or any(stop in chat.decode(ids) for stop in params.stop_strings)
+    reason = FinishReason.STOP if ended else FinishReason.LENGTH
     return Completion("", 0, ids, [float(value) for value in logprobs], reason, versions)
-
-
-def _ended(ids: Sequence[int], chat: ChatFormat, params: SamplingParams) -> bool:
-    """Whether a turn ended by itself: in a stop token, or in text that stops."""
-    if ids[-1] in (*chat.end_ids, *params.stop_token_ids):
-        return True
-    return bool(params.stop_strings) and any(stop in chat.decode(ids) for stop in params.stop_strings)
 
 
 def _is_logprob(value: Any) -> bool:

@@ -71,9 +71,13 @@ class Turns:
                 new = await self._react(row, environment, session, said, trajectory)
                 if not new:
                     break
-                trajectory.append_context(self._continuation(new, session.tools, turn_ended=ended))
             except RolloutFailedError as error:
                 trajectory.failure = error.failure
+                break
+            try:
+                trajectory.append_context(self._chat.render_continuation(new, session.tools, turn_ended=ended))
+            except Exception as error:  # as in _prompt_ids
+                trajectory.failure = Failure.of(Verdict.of_error(error, PROMPT_UNUSABLE))
                 break
             room = max_total_length - len(trajectory.token_ids)
             if room < 1:
@@ -99,14 +103,6 @@ class Turns:
             return []
         trajectory.output.append({"type": "message", "role": "user", "content": question})
         return [{"role": "user", "content": question}]
-
-    def _continuation(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, turn_ended: bool
-    ) -> list[int]:
-        try:
-            return self._chat.render_continuation(messages, tools, turn_ended=turn_ended)
-        except Exception as error:  # as in _prompt_ids
-            raise RolloutFailedError(Failure.of(Verdict.of_error(error, PROMPT_UNUSABLE))) from error
 
     @staticmethod
     async def _call_tools(

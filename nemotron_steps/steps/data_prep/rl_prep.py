@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -53,10 +52,10 @@ def run(context: StepContext[RlPrepConfig]) -> None:
     if config.low_effort is not None:
         fits = LengthCheck(config.prompt_length).fits if config.prompt_length is not None else None
         share = convert_low_effort(folder / files["train"], counts["train"], config.low_effort, fits)
-        context.tracker.summary({f"low_effort_{name}": count for name, count in asdict(share).items()})
+        context.tracker.summary({f"low_effort_{name}": count for name, count in share.items()})
         if (folder / ACCOUNTING).exists():
             record = json.loads((folder / ACCOUNTING).read_bytes())
-            write_atomic(folder / ACCOUNTING, to_json_bytes({**record, "low_effort": asdict(share)}))
+            write_atomic(folder / ACCOUNTING, to_json_bytes({**record, "low_effort": share}))
     if config.layout == "tree":
         # The keys of the published manifest; paths are relative, so that a copy of the folder is as good.
         manifest = {Path(name).parent.name: name if split in counts else "" for split, name in files.items()}
@@ -96,43 +95,31 @@ def gym_rows(config: RlPrepConfig, source: ReasoningGymSource) -> dict[Split, li
     }
 
 
-@dataclass
-class LowEffortPrompts:
-    """Training prompts that ask for low effort: so many `wanted`, `found` with the string in them, and `converted`.
-    Those that a conversion would make longer than prompt_length allows are `too_long`."""
-
-    wanted: int
-    found: int = 0
-    converted: int = 0
-    too_long: int = 0
-
-
 def convert_low_effort(
     path: Path, total: int, config: LowEffortShare, fits: Callable[[Row, str], bool] | None = None
-) -> LowEffortPrompts:
+) -> dict[str, int]:
     """Put `low_effort.string` into a share of a file's `total` prompts: of the environments named, those whose hash is
-    least. A prompt that has it counts; a line that is not converted stays byte for byte."""
-    count = LowEffortPrompts(round(config.share * total))
+    least. A line that is not converted stays byte for byte. Returns how many were `wanted`, `found` with the string in
+    them, `converted`, and would have become `too_long`."""
+    count = {"wanted": round(config.share * total), "found": 0, "converted": 0, "too_long": 0}
 
     def draws() -> Iterator[int]:
         for number, row in read_rows(path):
             has_it = asks_for_low_effort(row, f"{path}:{number}", config.string)
-            count.found += has_it
+            count["found"] += has_it
             if not has_it and _environment(row) in config.environments:
                 yield _draw(row, config.seed)
 
-    least = heapq.nsmallest(count.wanted, draws())
-    chosen = frozenset(least[: max(0, count.wanted - count.found)])
+    least = heapq.nsmallest(count["wanted"], draws())
+    chosen = frozenset(least[: max(0, count["wanted"] - count["found"])])
     with storage_errors(path), path.open("rb") as lines, path.with_suffix(".converted").open("wb") as out:
         for number, line in enumerate(lines, start=1):
             row = parse_row(line, f"{path}:{number}")[0]
             if _environment(row) in config.environments and _draw(row, config.seed) in chosen:
                 converted = low_effort_row(row, config.string)
-                if fits is None or fits(converted, f"{path}:{number}"):
-                    line = json.dumps(converted, ensure_ascii=False).encode() + b"\n"
-                    count.converted += 1
-                else:
-                    count.too_long += 1
+                fit = fits is None or fits(converted, f"{path}:{number}")
+                count["converted" if fit else "too_long"] += 1
+                line = json.dumps(converted, ensure_ascii=False).encode() + b"\n" if fit else line
             out.write(line)
     path.with_suffix(".converted").replace(path)
     return count

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,7 +50,6 @@ class Parts:
         self.told: list[dict[str, Any]] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.weight_version = self.generated_tokens = self.max_total_length = 0
-        self.environments = ("maths",)
         self.training_s, self.training = 0.0, threading.Event()
         self.after_training_began = False
         """Whether what comes after the first prompts is sampled once a training step is at work."""
@@ -64,9 +62,6 @@ class Parts:
 
     def finish_generation(self) -> None:
         self.calls.append("finish")
-
-    def environment_of(self, prompt: PromptRow) -> Any:
-        return SimpleNamespace(name=self.environments[prompt.index % len(self.environments)])
 
     def shown(self, rollout: Any) -> dict[str, str]:
         return {"prompt": "", "response": ""}

@@ -95,12 +95,6 @@ def test_a_group_with_one_graded_member_teaches_nothing() -> None:
     assert metrics["groups/incomparable_share"] == 0.5
 
 
-@pytest.mark.parametrize("groups", [[], [group("a", [1, 0])] * 2, [group("a", [1, 0, 0, 0, 0])]])
-def test_no_groups_an_id_that_occurs_twice_and_too_many_rollouts_are_bugs(groups: list[RolloutGroup]) -> None:
-    with pytest.raises(AssertionError):
-        prepare(groups, grpo())
-
-
 def test_overlong_filtering_masks_truncated_samples_that_still_count_in_the_baseline() -> None:
     cut = group("a", [1, 0, 0, 0])
     cut.rollouts[0] = replace(cut.rollouts[0], truncated=True)

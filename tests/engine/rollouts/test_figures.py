@@ -23,7 +23,6 @@ from nemotron_steps.engine.rollouts.low_effort import (
     low_effort_metrics,
     low_effort_row,
     reward_brevity,
-    with_instruction,
 )
 from nemotron_steps.engine.rollouts.pass_rates import PassRate, RateJournal, by_difficulty, rate_prompts
 from nemotron_steps.engine.types import RolloutGroup
@@ -160,6 +159,8 @@ ASKED: list[tuple[Any, bool]] = [
     ([USER, CALL, RESULT], True),
     ([LAST, CALL, RESULT], False),
     ([{"role": "user", "content": "{reasoning effort: high}"}], False),
+    ([SAID], False),  # which gets a user message
+    ([{"role": "user", "content": ["2 + 2?"]}, {"type": "function_call", "role": "user", **CALL}, RESULT], False),
 ]
 
 
@@ -177,17 +178,6 @@ def test_the_string_in_the_last_user_message_asks_for_low_effort_and_is_put_ther
     assert [m for m in messages if m["role"] != "user"] == [
         m for m in read_request(row, "row").messages if m["role"] != "user"
     ]
-
-
-def test_the_request_is_put_into_the_last_user_message_whatever_its_shape() -> None:
-    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": ["c"]}]
-    call = {"type": "function_call", "role": "user", "name": "f"}
-    asked = with_instruction([*said, call], "x")
-    assert asked[2]["content"] == ["c", {"type": "input_text", "text": "\n\nx"}] and asked[:2] == said[:2]
-    assert said[2]["content"] == ["c"] and asked[3] == call
-    assert with_instruction(said[:2], "x")[0]["content"] == "a\n\nx"
-    assert with_instruction([{"role": "user"}], "x")[0]["content"] == [{"type": "input_text", "text": "x"}]
-    assert with_instruction([call], "x") == [call, {"role": "user", "content": "x"}]
 
 
 def shaped_by_nemo_rl(reward: float, length: int, *, weight: float, penalty: float, bound: int) -> float:
