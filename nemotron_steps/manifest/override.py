@@ -28,14 +28,11 @@ def lookup(config: Mapping[str, Any], dotted: str) -> Any:
 
 def resolved_overrides(texts: Iterable[str], config: Mapping[str, Any]) -> tuple[str, ...]:
     """The plain `key=value` form of a manifest's overrides, those that change something in a run with this config."""
-    found = (resolve_override(text, config) for text in texts)
-    return tuple(plain for plain in found if plain and not _is_set(plain, config))
-
-
-def _is_set(plain: str, config: Mapping[str, Any]) -> bool:
-    key, _, value = plain.partition("=")
-    current = lookup(config, key)
-    return isinstance(current, bool | int | float | str) and str(current).lower() == value.lower()
+    if lookup(config, "policy.dtensor_cfg.enabled") is True:  # has an optimizer of its own, and nothing of megatron's
+        own = (text.replace("policy.megatron_cfg.optimizer.lr", "policy.optimizer.kwargs.lr") for text in texts)
+        texts = [text for text in own if not text.startswith("policy.megatron_cfg.")]
+    found = [plain.partition("=") for plain in (resolve_override(text, config) for text in texts) if plain]
+    return tuple(f"{k}{is_}{v}" for k, is_, v in found if str(lookup(config, k)).lower() != v.lower())
 
 
 def resolve_override(text: str, config: Mapping[str, Any]) -> str:

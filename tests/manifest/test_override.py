@@ -64,6 +64,13 @@ def test_what_the_run_had_already_is_no_advice() -> None:
     assert resolved_overrides(texts, CONFIG) == ("a.on=false", "a.new=1", "~a.kl")
 
 
+def test_the_dtensor_policy_is_advised_on_its_own_optimizer() -> None:
+    policy = {"dtensor_cfg": {"enabled": True}, "optimizer": {"kwargs": {"lr": 0.02}}, "precision": "bfloat16"}
+    lr, warmup = "policy.megatron_cfg.optimizer.lr/=20|1e-6", "policy.megatron_cfg.scheduler.lr_warmup_iters*=2|10"
+    advice = resolved_overrides([lr, warmup, "policy.precision=float32"], {"policy": policy})
+    assert advice == ("policy.optimizer.kwargs.lr=0.001", "policy.precision=float32")
+
+
 def test_what_adds_twice_or_takes_out_is_an_override_of_a_plain_key() -> None:
     for text in ("++a.b=1", "+a=", "a=b c", "~a.b", "a.b/=2|x"):
         assert is_override(text)
