@@ -283,112 +283,56 @@ def test_a_rule_holds_from_its_bound_on(name: str, steps: list[Metrics], raised:
     assert steady(steps, reward_range=(0.0, 2.0)) == ({name} if raised else set())
 
 
-SPLIT = {"reward/std": 0.467, "groups/count": 16.0, "reward/min": 0.0, "reward/max": 1.0}
+# What the run or the case is | signals and their steps | a metric | its values, step by step. The first eight are as
+# `rl/nemo_rl/rlvr -c tiny` logged them (docs/signals.md).
+FIRST_STEPS = """
+lr=0.05 | policy_collapse 2 | reward/mean | .422 .051 .072 .080 .035 .037 .103 .067 .071 .069
+lr=0.05 | policy_collapse 2 | entropy | .400 1.286 .523 .285 .256 .201 .187 .278 .158 .220
+lr=0.05 | policy_collapse 2 | truncation_rate | 0 0 1 1 1 1 1 1 1 1
+lr=0.02 | policy_collapse 4 | reward/mean | .422 .303 .105 .100 .065 .002 .081 .049 .020 .010
+lr=0.02 | policy_collapse 4 | entropy | .400 .800 2.066 1.054 .838 .686 .573 .343 .427 .232
+lr=0.02 | policy_collapse 4 | truncation_rate | 0 .008 .617 .172 .492 0 0 .031 0 0
+weight_decay=1000 | policy_collapse 4 | reward/mean | .422 .424 .113 .018 .003 .002
+weight_decay=1000 | policy_collapse 4 | entropy | .400 .837 3.79 5.277 5.386 5.499
+16 updates a step, no clip | policy_collapse 2 | reward/mean | .422 .046 .026 .036 .017 .040
+16 updates a step, no clip | policy_collapse 2 | truncation_rate | 0 .625 .992 .992 1 1
+KL penalty 1000 | kl_dominates 3 | kl_penalty | 0 .0005 .0008 .0014
+KL penalty 1000 | kl_dominates 3 | loss | -.004 .586 .846 1.527
+KL penalty 1000 | kl_dominates 3 | actor_loss | -.004 .047 -.002 .138
+max_new_tokens=3 | answers_never_end 2 | truncation_rate | 1 1 1 .992 1
+max_new_tokens=3 | answers_never_end 2 | num_valid_tokens | 0 0 0 3 0
+seq_logprob_error_threshold=0.5 | nothing_trained 2 | num_valid_tokens | 0 0 0 0 0 0
+seq_logprob_error_threshold=0.5 | nothing_trained 2 | seq_logprob_error/masked_share | 1 1 1 1 1 1
+temperature=5 | samples_at_random 2 | approx_entropy | 5.4 5.5 5.4 5.5 5.4
+temperature=5 | samples_at_random 2 | truncation_rate | .80 .77 .78 .79 .76
+a hard task | | reward/mean | 0 0 0 0 0 0 0 0 0 0
+a hard task | | entropy | 1 .4 2.5 1 .4 2.5 1 .4 2.5 .3
+harder rows for once | | reward/mean | .5 .52 .02 .5 .48
+harder rows for once | | entropy | 1 1 1.1 .9 .9
+a change that costs nothing | | reward/mean | .4 .45 .5 .6
+a change that costs nothing | | response_length/mean | 9 30 90 300
+one prompt a step | | reward/mean | 1 0 1 0 0
+one prompt a step | | entropy | 1 3 .5 4 .2
+one prompt a step | | groups/count | 1 1 1 1 1
+within chance | | reward/mean | .3 .12 .3 .11 .29
+within chance | | entropy | 1 2.5 .9 2.6 1
+one step of each | | truncation_rate | 1 .1 .1
+one step of each | | approx_entropy | 4 1 1
+one step of each | | num_valid_tokens | 0 9 0
+"""
+ROWS = [[cell.strip() for cell in line.split("|")] for line in FIRST_STEPS.strip().splitlines()]
 
 
-def steps_of(**values: list[float]) -> list[Metrics]:
-    """Step by step, of each metric its values; `__` stands for a slash."""
-    return [
-        {**SPLIT, **{name.replace("__", "/"): series[step] for name, series in values.items()}}
-        for step in range(len(next(iter(values.values()))))
-    ]
-
-
-def first_raised(steps: list[Metrics]) -> list[tuple[str, int]]:
+@pytest.mark.parametrize("case", dict.fromkeys(row[0] for row in ROWS))
+def test_a_run_that_breaks_in_its_first_steps_is_told_soon_with_its_cause_alone_and_no_other_is(case: str) -> None:
+    expected = next(row[1] for row in ROWS if row[0] == case)
+    series = {row[2]: [float(value) for value in row[3].split()] for row in ROWS if row[0] == case}
     monitor = SignalMonitor(reward_range=(0.0, 1.0))
-    raised = [signal for step, metrics in enumerate(steps, start=1) for signal in monitor.update(step, metrics)]
-    return [(signal.name, signal.step) for signal in raised]
-
-
-# As `rl/nemo_rl/rlvr -c tiny` logged them, with what its comment says (docs/signals.md).
-COLLAPSES: list[tuple[list[Metrics], list[tuple[str, int]]]] = [
-    (  # lr=0.05
-        steps_of(
-            reward__mean=[0.422, 0.051, 0.072, 0.080, 0.035, 0.037, 0.103, 0.067, 0.071, 0.069],
-            entropy=[0.400, 1.286, 0.523, 0.285, 0.256, 0.201, 0.187, 0.278, 0.158, 0.220],
-            truncation_rate=[0.0, 0.0, *[1.0] * 8],
-            groups__zero_std_share=[0.0, 0.5, *[1.0] * 8],
-        ),
-        [("policy_collapse", 2)],
-    ),
-    (  # lr=0.02
-        steps_of(
-            reward__mean=[0.422, 0.303, 0.105, 0.100, 0.065, 0.002, 0.081, 0.049, 0.020, 0.010],
-            entropy=[0.400, 0.800, 2.066, 1.054, 0.838, 0.686, 0.573, 0.343, 0.427, 0.232],
-            truncation_rate=[0.0, 0.008, 0.617, 0.172, 0.492, 0.0, 0.0, 0.031, 0.0, 0.0],
-        ),
-        [("policy_collapse", 4)],
-    ),
-    (  # weight_decay=1000
-        steps_of(
-            reward__mean=[0.422, 0.424, 0.113, 0.018, 0.003, 0.002],
-            entropy=[0.400, 0.837, 3.79, 5.277, 5.386, 5.499],
-            truncation_rate=[0.0, 0.016, 0.477, 0.992, 0.984, 1.0],
-        ),
-        [("policy_collapse", 4)],
-    ),
-    (  # 16 updates a step without a clip, lr=0.005
-        steps_of(
-            reward__mean=[0.422, 0.046, 0.026, 0.036, 0.017, 0.040],
-            entropy=[0.660, 0.165, 0.359, 0.493, 0.371, 0.344],
-            truncation_rate=[0.0, 0.625, 0.992, 0.992, 1.0, 1.0],
-        ),
-        [("policy_collapse", 2)],
-    ),
-    (  # reference_policy_kl_penalty=1000
-        steps_of(
-            reward__mean=[0.422, 0.498, 0.481, 0.468],
-            kl_penalty=[0.0, 0.0005, 0.0008, 0.0014],
-            loss=[-0.004, 0.586, 0.846, 1.527],
-            actor_loss=[-0.004, 0.047, -0.002, 0.138],
-        ),
-        [("kl_dominates", 3)],
-    ),
-    (  # max_new_tokens=3, overlong filtering
-        steps_of(truncation_rate=[1.0, 1.0, 1.0, 0.992, 1.0], num_valid_tokens=[0.0, 0.0, 0.0, 3.0, 0.0]),
-        [("answers_never_end", 2)],
-    ),
-    (  # seq_logprob_error_threshold=0.5
-        steps_of(num_valid_tokens=[0.0] * 6, seq_logprob_error__masked_share=[1.0] * 6),
-        [("nothing_trained", 2)],
-    ),
-    (  # temperature=5
-        steps_of(approx_entropy=[5.4, 5.5, 5.4, 5.5, 5.4], truncation_rate=[0.8, 0.77, 0.78, 0.79, 0.76]),
-        [("samples_at_random", 2)],
-    ),
-]
-WELL: list[list[Metrics]] = [
-    # A hard task: no reward in ten steps, whatever else moves.
-    steps_of(reward__mean=[0.0] * 10, entropy=[1.0, 0.4, 2.5] * 3 + [0.3], response_length__mean=[100.0, 300.0] * 5),
-    # Harder rows for once, answered like the others; a change that costs nothing; too few prompts to measure it by.
-    steps_of(reward__mean=[0.5, 0.52, 0.02, 0.5, 0.48], entropy=[1.0, 1.0, 1.1, 0.9, 0.9]),
-    steps_of(
-        reward__mean=[0.4, 0.45, 0.5, 0.6],
-        entropy=[1.0, 0.3, 0.08, 0.02],
-        response_length__mean=[9.0, 30.0, 90.0, 300.0],
-    ),
-    [
-        {**each, "groups/count": 1.0}
-        for each in steps_of(reward__mean=[1.0, 0.0, 1.0, 0.0, 0.0], entropy=[1.0, 3.0, 0.5, 4.0, 0.2])
-    ],
-    # Less than half of what it was, and within chance.
-    steps_of(reward__mean=[0.3, 0.12, 0.3, 0.11, 0.29], entropy=[1.0, 2.5, 0.9, 2.6, 1.0]),
-    # One step of each sign.
-    steps_of(truncation_rate=[1.0, 0.1, 0.1], approx_entropy=[4.0, 1.0, 1.0], num_valid_tokens=[0.0, 9.0, 0.0]),
-]
-
-
-@pytest.mark.parametrize(("steps", "expected"), COLLAPSES)
-def test_a_run_that_breaks_in_its_first_steps_is_told_within_three_with_its_cause_alone(
-    steps: list[Metrics], expected: list[tuple[str, int]]
-) -> None:
-    assert first_raised(steps) == expected
-
-
-@pytest.mark.parametrize("steps", WELL)
-def test_what_is_no_collapse_raises_nothing_of_the_kind(steps: list[Metrics]) -> None:
-    told = {name for name, _ in first_raised(steps)}
-    assert told.isdisjoint(["policy_collapse", "answers_never_end", "samples_at_random", "nothing_trained"])
+    raised = []
+    for step, values in enumerate(zip(*series.values(), strict=True), start=1):
+        metrics = {"reward/std": 0.467, "groups/count": 16.0} | dict(zip(series, values, strict=True))
+        raised += [f"{signal.name} {signal.step}" for signal in monitor.update(step, metrics)]
+    assert " ".join(raised) == expected
 
 
 def test_the_range_of_rewards_is_that_of_the_whole_run_and_one_without_width_says_nothing(
