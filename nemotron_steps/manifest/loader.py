@@ -246,7 +246,7 @@ def _check_overrides(step: StepManifest, file: TomlFile) -> list[ManifestError]:
         ManifestError(
             f"override '{text}' cannot be pasted",
             where=file.where(table, index, "override"),
-            expected="key=value, +key=value, ~key, or key*=FACTOR|FALLBACK",
+            expected="key=value, +key=value, ~key, key<=MOST, or key*=FACTOR|FALLBACK",
         )
         for table, overrides in (
             ("strategies", [entry.override for entry in step.strategies]),

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from nemotron_steps.config.families import FAMILIES
-from nemotron_steps.manifest.override import resolve_override
+from nemotron_steps.manifest.override import resolved_overrides
 from nemotron_steps.manifest.source import SourceText
 
 STEP_ID = re.compile(r"[a-z0-9][a-z0-9_.-]*(/[a-z0-9][a-z0-9_.-]*)*")
@@ -216,7 +216,7 @@ class Strategy(Table):
 
     def overrides_for(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """The overrides as plain `key=value`, relative ones worked out from `config`."""
-        return tuple(resolve_override(text, config) for text in self.override)
+        return resolved_overrides(self.override, config)
 
 
 class ErrorHint(Table):
@@ -239,7 +239,7 @@ class ErrorHint(Table):
 
     def overrides_for(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """As Strategy.overrides_for."""
-        return tuple(resolve_override(text, config) for text in self.override)
+        return resolved_overrides(self.override, config)
 
 
 class Constraint(Table):

@@ -65,7 +65,7 @@ def test_every_config_key_it_names_exists(step: StepManifest) -> None:
     named = [key for port in step.consumes for key in (*port.bindings, *port.instead_of, *port.unless)]
     named += [parameter.name for parameter in step.parameters]
     for entry in (*step.strategies, *step.errors):
-        named += [re.split(r"[*/]?=", text.lstrip("+~"))[0] for text in entry.override]
+        named += [re.split(r"[*/<>]?=", text.lstrip("+~"))[0] for text in entry.override]
     assert [key for key in named if not has_key(schema, key)] == []
 
 

@@ -51,8 +51,6 @@ OURS_ALONE = {
     "cluster.backend": "Ray, as there",
     "checkpointing.save_async": "the same checkpoint, written beside the training",
     "grpo.async_grpo.straggler_deadline_s": "a bound of waiting; longer than a rollout takes",
-    "grpo.low_effort.fraction_end": "2 % of prompts early and 1 % late, as the recipe tells",
-    "grpo.low_effort.environments_end": "no code late, as the recipe tells",
     f"{ENVIRONMENTS}.single_step_tool_use_with_argument_comparison": "the environment, with its own settings",
     f"{ENVIRONMENTS}.swe_agents_train.environment": "an agent in a server of its own",
     f"{ENVIRONMENTS}.swe_agents_train.url": "where that is",
@@ -94,7 +92,7 @@ def test_a_published_key_sets_all_that_it_stands_for():
     given = {"grpo": {"learning_rate": 3e-6}, "effort_levels": {"low_string": "brief"}}
     found, problems = translate(given, lambda key: has_key(RlConfig, key), {}, lambda _: None)
     assert problems == [] and found["policy"]["megatron_cfg"]["optimizer"] == {"lr": 3e-6, "min_lr": 3e-6}
-    assert found["grpo"]["low_effort"] == {"instruction": "brief", "enabled": True}
+    assert found["grpo"]["low_effort"] == {"string": "brief"}
 
 
 def test_every_published_config_is_compared():

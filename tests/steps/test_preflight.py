@@ -47,13 +47,6 @@ def test_validation_without_prompts_for_it_is_refused(key, tmp_path):
         preflight.check(config.model_copy(update={"data": data}), {})
 
 
-def test_low_effort_for_an_environment_that_does_not_exist_is_refused():
-    low_effort = {"enabled": True, "environments": ["math_with_judge", "mcq"]}
-    with pytest.raises(ConfigError, match="no environment of that name") as caught:
-        preflight.check(RlConfig.model_validate({"grpo": {"low_effort": low_effort}}), {"prompts": None})
-    assert caught.value.hints[0] == "grpo.low_effort.environments=[math_with_judge,mcqa]"
-
-
 @pytest.mark.parametrize("named", [
     {"default_teacher_alias": "mth"}, {"teacher_model_by_agent_name": {"agent": "mth"}},
     {"non_colocated_teachers": {"enabled": True, "teacher_overrides": {"mth": {"precision": "bfloat16"}}}},
@@ -154,14 +147,6 @@ def test_functions_that_cannot_be_loaded_are_told_before_anything_runs(tmp_path)
     preflight.check(config("score"), {"prompts": None})
     with pytest.raises(ConfigError, match="scor"):
         preflight.check(config("score", "scor"), {"prompts": None})
-
-
-def test_a_name_that_is_like_no_environments_is_left_out_by_its_hint():
-    low_effort = {"enabled": True, "environments": ["math_with_judge", "zzzzzz"]}
-    with pytest.raises(ConfigError, match="'zzzzzz'") as caught:
-        preflight.check(RlConfig.model_validate({"grpo": {"low_effort": low_effort}}), {"prompts": None})
-    assert caught.value.hints[-1] == "grpo.low_effort.environments=[math_with_judge]"
-    assert "mcqa" in caught.value.expected
 
 
 def test_what_one_process_or_a_machine_without_gpus_cannot_do_is_refused_before_any_step_starts(monkeypatch):

@@ -117,10 +117,28 @@ TABLE: tuple[Published, ...] = (
         "policy.megatron_cfg.optimizer.lr",
         also={"policy.megatron_cfg.optimizer.min_lr": "="},
     ),
-    Published("effort_levels.low_string", "grpo.low_effort.instruction", also={"grpo.low_effort.enabled": True}),
-    Published("effort_levels.low_weight", "grpo.low_effort.weight"),
-    Published("effort_levels.low_penalty", "grpo.low_effort.penalty"),
-    Published("effort_levels.low_ub", "grpo.low_effort.upper_bound_tokens"),
+    *(
+        Published(f"{there}effort_levels.low_{key}", f"grpo.low_effort.{ours}")
+        for there in ("", "env.nemo_gym.")
+        for key, ours in {
+            "string": "string",
+            "weight": "weight",
+            "penalty": "penalty",
+            "ub": "upper_bound_tokens",
+        }.items()
+    ),
+    # What chose prompts in the training, before data preparation did.
+    *(
+        _refused(
+            f"grpo.low_effort.{key}", f"{now} takes its place: the string in a prompt decides, whoever put it there"
+        )
+        for key, now in {
+            "enabled": "grpo.low_effort.string",
+            "instruction": "grpo.low_effort.string",
+            "fraction*": "low_effort.share of data_prep/rl_prep",
+            "environments*": "low_effort.environments of data_prep/rl_prep",
+        }.items()
+    ),
     # -- policy
     Published("policy.model_name", "policy.checkpoint"),
     _always("policy.tokenizer.name", "=policy.checkpoint", why="the tokenizer is the checkpoint's own"),

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.layout.processes import refuse_rl_without_ray
-from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.build.rows import (
@@ -21,7 +20,6 @@ from nemotron_steps.engine.build.rows import (
     teacher_choice,
 )
 from nemotron_steps.environments.own.reward_function import load
-from nemotron_steps.environments.registry import names
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.steps.hub_folder import check_judges
 from nemotron_steps.steps.placement import refuse_misfits, refuse_without_gpus
@@ -32,7 +30,6 @@ def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
     refuse_rl_without_ray(config)
     refuse_misfits(config, inputs)
     check_judges(config, inputs)
-    check_low_effort(config)
     load_reward_functions(config)
     refuse_without_gpus(config.cluster)
     refuse_idle_validation(config, inputs)
@@ -73,19 +70,3 @@ def refuse_idle_validation(config: RlConfig, inputs: Mapping[str, Artifact | Non
             expected="grpo.val_period, grpo.val_at_start or grpo.val_at_end",
             hints=("grpo.val_period=10", "grpo.val_at_start=true grpo.val_at_end=true"),
         )
-
-
-def check_low_effort(config: RlConfig) -> None:
-    """Refuse a name in `grpo.low_effort.environments` that no environment has: its prompts would never be asked."""
-    named, known = config.grpo.low_effort.environments, names()
-    for name in named:
-        if name not in known:
-            rest = [other for other in named if other != name]
-            close = nearest(name, known)
-            raise ConfigError(
-                f"grpo.low_effort asks the prompts of '{name}', and there is no environment of that name",
-                where="grpo.low_effort.environments",
-                expected=" or ".join(close) or f"one of {', '.join(known)}",
-                found=name,
-                hints=[f"grpo.low_effort.environments=[{','.join([*rest, *kept])}]" for kept in (close[:1], ())],
-            )

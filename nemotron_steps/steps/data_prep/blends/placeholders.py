@@ -124,7 +124,9 @@ class PlaceholderFiller:
                     if line.isspace():
                         continue
                     row, _ = parse_row(line, f"{part.file.place}:{line_number}")
-                    yield number, _question(row), json.dumps(_answer(row))
+                    model = row.get("reward_model")
+                    answer = model.get("ground_truth") if isinstance(model, dict) else None
+                    yield number, _question(row), json.dumps(answer)
                     number += 1
         except DataError as error:
             # Not a row's fault: no row with such a placeholder could be used.
@@ -164,11 +166,6 @@ def _question(row: Row) -> str:
             hints=("placeholders.dapo=PATH placeholders.skywork=PATH   # copies in their published layout",),
         )
     return text
-
-
-def _answer(row: Row) -> Any:
-    model = row.get("reward_model")
-    return model.get("ground_truth") if isinstance(model, dict) else None
 
 
 def _dapo(text: str, template: Any) -> str | None:

@@ -242,7 +242,8 @@ def _of_split(files: Sequence[DataFile], split: str | None, key: str, path: str)
     if split is None:
         return list(files)
     chosen = [file for file in files if _has_words(file.name, split)]
-    if not chosen and split == "train" and not any(_tells_split(file.name) for file in files):
+    words = (word for file in files for word in _WORD.split(file.name))
+    if not chosen and split == "train" and not any(map(_is_split, words)):
         return list(files)
     if not chosen and len(files) == 1 and Path(path).name == files[0].name:
         return list(files)  # the file itself was named
@@ -254,10 +255,6 @@ def _of_split(files: Sequence[DataFile], split: str | None, key: str, path: str)
 def _has_words(name: str, words: str) -> bool:
     """Whether the words stand whole in a file's name: `math` in data/math-00000-of-00001.parquet."""
     return re.search(rf"(^|[/._-]){re.escape(words)}($|[/._-])", name) is not None
-
-
-def _tells_split(name: str) -> bool:
-    return any(_is_split(word) for word in _WORD.split(name))
 
 
 def _is_split(word: str) -> bool:
