@@ -16,7 +16,7 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any
 
-from nemotron_steps.errors.stopping import stop_if_asked, was_asked
+from nemotron_steps.stopping import stop_if_asked, was_asked
 
 _LONG_S = 10.0
 """After how long an import is said to go on."""

@@ -41,7 +41,7 @@ from nemotron_steps.errors import (
     StorageError,
 )
 from nemotron_steps.errors.plugins import noted
-from nemotron_steps.errors.stopping import stop_if_asked
+from nemotron_steps.stopping import stop_if_asked
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput
 from nemotron_steps.runs import hints as advice
@@ -49,7 +49,7 @@ from nemotron_steps.runs.cache import CacheEntry, recall, remember
 from nemotron_steps.runs.context import OutputSlot, StepContext
 from nemotron_steps.runs.depends import depends_on, key_of, recorded
 from nemotron_steps.runs.inputs import check_inputs, name_users_files, open_input
-from nemotron_steps.runs.interrupts import interruptible, was_interrupted
+from nemotron_steps.stopping import interruptible, was_interrupted
 from nemotron_steps.runs.kept import kept
 from nemotron_steps.runs.locks import hold, read_holder
 from nemotron_steps.runs.mirrors import mirrors

@@ -13,7 +13,7 @@ import pytest
 
 from nemotron_steps.errors import plugins
 from nemotron_steps.errors.plugins import PluginImportError, load_object, noted
-from nemotron_steps.runs.interrupts import interruptible
+from nemotron_steps.stopping import interruptible
 
 
 @pytest.fixture

@@ -1,0 +1,63 @@
+"""A sample of the campaign of stops, and what a request to stop that was swallowed comes to."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.stops.campaign import Case, campaign, stopped
+
+RUN = ("run", "data_prep/rl_prep", "-c", "tiny")
+
+
+def test_stops_at_random_moments_end_the_command_as_interrupted(tmp_path: Path) -> None:
+    cases = [Case(RUN, 1.5), Case(("plan", *RUN[1:]), 0.8), Case(("doctor",), 3.0)]
+    stops = campaign(cases, tmp_path / "none", tmp_path, 6, random.Random(7))
+    assert [stop for stop in stops if not stop.right] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+    outcomes = set()
+    for moment in range(3, 12):
+        stop = stopped(Case(RUN, 0), tmp_path, 0.12 * moment, number, "group")
+        assert stop.right, stop
+        outcomes.add(stop.outcome)
+        if stop.code == 0:
+            return
+    assert "interrupted" in outcomes
+    assert stopped(Case(RUN, 0), tmp_path, 60, number, "group").outcome == "over"
+
+
+SWALLOWS = """
+import os, signal, time
+from nemotron_steps import stopping
+
+stopping.AGAIN_S = 0.2
+with stopping.interruptible():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+    except BaseException:
+        pass  # as a library does
+    try:
+        raise ValueError
+    except ValueError:
+        time.sleep(30)  # nothing unwinds for the interrupt, though an exception is handled
+"""
+
+
+def test_an_interrupt_that_was_swallowed_is_raised_again() -> None:
+    done = subprocess.run([sys.executable, "-c", SWALLOWS], capture_output=True, text=True, timeout=20)
+    assert done.returncode != 0 and done.stderr.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_what_unwinds_for_an_interrupt_is_not_interrupted_again() -> None:
+    code = SWALLOWS.replace("        pass", "        time.sleep(0.7); print('unwound'); raise")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    assert done.stdout == "unwound\n" and done.stderr.rstrip().endswith("KeyboardInterrupt")
