@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Callable, Iterator
     from types import FrameType
 
@@ -93,7 +94,7 @@ def interruptible(ends_process: bool = True, *, tells: bool = True) -> Iterator[
             _first = time.monotonic()
         else:
             _note(number, seen)
-            _hush_asyncio()
+            _hush()
             if tells and number == signal.SIGINT and os.isatty(2):
                 # Unwinding may take a while. Not through `sys.stderr`, which may be in the middle of a write.
                 does = b"ends it at once" if ends_process else b"does not wait for it"
@@ -162,11 +163,13 @@ def _end_by(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def _hush_asyncio() -> None:
+def _hush() -> None:
     """Let the tasks that an interrupt tears down go without a traceback each: the interrupt is reported once.
 
     asyncio tells of them when they are collected, which is after the run has ended, so nothing is put back.
     """
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _unraisable
     if "asyncio" in sys.modules:
         import logging
         import warnings
@@ -175,6 +178,12 @@ def _hush_asyncio() -> None:
         if _tells_more_than_an_interrupt not in asyncio_log.filters:
             asyncio_log.addFilter(_tells_more_than_an_interrupt)
         warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
+
+
+def _unraisable(about: sys.UnraisableHookArgs) -> None:
+    """Python tells of what it swallows; an interrupt is raised again."""
+    if not issubclass(about.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(about)
 
 
 def _tells_more_than_an_interrupt(record: logging.LogRecord) -> bool:

@@ -16,9 +16,9 @@ from nemotron_steps.manifest.models import ErrorHint, StepManifest, StepTable
 from nemotron_steps.runs.code_digest import Code, import_closure
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.runs.hints import hints_for_failure
-from nemotron_steps.stopping import was_interrupted
 from nemotron_steps.runs.lines import number, render, seconds
 from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.stopping import was_interrupted
 
 
 @pytest.fixture

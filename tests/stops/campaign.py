@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,6 +30,8 @@ TOKEN = "STOP_CAMPAIGN"
 WAYS = ("group", "parent")
 """Whom the signal reaches: every process of the group, as Ctrl-C does, or the one that was started alone."""
 IN_TIME_S = 30.0
+CACHES = ("torchinductor_",)
+"""What torch keeps in TMPDIR for the next process."""
 
 
 @dataclass(frozen=True)
@@ -92,10 +95,8 @@ def stopped(case: Case, folder: Path, after: float, number: signal.Signals, way:
         except subprocess.TimeoutExpired:
             (os.killpg if way == "group" else os.kill)(process.pid, number)
         sent = time.monotonic()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(4 * IN_TIME_S)
-        except subprocess.TimeoutExpired:
-            pass
         took = time.monotonic() - sent
         left = _left(token)
         for pid in left:
@@ -104,7 +105,7 @@ def stopped(case: Case, folder: Path, after: float, number: signal.Signals, way:
         said.seek(0)
         text = said.read().decode(errors="replace")
     (scratch / "said").unlink()
-    leavings = (*left.values(), *(path.name for path in scratch.iterdir()))
+    leavings = (*left.values(), *(path.name for path in scratch.iterdir() if not path.name.startswith(CACHES)))
     shutil.rmtree(scratch)
     return Stop(
         " ".join(case.words), number.name, way, round(after, 2), round(took, 2), code, late, leavings, text[-3000:]
@@ -161,7 +162,7 @@ def main() -> None:
     rl = ("run", "rl/nemo_rl/rlvr", "-c", "tiny")
     cases = [
         Case((*rl, "grpo.max_num_steps=6"), 8),
-        Case((*rl, "seed=1"), 20),
+        Case((*rl, "--home", "fresh"), 20),
         Case(("run", "data_prep/rl_prep", "-c", "tiny"), 2.5),
         Case(("plan", *rl[1:]), 0.8),
         Case((*rl, "-d"), 0.8),
