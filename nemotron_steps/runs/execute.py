@@ -134,7 +134,7 @@ def execute(
         with recorder.capture_logging():
             try:
                 # Slurm sets PMI's for what it starts itself, our jobs among it.
-                if told := ", ".join(name for name in inherited if not name.startswith("PMI")):
+                if told := ", ".join(name for name in sorted(inherited) if not name.startswith("PMI")):
                     _LOG.warning("ignored, for a run makes its own ranks: %s, as another launcher set them", told)
                 if takes_over:
                     recorder.info = folder.forget_job(recorder.info)
