@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 FIRST_S, LONGEST_S = 30.0, 600.0
 """A wait is told after so long, then each time that it has doubled, and at least so often."""
+_LOOK_S = 0.1
 _LOG = logging.getLogger(__name__)
 
 _under_way: dict[object, tuple[str, float | None, float]] = {}
@@ -44,7 +45,7 @@ def _tell() -> None:
     global _teller
     due: dict[str, float] = {}
     while True:
-        time.sleep(min(1.0, FIRST_S / 4))
+        time.sleep(_LOOK_S)
         with _lock:
             if not _under_way:
                 _teller = None

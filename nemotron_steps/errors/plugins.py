@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
@@ -17,9 +16,8 @@ from types import TracebackType
 from typing import Any
 
 from nemotron_steps.stopping import stop_if_asked, was_asked
+from nemotron_steps.waiting import waiting
 
-_LONG_S = 10.0
-"""After how long an import is said to go on."""
 _OWN = __name__.partition(".")[0]
 
 
@@ -67,26 +65,17 @@ def noted(error: BaseException) -> str:
 
 @contextmanager
 def _named_if_long(module_name: str) -> Iterator[None]:
-    """Say on stderr that another package's import goes on after _LONG_S, and where an interrupt found it."""
+    """Say that another package's import goes on, and where an interrupt found it."""
     if module_name in sys.modules or module_name.partition(".")[0] == _OWN:
         yield
         return
-    timer = threading.Timer(_LONG_S, _say_it_goes_on, (module_name,))
-    timer.daemon = True
-    timer.start()
     try:
-        yield
+        with waiting(f"{module_name} to be imported, of another package"):
+            yield
     except KeyboardInterrupt as error:
         line = _line(error.__traceback__, ours=False)  # a signal's handler may be ours
         error.add_note(f"while {module_name}, of package {_package(module_name)}, was imported ({line})")
         raise
-    finally:
-        timer.cancel()
-
-
-def _say_it_goes_on(module_name: str) -> None:
-    sys.stderr.write(f"still importing {module_name}, of package {_package(module_name)} …\n")
-    sys.stderr.flush()
 
 
 def _package(module_name: str) -> str:
