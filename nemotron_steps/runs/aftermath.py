@@ -19,7 +19,7 @@ def record_death(store: ArtifactStore, run_id: str, how: str, *, asked_by: str |
 
     Args:
         how: what is known of the end: a signal, an exit code.
-        asked_by: the signal that ended it at the user's wish, a second Ctrl-C.
+        asked_by: the signal that ended it at the user's wish: a second one, or one that it did not hear.
 
     Returns:
         What to tell; its hints say how to look closer and to go on.
@@ -36,7 +36,7 @@ def record_death(store: ArtifactStore, run_id: str, how: str, *, asked_by: str |
         if asked_by is not None:
             left = kept(info.steps if info is not None else {}, store.backend.local("work"))
             error = InterruptedRunError(
-                f"ended at once by a second {asked_by}; {left}", where=error.where, hints=error.hints[-1:]
+                f"ended by {asked_by}; {left}", where=error.where, hints=error.hints[-1:]
             )
         if free and info is not None and info.status == RUNNING:
             _journal(store, folder, info, error)
