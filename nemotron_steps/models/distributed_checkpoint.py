@@ -289,7 +289,7 @@ def _unsound(metadata: Any, folder: Path) -> str:
             return f"{name} ends before {index.fqn}"
         if places.setdefault((name, offset), index.fqn) != index.fqn:
             return f"{index.fqn} lies where {places[name, offset]} is"
-    wanted = set()
+    wanted: set[tuple[str, tuple[int, ...] | None]] = set()
     for key, entry in metadata.state_dict_metadata.items():
         if not hasattr(entry, "chunks"):
             wanted.add((key, None))
