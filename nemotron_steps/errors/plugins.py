@@ -7,7 +7,6 @@ long is named on stderr, and by the interrupt of whoever no longer waits for it.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -74,20 +73,8 @@ def _named_if_long(module_name: str) -> Iterator[None]:
             yield
     except KeyboardInterrupt as error:
         line = _line(error.__traceback__, ours=False)  # a signal's handler may be ours
-        error.add_note(f"while {module_name}, of package {_package(module_name)}, was imported ({line})")
+        error.add_note(f"while {module_name}, of another package, was imported ({line})")
         raise
-
-
-def _package(module_name: str) -> str:
-    """The distribution that announces something of a module's package; without one, the package itself."""
-    from importlib.metadata import distributions
-
-    top = module_name.partition(".")[0]
-    for distribution in distributions():
-        for point in distribution.entry_points:
-            if point.group.startswith(f"{_OWN}.") and re.split("[.:]", point.value)[0] == top:
-                return distribution.name
-    return top
 
 
 def _line(trace: TracebackType | None, *, ours: bool = True) -> str | None:

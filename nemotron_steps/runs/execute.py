@@ -50,7 +50,6 @@ from nemotron_steps.runs.cache import CacheEntry, recall, remember
 from nemotron_steps.runs.context import OutputSlot, StepContext
 from nemotron_steps.runs.depends import depends_on, key_of, recorded
 from nemotron_steps.runs.inputs import check_inputs, name_users_files, open_input
-from nemotron_steps.runs.kept import kept
 from nemotron_steps.runs.locks import hold, read_holder
 from nemotron_steps.runs.mirrors import mirrors
 from nemotron_steps.runs.mirrors.base import Mirror
@@ -70,7 +69,7 @@ from nemotron_steps.runs.run_folder import (
 from nemotron_steps.runs.stage_checks import blocked, failed_checks
 from nemotron_steps.runs.step_entry import as_steps_error, imported, validated_config
 from nemotron_steps.runs.tracker import Listener
-from nemotron_steps.runs.work import WorkFolder
+from nemotron_steps.runs.work import WorkFolder, kept
 from nemotron_steps.stopping import interruptible, stop_if_asked, was_interrupted
 
 if TYPE_CHECKING:

@@ -1,8 +1,7 @@
-"""What is said of workers, and ports that are bound for them. No Ray."""
+"""What is said of workers, without Ray."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -48,13 +47,3 @@ def test_of_what_ray_says_the_line_that_says_why_is_kept(text: str, said: str) -
 def test_a_traceback_of_a_worker_ends_where_it_failed_and_has_no_colours() -> None:
     text = "\n".join(f"\x1b[36mline {n}\x1b[39m" for n in range(20))
     assert workers._remote_traceback(RuntimeError(text)).splitlines() == [f"    line {n}" for n in range(12, 20)]
-
-
-def test_the_file_of_standard_error_is_known_where_there_is_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(os.path, "islink", lambda path: True)
-    for target, found in ((tmp_path / "log", str(tmp_path / "log")), (tmp_path / "gone", "")):
-        (tmp_path / "log").touch()
-        monkeypatch.setattr(os, "readlink", lambda path, target=target: str(target))
-        assert workers._stderr_path() == found
