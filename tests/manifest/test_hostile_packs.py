@@ -172,7 +172,7 @@ def test_an_interrupt_while_a_package_is_imported_names_it(tmp_path: Path) -> No
         "lasting/pack/manifests/late.toml": text.replace("/step", "/late").replace("code:run", "late:run"),
     }
     write_files(tmp_path, files)
-    while_ = f"while lasting.late, of package lasting, was imported ({tmp_path}/lasting/late.py:1)"
+    while_ = f"while lasting.late, of another package, was imported ({tmp_path}/lasting/late.py:1)"
     planned = run(tmp_path, "plan", "lasting/early", "--json")
     assert planned.returncode == 130 and told(planned)["what"] == f"interrupted {while_}"
     worked = run(tmp_path, "run", "lasting/late", "--json")

@@ -1,6 +1,7 @@
 """SIGINT and SIGTERM at random moments of a command: each ends it in time, as interrupted, and leaves nothing.
 
     python -m tests.stops.campaign [--stops 100] [--seed 0] [--only NAME]     the last line is JSON
+    python -m tests.stops.campaign --kill [--stops 20]     SIGKILL, then every artifact compared with an unbroken run's
 
 Each start of a run goes on in the home in which the one before was stopped, so that whether a stopped run can go on is
 tried by the next; one that comes to its end gives way to a fresh copy of the home.
@@ -152,12 +153,40 @@ def campaign(cases: Sequence[Case], template: Path, scratch: Path, stops: int, r
     return found
 
 
+def killed(case: Case, scratch: Path, kills: int, rng: random.Random) -> dict[str, object]:
+    """Kill a run at random moments, each time going on with the same command; what became of its artifacts."""
+    unbroken = Path(tempfile.mkdtemp(dir=scratch))
+    stopped(case, unbroken, 3600, signal.SIGKILL, "group")
+    expected, same, done, folder = _digests(unbroken), list[bool](), 0, Path(tempfile.mkdtemp(dir=scratch))
+    while done < kills or folder.is_dir():
+        moment = rng.uniform(case.seconds / 15, case.seconds) if done < kills else 3600
+        stop = stopped(case, folder, moment, signal.SIGKILL, "group")
+        done += not stop.late
+        if stop.code not in (0, -signal.SIGKILL):
+            raise SystemExit(f"the run failed by itself after {done} kills: {stop.said}")
+        if stop.code == 0:
+            found = _digests(folder)
+            same += [found.get(name) == digest for name, digest in expected.items()]
+            shutil.rmtree(folder)
+            if done < kills:
+                folder.mkdir()
+    return {"kills": done, "identical": sum(same), "artifacts": len(same)}
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Name and version of every committed artifact → digest of its content."""
+    listing = [*STEPS, "artifacts", "list", "--json", "--home", str(folder / "home")]
+    rows = json.loads(subprocess.run(listing, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    return {f"{row['name']}:v{row['version']}": row["digest"] for row in rows}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--stops", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--home", type=Path, help="home in which the tiny chain of RLVR is done; made when missing")
     parser.add_argument("--only", default="", help="commands that begin so")
+    parser.add_argument("--kill", action="store_true", help="SIGKILL, of the tiny chain of RLHF or what --only names")
     arguments = parser.parse_args()
     rl = ("run", "rl/nemo_rl/rlvr", "-c", "tiny")
     cases = [
@@ -174,6 +203,10 @@ def main() -> None:
     ]
     cases = [case for case in cases if " ".join(case.words).startswith(arguments.only)]
     with tempfile.TemporaryDirectory() as scratch:
+        if arguments.kill:
+            chain = cases[0] if arguments.only else Case(("run", "rl/nemo_rl/rlhf", "-c", "tiny"), 30)
+            print(json.dumps(killed(chain, Path(scratch), arguments.stops, random.Random(arguments.seed))))
+            return
         home = arguments.home or Path(scratch, "home")
         if not home.is_dir():
             subprocess.run([*STEPS, *rl, "--home", str(home)], check=True, stdout=subprocess.DEVNULL)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.stops.campaign import Case, campaign, stopped
+from tests.stops.campaign import Case, campaign, killed
 
 RUN = ("run", "data_prep/rl_prep", "-c", "tiny")
 
@@ -21,17 +18,9 @@ def test_stops_at_random_moments_end_the_command_as_interrupted(tmp_path: Path) 
     assert [stop for stop in stops if not stop.right] == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_run_goes_on(tmp_path: Path, number: signal.Signals) -> None:
-    outcomes = set()
-    for moment in range(3, 12):
-        stop = stopped(Case(RUN, 0), tmp_path, 0.12 * moment, number, "group")
-        assert stop.right, stop
-        outcomes.add(stop.outcome)
-        if stop.code == 0:
-            return
-    assert "interrupted" in outcomes
-    assert stopped(Case(RUN, 0), tmp_path, 60, number, "group").outcome == "over"
+def test_a_killed_run_goes_on_to_the_same_artifacts(tmp_path: Path) -> None:
+    account = killed(Case(RUN, 1.5), tmp_path, 2, random.Random(3))
+    assert account["kills"] == 2 and account["identical"] == account["artifacts"] != 0
 
 
 SWALLOWS = """
