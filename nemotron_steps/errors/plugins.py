@@ -1,23 +1,19 @@
 """Importing what another package brings: a config model, an environment, an executor, a validator.
 
 Nothing that a module does while it is imported reaches the command: what it prints goes to stderr, so that `--json`
-stays JSON, and what it raises, an exit included, becomes one error that names the module and the line. One that takes
-long is named on stderr, and by the interrupt of whoever no longer waits for it.
+stays JSON, and what it raises, an exit included, becomes one error that names the module and the line.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from importlib import import_module
 from types import TracebackType
 from typing import Any
 
 from nemotron_steps.stopping import stop_if_asked, was_asked
 from nemotron_steps.waiting import waiting
-
-_OWN = __name__.partition(".")[0]
 
 
 class PluginImportError(ImportError):
@@ -35,11 +31,11 @@ def load_object(reference: str) -> Any:
         ModuleNotFoundError: the module itself is not installed.
         AttributeError: it has no such name.
         PluginImportError: importing it failed in any other way.
-        KeyboardInterrupt: as it was, with a note that names the module (see `noted`).
+        KeyboardInterrupt: as it was, or where one became something else.
     """
     module_name, _, name = reference.partition(":")
     try:
-        with redirect_stdout(sys.stderr), _named_if_long(module_name):
+        with redirect_stdout(sys.stderr), waiting(f"{module_name} to be imported"):
             found: Any = import_module(module_name)
     except ModuleNotFoundError as error:
         if was_asked():
@@ -57,33 +53,12 @@ def load_object(reference: str) -> Any:
     return found
 
 
-def noted(error: BaseException) -> str:
-    """The notes of an interrupt, to follow the word "interrupted": "" or " while …"."""
-    return "".join(f" {note}" for note in getattr(error, "__notes__", ()))
-
-
-@contextmanager
-def _named_if_long(module_name: str) -> Iterator[None]:
-    """Say that another package's import goes on, and where an interrupt found it."""
-    if module_name in sys.modules or module_name.partition(".")[0] == _OWN:
-        yield
-        return
-    try:
-        with waiting(f"{module_name} to be imported, of another package"):
-            yield
-    except KeyboardInterrupt as error:
-        line = _line(error.__traceback__, ours=False)  # a signal's handler may be ours
-        error.add_note(f"while {module_name}, of another package, was imported ({line})")
-        raise
-
-
-def _line(trace: TracebackType | None, *, ours: bool = True) -> str | None:
-    """The innermost `file:line` of a traceback; without `ours`, of what is not this package's."""
+def _line(trace: TracebackType | None) -> str | None:
+    """The innermost `file:line` of a traceback."""
     found = None
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        own = str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0] == _OWN
-        if not file.startswith("<frozen") and (ours or not own):
+        if not file.startswith("<frozen"):
             found = f"{file}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found

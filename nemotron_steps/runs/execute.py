@@ -42,7 +42,6 @@ from nemotron_steps.errors import (
     StepsError,
     StorageError,
 )
-from nemotron_steps.errors.plugins import noted
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput
 from nemotron_steps.runs import hints as advice
@@ -414,7 +413,7 @@ class _Run:
         if isinstance(error, KeyboardInterrupt):
             status = INTERRUPTED
             error = InterruptedRunError(
-                f"interrupted by {signal_name or 'SIGINT'}{noted(error)}; {self._kept()}",
+                f"interrupted by {signal_name or 'SIGINT'}; {self._kept()}",
                 where=f"run {run_id}",
                 hints=(f"steps run --resume {run_id}",),
             )
