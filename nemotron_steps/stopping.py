@@ -101,17 +101,20 @@ def interruptible(ends_process: bool = True, *, tells: bool = True) -> Iterator[
                 os.write(2, b"\nstopping; a second Ctrl-C " + does + b"\n")
             if over:
                 return
-            _thread.start_new_thread(raise_again, (number,))  # `threading`'s own takes locks that may be held here
+            _thread.start_new_thread(raise_again, ())  # `threading`'s own takes locks that may be held here
         raise KeyboardInterrupt
 
-    def raise_again(number: int) -> None:
+    def raise_again() -> None:
         while True:
             time.sleep(AGAIN_S)
             with sending:
                 if over:
                     return
-                again.append(number)
-                signal.pthread_kill(main, number)
+                for number in NUMBERS:  # a library may have taken one
+                    if signal.getsignal(number) is stop:
+                        again.append(number)
+                        signal.pthread_kill(main, number)
+                        break
 
     main, over, again, sending = threading.get_ident(), False, list[int](), threading.Lock()
     previous = {number: signal.signal(number, stop) for number in NUMBERS}
@@ -129,6 +132,22 @@ def interruptible(ends_process: bool = True, *, tells: bool = True) -> Iterator[
             _asked[-1].update(seen)
         elif seen and not before:
             raise KeyboardInterrupt
+
+
+@contextmanager
+def left_to_us() -> Iterator[None]:
+    """Take requests to stop back from a library that installs handlers of its own within: Ray's would exit."""
+    before = {number: signal.getsignal(number) for number in NUMBERS}
+    try:
+        yield
+    except SystemExit as error:  # what such a handler raises
+        if error.code in NUMBERS:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        if _asked and threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def was_interrupted(error: BaseException | None) -> bool:

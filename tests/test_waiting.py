@@ -95,3 +95,8 @@ def test_equal_waits_are_one_line_ever_more_rarely_and_short_ones_none(caplog: p
     del caplog.records[:]
     time.sleep(0.3)
     assert caplog.messages == []
+
+
+def test_no_hint_makes_a_wait_longer() -> None:
+    manifests = (Path(__file__).parents[1] / "manifests").rglob("*.toml")
+    assert [f for f in manifests if re.search(r"override.*(timeout|_seconds|wait)\w*\*=", f.read_text())] == []

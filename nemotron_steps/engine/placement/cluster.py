@@ -19,6 +19,7 @@ from nemotron_steps.config.layout.processes import cluster_address
 from nemotron_steps.config.process_variables import variables_set
 from nemotron_steps.config.schema.rl import ClusterConfig
 from nemotron_steps.errors import UnsupportedError, WorkerLostError, first_line
+from nemotron_steps.stopping import left_to_us
 from nemotron_steps.waiting import waiting
 
 ATTEMPTS = 3
@@ -141,7 +142,8 @@ class RayCluster:
 
         self.release()
         if self._owned and ray.is_initialized():
-            ray.shutdown()
+            with left_to_us():
+                ray.shutdown()
 
 
 def node_by_node(bundles: Sequence[Mapping[str, float]], nodes: Sequence[str]) -> list[int]:
@@ -176,7 +178,7 @@ def _connect(address: str, key: str) -> None:
     without = "unset RAY_ADDRESS" if key == "RAY_ADDRESS" else f"{key}=null"
     passed = _passed_on(os.environ)
     try:
-        with waiting(f"the Ray cluster at {address} to answer"):
+        with left_to_us(), waiting(f"the Ray cluster at {address} to answer"):
             ray.init(
                 address=address,
                 log_to_driver=False,
@@ -226,7 +228,7 @@ def _start(config: ClusterConfig, workers: int) -> None:
     for attempt in range(ATTEMPTS):
         try:
             # Workers are children of Ray's own processes and inherit what these are started with.
-            with variables_set(_variables(workers)), waiting("Ray to start on this machine"):
+            with variables_set(_variables(workers)), left_to_us(), waiting("Ray to start on this machine"):
                 ray.init(
                     address="local",  # not whatever else runs on this machine
                     num_cpus=max(1, os.cpu_count() or 1),

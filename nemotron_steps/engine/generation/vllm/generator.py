@@ -23,6 +23,7 @@ from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequ
 from nemotron_steps.engine.weight_sync.offers import OfferedWeights
 from nemotron_steps.errors import EngineError
 from nemotron_steps.models.architecture import Architecture
+from nemotron_steps.stopping import left_to_us
 from nemotron_steps.waiting import waiting
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class VllmGenerator:
         self._max_total_length = max_total_length
         self._sequences: dict[str, _Sequence] = {}
         self._mixtures = Architecture.from_folder(hf_folder).mixtures if record_routed_experts else ()
-        with waiting(f"vLLM to start with {hf_folder}"):
+        with left_to_us(), waiting(f"vLLM to start with {hf_folder}"):
             started = start_engine(
                 hf_folder,
                 config,
