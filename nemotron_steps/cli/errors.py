@@ -12,7 +12,6 @@ from typing import Any
 from nemotron_steps.cli.terminal import Terminal, printable
 from nemotron_steps.config.redaction import may_be_secret, redact_text
 from nemotron_steps.errors import InterruptedRunError, RequestError, StepsError
-from nemotron_steps.errors.plugins import noted
 
 UNEXPECTED_EXIT = 1
 _KEY = re.compile(r"[+~-]*(?P<name>[A-Za-z_][\w./-]*)(?:[:=]|\s*:\s*(?P<after>.*)|\s+(?P<apart>.*))?", re.DOTALL)
@@ -52,7 +51,7 @@ def report(error: BaseException, *, as_json: bool) -> int:
     goes to the run's log if there is one, else to stderr.
     """
     if isinstance(error, KeyboardInterrupt):
-        error = InterruptedRunError(f"interrupted{noted(error)}", hints=("run the same command again to go on",))
+        error = InterruptedRunError("interrupted", hints=("run the same command again to go on",))
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         # Whatever it was meant to be, only what the user typed is that long.
         name = str(error.filename or "")

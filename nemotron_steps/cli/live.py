@@ -252,6 +252,9 @@ class BarDisplay:
     def _on_warning(self, record: Record) -> None:
         self._say(f"  {self._terminal.style('▲', 'yellow')} {printable(record['text'])}")
 
+    def _on_waiting(self, record: Record) -> None:
+        self._say(f"  {self._terminal.style(printable(record['text']), 'dim')}")
+
     def _finish(self, step: str, took: str, numbers: str) -> None:
         self._remove(step)
         mark = self._terminal.style("✓", "green")

@@ -1,26 +1,19 @@
 """Importing what another package brings: a config model, an environment, an executor, a validator.
 
 Nothing that a module does while it is imported reaches the command: what it prints goes to stderr, so that `--json`
-stays JSON, and what it raises, an exit included, becomes one error that names the module and the line. One that takes
-long is named on stderr, and by the interrupt of whoever no longer waits for it.
+stays JSON, and what it raises, an exit included, becomes one error that names the module and the line.
 """
 
 from __future__ import annotations
 
-import re
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from importlib import import_module
 from types import TracebackType
 from typing import Any
 
-from nemotron_steps.errors.stopping import stop_if_asked, was_asked
-
-_LONG_S = 10.0
-"""After how long an import is said to go on."""
-_OWN = __name__.partition(".")[0]
+from nemotron_steps.stopping import stop_if_asked, was_asked
+from nemotron_steps.waiting import waiting
 
 
 class PluginImportError(ImportError):
@@ -38,11 +31,11 @@ def load_object(reference: str) -> Any:
         ModuleNotFoundError: the module itself is not installed.
         AttributeError: it has no such name.
         PluginImportError: importing it failed in any other way.
-        KeyboardInterrupt: as it was, with a note that names the module (see `noted`).
+        KeyboardInterrupt: as it was, or where one became something else.
     """
     module_name, _, name = reference.partition(":")
     try:
-        with redirect_stdout(sys.stderr), _named_if_long(module_name):
+        with redirect_stdout(sys.stderr), waiting(f"{module_name} to be imported"):
             found: Any = import_module(module_name)
     except ModuleNotFoundError as error:
         if was_asked():
@@ -60,54 +53,12 @@ def load_object(reference: str) -> Any:
     return found
 
 
-def noted(error: BaseException) -> str:
-    """The notes of an interrupt, to follow the word "interrupted": "" or " while …"."""
-    return "".join(f" {note}" for note in getattr(error, "__notes__", ()))
-
-
-@contextmanager
-def _named_if_long(module_name: str) -> Iterator[None]:
-    """Say on stderr that another package's import goes on after _LONG_S, and where an interrupt found it."""
-    if module_name in sys.modules or module_name.partition(".")[0] == _OWN:
-        yield
-        return
-    timer = threading.Timer(_LONG_S, _say_it_goes_on, (module_name,))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        line = _line(error.__traceback__, ours=False)  # a signal's handler may be ours
-        error.add_note(f"while {module_name}, of package {_package(module_name)}, was imported ({line})")
-        raise
-    finally:
-        timer.cancel()
-
-
-def _say_it_goes_on(module_name: str) -> None:
-    sys.stderr.write(f"still importing {module_name}, of package {_package(module_name)} …\n")
-    sys.stderr.flush()
-
-
-def _package(module_name: str) -> str:
-    """The distribution that announces something of a module's package; without one, the package itself."""
-    from importlib.metadata import distributions
-
-    top = module_name.partition(".")[0]
-    for distribution in distributions():
-        for point in distribution.entry_points:
-            if point.group.startswith(f"{_OWN}.") and re.split("[.:]", point.value)[0] == top:
-                return distribution.name
-    return top
-
-
-def _line(trace: TracebackType | None, *, ours: bool = True) -> str | None:
-    """The innermost `file:line` of a traceback; without `ours`, of what is not this package's."""
+def _line(trace: TracebackType | None) -> str | None:
+    """The innermost `file:line` of a traceback."""
     found = None
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        own = str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0] == _OWN
-        if not file.startswith("<frozen") and (ours or not own):
+        if not file.startswith("<frozen"):
             found = f"{file}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found

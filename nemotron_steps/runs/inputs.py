@@ -19,6 +19,7 @@ from nemotron_steps.errors import ArtifactError, StepsError, UnknownNameError
 from nemotron_steps.manifest.models import Consumes
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import PlannedStep, SuppliedInput
+from nemotron_steps.waiting import waiting
 
 _MODEL_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -210,7 +211,8 @@ def _hub_folder(name: str, planned: PlannedStep, port: str, *, fetch: bool) -> P
 
     patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not fetch))
+        with waiting(f"the hub to send {name}"):
+            return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not fetch))
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
         if not fetch:
             return None

@@ -293,7 +293,10 @@ class _Inquiry:
         try:
             info = refresh(self._store, info)
             if not (_said(info) and error_of(info) is None):
-                self.status = job_status(self._store, info)
+                before, self.status = self.status, job_status(self._store, info)
+                if self.status is not None and self.status.state is JobState.PENDING and self.status != before:
+                    why = f": {self.status.detail}" if self.status.detail else ""
+                    self._write(f"{info.executor} job {info.job} waits to start{why}\n")
         except RetryableError as error:
             self.status = JobStatus(JobState.RUNNING)
             if self._silent_since is None:

@@ -235,6 +235,7 @@ _RENDERERS: dict[str, Callable[[Record], str]] = {
         ("continues from its work folder" if r["resumed"] else "started") + f" (key {r['cache_key'][:12]})"
     ),
     "step_waiting": _waiting,
+    "waiting": lambda r: str(r["text"]),
     "step_cached": lambda r: f"{r['reason']}: {outputs(r['outputs'])}",
     "step_finished": lambda r: f"done in {seconds(r['seconds'])}: {outputs(r['outputs'])}",
     "step_failed": _error,

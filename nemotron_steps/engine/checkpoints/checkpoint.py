@@ -32,6 +32,7 @@ from nemotron_steps.engine.checkpoints.deadline import Deadline
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.types import Policy
 from nemotron_steps.errors import RESUME, ConfigError, RetryableError, StepsError, StorageError
+from nemotron_steps.waiting import waiting
 
 STATE_FILE = "state.json"
 _FOLDER = re.compile(r"step_([0-9]{8,})")
@@ -171,7 +172,8 @@ class CheckpointManager:
         """Return once no save is in flight; raise what it failed with."""
         if self._in_flight is not None:
             saving, self._in_flight = self._in_flight, None
-            saving.result()
+            with waiting("a checkpoint to be written"):
+                saving.result()
 
     def __enter__(self) -> CheckpointManager:
         return self

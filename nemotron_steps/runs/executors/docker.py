@@ -20,6 +20,7 @@ from nemotron_steps.config.profiles import Profile
 from nemotron_steps.errors import RequestError, RetryableError, StorageError, UnsupportedError
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
 from nemotron_steps.sandbox.ulimits import podman_ulimits
+from nemotron_steps.waiting import waiting
 
 _PULL_SECONDS = 3600
 _ANSWER_SECONDS = 60
@@ -118,7 +119,10 @@ def _parts(job: str) -> tuple[str, str]:
 def _call(command: list[str], seconds: int = _ANSWER_SECONDS, environment: dict[str, str] | None = None) -> str:
     engine = command[0]
     try:
-        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
+        with waiting(f"`{' '.join(command[:2])}`", seconds):
+            result = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+            )
     except FileNotFoundError as error:
         raise UnsupportedError(
             f"the docker executor needs {engine}, which is not on this machine's PATH",

@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.runs.tracker import Record
+from nemotron_steps.stopping import left_to_us
+from nemotron_steps.waiting import waiting
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +44,8 @@ class Mirror(ABC):
 
     def _trying(self, mirror: Callable[[], None]) -> None:
         try:
-            mirror()
+            with left_to_us(), waiting(self.target):
+                mirror()
         # Of every class: their clients raise ValueError and TypeError, and what their stores raise (botocore's,
         # sqlalchemy's, a driver's ImportError).
         except Exception as error:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from nemotron_steps.artifacts.models import MANIFEST_NAME
 from nemotron_steps.errors import DataError, RetryableError, StepsError, first_line
 from nemotron_steps.steps.data_prep.blends.hub import HubName, hub_folder, hub_name
+from nemotron_steps.waiting import waiting
 
 Kind = Literal["jsonl", "gzip", "parquet", "arrow", "csv", "list"]
 
@@ -158,7 +159,8 @@ def _remote(url: str, key: str) -> list[DataFile]:
         if _kind_of_name(plain) is not None or plain != root:
             info = file_system.info(root)
             found = {root: info} if info["type"] == "file" else {}
-        found = found or file_system.find(root, detail=True)
+        with waiting(f"a list of the files at {plain}"):
+            found = found or file_system.find(root, detail=True)
         if not found:  # a server without folders, or that does not answer: `exists` would call that nothing
             found = {root: {}}
         files = []
