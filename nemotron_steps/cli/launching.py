@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.errors import print_json
@@ -87,6 +88,7 @@ def submit_asked(
 
     plan = with_cached(bench, bench.plan(asked), force=force, resume=resume, accept=accept)
     refuse_unimplemented(plan)
+    profile = bench.job_profile(asked, plan) or profile
     redacted = asked.redacted()
     if MASK in redacted.command:
         raise RequestError(
@@ -109,11 +111,15 @@ def submit_asked(
         environment={**_variables_read(plan, profile), **_profiles_file(), JOB_VARIABLE: run_id},
         request=redacted.to_dict(),
         forced=plan.goals if force else (),
+        paths=_paths(plan),
         attached=attached,
         force_squash=force_squash,
     )
     if terminal is not None:
-        job = f"{info.executor} job {info.job}"
+        gpus = f" of {profile.gpus_per_node} GPUs" if profile.gpus_per_node else ""
+        image = getattr(profile, "container_image", None)
+        size = f"{profile.nodes} node{'s' if profile.nodes > 1 else ''}{gpus}{f' in {image}' if image else ''}"
+        job = f"{info.executor} job {info.job}: {size}"
         terminal.print(f"submitted as {terminal.style(info.id, 'bold')} ({printable(job)})")
     return info
 
@@ -128,6 +134,32 @@ def _variables_read(plan: Plan, profile: Profile) -> dict[str, str]:
     given = {name: os.environ[name] for name in sorted(read)}
     secret = {name for name, value in given.items() if looks_random(value) or mask(name, value, {}) != value}
     return {name: value for name, value in given.items() if name not in secret}
+
+
+_OF_AN_IMAGE = frozenset(
+    {"bin", "boot", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sbin", "sys", "usr", "var"}
+)
+"""Folders of `/` that an image has of its own: a file there that a config names is the container's."""
+
+
+def _paths(plan: Plan) -> tuple[Path, ...]:
+    """What a plan's inputs and configs name of this machine's files: a container has to see it."""
+    from nemotron_steps.resolver.plan import SuppliedInput
+
+    inputs = {source.ref for step in plan for source in step.inputs.values() if isinstance(source, SuppliedInput)}
+    named = {text for step in plan for text in _texts(step.config) if text.startswith(("/", "~/", "../"))}
+    of_image = {text for text in named if Path(text).parts[1:2] and Path(text).parts[1] in _OF_AN_IMAGE}
+    there = sorted({Path(os.path.abspath(os.path.expanduser(text))) for text in inputs | named - of_image})
+    return tuple(path for path in there if path.exists() and path.name)
+
+
+def _texts(node: Any) -> Iterator[str]:
+    """Every text in plain values."""
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, Mapping | list):
+        for item in node.values() if isinstance(node, Mapping) else node:
+            yield from _texts(item)
 
 
 def _profiles_file() -> dict[str, str]:

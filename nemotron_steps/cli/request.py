@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -116,7 +116,7 @@ class Workbench:
             self.registry,
             compose=self.compose,
             describe_input=self.describe_input,
-            profile=profile.model_dump() if profile is not None else None,
+            profile=profile.offers if profile is not None else None,
             known=known,
             allow_unfilled=allow_unfilled,
         )
@@ -124,7 +124,18 @@ class Workbench:
         if file is not None:
             warning = f"-c {asked.config} is that of {self._own_config(asked)}, not {file}"
             found = replace(found, warnings=(*found.warnings, warning))
+        self.job_profile(asked, found)
         return found
+
+    def job_profile(self, asked: Asked, plan: Plan) -> Profile | None:
+        """The profile as a plan's job is submitted under it: with the image, the nodes and the GPUs of its steps.
+
+        Raises:
+            ConfigError: an image is needed and nothing names one, or the steps have several.
+        """
+        from nemotron_steps.config.profiles import job_of
+
+        return self.profile(asked.profile, None if asked.profile is None else job_of(plan))
 
     def request(self, asked: Asked) -> Request:
         """The resolver's form of a request: a pipeline's stages, or steps to be chained."""
@@ -172,7 +183,9 @@ class Workbench:
         if reference is None:
             try:
                 composed = compose(config_name, overrides, search=search, remember=True)
-                config = StepConfig(composed.values, composed.inputs, None, composed.origin, composed.variables)
+                config = StepConfig(
+                    composed.values, composed.inputs, None, composed.origin, composed.variables, job=composed.job
+                )
             except ConfigError as error:
                 # Written for another tool, with resolvers and defaults of its own: its ports can still be checked.
                 if manifest.step.entry is not None:
@@ -192,6 +205,7 @@ class Workbench:
                 composed.origin,
                 composed.variables,
                 _idle_variables(search, composed),
+                job=composed.job,
             )
         self._composed[key] = config
         return config
@@ -270,14 +284,14 @@ class Workbench:
             )
             return SuppliedInput(ref, type_name, validate_model_folder(path), absent=absent, folder=model)
 
-    def profile(self, name: str | None) -> Profile | None:
-        """An env.toml profile by name, as its executor reads it; None for no name, and in a job."""
+    def profile(self, name: str | None, job: Mapping[str, Sequence[Any]] | None = None) -> Profile | None:
+        """An env.toml profile by name, as its executor reads it; None for no name, and in a job. `job`: as `job_of`."""
         if name is None or self.in_job:
             return None
         from nemotron_steps.config.profiles import load_environment
         from nemotron_steps.runs.executors.base import profile_model
 
-        return load_environment().profile(name, profile_model)
+        return load_environment().profile(name, profile_model, job)
 
     def profile_of(self, asked: Asked, *, allow_unfilled: bool = False) -> Profile | None:
         """A request's profile; one that cannot be read is told with everything else that is wrong with the request.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nemotron_steps.config import composition_cache
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.redaction import note_variables, shown_override
-from nemotron_steps.config.references import drop_names, register
+from nemotron_steps.config.references import RUN_KEY, drop_names, register
 from nemotron_steps.config.search import Mount, SearchPath
 from nemotron_steps.errors import ConfigError
 
@@ -46,6 +46,7 @@ class ComposedConfig:
         files: every file that was read.
         overrides: the overrides, as given.
         variables: dotted key → the environment variables it takes its value from, for those that are set.
+        job: see PlannedStep.
     """
 
     step: str
@@ -56,6 +57,7 @@ class ComposedConfig:
     files: tuple[Path, ...] = ()
     overrides: tuple[str, ...] = field(default=())
     variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    job: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value at a dotted key, or `default`."""
@@ -147,6 +149,7 @@ def _compose(
     raise_problems(problems, f"the config of '{search.step}'")
     values = _resolve(composition.config, origins)
     drop_names(values, unresolved)
+    job = _take_job(values, origins, search.step)
     inputs = values.pop(INPUTS_KEY, None) or {}
     if not isinstance(inputs, dict):
         raise ConfigError(
@@ -166,8 +169,28 @@ def _compose(
         files=composition.dependencies.files,
         overrides=overrides,
         variables=composition_cache.set_variables(unresolved),
+        job=job,
     )
     return composed, unresolved, composition.dependencies
+
+
+def _take_job(values: dict[str, Any], origins: Mapping[KeyPath, str], step: str) -> dict[str, Sequence[Any]]:
+    """ComposedConfig.job, taken out of the values; what else the `run` table has stays, to be refused."""
+    paths = [("cluster", key) for key in ("num_nodes", "gpus_per_node")]
+    job = {".".join(path): [values["cluster"][path[1]], origins[path]] for path in paths if path in origins}
+    table = values.get(RUN_KEY)
+    env = table.get("env") if isinstance(table, dict) else None
+    if not isinstance(env, dict):
+        return job
+    from nemotron_steps.config.profiles import JOB_KEYS, RunTable
+
+    given = {key: env.pop(key) for key in JOB_KEYS if key in env}
+    if not env:
+        del table["env"]
+    if not table:
+        del values[RUN_KEY]
+    ComposedConfig(step, None, {RUN_KEY: {"env": given}}, {}, origins).model(RunTable)
+    return job | {JOB_KEYS[key]: [value, origin_of(origins, (RUN_KEY, "env", key))] for key, value in given.items()}
 
 
 def _in_our_keys(
@@ -211,6 +234,7 @@ def _to_dict(composed: ComposedConfig) -> dict[str, Any]:
         "inputs": composed.inputs,
         "origins": [[list(path), origin] for path, origin in composed.origins.items()],
         "files": [str(file) for file in composed.files],
+        "job": composed.job,
     }
 
 
@@ -223,6 +247,7 @@ def _from_dict(data: Mapping[str, Any], step: str, config: str | None, overrides
         origins={tuple(path): origin for path, origin in data["origins"]},
         files=tuple(Path(file) for file in data["files"]),
         overrides=overrides,
+        job=data["job"],
     )
 
 
@@ -252,7 +277,7 @@ def _apply(
     path = tuple(split_key(key))
     value = override.value()
     exists = _present(config, path)
-    known = exists or key.split(".", 1)[0] == INPUTS_KEY or (schema is not None and _takes(schema, key))
+    known = exists or key.split(".", 1)[0] in (INPUTS_KEY, RUN_KEY) or (schema is not None and _takes(schema, key))
     if override.package is not None:
         return ConfigError(f"'{key}' is not a config group", where=where, expected="key=value")
     if not known and not (schema is None and (override.is_add() or override.is_force_add())):

@@ -19,14 +19,15 @@ are read, merged and checked against the model it gives.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StrictStr, ValidationError
 
@@ -35,7 +36,11 @@ from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_fi
 from nemotron_steps.config.mirrors import MirrorSettings, MlflowSettings, Table, TensorBoardSettings, WandbSettings
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.redaction import mask, note_variables, redact, redact_text
+from nemotron_steps.config.schema.base import Section
 from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError, renamed_key
+
+if TYPE_CHECKING:
+    from nemotron_steps.resolver.plan import PlannedStep
 
 Count = Annotated[PositiveInt, Field(strict=True)]
 VariableName = Annotated[StrictStr, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -67,6 +72,14 @@ class Profile(Table):
     env_vars: dict[VariableName, Text] = Field(default_factory=dict)
     setup_lines: tuple[Text, ...] = ()
     """Shell lines run before the job."""
+    of_image: ClassVar[tuple[str, ...]] = ()
+    """Keys that need an image: a profile that has one of them is refused where neither it nor the config names one."""
+
+    @property
+    def offers(self) -> dict[str, int | None]:
+        """The most that a step's `cluster` may ask for: of nodes whatever it wants, where there can be several."""
+        one = {"nodes": 1} if type(self).model_fields["nodes"].annotation is not int else {}
+        return {"gpus_per_node": self.gpus_per_node, **one}
 
     @property
     def runs_here(self) -> bool:
@@ -94,6 +107,24 @@ class OpenProfile(Profile):
     model_config = ConfigDict(extra="allow")
 
 
+class _JobKeys(Section):
+    container_image: StrictStr | None = None
+    container: StrictStr | None = None
+    nodes: Count | None = None
+    gpus_per_node: Annotated[int, Field(strict=True, ge=0)] | None = None
+    ntasks_per_node: Count | None = None
+
+
+class _RunEnv(Section):
+    env: _JobKeys
+
+
+class RunTable(Section):
+    """`run.env` of a config: what the job that works on a step is given, whatever the profile."""
+
+    run: _RunEnv
+
+
 ProfileModels = Callable[[str], type[Profile]]
 """Executor name → the model of its profiles. UnsupportedError for an executor that is not there."""
 
@@ -101,6 +132,8 @@ OTHER_TABLES = frozenset({"artifacts", "cache", "cli"})
 """Tables that other tools read in the same file; no profile has such a name."""
 _ALSO_CALLED = {"startup_commands": "setup_lines", "container": "container_image"}
 """Second names of keys, as the public profiles have them."""
+JOB_KEYS = {key: _ALSO_CALLED.get(key, key) for key in _JobKeys.model_fields}
+"""Key of `run.env` → the profile's."""
 _NO_EXECUTOR: Mapping[str, str] = {
     "nproc_per_node": "the step's cluster.* keys say how many processes work on a node",
     **dict.fromkeys(
@@ -143,8 +176,12 @@ class Environment:
             **{name: _validated(MIRRORS[name], values, name, self.lines) for name, values in self.mirror_tables.items()}
         )
 
-    def profile(self, name: str, models: ProfileModels) -> Profile:
+    def profile(self, name: str, models: ProfileModels, job: Mapping[str, Sequence[Any]] | None = None) -> Profile:
         """A profile with everything it extends merged in, nearest last, as its executor's model.
+
+        Args:
+            job: as `job_of`, for the job that the profile is to start. What steps say of nodes, GPUs and tasks counts
+                more than the profile, and so does an override; an image that a config names is for a profile without.
 
         Raises:
             UnknownNameError: no such profile, with the nearest names.
@@ -185,7 +222,26 @@ class Environment:
             except StepsError as error:
                 error.where = lines.get((name, "executor"), error.where)
                 raise
-        return _validated(model, merged, name, lines)
+        for key, (value, where) in (job or {}).items():
+            overridden = (where or "").startswith("override ")
+            takes = key in model.model_fields or model.model_config.get("extra") == "allow"
+            if (takes or overridden) and (overridden or key != "container_image" or key not in merged):
+                merged[key] = value
+                lines[(name, key)] = where or lines[(name, "")]
+        profile = _validated(model, merged, name, lines)
+        needs = [key for key in model.of_image if key == "container_image" or merged.get(key)]
+        if job is not None and needs and merged.get("container_image") is None:
+            at, _, line = lines[(name, "")].rpartition(":")
+            text = 'container_image = "nvcr.io/nvidia/nemo-rl:v0.6.0"'
+            raise ConfigError(
+                f"[{name}] needs an image, and neither it nor the step's config names one",
+                where=lines.get((name, needs[0]), lines[(name, "")]),
+                expected="container_image in the profile, or run.env.container=IMAGE"
+                + ("" if needs[0] == "container_image" else '; container_image = "" is to do without'),
+                found=", ".join(needs) if needs[0] != "container_image" else None,
+                hints=(f"sed -i {shlex.quote(f'{line}a {text}')} {shlex.quote(at)}   # or another image",),
+            )
+        return profile
 
     def _unknown(self, name: str, where: str | None) -> UnknownNameError:
         close = nearest(name, self.profiles)
@@ -202,6 +258,40 @@ class Environment:
             found=f"[{name}], which other tools read" if name in OTHER_TABLES else name,
             hints=hints,
         )
+
+
+def job_of(steps: Iterable[PlannedStep]) -> dict[str, Sequence[Any]]:
+    """Profile key → what steps that one job works on want of it together, and what set it.
+
+    Raises:
+        ConfigError: steps on GPUs name several images.
+    """
+    every = list(steps)
+    at_work = [step for step in every if step.cached is None and not step.earlier] or every
+    job: dict[str, Sequence[Any]] = {}
+    for key, cluster in (
+        ("nodes", "cluster.num_nodes"),
+        ("gpus_per_node", "cluster.gpus_per_node"),
+        ("ntasks_per_node", ""),
+    ):
+        said = [
+            found for step in at_work if (found := step.job.get(key) or step.job.get(cluster)) and found[0] is not None
+        ]
+        if said:
+            job[key] = max(said, key=lambda found: found[0])
+    trained = [step for step in at_work if (step.job.get("gpus_per_node") or [1])[0] != 0]
+    images = {step.job["container_image"][0]: step for step in trained or at_work if "container_image" in step.job}
+    if len(images) > 1:
+        named = ", ".join(f"{image} ({step.key})" for image, step in images.items())
+        raise ConfigError(
+            "one job works on all these steps, and their configs name several images",
+            where=next(reversed(images.values())).job["container_image"][1],
+            found=named,
+            hints=tuple(f"container_image = {json.dumps(image)}   # in the profile" for image in images),
+        )
+    for step in images.values():
+        job["container_image"] = step.job["container_image"]
+    return job
 
 
 def load_environment(cwd: Path | None = None) -> Environment:

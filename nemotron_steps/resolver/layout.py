@@ -131,15 +131,16 @@ def profile_size(subject: CheckSubject) -> Iterator[PlanProblem]:
     """The config asks for no more nodes and GPUs than its profile has."""
     for key, wanted, offered in beyond_profile(subject):
         name = PROFILE[key]
+        own = name in subject.config.job
         yield LayoutProblem(
             f"{subject.key} asks for more than its profile offers",
             chain=(subject.key,),
             where=subject.where(key),
-            expected=f"{key} of at most {offered} (the profile's {name})",
+            expected=f"{key} of at most {offered} ({f'run.env.{name}' if own else f'the profile{chr(39)}s {name}'})",
             found=str(wanted),
             hints=(
                 *([f"{key}={offered}"] if _works(subject, key, offered) else []),
-                f"set {name} = {wanted} in the profile of env.toml",
+                f"run.env.{name}={wanted}" if own else f"set {name} = {wanted} in the profile of env.toml",
             ),
         )
 

@@ -63,6 +63,7 @@ def submit(
     environment: Mapping[str, str] | None = None,
     request: Mapping[str, Any] | None = None,
     forced: Iterable[str] = (),
+    paths: tuple[Path, ...] = (),
     attached: bool = False,
     force_squash: bool = False,
 ) -> RunInfo:
@@ -72,6 +73,7 @@ def submit(
         run_id: a run whose folder exists (`RunFolder.create`).
         request: what the job is to do, redacted, where it is not what the run was asked for before.
         forced: keys of steps that the run makes whatever is cached; none leaves it with those that it has yet to make.
+        paths: see Launch.
         attached: somebody waits for it.
 
     Raises UnsupportedError if the executor is not available or gives no name for the job, or the home cannot be seen by
@@ -90,7 +92,7 @@ def submit(
         says = before if request is None else replace(before, request=dict(request))
         says = replace(says, forced=dict.fromkeys(forced, "") or before.forced)
         try:
-            job = _start(store, folder, says, profile, environment or {}, attached, force_squash)
+            job = _start(store, folder, says, profile, environment or {}, paths, attached, force_squash)
         except BaseException as error:
             _undo(folder, before, says, error)
             raise
@@ -105,6 +107,7 @@ def _start(
     info: RunInfo,
     profile: Profile,
     environment: Mapping[str, str],
+    paths: tuple[Path, ...],
     attached: bool,
     force_squash: bool,
 ) -> str:
@@ -123,6 +126,7 @@ def _start(
         profile=profile,
         working_dir=Path.cwd(),
         environment=environment,
+        paths=paths,
         attached=attached,
         force_squash=force_squash,
     )

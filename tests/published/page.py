@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from nemotron_steps.config.profiles import RunTable
 from nemotron_steps.config.published.translate import find, is_foreign
 from nemotron_steps.config.schema.base import Section
 from nemotron_steps.config.schema.data_prep import RlPrepConfig
@@ -31,6 +32,8 @@ that differs.
 
 def schema_of(key: str) -> type[Section]:
     """The config that a key is for: of a GRPO step, or of the preparation of its data."""
+    if has_key(RunTable, key):
+        return RunTable
     return RlPrepConfig if any(key in lines(table) for table in PREPARATIONS) and "." not in key else RlConfig
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, StrictStr
 
@@ -29,7 +29,8 @@ STATES = {
 class LeptonProfile(Profile):
     """Keys of `executor = "lepton"`."""
 
-    container_image: StrictStr
+    of_image: ClassVar = ("container_image",)
+    container_image: StrictStr | None = None
     """An image of a registry that Lepton reaches."""
     resource_shape: StrictStr
     """What a worker has, in Lepton's words: gpu.8xh100-80gb."""
@@ -95,6 +96,13 @@ def job_request(launch: Launch) -> dict[str, Any]:
             expected=f"a mount_path that holds {launch.home}",
             found=", ".join(mounted) or "none",
             hints=(f'mounts = [{{ path = "/", mount_path = "{launch.home}", from = "node-nfs:NAME" }}]',),
+        )
+    if unseen := launch.unseen(f"{path}:{path}" for path in mounted if path):
+        raise RequestError(
+            "the job would not see what the run reads",
+            where="mounts",
+            expected="a mount_path that holds it, at the path that it has here",
+            found=", ".join(str(path) for path in unseen),
         )
     if launch.secret_variables:
         raise RequestError(
