@@ -39,7 +39,7 @@ def schema_of(key: str) -> type[Section]:
 
 def status(key: str) -> tuple[str, str]:
     """What becomes of a key, and the key here, the value or the reason."""
-    found = find(key)
+    found = find(key) if schema_of(key) is not RunTable else None
     if not is_foreign(key, partial(has_key, schema_of(key))):
         values = [f"`{theirs}` is `{ours}`" for theirs, ours in found[0].values.items()] if found is not None else []
         return "same", ", ".join(values) or (found[0].why if found is not None else "")

@@ -103,7 +103,7 @@ class Launch:
         return sorted(name for name, value in self.variables.items() if mask(name, value) != value)
 
     def unseen(self, mounts: Iterable[str]) -> list[Path]:
-        """What of `paths`, and of what they link to, a container with these HOST:CONTAINER pairs lacks at its own path."""
+        """What of `paths`, and of what they link to, a container with these HOST:CONTAINER pairs lacks at its path."""
         places = [mount.split(":") for mount in mounts]
         found = [self.home, self.working_dir, *(Path(place[0]) for place in places if place[:1] == place[1:2])]
         known = len(found)
