@@ -222,24 +222,32 @@ class Environment:
             except StepsError as error:
                 error.where = lines.get((name, "executor"), error.where)
                 raise
-        for key, (value, where) in (job or {}).items():
+        for key, (value, where, *others) in (job or {}).items():
             overridden = (where or "").startswith("override ")
             takes = key in model.model_fields or model.model_config.get("extra") == "allow"
             if (takes or overridden) and (overridden or key != "container_image" or key not in merged):
+                if others:
+                    raise ConfigError(
+                        "one job works on all these steps, and their configs name several images",
+                        where=lines[(name, "")],
+                        expected="container_image in the profile, or the steps one by one",
+                        found=", ".join((value, *others)),
+                        hints=tuple(
+                            _added_line(lines[(name, "")], "container_image", each) for each in (value, *others)
+                        ),
+                    )
                 merged[key] = value
                 lines[(name, key)] = where or lines[(name, "")]
         profile = _validated(model, merged, name, lines)
         needs = [key for key in model.of_image if key == "container_image" or merged.get(key)]
         if job is not None and needs and merged.get("container_image") is None:
-            at, _, line = lines[(name, "")].rpartition(":")
-            text = 'container_image = "nvcr.io/nvidia/nemo-rl:v0.6.0"'
             raise ConfigError(
                 f"[{name}] needs an image, and neither it nor the step's config names one",
                 where=lines.get((name, needs[0]), lines[(name, "")]),
                 expected="container_image in the profile, or run.env.container=IMAGE"
                 + ("" if needs[0] == "container_image" else '; container_image = "" is to do without'),
                 found=", ".join(needs) if needs[0] != "container_image" else None,
-                hints=(f"sed -i {shlex.quote(f'{line}a {text}')} {shlex.quote(at)}   # or another image",),
+                hints=(_added_line(lines[(name, "")], "container_image", "nvcr.io/nvidia/nemo-rl:v0.6.0"),),
             )
         return profile
 
@@ -261,37 +269,25 @@ class Environment:
 
 
 def job_of(steps: Iterable[PlannedStep]) -> dict[str, Sequence[Any]]:
-    """Profile key → what steps that one job works on want of it together, and what set it.
-
-    Raises:
-        ConfigError: steps on GPUs name several images.
-    """
+    """Profile key → what steps that one job works on want of it together, what set it, and any other such values."""
     every = list(steps)
-    at_work = [step for step in every if step.cached is None and not step.earlier] or every
-    job: dict[str, Sequence[Any]] = {}
-    for key, cluster in (
-        ("nodes", "cluster.num_nodes"),
-        ("gpus_per_node", "cluster.gpus_per_node"),
-        ("ntasks_per_node", ""),
-    ):
-        said = [
-            found for step in at_work if (found := step.job.get(key) or step.job.get(cluster)) and found[0] is not None
-        ]
-        if said:
-            job[key] = max(said, key=lambda found: found[0])
-    trained = [step for step in at_work if (step.job.get("gpus_per_node") or [1])[0] != 0]
-    images = {step.job["container_image"][0]: step for step in trained or at_work if "container_image" in step.job}
-    if len(images) > 1:
-        named = ", ".join(f"{image} ({step.key})" for image, step in images.items())
-        raise ConfigError(
-            "one job works on all these steps, and their configs name several images",
-            where=next(reversed(images.values())).job["container_image"][1],
-            found=named,
-            hints=tuple(f"container_image = {json.dumps(image)}   # in the profile" for image in images),
-        )
-    for step in images.values():
-        job["container_image"] = step.job["container_image"]
-    return job
+    jobs = [step.job for step in every if step.cached is None and not step.earlier] or [step.job for step in every]
+
+    def most(jobs: Sequence[Mapping[str, Sequence[Any]]], key: str, instead: str = "") -> dict[str, Sequence[Any]]:
+        said = [found for job in jobs if (found := job.get(key) or job.get(instead)) and found[0] is not None]
+        return {key: max(said, key=lambda found: found[0])} if said else {}
+
+    found = most(jobs, "nodes", "cluster.num_nodes") | most(jobs, "gpus_per_node", "cluster.gpus_per_node")
+    # The steps that there are so many nodes for say how each is divided, and those with GPUs in which image they work.
+    largest = [
+        job
+        for job in jobs
+        if most([job], "nodes", "cluster.num_nodes").get("nodes", [0])[0] == found.get("nodes", [0])[0]
+    ]
+    found |= most(largest, "ntasks_per_node")
+    on_gpus = [job for job in jobs if job.get("gpus_per_node", [None])[0] != 0] or jobs
+    images = {job["container_image"][0]: job["container_image"] for job in on_gpus if "container_image" in job}
+    return found | ({"container_image": [*next(iter(images.values())), *list(images)[1:]]} if images else {})
 
 
 def load_environment(cwd: Path | None = None) -> Environment:
@@ -403,6 +399,15 @@ def _validated(
                         hints=renamed_key(where, key, close[0]) if close and not reason else (),
                     )
                 )
+            elif detail["type"] == "missing":
+                example = (model.model_fields[key].examples or ["..."])[0]
+                problems.append(
+                    ConfigError(
+                        f"[{table}]{_of_executor(values, model)} needs '{key}'",
+                        where=where,
+                        hints=(_added_line(where, key, example),),
+                    )
+                )
             else:
                 message = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
                 problems.append(
@@ -415,6 +420,12 @@ def _validated(
                 )
         raise_problems(problems, f"[{table}]")
         raise AssertionError("a ValidationError without an error") from error
+
+
+def _added_line(where: str | None, key: str, value: str) -> str:
+    """A command that adds a key to the table whose first line is there."""
+    file, _, line = (where or "").rpartition(":")
+    return f"sed -i {shlex.quote(f'{line}a {key} = {json.dumps(value)}')} {shlex.quote(file)}"
 
 
 def _of_executor(values: Mapping[str, Any], model: type[BaseModel]) -> str:

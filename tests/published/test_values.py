@@ -127,7 +127,7 @@ def test_a_stage_has_the_published_values(table, config, bench, monkeypatch):
 
 def ours(planned):
     """Dotted key → value of a planned step's config."""
-    values = {**StepConfig(planned.config).flat, "run.env.container": planned.job["container_image"][0]}
+    values = {**StepConfig(planned.config).flat, "run.env.container": planned.job.get("container_image", [None])[0]}
     return lambda key: _ours(values, key)
 
 

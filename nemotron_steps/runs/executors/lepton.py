@@ -32,7 +32,7 @@ class LeptonProfile(Profile):
     of_image: ClassVar = ("container_image",)
     container_image: StrictStr | None = None
     """An image of a registry that Lepton reaches."""
-    resource_shape: StrictStr
+    resource_shape: StrictStr = Field(examples=["gpu.8xh100-80gb"])
     """What a worker has, in Lepton's words: gpu.8xh100-80gb."""
     node_group: StrictStr | None = None
     """The dedicated node group to work in, by its name."""
