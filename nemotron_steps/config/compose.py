@@ -177,10 +177,11 @@ def _compose(
 def _take_job(values: dict[str, Any], origins: Mapping[KeyPath, str], step: str) -> dict[str, Sequence[Any]]:
     """ComposedConfig.job, taken out of the values; what else the `run` table has stays, to be refused."""
     paths = [("cluster", key) for key in ("num_nodes", "gpus_per_node")]
-    job = {".".join(path): [values["cluster"][path[1]], origins[path]] for path in paths if path in origins}
+    job: dict[str, Sequence[Any]] = {
+        ".".join(path): [values["cluster"][path[1]], origins[path]] for path in paths if path in origins
+    }
     table = values.get(RUN_KEY)
-    env = table.get("env") if isinstance(table, dict) else None
-    if not isinstance(env, dict):
+    if not isinstance(table, dict) or not isinstance(env := table.get("env"), dict):
         return job
     from nemotron_steps.config.profiles import JOB_KEYS, RunTable
 

@@ -130,17 +130,29 @@ ProfileModels = Callable[[str], type[Profile]]
 
 OTHER_TABLES = frozenset({"artifacts", "cache", "cli"})
 """Tables that other tools read in the same file; no profile has such a name."""
-_ALSO_CALLED = {"startup_commands": "setup_lines", "container": "container_image"}
+_ALSO_CALLED = {
+    **dict.fromkeys(("startup_commands", "pre_launch_commands"), "setup_lines"),
+    "container": "container_image",
+}
 """Second names of keys, as the public profiles have them."""
 JOB_KEYS = {key: _ALSO_CALLED.get(key, key) for key in _JobKeys.model_fields}
 """Key of `run.env` → the profile's."""
 _NO_EXECUTOR: Mapping[str, str] = {
-    "nproc_per_node": "the step's cluster.* keys say how many processes work on a node",
     **dict.fromkeys(
-        ("packager", "packager_include_pattern"), "a job runs the `steps` installed where it runs; nothing is packed"
+        ("nproc_per_node", "nprocs_per_node"), "the step's cluster.* keys say how many processes work on a node"
     ),
-    **dict.fromkeys(("build_partition", "build_time"), "images are built from containers/, not by a job"),
+    **dict.fromkeys(
+        ("packager", "packager_include_pattern", "pip_extras", "code_src_dir", "run_command"),
+        "a job runs the `steps` installed where it runs; nothing is packed",
+    ),
+    **dict.fromkeys(
+        ("build_partition", "build_time", "build_cache_dir", "build_include_gpus", "build_gpus_per_node"),
+        "images are built from containers/, not by a job",
+    ),
+    **dict.fromkeys(("nemo_run_dir", "workspace"), "runs are in the home: STEPS_HOME, or --home"),
     **dict.fromkeys(("tunnel", "host", "user", "identity", "remote_job_dir"), "it is a key of executor slurm"),
+    "lustre_mount": "it is one of `mounts`",
+    "ray_version": "Ray is the image's",
     "ray_address": "it is a key of executor ray; for a cluster that is there already the step has cluster.ray_address",
     **dict.fromkeys(("node_group", "resource_shape"), "it is a key of executor lepton"),
 }
@@ -332,6 +344,11 @@ def load_environment(cwd: Path | None = None) -> Environment:
     return Environment(profiles, files, lines, mirrors)
 
 
+_IN_BRACES = r"[^{}]*"
+for _ in range(3):  # a default may have one of its own, and so may that
+    _IN_BRACES = rf"(?:[^{{}}]|\{{{_IN_BRACES}\}})*"
+
+
 def _filled(value: Any, where: str) -> Any:
     """A profile's value with `${oc.env:NAME}` and `${oc.env:NAME,default}` replaced by what the environment has."""
     if isinstance(value, dict):
@@ -344,14 +361,16 @@ def _filled(value: Any, where: str) -> Any:
     def read(found: re.Match[str]) -> str:
         name, default = found[1], found[2]
         note_variables((name,))
-        text = os.environ.get(name, default)
+        text = os.environ.get(name)
+        if text is None and default is not None:
+            return str(_filled(re.sub(r"^(['\"])(.*)\1$", r"\2", default), where))
         if text is None:
             raise ConfigError(
                 f"environment variable {name} is not set", where=where, found=found[0], hints=(f"export {name}=...",)
             )
         return text
 
-    return re.sub(r"\$\{oc\.env:([A-Za-z_]\w*)(?:,([^}]*))?\}", read, value)
+    return re.sub(rf"\$\{{oc\.env:([A-Za-z_]\w*)(?:,({_IN_BRACES}))?\}}", read, value)
 
 
 def _read(file: Path) -> str:
@@ -396,14 +415,14 @@ def _validated(
                         where=where,
                         expected=" or ".join(close) if close and not reason else ", ".join(model.model_fields),
                         found=key,
-                        hints=renamed_key(where, key, close[0]) if close and not reason else (),
+                        hints=_left_out(where, values[key]) if reason else renamed_key(where, key, *close[:1]),
                     )
                 )
             elif detail["type"] == "missing":
                 example = (model.model_fields[key].examples or ["..."])[0]
                 problems.append(
                     ConfigError(
-                        f"[{table}]{_of_executor(values, model)} needs '{key}'",
+                        f"[{table}] needs '{key}'",
                         where=where,
                         hints=(_added_line(where, key, example),),
                     )
@@ -420,6 +439,12 @@ def _validated(
                 )
         raise_problems(problems, f"[{table}]")
         raise AssertionError("a ValidationError without an error") from error
+
+
+def _left_out(where: str | None, value: Any) -> tuple[str, ...]:
+    """A command that makes a comment of a key's line, where its value ends with that."""
+    file, _, line = (where or "").rpartition(":")
+    return () if isinstance(value, list | dict) else (f"sed -i '{line}s/^/# /' {shlex.quote(file)}",)
 
 
 def _added_line(where: str | None, key: str, value: str) -> str:

@@ -16,7 +16,7 @@ from nemotron_steps import errors
 from nemotron_steps.artifacts.files import to_json_bytes, write_atomic
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.profiles import Profile
-from nemotron_steps.config.redaction import redact
+from nemotron_steps.config.redaction import redact, redact_text
 from nemotron_steps.errors import (
     InterruptedRunError,
     RequestError,
@@ -266,7 +266,7 @@ def follow(store: ArtifactStore, run_id: str, write: Callable[[str], None]) -> R
         elif status is not None and status.state.over:
             ended = ended or time.monotonic()
             if time.monotonic() - ended > _LAG_S or status.state not in (JobState.DONE, JobState.FAILED):
-                raise _job_error(info, status)
+                raise _job_error(store, info, status)
         else:
             ended = 0.0
         time.sleep(_POLL_S)
@@ -337,7 +337,7 @@ def error_of(info: RunInfo) -> StepsError | None:
     return error
 
 
-def _job_error(info: RunInfo, status: JobStatus) -> StepsError:
+def _job_error(store: ArtifactStore, info: RunInfo, status: JobStatus) -> StepsError:
     where = f"run {info.id}, {info.executor} job {info.job}"
     again = f"steps run --resume {info.id}"
     if status.state is JobState.CANCELLED:
@@ -351,9 +351,14 @@ def _job_error(info: RunInfo, status: JobStatus) -> StepsError:
             found=status.detail,
             hints=(again, "raise `time` in the profile, or set checkpointing.checkpoint_must_save_by"),
         )
+    files = (store.backend.scratch / "runs" / info.id).glob("*.txt")
+    printed = max(
+        (file for file in files if file.name != "log.txt"), key=lambda file: file.stat().st_mtime, default=None
+    )
+    last = printed.read_text(errors="replace").strip().splitlines()[-3:] if printed is not None else []
     return StepFailedError(
         f"the job ended ({status.state}) without a word from the run",
         where=where,
-        found=status.detail,
+        found="\n".join([status.detail, *map(redact_text, last)]),
         hints=(f"the job's own output is in the run folder of {info.id}",),
     )

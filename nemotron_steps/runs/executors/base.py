@@ -120,6 +120,15 @@ class Launch:
             return ["steps", "run", *self.arguments]
         return [sys.executable, "-m", "nemotron_steps.cli.main", "run", *self.arguments]
 
+    def has_program(self) -> str:
+        """A shell line that ends a job in whose container there is nothing to run."""
+        program, image = self.command(in_container=True)[0], getattr(self.profile, "container_image", None)
+        built = (
+            "docker build -f containers/Dockerfile.cuda --build-arg BASE=IMAGE adds it; container_image names that one"
+        )
+        told = shlex.quote(f"error: the image {image} has no `{program}` in it: {built}")
+        return f"command -v {program} > /dev/null || {{ echo {told} >&2; exit 2; }}"
+
     def node_script(self, *, head: str, rank: str) -> str:
         """A shell script for a job whose every node runs the same container: the run on the first, Ray over all.
 

@@ -106,7 +106,8 @@ def run_command(launch: Launch, name: str) -> list[str]:
         words += every[profile.engine]
     words += [word for mount in mounts for word in ("--volume", mount)]
     words += [word for variable in variables for word in ("--env", variable)]
-    script = "\n".join([*profile.setup_lines, "exec " + shlex.join(launch.command(in_container=True))])
+    check = launch.has_program()
+    script = "\n".join([*profile.setup_lines, check, "exec " + shlex.join(launch.command(in_container=True))])
     return [*words, profile.container_image or "", "bash", "-c", script]
 
 

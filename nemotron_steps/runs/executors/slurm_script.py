@@ -128,6 +128,8 @@ def batch_script(launch: Launch) -> str:
     if profile.container_image:
         lines += _image_lines(launch)
         options_of_srun, program = _container(launch)
+        check = program + shlex.join(["sh", "-c", launch.has_program()])
+        lines.append(f"srun --overlap --nodes=1 --ntasks=1 {options_of_srun}{check} || exit")
     elsewhere = bool(profile.container_image) or profile.tunnel is not None
     if profile.nodes > 1:
         lines += _ray_lines(options_of_srun, program, elsewhere=elsewhere)
