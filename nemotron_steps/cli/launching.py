@@ -116,9 +116,9 @@ def submit_asked(
         force_squash=force_squash,
     )
     if terminal is not None:
-        gpus = f" of {profile.gpus_per_node} GPUs" if profile.gpus_per_node else ""
+        gpus = f", GPUs per node: {profile.gpus_per_node}" if profile.gpus_per_node else ""
         image = getattr(profile, "container_image", None)
-        size = f"{profile.nodes} node{'s' if profile.nodes > 1 else ''}{gpus}{f' in {image}' if image else ''}"
+        size = f"{profile.nodes} node{'s' if profile.nodes > 1 else ''}{gpus}{f', image {image}' if image else ''}"
         job = f"{info.executor} job {info.job}: {size}"
         terminal.print(f"submitted as {terminal.style(info.id, 'bold')} ({printable(job)})")
     return info

@@ -419,12 +419,12 @@ def _validated(
                     )
                 )
             elif detail["type"] == "missing":
-                example = (model.model_fields[key].examples or ["..."])[0]
+                examples = model.model_fields[key].examples or ()
                 problems.append(
                     ConfigError(
                         f"[{table}] needs '{key}'",
                         where=where,
-                        hints=(_added_line(where, key, example),),
+                        hints=tuple(_added_line(where, key, example) for example in examples),
                     )
                 )
             else:

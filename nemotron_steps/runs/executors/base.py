@@ -123,10 +123,8 @@ class Launch:
     def has_program(self) -> str:
         """A shell line that ends a job in whose container there is nothing to run."""
         program, image = self.command(in_container=True)[0], getattr(self.profile, "container_image", None)
-        built = (
-            "docker build -f containers/Dockerfile.cuda --build-arg BASE=IMAGE adds it; container_image names that one"
-        )
-        told = shlex.quote(f"error: the image {image} has no `{program}` in it: {built}")
+        built = f"docker build -f containers/Dockerfile.cuda --build-arg BASE={image} adds it"
+        told = shlex.quote(f"error: image {image} has no `{program}`: {built}, and container_image names the result")
         return f"command -v {program} > /dev/null || {{ echo {told} >&2; exit 2; }}"
 
     def node_script(self, *, head: str, rank: str) -> str:
@@ -139,7 +137,7 @@ class Launch:
             rank: shell word for a node's number, from 0.
         """
         folder, run = shlex.quote(str(self.working_dir)), f"exec {shlex.join(self.command(in_container=True))}"
-        enter = f"[ ! -d {folder} ] || cd {folder}"
+        enter = f"[ ! -d {folder} ] || cd {folder}\n{self.has_program()}"
         if self.profile.nodes == 1:
             return f"{enter}\n{run}"
         ray = "env -u RAY_ADDRESS ray start --disable-usage-stats"

@@ -113,7 +113,6 @@ def test_batch_script_of_several_nodes_in_a_container(tmp_path: Path) -> None:
     launch = a_launch(tmp_path, nodes=4, container_image="nvcr.io/nvidia/nemo:25.09", mounts=["/data:/data"])
     script = batch_script(launch)
     assert "ray start --disable-usage-stats --block --head" in script and 'export RAY_ADDRESS="$address:' in script
-    assert "enroot import" in script and "docker://nvcr.io/nvidia/nemo:25.09" in script
     assert f"--container-mounts=/data:/data,{tmp_path}:{tmp_path} " in script  # the home, artifacts included
     assert "steps run --resume r1" in script and sys.executable not in script
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
@@ -390,7 +389,6 @@ def test_a_cluster_is_reached_through_ssh(
     [
         ({"tunnel": "ssh", "host": "a"}, "tunnel needs remote_job_dir"),
         ({"host": "a", "user": "b"}, "host, user: for tunnel"),
-        ({"container_runtime": "apptainer"}, "container_runtime: for a container"),
     ],
 )
 def test_keys_of_a_slurm_profile_that_do_not_fit_are_refused(keys: dict[str, str], message: str) -> None:
