@@ -124,7 +124,15 @@ class Workbench:
         if file is not None:
             warning = f"-c {asked.config} is that of {self._own_config(asked)}, not {file}"
             found = replace(found, warnings=(*found.warnings, warning))
-        self.job_profile(asked, found)
+        job = self.job_profile(asked, found)
+        if (
+            profile is not None
+            and job is not None
+            and job.nodes != profile.nodes
+            and "nodes" in profile.model_fields_set
+        ):
+            warning = f"as many nodes as the steps want: {job.nodes}, and not the {profile.nodes} of [{asked.profile}]"
+            found = replace(found, warnings=(*found.warnings, warning))
         return found
 
     def job_profile(self, asked: Asked, plan: Plan) -> Profile | None:

@@ -222,6 +222,8 @@ class Environment:
                 if key not in merged:
                     merged[key] = _filled(value, where)
                     lines[(name, key)] = where
+                elif isinstance(value, dict) and isinstance(merged[key], dict):
+                    merged[key] = {**_filled(value, where), **merged[key]}
             chain.append(current)
             parent = source.values.get("extends")
             current = parent if isinstance(parent, str) else None
