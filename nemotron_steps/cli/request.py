@@ -190,7 +190,7 @@ class Workbench:
         reference = manifest.step.config_schema
         if reference is None:
             try:
-                composed = compose(config_name, overrides, search=search, remember=True)
+                composed = compose(config_name, overrides, search=search)
                 config = StepConfig(
                     composed.values, composed.inputs, None, composed.origin, composed.variables, job=composed.job
                 )
@@ -203,7 +203,7 @@ class Workbench:
             from nemotron_steps.config.validation import complete, has_key, load_schema
 
             schema = load_schema(reference)
-            composed = compose(config_name, overrides, search=search, schema=schema, remember=True)
+            composed = compose(config_name, overrides, search=search, schema=schema)
             bound = frozenset(key for port in manifest.consumes for key in port.bindings)
             values = complete(composed, schema, bound)
             config = StepConfig(
@@ -414,7 +414,7 @@ def _at_a_glance(path: Path) -> dict[str, Any]:
 
 def _idle_variables(search: SearchPath, composed: ComposedConfig) -> tuple[tuple[str, str], ...]:
     """Environment variables that are set and that another config of the step reads, and which config that is."""
-    from nemotron_steps.config.composition_cache import variables_in
+    from nemotron_steps.config.references import variables_in
 
     def read(files: Iterable[Path]) -> set[str]:
         return {name for file in files for name in variables_in(file.read_text(encoding="utf-8", errors="replace"))}

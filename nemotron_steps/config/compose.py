@@ -13,11 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nemotron_steps.config import composition_cache
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.redaction import note_variables, shown_override
-from nemotron_steps.config.references import RUN_KEY, drop_names, register
-from nemotron_steps.config.search import Mount, SearchPath
+from nemotron_steps.config.references import RUN_KEY, drop_names, register, set_variables, variables_in
+from nemotron_steps.config.search import SearchPath
 from nemotron_steps.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -93,7 +92,6 @@ def compose(
     *,
     search: SearchPath,
     schema: type[BaseModel] | None = None,
-    remember: bool = False,
 ) -> ComposedConfig:
     """Compose one step's config.
 
@@ -103,38 +101,15 @@ def compose(
         search: where the step's configs and their bases are.
         schema: the model the values will become. With it, `a.b=1` may set a key no file mentions, as long as the
             model has it; without it such a key needs Hydra's `+a.b=1`.
-        remember: use and fill the cache of compositions (see `composition_cache`).
 
     Raises:
         ConfigError: anything wrong with the files or overrides; `problems` has all of them when there are several.
     """
-    name, mounts = search.locate(config)
-    key = ""
-    if remember:
-        keys = _schema_keys(schema) if schema is not None else None
-        key = composition_cache.request_key(search.step, name, mounts, overrides, schema_keys=keys)
-        known = composition_cache.recall(key)
-        if known is not None:
-            return _from_dict(known, search.step, config, tuple(overrides))
-    composed, unresolved, dependencies = _compose(config, name, mounts, tuple(overrides), search, schema)
-    if remember:
-        composition_cache.remember(key, _to_dict(composed), unresolved, overrides, dependencies)
-    return composed
-
-
-def _compose(
-    config: str | None,
-    name: str | None,
-    mounts: tuple[Mount, ...],
-    overrides: tuple[str, ...],
-    search: SearchPath,
-    schema: type[BaseModel] | None,
-) -> tuple[ComposedConfig, Any, composition_cache.Dependencies]:
-    """The composition, its values before interpolations were resolved, and what it looked at."""
     from omegaconf import OmegaConf
 
     from nemotron_steps.config.hydra_loader import compose_mounts, parse_overrides
 
+    name, mounts = search.locate(config)
     parsed, problems = parse_overrides(overrides)
     composition = compose_mounts(name, mounts, search.step, parsed)
     origins = dict(composition.origins)
@@ -143,7 +118,7 @@ def _compose(
         if problem is not None:
             problems.append(problem)
     unresolved = OmegaConf.to_container(composition.config, resolve=False)
-    note_variables(composition_cache.variables_in(unresolved))
+    note_variables(variables_in(unresolved))
     if problems and schema is not None:
         problems += _wrong_values(composition.config, origins, schema, search.step)
     raise_problems(problems, f"the config of '{search.step}'")
@@ -160,18 +135,17 @@ def _compose(
         )
     if schema is not None:
         values = _in_our_keys(values, origins, schema, search.step)
-    composed = ComposedConfig(
+    return ComposedConfig(
         step=search.step,
         name=config if config is not None else (name and name.rpartition("/")[2]),
         values=values,
         inputs={str(port): source for port, source in inputs.items()},
         origins=origins,
-        files=composition.dependencies.files,
-        overrides=overrides,
-        variables=composition_cache.set_variables(unresolved),
+        files=composition.files,
+        overrides=tuple(overrides),
+        variables=set_variables(unresolved),
         job=job,
     )
-    return composed, unresolved, composition.dependencies
 
 
 def _take_job(values: dict[str, Any], origins: Mapping[KeyPath, str], step: str) -> dict[str, Sequence[Any]]:
@@ -229,30 +203,6 @@ def _wrong_values(
         found = [each for each in error.problems or (error,) if isinstance(each, ConfigError)]
         return [each for each in found if (each.where or "").startswith("override ")]
     return []
-
-
-def _to_dict(composed: ComposedConfig) -> dict[str, Any]:
-    return {
-        "name": composed.name,
-        "values": composed.values,
-        "inputs": composed.inputs,
-        "origins": [[list(path), origin] for path, origin in composed.origins.items()],
-        "files": [str(file) for file in composed.files],
-        "job": composed.job,
-    }
-
-
-def _from_dict(data: Mapping[str, Any], step: str, config: str | None, overrides: tuple[str, ...]) -> ComposedConfig:
-    return ComposedConfig(
-        step=step,
-        name=config if config is not None else data["name"],
-        values=data["values"],
-        inputs=data["inputs"],
-        origins={tuple(path): origin for path, origin in data["origins"]},
-        files=tuple(Path(file) for file in data["files"]),
-        overrides=overrides,
-        job=data["job"],
-    )
 
 
 def raise_problems(problems: Sequence[ConfigError], subject: str) -> None:
