@@ -42,13 +42,18 @@ def test_a_profile_without_setup_works_in_the_process_that_asks(write, keys, her
     assert (found.runs_here, dict(found.variables_here)) == (here, variables)
 
 
-def test_a_key_of_the_nearest_profile_counts_whole(write):
+def test_a_key_of_the_nearest_profile_counts_whole_and_variables_add_up(write):
     write(
         '[base]\nnodes = 2\nsetup_lines = ["a", "b"]\nenv_vars = {A = "1", B = "2"}\n'
         '[middle]\nextends = "base"\nnodes = 3\n[top]\nextends = "middle"\nenv_vars = {C = "3"}\n'
     )
     top = profile("top")
-    assert (top.nodes, top.setup_lines, top.env_vars, top.extends) == (3, ("a", "b"), {"C": "3"}, "middle")
+    assert (top.nodes, top.setup_lines, top.env_vars, top.extends) == (
+        3,
+        ("a", "b"),
+        {"A": "1", "B": "2", "C": "3"},
+        "middle",
+    )
 
 
 def test_a_wrong_key_is_where_it_is_written_though_another_profile_inherits_it(write):
