@@ -53,9 +53,19 @@ def launch(arguments: argparse.Namespace, bench: Workbench, asked: Asked, profil
         accept=arguments.accept,
         terminal=None if arguments.as_json else terminal,
     )
-    if arguments.batch is not None:
-        return _submitted(arguments, info, terminal)
-    return _followed(arguments, bench, info, terminal)
+    if arguments.batch is None:
+        info = follow_attached(bench.store, info, quiet=arguments.as_json)
+    if arguments.as_json:
+        job = {"run": info.id, "executor": info.executor, "job": info.job}
+        print_json(info.to_dict() if arguments.batch is None else job)
+        return 0
+    terminal.print()
+    next_commands = (
+        ("logs {} -f", "status {}", "cancel {}") if arguments.batch is not None else ("status {}", "report {}")
+    )
+    for command in next_commands:
+        terminal.print(f"  {terminal.style('steps ' + command.format(info.id), 'cyan')}")
+    return 0
 
 
 def submit_asked(
@@ -170,32 +180,12 @@ def _profiles_file() -> dict[str, str]:
     return {ENVIRONMENT_VARIABLE: str(file.absolute())} if file.is_file() else {}
 
 
-def _submitted(arguments: argparse.Namespace, info: RunInfo, terminal: Terminal) -> int:
-    if arguments.as_json:
-        print_json({"run": info.id, "executor": info.executor, "job": info.job})
-        return 0
-    for hint in (f"steps logs {info.id} -f", f"steps status {info.id}", f"steps cancel {info.id}"):
-        terminal.print(f"  {terminal.style(hint, 'cyan')}")
-    return 0
-
-
-def _followed(arguments: argparse.Namespace, bench: Workbench, info: RunInfo, terminal: Terminal) -> int:
-    info = follow_attached(bench.store, info, quiet=arguments.as_json)
-    if arguments.as_json:
-        print_json(info.to_dict())
-        return 0
-    terminal.print()
-    for hint in (f"steps status {info.id}", f"steps report {info.id}"):
-        terminal.print(f"  {terminal.style(hint, 'cyan')}")
-    return 0
-
-
 def follow_attached(store: ArtifactStore, info: RunInfo, *, quiet: bool) -> RunInfo:
     """Show a submitted run's log until it is over; Ctrl-C cancels the job. See `runs.launch.follow`."""
     from nemotron_steps.runs.launch import cancel, follow
 
     try:
-        return follow(store, info.id, ignore_log if quiet else write_log)
+        return follow(store, info.id, (lambda text: None) if quiet else write_log)
     except KeyboardInterrupt:
         cancel(store, info)
         raise InterruptedRunError(
@@ -209,7 +199,3 @@ def write_log(text: str) -> None:
     """A part of a job's log, to stdout, without what would steer the terminal."""
     sys.stdout.write("".join(printable(line) + "\n" for line in text.splitlines()))
     sys.stdout.flush()
-
-
-def ignore_log(text: str) -> None:
-    """A part of a job's log, where nobody wants to see it."""

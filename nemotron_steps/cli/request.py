@@ -143,6 +143,14 @@ class Workbench:
         """
         from nemotron_steps.config.profiles import job_of
 
+        said = (where or "" for step in plan for key, (_, where) in step.job.items() if not key.startswith("cluster."))
+        overrides = [where for where in said if where.startswith("override ")]
+        if overrides and asked.profile is None and not self.in_job:
+            raise RequestError(
+                "run.env is for the job that a profile starts, and no profile is asked for",
+                where=overrides[0],
+                hints=("-r PROFILE",),
+            )
         return self.profile(asked.profile, None if asked.profile is None else job_of(plan))
 
     def request(self, asked: Asked) -> Request:
@@ -230,7 +238,7 @@ class Workbench:
         path = Path(ref).expanduser()
         if path.exists():
             return self._describe_path(path, ref, wanted_type)
-        if not _looks_like_path(ref):
+        if not ref.startswith((".", "/", "~")):
             try:
                 artifact = self.store.find(ref)
                 return SuppliedInput(ref, artifact.type, artifact.attributes)
@@ -441,7 +449,3 @@ def _file_meant(ref: str, path: Path) -> tuple[str, ...]:
     names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
     close = get_close_matches(path.name, names, n=1, cutoff=0.75)
     return did_you_mean([ref.removesuffix(path.name) + name for name in close])
-
-
-def _looks_like_path(ref: str) -> bool:
-    return ref.startswith((".", "/", "~"))

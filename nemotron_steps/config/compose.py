@@ -277,7 +277,9 @@ def _unknown(
     from omegaconf import OmegaConf
 
     if schema is not None:
-        candidates = set(_schema_keys(schema))
+        from nemotron_steps.config.validation import known_keys
+
+        candidates = set(known_keys(schema))
     else:
         candidates = _dotted(OmegaConf.to_container(config, resolve=False))
     close = nearest(key, candidates)
@@ -317,12 +319,6 @@ def _schema_has(schema: type[BaseModel], key: str) -> bool:
     from nemotron_steps.config.validation import has_key
 
     return has_key(schema, key)
-
-
-def _schema_keys(schema: type[BaseModel]) -> tuple[str, ...]:
-    from nemotron_steps.config.validation import known_keys
-
-    return known_keys(schema)
 
 
 def _takes(schema: type[BaseModel], key: str) -> bool:

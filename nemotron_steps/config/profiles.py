@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StrictStr, ValidationError
+from pydantic import ConfigDict, Field, PositiveInt, StrictStr, ValidationError
 
 from nemotron_steps.config.compose import raise_problems
 from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
@@ -253,14 +253,15 @@ class Environment:
                 merged[key] = value
                 lines[(name, key)] = where or lines[(name, "")]
         profile = _validated(model, merged, name, lines)
-        needs = [key for key in model.of_image if key == "container_image" or merged.get(key)]
-        if job is not None and needs and merged.get("container_image") is None:
+        image, always = merged.get("container_image"), "container_image" in model.of_image
+        needs = [key for key in model.of_image if merged.get(key)]
+        if job is not None and ((always and not image) or (needs and image is None)):
             raise ConfigError(
                 f"[{name}] needs an image, and neither it nor the step's config names one",
-                where=lines.get((name, needs[0]), lines[(name, "")]),
+                where=lines.get((name, (*needs, "")[0]), lines[(name, "")]),
                 expected="container_image in the profile, or run.env.container=IMAGE"
-                + ("" if needs[0] == "container_image" else '; container_image = "" is to do without'),
-                found=", ".join(needs) if needs[0] != "container_image" else None,
+                + ("" if always else '; container_image = "" is to do without'),
+                found=", ".join(needs) or None,
                 hints=(_added_line(lines[(name, "")], "container_image", "nvcr.io/nvidia/nemo-rl:v0.6.0"),),
             )
         return profile
@@ -410,10 +411,12 @@ def _validated(
             where = lines.get((table, key)) or lines.get((table, ""))
             if detail["type"] == "extra_forbidden":
                 close = nearest(key, model.model_fields)
+                told = f", whose executor is {values.get('executor', 'local')}"
+                executor = told if issubclass(model, Profile) else ""  # keys differ between executors
                 reason = f": {_NO_EXECUTOR[key]}" if key in _NO_EXECUTOR else ""
                 problems.append(
                     ConfigError(
-                        f"unknown key '{key}' in [{table}]{_of_executor(values, model)}{reason}",
+                        f"unknown key '{key}' in [{table}]{executor}{reason}",
                         where=where,
                         expected=" or ".join(close) if close and not reason else ", ".join(model.model_fields),
                         found=key,
@@ -453,8 +456,3 @@ def _added_line(where: str | None, key: str, value: str) -> str:
     """A command that adds a key to the table whose first line is there."""
     file, _, line = (where or "").rpartition(":")
     return f"sed -i {shlex.quote(f'{line}a {key} = {json.dumps(value)}')} {shlex.quote(file)}"
-
-
-def _of_executor(values: Mapping[str, Any], model: type[BaseModel]) -> str:
-    """Whose keys are meant, where keys differ between executors."""
-    return f", whose executor is {values.get('executor', 'local')}" if issubclass(model, Profile) else ""

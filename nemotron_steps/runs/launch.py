@@ -91,8 +91,12 @@ def submit(
             )
         says = before if request is None else replace(before, request=dict(request))
         says = replace(says, forced=dict.fromkeys(forced, "") or before.forced)
+        words = ("--resume", run_id, "--home", store.backend.url)
+        launch = Launch(
+            run_id, folder.path, words, profile, Path.cwd(), environment or {}, paths, attached, force_squash
+        )
         try:
-            job = _start(store, folder, says, profile, environment or {}, paths, attached, force_squash)
+            job = _start(store, folder, says, launch)
         except BaseException as error:
             _undo(folder, before, says, error)
             raise
@@ -101,42 +105,23 @@ def submit(
     return get_run(store, run_id)
 
 
-def _start(
-    store: ArtifactStore,
-    folder: RunFolder,
-    info: RunInfo,
-    profile: Profile,
-    environment: Mapping[str, str],
-    paths: tuple[Path, ...],
-    attached: bool,
-    force_squash: bool,
-) -> str:
+def _start(store: ArtifactStore, folder: RunFolder, info: RunInfo, launch: Launch) -> str:
     """Hand a run to its executor; returns the job's name."""
-    executor = find_executor(profile.executor)
-    if profile.executor != "local" and "://" in store.backend.url:
+    name = launch.profile.executor
+    executor = find_executor(name)
+    if name != "local" and "://" in store.backend.url:
         raise UnsupportedError(
             "a job follows its run folder, which must be on a file system both sides see",
             where=store.backend.url,
             expected="--home FOLDER on a shared file system",
         )
-    launch = Launch(
-        run_id=folder.id,
-        folder=folder.path,
-        arguments=("--resume", folder.id, "--home", store.backend.url),
-        profile=profile,
-        working_dir=Path.cwd(),
-        environment=environment,
-        paths=paths,
-        attached=attached,
-        force_squash=force_squash,
-    )
     # Before it starts: whoever follows the run must not take its last attempt's end for this one's.
     folder.update(info, status=SUBMITTED, error=None, pid=0)
     job: Any = executor.submit(launch)
     # What cannot be read back would make the run itself unreadable.
     if not (isinstance(job, str) and JOB_NAME.fullmatch(job)):
         raise UnsupportedError(
-            f"executor '{profile.executor}' gives no name for the job that it was to submit",
+            f"executor '{name}' gives no name for the job that it was to submit",
             where=f"run {folder.id}",
             expected="a str of one line, 1 to 501 characters, that begins with no space and no '-'",
             found=repr(job),

@@ -457,3 +457,21 @@ def test_a_job_without_the_image_that_it_needs_is_refused_with_the_line_to_add(
     shown = cli("run", "toy/train", "-c", "tiny", "-b", "there", "-d")
     assert shown.code == 0 and "container_image: nvcr.io/nvidia/nemo-rl:v0.6.0" in shown.out
     assert cli("runs", "--json").json == []
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("run.env.nodes=2",), "run.env is for the job that a profile starts"),
+        (("run.env.container=a:1", "-b", "here"), "unknown key 'container_image' in [here], whose executor is local"),
+        (("run.env.nodes=2", "-b", "here"), "'nodes' in [here] is wrong"),
+        (("run.env.container=a:1", "run.env.container_image=b:1", "-b", "here"), "another name of"),
+    ],
+)
+def test_what_only_a_job_elsewhere_can_have_is_refused_by_the_override(
+    cli: Cli, workplace: Path, words: tuple[str, ...], what: str
+) -> None:
+    (workplace / "env.toml").write_text("[here]\n")
+    for mode in ("-d", "--force"):
+        refused = cli("run", "toy/train", "-c", "tiny", mode, *words)
+        assert refused.code == 2 and what in refused.err and "--> override 'run.env." in refused.err

@@ -58,7 +58,15 @@ class LeptonExecutor:
         request = job_request(launch)
         client = _client()
         if profile.node_group is not None:
-            request["spec"]["affinity"] = {"allowed_dedicated_node_groups": [_node_group(client, profile.node_group)]}
+            groups = {group.metadata.name: str(group.metadata.id_) for group in _asked(client.nodegroup.list_all)}
+            if profile.node_group not in groups:
+                raise RequestError(
+                    f"the workspace has no node group '{profile.node_group}'",
+                    where="node_group",
+                    expected=", ".join(sorted(groups)) or None,
+                    hints=("lep node list",),
+                )
+            request["spec"]["affinity"] = {"allowed_dedicated_node_groups": [groups[profile.node_group]]}
         from leptonai.api.v2.types.job import LeptonJob
 
         made = _asked(lambda: client.job.create(LeptonJob.model_validate(request)))
@@ -134,18 +142,6 @@ def job_request(launch: Launch) -> dict[str, Any]:
             "image_pull_secrets": list(profile.image_pull_secrets),
         },
     }
-
-
-def _node_group(client: Any, name: str) -> str:
-    groups = {group.metadata.name: group.metadata.id_ for group in _asked(client.nodegroup.list_all)}
-    if name not in groups:
-        raise RequestError(
-            f"the workspace has no node group '{name}'",
-            where="node_group",
-            expected=", ".join(sorted(groups)) or None,
-            hints=("lep node list",),
-        )
-    return str(groups[name])
 
 
 def _client() -> Any:
