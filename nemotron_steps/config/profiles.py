@@ -301,7 +301,9 @@ def job_of(steps: Iterable[PlannedStep]) -> dict[str, Sequence[Any]]:
     ]
     found |= most(largest, "ntasks_per_node")
     on_gpus = [job for job in jobs if job.get("gpus_per_node", [None])[0] != 0] or jobs
-    images = {job["container_image"][0]: job["container_image"] for job in on_gpus if "container_image" in job}
+    said = [job["container_image"] for job in on_gpus if "container_image" in job]
+    typed = [image for image in said if (image[1] or "").startswith("override ")]
+    images = {image[0]: image for image in typed or said}
     return found | ({"container_image": [*next(iter(images.values())), *list(images)[1:]]} if images else {})
 
 

@@ -435,6 +435,8 @@ def test_the_config_the_profile_and_the_command_line_say_what_a_job_is(
 def test_stages_of_several_images_are_no_one_job_unless_the_profile_names_one(submitted: Any, workplace: Path) -> None:
     refused, _, _ = submitted("steps", "run", "super3_rl", "-d", "-r", "YOUR-CLUSTER")
     assert refused.code == 2 and f"nvcr.io/{SUPER3}, nvcr.io/{SWE}" in refused.err
+    typed, _, _ = submitted("steps", "run", "super3_rl", "-d", "-r", "YOUR-CLUSTER", "rlvr1.run.env.container=mine:1")
+    assert typed.code == 0 and "container_image: mine:1" in typed.out
     line = re.search(r"hint: (sed .*_swe\"' \S+)", refused.err)
     assert line is not None and os.system(line[1]) == 0
     shown, _, _ = submitted("steps", "run", "super3_rl", "-d", "-r", "YOUR-CLUSTER")
