@@ -32,6 +32,7 @@ def plan(arguments: argparse.Namespace) -> int:
         os.environ.update(profile.variables_here)
     refuse_accept(arguments, asked, forgets=arguments.force)
     found = with_cached(bench, bench.plan(asked), force=arguments.force, accept=arguments.accept)
+    bench.job_profile(asked, found)
     if arguments.as_json:
         print_json(plan_fields(found))
     else:

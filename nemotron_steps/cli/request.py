@@ -124,7 +124,7 @@ class Workbench:
         if file is not None:
             warning = f"-c {asked.config} is that of {self._own_config(asked)}, not {file}"
             found = replace(found, warnings=(*found.warnings, warning))
-        job = self.job_profile(asked, found)
+        job = self.job_profile(asked, found, looked_up=False)
         if (
             profile is not None
             and job is not None
@@ -135,8 +135,11 @@ class Workbench:
             found = replace(found, warnings=(*found.warnings, warning))
         return found
 
-    def job_profile(self, asked: Asked, plan: Plan) -> Profile | None:
+    def job_profile(self, asked: Asked, plan: Plan, *, looked_up: bool = True) -> Profile | None:
         """The profile as a plan's job is submitted under it: with the image, the nodes and the GPUs of its steps.
+
+        Args:
+            looked_up: the plan says which steps are cached; until then those of several images may be.
 
         Raises:
             ConfigError: an image is needed and nothing names one, or the steps have several.
@@ -151,7 +154,8 @@ class Workbench:
                 where=overrides[0],
                 hints=("-r PROFILE",),
             )
-        return self.profile(asked.profile, None if asked.profile is None else job_of(plan))
+        job = job_of(plan)
+        return self.profile(asked.profile, job if looked_up else {key: said[:2] for key, said in job.items()})
 
     def request(self, asked: Asked) -> Request:
         """The resolver's form of a request: a pipeline's stages, or steps to be chained."""

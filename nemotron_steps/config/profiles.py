@@ -236,33 +236,32 @@ class Environment:
             except StepsError as error:
                 error.where = lines.get((name, "executor"), error.where)
                 raise
+        at = lines[(name, "")]
         for key, (value, where, *others) in (job or {}).items():
             overridden = (where or "").startswith("override ")
             takes = key in model.model_fields or model.model_config.get("extra") == "allow"
             if (takes or overridden) and (overridden or key != "container_image" or key not in merged):
                 if others:
+                    images = (value, *others)
                     raise ConfigError(
                         "one job works on all these steps, and their configs name several images",
-                        where=lines[(name, "")],
+                        where=at,
                         expected="container_image in the profile, or the steps one by one",
-                        found=", ".join((value, *others)),
-                        hints=tuple(
-                            _added_line(lines[(name, "")], "container_image", each) for each in (value, *others)
-                        ),
+                        found=", ".join(images),
+                        hints=tuple(_sed(at, f"a container_image = {json.dumps(image)}") for image in images),
                     )
-                merged[key] = value
-                lines[(name, key)] = where or lines[(name, "")]
+                merged[key], lines[(name, key)] = value, where or at
         profile = _validated(model, merged, name, lines)
         image, always = merged.get("container_image"), "container_image" in model.of_image
         needs = [key for key in model.of_image if merged.get(key)]
         if job is not None and ((always and not image) or (needs and image is None)):
+            without = "" if always else '; container_image = "" is to do without'
             raise ConfigError(
                 f"[{name}] needs an image, and neither it nor the step's config names one",
-                where=lines.get((name, (*needs, "")[0]), lines[(name, "")]),
-                expected="container_image in the profile, or run.env.container=IMAGE"
-                + ("" if always else '; container_image = "" is to do without'),
+                where=lines.get((name, (*needs, "")[0]), at),
+                expected=f"container_image in the profile, or run.env.container=IMAGE{without}",
                 found=", ".join(needs) or None,
-                hints=(_added_line(lines[(name, "")], "container_image", "nvcr.io/nvidia/nemo-rl:v0.6.0"),),
+                hints=(_sed(at, 'a container_image = "nvcr.io/nvidia/nemo-rl:v0.6.0"'),),
             )
         return profile
 
@@ -324,12 +323,14 @@ def load_environment(cwd: Path | None = None) -> Environment:
     mirrors: dict[str, Mapping[str, Any]] = {}
     files = tuple(file for file in environment_files(cwd) if file.is_file())
     for file in files:
-        text = _read(file)
         try:
+            text = file.read_text(encoding="utf-8")
             tables = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             at = re.search(r"line (\d+)", str(error))
             raise ConfigError(f"not valid TOML: {error}", where=f"{file}:{at[1] if at else 1}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read env.toml: {error}", where=str(file)) from error
         found = _table_lines(text)
         for name, values in tables.items():
             if not isinstance(values, dict):
@@ -378,13 +379,6 @@ def _filled(value: Any, where: str) -> Any:
     return re.sub(rf"\$\{{oc\.env:([A-Za-z_]\w*)(?:,({_IN_BRACES}))?\}}", read, value)
 
 
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read env.toml: {error}", where=str(file)) from error
-
-
 def _table_lines(text: str) -> dict[tuple[str, str], int]:
     """Line of each `[table]` (key '') and of each key in it; good enough to point at, never parsed from."""
     found: dict[tuple[str, str], int] = {}
@@ -414,6 +408,8 @@ def _validated(
             if detail["type"] == "extra_forbidden":
                 close = nearest(key, model.model_fields)
                 told = f", whose executor is {values.get('executor', 'local')}"
+                # A value of several lines would go on after the comment.
+                commented = () if isinstance(values[key], list | dict) else (_sed(where, "s/^/# /"),)
                 executor = told if issubclass(model, Profile) else ""  # keys differ between executors
                 reason = f": {_NO_EXECUTOR[key]}" if key in _NO_EXECUTOR else ""
                 problems.append(
@@ -422,7 +418,7 @@ def _validated(
                         where=where,
                         expected=" or ".join(close) if close and not reason else ", ".join(model.model_fields),
                         found=key,
-                        hints=_left_out(where, values[key]) if reason else renamed_key(where, key, *close[:1]),
+                        hints=commented if reason else renamed_key(where, key, *close[:1]),
                     )
                 )
             elif detail["type"] == "missing":
@@ -431,7 +427,7 @@ def _validated(
                     ConfigError(
                         f"[{table}] needs '{key}'",
                         where=where,
-                        hints=tuple(_added_line(where, key, example) for example in examples),
+                        hints=tuple(_sed(where, f"a {key} = {json.dumps(example)}") for example in examples),
                     )
                 )
             else:
@@ -448,13 +444,7 @@ def _validated(
         raise AssertionError("a ValidationError without an error") from error
 
 
-def _left_out(where: str | None, value: Any) -> tuple[str, ...]:
-    """A command that makes a comment of a key's line, where its value ends with that."""
+def _sed(where: str | None, script: str) -> str:
+    """A command that changes env.toml at a place."""
     file, _, line = (where or "").rpartition(":")
-    return () if isinstance(value, list | dict) else (f"sed -i '{line}s/^/# /' {shlex.quote(file)}",)
-
-
-def _added_line(where: str | None, key: str, value: str) -> str:
-    """A command that adds a key to the table whose first line is there."""
-    file, _, line = (where or "").rpartition(":")
-    return f"sed -i {shlex.quote(f'{line}a {key} = {json.dumps(value)}')} {shlex.quote(file)}"
+    return f"sed -i {shlex.quote(line + script)} {shlex.quote(file)}"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.cli.launching import JOB_VARIABLE, follow_attached, inside_job, write_log
+from nemotron_steps.cli.launching import JOB_VARIABLE, follow_attached, inside_job
 from nemotron_steps.cli.main import nemotron
 from nemotron_steps.errors import InterruptedRunError, RequestError
 from nemotron_steps.runs import launch
@@ -208,8 +208,8 @@ def test_a_run_that_goes_on_in_this_process_has_no_job_any_more(
 
 
 def test_a_job_that_somebody_waits_for_is_followed_to_its_end(cli: Cli, queue: list[base.Launch]) -> None:
-    ended = cli("run", "toy/train", "-c", "tiny", "-r", "there")
-    assert ended.code != 0 and [launch.attached for launch in queue] == [True]
+    ended = cli("run", "toy/train", "-c", "tiny", "-r", "there", "--force-squash")
+    assert ended.code != 0 and [(launch.attached, launch.force_squash) for launch in queue] == [(True, True)]
     assert f"steps run --resume {queue[0].run_id}" in ended.err
 
 
@@ -230,11 +230,6 @@ def test_a_secret_of_the_command_line_is_not_handed_to_a_job(cli: Cli, queue: li
     assert queue == [] and cli("runs", "--json").json == []
 
 
-def test_a_container_is_rebuilt_where_that_is_asked_for(cli: Cli, queue: list[base.Launch]) -> None:
-    assert cli("run", "toy/train", "-c", "tiny", "-b", "there", "--force-squash").code == 0
-    assert [launch.force_squash for launch in queue] == [True]
-
-
 def test_a_job_that_is_followed_ends_with_how_its_run_ended(
     cli: Cli, queue: list[base.Launch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,11 +242,6 @@ def test_a_job_that_is_followed_ends_with_how_its_run_ended(
     assert cli(*given, "--json").json["status"] == "done"
     shown = cli(*given)
     assert shown.code == 0 and "one�[2J\ntwo\n" in shown.out and f"steps report {queue[1].run_id}" in shown.out
-
-
-def test_a_part_of_a_log_is_written_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
-    write_log("a\n\nb")
-    assert capsys.readouterr().out == "a\n\nb\n"
 
 
 def test_a_bad_profile_is_told_with_every_other_mistake(cli: Cli, workplace: Path) -> None:
@@ -390,7 +380,8 @@ def test_the_pages_profile_carries_every_command_of_the_pages(
     assert (options["ntasks-per-node"], options["account"], options["partition"]) == (tasks, "YOUR-ACCOUNT", "batch")
     assert (options["mem"], "#SBATCH --exclusive" in script) == ("0", True)
     mounts = options["mounts"].split(",")
-    assert mounts[:2] == ["/lustre:/lustre", f"{workplace}/home:{workplace}/home"]
+    own = (workplace / "home", workplace, workplace / "env.toml")
+    assert mounts[:4] == ["/lustre:/lustre", *(f"{path}:{path}" for path in own)]
     assert (f"{prompts}:{prompts}" in mounts) is bool(given)
     assert re.search(rf"{nodes} nodes?(, GPUs per node: {gpus})?, image \S*{re.escape(image)}\)", said.out)
 

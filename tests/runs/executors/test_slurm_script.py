@@ -44,7 +44,6 @@ def test_a_profile_may_name_its_jobs_and_folders_may_have_spaces(tmp_path: Path)
         ("nemo.sif", True),
         ("./nemo.img", True),
         ("/i/nemo", True),
-        ("nvcr.io/nvidia/nemo:25.09", False),
         ("docker://nemo", False),
     ],
 )
@@ -124,18 +123,13 @@ def test_a_job_behind_ssh_runs_what_is_installed_there(tmp_path: Path) -> None:
     assert "srun --overlap --nodes=1 --ntasks=1 steps run" in several and " ray start" in several
 
 
-def test_one_node_of_a_container_is_entered_with_srun(tmp_path: Path) -> None:
-    script = batch_script(a_launch(tmp_path, container_image="/i/nemo.sqsh"))
-    assert re.search(
-        r"^srun --overlap --nodes=1 --ntasks=1 --container-image.* steps run --resume", script, re.MULTILINE
-    )
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({"container_image": "x", "mounts": ["/data"]}, "mount '/data' is not HOST:CONTAINER"),
         ({"tunnel": "ssh", "remote_job_dir": "/far"}, "tunnel needs host"),
+        ({"tunnel": "ssh", "host": "a"}, "tunnel needs remote_job_dir"),
+        ({"host": "a", "user": "b"}, "host, user: for tunnel"),
         ({"identity": "~/.ssh/id"}, "identity: for tunnel"),
     ],
 )
