@@ -8,6 +8,7 @@ command that it is the job and works here.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -92,6 +93,7 @@ def submit_asked(
         PlanError: nothing was submitted.
         RequestError: what was asked for holds a secret.
     """
+    from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
     from nemotron_steps.runs.launch import submit
     from nemotron_steps.runs.prerequisites import refuse_unimplemented
     from nemotron_steps.runs.run_folder import RunFolder, get_run, new_run_id
@@ -114,14 +116,17 @@ def submit_asked(
     else:
         run_id = new_run_id(plan.name or plan.goals[-1])
         RunFolder(bench.store, run_id).create(plan.name, redacted.to_dict(), executor=profile.executor)
+    # The job may see this directory's env.toml under this path alone.
+    file = environment_files()[0]
+    profiles = {ENVIRONMENT_VARIABLE: str(file.absolute())} if file.is_file() else {}
     info = submit(
         bench.store,
         profile,
         run_id=run_id,
-        environment={**_variables_read(plan, profile), **_profiles_file(), JOB_VARIABLE: run_id},
+        environment={**_variables_read(plan, profile), **profiles, JOB_VARIABLE: run_id},
         request=redacted.to_dict(),
         forced=plan.goals if force else (),
-        paths=_paths(plan),
+        paths=_paths(plan, asked),
         attached=attached,
         force_squash=force_squash,
     )
@@ -152,11 +157,13 @@ _OF_AN_IMAGE = frozenset(
 """Folders of `/` that an image has of its own: a file there that a config names is the container's."""
 
 
-def _paths(plan: Plan) -> tuple[Path, ...]:
-    """What a plan's inputs and configs name of this machine's files: a container has to see it."""
+def _paths(plan: Plan, asked: Asked) -> tuple[Path, ...]:
+    """What a request, its plan's inputs and configs name of this machine's files: a container has to see it."""
+    from nemotron_steps.manifest.packs import PATH_VARIABLE
     from nemotron_steps.resolver.plan import SuppliedInput
 
     inputs = {source.ref for step in plan for source in step.inputs.values() if isinstance(source, SuppliedInput)}
+    inputs |= {asked.config or "", *asked.targets, *os.environ.get(PATH_VARIABLE, "").split(os.pathsep)} - {""}
     named = {text for step in plan for text in _texts(step.config) if text.startswith(("/", "~/", "../"))}
     of_image = {text for text in named if Path(text).parts[1:2] and Path(text).parts[1] in _OF_AN_IMAGE}
     there = sorted({Path(os.path.abspath(os.path.expanduser(text))) for text in inputs | named - of_image})
@@ -166,18 +173,10 @@ def _paths(plan: Plan) -> tuple[Path, ...]:
 def _texts(node: Any) -> Iterator[str]:
     """Every text in plain values."""
     if isinstance(node, str):
-        yield node
+        yield re.sub(r"(\.py):\w+$", r"\1", node)  # a function of a file
     elif isinstance(node, Mapping | list):
         for item in node.values() if isinstance(node, Mapping) else node:
             yield from _texts(item)
-
-
-def _profiles_file() -> dict[str, str]:
-    """The variable that names this directory's env.toml to the job, which may see it under this path alone."""
-    from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
-
-    file = environment_files()[0]
-    return {ENVIRONMENT_VARIABLE: str(file.absolute())} if file.is_file() else {}
 
 
 def follow_attached(store: ArtifactStore, info: RunInfo, *, quiet: bool) -> RunInfo:

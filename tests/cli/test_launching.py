@@ -149,6 +149,7 @@ def test_a_job_is_given_what_was_asked_for_and_the_next_commands_are_said(cli: C
     assert f"steps logs {launch.run_id} -f" in said.out and f"steps cancel {launch.run_id}" in said.out
     assert {"--resume", launch.run_id} <= set(launch.arguments)
     assert cli("status", launch.run_id, "--json").json["forced"] == {"toy/train": ""}
+    assert launch.paths == (Path(os.environ["STEPS_PATH"]),)
     profiles = str(Path("env.toml").absolute())
     assert launch.environment == {JOB_VARIABLE: launch.run_id, "NEMOTRON_ENV_FILE": profiles}
     assert not launch.attached and not launch.force_squash
