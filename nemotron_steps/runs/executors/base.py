@@ -125,7 +125,7 @@ class Launch:
         program, image = self.command(in_container=True)[0], getattr(self.profile, "container_image", None)
         built = f"docker build -f containers/Dockerfile.cuda --build-arg BASE={image} adds it"
         told = shlex.quote(f"error: image {image} has no `{program}`: {built}, and container_image names the result")
-        return f"command -v {program} > /dev/null || {{ echo {told} >&2; exit 2; }}"
+        return f"command -v {shlex.quote(program)} > /dev/null || {{ echo {told} >&2; exit 2; }}"
 
     def node_script(self, *, head: str, rank: str) -> str:
         """A shell script for a job whose every node runs the same container: the run on the first, Ray over all.
