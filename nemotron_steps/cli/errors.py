@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -97,7 +98,9 @@ def render(error: StepsError, terminal: Terminal) -> None:
     if error.found is not None:
         _field(terminal, "found", _clean(error.found))
     for hint in error.hints:
-        terminal.print(f"  {terminal.style('hint:', 'cyan')} {_clean(hint)}")
+        # An environment that uv made has no pip of its own.
+        told = hint.replace("pip install", "uv pip install", 1) if "UV_RUN_RECURSION_DEPTH" in os.environ else hint
+        terminal.print(f"  {terminal.style('hint:', 'cyan')} {_clean(told)}")
 
 
 def unexpected_fields(error: BaseException) -> dict[str, Any]:

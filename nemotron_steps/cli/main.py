@@ -133,7 +133,7 @@ def _unknown_flag(flag: str, namespace: argparse.Namespace, prog: str) -> UsageE
 
     hidden = {"command", "handler", "words", "as_json"}
     flags = ["--" + name.replace("_", "-") for name in vars(namespace) if name not in hidden] + ["--json"]
-    command = " ".join(part for part in (prog, namespace.command) if part)
+    command = " ".join(part for part in (prog, namespace.command if prog.endswith("steps") else "") if part)
     typed = flag.partition("=")[0]
     return UsageError(
         f"`{command}` has no flag '{typed}'",

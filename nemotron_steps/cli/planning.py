@@ -20,7 +20,6 @@ from nemotron_steps.config.redaction import redact, redact_text
 if TYPE_CHECKING:
     import argparse
 
-    from nemotron_steps.config.profiles import Profile
     from nemotron_steps.resolver.plan import InputSource, Plan, PlannedStep
 
 
@@ -33,6 +32,7 @@ def plan(arguments: argparse.Namespace) -> int:
         os.environ.update(profile.variables_here)
     refuse_accept(arguments, asked, forgets=arguments.force)
     found = with_cached(bench, bench.plan(asked), force=arguments.force, accept=arguments.accept)
+    bench.job_profile(asked, found)
     if arguments.as_json:
         print_json(plan_fields(found))
     else:
@@ -50,15 +50,14 @@ def refuse_accept(arguments: argparse.Namespace, asked: Asked, *, forgets: bool)
         )
 
 
-def dry_run(
-    bench: Workbench, asked: Asked, profile: Profile | None, *, force: bool, resume: str | None, as_json: bool
-) -> int:
+def dry_run(bench: Workbench, asked: Asked, *, force: bool, resume: str | None, as_json: bool) -> int:
     """`steps run --dry-run`: the merged config of every step asked for, the profile, the plan, what it still lacks.
 
     All of it redacted. Inputs that are not given, or not here, are no mistake yet.
     """
     found = bench.plan(asked, allow_unfilled=True)
     found = with_cached(bench, found, force=force, resume=resume, allow_unfilled=True)
+    profile = bench.job_profile(asked, found)
     if as_json:
         fields = plan_fields(found)
         fields["configs"] = {step.key: redact(dict(step.config)) for step in found.steps}

@@ -23,7 +23,6 @@ from nemotron_steps.errors import InterruptedRunError, RequestError, RetryableEr
 if TYPE_CHECKING:
     import argparse
 
-    from nemotron_steps.config.profiles import Profile
     from nemotron_steps.resolver.plan import Plan
     from nemotron_steps.runs.results import RunResult
     from nemotron_steps.runs.tracker import Listener, Record
@@ -43,12 +42,15 @@ def run(arguments: argparse.Namespace) -> int:
     bench = Workbench(arguments.home, in_job=in_job)
     asked = bench.settled(_asked(arguments, bench))
     profile = bench.profile_of(asked, allow_unfilled=arguments.dry_run)
-    _check_squash(arguments, profile)
+    if arguments.force_squash and profile is None:
+        raise UsageError("--force-squash rebuilds the container of a profile", hints=("add -r PROFILE or -b PROFILE",))
+    if arguments.force_squash and profile is not None and profile.executor == "local":
+        raise UsageError("--force-squash has nothing to rebuild: executor 'local' uses no container")
     if profile is not None:
         os.environ.update(profile.variables_here)
     refuse_accept(arguments, asked, forgets=arguments.dry_run or arguments.force)
     if arguments.dry_run:
-        return dry_run(bench, asked, profile, force=arguments.force, resume=arguments.resume, as_json=arguments.as_json)
+        return dry_run(bench, asked, force=arguments.force, resume=arguments.resume, as_json=arguments.as_json)
     if profile is not None and not (profile.runs_here and arguments.batch is None):
         return launch(arguments, bench, asked, profile)
     return _attached(arguments, bench, asked)
@@ -268,12 +270,3 @@ def asked_before(bench: Workbench, run: str, *, profile: str | None = None, igno
             hints=(f"steps run --resume {info.id} {again.typed}   # with the secret again",),
         )
     return again
-
-
-def _check_squash(arguments: argparse.Namespace, profile: Profile | None) -> None:
-    if not arguments.force_squash:
-        return
-    if profile is None:
-        raise UsageError("--force-squash rebuilds the container of a profile", hints=("add -r PROFILE or -b PROFILE",))
-    if profile.executor == "local":
-        raise UsageError("--force-squash has nothing to rebuild: executor 'local' uses no container")

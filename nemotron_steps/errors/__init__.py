@@ -145,7 +145,7 @@ def without_line(where: str) -> tuple[str, ...]:
     return (f"sed -i.bak {line}d {file}   # takes it out; {path}.bak stays",) if path and line.isdigit() else ()
 
 
-def renamed_key(where: str | None, wrong: str, right: str) -> tuple[str, ...]:
+def renamed_key(where: str | None, wrong: str, right: str = "") -> tuple[str, ...]:
     """A command that corrects a misspelt key in the line that an error is about, as a hint; else none."""
     path, _, line = (where or "").rpartition(":")
     if not path or not line.isdigit() or not re.fullmatch(r"[\w-]+ [\w-]+", f"{wrong} {right}"):

@@ -131,15 +131,20 @@ def profile_size(subject: CheckSubject) -> Iterator[PlanProblem]:
     """The config asks for no more nodes and GPUs than its profile has."""
     for key, wanted, offered in beyond_profile(subject):
         name = PROFILE[key]
+        by, more = f"the profile's {name}", f"set {name} = {wanted} in the profile of env.toml"
+        if name in subject.config.job:
+            by, more = f"run.env.{name}", f"run.env.{name}={wanted}"
+        elif name == "nodes":
+            more = 'executor = "slurm" in the profile   # or another that has several nodes'
         yield LayoutProblem(
             f"{subject.key} asks for more than its profile offers",
             chain=(subject.key,),
             where=subject.where(key),
-            expected=f"{key} of at most {offered} (the profile's {name})",
+            expected=f"{key} of at most {offered} ({by})",
             found=str(wanted),
             hints=(
                 *([f"{key}={offered}"] if _works(subject, key, offered) else []),
-                f"set {name} = {wanted} in the profile of env.toml",
+                more,
             ),
         )
 

@@ -76,7 +76,7 @@ def resolve(
             key,
             node.manifest,
             node.config,
-            profile or {},
+            {**(profile or {}), **{key: value for key, (value, _) in node.config.job.items() if value is not None}},
             artifacts[key],
             node.inputs,
             origins[key],

@@ -83,7 +83,11 @@ def _judge(theirs: str, role: str) -> tuple[Published, ...]:
 
 TABLE: tuple[Published, ...] = (
     # -- launching
-    _refused("run.**", "inputs are given with --input; container, nodes and mounts are a profile of env.toml"),
+    _refused("run.env.sandbox.**", "code runs in this project's own sandbox; an agent's images are its server's"),
+    _refused(
+        "run.env.**", "of a job, a config has container, nodes, gpus_per_node, ntasks_per_node; env.toml the rest"
+    ),
+    _refused("run.**", "inputs are given with --input, and ${art:NAME} reads one"),
     _refused("defaults", "what a file builds on is a list, as in Hydra: `defaults: [rlvr1]`"),
     _refused("sif_dir", "container images of an agent are the agent server's"),
     _refused(

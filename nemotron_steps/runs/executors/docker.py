@@ -11,7 +11,7 @@ import re
 import secrets
 import shlex
 import subprocess
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import StrictStr
 
@@ -30,8 +30,9 @@ _MEMORY_KILL = 137
 class DockerProfile(Profile):
     """Keys of `executor = "docker"`."""
 
+    of_image: ClassVar = ("container_image",)
     nodes: Literal[1] = 1
-    container_image: StrictStr
+    container_image: StrictStr | None = None
     """An image here or of a registry."""
     engine: Literal["docker", "podman"] = "docker"
     """What starts the container."""
@@ -94,6 +95,7 @@ def run_command(launch: Launch, name: str) -> list[str]:
     if ENVIRONMENT_VARIABLE in variables:
         file = variables[ENVIRONMENT_VARIABLE]
         own.setdefault(file, f"{file}:{file}:ro")
+    own |= {str(path): f"{path}:{path}" for path in launch.unseen(profile.mounts)}
     mounts = dict.fromkeys((*profile.mounts, *(mount for path, mount in own.items() if path not in told)))
     words = [profile.engine, "run", "--detach", "--init", "--name", name, "--network", "host"]
     # Podman's own default may be above what this process may grant.
@@ -105,8 +107,9 @@ def run_command(launch: Launch, name: str) -> list[str]:
         words += every[profile.engine]
     words += [word for mount in mounts for word in ("--volume", mount)]
     words += [word for variable in variables for word in ("--env", variable)]
-    script = "\n".join([*profile.setup_lines, "exec " + shlex.join(launch.command(in_container=True))])
-    return [*words, profile.container_image, "bash", "-c", script]
+    check = launch.has_program()
+    script = "\n".join([*profile.setup_lines, check, "exec " + shlex.join(launch.command(in_container=True))])
+    return [*words, profile.container_image or "", "bash", "-c", script]
 
 
 def _parts(job: str) -> tuple[str, str]:
