@@ -113,7 +113,7 @@ def _load(reference: str) -> Handler:
 
 
 def _unknown_flag(flag: str, namespace: argparse.Namespace, prog: str) -> UsageError:
-    from nemotron_steps.config.names import nearest
+    from nemotron_steps.config.names import meant
 
     hidden = {"command", "handler", "words", "as_json"}
     flags = ["--" + name.replace("_", "-") for name in vars(namespace) if name not in hidden] + ["--json"]
@@ -122,7 +122,7 @@ def _unknown_flag(flag: str, namespace: argparse.Namespace, prog: str) -> UsageE
     return UsageError(
         f"`{command}` has no flag '{typed}'",
         expected="one of its flags; a key of the config is set by KEY=VALUE, without dashes",
-        hints=(*did_you_mean(nearest(typed, flags)), f"{command} --help"),
+        hints=(*did_you_mean(meant(typed, flags)), f"{command} --help"),
     )
 
 

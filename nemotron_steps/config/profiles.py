@@ -33,7 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StrictStr, Valid
 from nemotron_steps.config.compose import raise_problems
 from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
 from nemotron_steps.config.mirrors import MirrorSettings, MlflowSettings, Table, TensorBoardSettings, WandbSettings
-from nemotron_steps.config.names import nearest
+from nemotron_steps.config.names import meant, nearest
 from nemotron_steps.config.redaction import mask, note_variables, redact, redact_text
 from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError, renamed_key
 
@@ -188,7 +188,7 @@ class Environment:
         return _validated(model, merged, name, lines)
 
     def _unknown(self, name: str, where: str | None) -> UnknownNameError:
-        close = nearest(name, self.profiles)
+        close = meant(name, self.profiles)
         files = environment_files()
         looked = ", ".join(str(file) for file in files)
         hints = [f"-r {other}" for other in close]
@@ -310,7 +310,7 @@ def _validated(
                         where=where,
                         expected=" or ".join(close) if close and not reason else ", ".join(model.model_fields),
                         found=key,
-                        hints=renamed_key(where, key, close[0]) if close and not reason else (),
+                        hints=renamed_key(where, key, *meant(key, close)[:1]) if not reason else (),
                     )
                 )
             else:

@@ -106,7 +106,7 @@ FAULTS = (
         "a misspelt key in a file",
         "plan toy/train -c mine.yaml",
         "E200",
-        "sed -i '2s/step/steps/' mine.yaml   # corrects the key",
+        "sed -i '2s/\\bstep\\b/steps/' mine.yaml   # corrects the key",
         setup=own_config("defaults: [tiny]\nstep: 2\n"),
     ),
     Fault(
@@ -392,7 +392,7 @@ FAULTS = (
         "a misspelt key of a profile",
         "run toy/make -r cluster -d",
         "E200",
-        "sed -i '3s/partitoin/partition/' env.toml   # corrects the key",
+        "sed -i '3s/\\bpartitoin\\b/partition/' env.toml   # corrects the key",
         setup=profile('[cluster]\nexecutor = "slurm"\npartitoin = "gpu"\n'),
     ),
     Fault(
