@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.cli.errors import print_json
+from nemotron_steps.cli.errors import print_json, render
 from nemotron_steps.cli.terminal import Terminal, first_sentence, printable
 from nemotron_steps.config.names import nearest
-from nemotron_steps.errors import UnknownNameError
+from nemotron_steps.errors import ManifestError, UnknownNameError
 from nemotron_steps.manifest.index import Index, StepRow, load_index
 
 if TYPE_CHECKING:
@@ -64,13 +65,22 @@ def show(arguments: argparse.Namespace) -> int:
         return 0
     row, manifest, configs = _step(index, arguments.step)
     _show_step(row, manifest, configs, Terminal.of())
+    for problem in _about(row, index):
+        render(problem, Terminal.of(sys.stderr))
     return 0
 
 
 def step_fields(index: Index, step_id: str) -> dict[str, Any]:
     """A step's row, its configs by name and its manifest as it is written. UnknownNameError with near ids."""
     row, manifest, configs = _step(index, step_id)
-    return {**row.to_dict(), "configs": {path.stem: str(path) for path in configs}, "manifest": manifest}
+    problems = [problem.to_dict() for problem in _about(row, index)]
+    fields = {**row.to_dict(), "configs": {path.stem: str(path) for path in configs}, "manifest": manifest}
+    return {**fields, "problems": problems} if problems else fields
+
+
+def _about(row: StepRow, index: Index) -> list[ManifestError]:
+    """What is wrong with a step's manifest, or worth a remark."""
+    return [each for each in (*index.problems, *index.warnings) if (each.where or "").startswith(f"{row.file}:")]
 
 
 def _step(index: Index, step_id: str) -> tuple[StepRow, dict[str, Any], list[Path]]:
@@ -296,8 +306,6 @@ def _missing_step(step_id: str, index: Index) -> Exception:
 
 def _mention_problems(index: Index, terminal: Terminal) -> None:
     if index.problems:
-        import sys
-
         count = len(index.problems)
         text = f"{count} manifest problem{'s' if count != 1 else ''}, not listed here:"
         Terminal.of(sys.stderr).print(f"{terminal.style(text, 'yellow')} steps doctor")

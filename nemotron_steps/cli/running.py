@@ -128,11 +128,13 @@ def _execute(
     from nemotron_steps.runs.prerequisites import (
         refuse_missing_packages,
         refuse_unimplemented,
+        refuse_unimportable,
         refuse_unusable_data,
     )
 
     refuse_unimplemented(plan)
     refuse_missing_packages(plan)
+    refuse_unimportable(plan)
     refuse_unusable_data(plan, bench.store, bench.registry.types)
     return execute(
         plan,

@@ -55,14 +55,20 @@ def misspelt(name: str, right: str) -> bool:
         return True
     words = [re.split("[_./]", text) for text in (ours, theirs)]
     pairs = [*zip(*words, strict=True)] if len(words[0]) == len(words[1]) else [(ours, theirs)]
-    return all(_slips(*pair) <= (len(min(pair, key=len)) > 2) + (len(min(pair, key=len)) >= 10) for pair in pairs)
+    return all(_slips(*pair) <= _allowed(*pair) for pair in pairs)
+
+
+def _allowed(one: str, other: str) -> int:
+    shortest = min(len(one), len(other))
+    return (shortest > 1) + (shortest >= 8 and one[0] == other[0])
 
 
 def _slips(one: str, other: str) -> int:
     """Letters left out, added or changed, and neighbours swapped, of one word against another (of 3 at most: 3)."""
     if abs(len(one) - len(other)) > 2:
         return 3
-    before, row = [], [*range(len(other) + 1)]
+    before: list[int] = []
+    row: list[int] = [*range(len(other) + 1)]
     for i, letter in enumerate(one, 1):
         last, before, row = before, row, [i]
         for j, wanted in enumerate(other, 1):

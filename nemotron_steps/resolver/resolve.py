@@ -14,6 +14,7 @@ from typing import Any
 
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.errors import StepsError
+from nemotron_steps.manifest.packs import BUILT_IN, unusable_code
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.resolver.attributes import check_attributes
 from nemotron_steps.resolver.checks import CHECKS, Check, CheckSubject
@@ -89,6 +90,10 @@ def resolve(
         for problem in _check_config(node, checks, subjects.get(node.key)):
             _address(problem, node, request, nodes)
             graph.report(problem)
+    for manifest in (node.manifest for node in order if node.manifest.pack != BUILT_IN):
+        named = manifest.step.model_dump(include={"entry", "preflight"})
+        for unusable in unusable_code(manifest.id, named, manifest.where):
+            graph.report(unusable)
     for conflict in conflicts:
         graph.report(conflict)
     _name_steps(graph, request, nodes)

@@ -167,7 +167,7 @@ def test_an_interrupt_while_a_package_is_imported_names_it(tmp_path: Path) -> No
         "lasting-1.0.dist-info/entry_points.txt": "[nemotron_steps.packs]\nlasting = lasting:pack\n",
         "lasting/__init__.py": "",
         "lasting/code.py": MODULE.format(name="lasting"),
-        "lasting/late.py": "raise KeyboardInterrupt",
+        "lasting/late.py": "raise KeyboardInterrupt\ndef run(context): pass\nclass Config: pass\n",
         "lasting/pack/manifests/early.toml": text.replace("/step", "/early").replace("code:Config", "late:Config"),
         "lasting/pack/manifests/late.toml": text.replace("/step", "/late").replace("code:run", "late:run"),
     }
@@ -176,7 +176,7 @@ def test_an_interrupt_while_a_package_is_imported_names_it(tmp_path: Path) -> No
     planned = run(tmp_path, "plan", "lasting/early", "--json")
     assert planned.returncode == 130 and told(planned)["what"] == f"interrupted {while_}"
     worked = run(tmp_path, "run", "lasting/late", "--json")
-    assert worked.returncode == 130 and told(worked)["what"].startswith(f"interrupted by SIGINT {while_}; ")
+    assert worked.returncode == 130 and told(worked)["what"] == f"interrupted {while_}"
 
 
 def test_an_entry_point_to_nowhere_is_named(site: Path) -> None:
