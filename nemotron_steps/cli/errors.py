@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from nemotron_steps.cli.asked import typed
 from nemotron_steps.cli.terminal import Terminal, printable
 from nemotron_steps.config.redaction import may_be_secret, redact_text
 from nemotron_steps.errors import InterruptedRunError, RequestError, StepsError
@@ -63,7 +64,10 @@ def report(error: BaseException, *, as_json: bool) -> int:
         )
     if isinstance(error, StepsError):
         if as_json:
-            print_json({"error": _clean_fields(error.to_dict())})
+            fields = error.to_dict()
+            for each in (fields, *fields.get("problems", ())):
+                each["hints"] = [typed[0].hint(hint) for hint in each["hints"]]
+            print_json({"error": _clean_fields(fields)})
         else:
             render(error, Terminal.of(sys.stderr))
         return exit_code(error)
@@ -98,7 +102,9 @@ def render(error: StepsError, terminal: Terminal) -> None:
     if error.found is not None:
         _field(terminal, "found", _clean(error.found))
     for hint in error.hints:
-        terminal.print(f"  {terminal.style('hint:', 'cyan')} {_clean(hint)}")
+        terminal.print(f"  {terminal.style('hint:', 'cyan')} {_clean(typed[0].hint(hint))}")
+    if error.hints and (command := typed[0].with_change(error.hints[0], error.where)) is not None:
+        terminal.print(f"  {terminal.style('as in:', 'dim')} {_clean(command)}")
 
 
 def unexpected_fields(error: BaseException) -> dict[str, Any]:

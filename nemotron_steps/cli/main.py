@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from nemotron_steps.cli.asked import Typed, typed
 from nemotron_steps.cli.parser import UsageError, build, refuse_flags_first, split_passthrough
 from nemotron_steps.errors import StepsError, did_you_mean
 
@@ -61,6 +62,7 @@ def _program(arguments: Sequence[str], prog: str) -> int:
 def _main(arguments: Sequence[str], prog: str) -> int:
     gc.set_threshold(_GC_THRESHOLD, 50, 50)
     before, passthrough = split_passthrough(arguments)
+    typed[0] = Typed(prog, tuple(arguments))
     return _guarded(lambda: _dispatch(before, passthrough, prog), arguments, as_json="--json" in before)
 
 
