@@ -65,22 +65,25 @@ def show(arguments: argparse.Namespace) -> int:
         return 0
     row, manifest, configs = _step(index, arguments.step)
     _show_step(row, manifest, configs, Terminal.of())
-    for problem in _about(row, index):
-        render(problem, Terminal.of(sys.stderr))
+    errors = Terminal.of(sys.stderr)
+    for warning in _about(row, index.warnings):
+        errors.print(f"{errors.style('note:', 'yellow')} {printable(f'{warning.what} ({warning.where})')}")
+    for problem in _about(row, index.problems):
+        render(problem, errors)
     return 0
 
 
 def step_fields(index: Index, step_id: str) -> dict[str, Any]:
     """A step's row, its configs by name and its manifest as it is written. UnknownNameError with near ids."""
     row, manifest, configs = _step(index, step_id)
-    problems = [problem.to_dict() for problem in _about(row, index)]
+    problems = [problem.to_dict() for problem in _about(row, index.problems)]
     fields = {**row.to_dict(), "configs": {path.stem: str(path) for path in configs}, "manifest": manifest}
     return {**fields, "problems": problems} if problems else fields
 
 
-def _about(row: StepRow, index: Index) -> list[ManifestError]:
-    """What is wrong with a step's manifest, or worth a remark."""
-    return [each for each in (*index.problems, *index.warnings) if (each.where or "").startswith(f"{row.file}:")]
+def _about(row: StepRow, told: Iterable[ManifestError]) -> list[ManifestError]:
+    """What is about a step's manifest."""
+    return [each for each in told if (each.where or "").startswith(f"{row.file}:")]
 
 
 def _step(index: Index, step_id: str) -> tuple[StepRow, dict[str, Any], list[Path]]:

@@ -101,10 +101,10 @@ def render(error: StepsError, terminal: Terminal) -> None:
         _field(terminal, "expected", _clean(error.expected))
     if error.found is not None:
         _field(terminal, "found", _clean(error.found))
-    for hint in error.hints:
+    for number, hint in enumerate(error.hints):
         terminal.print(f"  {terminal.style('hint:', 'cyan')} {_clean(typed[0].hint(hint))}")
-    if error.hints and (command := typed[0].with_change(error.hints[0], error.where)) is not None:
-        terminal.print(f"  {terminal.style('as in:', 'dim')} {_clean(command)}")
+        if number == 0 and (command := typed[0].with_change(hint, error.where)) is not None:
+            terminal.print(f"    {terminal.style('as in:', 'dim')} {_clean(command)}")
 
 
 def unexpected_fields(error: BaseException) -> dict[str, Any]:

@@ -29,7 +29,8 @@ def producers_of(registry: Registry, wanted: str, limit: int = 2) -> tuple[str, 
 def steps_between(registry: Registry, found: str, wanted: str, limit: int = 2) -> tuple[tuple[str, str], ...]:
     """(step, its input port) of steps that make something a port of type `wanted` accepts of a `found`.
 
-    Those that cannot do without it first, then those that need least beside it, then by id.
+    Those that cannot do without it first, then those that need least beside it, then by id. None whose port takes what
+    is wanted as well, and any kind of rows: it refuses these by their fields.
     """
     steps = [
         (not port.required, sum(other.required for other in manifest.consumes), step_id, port.name)
@@ -37,6 +38,7 @@ def steps_between(registry: Registry, found: str, wanted: str, limit: int = 2) -
         if any(registry.types.is_a(output.type, wanted) for output in manifest.produces)
         for port in manifest.consumes
         if registry.types.is_a(found, port.type)
+        if found == port.type or not registry.types.is_a(wanted, port.type)
     ]
     return tuple((step_id, port) for _, _, step_id, port in sorted(steps)[:limit])
 

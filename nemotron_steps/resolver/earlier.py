@@ -31,9 +31,7 @@ def without_absent(plan: Plan, *, allow_unfilled: bool = False) -> Plan:
         if optional:
             names = ", ".join(optional)
             notes.append(f"{step.key} goes without {names}: nothing here was made by these stages as they are planned")
-        problems += [
-            _missing(plan, step, port, key, absent) for port, key in lacking.items() if port not in optional
-        ]
+        problems += [_missing(plan, step, port, key, absent) for port, key in lacking.items() if port not in optional]
         ports = tuple(port for port in step.manifest.consumes if port.name not in optional)
         inputs = {port: source for port, source in step.inputs.items() if port not in optional}
         steps[step.key] = replace(step, manifest=step.manifest.with_ports(ports), inputs=inputs)

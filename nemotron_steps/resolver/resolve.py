@@ -89,6 +89,13 @@ def resolve(
     for node in order:
         for problem in _check_config(node, checks, subjects.get(node.key)):
             _address(problem, node, request, nodes)
+            # Of a converter that was inserted the user has not heard: its input is given as that of whom it feeds.
+            for other in order if node.inserted else ():
+                for port, source in other.inputs.items():
+                    if isinstance(source, StepOutput) and source.step_key == node.key:
+                        own = next(iter(node.inputs))
+                        given = (hint.replace(f"--input {own}=", f"--input {port}=") for hint in problem.hints)
+                        problem.hints = tuple(given)
             graph.report(problem)
     for manifest in (node.manifest for node in order if node.manifest.pack != BUILT_IN):
         named = manifest.step.model_dump(include={"entry", "preflight"})

@@ -81,9 +81,6 @@ def refuse_missing_packages(plan: Plan) -> None:
         for key, backend in _backends(planned.config, ()):
             if backend in PACKAGES and find_spec(backend) is None:
                 hints = [PACKAGES[backend], f"{key}={WITHOUT[backend]}   # does without", "steps doctor"]
-                asked_for = any(override.startswith(key) for override in planned.overrides)
-                if backend == "vllm" and not asked_for and "cpu" in planned.manifest.config_names:
-                    hints.insert(2, "-c cpu   # the step's config for a machine without GPUs")
                 problems.append(
                     UnsupportedError(
                         f"{planned.key} needs the package {backend}, which is not installed here",
