@@ -53,12 +53,14 @@ class Typed:
 
     def with_change(self, hint: str, where: str | None) -> str | None:
         """The whole command with the flags or overrides of a hint in it, in the place of what they replace; None for a
-        hint that is not of this kind.
+        hint that is not of this kind, and where a word may hold a secret.
 
         Args:
             where: what the error is about: `override 'KEY=VALUE'`, or `FLAG VALUE`.
         """
-        if not self.words or not _CHANGE.match(hint):
+        from nemotron_steps.config.redaction import redact_text
+
+        if not self.words or not _CHANGE.match(hint) or any(redact_text(word) != word for word in self.words):
             return None
         try:
             change = shlex.split(hint.partition("   #")[0])

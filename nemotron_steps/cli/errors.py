@@ -11,7 +11,7 @@ from typing import Any
 
 from nemotron_steps.cli.asked import typed
 from nemotron_steps.cli.terminal import Terminal, printable
-from nemotron_steps.config.redaction import may_be_secret, redact_text
+from nemotron_steps.config.redaction import MASK, may_be_secret, redact_text
 from nemotron_steps.errors import InterruptedRunError, RequestError, StepsError
 from nemotron_steps.errors.plugins import noted
 
@@ -78,14 +78,19 @@ def report(error: BaseException, *, as_json: bool) -> int:
     return exit_code(error)
 
 
-def render(error: StepsError, terminal: Terminal) -> None:
-    """An error as coloured text: every problem it carries, then itself."""
+def render(error: StepsError, terminal: Terminal, *, whole: bool = True) -> None:
+    """An error as coloured text: every problem it carries, then itself.
+
+    Args:
+        whole: whether the command that was typed may be shown; not where anything about it is masked.
+    """
+    whole = whole and MASK not in _clean(error.render())
     problems: tuple[StepsError, ...] = tuple(getattr(error, "problems", ()))
     if len(problems) == 1:
-        render(problems[0], terminal)
+        render(problems[0], terminal, whole=whole)
         return
     for problem in problems:
-        render(problem, terminal)
+        render(problem, terminal, whole=whole)
         terminal.print()
     if isinstance(error, InterruptedRunError):
         terminal.print(terminal.style(_clean(error.what), "bold", "yellow"))
@@ -103,7 +108,8 @@ def render(error: StepsError, terminal: Terminal) -> None:
         _field(terminal, "found", _clean(error.found))
     for number, hint in enumerate(error.hints):
         terminal.print(f"  {terminal.style('hint:', 'cyan')} {_clean(typed[0].hint(hint))}")
-        if number == 0 and (command := typed[0].with_change(hint, error.where)) is not None:
+        command = typed[0].with_change(hint, error.where) if whole and number == 0 else None
+        if command is not None:
             terminal.print(f"    {terminal.style('as in:', 'dim')} {_clean(command)}")
 
 

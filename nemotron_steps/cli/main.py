@@ -63,7 +63,10 @@ def _main(arguments: Sequence[str], prog: str) -> int:
     gc.set_threshold(_GC_THRESHOLD, 50, 50)
     before, passthrough = split_passthrough(arguments)
     typed[0] = Typed(prog, tuple(arguments))
-    return _guarded(lambda: _dispatch(before, passthrough, prog), arguments, as_json="--json" in before)
+    try:
+        return _guarded(lambda: _dispatch(before, passthrough, prog), arguments, as_json="--json" in before)
+    finally:
+        typed[0] = Typed("steps", ())
 
 
 def _dispatch(arguments: list[str], passthrough: list[str], prog: str) -> int:
