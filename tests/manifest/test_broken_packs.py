@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.cli.doctor import FAILED, _packs
+from nemotron_steps.cli.doctor import FAILED, _packs, _plugins
 from nemotron_steps.cli.request import Workbench
 from tests.cli.conftest import Cli, cli, workplace
 from tests.manifest.packs_on_disk import write_files
@@ -249,3 +249,21 @@ def test_the_pack_itself_is_right(pack: Path, cli: Cli) -> None:
     for command in (PLAN, "plan own_chain", "plan own/one -c small", "show own/one", "run own_chain"):
         result = cli(*command.split())
         assert result.code == 0 and "problem" not in result.err, (command, result.err)
+
+
+def test_entry_points_that_cannot_be_loaded_are_found_by_the_doctor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "plug-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: plug\nVersion: 1.0\n",
+        "plug-1.0.dist-info/entry_points.txt": "[nemotron_steps.environments]\ngone = no_such_plug:Rewards\n"
+        "flat = plug_code:make\n[nemotron_steps.executors]\nbad = plug_code:SIZE\ngood = plug_code:Executor\n",
+        "plug_code.py": "SIZE = 3\n\ndef make():\n    pass\n\nclass Executor:\n    pass\n",
+    }
+    monkeypatch.syspath_prepend(str(write_files(tmp_path, files)))
+    found = sorted(each.detail.partition(":")[2].partition(" (")[0].strip() for each in _plugins())
+    assert found == [
+        "'SIZE' is a value, not a function",
+        "'make' is a function, not a class",
+        "there is no module 'no_such_plug'",
+    ]
