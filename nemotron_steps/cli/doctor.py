@@ -250,6 +250,8 @@ def _memory() -> int | None:
 
 
 def _packs(bench: Workbench) -> Iterator[Finding]:
+    from nemotron_steps.manifest.packs import BUILT_IN, unusable_code
+
     registry = bench.registry
     counts: dict[str, int] = {}
     for manifest in [*registry.steps.values(), *registry.hidden_steps.values()]:
@@ -257,11 +259,29 @@ def _packs(bench: Workbench) -> Iterator[Finding]:
     for pack in registry.packs:
         count = counts.get(pack.name, 0)
         yield Finding(pack.name, OK, f"{count} step{'s' if count != 1 else ''}, {pack.origin}, {pack.base}")
-    for problem in registry.problems:
+    problems = [*registry.problems]
+    for manifest in (*registry.steps.values(), *registry.hidden_steps.values()):
+        if manifest.pack != BUILT_IN:
+            problems += unusable_code(manifest.id, manifest.step.model_dump(), manifest.where)
+    for problem in problems:
         yield Finding("problem", FAILED, f"{problem.what} ({problem.where})", "\n".join(problem.hints))
     for warning in registry.warnings:
         yield Finding("note", WARNING, f"{warning.what} ({warning.where})", "\n".join(warning.hints))
+    yield from _plugins()
     yield from _environment()
+
+
+def _plugins() -> Iterator[Finding]:
+    """Entry points of installed packages whose source says that they cannot be loaded."""
+    from nemotron_steps.errors.entry_points import entry_points
+    from nemotron_steps.errors.plugins import unusable
+
+    for kind, arguments in (("environments", None), ("executors", 0)):
+        for point in entry_points(f"nemotron_steps.{kind}"):
+            if (why := unusable(point.value, arguments)) is not None:
+                package = point.dist.name if point.dist is not None else "an unnamed package"
+                detail = f"{point.name} of {package} cannot be loaded: {why[0]} ({point.value})"
+                yield Finding(kind.rstrip("s"), FAILED, detail, f"pip uninstall {package}")
 
 
 def _environment() -> Iterator[Finding]:

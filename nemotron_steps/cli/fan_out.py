@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nemotron_steps.cli.parser import UsageError
-from nemotron_steps.config.names import nearest
+from nemotron_steps.config.names import meant
 from nemotron_steps.config.quoting import quoted
 from nemotron_steps.resolver.fan_out import Axis
 
@@ -66,7 +66,7 @@ def _stage_keys(key: str, stages: list[str], has_key: HasKey, text: str) -> list
             found=key,
             hints=(
                 f"--over '*.{text}'",
-                *(f"--over {text.replace(stage, name, 1)}" for name in nearest(stage, stages)[:1] if rest),
+                *(f"--over {text.replace(stage, name, 1)}" for name in meant(stage, stages)[:1] if rest),
             ),
         )
     return [(stage, rest)]

@@ -69,11 +69,16 @@ def _program(arguments: Sequence[str], prog: str) -> int:
 def _main(arguments: Sequence[str], prog: str) -> int:
     import gc
 
+    from nemotron_steps.cli.asked import Typed, typed
     from nemotron_steps.cli.parser import split_passthrough
 
     gc.set_threshold(_GC_THRESHOLD, 50, 50)
     before, passthrough = split_passthrough(arguments)
-    return _guarded(lambda: _dispatch(before, passthrough, prog), arguments, as_json="--json" in before)
+    typed[0] = Typed(prog, tuple(arguments))
+    try:
+        return _guarded(lambda: _dispatch(before, passthrough, prog), arguments, as_json="--json" in before)
+    finally:
+        typed[0] = Typed("steps", ())
 
 
 def _dispatch(arguments: list[str], passthrough: list[str], prog: str) -> int:
@@ -128,7 +133,7 @@ def _load(reference: str) -> Handler:
 
 def _unknown_flag(flag: str, namespace: argparse.Namespace, prog: str) -> UsageError:
     from nemotron_steps.cli.parser import UsageError
-    from nemotron_steps.config.names import nearest
+    from nemotron_steps.config.names import meant
     from nemotron_steps.errors import did_you_mean
 
     hidden = {"command", "handler", "words", "as_json"}
@@ -138,7 +143,7 @@ def _unknown_flag(flag: str, namespace: argparse.Namespace, prog: str) -> UsageE
     return UsageError(
         f"`{command}` has no flag '{typed}'",
         expected="one of its flags; a key of the config is set by KEY=VALUE, without dashes",
-        hints=(*did_you_mean(nearest(typed, flags)), f"{command} --help"),
+        hints=(*did_you_mean(meant(typed, flags)), f"{command} --help"),
     )
 
 

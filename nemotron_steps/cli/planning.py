@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.artifacts.models import made_by
-from nemotron_steps.cli.asked import Asked, asked_from
+from nemotron_steps.cli.asked import Asked, asked_from, typed
 from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.memory import show_memory
 from nemotron_steps.cli.parser import UsageError
@@ -46,7 +46,7 @@ def refuse_accept(arguments: argparse.Namespace, asked: Asked, *, forgets: bool)
         raise UsageError(
             "--accept records that a result is taken: --dry-run records nothing, and --force makes it anew",
             where=f"--accept {arguments.accept[0]}",
-            hints=(f"steps plan {asked.redacted().command} --accept {arguments.accept[0]}",),
+            hints=("leave out --accept, or --dry-run and --force; `steps plan` shows what --accept would take",),
         )
 
 
@@ -167,10 +167,12 @@ def show_plan(found: Plan, terminal: Terminal, asked: Asked, *, why: bool = Fals
         terminal.print(f"  {terminal.style('note:', 'yellow')} {printable(warning)}")
     by_code = [step.key for step in found.steps if step.changes is not None and step.changes.code]
     if by_code:
-        command = " ".join(["steps run", asked.redacted().typed, *(f"--accept {shlex.quote(key)}" for key in by_code)])
+        accept = " ".join(f"--accept {shlex.quote(key)}" for key in by_code)
+        same = None if typed[0].words[:1] in ((), ("plan",)) else typed[0].with_change(accept, None)
+        command = same or typed[0].hint(f"steps run {asked.redacted().typed} {accept}")
         note = terminal.style("note:", "yellow")
         terminal.print(f"  {note} only code changed since; to take what is there as it is:")
-        terminal.print(f"    {terminal.style(printable(command), 'cyan')}")
+        terminal.print(f"    {terminal.style(printable(redact_text(command)), 'cyan')}")
     if why:
         _show_why(found, numbers, terminal)
     show_memory(found, terminal)

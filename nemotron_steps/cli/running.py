@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.asked import Asked, asked_from
@@ -18,7 +20,14 @@ from nemotron_steps.cli.supervise import announce
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.config.redaction import MASK
 from nemotron_steps.engine.native.spinning import bound_spinning
-from nemotron_steps.errors import InterruptedRunError, RequestError, RetryableError, StepsError
+from nemotron_steps.errors import (
+    InterruptedRunError,
+    PlanError,
+    RequestError,
+    RetryableError,
+    StepsError,
+    UnsupportedError,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -26,6 +35,10 @@ if TYPE_CHECKING:
     from nemotron_steps.resolver.plan import Plan
     from nemotron_steps.runs.results import RunResult
     from nemotron_steps.runs.tracker import Listener, Record
+
+
+_NO_GPUS = re.compile(r"cluster\.gpus_per_node|.*backend=vllm")
+"""Where an error is, that another config may mend on a machine without GPUs."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -127,15 +140,15 @@ def _execute(
     ends_process: bool,
 ) -> RunResult:
     from nemotron_steps.runs.execute import execute
-    from nemotron_steps.runs.prerequisites import (
-        refuse_missing_packages,
-        refuse_unimplemented,
-        refuse_unusable_data,
-    )
 
-    refuse_unimplemented(plan)
-    refuse_missing_packages(plan)
-    refuse_unusable_data(plan, bench.store, bench.registry.types)
+    try:
+        _refuse(bench, plan)
+    except PlanError as error:
+        for problem in error.problems:
+            if isinstance(problem, UnsupportedError) and _NO_GPUS.match(problem.where or ""):
+                found = tuple(_on_cpu(bench, plan))
+                problem.hints = (*problem.hints, *found) if _has_gpus() else (*found, *problem.hints)
+        raise
     return execute(
         plan,
         bench.store,
@@ -148,6 +161,43 @@ def _execute(
         ends_process=ends_process,
         takes_over=not bench.in_job,
     )
+
+
+def _refuse(bench: Workbench, plan: Plan) -> None:
+    """PlanError for what a step that is still to run would refuse when it starts."""
+    from nemotron_steps.runs import prerequisites
+
+    prerequisites.refuse_unimplemented(plan)
+    prerequisites.refuse_missing_packages(plan)
+    prerequisites.refuse_unimportable(plan)
+    prerequisites.refuse_unusable_data(plan, bench.store, bench.registry.types)
+
+
+def _has_gpus() -> bool:
+    return any(Path("/dev").glob("nvidia[0-9]*")) and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
+
+
+def _on_cpu(bench: Workbench, plan: Plan) -> Iterator[str]:
+    """What has a step run without GPUs, tried: under the same overrides, nothing of the plan is refused."""
+    (key, *others) = plan.goals
+    planned = plan.step(key)
+    if others or planned.step_id != key:  # `-c` of several steps, or of a pipeline, means other things
+        return
+    process = ("cluster.backend=process", "cluster.gpus_per_node=0")
+    for name, more, says in (
+        ("cpu", (), "-c cpu   # the step's config for a machine without GPUs"),
+        (planned.config_name, process, f"{' '.join(process)}   # one process, on CPU"),
+        ("tiny", (), "-c tiny   # for two CPU cores"),
+    ):
+        if name not in planned.manifest.config_names:
+            continue
+        try:
+            config = bench.compose(planned.step_id, name, (*planned.overrides, *more))
+            other = replace(planned, config_name=name, config=config.values)
+            _refuse(bench, replace(plan, steps=tuple(other if step is planned else step for step in plan.steps)))
+        except StepsError:
+            continue
+        yield says
 
 
 @contextmanager

@@ -7,13 +7,14 @@ step's inputs come from. The values become a model in `validation`; secrets are 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nemotron_steps.config.names import nearest
+from nemotron_steps.config.names import meant, nearest
 from nemotron_steps.config.redaction import note_variables, shown_override
 from nemotron_steps.config.references import RUN_KEY, drop_names, register, set_variables, variables_in
 from nemotron_steps.config.search import SearchPath
@@ -285,7 +286,7 @@ def _unknown(
     close = nearest(key, candidates)
     # A misspelled `api_key` holds a secret like the one it was meant for.
     text = shown_override(override.input_line or "", *close)
-    hints = [text.replace(key, other, 1) for other in close]
+    hints = [text.replace(key, other, 1) for other in meant(key, close)]
     if schema is None and not override.is_delete():
         hints.append(f"to add a new key: +{text}")
     return ConfigError(
@@ -403,10 +404,9 @@ def _broken(node: Any, path: KeyPath, origins: Mapping[KeyPath, str], problems: 
         expression = str(node._value())
         reason = str(error).splitlines()[0]
         hints: list[str] = [f"{'.'.join(path)}=VALUE"]
-        if "Environment variable" in reason:
-            variable = expression.partition("oc.env:")[2].strip("} ").split(",")[0]
-            hints.insert(0, f"export {variable}=VALUE")
-            reason = f"environment variable {variable} is not set"
+        if unset := re.search(r"Environment variable '(\w+)' not found", str(error)):
+            hints.insert(0, f"export {unset[1]}=VALUE")
+            reason = f"environment variable {unset[1]} is not set"
         problems.append(
             ConfigError(
                 f"'{'.'.join(path)}' does not resolve: {reason}",

@@ -34,7 +34,7 @@ from pydantic import ConfigDict, Field, PositiveInt, StrictStr, ValidationError
 from nemotron_steps.config.compose import raise_problems
 from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
 from nemotron_steps.config.mirrors import MirrorSettings, MlflowSettings, Table, TensorBoardSettings, WandbSettings
-from nemotron_steps.config.names import nearest
+from nemotron_steps.config.names import meant, nearest
 from nemotron_steps.config.redaction import mask, note_variables, redact, redact_text
 from nemotron_steps.config.schema.base import Section
 from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError, renamed_key
@@ -266,7 +266,7 @@ class Environment:
         return profile
 
     def _unknown(self, name: str, where: str | None) -> UnknownNameError:
-        close = nearest(name, self.profiles)
+        close = meant(name, self.profiles)
         files = environment_files()
         looked = ", ".join(str(file) for file in files)
         hints = [f"-r {other}" for other in close]
@@ -418,7 +418,7 @@ def _validated(
                         where=where,
                         expected=" or ".join(close) if close and not reason else ", ".join(model.model_fields),
                         found=key,
-                        hints=commented if reason else renamed_key(where, key, *close[:1]),
+                        hints=commented if reason else renamed_key(where, key, *meant(key, close)[:1]),
                     )
                 )
             elif detail["type"] == "missing":

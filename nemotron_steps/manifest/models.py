@@ -20,6 +20,7 @@ from pydantic import (
     StrictBool,
     StrictInt,
     StrictStr,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -41,6 +42,12 @@ DOTTED = re.compile(r"[^\s.=]+(\.[^\s.=]+)*")
 
 def _as_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
+
+
+def _object_path(value: str | None, info: ValidationInfo) -> str | None:
+    if value is not None and not _OBJECT_PATH.fullmatch(value):
+        raise ValueError(f"{info.field_name} must look like 'package.module:name', not {value!r}")
+    return value
 
 
 Strings = tuple[StrictStr, ...]
@@ -75,15 +82,17 @@ class StepTable(Table):
     """Function of (config, inputs) that raises what is wrong with the data it is given, before any step of a run
     starts. `inputs` holds the supplied artifacts by port, None for a port that an earlier step will fill."""
 
-    @model_validator(mode="after")
-    def _well_formed(self) -> Self:
-        if not STEP_ID.fullmatch(self.id):
-            raise ValueError(f"step id {self.id!r} must look like 'rl/nemo_rl/rlhf'")
-        for key in ("entry", "config_schema", "preflight"):
-            value = getattr(self, key)
-            if value is not None and not _OBJECT_PATH.fullmatch(value):
-                raise ValueError(f"{key} must look like 'package.module:name', not {value!r}")
-        return self
+    @field_validator("id")
+    @classmethod
+    def _is_id(cls, value: str) -> str:
+        if not STEP_ID.fullmatch(value):
+            raise ValueError(f"step id {value!r} must look like 'rl/nemo_rl/rlhf'")
+        return value
+
+    @field_validator("entry", "config_schema", "preflight")
+    @classmethod
+    def _is_object_path(cls, value: str | None, info: ValidationInfo) -> str | None:
+        return _object_path(value, info)
 
 
 class Consumes(Table):
@@ -396,7 +405,5 @@ class TypeManifest(Table):
 
     @field_validator("validator")
     @classmethod
-    def _is_object_path(cls, value: str | None) -> str | None:
-        if value is not None and not _OBJECT_PATH.fullmatch(value):
-            raise ValueError(f"validator must look like 'package.module:name', not {value!r}")
-        return value
+    def _is_object_path(cls, value: str | None, info: ValidationInfo) -> str | None:
+        return _object_path(value, info)

@@ -13,9 +13,8 @@ from nemotron_steps.config.layout.misfits import Misfit, causes, misfits, told
 from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.config.layout.suggestions import pasted, suggestion, with_values
 from nemotron_steps.config.layout.teacher_fit import teacher_misfits
-from nemotron_steps.resolver.memory import mended_memory
+from nemotron_steps.resolver.memory import NODES, PROFILE, beyond_profile, mended_memory, offers, passes
 from nemotron_steps.resolver.problems import BatchSizeProblem, LayoutProblem, PlanProblem
-from nemotron_steps.resolver.tried import NODES, PROFILE, beyond_profile, offers, passes
 
 if TYPE_CHECKING:
     from nemotron_steps.resolver.checks import CheckSubject

@@ -14,6 +14,7 @@ from typing import Any
 
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.errors import StepsError
+from nemotron_steps.manifest.packs import BUILT_IN, unusable_code
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.resolver.attributes import check_attributes
 from nemotron_steps.resolver.checks import CHECKS, Check, CheckSubject
@@ -88,7 +89,18 @@ def resolve(
     for node in order:
         for problem in _check_config(node, checks, subjects.get(node.key)):
             _address(problem, node, request, nodes)
+            # Of a converter that was inserted the user has not heard: its input is given as that of whom it feeds.
+            for other in order if node.inserted else ():
+                for port, source in other.inputs.items():
+                    if isinstance(source, StepOutput) and source.step_key == node.key:
+                        own = next(iter(node.inputs))
+                        given = (hint.replace(f"--input {own}=", f"--input {port}=") for hint in problem.hints)
+                        problem.hints = tuple(given)
             graph.report(problem)
+    for manifest in (node.manifest for node in order if node.manifest.pack != BUILT_IN):
+        named = manifest.step.model_dump(include={"entry", "preflight"})
+        for unusable in unusable_code(manifest.id, named, manifest.where):
+            graph.report(unusable)
     for conflict in conflicts:
         graph.report(conflict)
     _name_steps(graph, request, nodes)

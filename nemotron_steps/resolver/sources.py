@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -98,9 +97,7 @@ class Sources:
         if reference is not None:
             if bound is not None and overridden:
                 node.failed.add(port.name)
-                by_input = self._command(without_key=bound[0])
-                by_key = self._command(without_port=port.name)
-                self.graph.report(reports.two_sources(node, port, reference, "=".join(bound), (by_input, by_key)))
+                self.graph.report(reports.two_sources(node, port, reference, "=".join(bound)))
                 return None
             return self._from_reference(node, port, reference, f"--input {port.name}={reference}")
         if bound is not None and overridden:
@@ -260,7 +257,7 @@ class Sources:
         if len(candidates) > 1:
             node.failed.add(port.name)
             labels = [f"{c.source.step_key}.{c.source.port}" for c in candidates]
-            hint = f"steps run {self._command()} --input {self._target(node, port.name)}=PATH"
+            hint = f"--input {self._target(node, port.name)}=PATH"
             self.graph.report(reports.ambiguous(node, port, labels, None, (hint,)))
             return None
         if not candidates:
@@ -343,24 +340,11 @@ class Sources:
             self.graph.report(reports.missing(node, port, self._missing_hints(node, port, goal)))
 
     def _missing_hints(self, node: Node, port: Consumes, goal: Goal | None) -> tuple[str, ...]:
-        command, target = self._command(), self._target(node, port.name) + (".NAME" if port.many else "")
+        target = self._target(node, port.name) + (".NAME" if port.many else "")
         if goal is None or self.request.chained:
-            return missing_input_hints(self.graph.registry, command, target, port, node.manifest.id)
+            return missing_input_hints(self.graph.registry, target, port, node.manifest.id)
         before = {stage.key: stage.manifest for stage in self.goals[: self.positions.get(node.key, 0)]}
-        return missing_stage_input_hints(self.types, command, target, port, node.key, before)
-
-    def _command(self, *, without_port: str = "", without_key: str = "") -> str:
-        """What was asked for with the inputs and overrides that were given, so that a hint can be pasted without
-        losing them; the ones for one port or key may be left out."""
-        ports = {port for goal in self.goals for port in goal.manifest.inputs} - {without_port}
-        given = [
-            f"--input {shlex.quote(f'{name}={ref}')}"
-            for name, ref in self.request.inputs.items()
-            if name.rpartition(".")[2] in ports
-        ]
-        overrides = self.goals[-1].overrides if self.request.chained else ()
-        kept = [shlex.quote(text) for text in overrides if text.partition("=")[0].lstrip("+~") != without_key]
-        return " ".join([self.request.command, *kept, *given])
+        return missing_stage_input_hints(self.types, target, port, node.key, before)
 
     def _step_before(self, node: Node) -> Node | None:
         """The step named just before this one, unless one of its outputs already feeds this step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from nemotron_steps.config.names import nearest
+from nemotron_steps.config.names import meant
 from nemotron_steps.resolver import reports
 from nemotron_steps.resolver.graph import Graph, Node
 from nemotron_steps.resolver.problems import AmbiguousSource, UnknownPort
@@ -42,7 +42,7 @@ def report_unused(inputs: Mapping[str, str], used: set[str], graph: Graph) -> No
                     where=where,
                     expected=" or ".join(keys) or "a step of the plan",
                     found=step,
-                    hints=tuple(f"--input {name}.{port}={reference}" for name in nearest(step, keys)[:2]),
+                    hints=tuple(f"--input {name}.{port}={reference}" for name in meant(step, keys)[:2]),
                 )
             )
 
@@ -55,7 +55,7 @@ def _owners(request: Request, graph: Graph, port: str, reference: str, goals: Go
         return [having[0][1]]
     if not having:
         known = sorted({name for _, node in goals for name in node.manifest.inputs})
-        close = nearest(port, known)
+        close = meant(port, known)
         idle = [problem for _, node in goals for problem in reports.idle_input(graph.registry, node, port, where)]
         for problem in idle:
             graph.report(problem)

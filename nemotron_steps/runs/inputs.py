@@ -59,7 +59,7 @@ def open_input(
                 where=where,
                 expected="PATH, NAME:VERSION or a digest",
                 found=source.ref,
-                hints=(f"steps run {planned.step_id} --input {port}=PATH", "steps artifacts list", *error.hints[:1]),
+                hints=(f"--input {port}=PATH", "steps artifacts list", *error.hints[:1]),
             ) from error
     folder = _hub_folder(source.ref, planned, port, fetch=fetch)
     if folder is None:
@@ -134,7 +134,7 @@ def check_inputs(planned: PlannedStep, inputs: Mapping[str, Artifact], types: Ty
                     f"input '{consumes.name}' is missing",
                     where=f"{planned.key}.{consumes.name}",
                     expected=f"an artifact of type {consumes.type}",
-                    hints=(f"steps run {planned.step_id} --input {consumes.name}=PATH",),
+                    hints=(f"--input {consumes.name}=PATH",),
                 )
             continue
         if artifact.type != consumes.type and not types.is_a(artifact.type, consumes.type):
@@ -221,5 +221,5 @@ def _hub_folder(name: str, planned: PlannedStep, port: str, *, fetch: bool) -> P
             where=f"{planned.key}.{port}",
             expected="a model folder, an artifact of this home, or a hub name that can be reached from here",
             found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no answer'}",
-            hints=(f"steps run {planned.step_id} --input {port}=PATH_TO_MODEL_FOLDER",),
+            hints=(f"--input {port}=PATH_TO_MODEL_FOLDER",),
         ) from error

@@ -15,6 +15,7 @@ from typing import Any
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import StepsError, UnsupportedError
+from nemotron_steps.manifest.packs import BUILT_IN
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import Plan, PlannedStep, SuppliedInput
 from nemotron_steps.resolver.problems import raise_all
@@ -44,6 +45,22 @@ def refuse_unimplemented(plan: Plan) -> None:
     raise_all(problems, "the plan cannot be run")
 
 
+def refuse_unimportable(plan: Plan) -> None:
+    """PlanError, naming every step of other packs that is still to run and whose function cannot be imported."""
+    problems: list[StepsError] = []
+    for planned in plan:
+        entry = planned.manifest.step.entry
+        if planned.cached is None and entry is not None and planned.manifest.pack != BUILT_IN:
+            try:
+                if not callable(found := imported(entry, planned)):
+                    where = planned.manifest.where("step", "entry")
+                    what = f"entry of step '{planned.step_id}' is not a function"
+                    problems.append(UnsupportedError(what, where=where, expected=entry, found=repr(found)[:80]))
+            except UnsupportedError as error:
+                problems.append(error)
+    raise_all(problems, "the run cannot start")
+
+
 def refuse_missing_packages(plan: Plan) -> None:
     """PlanError, naming every step that is still to run and needs a package that is not installed."""
     problems: list[StepsError] = []
@@ -64,9 +81,6 @@ def refuse_missing_packages(plan: Plan) -> None:
         for key, backend in _backends(planned.config, ()):
             if backend in PACKAGES and find_spec(backend) is None:
                 hints = [PACKAGES[backend], f"{key}={WITHOUT[backend]}   # does without", "steps doctor"]
-                asked_for = any(override.startswith(key) for override in planned.overrides)
-                if backend == "vllm" and not asked_for and "cpu" in planned.manifest.config_names:
-                    hints.insert(2, "-c cpu   # the step's config for a machine without GPUs")
                 problems.append(
                     UnsupportedError(
                         f"{planned.key} needs the package {backend}, which is not installed here",

@@ -80,8 +80,6 @@ def refuse_without_gpus(cluster: ClusterConfig, devices: Path = Path("/dev")) ->
             found=f"cluster.gpus_per_node={cluster.gpus_per_node}"
             + (", all hidden by CUDA_VISIBLE_DEVICES" if hidden else ""),
             hints=[
-                "cluster.backend=process cluster.gpus_per_node=0   # one process, on CPU",
-                "-c tiny   # for two CPU cores",
                 "cluster.ray_address=HOST:6379   # a cluster that has them",
                 "-r PROFILE   # a profile of env.toml",
             ],

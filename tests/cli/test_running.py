@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from importlib.util import find_spec
 
 import pytest
 
@@ -17,7 +16,7 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.running import _RunSeen, asked_before
-from nemotron_steps.errors import JudgeUnavailableError, PlanError, RequestError, StorageError
+from nemotron_steps.errors import JudgeUnavailableError, RequestError, StorageError
 from nemotron_steps.runs.run_folder import RunFolder
 
 COMMAND = [sys.executable, "-m", "nemotron_steps.cli.main"]
@@ -376,18 +375,6 @@ def test_a_missing_package_is_told_before_anything_runs(cli, monkeypatch):
     assert "-c cpu" not in result.err
     assert cli("runs", "--json").json == []
     assert cli("plan", *command[1:]).code == 0  # which may be for another machine
-
-
-def test_a_config_for_gpus_without_vllm_names_the_one_for_cpus(workplace, monkeypatch):
-    from nemotron_steps.runs import prerequisites
-
-    monkeypatch.setattr(prerequisites, "find_spec", lambda name: None if name == "vllm" else find_spec(name))
-    plan = Workbench().plan(Asked(("rl/nemo_rl/rlvr",), config="one_gpu"), allow_unfilled=True)
-    with pytest.raises(PlanError) as raised:
-        prerequisites.refuse_missing_packages(plan)
-    (problem,) = raised.value.problems
-    assert "needs the package vllm" in problem.what
-    assert "-c cpu   # the step's config for a machine without GPUs" in problem.hints
 
 
 def _task(**changes):

@@ -73,19 +73,6 @@ def test_every_package_that_a_step_still_to_run_asks_for_is_named_by_its_key(wit
     prerequisites.refuse_missing_packages(a_plan({"backend": {"name": "x"}, "other": "ray"}))
 
 
-def test_the_config_for_cpus_is_named_where_the_package_was_not_asked_for(without: None, tmp_path: Path) -> None:
-    (tmp_path / "cpu.yaml").write_text("")
-    manifest = TRAIN.model_copy(update={"config_dir": tmp_path})
-    for backend, overrides, named in (
-        ("vllm", (), True),
-        ("vllm", ("backend=vllm",), False),
-        ("vllm", ("lr=1",), True),
-        ("ray", (), False),
-    ):
-        ((_, _, hints),) = refused(a_plan({"backend": backend}, manifest=manifest, overrides=overrides))
-        assert any(hint.startswith("-c cpu") for hint in hints) is named
-
-
 def test_a_machine_without_the_engine_is_told_that_alone_of_the_steps_that_need_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -61,9 +61,8 @@ def test_a_teacher_that_is_not_there_is_told_before_its_prompts_and_policy_are_m
 def test_gpus_are_asked_for_where_there_are_any(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     cluster = ClusterConfig(backend="ray", gpus_per_node=8)
-    with pytest.raises(UnsupportedError, match="this machine has none") as caught:
+    with pytest.raises(UnsupportedError, match="this machine has none"):
         refuse_without_gpus(cluster, tmp_path)
-    assert "cluster.gpus_per_node=0" in caught.value.hints[0]
     with pytest.raises(UnsupportedError, match="this machine has none"):
         refuse_without_gpus(ClusterConfig(gpus_per_node=1), tmp_path)
     for fine in (

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from nemotron_steps.config.names import nearest
+from nemotron_steps.config.names import meant
 from nemotron_steps.config.schema.durations import parse_duration
 from nemotron_steps.config.schema.rl import CheckpointingConfig
 from nemotron_steps.engine.checkpoints.deadline import Deadline
@@ -231,7 +231,7 @@ class CheckpointManager:
             where=f"checkpointing.metric_name={name}",
             expected=", ".join(sorted(reported)) or "a metric of the steps",
             found=name,
-            hints=[f"checkpointing.metric_name={near}" for near in (*nearest(name, sorted(reported)), "null")],
+            hints=[f"checkpointing.metric_name={near}" for near in (*meant(name, sorted(reported)), "null")],
         )
 
     def _prune(self, newest: Checkpoint) -> None:
