@@ -87,7 +87,7 @@ def submit_asked(
 
     plan = with_cached(bench, bench.plan(asked), force=force, resume=resume, accept=accept)
     refuse_unimplemented(plan)
-    redacted = asked.redacted()
+    redacted = asked.taking(plan.taken).redacted()
     if MASK in redacted.command:
         raise RequestError(
             "a secret on the command line would end up in the job's files",

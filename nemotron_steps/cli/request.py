@@ -116,6 +116,7 @@ class Workbench:
             self.registry,
             compose=self.compose,
             describe_input=self.describe_input,
+            newest=self.newest,
             profile=profile.model_dump() if profile is not None else None,
             known=known,
             allow_unfilled=allow_unfilled,
@@ -225,6 +226,16 @@ class Workbench:
             found=ref,
             hints=(*_file_meant(ref, path), *(hints or ("steps artifacts list",))),
         )
+
+    def newest(self, step_id: str, config_name: str | None, port: str) -> str | None:
+        """The resolver's Newest."""
+        from nemotron_steps.runs.outputs import artifact_name
+
+        for artifact in reversed(self.store.list_artifacts(name=artifact_name(step_id, port))):
+            made_by = artifact.producer
+            if made_by is not None and made_by.step == step_id and config_name in (None, made_by.config):
+                return artifact.ref
+        return None
 
     def _describe_path(self, path: Path, ref: str, wanted_type: str) -> SuppliedInput:
         from nemotron_steps.artifacts.checkpoints import has_weights, validate_model_folder

@@ -141,7 +141,7 @@ def _execute(
         force=force,
         resume=resume,
         listeners=listeners,
-        request=asked.to_dict(),
+        request=asked.taking(plan.taken).to_dict(),
         mirrored=bench.mirrors(),
         ends_process=ends_process,
         takes_over=not bench.in_job,

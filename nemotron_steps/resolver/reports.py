@@ -72,6 +72,21 @@ def missing(node: Node, port: Consumes, hints: Sequence[str]) -> MissingInput:
     )
 
 
+def not_made_yet(node: Node, port: Consumes, of: str, where: str | None, hints: Sequence[str]) -> MissingInput:
+    """The config takes what an earlier run left, and none has.
+
+    Args:
+        of: the step and config that would leave it.
+    """
+    return MissingInput(
+        f"'{port.name}' of {node.key} is made by {of}, which has made none in this home",
+        chain=(of, node.at(port.name)),
+        where=where,
+        expected=f"{port.type}{_tail(port)}",
+        hints=hints,
+    )
+
+
 def unknown_input(node: Node, name: str, where: str | None) -> UnknownPort:
     """An input port that the step does not have."""
     ports = node.manifest.inputs

@@ -142,6 +142,13 @@ class DescribeInput(Protocol):
         """What `ref` is, for a port of `wanted_type`; type None to trust the port."""
 
 
+class Newest(Protocol):
+    """Finds what an earlier run left in the home."""
+
+    def __call__(self, step_id: str, config_name: str | None, port: str) -> str | None:
+        """NAME:VERSION of the newest artifact that a step left at an output under a config (None: under any)."""
+
+
 def request_for_steps(
     steps: Sequence[str],
     *,

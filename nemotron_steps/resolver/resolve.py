@@ -24,7 +24,7 @@ from nemotron_steps.resolver.misplaced import take_out_inputs
 from nemotron_steps.resolver.plan import Plan, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import FILLABLE, AttributeConflict, PlanProblem, raise_all
 from nemotron_steps.resolver.references import with_references
-from nemotron_steps.resolver.request import Compose, DescribeInput, Goal, Request, StepConfig
+from nemotron_steps.resolver.request import Compose, DescribeInput, Goal, Newest, Request, StepConfig
 from nemotron_steps.resolver.sources import Sources
 from nemotron_steps.resolver.supplied import assign_bare_inputs, report_unused
 
@@ -37,6 +37,7 @@ def resolve(
     *,
     compose: Compose,
     describe_input: DescribeInput,
+    newest: Newest = lambda step_id, config_name, port: None,
     checks: Sequence[Check] = CHECKS,
     profile: Mapping[str, Any] | None = None,
     known: Sequence[StepsError] = (),
@@ -47,6 +48,7 @@ def resolve(
     Args:
         compose: composes a step's config; called once per step of the plan.
         describe_input: says what a user-supplied reference is; called once per reference and wanted type.
+        newest: finds what earlier runs left, for configs that take it.
         checks: arithmetic to check each config with.
         profile: the env.toml profile the run will use, for those checks.
         known: what was found wrong before, to be told with the rest.
@@ -60,7 +62,7 @@ def resolve(
     graph = Graph(registry, compose, problems)
     goals = _goal_nodes(request, graph, compose)
     bare = assign_bare_inputs(request, graph, goals)
-    sources = Sources(request, graph, describe_input, goals, bare)
+    sources = Sources(request, graph, describe_input, goals, bare, newest)
     for goal, node in goals:
         sources.feed(node, goal)
         if request.chained:
@@ -100,12 +102,17 @@ def resolve(
         tuple(node.key for node in nodes),
         request.name or request.command,
         (
+            *(
+                f"{target} is {ref}, the newest that {of} left here; --input {target}=REF takes another"
+                for target, (ref, of) in sources.taken.items()
+            ),
             *_hidden_steps(nodes, registry),
             *_unread_configs(order),
             *_idle_variables(order, graph),
             *_unused_outputs(order, nodes),
         ),
         unfilled,
+        {target: ref for target, (ref, _) in sources.taken.items()},
     )
 
 
