@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.errors import print_json
-from nemotron_steps.cli.planning import show_plan, with_cached
+from nemotron_steps.cli.planning import show_needs, show_plan, with_cached
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal, printable
 from nemotron_steps.config.redaction import MASK, mask
@@ -96,6 +96,7 @@ def submit_asked(
         )
     if terminal is not None:
         show_plan(plan, terminal, asked)
+        show_needs(plan, terminal, asked)
         terminal.print()
     if resume:
         run_id = get_run(bench.store, resume).id

@@ -244,6 +244,12 @@ class Environment(ABC):
         self._gradable: dict[bytes, bool] = {}
         self._trying = asyncio.Lock()
 
+    @classmethod
+    def needs(cls, config: Any, row: Row | None = None) -> tuple[str, ...]:
+        """What grading needs of the machine under these settings, of a row if one is given: names of NEEDS
+        (`runs/prerequisites.py`), or of programs on PATH."""
+        return ()
+
     def needed_judges(self) -> tuple[str, ...]:
         """Roles of the judges that must be given under the present settings."""
         return ()

@@ -5,7 +5,6 @@ Not here: how many devices the cluster has (engine).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.adapters import adapter_pairs, lora_candidates, lora_modules
 from nemotron_steps.models.architecture import Architecture, facts_of, hf_folder
+from nemotron_steps.runs.prerequisites import OK, gpus
 from nemotron_steps.steps.hub_folder import check_tensors
 
 MODEL_PORTS = ("policy", "model")
@@ -63,22 +63,19 @@ def refuse_misfits(config: SftConfig | DpoConfig | RlConfig, inputs: Mapping[str
 def refuse_without_gpus(cluster: ClusterConfig, devices: Path = Path("/dev")) -> None:
     """GPUs asked of a machine without any: by this process, or by a Ray cluster that would start on it.
 
-    Args:
-        devices: the folder of device files.
-
     Raises:
         UnsupportedError: there is none that could be used. How many there are is asked when Ray starts.
     """
     if cluster.gpus_per_node == 0 or (cluster.backend == "ray" and cluster_address(cluster) is not None):
         return
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if hidden or not any(True for kind in ("nvidia[0-9]*", "dxg", "kfd") for _ in devices.glob(kind)):
+    found = gpus(devices)
+    if found.state != OK:
         raise UnsupportedError(
             "the run asks for GPUs and this machine has none",
             where="cluster.gpus_per_node",
             expected="a machine with NVIDIA GPUs, or a Ray cluster of such",
             found=f"cluster.gpus_per_node={cluster.gpus_per_node}"
-            + (", all hidden by CUDA_VISIBLE_DEVICES" if hidden else ""),
+            + (f", {found.detail}" if found.detail != "none" else ""),
             hints=[
                 "cluster.backend=process cluster.gpus_per_node=0   # one process, on CPU",
                 "-c tiny   # for two CPU cores",
