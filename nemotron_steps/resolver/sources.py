@@ -3,8 +3,9 @@
 1. `--input PORT=REF` (or `STEP.PORT=REF`), or an override that sets the port's config key; both are a contradiction
 2. the wiring of a pipeline file
 3. in a plain list of steps, the nearest earlier output of a fitting type (see `chain`)
-4. the config's own `inputs` section: a step to run first, what an earlier run of one left, or a reference
-5. a value already at the port's config key
+4. an environment variable that the port's config key takes its value from, where it is set
+5. the config's own `inputs` section: a step to run first, what an earlier run of one left, or a reference
+6. a value already at the port's config key
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ class Sources:
             source = self._from_chain(node, port)
             if source is not None or port.name in node.failed:
                 return source
-        if node.config is not None and node.config.inputs.get(port.name) is not None:
+        by_variable = bound is not None and node.config is not None and bool(node.config.variables.get(bound[0]))
+        if node.config is not None and node.config.inputs.get(port.name) is not None and not by_variable:
             return self._from_config_source(node, port, node.config.inputs[port.name])
         return self._from_config_key(node, port, *bound) if bound is not None else None
 
