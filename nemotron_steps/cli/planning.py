@@ -83,7 +83,7 @@ def dry_run(
 
 def show_needs(found: Plan, terminal: Terminal, asked: Asked) -> None:
     """What the steps still to run need and this machine lacks; under a profile, what was not asked of its machines."""
-    from nemotron_steps.runs.prerequisites import look, missing, needs_of
+    from nemotron_steps.runs.prerequisites import missing, needs_of
 
     if asked.profile is not None:
         needs = dict.fromkeys(need for step in found if step.cached is None for need in needs_of(step))
@@ -91,10 +91,10 @@ def show_needs(found: Plan, terminal: Terminal, asked: Asked) -> None:
             text = f"not asked of this machine, but needed where {asked.profile} runs it: {', '.join(needs)}"
             terminal.print(f"  {terminal.style('note:', 'yellow')} {printable(text)}")
         return
-    for name, steps in missing(found).items():
+    for finding, steps in missing(found):
         keys = ", ".join(step.key for step in steps)
-        terminal.print(f"  {terminal.style('will need', 'yellow')} {printable(f'{name}, for {keys}')}")
-        for line in look(name).fix.splitlines()[:1]:
+        terminal.print(f"  {terminal.style('will need', 'yellow')} {printable(f'{finding.name}, for {keys}')}")
+        for line in finding.fix.splitlines()[:1]:
             terminal.print(f"      {terminal.style(printable(line), 'cyan')}")
 
 

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -125,9 +125,8 @@ NEEDS: Mapping[str, Callable[[], Finding]] = {
 `[resources] needs` of a step, `Environment.needs` of an environment, a plug-in's as well."""
 
 
-@lru_cache(maxsize=64)
 def look(name: str) -> Finding:
-    """What this machine has of a need; asked once in a process."""
+    """What this machine has of a need."""
     return NEEDS[name]() if name in NEEDS else _program(name, f"install a program `{name}`")
 
 
@@ -165,13 +164,13 @@ def environment_needs(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
 
 
-def missing(plan: Plan) -> dict[str, list[PlannedStep]]:
-    """What the steps that are still to run need and this machine lacks → those steps."""
-    found: dict[str, list[PlannedStep]] = {}
+def missing(plan: Plan) -> Iterator[tuple[Finding, list[PlannedStep]]]:
+    """What the steps that are still to run need and this machine lacks, and those steps."""
+    needed: dict[str, list[PlannedStep]] = {}
     for planned in plan:
         for name in needs_of(planned) if planned.cached is None else ():
-            found.setdefault(name, []).append(planned)
-    return {name: steps for name, steps in found.items() if look(name).state != OK}
+            needed.setdefault(name, []).append(planned)
+    return ((found, steps) for name, steps in needed.items() if (found := look(name)).state != OK)
 
 
 def refuse_unimplemented(plan: Plan) -> None:
@@ -191,12 +190,12 @@ def refuse_missing(plan: Plan) -> None:
 
     GPUs are left to the preflight, which knows whether a cluster elsewhere has them.
     """
-    needed = {name: [each.key for each in steps] for name, steps in missing(plan).items() if name != "gpu"}
-    raise_all([_lacking(plan, name, keys) for name, keys in needed.items()], "this machine cannot run the plan")
+    problems = [_lacking(finding, steps) for finding, steps in missing(plan) if finding.name != "gpu"]
+    raise_all(problems, "this machine cannot run the plan")
 
 
-def _lacking(plan: Plan, name: str, keys: list[str], where: str | None = None) -> UnsupportedError:
-    first, finding = plan.step(keys[0]), look(name)
+def _lacking(finding: Finding, steps: list[PlannedStep], where: str | None = None) -> UnsupportedError:
+    first, name = steps[0], finding.name
     where = where or needs_of(first).get(name)
     hints = [line for line in finding.fix.splitlines() if line]
     if name in _WITHOUT and where is not None:
@@ -206,7 +205,7 @@ def _lacking(plan: Plan, name: str, keys: list[str], where: str | None = None) -
         if name == "vllm" and not overridden and "cpu" in first.manifest.config_names:
             hints.insert(2, "-c cpu   # the step's config for a machine without GPUs")
     return UnsupportedError(
-        f"{', '.join(keys)} need{'s' if len(keys) == 1 else ''} {name}, which is not usable here",
+        f"{', '.join(each.key for each in steps)} need{'s' * (len(steps) == 1)} {name}, which is not usable here",
         where=where,
         expected=name,
         found=finding.detail,
@@ -217,7 +216,7 @@ def _lacking(plan: Plan, name: str, keys: list[str], where: str | None = None) -
 def refuse_unusable_data(plan: Plan, store: ArtifactStore, types: TypeGraph) -> None:
     """PlanError, naming every step that is still to run and whose preflight refuses what it was given."""
     problems: list[StepsError] = []
-    needed: dict[str, list[str]] = {}
+    needed: dict[str, list[PlannedStep]] = {}
     for planned in plan:
         reference = planned.manifest.step.preflight
         if planned.cached is not None or reference is None:
@@ -233,11 +232,12 @@ def refuse_unusable_data(plan: Plan, store: ArtifactStore, types: TypeGraph) -> 
             check = imported(reference, planned)
             config = validated_config(planned, opened)
             for name in check(config, {**dict.fromkeys(planned.inputs), **opened}) or ():
-                needed.setdefault(name, []).append(planned.key)
+                needed.setdefault(name, []).append(planned)
         except StepsError as error:
             problems.append(name_users_files(error, opened.values()))
-    lacking = {name: keys for name, keys in needed.items() if look(name).state != OK}
-    problems += [_lacking(plan, name, keys, "rows of its prompts") for name, keys in lacking.items()]
+    for name, steps in needed.items():
+        if (found := look(name)).state != OK:
+            problems.append(_lacking(found, steps, "rows of its prompts"))
     raise_all(problems, "the run cannot start")
 
 
