@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -49,6 +49,8 @@ class Workbench:
         self._home = home
         self.in_job = in_job
         self._registry = registry
+        self.respell: Callable[[str], str] = str
+        """How a hint that is a command is written for what was typed."""
         self._composed: dict[tuple[str, str | None, tuple[str, ...]], StepConfig] = {}
 
     @cached_property
@@ -111,21 +113,30 @@ class Workbench:
             if known:
                 raise_all([*known, error], f"cannot plan '{asked.command}'")
             raise
-        found = resolve(
-            request,
-            self.registry,
-            compose=self.compose,
-            describe_input=self.describe_input,
-            newest=self.newest,
-            profile=profile.model_dump() if profile is not None else None,
-            known=known,
-            allow_unfilled=allow_unfilled,
-        )
+        try:
+            found = resolve(
+                request,
+                self.registry,
+                compose=self.compose,
+                describe_input=self.describe_input,
+                newest=self.newest,
+                profile=profile.model_dump() if profile is not None else None,
+                known=known,
+                allow_unfilled=allow_unfilled,
+            )
+        except StepsError as error:
+            self._respell(getattr(error, "problems", ()))
+            raise
+        self._respell(found.unfilled)
         file = self._file_called(asked)
         if file is not None:
             warning = f"-c {asked.config} is that of {self._own_config(asked)}, not {file}"
             found = replace(found, warnings=(*found.warnings, warning))
         return found
+
+    def _respell(self, problems: Sequence[StepsError]) -> None:
+        for problem in problems:
+            problem.hints = tuple(map(self.respell, problem.hints))
 
     def request(self, asked: Asked) -> Request:
         """The resolver's form of a request: a pipeline's stages, or steps to be chained."""

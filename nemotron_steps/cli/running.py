@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.asked import Asked, asked_from
@@ -41,6 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
     in_job = inside_job(arguments.resume)
     bench = Workbench(arguments.home, in_job=in_job)
+    if arguments.prog != "steps":
+        from nemotron_steps.cli.recipes import respelled
+
+        flag = f"--run {arguments.run}" if arguments.run else f"--batch {arguments.batch}" if arguments.batch else ""
+        bench.respell = partial(respelled, prog=arguments.prog, flags=flag)
     asked = bench.settled(_asked(arguments, bench))
     profile = bench.profile_of(asked, allow_unfilled=arguments.dry_run)
     _check_squash(arguments, profile)

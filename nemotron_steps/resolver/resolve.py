@@ -102,17 +102,14 @@ def resolve(
         tuple(node.key for node in nodes),
         request.name or request.command,
         (
-            *(
-                f"{target} is {ref}, the newest that {of} left here; --input {target}=REF takes another"
-                for target, (ref, of) in sources.taken.items()
-            ),
+            *sources.notes,
             *_hidden_steps(nodes, registry),
             *_unread_configs(order),
             *_idle_variables(order, graph),
             *_unused_outputs(order, nodes),
         ),
         unfilled,
-        {target: ref for target, (ref, _) in sources.taken.items()},
+        sources.taken,
     )
 
 

@@ -60,8 +60,9 @@ class Sources:
         self.supplied = supplied
         self.used: set[str] = set()
         """`--input STEP.PORT` targets that a step took."""
-        self.taken: dict[str, tuple[str, str]] = {}
-        """STEP.PORT → the artifact that a source with `existing` came to, and the step and config that left it."""
+        self.taken: dict[str, str] = {}
+        """STEP.PORT → the artifact that a source with `existing` came to, of which `notes` tell."""
+        self.notes: list[str] = []
         self.pending: deque[tuple[Node, Goal | None]] = deque()
         """Steps that configs asked for and earlier stages that are read, whose own ports are still to be fed."""
         self._earlier = {goal.name: goal for goal in request.goals if goal.earlier}
@@ -216,7 +217,11 @@ class Sources:
         for output in outputs:
             ref = self._newest(manifest.id, config_name, output)
             if ref is not None:
-                self.taken[node.at(port.name)] = (ref, of)
+                self.taken[node.at(port.name)] = ref
+                self.notes.append(
+                    f"{port.name} of {node.key} is {ref}, the newest that {of} left here; "
+                    f"--input {self._target(node, port.name)}=REF takes another"
+                )
                 return ref
         if source["existing"] == "require":
             node.failed.add(port.name)

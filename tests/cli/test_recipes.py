@@ -25,6 +25,9 @@ gpus_per_node = 8
 """
 
 
+SAMPLED = " ".join(f"rlvr{n}.{word}" for word in ("mirror=x", "sample=9") for n in (1, 2, 3))
+
+
 @pytest.fixture
 def nemo(workplace: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
     """Run `nemotron ARGUMENTS` in this process."""
@@ -46,8 +49,10 @@ def test_every_command_has_its_step_and_every_name_its_config() -> None:
 @pytest.mark.parametrize(
     ("command", "meant"),
     [
-        ("super3 data prep rl", "super3_data_prep"),
-        ("super3 data prep rl rlvr", "data_prep/rl_prep -c super3_rlvr1"),
+        ("super3 data prep rl", "super3_data_prep --until rlhf"),
+        ("super3 data prep rl rlvr", "super3_data_prep --until rlvr3"),
+        ("super3 data prep rl rlvr mirror=x --sample 9", "super3_data_prep --until rlvr3 " + SAMPLED),
+        ("super3 data prep rl rlvr -c rlvr1 mirror=x", "data_prep/rl_prep -c super3_rlvr1 mirror=x"),
         ("super3 data prep rl rlvr -c rlvr3", "data_prep/rl_prep -c super3_rlvr3"),
         ("super3 data prep rl swe2", "data_prep/rl_prep -c super3_swe2"),
         ("super3 rl rlvr", "rl/nemo_rl/rlvr -c rlvr1"),
@@ -225,12 +230,12 @@ def test_a_stage_takes_what_the_commands_before_it_left(
     policy, prompts = (store.find(planned["inputs"][port]["ref"]) for port in ("policy", "prompts"))
     assert (policy.producer.step, policy.producer.config) == (step, config)
     assert (prompts.producer.step, prompts.producer.config) == ("data_prep/rl_prep", prep)
-    taken = f"policy is {policy.ref}, the newest that {made_by} left here"
-    assert any(taken in warning and ".policy=REF takes another" in warning for warning in found.json["warnings"])
+    taken = f"policy of {planned['key']} is {policy.ref}, the newest that {made_by} left here"
+    assert any(taken in warning and "--input policy=REF takes another" in warning for warning in found.json["warnings"])
     # Overrides of the source say what is wanted: it is made.
-    wanted = "inputs.prompts.overrides=[input_path=rows.jsonl]"
+    wanted = 'inputs.prompts.overrides=["sample=5"]'
     made = nemo(*command.split(), wanted, "-d", "--json", "--home", str(trained))
-    assert [each["step"] for each in made.json["steps"]][0] == "data_prep/rl_prep"
+    assert next(each["step"] for each in made.json["steps"]) == "data_prep/rl_prep"
 
 
 @pytest.mark.parametrize(("command", "made_by", "prep"), CHAIN)
@@ -238,9 +243,13 @@ def test_a_stage_whose_policy_is_not_made_yet_says_by_what_command(
     nemo: Cli, command: str, made_by: str, prep: str
 ) -> None:
     looked_at = nemo(*command.split(), "-d", "--json").json
-    assert [step["config"] for step in looked_at["steps"]][0] == prep
+    assert next(step["config"] for step in looked_at["steps"]) == prep
     (problem,) = looked_at["unfilled"]
     assert f"is made by {made_by}, which has made none" in problem["what"]
-    assert problem["hints"][0] == f"steps run {made_by}" and problem["hints"][1].endswith("--input policy=PATH")
-    refused = nemo(*command.split())
+    before = {each[0] for each in CHAIN} | {f"steps run {made_by}"}
+    assert problem["hints"][0].removeprefix("nemotron ") in before
+    assert problem["hints"][1].removesuffix(" --input policy=PATH") in {f"nemotron {each}" for each in before}
+    Path("env.toml").write_text(ENV)
+    refused = nemo(*command.split(), "--run", "YOUR-CLUSTER")
     assert refused.code == 2 and problem["what"] in refused.err
+    assert f"{problem['hints'][0]} --run YOUR-CLUSTER" in refused.err
