@@ -73,7 +73,10 @@ def test_a_recipes_command_is_a_step_with_its_config(nemo: Cli, cli: Cli, comman
     Path("env.toml").write_text(ENV)
     ours = nemo(*command.split(), "--dry-run", "--json")
     assert ours.code == 0, ours.err
-    assert ours.json == cli("run", *meant.split(), "-d", "--json").json
+    ours, theirs = ours.json, cli("run", *meant.split(), "-d", "--json").json
+    for problem in (*ours["unfilled"], *theirs["unfilled"]):
+        del problem["hints"]  # each as it was typed
+    assert ours == theirs
 
 
 def test_the_pages_own_names_of_keys_are_taken(nemo: Cli) -> None:
