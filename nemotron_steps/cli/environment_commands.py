@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.cli.environment_cache import as_json, cached_description
 from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.terminal import Terminal, first_sentence, number, printable
-from nemotron_steps.environments.catalog import known, listed, unknown
+from nemotron_steps.environments.catalog import described, known, listed, unknown
 from nemotron_steps.errors import DataError, RequestError
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from nemotron_steps.environments.base import Environment
-    from nemotron_steps.environments.catalog import Described
+    from nemotron_steps.environments.catalog import Described, Listed
     from nemotron_steps.environments.judged.judges import Judge
     from nemotron_steps.environments.recorded import Placed, Regraded
 
@@ -27,7 +26,7 @@ def list_environments(arguments: argparse.Namespace) -> int:
     """`steps env list`."""
     found = listed()
     if arguments.as_json:
-        print_json([as_json(each) for each in found])
+        print_json([_as_json(each) for each in found])
         return 0
     terminal = Terminal.of()
     width = max(len(each.name) for each in found)
@@ -45,12 +44,24 @@ def list_environments(arguments: argparse.Namespace) -> int:
 
 def show_environment(arguments: argparse.Namespace) -> int:
     """`steps env show NAME`: the rule, what rows need, the settings, and the agents that lead there."""
-    found = cached_description(arguments.environment)
+    found = described(arguments.environment)
     if arguments.as_json:
-        print_json(as_json(found))
+        print_json(_as_json(found))
         return 0
     _show(found, Terminal.of())
     return 0
+
+
+def _as_json(found: Described | Listed) -> dict[str, Any]:
+    """As JSON has it; settings within settings are models."""
+    from dataclasses import asdict
+
+    def plain(value: Any) -> Any:
+        dump = getattr(value, "model_dump", None)
+        return dump() if dump is not None else str(value)
+
+    fields: dict[str, Any] = json.loads(json.dumps(asdict(found), default=plain))
+    return fields
 
 
 def verify_rollouts(arguments: argparse.Namespace) -> int:

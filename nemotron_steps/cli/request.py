@@ -220,7 +220,7 @@ class Workbench:
         path = Path(ref).expanduser()
         if path.exists():
             return self._describe_path(path, ref, wanted_type)
-        if not _looks_like_path(ref):
+        if not ref.startswith((".", "/", "~")):
             try:
                 artifact = self.store.find(ref)
                 return SuppliedInput(ref, artifact.type, artifact.attributes)
@@ -441,7 +441,3 @@ def _file_meant(ref: str, path: Path) -> tuple[str, ...]:
     names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
     close = get_close_matches(path.name, names, n=1, cutoff=0.75)
     return did_you_mean([ref.removesuffix(path.name) + name for name in close])
-
-
-def _looks_like_path(ref: str) -> bool:
-    return ref.startswith((".", "/", "~"))

@@ -60,29 +60,14 @@ def mismatch(
     )
 
 
-def missing(node: Node, port: Consumes, hints: Sequence[str]) -> MissingInput:
+def missing(node: Node, port: Consumes, hints: Sequence[str], what: str = "") -> MissingInput:
     """Nothing feeds a required port."""
     return MissingInput(
-        f"nothing feeds '{port.name}' of {node.key}",
+        what or f"nothing feeds '{port.name}' of {node.key}",
         chain=(node.at(port.name),),
         where=node.manifest.where_input(port.name),
         expected=f"{port.type}{_tail(port)}",
         found="no --input, no earlier step, no source in the config",
-        hints=hints,
-    )
-
-
-def not_made_yet(node: Node, port: Consumes, of: str, where: str | None, hints: Sequence[str]) -> MissingInput:
-    """The config takes what an earlier run left, and none has.
-
-    Args:
-        of: the step and config that would leave it.
-    """
-    return MissingInput(
-        f"'{port.name}' of {node.key} is made by {of}, which has made none in this home",
-        chain=(of, node.at(port.name)),
-        where=where,
-        expected=f"{port.type}{_tail(port)}",
         hints=hints,
     )
 

@@ -142,11 +142,8 @@ class DescribeInput(Protocol):
         """What `ref` is, for a port of `wanted_type`; type None to trust the port."""
 
 
-class Newest(Protocol):
-    """Finds what an earlier run left in the home."""
-
-    def __call__(self, step_id: str, config_name: str | None, port: str) -> str | None:
-        """NAME:VERSION of the newest artifact that a step left at an output under a config (None: under any)."""
+Newest = Callable[[str, str | None, str], str | None]
+"""(step, config, output) → NAME:VERSION of the newest artifact left there; of any config for None."""
 
 
 def request_for_steps(

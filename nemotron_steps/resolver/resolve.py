@@ -289,11 +289,6 @@ def _unused_outputs(order: Sequence[Node], goals: Sequence[Node]) -> list[str]:
         for node in goals[:-1]
         if node.key not in read
         and node.manifest.produces
-        and not _is_report(node)
+        and node.manifest.step.category != "eval"  # a report is an end in itself
         and not (node.instance and goals[-1].instance and node.instance.stage == goals[-1].instance.stage)
     ]
-
-
-def _is_report(node: Node) -> bool:
-    """Whether a step only looks at artifacts (an evaluation): its output is an end in itself."""
-    return node.manifest.step.category == "eval"

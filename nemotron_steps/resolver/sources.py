@@ -228,7 +228,10 @@ class Sources:
             others = [ref for output in outputs if (ref := self._newest(manifest.id, None, output)) is not None]
             command, target = self._command(), self._target(node, port.name)
             given = [f"steps run {command} --input {target}={ref}" for ref in (*others, "PATH")]
-            self.graph.report(reports.not_made_yet(node, port, of, where, (f"steps run {of}", *given)))
+            what = f"'{port.name}' of {node.key} is made by {of}, which has made none in this home"
+            problem = reports.missing(node, port, (f"steps run {of}", *given), what)
+            problem.where, problem.chain = where, (of, node.at(port.name))
+            self.graph.report(problem)
         return None
 
     def _source_step(self, node: Node, port: Consumes, source: Mapping[str, Any], where: str | None) -> Node | None:

@@ -93,7 +93,7 @@ def _container_engine(name: str) -> Finding:
 def gpus(devices: Path = Path("/dev")) -> Finding:
     """The GPUs of this machine. `devices`: the folder of device files."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    fix = "a machine with NVIDIA GPUs: -r PROFILE, or cluster.ray_address=HOST:6379"
+    fix = "-r PROFILE   # a profile of env.toml\ncluster.ray_address=HOST:6379   # a cluster that has them"
     if hidden or not any(True for kind in ("nvidia[0-9]*", "dxg", "kfd") for _ in devices.glob(kind)):
         return Finding("gpu", ABSENT, "all hidden by CUDA_VISIBLE_DEVICES" if hidden else "none", fix)
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
@@ -142,8 +142,9 @@ def needs_of(planned: PlannedStep) -> dict[str, str]:
     for key, backend in _backends(config, ()):
         if backend in _WITHOUT:
             needs.setdefault(backend, f"{key}={backend}")
-    cluster = config.get("cluster")
-    if isinstance(cluster, Mapping) and cluster.get("gpus_per_node"):
+    cluster = found if isinstance(found := config.get("cluster"), Mapping) else {}
+    elsewhere = cluster.get("ray_address") or os.environ.get("RAY_ADDRESS")
+    if cluster.get("gpus_per_node") and not (cluster.get("backend") == "ray" and elsewhere):
         needs["gpu"] = f"cluster.gpus_per_node={cluster['gpus_per_node']}"
     env = config.get("env")
     options = env["nemo_gym"]["environments"] if isinstance(env, Mapping) and "nemo_gym" in env else {}
@@ -186,12 +187,8 @@ def refuse_unimplemented(plan: Plan) -> None:
 
 
 def refuse_missing(plan: Plan) -> None:
-    """PlanError, naming everything that the steps still to run need and this machine lacks, and which steps those are.
-
-    GPUs are left to the preflight, which knows whether a cluster elsewhere has them.
-    """
-    problems = [_lacking(finding, steps) for finding, steps in missing(plan) if finding.name != "gpu"]
-    raise_all(problems, "this machine cannot run the plan")
+    """PlanError, naming all that the steps still to run need and this machine lacks, and which steps those are."""
+    raise_all([_lacking(finding, steps) for finding, steps in missing(plan)], "this machine cannot run the plan")
 
 
 def _lacking(finding: Finding, steps: list[PlannedStep], where: str | None = None) -> UnsupportedError:
@@ -199,11 +196,7 @@ def _lacking(finding: Finding, steps: list[PlannedStep], where: str | None = Non
     where = where or needs_of(first).get(name)
     hints = [line for line in finding.fix.splitlines() if line]
     if name in _WITHOUT and where is not None:
-        key = where.partition("=")[0]
-        hints.insert(1, f"{key}={_WITHOUT[name]}   # does without")
-        overridden = any(override.startswith(key) for override in first.overrides)
-        if name == "vllm" and not overridden and "cpu" in first.manifest.config_names:
-            hints.insert(2, "-c cpu   # the step's config for a machine without GPUs")
+        hints.insert(1, f"{where.partition('=')[0]}={_WITHOUT[name]}   # does without")
     return UnsupportedError(
         f"{', '.join(each.key for each in steps)} need{'s' * (len(steps) == 1)} {name}, which is not usable here",
         where=where,

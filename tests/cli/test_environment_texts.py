@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import io
-import os
 import signal
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nemotron_steps.cli import environment_commands
-from nemotron_steps.cli.environment_cache import _stamp, cached_description
 from nemotron_steps.cli.environment_commands import _judges, _print_verified, _short, _show, serve_environment
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.environments.base import Verdict
@@ -150,25 +147,3 @@ def test_an_environment_is_served_as_asked_until_a_signal_comes(
     assert serve_environment(SimpleNamespace(environment=asked, as_json=False, **given)) == 0
     assert made == [{**given, "agent": agent}, "closed"] and signal.getsignal(signal.SIGTERM) is before
     assert "mcqa  http://127.0.0.1:9" in capsys.readouterr().out
-
-
-def test_an_agent_of_a_built_in_environment_is_remembered_and_what_a_plug_in_brings_is_read_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    agent = "search_pivot_single_step_tool_use_with_argument_comparison_agent"
-    shown = cached_description(agent)
-    assert [file.name.rpartition("-")[0] for file in tmp_path.rglob("*.json")] == [agent]
-    monkeypatch.setattr("nemotron_steps.cli.environment_cache.BUILT_IN", {})
-    assert cached_description("mcqa").asked == "mcqa" and cached_description(agent) == shown
-    assert len(list(tmp_path.rglob("*.json"))) == 1
-
-
-def test_a_file_is_as_it_was_where_its_time_and_its_size_are(tmp_path: Path) -> None:
-    def stamp(text: str, moment: int) -> list[int]:
-        (tmp_path / "own.py").write_text(text)
-        os.utime(tmp_path / "own.py", ns=(moment, moment))
-        return _stamp(str(tmp_path / "own.py"))
-
-    assert stamp("a", 1) == stamp("b", 1)
-    assert stamp("a", 1) != stamp("a", 2) and stamp("a", 1) != stamp("ab", 1)

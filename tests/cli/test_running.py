@@ -18,7 +18,7 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.running import _RunSeen, asked_before
-from nemotron_steps.errors import JudgeUnavailableError, PlanError, RequestError, StorageError
+from nemotron_steps.errors import JudgeUnavailableError, RequestError, StorageError
 from nemotron_steps.runs.run_folder import RunFolder
 
 COMMAND = [sys.executable, "-m", "nemotron_steps.cli.main"]
@@ -375,19 +375,6 @@ def test_a_missing_package_is_told_before_anything_runs(cli, monkeypatch):
     assert cli("runs", "--json").json == []
     planned = cli("plan", *command[1:])  # which may be for another machine
     assert planned.code == 0 and "will need ray, for rl/nemo_rl/rlvr" in planned.out
-
-
-def test_a_config_for_gpus_without_vllm_names_the_one_for_cpus(workplace, monkeypatch):
-    from nemotron_steps.runs import prerequisites
-
-    absent = {"vllm": prerequisites.Finding("vllm", "absent", "", "pip install vllm")}
-    monkeypatch.setattr(prerequisites, "look", lambda name: absent.get(name, prerequisites.Finding(name, "ok", "")))
-    plan = Workbench().plan(Asked(("rl/nemo_rl/rlvr",), config="one_gpu"), allow_unfilled=True)
-    with pytest.raises(PlanError) as raised:
-        prerequisites.refuse_missing(plan)
-    (problem,) = raised.value.problems
-    assert "needs vllm" in problem.what
-    assert "-c cpu   # the step's config for a machine without GPUs" in problem.hints
 
 
 def _task(**changes):

@@ -79,17 +79,26 @@ def test_every_package_that_a_step_still_to_run_asks_for_is_named_by_its_key(wit
     prerequisites.refuse_missing(a_plan({"backend": {"name": "x"}, "other": "ray"}))
 
 
-def test_the_config_for_cpus_is_named_where_the_package_was_not_asked_for(without: None, tmp_path: Path) -> None:
-    (tmp_path / "cpu.yaml").write_text("")
-    manifest = TRAIN.model_copy(update={"config_dir": tmp_path})
-    for backend, overrides, named in (
-        ("vllm", (), True),
-        ("vllm", ("backend=vllm",), False),
-        ("vllm", ("lr=1",), True),
-        ("ray", (), False),
-    ):
-        ((_, _, hints),) = refused(a_plan({"backend": backend}, manifest=manifest, overrides=overrides))
-        assert any(hint.startswith("-c cpu") for hint in hints) is named
+def test_gpus_are_asked_for_unless_a_cluster_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prerequisites, "NEEDS", {"gpu": lambda: prerequisites.gpus(tmp_path)})
+    monkeypatch.setattr(prerequisites, "version", lambda name: "1")
+    for name in ("CUDA_VISIBLE_DEVICES", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    on_gpus = {"cluster": {"backend": "process", "gpus_per_node": 8}}
+    (tmp_path / "nvidiactl").touch()
+    assert refused(a_plan(on_gpus))[0][:2] == ("t0 needs gpu", "cluster.gpus_per_node=8")
+    elsewhere = {"cluster": {"gpus_per_node": 8, "ray_address": "auto"}}
+    for fine in ({"cluster": {"gpus_per_node": 0}}, {"cluster": {**elsewhere["cluster"], "backend": "ray"}}):
+        assert "gpu" not in prerequisites.needs_of(next(iter(a_plan(fine))))
+    assert "gpu" in prerequisites.needs_of(next(iter(a_plan(elsewhere))))
+    for device in ("dxg", "kfd", "nvidia0"):
+        (tmp_path / device).touch()
+        prerequisites.refuse_missing(a_plan(on_gpus))
+        (tmp_path / device).unlink()
+    (tmp_path / "nvidia0").touch()
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert len(refused(a_plan(on_gpus))) == 1
 
 
 def test_a_machine_without_the_engine_is_told_that_alone_of_the_steps_that_need_it(

@@ -24,7 +24,7 @@ from nemotron_steps.environments.own.reward_function import load
 from nemotron_steps.environments.registry import names
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.steps.hub_folder import check_judges
-from nemotron_steps.steps.placement import refuse_misfits, refuse_without_gpus
+from nemotron_steps.steps.placement import refuse_misfits
 
 
 def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> Iterable[str]:
@@ -38,7 +38,6 @@ def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> Iterable[s
     check_judges(config, inputs)
     check_low_effort(config)
     load_reward_functions(config)
-    refuse_without_gpus(config.cluster)
     refuse_idle_validation(config, inputs)
     if isinstance(config, OpdConfig):
         config = _with_teachers(config, inputs)
