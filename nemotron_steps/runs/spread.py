@@ -67,9 +67,7 @@ def spread_tables(outcomes: Iterable[Outcome]) -> dict[str, Table]:
         return {}
     tables: dict[str, Table] = {}
     over = " and ".join(dict.fromkeys(name for outcome in fanned for name in outcome.labels or ()))
-    own = _table(
-        (f"{each.stage}{_suffix(_rest(each.labels or {}))}", each.key, _measures(each.summary)) for each in fanned
-    )
+    own = _table((each.stage + _suffix(_rest(each.labels or {})), each.key, _measures(each.summary)) for each in fanned)
     if own:
         tables[f"over {over}"] = own
     endings = {_suffix(each.labels or {}): _suffix(_rest(each.labels or {})) for each in fanned}

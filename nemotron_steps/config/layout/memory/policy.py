@@ -272,7 +272,7 @@ def held_by_adapters(
     *,
     fused: bool = True,
 ) -> Held:
-    """Elements of low-rank adapters (models/adapters.py) on a rank, of the linears that `targets` and `excluded` name; a
+    """Elements of low-rank adapters (models/adapters.py) of a rank: of linears that `targets` and `excluded` name; a
     pattern counts as what its last part names, in every layer.
 
     A column-parallel linear has its rows of B and all of A, a row-parallel one its columns of A and all of B. Not
