@@ -230,7 +230,7 @@ class Sources:
             given = [f"steps run {command} --input {target}={ref}" for ref in (*others, "PATH")]
             what = f"'{port.name}' of {node.key} is made by {of}, which has made none in this home"
             problem = reports.missing(node, port, (f"steps run {of}", *given), what)
-            problem.where, problem.chain = where, (of, node.at(port.name))
+            problem.where, problem.chain, problem.found = where, (of, node.at(port.name)), "none in this home"
             self.graph.report(problem)
         return None
 

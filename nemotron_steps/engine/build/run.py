@@ -83,7 +83,7 @@ def build_run(
             resources=parts.resources,
         )
         trained_on = [name for name in needs.environments if parts.environments.get(name).name in needs.trained_on]
-        only = parts.environments.get(trained_on[0])
+        grade = [parts.environments.get(name) for name in trained_on]
         run = GrpoRun(
             config=config,
             policy=parts.policy,
@@ -96,7 +96,7 @@ def build_run(
             checkpoints=CheckpointManager(work / "checkpoints", config.checkpointing, started=started),
             reporter=reporter,
             signals=SignalMonitor(
-                reward_range=(only.usual_range or only.reward_range) if len(needs.trained_on) == 1 else None,
+                reward_range=(grade[0].usual_range or grade[0].reward_range) if len(needs.trained_on) == 1 else None,
                 max_policy_lag=grpo.async_grpo.max_trajectory_age_steps if grpo.async_grpo.enabled else None,
             ),
             reward_penalties=penalties,
