@@ -91,7 +91,7 @@ def show_needs(found: Plan, terminal: Terminal, asked: Asked) -> None:
             text = f"not asked of this machine, but needed where {asked.profile} runs it: {', '.join(needs)}"
             terminal.print(f"  {terminal.style('note:', 'yellow')} {printable(text)}")
         return
-    for finding, steps in missing(found):
+    for finding, steps in missing(found, tried=False):
         keys = ", ".join(step.key for step in steps)
         terminal.print(f"  {terminal.style('will need', 'yellow')} {printable(f'{finding.name}, for {keys}')}")
         for line in finding.fix.splitlines()[:1]:

@@ -7,7 +7,6 @@ here, and `steps doctor` all of it; a plan that is submitted to other machines i
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shutil
@@ -70,6 +69,8 @@ def package(name: str, fix: str, *, distributions: tuple[str, ...] = (), state: 
 
 def _confined(name: str) -> Finding:
     """A sandbox, which has to hold what tries to break out."""
+    import asyncio
+
     from nemotron_steps.sandbox.base import create_sandbox
 
     try:
@@ -80,6 +81,8 @@ def _confined(name: str) -> Finding:
 
 
 def _container_engine(name: str) -> Finding:
+    import asyncio
+
     from nemotron_steps.sandbox.containers import check_engine
 
     try:
@@ -165,13 +168,21 @@ def environment_needs(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
 
 
-def missing(plan: Plan) -> Iterator[tuple[Finding, list[PlannedStep]]]:
-    """What the steps that are still to run need and this machine lacks, and those steps."""
+def missing(plan: Plan, *, tried: bool) -> Iterator[tuple[Finding, list[PlannedStep]]]:
+    """What the steps that are still to run need and this machine lacks, and those steps.
+
+    Args:
+        tried: a sandbox or container engine has to work; else it is enough that it is installed, and none is started.
+    """
     needed: dict[str, list[PlannedStep]] = {}
     for planned in plan:
         for name in needs_of(planned) if planned.cached is None else ():
             needed.setdefault(name, []).append(planned)
-    return ((found, steps) for name, steps in needed.items() if (found := look(name)).state != OK)
+    for name, steps in needed.items():
+        if not tried and shutil.which({"bubblewrap": "bwrap"}.get(name, name)) is not None:
+            continue
+        if (found := look(name)).state != OK:
+            yield found, steps
 
 
 def refuse_unimplemented(plan: Plan) -> None:
@@ -188,7 +199,9 @@ def refuse_unimplemented(plan: Plan) -> None:
 
 def refuse_missing(plan: Plan) -> None:
     """PlanError, naming all that the steps still to run need and this machine lacks, and which steps those are."""
-    raise_all([_lacking(finding, steps) for finding, steps in missing(plan)], "this machine cannot run the plan")
+    raise_all(
+        [_lacking(finding, steps) for finding, steps in missing(plan, tried=True)], "this machine cannot run the plan"
+    )
 
 
 def _lacking(finding: Finding, steps: list[PlannedStep], where: str | None = None) -> UnsupportedError:
