@@ -264,6 +264,8 @@ def _unread_configs(order: Sequence[Node]) -> Iterator[str]:
 
 def _idle_variables(order: Sequence[Node], graph: Graph) -> Iterator[str]:
     """Environment variables that are set, are meant for a step, and change nothing here."""
+    configs = [node.config for node in order if node.config is not None]
+    read = {name for config in configs for names in config.variables.values() for name in names}
     for node in order:
         if node.config is None:
             continue
@@ -278,7 +280,8 @@ def _idle_variables(order: Sequence[Node], graph: Graph) -> Iterator[str]:
                     f'--input {port.name}="${name}" takes it instead'
                 )
         for name, config in node.config.idle:
-            yield f"{name} is set, and nothing in the config of {node.key} reads it (its config {config} does)"
+            if name not in read:
+                yield f"{name} is set, and nothing in the config of {node.key} reads it (its config {config} does)"
 
 
 def _unused_outputs(order: Sequence[Node], goals: Sequence[Node]) -> list[str]:
