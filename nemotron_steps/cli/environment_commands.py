@@ -53,15 +53,16 @@ def show_environment(arguments: argparse.Namespace) -> int:
 
 
 def _as_json(found: Described | Listed) -> dict[str, Any]:
-    """As JSON has it; settings within settings are models."""
     from dataclasses import asdict
 
-    def plain(value: Any) -> Any:
-        dump = getattr(value, "model_dump", None)
-        return dump() if dump is not None else str(value)
-
-    fields: dict[str, Any] = json.loads(json.dumps(asdict(found), default=plain))
+    fields: dict[str, Any] = json.loads(json.dumps(asdict(found), default=_plain))
     return fields
+
+
+def _plain(value: Any) -> Any:
+    """A default as JSON has it; settings within settings are models."""
+    dump = getattr(value, "model_dump", None)
+    return dump() if dump is not None else str(value)
 
 
 def verify_rollouts(arguments: argparse.Namespace) -> int:
@@ -290,7 +291,7 @@ def _show(found: Described, terminal: Terminal) -> None:
         [
             [
                 terminal.style(setting.name, "bold"),
-                "required" if setting.required else f"= {_short(json.dumps(setting.default))}",
+                "required" if setting.required else f"= {_short(json.dumps(setting.default, default=_plain))}",
                 terminal.style(printable(setting.text), "dim"),
             ]
             for setting in found.settings
