@@ -131,11 +131,10 @@ def _execute(
     ends_process: bool,
 ) -> RunResult:
     from nemotron_steps.runs.execute import execute
-    from nemotron_steps.runs.prerequisites import refuse_missing, refuse_unimplemented, refuse_unusable_data
+    from nemotron_steps.runs.prerequisites import refuse_unimplemented, refuse_unready
 
     refuse_unimplemented(plan)
-    refuse_missing(plan)
-    refuse_unusable_data(plan, bench.store, bench.registry.types)
+    refuse_unready(plan, bench.store, bench.registry.types)
     return execute(
         plan,
         bench.store,

@@ -23,7 +23,7 @@ from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.environments.agents import resolve
 from nemotron_steps.environments.registry import environment_class, settings_of
-from nemotron_steps.errors import StepsError, UnsupportedError
+from nemotron_steps.errors import PlanError, StepsError, UnsupportedError
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import raise_all
@@ -195,6 +195,21 @@ def refuse_unimplemented(plan: Plan) -> None:
             except UnsupportedError as error:
                 problems.append(error)
     raise_all(problems, "the plan cannot be run")
+
+
+def refuse_unready(plan: Plan, store: ArtifactStore, types: TypeGraph) -> None:
+    """PlanError of all that the steps still to run lack here, and that is wrong with what they are given."""
+    problems: list[StepsError] = []
+    checks: tuple[Callable[[], None], ...] = (
+        lambda: refuse_missing(plan),
+        lambda: refuse_unusable_data(plan, store, types),
+    )
+    for check in checks[: 1 if find_spec("torch") is None else 2]:
+        try:
+            check()
+        except PlanError as error:
+            problems += error.problems
+    raise_all(problems, "the run cannot start")
 
 
 def refuse_missing(plan: Plan) -> None:
