@@ -25,10 +25,10 @@ from nemotron_steps.resolver.advice import missing_input_hints, missing_stage_in
 from nemotron_steps.resolver.chain import Chain
 from nemotron_steps.resolver.config_checks import is_placeholder
 from nemotron_steps.resolver.graph import DEFAULT, Graph, Identity, Node
-from nemotron_steps.resolver.many import with_named_ports, with_sources_of_config
 from nemotron_steps.resolver.plan import InputSource, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import UnknownPort
 from nemotron_steps.resolver.request import DescribeInput, Goal, Newest, Request
+from nemotron_steps.resolver.supplied import with_named_ports, with_sources_of_config
 
 _SOURCE_KEYS = frozenset({"step", "config", "overrides", "port", "existing", "ref"})
 _EXISTING = (None, "prefer", "require")

@@ -200,10 +200,7 @@ def refuse_unimplemented(plan: Plan) -> None:
 def refuse_unready(plan: Plan, store: ArtifactStore, types: TypeGraph) -> None:
     """PlanError of all that the steps still to run lack here, and that is wrong with what they are given."""
     problems: list[StepsError] = []
-    checks: tuple[Callable[[], None], ...] = (
-        lambda: refuse_missing(plan),
-        lambda: refuse_unusable_data(plan, store, types),
-    )
+    checks = partial(refuse_missing, plan), partial(refuse_unusable_data, plan, store, types)
     for check in checks[: 1 if find_spec("torch") is None else 2]:
         try:
             check()
