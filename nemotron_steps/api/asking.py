@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.cli.asked import Asked
-from nemotron_steps.config.quoting import quoted
+from nemotron_steps.cli.fan_out import quoted
 from nemotron_steps.errors import RequestError
 
 Overrides = Iterable[str] | Mapping[str, Any]

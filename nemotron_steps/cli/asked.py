@@ -195,6 +195,10 @@ class Asked:
             over=tuple(redact_text(text) for text in self.over),
         )
 
+    def taking(self, taken: Mapping[str, str]) -> Asked:
+        """The request with what its plan took from the home named: planned again later, it takes the same."""
+        return self if self.over else replace(self, inputs={**taken, **self.inputs})
+
     @property
     def command(self) -> str:
         """The request as one would type it after `steps run`."""

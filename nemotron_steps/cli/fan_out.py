@@ -8,7 +8,6 @@ from typing import Any
 
 from nemotron_steps.cli.parser import UsageError
 from nemotron_steps.config.names import meant
-from nemotron_steps.config.quoting import quoted
 from nemotron_steps.resolver.fan_out import Axis
 
 EVERY = "*"
@@ -122,3 +121,10 @@ def _override_value(value: Any) -> str:
 
 def _list(names: Sequence[str]) -> str:
     return ", ".join(names)
+
+
+def quoted(text: str) -> str:
+    """A text in quotes that Hydra reads as it is: a backslash counts double only before a quote."""
+    escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + r"\'", text)
+    tail = len(escaped) - len(escaped.rstrip("\\"))
+    return "'" + escaped + "\\" * tail + "'"

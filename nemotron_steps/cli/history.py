@@ -1,4 +1,4 @@
-"""`steps runs`, `logs`, `status`, `cancel`, `report`: what ran here, what it said, how it stands."""
+"""`steps runs`, `logs`, `status`, `cancel`, `report`, `index`: what ran here, what it said, how it stands."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemotron_steps.cli.errors import print_json, render
@@ -241,6 +242,29 @@ def report(arguments: argparse.Namespace) -> int:
     path = write_comparison(folders, store) if arguments.others else write_report(folders[0], store)
     if arguments.as_json:
         print_json({"run": folders[0].name, "report": str(path)})
+    else:
+        Terminal.of().print(shown_path(path))
+    return 0
+
+
+def index(arguments: argparse.Namespace) -> int:
+    """`steps index [--out FILE]`: write the page and say where it is."""
+    from nemotron_steps.errors import StorageError
+    from nemotron_steps.runs.index_page import write_index
+
+    store = Workbench(arguments.home).store
+    out = Path(arguments.out).expanduser() if arguments.out is not None else None
+    try:
+        path = write_index(store, out)
+    except OSError as error:
+        raise StorageError(
+            "the page cannot be written",
+            where=str(out or store.backend.scratch),
+            found=error.strerror or str(error),
+            hints=("steps index --out FILE",),
+        ) from error
+    if arguments.as_json:
+        print_json({"index": str(path)})
     else:
         Terminal.of().print(shown_path(path))
     return 0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.errors import print_json
-from nemotron_steps.cli.planning import show_plan, with_cached
+from nemotron_steps.cli.planning import show_needs, show_plan, with_cached
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal, printable
 from nemotron_steps.config.redaction import MASK, mask
@@ -101,7 +101,7 @@ def submit_asked(
     plan = with_cached(bench, bench.plan(asked), force=force, resume=resume, accept=accept)
     refuse_unimplemented(plan)
     profile = bench.job_profile(asked, plan) or profile
-    redacted = asked.redacted()
+    redacted = asked.taking(plan.taken).redacted()
     if MASK in redacted.command:
         raise RequestError(
             "a secret on the command line would end up in the job's files",
@@ -110,6 +110,7 @@ def submit_asked(
         )
     if terminal is not None:
         show_plan(plan, terminal, asked)
+        show_needs(plan, terminal, asked)
         terminal.print()
     if resume:
         run_id = get_run(bench.store, resume).id

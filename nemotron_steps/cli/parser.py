@@ -215,7 +215,7 @@ def _history(add: Callable[..., Parser]) -> None:
             command.add_argument("others", metavar="RUN", nargs="*", help="more runs: a comparison of all of them")
         _home(command)
         _json(command)
-    command = add("index", "index:index", "write one page with every run and artifact, and print where it is")
+    command = add("index", "history:index", "write one page with every run and artifact, and print where it is")
     command.add_argument("--out", metavar="FILE", help="where to (default: index.html in the home)")
     _home(command)
     _json(command)

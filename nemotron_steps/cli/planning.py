@@ -37,6 +37,7 @@ def plan(arguments: argparse.Namespace) -> int:
         print_json(plan_fields(found))
     else:
         show_plan(found, Terminal.of(), asked, why=arguments.why)
+        show_needs(found, Terminal.of(), asked)
     return 0
 
 
@@ -74,8 +75,26 @@ def dry_run(bench: Workbench, asked: Asked, *, force: bool, resume: str | None, 
         terminal.print(terminal.style(f"# profile {asked.profile}", "dim"))
         terminal.print(yaml_text(profile.shown()))
     show_plan(found, terminal, asked)
+    show_needs(found, terminal, asked)
     _show_unfilled(found, terminal)
     return 0
+
+
+def show_needs(found: Plan, terminal: Terminal, asked: Asked) -> None:
+    """What the steps still to run need and this machine lacks; under a profile, what was not asked of its machines."""
+    from nemotron_steps.runs.prerequisites import missing, needs_of
+
+    if asked.profile is not None:
+        needs = dict.fromkeys(need for step in found if step.cached is None for need in needs_of(step))
+        if needs:
+            text = f"not asked of this machine, but needed where {asked.profile} runs it: {', '.join(needs)}"
+            terminal.print(f"  {terminal.style('note:', 'yellow')} {printable(text)}")
+        return
+    for finding, steps in missing(found, tried=False):
+        keys = ", ".join(step.key for step in steps)
+        terminal.print(f"  {terminal.style('will need', 'yellow')} {printable(f'{finding.name}, for {keys}')}")
+        for line in finding.fix.splitlines()[:1]:
+            terminal.print(f"      {terminal.style(printable(line), 'cyan')}")
 
 
 def _show_unfilled(found: Plan, terminal: Terminal) -> None:

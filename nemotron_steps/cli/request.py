@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -49,6 +49,8 @@ class Workbench:
         self._home = home
         self.in_job = in_job
         self._registry = registry
+        self.respell: Callable[[str], str] = str
+        """How a hint that is a command is written for what was typed."""
         self._composed: dict[tuple[str, str | None, tuple[str, ...]], StepConfig] = {}
 
     @cached_property
@@ -111,15 +113,21 @@ class Workbench:
             if known:
                 raise_all([*known, error], f"cannot plan '{asked.command}'")
             raise
-        found = resolve(
-            request,
-            self.registry,
-            compose=self.compose,
-            describe_input=self.describe_input,
-            profile=profile.offers if profile is not None else None,
-            known=known,
-            allow_unfilled=allow_unfilled,
-        )
+        try:
+            found = resolve(
+                request,
+                self.registry,
+                compose=self.compose,
+                describe_input=self.describe_input,
+                newest=self.newest,
+                profile=profile.offers if profile is not None else None,
+                known=known,
+                allow_unfilled=allow_unfilled,
+            )
+        except StepsError as error:
+            self._respell(getattr(error, "problems", ()))
+            raise
+        self._respell(found.unfilled)
         file = self._file_called(asked)
         if file is not None:
             warning = f"-c {asked.config} is that of {self._own_config(asked)}, not {file}"
@@ -156,6 +164,10 @@ class Workbench:
             )
         job = job_of(plan)
         return self.profile(asked.profile, job if looked_up else {key: said[:2] for key, said in job.items()})
+
+    def _respell(self, problems: Sequence[StepsError]) -> None:
+        for problem in problems:
+            problem.hints = tuple(map(self.respell, problem.hints))
 
     def request(self, asked: Asked) -> Request:
         """The resolver's form of a request: a pipeline's stages, or steps to be chained."""
@@ -259,6 +271,16 @@ class Workbench:
             found=ref,
             hints=(*_file_meant(ref, path), *(hints or ("steps artifacts list",))),
         )
+
+    def newest(self, step_id: str, config_name: str | None, port: str) -> str | None:
+        """The resolver's Newest."""
+        from nemotron_steps.runs.outputs import artifact_name
+
+        for artifact in reversed(self.store.list_artifacts(name=artifact_name(step_id, port))):
+            made_by = artifact.producer
+            if made_by is not None and made_by.step == step_id and config_name in (None, made_by.config):
+                return artifact.ref
+        return None
 
     def _describe_path(self, path: Path, ref: str, wanted_type: str) -> SuppliedInput:
         from nemotron_steps.artifacts.checkpoints import has_weights, validate_model_folder

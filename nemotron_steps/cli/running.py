@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.asked import Asked, asked_from
@@ -53,6 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
     in_job = inside_job(arguments.resume)
     bench = Workbench(arguments.home, in_job=in_job)
+    if arguments.prog != "steps":
+        from nemotron_steps.cli.recipes import respelled
+
+        flag = f"--run {arguments.run}" if arguments.run else f"--batch {arguments.batch}" if arguments.batch else ""
+        bench.respell = partial(respelled, prog=arguments.prog, flags=flag)
     asked = bench.settled(_asked(arguments, bench))
     profile = bench.profile_of(asked, allow_unfilled=arguments.dry_run)
     if arguments.force_squash and profile is None:
@@ -139,15 +144,17 @@ def _execute(
     resume: str | None,
     ends_process: bool,
 ) -> RunResult:
+    from nemotron_steps.runs import prerequisites
     from nemotron_steps.runs.execute import execute
 
     try:
         _refuse(bench, plan)
     except PlanError as error:
+        has_gpus = prerequisites.gpus().state == prerequisites.OK
         for problem in error.problems:
             if isinstance(problem, UnsupportedError) and _NO_GPUS.match(problem.where or ""):
                 found = tuple(_on_cpu(bench, plan))
-                problem.hints = (*problem.hints, *found) if _has_gpus() else (*found, *problem.hints)
+                problem.hints = (*problem.hints, *found) if has_gpus else (*found, *problem.hints)
         raise
     return execute(
         plan,
@@ -156,7 +163,7 @@ def _execute(
         force=force,
         resume=resume,
         listeners=listeners,
-        request=asked.to_dict(),
+        request=asked.taking(plan.taken).to_dict(),
         mirrored=bench.mirrors(),
         ends_process=ends_process,
         takes_over=not bench.in_job,
@@ -168,13 +175,8 @@ def _refuse(bench: Workbench, plan: Plan) -> None:
     from nemotron_steps.runs import prerequisites
 
     prerequisites.refuse_unimplemented(plan)
-    prerequisites.refuse_missing_packages(plan)
     prerequisites.refuse_unimportable(plan)
-    prerequisites.refuse_unusable_data(plan, bench.store, bench.registry.types)
-
-
-def _has_gpus() -> bool:
-    return any(Path("/dev").glob("nvidia[0-9]*")) and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
+    prerequisites.refuse_unready(plan, bench.store, bench.registry.types)
 
 
 def _on_cpu(bench: Workbench, plan: Plan) -> Iterator[str]:

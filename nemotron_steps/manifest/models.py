@@ -80,7 +80,8 @@ class StepTable(Table):
     config_schema: StrictStr | None = None
     preflight: StrictStr | None = None
     """Function of (config, inputs) that raises what is wrong with the data it is given, before any step of a run
-    starts. `inputs` holds the supplied artifacts by port, None for a port that an earlier step will fill."""
+    starts. `inputs` holds the supplied artifacts by port, None for a port that an earlier step will fill. It may return
+    what the data needs of the machine, by name (see Resources.needs)."""
 
     @field_validator("id")
     @classmethod
@@ -283,6 +284,8 @@ class Resources(BaseModel):
     gpus_per_node: StrictInt | None = None
     cpus: StrictInt | None = None
     memory_gib: StrictInt | None = None
+    needs: Strings = ()
+    """What it needs of a machine under every config, by the names of `runs/prerequisites.py`, else programs on PATH."""
 
 
 class StepManifest(Table):

@@ -190,6 +190,7 @@ class Plan:
         name: the pipeline's name, or the goals joined.
         warnings: remarks that stop nothing, each one sentence.
         unfilled: what has to be filled in before it can run; empty unless it was asked to be planned all the same.
+        taken: `STEP.PORT` → the artifact of the home that a config's source with `existing` came to.
     """
 
     steps: tuple[PlannedStep, ...]
@@ -197,6 +198,7 @@ class Plan:
     name: str = ""
     warnings: tuple[str, ...] = ()
     unfilled: tuple[StepsError, ...] = ()
+    taken: Mapping[str, str] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[PlannedStep]:
         return iter(self.steps)

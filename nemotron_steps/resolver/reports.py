@@ -61,10 +61,10 @@ def mismatch(
     )
 
 
-def missing(node: Node, port: Consumes, hints: Sequence[str]) -> MissingInput:
+def missing(node: Node, port: Consumes, hints: Sequence[str], what: str = "") -> MissingInput:
     """Nothing feeds a required port."""
     return MissingInput(
-        f"nothing feeds '{port.name}' of {node.key}",
+        what or f"nothing feeds '{port.name}' of {node.key}",
         chain=(node.at(port.name),),
         where=node.manifest.where_input(port.name),
         expected=f"{port.type}{_tail(port)}",

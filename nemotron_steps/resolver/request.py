@@ -144,6 +144,10 @@ class DescribeInput(Protocol):
         """What `ref` is, for a port of `wanted_type`; type None to trust the port."""
 
 
+Newest = Callable[[str, str | None, str], str | None]
+"""(step, config, output) → NAME:VERSION of the newest artifact left there; of any config for None."""
+
+
 def request_for_steps(
     steps: Sequence[str],
     *,

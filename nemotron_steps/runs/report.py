@@ -229,7 +229,8 @@ def _plan(run: RunReport) -> str:
             (str(source.get("step", "")), f"{port} ← {source.get('step') or source.get('ref')}")
             for port, source in step.plan.get("inputs", {}).items()
         )
-        note = step.state if step.seconds is None or step.state == "pending" else f"{step.state} · {_took(step)}"
+        timed = step.seconds is not None and step.state != "pending"
+        note = f"{step.state} · {seconds(step.seconds or 0.0)}" if timed else step.state
         if step.plan.get("inserted"):
             note += " · inserted"
         nodes.append(Node(step.key, step.key, note, step.state, parents))
@@ -238,10 +239,6 @@ def _plan(run: RunReport) -> str:
     spent = {step.key: step.seconds for step in run.steps if step.state == "ran" and step.seconds}
     where = bars(spent) if len(spent) > 1 else ""
     return f"{plan_graph(nodes)}{where}"
-
-
-def _took(step: StepReport) -> str:
-    return seconds(step.seconds or 0.0)
 
 
 def _metrics(run: RunReport) -> str:

@@ -110,6 +110,8 @@ def test_public_face_of_rlhf() -> None:
         "loss_fn.reference_policy_kl_penalty=0.001",
         "policy.megatron_cfg.optimizer.lr=1e-06",
         "grpo.reward_scaling.enabled=true",
+        "grpo.reward_scaling.source_max=5",
+        "grpo.reward_scaling.target_max=5",
     )
     super3 = next(s for s in step.strategies if "Super3" in s.when)
     assert "env.should_use_nemo_gym=true" in super3.then

@@ -61,6 +61,11 @@ OURS_ALONE = {
     f"{ENVIRONMENTS}.swe_agents_train.url": "where that is",
     f"{ENVIRONMENTS}.swe_agents_val.environment": "an agent in a server of its own",
     f"{ENVIRONMENTS}.swe_agents_val.url": "where that is",
+    "cluster.gpu_memory_gib": "the GPUs that its pages count, in prose",
+    **{
+        f"{ENVIRONMENTS}.{name}": "named by env.nemo_gym.config_paths"
+        for name in ("code_gen", "math_formal_lean", "ns_tools", "swerl_gen")
+    },
     **{
         f"env.nemo_gym.{role}.responses_api_models.vllm_model.{key}": "how long a judge may take to load, and retries"
         for role in ("genrm_model", "judge_model", "safety_model")

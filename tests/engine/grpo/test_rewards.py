@@ -16,6 +16,8 @@ def f64(*values: float) -> torch.Tensor:
 def test_scaling_clamps_then_maps_linearly() -> None:
     config = RewardScalingConfig(enabled=True, source_min=1.0, source_max=5.0, target_min=-1.0, target_max=1.0)
     assert scale_rewards(f64(0.0, 1.0, 2.0, 3.0, 5.0, 9.0), config).tolist() == [-1.0, -1.0, -0.5, 0.0, 1.0, 1.0]
+    clipped = RewardScalingConfig(enabled=True, source_max=5.0, target_max=5.0)  # as rlhf's strategy says
+    assert scale_rewards(f64(-0.5, 0.0, 3.2, 5.0, 5.9), clipped).tolist() == [0.0, 0.0, 3.2, 5.0, 5.0]
     raw = f64(0.3, 7.0)
     assert scale_rewards(raw, RewardScalingConfig()) is raw
 
