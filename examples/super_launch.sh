@@ -45,7 +45,7 @@ stage_of() {
 }
 # Whether the file has a word among its keys, list items and defaults: comments and other values say nothing.
 has() {
-    sed -E 's/(^|[[:space:]])#.*//; /^defaults:/! s/:[[:space:]]+[^][{&*].*/:/' "$config" |
+    sed -E 's/(^|[[:space:]])#.*//; /^defaults:/! s/:[[:space:]]+[^][{},&*]+/:/g' "$config" |
         grep -qE "(^|[^[:alnum:]_])($1)"
 }
 verified='math_with_judge|code_gen|mcqa|instruction_following|structured_outputs|calendar|reasoning_gym|ns_tools'

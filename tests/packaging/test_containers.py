@@ -153,14 +153,16 @@ def profile_of(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_a_stage_is_launched_by_environment_variables(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints" / "sft").mkdir(parents=True)
-    found = launch(tmp_path, "--dry-run", "grpo.seed=7", MODEL_PATH="../checkpoints/sft")
+    row = {"responses_create_params": {"input": [{"role": "user", "content": "1 + 1?"}]}, "expected_answer": "2"}
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b" / "train.jsonl").write_text(json.dumps(row | {"agent_ref": {"name": "math_with_judge"}}) + "\n")
+    found = launch(tmp_path, "--dry-run", "grpo.seed=7", TRAIN_PATH="../a b/train.jsonl")
     assert found.returncode == 0, found.stderr
     assert "no file here: the built-in config, nemotron super3 rl rlvr -c default\n" in found.stderr
     assert "rl/nemo_rl/rlvr -c rlvr1" in found.stdout and "num_nodes: 109" in found.stdout
-    assert "/data/rlvr1/train-split.jsonl" in found.stdout and "seed: 7" in found.stdout
+    assert "/data/rlvr1/val-split.jsonl" in found.stdout and "seed: 7" in found.stdout
     assert found.stdout.count(f"sandbox_image: {tmp_path}/images/sandbox.sif") == 3
-    outside = [f"{tmp_path}/{name}" for name in ("checkpoints/sft", "images")]
+    outside = [f"{tmp_path}/{name}" for name in ("a b", "images")]
     assert profile_of(tmp_path) == {
         "executor": "slurm",
         "job_name": "stage1.1-rlvr1",
@@ -177,13 +179,14 @@ def test_a_stage_is_launched_by_environment_variables(tmp_path: Path) -> None:
     }
 
 
+GENRM = "env: {nemo_gym: {num_gpu_nodes: 0, environments: {genrm_compare: {}}}}"
 CONFIGS = [
     # CONFIG_PATH, what the file says (None: there is none), what the plan says
     ("examples/configs/super/stage2_swe2.yaml", None, "rl/nemo_rl/swe -c swe2"),
     ("small_stage2_swe_pivot_8node.yaml", None, "rl/nemo_rl/swe -c small"),
     ("stage3_rlhf/config/small.yaml", None, "rl/nemo_rl/rlhf -c small"),
     ("stage1_rlvr.yaml", "defaults: [swe1]\ngrpo: {seed: 1234}\n", "rl/nemo_rl/swe -c"),
-    ("a b.yaml", "defaults: [tiny]  # rlvr1\nenv: {nemo_gym: {environments: {genrm_compare: {}}}}\n", "rlhf -c"),
+    ("a b.yaml", f"defaults: [tiny]  # rlvr1\n{GENRM}\n", "rl/nemo_rl/rlhf -c"),
     ("rlhf/config.txt", "defaults:\n  - rlvr2\ncheckpointing: {metric_name: swe1}\n", "rl/nemo_rl/rlvr -c"),
     ("../swe2/a/config.yaml", "defaults: [tiny]\n", "rl/nemo_rl/swe -c"),
 ]

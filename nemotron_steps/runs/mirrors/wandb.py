@@ -1,9 +1,9 @@
 """A mirror of a run in W&B: one W&B run per executed step, its metrics, signals, samples, artifacts and edges.
 
 The run folder stays the record; W&B gets a copy of what a listener sees, redacted like everything else. Artifacts go
-by reference (their files stay in the home) under names and types of their own, with the digest in their metadata; a
-step's W&B run uses its inputs and logs its outputs, so W&B draws the same lineage. Offline mode writes all of it to
-`<run folder>/wandb`, to be sent later with `wandb sync`.
+by reference (their files stay in the home), with the digest in their metadata, under the names of the public recipes
+(PUBLISHED) or names of their own; a step's W&B run uses its inputs and logs its outputs, so W&B draws the same lineage.
+Offline mode writes all of it to `<run folder>/wandb`, to be sent later with `wandb sync`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,14 @@ logger = logging.getLogger(__name__)
 
 _SAMPLES = 2000
 """Rows of a step's table of samples at most, the latest kept: W&B draws no larger ones."""
+
+PUBLISHED = {
+    ("data_prep", "prompts"): ("DataBlendsArtifact-rl", "dataset"),
+    ("sft", "model"): ("ModelArtifact-sft", "model"),
+    ("rl", "model"): ("ModelArtifact-rl", "model"),
+}
+"""(category of the step, port) → name and type in W&B, as the public recipes have them. W&B counts the outputs of all
+steps of a category as versions of one artifact, which has one type."""
 
 
 class WandbMirror(Mirror):
@@ -109,7 +117,8 @@ class WandbMirror(Mirror):
                 logger.warning("W&B: input %s is no longer in the home", ref)
         for artifact in outputs:
             # `vN` is what W&B itself calls its versions, from 0 on; a second one makes an artifact unreadable.
-            self._run.log_artifact(self._described(artifact), aliases=["latest", f"steps-v{artifact.version}"])
+            alias = f"{artifact.name.replace('/', '-')}-v{artifact.version}"
+            self._run.log_artifact(self._described(artifact), aliases=["latest", alias])
         self._finish(0)
 
     def _on_step_failed(self, record: Record) -> None:
@@ -131,9 +140,12 @@ class WandbMirror(Mirror):
         return self._wandb.Table(columns=columns, data=rows, allow_mixed_types=True)
 
     def _described(self, artifact: Artifact) -> Any:
+        made = artifact.producer
+        own = (artifact.name.replace("/", "-") or artifact.digest[:12], artifact.type)
+        name, kind = PUBLISHED.get((made.step.partition("/")[0], made.port), own) if made else own
         described = self._wandb.Artifact(
-            name=artifact.name.replace("/", "-") or artifact.digest[:12],
-            type=artifact.type,
+            name=name,
+            type=kind,
             metadata={
                 **artifact.attributes,
                 "digest": artifact.digest,

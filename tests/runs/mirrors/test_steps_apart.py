@@ -285,7 +285,7 @@ def test_wandbs_artifacts_lie_where_the_home_has_them_and_an_input_that_is_gone_
         ("toy-m", (store.backend.scratch / "artifacts/objects" / ("3" * 64)).as_uri()),
     ]
     (logged,) = run.named("log_artifact")
-    assert logged[2] == {"aliases": ["latest", "steps-v3"]} and len(run.named("use_artifact")) == 1
+    assert logged[2] == {"aliases": ["latest", "toy-m-v3"]} and len(run.named("use_artifact")) == 1
     monkeypatch.setattr(store.backend, "url", "s3://bucket/home/")
     assert mirror._address(found["m:v3"]) == f"s3://bucket/home/artifacts/objects/{'3' * 64}"
 

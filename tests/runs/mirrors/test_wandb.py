@@ -6,6 +6,7 @@ import json
 import struct
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.mirrors import MirrorSettings, WandbSettings
 from nemotron_steps.errors import NonFiniteLossError
-from tests.runs.runner_toy_plan import run
+from nemotron_steps.runs.execute import execute
+from tests.runs.runner_toy_plan import make_plan, run
 
 wandb = pytest.importorskip("wandb")
 
@@ -63,6 +65,16 @@ def logs(folder: Path) -> dict[str, list[Any]]:
     return found
 
 
+def artifacts_of(records: list[Any]) -> dict[tuple[str, str], Any]:
+    """(name, type) → what was used or logged."""
+    return {
+        (a.name, a.type): a
+        for record in records
+        if record.WhichOneof("record_type") in ("artifact", "request")
+        and (a := record.artifact if record.HasField("artifact") else record.request.log_artifact.artifact).name
+    }
+
+
 def test_offline_mirror_has_metrics_artifacts_and_edges(store: ArtifactStore) -> None:
     result = run(store, mirrored=OFFLINE, make={"api_key": "sk-not-for-wandb"})
     by_step = logs(result.folder)
@@ -76,12 +88,7 @@ def test_offline_mirror_has_metrics_artifacts_and_edges(store: ArtifactStore) ->
     history = [row for row in history if "sum" in row]
     assert [row["training_step"] for row in history] == list(range(1, 11))
     assert history[-1]["sum"] == 285
-    artifacts = {
-        (a.name, a.type): a
-        for record in train
-        if record.WhichOneof("record_type") in ("artifact", "request")
-        and (a := record.artifact if record.HasField("artifact") else record.request.log_artifact.artifact).name
-    }
+    artifacts = artifacts_of(train)
     assert sorted(key for key in artifacts if key[1] != "run_table") == [
         ("toy-make-rows", "training_jsonl"),
         ("toy-train-model", "toy_model"),
@@ -90,12 +97,22 @@ def test_offline_mirror_has_metrics_artifacts_and_edges(store: ArtifactStore) ->
     used = artifacts[("toy-make-rows", "training_jsonl")]
     model = artifacts[("toy-train-model", "toy_model")]
     assert used.use_after_commit and not model.use_after_commit
-    assert sorted(model.aliases) == ["latest", "steps-v1"]
+    assert sorted(model.aliases) == ["latest", "toy-train-model-v1"]
     metadata = json.loads(model.metadata)
     assert metadata["digest"] == store.find("toy/train/model").digest
     assert metadata["inputs"] == {"rows": "toy/make/rows:v1"}
     for path in (result.folder / "wandb").rglob("*"):
         assert not path.is_file() or b"sk-not-for-wandb" not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize("category", ["sft", "rl"])
+def test_a_model_has_the_name_of_the_public_recipes(store: ArtifactStore, category: str) -> None:
+    plan = make_plan()
+    step = f"{category}/train"
+    made, train = plan.steps[0], replace(plan.steps[1], step_id=step)
+    by_step = logs(execute(replace(plan, steps=(made, train)), store, mirrored=OFFLINE).folder)
+    model = artifacts_of(by_step[step])[(f"ModelArtifact-{category}", "model")]
+    assert sorted(model.aliases) == ["latest", f"{category}-train-model-v1"]
 
 
 def test_a_mode_that_is_set_between_two_runs_of_a_process_is_in_force(
