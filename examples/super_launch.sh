@@ -12,8 +12,8 @@
 # CONFIG_PATH is a file, which is the config whatever its name, or a published name that is no file here
 # (stage1_rlvr.yaml, stage2_swe1.yaml, stage2_swe2.yaml, stage3_rlhf.yaml, small_*), which is the built-in config. A
 # file's stage is that of the environments or configs that it names, else what its name or its nearest folder says.
-# Nodes and GPUs are the config's. What the variables name is mounted in CONTAINER at its own path where EXTRA_MOUNTS
-# has no place for it. Further arguments go to the command: overrides, --dry-run, or -r super_launch to wait for the job.
+# Nodes and GPUs are the config's, and every path is mounted in CONTAINER. Further arguments go to the command:
+# overrides, --dry-run, or -r super_launch to wait for the job.
 set -euo pipefail
 
 say() { echo "super_launch.sh: $*" >&2; }
@@ -85,31 +85,14 @@ else
     say "$CONFIG_PATH is no file here: the built-in config, nemotron super3 rl $stage -c $config"
 fi
 
-home=$(realpath -m "${STEPS_HOME:-.steps}")
 mounts=()
 if [ -n "${EXTRA_MOUNTS:-}" ]; then
     IFS=, read -r -a mounts <<< "$EXTRA_MOUNTS"
 fi
-# Give a file's folder, or a folder, a place in CONTAINER at its own path.
-mount() {
-    local folder each host inside
-    folder=$(realpath -ms "$1")
-    [ ! -f "$folder" ] || folder=$(dirname "$folder")
-    for each in "${mounts[@]}" "$PWD:$PWD" "$home:$home"; do
-        IFS=: read -r host inside _ <<< "$each"
-        [[ ${host%/} != "${inside%/}" || "$folder/" != "${host%/}"/* ]] || return 0
-    done
-    [[ $folder != *[:,]* ]] || refuse "$1 cannot be mounted: its path has a ':' or ','"
-    mounts+=("$folder:$folder")
-}
 idle() { [ -z "${!1:-}" ] || say "$1 does nothing $2"; }
 # What a run needs and a dry run may lack.
 lacks() { if [ -n "$dry" ]; then say "$@"; else refuse "$@"; fi; }
 
-# The plan says what is wrong with those that are no files: they may be artifacts, or a model of the hub.
-for path in "$MODEL_PATH" "$TRAIN_PATH" "$VAL_PATH" "$config"; do
-    [ ! -e "$path" ] || mount "$path"
-done
 quoted() { printf "%s='%s'" "$1" "${2//\'/\\\'}"; }
 request=("$stage" -c "$config" --input "policy=$MODEL_PATH" "$(quoted data.train.data_path "$TRAIN_PATH")"
     "$(quoted data.validation.data_path "$VAL_PATH")")
@@ -121,8 +104,7 @@ elif [ -n "${SANDBOX_CONTAINER:-}" ]; then
         *://*) image=$SANDBOX_CONTAINER ;;
         /* | ./* | ../* | *.sif | *.sqsh)
             [ -f "$SANDBOX_CONTAINER" ] || lacks "SANDBOX_CONTAINER=$SANDBOX_CONTAINER: there is no such file"
-            image=$(realpath -ms "$SANDBOX_CONTAINER")
-            [ ! -f "$image" ] || mount "$image" ;;
+            image=$(realpath -ms "$SANDBOX_CONTAINER") ;;
         *) image=docker://$SANDBOX_CONTAINER ;;
     esac
     for environment in ${sandboxed//|/ }; do
@@ -133,21 +115,26 @@ fi
 if [ "$stage" != swe2 ]; then
     idle SIF_DIR "for $stage"
 elif [ -n "${SIF_DIR:-}" ]; then
-    if [ -d "$SIF_DIR" ]; then mount "$SIF_DIR"; else lacks "SIF_DIR=$SIF_DIR: there is no such folder"; fi
+    [ -d "$SIF_DIR" ] || lacks "SIF_DIR=$SIF_DIR: there is no such folder"
+    mounts+=("$(realpath -ms "$SIF_DIR"):$(realpath -ms "$SIF_DIR")")
 fi
 if [ -n "${PERSISTENT_CACHE:-}" ]; then
-    PERSISTENT_CACHE=$(realpath -ms "$PERSISTENT_CACHE")
     [ -n "$dry" ] || mkdir -p "$PERSISTENT_CACHE"
-    mount "$PERSISTENT_CACHE"
+    PERSISTENT_CACHE=$(realpath -ms "$PERSISTENT_CACHE")
+    mounts+=("$PERSISTENT_CACHE:$PERSISTENT_CACHE")
 fi
-[ -n "${CONTAINER:-}" ] || idle EXTRA_MOUNTS "without CONTAINER"
+if [ -z "${CONTAINER:-}" ]; then
+    idle EXTRA_MOUNTS "without CONTAINER"
+elif [ -f "$config" ]; then
+    mounts+=("$(dirname "$config"):$(dirname "$config")")
+fi
 
 # As TOML writes them.
 text() { local value=${1//\\/\\\\}; printf '"%s"' "${value//\"/\\\"}"; }
 list() { local each; for each in "$@"; do printf '%s, ' "$(text "$each")"; done; }
 
 # The job reads the profile as well, so it stays, beside the runs.
-profiles=$home/launch/$EXP_NAME.toml
+profiles=$(realpath -m "${STEPS_HOME:-.steps}/launch/$EXP_NAME.toml")
 mkdir -p "$(dirname "$profiles")"
 {
     echo "[super_launch]"

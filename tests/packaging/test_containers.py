@@ -162,7 +162,6 @@ def test_a_stage_is_launched_by_environment_variables(tmp_path: Path) -> None:
     assert "rl/nemo_rl/rlvr -c rlvr1" in found.stdout and "num_nodes: 109" in found.stdout
     assert "/data/rlvr1/val-split.jsonl" in found.stdout and "seed: 7" in found.stdout
     assert found.stdout.count(f"sandbox_image: {tmp_path}/images/sandbox.sif") == 3
-    outside = [f"{tmp_path}/{name}" for name in ("a b", "images")]
     assert profile_of(tmp_path) == {
         "executor": "slurm",
         "job_name": "stage1.1-rlvr1",
@@ -170,7 +169,7 @@ def test_a_stage_is_launched_by_environment_variables(tmp_path: Path) -> None:
         "partition": "batch",
         "exclusive": True,
         "container_image": VARIABLES["CONTAINER"],
-        "mounts": ["/lustre:/lustre", "/data:/elsewhere", *(f"{folder}:{folder}" for folder in outside)],
+        "mounts": ["/lustre:/lustre", "/data:/elsewhere", "/lustre/cache:/lustre/cache"],
         "env_vars": {
             "XDG_CACHE_HOME": "/lustre/cache",
             "VLLM_CACHE_ROOT": "/lustre/cache/vllm",
@@ -205,8 +204,7 @@ def test_a_config_is_the_file_or_the_built_in_of_a_published_name(
     assert planned in found.stdout
     if text is not None:
         assert f"{path} is read as a config of" in found.stderr and str(file.resolve()) in found.stdout
-        mounted = f"{file.resolve().parent}:{file.resolve().parent}" in profile_of(tmp_path)["mounts"]
-        assert mounted == path.startswith("..")
+        assert f"{file.resolve().parent}:{file.resolve().parent}" in profile_of(tmp_path)["mounts"]
     if path == "stage1_rlvr.yaml":
         assert "CONFIG_PATH=stage1_rlvr is the built-in config" in found.stderr and "seed: 1234" in found.stdout
 
