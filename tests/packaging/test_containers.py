@@ -184,7 +184,7 @@ CONFIGS = [
     ("examples/configs/super/stage2_swe2.yaml", None, "rl/nemo_rl/swe -c swe2"),
     ("small_stage2_swe_pivot_8node.yaml", None, "rl/nemo_rl/swe -c small"),
     ("stage3_rlhf/config/small.yaml", None, "rl/nemo_rl/rlhf -c small"),
-    ("stage1_rlvr.yaml", "defaults: [swe1]\ngrpo: {seed: 1234}\n", "rl/nemo_rl/swe -c"),
+    ("stage1_rlvr.yaml", "defaults: [swe1]\ngrpo: {seed: '${mul:617,2}'}\n", "rl/nemo_rl/swe -c"),
     ("a b.yaml", f"defaults: [tiny]  # rlvr1\n{GENRM}\n", "rl/nemo_rl/rlhf -c"),
     ("rlhf/config.txt", "defaults:\n  - rlvr2\ncheckpointing: {metric_name: swe1}\n", "rl/nemo_rl/rlvr -c"),
     ("../swe2/a/config.yaml", "defaults: [tiny]\n", "rl/nemo_rl/swe -c"),

@@ -11,26 +11,15 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections import deque
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import UnknownNameError
-from nemotron_steps.resolver.plan import Plan
-from nemotron_steps.runs.mirrors.base import Mirror, package
-from nemotron_steps.runs.run_folder import RunFolder
+from nemotron_steps.runs.mirrors.base import Mirror
 from nemotron_steps.runs.tracker import Record
 
-if TYPE_CHECKING:
-    from nemotron_steps.config.mirrors import WandbSettings
-
 logger = logging.getLogger(__name__)
-
-_SAMPLES = 2000
-"""Rows of a step's table of samples at most, the latest kept: W&B draws no larger ones."""
 
 PUBLISHED = {
     ("data_prep", "prompts"): ("DataBlendsArtifact-rl", "dataset"),
@@ -42,32 +31,16 @@ steps of a category as versions of one artifact, which has one type."""
 
 
 class WandbMirror(Mirror):
-    """See Mirror. Raises UnsupportedError if the wandb package is not installed."""
+    """See Mirror."""
 
-    target = "W&B"
-
-    def __init__(
-        self,
-        settings: WandbSettings,
-        folder: RunFolder,
-        plan: Plan,
-        store: ArtifactStore,
-        redact: Callable[[Any], Any],
-    ) -> None:
-        self._wandb = package("wandb", "wandb")
-        self._settings = settings
-        self._folder = folder
-        self._plan = plan
-        self._store = store
-        self._redact = redact
-        self._samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES)
+    target, module, table = "W&B", "wandb", "wandb"
 
     def _interrupt(self) -> None:
         self._finish(130)
 
     def _on_step_started(self, record: Record) -> None:
         planned = self._plan.step(record["step"])
-        wandb = self._wandb
+        wandb = self._package
         self._run = wandb.init(
             project=self._settings.project,
             entity=self._settings.entity,
@@ -105,7 +78,7 @@ class WandbMirror(Mirror):
         self._run.alert(
             title=record["name"],
             text=", ".join(f"{name}={value}" for name, value in record["numbers"].items()) or record["name"],
-            level=self._wandb.AlertLevel.WARN,
+            level=self._package.AlertLevel.WARN,
         )
 
     def _on_step_finished(self, record: Record) -> None:
@@ -137,13 +110,13 @@ class WandbMirror(Mirror):
         """The samples, a column for each of their keys; what is neither a number nor text is written as JSON."""
         columns = list(dict.fromkeys(key for sample in self._samples for key in sample))
         rows = [[_cell(sample.get(column)) for column in columns] for sample in self._samples]
-        return self._wandb.Table(columns=columns, data=rows, allow_mixed_types=True)
+        return self._package.Table(columns=columns, data=rows, allow_mixed_types=True)
 
     def _described(self, artifact: Artifact) -> Any:
         made = artifact.producer
         own = (artifact.name.replace("/", "-") or artifact.digest[:12], artifact.type)
         name, kind = PUBLISHED.get((made.step.partition("/")[0], made.port), own) if made else own
-        described = self._wandb.Artifact(
+        described = self._package.Artifact(
             name=name,
             type=kind,
             metadata={
