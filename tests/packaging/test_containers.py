@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.cli.parser import build
+from tests.models.checkpoints import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILES = sorted((ROOT / "containers").glob("Dockerfile.*"))
@@ -124,6 +125,12 @@ VARIABLES = {
     "SLURM_PARTITION": "batch",
     "SLURM_ACCOUNT": "research",
 }
+ROW = {
+    "responses_create_params": {"input": [{"role": "user", "content": "1 + 1?"}]},
+    "expected_answer": "2",
+    "agent_ref": {"name": "math_with_judge_simple_agent"},
+    "question": "1 + 1?",
+}
 
 
 def launch(tmp_path: Path, *words: str, **changed: str) -> subprocess.CompletedProcess[str]:
@@ -153,9 +160,8 @@ def profile_of(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_a_stage_is_launched_by_environment_variables(tmp_path: Path) -> None:
-    row = {"responses_create_params": {"input": [{"role": "user", "content": "1 + 1?"}]}, "expected_answer": "2"}
     (tmp_path / "a b").mkdir()
-    (tmp_path / "a b" / "train.jsonl").write_text(json.dumps(row | {"agent_ref": {"name": "math_with_judge"}}) + "\n")
+    (tmp_path / "a b" / "train.jsonl").write_text(f"{json.dumps(ROW)}\n")
     found = launch(tmp_path, "--dry-run", "grpo.seed=7", TRAIN_PATH="../a b/train.jsonl")
     assert found.returncode == 0, found.stderr
     assert "no file here: the built-in config, nemotron super3 rl rlvr -c default\n" in found.stderr
@@ -226,6 +232,34 @@ def test_a_refusal_reaches_the_reader(tmp_path: Path, changed: dict[str, str], s
     (tmp_path / "work" / "rlvr.yaml").write_text("defaults: [tiny]\ngrpo: {steps: 3}\n")
     found = launch(tmp_path, PERSISTENT_CACHE="", **changed)
     assert found.returncode == 2 and said in found.stderr
+
+
+def test_a_job_is_submitted_that_sees_what_the_variables_name(tmp_path: Path) -> None:
+    """A stand-in `sbatch` takes the job; its script has every path outside the working folder and the home."""
+    for folder in ("bin", "configs", "a b"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 42\n")
+    (tmp_path / "bin" / "sbatch").chmod(0o755)
+    (tmp_path / "configs" / "rlvr.yaml").write_text("defaults: [tiny]\n")
+    (tmp_path / "image.sqsh").touch()
+    write_checkpoint("qwen3", tmp_path / "model", max_position_embeddings=16384)
+    for split in ("train", "val"):
+        (tmp_path / "a b" / f"{split}.jsonl").write_text(f"{json.dumps(ROW)}\n" * 40)
+    found = launch(
+        tmp_path,
+        CONFIG_PATH="../configs/rlvr.yaml",
+        MODEL_PATH="../model",
+        TRAIN_PATH="../a b/train.jsonl",
+        VAL_PATH="../a b/val.jsonl",
+        CONTAINER=str(tmp_path / "image.sqsh"),
+        PERSISTENT_CACHE="../cache",
+        SANDBOX_CONTAINER="",
+    )
+    assert found.returncode == 0 and "slurm job 42" in found.stdout, found.stderr
+    (script,) = (tmp_path / "home" / "runs").glob("*/slurm.sh")
+    for name in ("configs", "model", "a b", "cache"):
+        assert f"{tmp_path}/{name}" in script.read_text(), name
+    assert (tmp_path / "cache").is_dir()
 
 
 def test_variables_that_do_nothing_are_told(tmp_path: Path) -> None:
