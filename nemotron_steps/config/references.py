@@ -7,7 +7,6 @@ names the artifact (`run: {data: super3/data:latest}` and `${art:data,train}`), 
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -45,8 +44,8 @@ def register() -> None:
     """Make `art` known to OmegaConf, and `mul`, which NeMo-RL's files multiply sizes with."""
     from omegaconf import OmegaConf
 
+    OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
     OmegaConf.register_new_resolver("art", _resolve, replace=True)
-    OmegaConf.register_new_resolver("mul", operator.mul, replace=True)
 
 
 def drop_names(values: dict[str, Any], unresolved: Any) -> None:

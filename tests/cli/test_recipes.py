@@ -43,10 +43,19 @@ def test_every_command_has_its_step_and_every_name_its_config() -> None:
     ("command", "meant"),
     [
         ("super3 data prep rl", "super3_data_prep"),
+        ("super3 data prep rl rlvr", "data_prep/rl_prep -c super3_rlvr1"),
         ("super3 data prep rl rlvr -c rlvr3", "data_prep/rl_prep -c super3_rlvr3"),
+        ("super3 data prep rl swe2", "data_prep/rl_prep -c super3_swe2"),
+        ("super3 rl rlvr", "rl/nemo_rl/rlvr -c rlvr1"),
         ("super3 rl rlvr -c rlvr2 grpo.seed=7", "rl/nemo_rl/rlvr -c rlvr2 grpo.seed=7"),
+        ("super3 rl rlvr -c small", "rl/nemo_rl/rlvr -c small"),
+        ("super3 rl rlvr -c test", "rl/nemo_rl/rlvr -c test"),
+        ("super3 rl swe1", "rl/nemo_rl/swe -c swe1"),
         ("super3 rl swe1 -c test", "rl/nemo_rl/swe -c test"),
+        ("super3 rl swe2", "rl/nemo_rl/swe -c swe2"),
         ("super3 rl rlhf -c default", "rl/nemo_rl/rlhf -c super3"),
+        ("nano3 data prep rl", "data_prep/rl_prep -c nano3"),
+        ("nano3 rl", "rl/nemo_rl/rlvr -c nano3"),
         ("nano3 rl -c default -r YOUR-CLUSTER", "rl/nemo_rl/rlvr -c nano3 -r YOUR-CLUSTER"),
         ("nano3 rl --batch YOUR-CLUSTER --force-squash", "rl/nemo_rl/rlvr -c nano3 -b YOUR-CLUSTER --force-squash"),
     ],
@@ -56,6 +65,15 @@ def test_a_recipes_command_is_a_step_with_its_config(nemo: Cli, cli: Cli, comman
     ours = nemo(*command.split(), "--dry-run", "--json")
     assert ours.code == 0, ours.err
     assert ours.json == cli("run", *meant.split(), "-d", "--json").json
+
+
+def test_the_pages_own_names_of_keys_are_taken(nemo: Cli) -> None:
+    found = nemo("nano3", "rl", "grpo.num_iterations=7", "grpo.learning_rate=5e-7", "-d", "--json")
+    assert found.code == 0, found.err
+    config = found.json["configs"]["rl/nemo_rl/rlvr"]
+    assert config["grpo"]["max_num_steps"] == 7
+    optimizer = config["policy"]["megatron_cfg"]["optimizer"]
+    assert (optimizer["lr"], optimizer["min_lr"]) == (5e-7, 5e-7)
 
 
 def test_sample_limits_the_rows_of_every_data_set(nemo: Cli) -> None:
