@@ -44,16 +44,15 @@ stage_of() {
     esac
 }
 # Whether the file has a word among its keys, list items and defaults: comments and other values say nothing.
-has() {
-    sed -E 's/(^|[[:space:]])#.*//; /^defaults:/! s/:[[:space:]]+[^][{},&*]+/:/g' "$config" |
-        grep -qE "(^|[^[:alnum:]_])($1)"
-}
+has() { grep -qE "(^|[^[:alnum:]_])($1)" <<< "$content"; }
 verified='math_with_judge|code_gen|mcqa|instruction_following|structured_outputs|calendar|reasoning_gym|ns_tools'
 verified+='|workplace_assistant|math_formal_lean|equivalence_llm_judge|multichallenge|inverse_if|swerl_gen'
 
 name=$(basename "$CONFIG_PATH" .yaml)
+content=""
 if [ -f "$CONFIG_PATH" ]; then
     config=$(realpath "$CONFIG_PATH")
+    content=$(sed -E 's/(^|[[:space:]])#.*//; /^defaults:/! s/:[[:space:]]+[^][{},&*]+/:/g' "$config")
     if has 'swe_agent|swe2|stage2_swe2'; then stage=swe2
     elif has 'swe_pivot|swe1|stage2_swe1|super3_swe'; then stage=swe1
     elif has "rlvr[123]|stage1_rlvr|super3_rlvr|$verified"; then stage=rlvr
@@ -70,17 +69,15 @@ if [ -f "$CONFIG_PATH" ]; then
     case $name in stage[123]_* | small_*) built_in="; CONFIG_PATH=$name is the built-in config of that name" ;; esac
     say "$CONFIG_PATH is read as a config of $stage$built_in"
 else
-    case $CONFIG_PATH in
-        */config/*) stage_of "$(basename "$(dirname "$(dirname "$CONFIG_PATH")")")" || stage="" ;;
-        *) stage_of "$name" || stage="" ;;
-    esac
+    said=$name
     case $name in
         stage[123]_*) config=default ;;
-        small*) config=small ;;
-        default | test | rlvr[123]) config=$name ;;
-        *) stage="" ;;
+        small_*) config=small ;;
+        rlvr[123]) config=$name ;;
+        default | small | test) config=$name said=$(basename "$(dirname "$(dirname "$CONFIG_PATH")")") ;;
+        *) said="" ;;
     esac
-    [ -n "$stage" ] || refuse "CONFIG_PATH=$CONFIG_PATH is neither a file nor a published config: stage1_rlvr.yaml," \
+    stage_of "$said" || refuse "CONFIG_PATH=$CONFIG_PATH is neither a file nor a published config: stage1_rlvr.yaml," \
         "stage2_swe1.yaml, stage2_swe2.yaml or stage3_rlhf.yaml"
     say "$CONFIG_PATH is no file here: the built-in config, nemotron super3 rl $stage -c $config"
 fi
@@ -97,7 +94,7 @@ quoted() { printf "%s='%s'" "$1" "${2//\'/\\\'}"; }
 request=("$stage" -c "$config" --input "policy=$MODEL_PATH" "$(quoted data.train.data_path "$TRAIN_PATH")"
     "$(quoted data.validation.data_path "$VAL_PATH")")
 sandboxed='code_gen|math_formal_lean|ns_tools'
-if [ "$stage" != rlvr ] && ! { [ -f "$config" ] && has "$sandboxed"; }; then
+if [ "$stage" != rlvr ] && ! has "$sandboxed"; then
     idle SANDBOX_CONTAINER "for $stage"
 elif [ -n "${SANDBOX_CONTAINER:-}" ]; then
     case $SANDBOX_CONTAINER in
@@ -125,7 +122,7 @@ if [ -n "${PERSISTENT_CACHE:-}" ]; then
 fi
 if [ -z "${CONTAINER:-}" ]; then
     idle EXTRA_MOUNTS "without CONTAINER"
-elif [ -f "$config" ]; then
+elif [ -n "$content" ]; then
     mounts+=("$(dirname "$config"):$(dirname "$config")")
 fi
 
