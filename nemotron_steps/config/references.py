@@ -43,9 +43,10 @@ def read_reference(value: Any) -> Reference | None:
 
 
 def register() -> None:
-    """Make `art` known to OmegaConf."""
+    """Make `art` known to OmegaConf, and `mul`, which NeMo-RL's files multiply sizes with."""
     from omegaconf import OmegaConf
 
+    OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
     OmegaConf.register_new_resolver("art", _resolve, replace=True)
 
 

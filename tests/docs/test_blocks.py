@@ -150,6 +150,7 @@ CHECKS: dict[str, list[Check]] = {
 ELSEWHERE = {
     "README.md": ("tests/api/test_docs.py", {"python"}),
     "docs/python.md": ("tests/api/test_docs.py", {"python"}),
+    "docs/pages.md": ("tests/docs/test_pages.py", {"toml"}),
     "docs/howto/own_environment.md": ("tests/docs/test_packages.py", {"python", "toml"}),
     "docs/howto/own_executor.md": ("tests/docs/test_packages.py", {"python"}),
     "docs/howto/own_type.md": ("tests/docs/test_packages.py", {"python", "toml"}),

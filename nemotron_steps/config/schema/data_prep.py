@@ -138,7 +138,8 @@ class DataPrepConfig(Section):
     """A folder with copies of hub data sets, MIRROR/ORG/NAME: they are read there, and nothing is fetched."""
     rows: SplitRows = SplitRows()
     sample: PositiveInt | None = None
-    """Rows read of each source at most (the user's own only)."""
+    """Rows read of each source at most (the user's own only). Where that leaves none to train on, the other splits have
+    a tenth each at most."""
     max_refused_share: float = Field(0.0, ge=0, le=1)
     """Share of unusable rows that is left out, each one named and counted; above it the step fails."""
     num_workers: Annotated[PositiveInt | None, OPERATIONAL] = None
