@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nemotron_steps.artifacts.adapters import validate_adapter
+from nemotron_steps.artifacts.validators import validate_adapter
 from nemotron_steps.artifacts.validators import sniff_type
 from nemotron_steps.config.schema.peft import LoraConfig, PeftConfig
 from nemotron_steps.errors import ArtifactError, ConfigError, UnsupportedError
