@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.schema.convert import ConvertConfig, MergeConfig
-from nemotron_steps.models.adapter_folder import recorded_base
+from nemotron_steps.models.adapters import recorded_base
 from nemotron_steps.steps.hub_folder import check_known_tensors, check_tensors
 
 
