@@ -4,17 +4,24 @@ Both backends keep one promise: `commit_tree` makes a folder appear whole or not
 rename; on an object store, which has none, the files are uploaded first and `artifact.json` last, and a folder
 without it does not exist.
 
-Every path handed in is checked to stay in the home (see confinement), for a record may have named it.
+Every path handed in is checked to stay in the home (see confinement), for a record may have named it. A store's every
+failure is a StorageError; a StorageUnreachableError, which says that trying again may help, where the server does not
+answer or is busy.
 """
+# ruff: noqa: D102  Backend says what each method does
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import os
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-from nemotron_steps.artifacts.confinement import confined
+from nemotron_steps.artifacts.confinement import confined, require_relative, walk
 from nemotron_steps.artifacts.files import (
     create_exclusive,
     hash_tree,
@@ -26,66 +33,39 @@ from nemotron_steps.artifacts.files import (
     write_atomic,
 )
 from nemotron_steps.artifacts.models import MANIFEST_NAME, FileRecord
-from nemotron_steps.errors import StorageError
+from nemotron_steps.errors import ArtifactError, RequestError, StorageError, StorageUnreachableError, UnsupportedError
 
 DEFAULT_HOME = ".steps"
+_NO_ANSWER = {
+    "ConnectionError",
+    "TimeoutError",
+    "HTTPClientError",
+    "ConnectionClosedError",
+    "ClientConnectionError",
+    "ClientPayloadError",
+    "IncompleteReadError",
+}
+"""Classes, by name, of Python's, botocore's and aiohttp's errors for a server that does not answer to the end."""
 
 
-class Backend(Protocol):
-    """Records and folders under one home. Paths are relative, posix; ArtifactError for one that leaves the home."""
+class Backend:
+    """Records and folders under one home: a folder of this machine or of a shared file system.
 
-    url: str
-    """What the user called the home."""
-    scratch: Path
-    """A local folder for staging, locks, work folders and copies; the home itself if that is local."""
-    private: Path
-    """A local folder of this user's own, in no home: what lies there was written by this user."""
+    Paths are relative, posix; ArtifactError for one that leaves the home.
 
-    def read(self, path: str) -> bytes | None:
-        """A record's content, None if it is not there."""
-
-    def write(self, path: str, data: bytes) -> None:
-        """Replace a record atomically."""
-
-    def create(self, path: str, data: bytes) -> bool:
-        """Write a record unless it exists; whether this call wrote it."""
-
-    def names(self, path: str) -> list[str]:
-        """Names directly under a folder, sorted; empty if it is not there."""
-
-    def commit_tree(self, staged: Path, path: str, *, replace: bool = False) -> None:
-        """Publish a staged folder, which holds artifact.json, under `path`.
-
-        A folder already there stays, unless `replace` says that it is corrupt.
-        """
-
-    def local_tree(self, path: str, files: Sequence[FileRecord]) -> Path:
-        """A local folder with the content of a committed folder."""
-
-    def stored_files(self, path: str) -> list[FileRecord]:
-        """Every file of a committed folder but its artifact.json, hashed as it is in the home, not in a local copy."""
-
-    def local(self, path: str) -> Path:
-        """The place of `path` on this machine, whether or not anything is there."""
-
-    def drop_copy(self, path: str) -> bool:
-        """Delete the local copy of a committed folder; false if what is local is the only one."""
-
-    def upload(self, source: Path, path: str) -> None:
-        """Copy a plain local folder to `path`, file by file (run folders; not atomic)."""
-
-
-class LocalBackend:
-    """A home that is a folder of this machine or of a shared file system."""
+    Attributes:
+        url: what the user called the home.
+        scratch: a local folder for staging, locks, work folders and copies; here the home itself.
+        private: a local folder of this user's own, in no home: what lies there was written by this user.
+    """
 
     def __init__(self, root: Path, cache: Path | None = None) -> None:
-        self.root = root
         self.url = str(root)
         self.scratch = root
         self.private = cache or default_cache()
 
     def read(self, path: str) -> bytes | None:
-        """See Backend."""
+        """A record's content, None if it is not there."""
         place = self.local(path)
         try:
             return place.read_bytes()
@@ -95,15 +75,15 @@ class LocalBackend:
             raise StorageError("reading the home failed", where=str(place), found=error.strerror) from error
 
     def write(self, path: str, data: bytes) -> None:
-        """See Backend."""
+        """Replace a record atomically."""
         write_atomic(self.local(path), data)
 
     def create(self, path: str, data: bytes) -> bool:
-        """See Backend."""
+        """Write a record unless it exists; whether this call wrote it."""
         return create_exclusive(self.local(path), data)
 
     def names(self, path: str) -> list[str]:
-        """See Backend."""
+        """Names directly under a folder, sorted; empty if it is not there."""
         place = self.local(path)
         try:
             return sorted(name for name in os.listdir(place) if not name.startswith("."))
@@ -113,7 +93,10 @@ class LocalBackend:
             raise StorageError("reading the home failed", where=str(place), found=error.strerror) from error
 
     def commit_tree(self, staged: Path, path: str, *, replace: bool = False) -> None:
-        """See Backend."""
+        """Publish a staged folder, which holds artifact.json, under `path`.
+
+        A folder already there stays, unless `replace` says that it is corrupt.
+        """
         target = self.local(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         if replace:
@@ -130,23 +113,208 @@ class LocalBackend:
             sync_folder(target.parent)
 
     def local_tree(self, path: str, files: Sequence[FileRecord]) -> Path:
-        """See Backend."""
+        """A local folder with the content of a committed folder."""
         return self.local(path)
 
     def stored_files(self, path: str) -> list[FileRecord]:
-        """See Backend."""
+        """Every file of a committed folder but its artifact.json, hashed as it is in the home, not in a local copy."""
         return hash_tree(self.local(path))
 
     def local(self, path: str) -> Path:
-        """See Backend."""
-        return confined(self.root, path)
+        """The place of `path` on this machine, whether or not anything is there."""
+        return confined(self.scratch, path)
 
     def drop_copy(self, path: str) -> bool:
-        """See Backend."""
+        """Delete the local copy of a committed folder; false if what is local is the only one."""
         return False
 
     def upload(self, source: Path, path: str) -> None:
-        """Nothing to do: the folder is already in the home."""
+        """Copy a plain local folder (a run's) to `path`, file by file, not atomically; here it is there already."""
+
+
+class FsspecBackend(Backend):
+    """A home on an object store, or any other file system that fsspec knows.
+
+    Args:
+        url: an fsspec URL.
+        cache: this user's folder for copies.
+
+    Raises:
+        UnsupportedError: the package for this kind of URL is not installed.
+        RequestError: the URL is not understood.
+    """
+
+    def __init__(self, url: str, cache: Path) -> None:
+        import fsspec
+
+        try:
+            filesystem, root = fsspec.core.url_to_fs(url)
+        except ImportError as error:
+            protocol = url.split("://", 1)[0]
+            raise UnsupportedError(
+                f"no file system package for '{protocol}://' is installed",
+                where=url,
+                found=str(error),
+                hints=("pip install 'nemotron-steps[s3]'",) if protocol in ("s3", "s3a") else (),
+            ) from error
+        except ValueError as error:
+            raise RequestError("the home URL is not understood", where=url, found=str(error)) from error
+        self._fs: Any = filesystem
+        self._root = root.rstrip("/")
+        # Records are small: not first a request for the size, as where a file might be read in several parts at once.
+        read = inspect.signature(getattr(filesystem, "_cat_file", filesystem.cat_file))
+        self._at_once = {"max_concurrency": 1} if "max_concurrency" in read.parameters else {}
+        self.url = url
+        name = hashlib.sha256(f"{filesystem.protocol}:{self._root}".encode()).hexdigest()[:16]
+        self.private = cache
+        self.scratch = self.private / name
+
+    def read(self, path: str) -> bytes | None:
+        self._fs.invalidate_cache()
+        try:
+            with self._asking("reading", path, FileNotFoundError):
+                data: bytes = self._fs.cat_file(self._at(path), **self._at_once)
+        except FileNotFoundError:
+            return None
+        return data
+
+    def write(self, path: str, data: bytes) -> None:
+        with self._asking("writing", path):
+            self._fs.pipe_file(self._at(path), data)
+
+    def create(self, path: str, data: bytes) -> bool:
+        self._fs.invalidate_cache()
+        try:
+            with self._asking("writing", path, FileExistsError):
+                self._fs.pipe_file(self._at(path), data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def names(self, path: str) -> list[str]:
+        self._fs.invalidate_cache()
+        try:
+            with self._asking("listing", path, FileNotFoundError):
+                found = self._fs.ls(self._at(path), detail=False)
+        except FileNotFoundError:
+            return []
+        names = {name.rstrip("/").rsplit("/", 1)[-1] for name in found} - {path.rsplit("/", 1)[-1]}
+        return sorted(name for name in names if not name.startswith("."))
+
+    def commit_tree(self, staged: Path, path: str, *, replace: bool = False) -> None:
+        local = self.local(path)
+        if replace:
+            set_aside(local)
+            self._remove(path)
+        if replace or self.read(f"{path}/{MANIFEST_NAME}") is None:
+            self._put(staged, path)
+            self.write(f"{path}/{MANIFEST_NAME}", (staged / MANIFEST_NAME).read_bytes())
+        seal_tree(staged)
+        local.parent.mkdir(parents=True, exist_ok=True)
+        # What was just written is the first thing the next step reads: keep it as the local copy.
+        if local.exists():
+            remove_tree(staged)
+        else:
+            staged.rename(local)
+
+    def local_tree(self, path: str, files: Sequence[FileRecord]) -> Path:
+        local = self.local(path)
+        if (local / MANIFEST_NAME).is_file():
+            return local
+        partial = local.with_name(f"{local.name}.{uuid.uuid4().hex[:8]}.partial")
+        partial.mkdir(parents=True)
+        for name in [*(record.path for record in files), MANIFEST_NAME]:
+            target = partial / require_relative(name, f"{self.url.rstrip('/')}/{path}/{MANIFEST_NAME}")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with self._asking("reading", f"{path}/{name}", FileNotFoundError):
+                    self._fs.get_file(self._at(f"{path}/{name}"), str(target))
+            except FileNotFoundError as error:
+                remove_tree(partial)
+                raise ArtifactError(
+                    "a file of the artifact is missing from the store",
+                    where=f"{self.url.rstrip('/')}/{path}/{name}",
+                    hints=("run the step that produced it again with --force",),
+                ) from error
+        try:
+            partial.rename(local)
+        except OSError:
+            if not (local / MANIFEST_NAME).is_file():
+                raise
+            remove_tree(partial)
+        return local
+
+    def stored_files(self, path: str) -> list[FileRecord]:
+        self._fs.invalidate_cache()
+        root = self._at(path)
+        with self._asking("listing", path):
+            found = sorted(self._fs.find(root))
+        records = []
+        for name in found:
+            inside = name.removeprefix(root + "/")
+            if inside != MANIFEST_NAME:
+                records.append(self._hashed(name, inside))
+        return records
+
+    def drop_copy(self, path: str) -> bool:
+        set_aside(self.local(path))
+        return True
+
+    def upload(self, source: Path, path: str) -> None:
+        self._put(source, path)
+
+    def _put(self, source: Path, path: str) -> None:
+        # Links are left out: a run folder has some for people (W&B's `latest-run`), an artifact none.
+        for file in sorted(walk(source, follow=None)):
+            if file == source / MANIFEST_NAME:
+                continue
+            name = file.relative_to(source).as_posix()
+            with self._asking("writing", f"{path}/{name}"):
+                self._fs.put_file(str(file), self._at(f"{path}/{name}"))
+
+    def _remove(self, path: str) -> None:
+        """Delete a folder of the store, the marker that commits it first."""
+        root = self._at(path)
+        with self._asking("writing", path):
+            names = self._fs.find(root)
+            for name in sorted(names, key=lambda name: name != f"{root}/{MANIFEST_NAME}"):
+                self._fs.rm_file(name)
+
+    def _hashed(self, name: str, inside: str) -> FileRecord:
+        digest, size = hashlib.sha256(), 0
+        with self._asking("reading", inside), self._fs.open(name, "rb") as file:
+            while piece := file.read(1 << 22):
+                digest.update(piece)
+                size += len(piece)
+        return FileRecord(inside, size, digest.hexdigest())
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{require_relative(path, self.url)}"
+
+    @contextmanager
+    def _asking(self, action: str, path: str, answer: type[OSError] | None = None) -> Iterator[None]:
+        """Turn what a file system package raises, each errors of its own, into a StorageError.
+
+        Args:
+            answer: FileNotFoundError or FileExistsError, where that is no failure.
+        """
+        try:
+            yield
+        except Exception as error:
+            if answer is FileExistsError and _said(error).get("Error", {}).get("Code") == "PreconditionFailed":
+                raise FileExistsError(path) from error
+            if answer is not None and isinstance(error, answer):
+                raise
+            status: int = _said(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            no_answer = not _NO_ANSWER.isdisjoint(each.__name__ for each in type(error).__mro__)
+            unreachable = no_answer or status == 429 or status >= 500
+            cls = StorageUnreachableError if unreachable else StorageError
+            raise cls(
+                "the store cannot be reached" if unreachable else f"{action} the store failed",
+                where=f"{self.url.rstrip('/')}/{path}",
+                found=f"{type(error).__name__}: {error}",
+                hints=("check the credentials and the address of the store, then run the same command again",),
+            ) from error
 
 
 def open_backend(home: str | Path | None = None, cache: Path | None = None) -> Backend:
@@ -159,8 +327,6 @@ def open_backend(home: str | Path | None = None, cache: Path | None = None) -> B
     if text.startswith("file://"):
         text = text.removeprefix("file://")
     if "://" in text or text.startswith("memory:"):
-        from nemotron_steps.artifacts.object_store import FsspecBackend
-
         return FsspecBackend(text, cache or default_cache())
     root = Path(text).expanduser().absolute()
     if root.exists() and not root.is_dir():
@@ -170,7 +336,7 @@ def open_backend(home: str | Path | None = None, cache: Path | None = None) -> B
             expected="a folder, or a path to make one at",
             hints=("--home DIR", "export STEPS_HOME=DIR"),
         )
-    return LocalBackend(root, cache)
+    return Backend(root, cache)
 
 
 def default_cache() -> Path:
@@ -179,3 +345,12 @@ def default_cache() -> Path:
     if explicit:
         return Path(explicit)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nemotron_steps"
+
+
+def _said(error: BaseException) -> dict[str, Any]:
+    """The server's answer that botocore keeps with an error, or with the one that caused it; {} without one."""
+    for each in (error, error.__cause__):
+        response = getattr(each, "response", None)
+        if isinstance(response, dict):
+            return response
+    return {}

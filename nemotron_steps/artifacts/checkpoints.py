@@ -10,6 +10,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,7 @@ def read_safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
         for name, entry in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
             start, stop = entry["data_offsets"]
             bits = _DTYPE_BITS.get(entry["dtype"])
-            count = 1
-            for extent in entry["shape"]:
-                count *= extent
+            count = math.prod(entry["shape"])
             if start != end or (bits is not None and (stop - start) * 8 != count * bits):
                 raise _broken(path, f"tensor '{name}' at byte {end} with {count} values", f"bytes {start} to {stop}")
             end = stop
@@ -127,10 +126,7 @@ def validate_hf(folder: Path) -> dict[str, Any]:
         for name, entry in read_safetensors_header(shard).items():
             names.add(name)
             dtypes.add(entry["dtype"])
-            count = 1
-            for extent in entry["shape"]:
-                count *= extent
-            parameters += count
+            parameters += math.prod(entry["shape"])
     if attributes.get("mtp_layers") and not any(name.startswith(_MTP) for name in names):
         attributes["mtp_layers"] = 0  # whoever saved it last had no place for them, and config.json still claims them
     index = folder / "model.safetensors.index.json"
@@ -156,7 +152,9 @@ def validate_megatron(folder: Path) -> dict[str, Any]:
                 where=str(folder),
                 expected="hf/ (config.json and tokenizer) and weights/ (distributed checkpoint)",
                 found=listing(folder),
-                hints=_hf_hint(folder),
+                hints=(f"steps run convert/hf_to_megatron --input checkpoint_hf={folder}",)
+                if (folder / "config.json").is_file()
+                else (),
             )
     attributes = validate_model_folder(folder / "hf")
     files = [path for path in (folder / "weights").rglob("*") if path.is_file()]
@@ -262,20 +260,13 @@ def _hybrid_attributes(pattern: str, config: Mapping[str, Any]) -> dict[str, Any
     if "M" in pattern:
         groups = config.get("n_groups", config.get("mamba_n_groups"))
         found |= {"mamba_num_heads": config.get("mamba_num_heads"), "mamba_groups": groups}
-        found |= {"bounded_time_steps": True} if _bounds_time_steps(config) else {}
+        with suppress(KeyError, TypeError, ValueError, OverflowError):  # whoever loads it reports that
+            found |= {"bounded_time_steps": True} if bounds_time_steps(time_step_limit(config)) else {}
     if "E" in pattern:
         shared, dense = config.get("moe_shared_expert_intermediate_size"), config.get("intermediate_size")
         if isinstance(shared, int) and isinstance(dense, int):
             found["shared_expert_width"] = math.gcd(shared, dense) if "-" in pattern else shared
     return {name: value for name, value in found.items() if isinstance(value, int)}
-
-
-def _bounds_time_steps(config: Mapping[str, Any]) -> bool:
-    """False also where the file says something else than two numbers, which whoever loads it reports."""
-    try:
-        return bounds_time_steps(time_step_limit(config))
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return False
 
 
 def _positions(config: Mapping[str, Any]) -> int:
@@ -450,9 +441,3 @@ def listing(folder: Path) -> str:
         return "a file"
     names = sorted(path.name for path in folder.iterdir())
     return (", ".join(names[:8]) + (", …" if len(names) > 8 else "")) or "an empty folder"
-
-
-def _hf_hint(folder: Path) -> tuple[str, ...]:
-    if (folder / "config.json").is_file():
-        return (f"steps run convert/hf_to_megatron --input checkpoint_hf={folder}",)
-    return ()

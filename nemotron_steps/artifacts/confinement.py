@@ -34,7 +34,12 @@ def is_run_id(text: str) -> bool:
 
 def require_relative(path: str, where: str) -> str:
     """`path` if it is a plain relative posix path. ArtifactError naming `where` it was read if it is anything else."""
-    if not _is_relative(path):
+    parts = path.split("/")
+    if (
+        _CONTROL.search(path)
+        or len(path.encode()) > _LONGEST_PATH
+        or any(part in ("", ".", "..") or len(part.encode()) > _LONGEST_PART for part in parts)
+    ):
         raise ArtifactError(
             "a record names a path that leaves its folder",
             where=where,
@@ -43,12 +48,6 @@ def require_relative(path: str, where: str) -> str:
             hints=("steps artifacts verify",),
         )
     return path
-
-
-def _is_relative(path: str) -> bool:
-    if _CONTROL.search(path) or len(path.encode()) > _LONGEST_PATH:
-        return False
-    return all(part not in ("", ".", "..") and len(part.encode()) <= _LONGEST_PART for part in path.split("/"))
 
 
 def confined(root: Path, relative: str) -> Path:

@@ -56,27 +56,29 @@ class Imports:
         if not path.exists():
             raise ArtifactError("there is nothing at this path", where=str(path))
         path = path.absolute()
-        stats = self._stats(path)
+        files = [path] if path.is_file() else tree_files(path, user_folder=True)
+        root = path.parent if path.is_file() else path
+        stats = {file.relative_to(root).as_posix(): stat_of(file) for file in files}
         known = self._read(path)
         if known and known.get("stats") == stats and type_name in (None, known["type"]):
             type_name, found = str(known["type"]), dict(known["attributes"])
-            files = [FileRecord(file, stats[file][0], digest) for file, digest in known["hashes"].items()]
+            records = [FileRecord(file, stats[file][0], digest) for file, digest in known["hashes"].items()]
         else:
             type_name = type_name or require_type(path)
             found = plain(validate(type_name, path, supertypes))
             size = sum(each[0] for each in stats.values())
             if size >= _WORTH_SAYING:
                 logger.warning("hashing %s (%.1f GB): once, and again when it changes", path, size / 1e9)
-            files = hash_tree(path, user_folder=True)
-            hashes = {file.path: file.sha256 for file in files}
+            records = hash_tree(path, user_folder=True)
+            hashes = {record.path: record.sha256 for record in records}
             self._write(path, {"type": type_name, "stats": stats, "hashes": hashes, "attributes": found})
         self._allowed.add(str(path))
         return Artifact(
             type=type_name,
-            digest=tree_digest(type_name, files),
+            digest=tree_digest(type_name, records),
             path=path,
             attributes=found,
-            files=tuple(files),
+            files=tuple(records),
             name=name or default_name(path),
             created=time.time(),
             source=str(path),
@@ -86,11 +88,6 @@ class Imports:
     def allows(self, location: str) -> bool:
         """Whether this user supplied that folder, so that it may be read because a record says so."""
         return location in self._allowed or self._read(Path(location)) is not None
-
-    def _stats(self, path: Path) -> dict[str, list[int]]:
-        files = [path] if path.is_file() else tree_files(path, user_folder=True)
-        root = path.parent if path.is_file() else path
-        return {file.relative_to(root).as_posix(): stat_of(file) for file in files}
 
     def _note(self, path: Path) -> Path:
         return self._folder / f"{hashlib.sha256(str(path).encode(errors='surrogateescape')).hexdigest()[:32]}.json"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from nemotron_steps.artifacts.models import Artifact, Edge, short_digest
+from nemotron_steps.artifacts.models import Artifact, short_digest
 from nemotron_steps.artifacts.store import ArtifactStore
 
 
@@ -66,7 +66,7 @@ def lineage(store: ArtifactStore, artifact: Artifact) -> Lineage:
     accepted = {record.ref: record.producer.acceptance for record in records if record.producer}
     links = [
         Link(
-            _parent(edge, digests),
+            edge.ref if digests.get(edge.ref) == edge.digest else short_digest(edge.digest),
             record.ref,
             edge.port,
             record.producer.step if record.producer else "",
@@ -79,10 +79,6 @@ def lineage(store: ArtifactStore, artifact: Artifact) -> Lineage:
     above = _walk(artifact.ref, links, lambda link: link.child, lambda link: link.parent)
     below = _walk(artifact.ref, links, lambda link: link.parent, lambda link: link.child)
     return Lineage(artifact, tuple(above), tuple(below))
-
-
-def _parent(edge: Edge, digests: dict[str, str]) -> str:
-    return edge.ref if digests.get(edge.ref) == edge.digest else short_digest(edge.digest)
 
 
 def _walk(start: str, links: Iterable[Link], here: Callable[[Link], str], there: Callable[[Link], str]) -> list[Link]:

@@ -51,7 +51,7 @@ from nemotron_steps.artifacts.integrity import (
     OBJECTS,
     REFERENCES,
     Contents,
-    corrupt,
+    differences,
     gone,
     object_problems,
     require_allowed,
@@ -74,6 +74,7 @@ from nemotron_steps.errors import ArtifactError, StorageError, UnknownNameError
 
 logger = logging.getLogger(__name__)
 
+_DIGEST_START = re.compile(r"[0-9a-f]{8,64}")
 _VERSION_FILE = re.compile(r"v([1-9][0-9]{0,8})\.json")
 
 
@@ -83,8 +84,6 @@ class ArtifactStore:
     def __init__(self, home: str | Path | Backend | None = None) -> None:
         self.backend: Backend = open_backend(home) if home is None or isinstance(home, str | Path) else home
         self.imports = Imports(self.backend.private / "imports")
-
-    # -- writing ---------------------------------------------------------------------------------------------
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
@@ -122,7 +121,9 @@ class ArtifactStore:
         Raises ArtifactError or DataError if the folder is empty, links to files elsewhere or is not valid for its
         type (nothing is committed and the folder stays), StorageError if it cannot be written.
         """
-        _require_name(name)
+        if not is_artifact_name(name):
+            expected = "at most 200 letters, digits and ._-/"
+            raise ArtifactError("this cannot name an artifact", expected=expected, found=name)
         # A commit killed while it wrote the manifest must not make the next one another artifact.
         remove_unfinished(staged / MANIFEST_NAME)
         replace_links(staged)
@@ -190,8 +191,6 @@ class ArtifactStore:
 
         The folder is validated and hashed once (see Imports), and again when it changed: then it is another artifact.
         """
-        if not path.exists():
-            raise ArtifactError("there is nothing at this path", where=str(path))
         if path.is_file():
             return self.add(path, type_name=type_name, name=name, supertypes=supertypes)
         artifact = self.imports.identify(path, type_name=type_name, supertypes=supertypes, name=name)
@@ -203,14 +202,12 @@ class ArtifactStore:
         """The next version of a committed artifact's name, of the same content, as another production."""
         return self._new_version(replace(artifact, producer=producer, inputs=tuple(inputs), created=time.time()))
 
-    # -- reading ---------------------------------------------------------------------------------------------
-
     def find(self, ref: str) -> Artifact:
         """The record of `NAME`, `NAME:vN`, `NAME:latest`, or a digest of at least 8 hex digits.
 
         Reads no file of the artifact; `path` may not exist yet (see `open`). UnknownNameError with near names.
         """
-        if _looks_like_digest(ref):
+        if _DIGEST_START.fullmatch(ref):
             for digest in self.backend.names(OBJECTS):
                 if digest.startswith(ref) and is_digest(digest):
                     return self.by_digest(digest)
@@ -279,12 +276,12 @@ class ArtifactStore:
 
     def names(self) -> list[str]:
         """Every artifact name, sorted."""
-        found = (_unquote(name) for name in self.backend.names(NAMES))
+        found = (name.replace("~", "/") for name in self.backend.names(NAMES))
         return sorted(name for name in found if is_artifact_name(name))
 
     def versions(self, name: str) -> list[int]:
         """The versions of a name, oldest first; empty if there is no such name."""
-        found = self.backend.names(f"{NAMES}/{_quote(name)}") if is_artifact_name(name) else []
+        found = self.backend.names(_folder_of(name)) if is_artifact_name(name) else []
         return sorted(int(match[1]) for entry in found if (match := _VERSION_FILE.fullmatch(entry)))
 
     def records(self, name: str | None = None) -> Iterator[tuple[str, Artifact | ArtifactError]]:
@@ -312,8 +309,6 @@ class ArtifactStore:
                 artifacts.append(record)
         return artifacts
 
-    # -- inside ----------------------------------------------------------------------------------------------
-
     def _new_version(self, artifact: Artifact) -> Artifact:
         while True:
             versions = self.versions(artifact.name)
@@ -327,12 +322,12 @@ class ArtifactStore:
                     if _same_production(newest, artifact):
                         return newest.at(artifact.path)
             numbered = replace(artifact, version=(versions[-1] if versions else 0) + 1)
-            path = f"{NAMES}/{_quote(artifact.name)}/v{numbered.version}.json"
+            path = f"{_folder_of(artifact.name)}/v{numbered.version}.json"
             if self.backend.create(path, artifact_bytes(numbered)):
                 return numbered
 
     def _version(self, name: str, version: int) -> Artifact:
-        path = f"{NAMES}/{_quote(name)}/v{version}.json"
+        path = f"{_folder_of(name)}/v{version}.json"
         record = self.backend.read(path)
         if record is None:
             raise self._unknown(f"{name}:v{version}", name, self.versions(name))
@@ -365,23 +360,17 @@ class ArtifactStore:
 
     def _problems(self, artifact: Artifact, folder: Path, *, full: bool) -> list[ArtifactError]:
         trusted = {} if full else self._verified_before(artifact.digest, folder)
-        in_place = str(folder) == artifact.location
-        there = {path.relative_to(folder).as_posix(): path for path in tree_files(folder, user_folder=in_place)}
-        problems: list[ArtifactError] = []
+        records = {record.path: record for record in artifact.files}
+        found: list[FileRecord] = []
         checked = False
-        for record in artifact.files:
-            path = there.pop(record.path, None)
-            if path is None:
-                problems.append(corrupt(artifact, str(folder / record.path), f"sha256 {record.sha256}", "no file"))
-                continue
-            if trusted.get(record.path) == stat_of(path):
-                continue
-            checked = True
-            found = sha256_file(path)
-            if found != record.sha256:
-                problems.append(corrupt(artifact, str(path), f"sha256 {record.sha256}", f"sha256 {found}"))
-        for path in there.values():
-            problems.append(corrupt(artifact, str(path), "no such file", "a file that was not committed"))
+        for path in tree_files(folder, user_folder=str(folder) == artifact.location):
+            name, stat = path.relative_to(folder).as_posix(), stat_of(path)
+            if name in records and trusted.get(name) != stat:
+                checked = True
+                found.append(FileRecord(name, stat[0], sha256_file(path)))
+            else:
+                found.append(records.get(name) or FileRecord(name, stat[0], ""))
+        problems = differences(artifact, found, str(folder))
         if checked and not problems:
             self._remember_verified(artifact.digest, folder, artifact.files)
         return problems
@@ -463,11 +452,6 @@ def _clean_staging(root: Path) -> None:
             os.close(descriptor)
 
 
-def _require_name(name: str) -> None:
-    if not is_artifact_name(name):
-        raise ArtifactError("this cannot name an artifact", expected="at most 200 letters, digits and ._-/", found=name)
-
-
 def _same_production(a: Artifact, b: Artifact) -> bool:
     def identity(artifact: Artifact) -> tuple[Any, ...]:
         producer = artifact.producer
@@ -478,13 +462,5 @@ def _same_production(a: Artifact, b: Artifact) -> bool:
     return identity(a) == identity(b)
 
 
-def _looks_like_digest(text: str) -> bool:
-    return 8 <= len(text) <= 64 and all(c in "0123456789abcdef" for c in text)
-
-
-def _quote(name: str) -> str:
-    return name.replace("/", "~")
-
-
-def _unquote(name: str) -> str:
-    return name.replace("~", "/")
+def _folder_of(name: str) -> str:
+    return f"{NAMES}/{name.replace('/', '~')}"

@@ -7,19 +7,26 @@ nearest supertype's, and at last only have to hold a file.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.artifacts import adapters
-from nemotron_steps.artifacts.checkpoints import listing, read_json_object, validate_hf, validate_megatron
+from nemotron_steps.artifacts.checkpoints import (
+    listing,
+    read_json_object,
+    read_safetensors_header,
+    validate_hf,
+    validate_megatron,
+)
 from nemotron_steps.artifacts.confinement import link_root
 from nemotron_steps.errors import ArtifactError, StepsError, UnsupportedError
 from nemotron_steps.errors.plugins import load_object
 from nemotron_steps.rows import layouts, lines
 
 Validator = Callable[[Path], dict[str, Any]]
+_ADAPTER, _ADAPTER_WEIGHTS, _ADAPTER_BASE = "adapter_config.json", "adapter_model.safetensors", "base.json"
 
 
 def validate(type_name: str, folder: Path, supertypes: Sequence[str] = ()) -> dict[str, Any]:
@@ -33,7 +40,9 @@ def validate(type_name: str, folder: Path, supertypes: Sequence[str] = ()) -> di
             return _VALIDATORS[name](folder)
         if name in _DECLARED:
             return _declared(name, folder)
-    return _any_file(folder)
+    if folder.is_dir() and not any(path.is_file() for path in folder.rglob("*")):
+        raise ArtifactError("the output is empty", where=str(folder), expected="at least one file")
+    return {}
 
 
 def declare(validators: Mapping[str, str]) -> None:
@@ -88,7 +97,7 @@ def sniff_type(path: Path) -> str | None:
         return None
     if (path / "hf").is_dir() and (path / "weights").is_dir():
         return "checkpoint_megatron"
-    if (path / adapters.CONFIG).is_file():
+    if (path / _ADAPTER).is_file():
         return "adapter"  # PEFT leaves the tokenizer, and some tools config.json, beside it
     if (path / "config.json").is_file():
         return "checkpoint_hf"
@@ -149,6 +158,67 @@ def _rl_prompts(folder: Path) -> dict[str, Any]:
     return {**attributes, "environments": sorted(agents)}
 
 
+def validate_adapter(folder: Path) -> dict[str, Any]:
+    """adapter: PEFT's config, and an A and a B of the same rank for every projection. Returns attributes."""
+    for name in (_ADAPTER, _ADAPTER_WEIGHTS):
+        if not (folder / name).is_file():
+            pickled = " (pickled weights are not read)" if (folder / "adapter_model.bin").is_file() else ""
+            raise ArtifactError(
+                f"the adapter has no {name}{pickled}",
+                where=str(folder),
+                expected=f"{_ADAPTER} and {_ADAPTER_WEIGHTS}, as PEFT's save_pretrained writes them",
+                found=listing(folder),
+            )
+    settings = read_json_object(folder / _ADAPTER)
+    rank, alpha = settings.get("r"), settings.get("lora_alpha")
+    if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
+        raise ArtifactError(
+            "the adapter's config has no rank or no scale",
+            where=str(folder / _ADAPTER),
+            expected="r: a positive integer, lora_alpha: a number",
+            found=f"r: {rank}, lora_alpha: {alpha}",
+        )
+    tensors = read_safetensors_header(folder / _ADAPTER_WEIGHTS)
+    for name, entry in tensors.items():
+        _check_half(folder, name, entry["shape"], rank, tensors)
+    found: dict[str, Any] = {
+        "rank": rank,
+        "alpha": alpha,
+        "target_modules": settings.get("target_modules"),
+        "parameters": sum(math.prod(entry["shape"]) for entry in tensors.values()),
+        "dtype": "+".join(sorted({entry["dtype"] for entry in tensors.values()})).lower(),
+    }
+    if (folder / _ADAPTER_BASE).is_file():
+        digest = read_json_object(folder / _ADAPTER_BASE).get("digest")
+        found |= {"base": digest} if digest else {}
+    return found
+
+
+def _check_half(folder: Path, name: str, shape: list[int], rank: int, tensors: dict[str, dict[str, Any]]) -> None:
+    for letter, other, dimension in (("A", "B", 0), ("B", "A", 1)):
+        if not name.endswith(f".lora_{letter}.weight"):
+            continue
+        if len(shape) != 2 or shape[dimension] != rank:
+            raise ArtifactError(
+                f"'{name}' has another rank than the config says",
+                where=str(folder / _ADAPTER_WEIGHTS),
+                expected=str(rank),
+                found=f"shape {shape}",
+            )
+        if name.replace(f".lora_{letter}.", f".lora_{other}.") not in tensors:
+            raise ArtifactError(
+                f"'{name}' is half of a sum", where=str(folder / _ADAPTER_WEIGHTS), expected=f"lora_{other} beside it"
+            )
+        return
+    raise ArtifactError(
+        "the adapter has a tensor that is neither lora_A nor lora_B",
+        where=str(folder / _ADAPTER_WEIGHTS),
+        expected="a plain LoRA adapter",
+        found=name,
+        hints=("merge it with PEFT's merge_and_unload, and use the checkpoint",),
+    )
+
+
 def _eval_report(folder: Path) -> dict[str, Any]:
     path = folder / "report.json" if folder.is_dir() else folder
     if not path.is_file():
@@ -177,17 +247,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _any_file(folder: Path) -> dict[str, Any]:
-    if folder.is_dir() and not any(path.is_file() for path in folder.rglob("*")):
-        raise ArtifactError("the output is empty", where=str(folder), expected="at least one file")
-    return {}
-
-
 _DECLARED: dict[str, str] = {}
 _VALIDATORS: dict[str, Validator] = {
     "checkpoint_hf": validate_hf,
     "checkpoint_megatron": validate_megatron,
-    "adapter": adapters.validate_adapter,
+    "adapter": validate_adapter,
     "rl_prompts": _rl_prompts,
     "sft_chats": _row_validator(layouts.read_chat),
     "packed_chats": _row_validator(layouts.check_packed),

@@ -12,8 +12,7 @@ from nemotron_steps.runs.lines import readable_size as size
 if TYPE_CHECKING:
     import argparse
 
-    from nemotron_steps.artifacts.compare import Difference, Pair
-    from nemotron_steps.artifacts.compare_tensors import TensorChanges
+    from nemotron_steps.artifacts.compare import Difference, Pair, TensorChanges
 
 _SHOWN = 10
 """Lines of a list; `--json` has all."""

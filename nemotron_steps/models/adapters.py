@@ -1,24 +1,35 @@
-"""Low-rank adapters of a model: which linear layers have one, and its two parameters in either world.
+"""Low-rank adapters of a model: which linear layers have one, its two parameters in either world, and its folder.
 
     Megatron        decoder.layers.0.mlp.linear_fc1.adapter.linear_in.weight    A [r, in]
                     decoder.layers.0.mlp.linear_fc1.adapter.linear_out.weight   B [out, r]
     Hugging Face    base_model.model.model.layers.0.mlp.gate_proj.lora_A.weight, ….lora_B.weight, …up_proj…
 
 A fused linear has one adapter. For PEFT it is one a projection: each has a copy of A and its own rows of B, which is
-exact. B is laid out and cut as its linear's rows are, A as its columns. Not here: files (adapter_folder.py) and modules
-(engine/policy/lora.py).
+exact. B is laid out and cut as its linear's rows are, A as its columns. A folder is as PEFT lays it out:
+
+    adapter_config.json          PEFT's LoraConfig
+    adapter_model.safetensors    lora_A [r, in] and lora_B [out, r] of every projection
+    base.json                    the checkpoint that it belongs to: path, artifact digest, fingerprint of its weights
+
+Folders that PEFT made itself have no base.json: whoever merges one says what the base is.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Iterable
+import hashlib
+import json
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.errors import ConfigError
+from nemotron_steps.errors import ArtifactError, ConfigError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture
-from nemotron_steps.models.mapping import Parameter, megatron_shape, of_mtp, parameters
+from nemotron_steps.models.huggingface import FiniteReader, require_finite, save_hf_checkpoint
+from nemotron_steps.models.initialize import as_umask_says
+from nemotron_steps.models.mapping import Parameter, megatron_shape, of_mtp, parameters, to_hf
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +46,15 @@ _READ_BY_OTHERS = ("in_proj", "out_proj", "gate")
 _PEFT = "base_model.model."
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Projections that are one module in vLLM."""
+_SAYS_NOTHING = {
+    *("peft_type", "task_type", "base_model_name_or_path", "revision", "auto_mapping", "peft_version"),
+    *("inference_mode", "r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "exclude_modules"),
+    *("layers_to_transform", "layers_pattern", "megatron_core", "megatron_config", "qalora_group_size", "eva_config"),
+}
+"""Keys of PEFT's LoraConfig that are read here, or change nothing of a trained adapter. Others do where they are set:
+whole layers beside it, several ranks, biases, repeated layers, a base that was changed (PiSSA, OLoRA, CorDA)."""
+_PLAIN = {"bias": ("none",), "init_lora_weights": (True, "gaussian", "orthogonal", "eva")}
+CONFIG, WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "base.json"
 
 
 @dataclass(frozen=True)
@@ -62,23 +82,14 @@ def adapter_pairs(architecture: Architecture, config: AdapterConfig, *, key: str
     Raises:
         ConfigError: a name matches no linear layer, or one that has no adapter here: experts, routers.
     """
-    linears = {p.name.removesuffix(".weight"): p for p in parameters(architecture) if _is_linear(p, architecture)}
+    weights = [p for p in parameters(architecture) if p.layer is not None and p.name.endswith(".weight")]
+    named = {p.name.removesuffix(".weight"): p for p in weights if not of_mtp(p, architecture)}
+    linears = {name: p for name, p in named.items() if name.rpartition(".")[2] in (*LINEARS, *_OTHERS)}
     wanted = config.target_modules or tuple(dict.fromkeys(name.rpartition(".")[2] for name in linears))
-    for pattern in (*config.target_modules, *config.exclude_modules):
-        if not any(_matches(name, pattern) for name in linears):
-            raise ConfigError(
-                f"the model has no linear layer '{pattern}'",
-                where=f"{key}.{'target' if config.target_modules else 'exclude'}_modules",
-                expected=", ".join(sorted({name.rpartition(".")[2] for name in linears})),
-                found=pattern,
-                hints=(f"{key}.target_modules={_listed(_supported(linears))}{_none_excluded(config, key)}",),
-            )
-    chosen = [
-        name
-        for name in linears
-        if any(_matches(name, pattern) for pattern in wanted)
-        and not any(_matches(name, pattern) for pattern in config.exclude_modules)
-    ]
+    mend = f"{key}.target_modules={_listed(_supported(linears))}{_none_excluded(config, key)}"
+    place = f"{key}.{'target' if config.target_modules else 'exclude'}_modules"
+    _require_known((*config.target_modules, *config.exclude_modules), linears, place, mend)
+    chosen = _matching(linears, wanted, but=config.exclude_modules)
     without = [name for name in chosen if not _takes_adapter(linears[name])]
     if without:
         raise ConfigError(
@@ -86,7 +97,7 @@ def adapter_pairs(architecture: Architecture, config: AdapterConfig, *, key: str
             where=f"{key}.target_modules",
             expected=f"some of {', '.join(_supported(linears))}",
             found=_listed(wanted),
-            hints=(f"{key}.target_modules={_listed(_supported(linears))}{_none_excluded(config, key)}",),
+            hints=(mend,),
         )
     if not chosen:
         raise ConfigError(
@@ -119,25 +130,10 @@ def lora_modules(linears: Iterable[str], config: LoraConfig) -> list[str]:
         ConfigError: a name matches no linear layer, or one that cannot have an adapter; or none is left.
     """
     linears = list(linears)
-    patterns = config.target_modules or config.exclude_modules
+    mend = f"{_LORA_KEY}.target_modules=[] {_LORA_KEY}.exclude_modules=[] {_LORA_KEY}.match_all_linear=true"
+    _require_known(config.target_modules or config.exclude_modules, linears, _LORA_KEY, mend)
     leaves = sorted({name.rpartition(".")[2] for name in linears})
-    for pattern in patterns:
-        if not any(_matches(name, pattern) for name in linears):
-            raise ConfigError(
-                f"the model has no linear layer '{pattern}'",
-                where=_LORA_KEY,
-                expected=", ".join(leaves),
-                found=pattern,
-                hints=(
-                    f"{_LORA_KEY}.target_modules=[] {_LORA_KEY}.exclude_modules=[] {_LORA_KEY}.match_all_linear=true",
-                ),
-            )
-    found = [
-        name
-        for name in linears
-        if (config.match_all_linear or any(_matches(name, pattern) for pattern in config.target_modules))
-        and not any(_matches(name, pattern) for pattern in config.exclude_modules)
-    ]
+    found = _matching(linears, ("*",) if config.match_all_linear else config.target_modules, but=config.exclude_modules)
     without = sorted({name.rpartition(".")[2] for name in found} & set(_READ_BY_OTHERS))
     if without or not found:
         others = [leaf for leaf in leaves if leaf not in _READ_BY_OTHERS]
@@ -219,12 +215,6 @@ def _pair(base: Parameter, dim: int) -> AdapterPair:
     return AdapterPair(base, linear_in, linear_out)
 
 
-def _is_linear(parameter: Parameter, architecture: Architecture) -> bool:
-    if parameter.layer is None or of_mtp(parameter, architecture) or not parameter.name.endswith(".weight"):
-        return False
-    return parameter.name.removesuffix(".weight").rpartition(".")[2] in (*LINEARS, *_OTHERS)
-
-
 def _takes_adapter(parameter: Parameter) -> bool:
     leaf = parameter.name.removesuffix(".weight").rpartition(".")[2]
     dense = not parameter.of_experts and "experts" not in parameter.name
@@ -242,9 +232,253 @@ def _none_excluded(config: AdapterConfig, key: str) -> str:
     return f" {key}.exclude_modules=[]" if config.exclude_modules else ""
 
 
+def _require_known(patterns: Iterable[str], linears: Collection[str], where: str, mend: str) -> None:
+    """ConfigError for a pattern that matches no linear layer."""
+    for pattern in patterns:
+        if not _matching(linears, (pattern,)):
+            raise ConfigError(
+                f"the model has no linear layer '{pattern}'",
+                where=where,
+                expected=", ".join(sorted({name.rpartition(".")[2] for name in linears})),
+                found=pattern,
+                hints=(mend,),
+            )
+
+
+def _matching(names: Iterable[str], patterns: Iterable[str], *, but: Iterable[str] = ()) -> list[str]:
+    return [
+        name
+        for name in names
+        if any(_matches(name, pattern) for pattern in patterns) and not any(_matches(name, pattern) for pattern in but)
+    ]
+
+
 def _matches(name: str, pattern: str) -> bool:
     return name.rpartition(".")[2] == pattern or fnmatch.fnmatchcase(name, pattern)
 
 
 def _listed(names: Iterable[str]) -> str:
     return f"[{','.join(names)}]"
+
+
+@dataclass(frozen=True)
+class AdapterBase:
+    """The checkpoint that an adapter was trained on.
+
+    Attributes:
+        path: of its folder.
+        digest: of the artifact that it is; empty where it is none.
+    """
+
+    path: str
+    digest: str = ""
+
+
+def save_adapter(
+    folder: str | Path,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    frozen: Iterable[tuple[str, torch.Tensor]],
+    config: AdapterConfig,
+    base: AdapterBase,
+    every: Collection[str],
+) -> None:
+    """Write an adapter folder.
+
+    Args:
+        tensors: PEFT-named.
+        frozen: the Hugging Face weights that they are added to.
+        every: names of all Hugging Face weights of the model.
+    """
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors}
+    save_file(kept, str(folder / WEIGHTS), metadata={"format": "pt"})
+    as_umask_says(folder / WEIGHTS)
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base.path,
+        "r": config.dim,
+        "lora_alpha": config.alpha,
+        "lora_dropout": config.dropout,
+        "target_modules": target_modules({hf_weight(name) for name in kept}, every),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "use_rslora": False,
+        "use_dora": False,
+        "modules_to_save": None,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+    }
+    _write_json(folder / CONFIG, settings)
+    _write_json(folder / BASE, {"path": base.path, "digest": base.digest, "fingerprint": fingerprint(frozen)})
+
+
+def target_modules(adapted: Collection[str], every: Collection[str]) -> list[str]:
+    """What PEFT's config says of the weights that have an adapter: the last part of a module's name where all of that
+    name do, else whole names."""
+    found = set()
+    for name in adapted:
+        module = name.removesuffix(".weight")
+        leaf = module.rpartition(".")[2]
+        alike = [other for other in every if other.endswith(f".{leaf}.weight")]
+        found.add(leaf if all(other in adapted for other in alike) else module)
+    return sorted(found)
+
+
+def fingerprint(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Of the first row of each weight, in bfloat16: the same in every layout and precision of one model."""
+    import torch
+
+    rows = {name: tensor[0].detach().to("cpu", torch.bfloat16).view(torch.uint8) for name, tensor in weights}
+    digest = hashlib.sha256()
+    for name in sorted(rows):
+        digest.update(name.encode() + rows[name].numpy().tobytes())
+    return f"sha256:{digest.hexdigest()[:32]}"
+
+
+class AdapterFolder:
+    """An adapter on disk.
+
+    Attributes:
+        pairs: Hugging Face weight → its A and B, on CPU.
+        scale: what B A is multiplied with.
+        base: the path in base.json; None without that file.
+
+    Raises:
+        ArtifactError: it is incomplete.
+        UnsupportedError: it is more than low-rank sums (DoRA, biases, whole layers, several ranks).
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        settings = _read_json(self.folder / CONFIG)
+        _refuse_more(settings, self.folder / CONFIG)
+        root = settings.get("use_rslora") is True
+        self.scale = float(settings["lora_alpha"]) / (math.sqrt(settings["r"]) if root else settings["r"])
+        reader = FiniteReader(self.folder)
+        halves: dict[str, dict[str, torch.Tensor]] = {}
+        for name in sorted(reader.names()):
+            try:
+                halves.setdefault(hf_weight(name), {})[name.removesuffix(".weight")[-1]] = reader(name)
+            except ValueError:
+                raise ArtifactError(
+                    "the adapter has a tensor that is none of PEFT's",
+                    where=str(self.folder / WEIGHTS),
+                    expected="base_model.model.….lora_A.weight and ….lora_B.weight",
+                    found=name,
+                ) from None
+        self.pairs = {name: (each["A"], each["B"]) for name, each in halves.items() if len(each) == 2}
+        if len(self.pairs) < len(halves):
+            alone = next(name for name in halves if name not in self.pairs)
+            raise ArtifactError(f"half of the adapter of {alone} is missing", where=str(self.folder / WEIGHTS))
+        self.base = recorded_base(self.folder)
+        self._fingerprint = _recorded(self.folder).get("fingerprint")
+
+    def check_base(self, read: Callable[[str], torch.Tensor], names: Collection[str], where: Path) -> None:
+        """Refuse a checkpoint that the adapter does not fit, or was not trained on."""
+        for name, (linear_in, linear_out) in self.pairs.items():
+            shape = tuple(read(name).shape) if name in names else None
+            if shape != (linear_out.shape[0], linear_in.shape[1]):
+                raise ArtifactError(
+                    f"the adapter does not fit the checkpoint: {name}",
+                    where=str(where),
+                    expected=str((linear_out.shape[0], linear_in.shape[1])),
+                    found="no such weight" if shape is None else str(shape),
+                    hints=("--input base=PATH   # the checkpoint that it was trained on",),
+                )
+        if self._fingerprint not in (None, fingerprint((name, read(name)) for name in self.pairs)):
+            raise ArtifactError(
+                "the checkpoint is not the one that the adapter was trained on",
+                where=str(where),
+                expected=f"the weights of {self.base}",
+                found="others of the same shapes",
+                hints=(f"--input base={self.base}",),
+            )
+
+    def added_to(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Hugging Face weights with the adapter in them."""
+        for name, tensor in weights:
+            pair = self.pairs.get(name)
+            yield name, tensor if pair is None else low_rank_sum(tensor, *pair, self.scale)
+
+
+def recorded_base(adapter: str | Path) -> str | None:
+    """Path of the checkpoint that an adapter names as its own; None without base.json. ArtifactError if that is no JSON
+    object."""
+    path: str | None = _recorded(Path(adapter)).get("path")
+    return path
+
+
+def _recorded(adapter: Path) -> dict[str, Any]:
+    return _read_json(adapter / BASE) if (adapter / BASE).is_file() else {}
+
+
+def merge_adapter(adapter: str | Path, base: str | Path | None, target: str | Path) -> None:
+    """An adapter and its base → a Hugging Face folder, in the types of the base.
+
+    Args:
+        base: a Hugging Face or Megatron checkpoint; None for the one in base.json.
+
+    Raises:
+        ArtifactError: the base is not there, or another one.
+    """
+    from nemotron_steps.models.megatron_checkpoint import WEIGHTS as MEGATRON
+    from nemotron_steps.models.megatron_checkpoint import is_megatron_checkpoint, load_megatron_weights
+
+    found = AdapterFolder(adapter)
+    base = found.base if base is None else base
+    if base is None or not Path(base).is_dir():
+        raise ArtifactError(
+            "the checkpoint that the adapter belongs to is not there",
+            where=str(adapter),
+            expected="a checkpoint folder",
+            found=str(base or "no base.json"),
+            hints=("--input base=PATH   # the checkpoint that it was trained on",),
+        )
+    base = Path(base)
+    if is_megatron_checkpoint(base):
+        architecture = Architecture.from_folder(base)
+        weights = dict(to_hf(load_megatron_weights(base / MEGATRON, architecture), architecture))
+        finite = ((name, require_finite(name, tensor, base)) for name, tensor in weights.items())
+        found.check_base(weights.__getitem__, weights, base)
+        save_hf_checkpoint(target, found.added_to(finite), base / "hf")
+    else:
+        reader = FiniteReader(base)
+        found.check_base(reader, reader.names(), base)
+        save_hf_checkpoint(target, found.added_to((name, reader(name)) for name in sorted(reader.names())), base)
+
+
+def _refuse_more(settings: dict[str, Any], where: Path) -> None:
+    more = {
+        key: value
+        for key, value in settings.items()
+        if value and key not in _SAYS_NOTHING and value not in _PLAIN.get(key, ())
+    }
+    if settings.get("peft_type") != "LORA":
+        more["peft_type"] = settings.get("peft_type")
+    if more:
+        raise UnsupportedError(
+            "the adapter is more than one low-rank sum a projection",
+            where=str(where),
+            expected="a plain LoRA adapter of one rank",
+            found="; ".join(f"{key}: {value}" for key, value in more.items()),
+            hints=("merge it with PEFT's merge_and_unload, and use the checkpoint",),
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ArtifactError("the adapter's file cannot be read", where=str(path), found=str(error)) from error
+    if not isinstance(found, dict):
+        raise ArtifactError("the file is not a JSON object", where=str(path), found=type(found).__name__)
+    return found
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

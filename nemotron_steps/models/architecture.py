@@ -148,11 +148,6 @@ class Architecture:
         return bool(self.pattern)
 
     @property
-    def layer_kinds(self) -> str | None:
-        """The pattern, or None where every layer is the same."""
-        return self.pattern or None
-
-    @property
     def query_heads_per_group(self) -> int:
         """Query heads that share one key-value head."""
         return self.num_attention_heads // self.num_key_value_heads
@@ -177,7 +172,9 @@ class Architecture:
             head_dim=self.head_dim,
             experts=self.num_experts,
             mlp_width=self.moe_ffn_hidden_size if self.is_moe else self.ffn_hidden_size,
-            shared_width=self._shared_width,
+            shared_width=math.gcd(self.shared_ffn_hidden_size, self.ffn_hidden_size if "-" in self.pattern else 0)
+            if self.shared_ffn_hidden_size
+            else None,
             mamba_heads=None if self.mamba is None else self.mamba.num_heads,
             mamba_groups=None if self.mamba is None else self.mamba.num_groups,
             bounds_time_steps=self.mamba is not None and bounds_time_steps(self.mamba.time_step_limit),
@@ -185,12 +182,6 @@ class Architecture:
             # Sizes of experts and of Mamba-2 are read where the model itself has such layers.
             mtp_layers=self.mtp_layers if set(self.mtp_pattern) <= {*self.pattern, "*", "-"} else 0,
         )
-
-    @property
-    def _shared_width(self) -> int | None:
-        if not self.shared_ffn_hidden_size:
-            return None
-        return math.gcd(self.shared_ffn_hidden_size, self.ffn_hidden_size if "-" in self.pattern else 0)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Architecture:
@@ -273,13 +264,10 @@ def read_config(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ArtifactError("the checkpoint has no config.json", where=str(path.parent), hints=published) from error
-    except json.JSONDecodeError as error:
-        place = f"{path}:{error.lineno}"
-        raise ArtifactError("config.json is not JSON", where=place, found=error.msg, hints=published) from error
-    except UnicodeDecodeError as error:
-        raise ArtifactError("config.json is not UTF-8", where=str(path), found=error.reason, hints=published) from error
-    except (ValueError, RecursionError) as error:  # more digits, or more levels, than Python reads
-        raise ArtifactError("config.json is not JSON", where=str(path), found=str(error), hints=published) from error
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, more digits or more levels than Python reads
+        what = "UTF-8" if isinstance(error, UnicodeDecodeError) else "JSON"
+        place = f"{path}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else str(path)
+        raise ArtifactError(f"config.json is not {what}", where=place, found=str(error), hints=published) from error
     if not isinstance(config, dict):
         found = type(config).__name__
         raise ArtifactError("config.json is not an object", where=str(path), found=found, hints=published)

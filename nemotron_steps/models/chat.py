@@ -1,8 +1,7 @@
 """Chats to token ids and back, through a tokenizer's own chat template.
 
-A conversation goes on in tokens: what was sampled stays as it was sampled, and only new messages are rendered.
-Templates that show earlier turns otherwise than later ones (without their reasoning, say) therefore work as they are:
-docs/decisions/tokens-in-tokens-out.md.
+A conversation goes on in tokens: what was sampled stays as it was sampled, and only new messages are rendered
+(docs/decisions/tokens-in-tokens-out.md).
 
 Text of a message is text. Where it spells a special token, the token's text is broken by a GUARD before the template
 sees it, and `encode` makes ordinary tokens of what has a guard. The template's own tokens stay tokens.
@@ -251,12 +250,9 @@ class ChatFormat:
         text, else after the last one, for a template may write several blocks for a message; or at the end of it."""
         closing = self._turn_ends.after_text("[]")
         begins = len(text) - len(closing) if closing and text.endswith(closing) else None
-        found = [*self._ends.finditer(text, begins or 0)]
+        ends = any_of({self._added[number] for number in self.end_ids if number in self._added})
+        found = [*ends.finditer(text, begins or 0)]
         return found[-1 if begins is None else 0].end() if found else len(text)
-
-    @cached_property
-    def _ends(self) -> re.Pattern[str]:
-        return any_of({self._added[number] for number in self.end_ids if number in self._added})
 
     @cached_property
     def _added(self) -> dict[int, str]:
@@ -436,7 +432,10 @@ def _without_prefix(part: Any) -> Any:
 def _forms_of(messages: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """The messages as they are; then, for templates that refuse that or write it as Python does, with arguments of
     calls as JSON text (DeepSeek), with an empty text for a null beside calls (Gemma, Phi), and with both."""
-    for filled in (list(messages), [_filled(each) for each in messages]):
+    with_content = [
+        {**each, "content": each.get("content") or ""} if each.get("tool_calls") else each for each in messages
+    ]
+    for filled in (list(messages), with_content):
         yield filled
         yield [_with_text(each) for each in filled]
 
@@ -446,10 +445,6 @@ def _writes_repr(messages: Sequence[Mapping[str, Any]], text: str) -> bool:
     calls = [call.get("function") or call for message in messages for call in message.get("tool_calls") or ()]
     every = [found for call in calls if isinstance(found := call.get("arguments"), Mapping) and found]
     return any(str(each) in text and json.dumps(each, ensure_ascii=False) not in text for each in every)
-
-
-def _filled(message: dict[str, Any]) -> dict[str, Any]:
-    return {**message, "content": message.get("content") or ""} if message.get("tool_calls") else message
 
 
 def _with_text(message: dict[str, Any]) -> dict[str, Any]:

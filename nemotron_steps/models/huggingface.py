@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.errors import ArtifactError, UnsupportedError, fetch_again
@@ -217,11 +217,14 @@ def save_hf_checkpoint(
     target, source = Path(target), Path(source)
     target.mkdir(parents=True, exist_ok=True)
     _copy_files(source, target)
-    shards = _write_shards(target, _with_carried(weights, source, ignored))
-    numbers = sum((shard.numbers for shard in shards), start=Counter())
+    shards, numbers = _write_shards(target, _with_carried(weights, source, ignored))
     if numbers:
         # Of most of them: a few tensors stay float32 in models that are not.
-        _record_dtype(target / "config.json", str(numbers.most_common(1)[0][0]).removeprefix("torch."))
+        dtype, config = str(numbers.most_common(1)[0][0]).removeprefix("torch."), read_config(target / "config.json")
+        if config.get("dtype", config.get("torch_dtype")) != dtype:
+            config.pop("torch_dtype", None)
+            text = json.dumps({**config, "dtype": dtype}, indent=2, sort_keys=True)
+            (target / "config.json").write_text(text + "\n", encoding="utf-8")
     if len(shards) == 1:
         shards[0].path.rename(target / "model.safetensors")
         return
@@ -304,28 +307,29 @@ def _with_carried(
             yield name, tensor
 
 
-class _Shard:
-    def __init__(self, path: Path, tensors: dict[str, torch.Tensor]) -> None:
-        from safetensors.torch import save_file
-
-        self.path = path
-        self.names = sorted(tensors)
-        self.bytes = sum(tensor.nbytes for tensor in tensors.values())
-        self.numbers: Counter[torch.dtype] = Counter()
-        for tensor in tensors.values():
-            self.numbers[tensor.dtype] += tensor.numel() if tensor.is_floating_point() else 0
-        save_file(tensors, str(path), metadata={"format": "pt"})
-        as_umask_says(path)
+class _Shard(NamedTuple):
+    path: Path
+    names: list[str]
+    bytes: int
 
 
-def _write_shards(target: Path, weights: Iterable[tuple[str, torch.Tensor]]) -> list[_Shard]:
+def _write_shards(
+    target: Path, weights: Iterable[tuple[str, torch.Tensor]]
+) -> tuple[list[_Shard], Counter[torch.dtype]]:
+    """The files, and how many numbers there are of each floating type."""
+    from safetensors.torch import save_file
+
     shards: list[_Shard] = []
+    numbers: Counter[torch.dtype] = Counter()
     pending: dict[str, torch.Tensor] = {}
     size = 0
 
     def flush() -> None:
         nonlocal pending, size
-        shards.append(_Shard(target / f"shard-{len(shards)}.writing", pending))
+        path = target / f"shard-{len(shards)}.writing"
+        save_file(pending, str(path), metadata={"format": "pt"})
+        as_umask_says(path)
+        shards.append(_Shard(path, sorted(pending), size))
         pending, size = {}, 0
 
     for name, tensor in weights:
@@ -335,14 +339,7 @@ def _write_shards(target: Path, weights: Iterable[tuple[str, torch.Tensor]]) -> 
             flush()
         pending[name] = kept
         size += kept.nbytes
+        if kept.is_floating_point():
+            numbers[kept.dtype] += kept.numel()
     flush()
-    return shards
-
-
-def _record_dtype(path: Path, dtype: str) -> None:
-    config = read_config(path)
-    if config.get("dtype", config.get("torch_dtype")) == dtype:
-        return
-    config.pop("torch_dtype", None)
-    config["dtype"] = dtype
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return shards, numbers

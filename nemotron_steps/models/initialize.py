@@ -16,11 +16,8 @@ if TYPE_CHECKING:
     from nemotron_steps.config.schema.sft import FromScratchConfig
 
 TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "generation_config.json",
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("chat_template.jinja", "generation_config.json"),
 )
 
 
@@ -52,6 +49,7 @@ def initialize_checkpoint(shape: FromScratchConfig, tokenizer: Path, target: Pat
         target: a folder that does not exist yet; it appears whole.
     """
     import torch
+    from safetensors.torch import load_file, save_file
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
@@ -75,7 +73,8 @@ def initialize_checkpoint(shape: FromScratchConfig, tokenizer: Path, target: Pat
     model.save_pretrained(str(partial))
     copy_tokenizer(tokenizer, partial)  # its generation_config.json, which the model has written its own over
     if prediction:
-        _add_tensors(partial / "model.safetensors", prediction)
+        weights = str(partial / "model.safetensors")
+        save_file({**load_file(weights), **prediction}, weights, metadata={"format": "pt"})
     for path in partial.glob("*.safetensors"):
         as_umask_says(path)
     partial.rename(target)
@@ -118,9 +117,3 @@ def _prediction_tensors(config: Any) -> dict[str, torch.Tensor]:
     tensors |= {"0.eh_proj.weight": projection, f"{last}.final_layernorm.weight": torch.ones(hidden)}
     tensors |= {f"0.{norm}.weight": torch.ones(hidden) for norm in ("enorm", "hnorm")}
     return {f"mtp.layers.{name}": tensor.contiguous() for name, tensor in tensors.items()}
-
-
-def _add_tensors(file: Path, tensors: dict[str, torch.Tensor]) -> None:
-    from safetensors.torch import load_file, save_file
-
-    save_file({**load_file(str(file)), **tensors}, str(file), metadata={"format": "pt"})

@@ -205,6 +205,8 @@ def to_megatron(
         ArtifactError: a tensor is missing, is none of the model's, or has another shape than the architecture says.
         UnsupportedError: a tensor is quantised.
     """
+    import torch
+
     read = weights.__getitem__ if isinstance(weights, Mapping) else weights
     names = set(weights) if isinstance(weights, Mapping) else weights.names()
     where = None if isinstance(weights, Mapping) else str(weights.folder)
@@ -214,10 +216,14 @@ def to_megatron(
         if held is not None and parameter.name not in held:
             continue
         tensors = []
-        own = _of_experts(parameter, architecture.num_experts, experts)
+        own = slice(None)
+        if parameter.of_experts:
+            first, last, _ = experts.indices(architecture.num_experts)
+            each = len(parameter.hf_names) // architecture.num_experts
+            own = slice(first * each, last * each)
         for name, shape in zip(parameter.hf_names[own], parameter.hf_shapes[own], strict=True):
             if name not in names:
-                tensors.append(_zeros(shape))
+                tensors.append(torch.zeros(shape))
                 continue
             tensor = read(name)
             is_plain = tensor.is_floating_point() and tensor.element_size() >= 2
@@ -225,12 +231,6 @@ def to_megatron(
             _check_tensor(name, stored, shape, where)
             tensors.append(tensor)
         yield parameter, merge(parameter, tensors, architecture)
-
-
-def may_be_redundant(name: str, architecture: Architecture) -> bool:
-    """Whether a checkpoint may have a tensor of this name that the model makes of others: a tied output layer, rotary
-    frequencies. WeightReader compares it with what the model makes."""
-    return name.endswith("rotary_emb.inv_freq") or (name == HEAD and architecture.tied_embeddings)
 
 
 @dataclass(frozen=True)
@@ -271,15 +271,6 @@ def _check_tensor(name: str, stored: Stored, shape: tuple[int, ...], where: str 
         )
 
 
-def _of_experts(parameter: Parameter, count: int, experts: slice) -> slice:
-    """Which of a parameter's Hugging Face tensors these experts have; all of one that is not of experts."""
-    if not parameter.of_experts:
-        return slice(None)
-    first, last, _ = experts.indices(count)
-    each = len(parameter.hf_names) // count
-    return slice(first * each, last * each)
-
-
 def _check_names(names: set[str], wanted: Sequence[Parameter], architecture: Architecture, where: str | None) -> None:
     """Refuse a checkpoint without a tensor of the model, or with one that the model has no place for."""
     from nemotron_steps.models.families import module_of
@@ -299,12 +290,11 @@ def _check_names(names: set[str], wanted: Sequence[Parameter], architecture: Arc
             hints=(untrained, *again) if of_blocks else again,
         )
     carried = "" if architecture.trains_mtp else prefix
-    known = {name for p in wanted for name in p.hf_names}
-    extra = sorted(
-        name
-        for name in names.difference(known)
-        if not (carried and name.startswith(carried)) and not may_be_redundant(name, architecture)
-    )
+    # What the model makes of others, a tied output layer or rotary frequencies: WeightReader compares it with those.
+    made = {HEAD} if architecture.tied_embeddings else set[str]()
+    known = {name for p in wanted for name in p.hf_names} | made
+    others = (name for name in names.difference(known) if not name.endswith("rotary_emb.inv_freq"))
+    extra = sorted(name for name in others if not (carried and name.startswith(carried)))
     if extra:
         raise ArtifactError(
             f"the checkpoint has a tensor that this model has no place for: {extra[0]}",
@@ -333,12 +323,6 @@ def to_hf(weights: Mapping[str, torch.Tensor], architecture: Architecture) -> It
                 continue
             raise ArtifactError(f"the checkpoint lacks the tensor {parameter.name}")
         yield from split(parameter, weights[parameter.name], architecture)
-
-
-def _zeros(shape: tuple[int, ...]) -> torch.Tensor:
-    import torch
-
-    return torch.zeros(shape)
 
 
 def megatron_shape(parameter: Parameter) -> tuple[int, ...]:

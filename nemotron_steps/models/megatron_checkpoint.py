@@ -102,48 +102,32 @@ def sharded_tensors(
     if parameter.of_experts and place.expert_size > 1:
         offsets.append((axes, place.expert_rank, place.expert_size))
     key = prefix + sharded_key(parameter, architecture)
+
+    def made(name: str, part: torch.Tensor, *cuts: tuple[int, int, int], padded: bool = False) -> Any:
+        return ShardedTensor.from_rank_offsets(
+            name,
+            part,
+            *offsets,
+            *cuts,
+            replica_id=place.replica,
+            prepend_axis_num=axes,
+            allow_shape_mismatch=padded,
+        )
+
     if parameter.layout in (Layout.GATE_UP, Layout.EXPERTS_GATE_UP):
         dim = 1 if parameter.of_experts else 0
         # ETP is always 1, so experts' rows are never cut.
         rank, size = (0, 1) if parameter.of_experts else (place.tensor_rank, place.tensor_size)
-        return [
-            ShardedTensor.from_rank_offsets(
-                key,
-                half,
-                *offsets,
-                (axes + dim, position * size + rank, 2 * size),
-                replica_id=place.replica,
-                prepend_axis_num=axes,
-            )
-            for position, half in enumerate(tensor.chunk(2, dim=dim))
-        ]
+        halves = tensor.chunk(2, dim=dim)
+        return [made(key, half, (axes + dim, at * size + rank, 2 * size)) for at, half in enumerate(halves)]
+    cut = (place.tensor_rank, place.tensor_size)
     if parameter.layout is Layout.PARTS:
         rows = [rows // place.tensor_size for _, rows in parameter.parts]
-        return [
-            ShardedTensor.from_rank_offsets(
-                f"{key}.{name}",
-                part,
-                *offsets,
-                (axes, place.tensor_rank, place.tensor_size),
-                replica_id=place.replica,
-                prepend_axis_num=axes,
-            )
-            for (name, _), part in zip(parameter.parts, torch.split(tensor, rows), strict=True)
-        ]
-    if parameter.tp_dim is not None and place.tensor_size > 1:
-        offsets.append((axes + parameter.tp_dim, place.tensor_rank, place.tensor_size))
-    vocabulary = parameter.layer is None and parameter.tp_dim is not None
-    return [
-        ShardedTensor.from_rank_offsets(
-            key,
-            tensor,
-            *offsets,
-            replica_id=place.replica,
-            prepend_axis_num=axes,
-            # The vocabulary is padded to a multiple of the tensor-parallel size.
-            allow_shape_mismatch=vocabulary,
-        )
-    ]
+        parts = zip(parameter.parts, torch.split(tensor, rows), strict=True)
+        return [made(f"{key}.{name}", part, (axes, *cut)) for (name, _), part in parts]
+    cuts = [(axes + parameter.tp_dim, *cut)] if parameter.tp_dim is not None and place.tensor_size > 1 else []
+    # The vocabulary is padded to a multiple of the tensor-parallel size.
+    return [made(key, tensor, *cuts, padded=parameter.layer is None and parameter.tp_dim is not None)]
 
 
 def join(parameter: Parameter, parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -89,7 +89,10 @@ def train_tokenizer(
 
     phrases = [*MARKUP, *(p for p in repeated_phrases(texts, min_share, max_phrases) if p not in MARKUP)]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(_byte_level(phrase)) for phrase in phrases)]
+    pieces = [
+        *sorted(pre_tokenizers.ByteLevel.alphabet()),
+        *("".join(piece for piece, _ in byte_level.pre_tokenize_str(phrase)) for phrase in phrases),
+    ]
     vocabulary = {piece: index for index, piece in enumerate((*SPECIAL_TOKENS, *dict.fromkeys(pieces)))}
     # No merges: a piece is one token when it is in the vocabulary (a phrase), else its bytes.
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[], ignore_merges=True))
@@ -225,11 +228,3 @@ def _phrase_pattern(phrases: Sequence[str]) -> str:
         + ("(?![A-Za-z])" if phrase[-1].isalpha() else "")
         for phrase in sorted(phrases, key=lambda p: (-len(p), p))
     )
-
-
-def _byte_level(phrase: str) -> list[str]:
-    """A phrase in the printable alphabet that byte-level tokenizers write bytes in."""
-    from tokenizers import pre_tokenizers
-
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return [piece for piece, _ in byte_level.pre_tokenize_str(phrase)]

@@ -21,8 +21,7 @@ from typing import Any
 
 from nemotron_steps.artifacts.integrity import Verified
 from nemotron_steps.artifacts.models import Artifact, Edge, short_digest
-from nemotron_steps.artifacts.records import opened, sealed
-from nemotron_steps.artifacts.shapes import DIGEST, NUMBER, TEXT, Optional, Values, require_shape
+from nemotron_steps.artifacts.records import DIGEST, NUMBER, TEXT, Optional, Values, opened, require_shape, sealed
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.redaction import redact

@@ -28,8 +28,17 @@ from typing import Any
 from nemotron_steps.artifacts.confinement import is_run_id
 from nemotron_steps.artifacts.files import to_json_bytes, write_atomic
 from nemotron_steps.artifacts.jsonable import plain
-from nemotron_steps.artifacts.records import json_object
-from nemotron_steps.artifacts.shapes import ANY, COUNT, NUMBER, TEXT, TIME, Optional, Values, require_shape
+from nemotron_steps.artifacts.records import (
+    ANY,
+    COUNT,
+    NUMBER,
+    TEXT,
+    TIME,
+    Optional,
+    Values,
+    json_object,
+    require_shape,
+)
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError, StorageError, UnknownNameError, did_you_mean
 from nemotron_steps.runs.locks import is_held

@@ -17,8 +17,7 @@ from typing import Any
 
 from nemotron_steps.artifacts.files import remove_tree, to_json_bytes, write_atomic
 from nemotron_steps.artifacts.jsonable import plain
-from nemotron_steps.artifacts.records import json_object
-from nemotron_steps.artifacts.shapes import NUMBER, require_shape
+from nemotron_steps.artifacts.records import NUMBER, json_object, require_shape
 from nemotron_steps.runs.context import OutputSlot
 from nemotron_steps.runs.locks import hold_if_free
 

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -267,17 +268,13 @@ def main() -> None:
     for path in ("/proc/keys", "/proc/kcore", "/proc/kmsg", "/proc/kallsyms"):
         attempt(f"kernel file {path}", partial(read, path))
     attempt("environment", lambda: [name for name, value in os.environ.items() if value == host["secret"]])
-    for folder in (
-        "/usr",
-        "/bin",
-        "/lib",
-        "/",
-        "/dev",
-        "/proc/sys/kernel",
-        os.path.dirname(os.path.realpath(sys.executable)),
-    ):
+    python = os.path.dirname(os.path.realpath(sys.executable))
+    for folder in ("/usr", "/bin", "/lib", "/", "/dev", "/proc/sys/kernel", python):
         attempt(f"write to {folder}", partial(write, f"{folder}/sandbox-probe"))
-    attempt("host process", lambda: host["cmdline"] == read_text(f"/proc/{host['pid']}/cmdline") and "in sight")
+    attempt(
+        "host process",
+        lambda: host["cmdline"] == Path(f"/proc/{host['pid']}/cmdline").read_text(errors="replace") and "in sight",
+    )
     attempt("privileges: user id", lambda: os.geteuid() == 0 and "runs as root")
     none = "0000000000000000"
     attempt("privileges: capabilities", lambda: status(*(f"Cap{kind}:{none}" for kind in ("Inh", "Prm", "Eff", "Amb"))))
@@ -302,12 +299,6 @@ def main() -> None:
     attempt("fork bomb", lambda: fork_until_refused(host["processes"]))
     print(json.dumps({"secret": host["secret"], "results": results}), flush=True)
     os._exit(0)
-
-
-def read_text(path: str) -> str:
-    """A file of /proc."""
-    with open(path, errors="replace") as handle:
-        return handle.read()
 
 
 if __name__ == "__main__":

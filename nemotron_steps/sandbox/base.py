@@ -123,13 +123,15 @@ class Sandbox(ABC):
         await self.start()
         limits = limits or Limits()
         laid = {path: encoded(content) for path, content in (files or {}).items()}
-        for path in laid:
-            _check_relative(path)
+        for path in map(PurePosixPath, laid):
+            if path.is_absolute() or ".." in path.parts or not path.parts:
+                raise ValueError(f"sandbox files need relative paths inside the working folder, found {str(path)!r}")
         if code is not None:
             laid["__main__.py"] = encoded(code)
             argv = [self.python, "-I", "-B", "__main__.py"]
         assert argv is not None
-        if not _fit(laid, limits):
+        pages = sum(-(-len(content) // PAGE) for content in laid.values())
+        if pages * PAGE > limits.scratch_bytes or any(len(content) > limits.file_bytes for content in laid.values()):
             return SandboxResult(Outcome.FILES_LIMIT, None, "", "", 0.0)
         async with self.slots:
             return await self.execute(list(argv), encoded(stdin), laid, limits)
@@ -170,14 +172,3 @@ def create_sandbox(backend: str = "bubblewrap", **options: Any) -> Sandbox:
 def encoded(text: str | bytes) -> bytes:
     """UTF-8. A lone surrogate, which a tokenizer can give, becomes bytes that the reader finds invalid, as they are."""
     return text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
-
-
-def _fit(files: Mapping[str, bytes], limits: Limits) -> bool:
-    pages = sum(-(-len(content) // PAGE) for content in files.values())
-    return pages * PAGE <= limits.scratch_bytes and all(len(data) <= limits.file_bytes for data in files.values())
-
-
-def _check_relative(path: str) -> None:
-    pure = PurePosixPath(path)
-    if pure.is_absolute() or ".." in pure.parts or not pure.parts:
-        raise ValueError(f"sandbox files need relative paths inside the working folder, found {path!r}")

@@ -1,13 +1,8 @@
 """The default sandbox: bubblewrap with its own namespaces, on a host of which only the system folders and the Python
-installation can be seen, read-only.
-
-Inside: no network (not even the host's loopback), own process ids, size-limited folders in memory to work in and for
-temporary files, an empty environment, no capabilities, and the system calls of `seccomp` only. As root, the program
-runs under a user id of its own, so that the process limit binds (the kernel exempts root from it); otherwise in a user
-namespace that allows no further ones.
+installation can be seen, read-only. What it promises: docs/decisions/what-the-sandbox-promises.md.
 
 What goes wrong before the program begins is told on a channel that the program does not have: bubblewrap and a launcher
-write to it, the launcher closes it and turns into the program. See docs/decisions/what-the-sandbox-promises.md.
+write to it, the launcher closes it and turns into the program.
 """
 
 from __future__ import annotations
@@ -24,7 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from nemotron_steps.errors import SandboxError, UnsupportedError
 from nemotron_steps.sandbox.base import Limits, Outcome, Sandbox, SandboxResult
-from nemotron_steps.sandbox.cgroup import MemoryGroup
+from nemotron_steps.sandbox.memory import MemoryGroup
 from nemotron_steps.sandbox.probe import HOST_PATHS, probe
 from nemotron_steps.sandbox.process import READY, Rest, Watch, run_process
 from nemotron_steps.sandbox.seccomp import architecture, filter_program
@@ -186,7 +181,7 @@ class BubblewrapSandbox(Sandbox):
             command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"]
         else:
             command += ["--unshare-all", "--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534"]
-        for name, value in self._environment().items():
+        for name, value in _environment().items():
             command += ["--setenv", name, value]
         for folder in SYSTEM_FOLDERS:
             if os.path.islink(folder):
@@ -196,7 +191,10 @@ class BubblewrapSandbox(Sandbox):
         scratch = ["--perms", "1777", "--size", str(limits.scratch_bytes), "--tmpfs"]
         # Before the read-only folders, which may themselves lie under the temporary folder.
         command += [*scratch, TEMPORARY]
-        shown = [path for path in (*SYSTEM_FILES, *_python_folders(), *self._read_only) if os.path.exists(path)]
+        # Where this interpreter lives, unless the system folders hold it already.
+        homes = {sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve().parent.parent)}
+        python = sorted(home for home in homes if not home.startswith(("/usr/", "/bin")) and home != "/usr")
+        shown = [path for path in (*SYSTEM_FILES, *python, *self._read_only) if os.path.exists(path)]
         # bubblewrap would make missing parents accessible to root alone.
         for parent in _parents(shown, but=("/", TEMPORARY)):
             command += ["--perms", "0755", "--dir", parent]
@@ -238,25 +236,13 @@ class BubblewrapSandbox(Sandbox):
             command += ["--inh-caps=-all", "--bounding-set=-all", "--"]
         return [*command, "/bin/sh", "-c", _LAUNCH, "sh"]
 
-    @staticmethod
-    def _environment() -> dict[str, str]:
-        threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-        folders = [os.path.dirname(sys.executable), "/usr/local/bin", "/usr/bin", "/bin"]
-        return {
-            "PATH": os.pathsep.join(folders),
-            "HOME": WORK,
-            "TMPDIR": WORK,
-            "LANG": "C.UTF-8",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            # One thread each: thread pools would eat the process limit and the address space.
-            **dict.fromkeys(threads, "1"),
-        }
 
-
-def _python_folders() -> list[str]:
-    """Where this interpreter lives, unless the system folders hold it already."""
-    folders = {sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve().parent.parent)}
-    return sorted(folder for folder in folders if not folder.startswith(("/usr/", "/bin")) and folder != "/usr")
+def _environment() -> dict[str, str]:
+    folders = [os.path.dirname(sys.executable), "/usr/local/bin", "/usr/bin", "/bin"]
+    # One thread each: thread pools would eat the process limit and the address space.
+    ones = ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    home = {"PATH": os.pathsep.join(folders), "HOME": WORK, "TMPDIR": WORK, "LANG": "C.UTF-8"}
+    return home | dict.fromkeys(ones, "1")
 
 
 def _parents(paths: Iterable[str], *, but: tuple[str, ...]) -> list[str]:

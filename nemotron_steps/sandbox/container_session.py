@@ -1,9 +1,4 @@
-"""A container of an image that stays: a repository that an agent edits, or that a task's tests run in.
-
-Its first process, of a user that no command runs as, holds it for as long as the pipe to it is open, so nothing keeps
-running when this process is killed, and collects the processes that commands leave behind. Commands run beside it as
-the image's own user, without capabilities: they can end each other and not the container.
-"""
+"""Sessions of images, in which an agent edits a repository or a task's tests run: Docker's, Podman's, Apptainer's."""
 
 from __future__ import annotations
 
@@ -18,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from nemotron_steps.errors import SandboxError
 from nemotron_steps.sandbox.base import Limits, Outcome, SandboxResult, encoded
+from nemotron_steps.sandbox.command_server import COMMAND_SERVER
 from nemotron_steps.sandbox.containers import (
     ENGINE_TIMEOUT_S,
     KILLED_BY_CLOCK,
@@ -32,10 +28,14 @@ from nemotron_steps.sandbox.containers import (
 )
 from nemotron_steps.sandbox.process import CHUNK, gone, let_go, run_process
 from nemotron_steps.sandbox.seccomp import container_profile
-from nemotron_steps.sandbox.session import SessionOverError
+from nemotron_steps.sandbox.session import LINE_BYTES, ServedSession, SessionOverError
 
 LAST_WORDS_S = 1.0
 """To read what the engine said before it was killed."""
+STDERR_BYTES = 4096
+KILLED = 137
+"""Exit code of a container that the kernel's memory killer ended."""
+Engine = Literal["docker", "podman"]
 KEEPER = "65533:65533"
 _KEEP = "echo ready && cat > /dev/null; exit 0"
 """Not `exec cat`: a shell that waits for one child collects all others."""
@@ -54,9 +54,11 @@ done"""
 
 
 class ContainerSession:
-    """A container of an image, alive from `async with` to its end; commands see each other's changes.
+    """A container of Docker's or Podman's, alive from `async with` to its end.
 
-    Docker and Podman only: Apptainer has no daemon to hold a network-less instance without root.
+    Its first process, of a user that no command runs as, holds it for as long as the pipe to it is open, so nothing
+    keeps running when this process is killed, and collects the processes that commands leave behind. Commands run
+    beside it as the image's own user, without capabilities: they can end each other and not the container.
 
     Args:
         image: needs /bin/sh, timeout, cat, dirname and mkdir.
@@ -65,12 +67,7 @@ class ContainerSession:
     """
 
     def __init__(
-        self,
-        engine: Literal["docker", "podman"],
-        image: str,
-        *,
-        limits: Limits | None = None,
-        session_s: float | None = None,
+        self, engine: Engine, image: str, *, limits: Limits | None = None, session_s: float | None = None
     ) -> None:
         self.engine = engine
         self.image = image
@@ -87,17 +84,8 @@ class ContainerSession:
         await check_engine(self.engine)
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="session-"))
-            profile = Path(folder) / "seccomp.json"
-            profile.write_text(json.dumps(container_profile(session=True)))
-            client = await asyncio.create_subprocess_exec(
-                self.engine,
-                *self.start_arguments(str(profile)),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-                cwd=folder,  # where Podman's monitor leaves a file `oom`
-            )
+            # Podman's monitor leaves a file `oom` in its working directory.
+            client = await _begun([self.engine, *self.start_arguments(_profile(folder))], cwd=folder)
             stack.push_async_callback(self._stop, client)
             assert client.stdout is not None and client.stderr is not None
             if (await _first_line(client, client.stdout)).strip() != b"ready":
@@ -145,7 +133,7 @@ class ContainerSession:
     async def run(
         self, argv: Sequence[str], *, cwd: str | None = None, stdin: str = "", wall_s: float | None = None
     ) -> SandboxResult:
-        """See SandboxSession.run. What a command leaves running goes on, unless it is given up, or stopped for its time
+        """See ServedSession.run. What a command leaves running goes on, unless it is given up, or stopped for its time
         or output: then everything that commands have started is."""
         left = self._ends_at - time.monotonic()
         if left <= 0:
@@ -180,12 +168,111 @@ class ContainerSession:
         await call_engine(self.engine, "exec", *self._as_image, self.name, "/bin/sh", "-c", _END_ALL, check=False)
 
     async def write(self, files: Mapping[str, str]) -> None:
-        """See SandboxSession.write."""
+        """See ServedSession.write."""
         for path, content in files.items():
             script = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
             result = await self.run(["/bin/sh", "-c", script, "sh", path], stdin=content)
             if not result.ok:
                 raise SandboxError(f"could not write {path} in the container", found=result.stderr[-500:])
+
+
+class ApptainerSession(ServedSession):
+    """An Apptainer image that stays: one `apptainer exec` over many commands, its server on the program's own input and
+    output. An instance without a network would need root.
+
+    The image needs a Python (`python3`) for the server. Changes lie in memory (`--writable-tmpfs`) and go with the
+    session. The probe of the sandbox is not passed: the isolation is what the installation grants to these options.
+
+    Args:
+        image: a .sif path or a URL.
+        slots: commands at once, of all sessions that share it.
+    """
+
+    _clock: asyncio.Timeout
+    """Of Apptainer's own start, then of the session's time."""
+
+    def __init__(
+        self, image: str, slots: asyncio.Semaphore, *, limits: Limits | None = None, command_s: float | None = None
+    ) -> None:
+        super().__init__(limits or Limits(), slots, "/", command_s)
+        self.image = image
+
+    def arguments(self, profile: str) -> list[str]:
+        """The full command line."""
+        limits = self.limits
+        return [
+            *("apptainer", "--quiet", "exec", "--containall", "--cleanenv", "--no-home", "--no-privs"),
+            *("--security", f"seccomp:{profile}", "--net", "--network", "none", "--writable-tmpfs"),
+            *("--memory", str(limits.memory_bytes), "--pids-limit", str(limits.processes)),
+            # Ends it where this process is killed and its input stays open.
+            *(self.image, "timeout", "-s", "KILL", str(limits.wall_s + ENGINE_TIMEOUT_S)),
+            *("python3", "-I", "-c", COMMAND_SERVER, "0", "1", "together"),
+        ]
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        # An image may have to be fetched and unpacked: the session's time begins with its first answer.
+        with suppress(RuntimeError):  # it is over already
+            self._clock.reschedule(asyncio.get_running_loop().time() + self.limits.wall_s)
+        return self
+
+    async def _begin(self) -> None:
+        await check_engine("apptainer")
+        ready, self._clock = asyncio.Event(), asyncio.timeout(ENGINE_TIMEOUT_S)
+        self._whole = asyncio.ensure_future(self._hold(ready))
+        waiting = asyncio.ensure_future(ready.wait())
+        await asyncio.wait([waiting, self._whole], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if not ready.is_set():
+            raise SandboxError(
+                "apptainer could not be started", where=self.image[:200], found=str(self._whole.exception())
+            )
+
+    async def _hold(self, ready: asyncio.Event) -> SandboxResult:
+        """The session's process to its end."""
+        begun = asyncio.get_running_loop().time()
+        with tempfile.TemporaryDirectory(prefix="session-") as folder:
+            process = await _begun(self.arguments(_profile(folder)), line=LINE_BYTES)
+            assert process.stderr is not None
+            self._reader, self._writer = process.stdout, process.stdin
+            said = asyncio.ensure_future(_last(process.stderr))
+            ready.set()
+            outcome = Outcome.EXITED
+            try:
+                async with self._clock:
+                    code = await gone(process)
+                outcome = Outcome.MEMORY_LIMIT if code in (KILLED, -9) else Outcome.EXITED
+            except TimeoutError:
+                outcome = Outcome.TIMEOUT
+            finally:
+                # All of it: what Apptainer has started need not end with the process that was started here.
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await gone(process)
+                await asyncio.wait([said], timeout=1.0)
+                await let_go(process)
+        text = await said
+        seconds = asyncio.get_running_loop().time() - begun
+        return SandboxResult(outcome, process.returncode if outcome is Outcome.EXITED else None, "", text, seconds)
+
+
+SandboxSession = ServedSession | ContainerSession
+"""A sandbox over many commands: `async with` starts it, and ends everything in it."""
+
+
+def _profile(folder: str) -> str:
+    """The path of a file with the system calls that a session may make."""
+    profile = Path(folder, "seccomp.json")
+    profile.write_text(json.dumps(container_profile(session=True)))
+    return str(profile)
+
+
+async def _begun(words: Sequence[str], cwd: str | None = None, line: int = CHUNK) -> asyncio.subprocess.Process:
+    """An engine's program, in a process group of its own; `line`: the longest that is read of it."""
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(
+        *words, stdin=pipe, stdout=pipe, stderr=pipe, limit=line, start_new_session=True, cwd=cwd
+    )
 
 
 def _kill(client: asyncio.subprocess.Process) -> None:
@@ -214,3 +301,11 @@ async def _rest(stream: asyncio.StreamReader) -> bytes:
             while part := await stream.read(CHUNK):
                 said += part
     return said
+
+
+async def _last(stream: asyncio.StreamReader) -> str:
+    """The end of what is written to a stream."""
+    kept = b""
+    while chunk := await stream.read(STDERR_BYTES):
+        kept = (kept + chunk)[-STDERR_BYTES:]
+    return kept.decode(errors="replace")

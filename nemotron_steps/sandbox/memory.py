@@ -1,15 +1,18 @@
-"""How much memory the programs of one sandbox hold, where no cgroup counts it.
+"""The memory that the programs of one sandbox hold: bounded by a cgroup (version 2) where this process may make one,
+counted where it may not, as in most containers and jobs (docs/decisions/what-the-sandbox-promises.md says what counts).
 
-Counted: every process's own memory (with what is swapped out, page tables and stacks in the kernel), everything in the
-sandbox's folders in memory, an allowance for its sockets. The seccomp filter refuses what would escape this count:
-memfd, System V memory, shared anonymous and huge pages. What is left uncounted is small objects of the kernel.
+A group is made beside this process's own, so that whatever bounds that one's parent (a job's limits) bounds the sandbox
+as well, and memory control is on there already.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 INODE_BYTES = 1024
 """What an empty file costs the kernel; tmpfs does not count it in its size."""
@@ -17,6 +20,11 @@ SOCKET_BYTES = 208 * 1024
 """Default bound of what waits in one socket (net.core.wmem_default)."""
 STACK_BYTES = 16 * 1024
 """Of a thread, in the kernel."""
+
+ROOT = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
+EMPTY_S = 5.0
+"""For the kernel to take down the processes of a run that was killed."""
 
 Fields = Mapping[str, int]
 
@@ -108,3 +116,81 @@ def _pages(status: Fields) -> int:
 
 def _kernel(status: Fields) -> int:
     return 1024 * status.get("VmPTE", 0) + STACK_BYTES * status.get("Threads", 0)
+
+
+class MemoryGroup:
+    """A control group with a memory limit; whoever joins it is charged for all that the kernel holds for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def procs(self) -> str:
+        """The file to which a process writes 0 to join."""
+        return str(self._folder / "cgroup.procs")
+
+    @staticmethod
+    @contextmanager
+    def try_to_make(memory_bytes: int) -> Iterator[MemoryGroup | None]:
+        """A group for one run, removed at the end with everything in it; None where there can be none."""
+        parent = _parent()
+        if parent is None:
+            yield None
+            return
+        folder = parent / f"nemotron-steps-{os.getpid()}-{secrets.token_hex(4)}"
+        try:
+            folder.mkdir()
+        except OSError:
+            yield None
+            return
+        try:
+            group: MemoryGroup | None = MemoryGroup(folder)
+            try:
+                (folder / "memory.max").write_text(str(memory_bytes))
+                (folder / "memory.oom.group").write_text("1")
+                with suppress(FileNotFoundError):  # without swap accounting there is no such file
+                    (folder / "memory.swap.max").write_text("0")
+            except OSError:
+                group = None
+            yield group
+        finally:
+            _remove(folder)
+
+    def was_full(self) -> bool:
+        """Whether the kernel killed because of the limit."""
+        events = dict(line.split() for line in (self._folder / "memory.events").read_text().splitlines())
+        return int(events["oom_kill"]) > 0
+
+
+def _parent() -> Path | None:
+    """The folder of the group above this process's own, if memory is controlled there and groups may be made."""
+    try:
+        lines = OWN.read_text().splitlines()
+    except OSError:
+        return None
+    own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
+    if own is None or not (ROOT / "cgroup.controllers").exists():
+        return None
+    parent = (ROOT / own).parent if own else ROOT
+    try:
+        controlled = (parent / "cgroup.subtree_control").read_text().split()
+    except OSError:
+        return None
+    writable = os.access(parent, os.W_OK) and os.access(parent / "cgroup.procs", os.W_OK)
+    return parent if "memory" in controlled and writable else None
+
+
+def _remove(folder: Path) -> None:
+    with suppress(OSError):
+        (folder / "cgroup.kill").write_text("1")
+    until = time.monotonic() + EMPTY_S
+    while True:
+        try:
+            folder.rmdir()
+            return
+        except FileNotFoundError:
+            return
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.005)

@@ -20,8 +20,16 @@ from typing import Any
 
 from nemotron_steps.errors import SandboxError
 from nemotron_steps.sandbox.base import CANARY, MIB, Limits, Outcome, Sandbox, SandboxResult
-from nemotron_steps.sandbox.seccomp import allowed, architecture, refusals
-from nemotron_steps.sandbox.syscalls import ATTRIBUTES, DANGEROUS, NETWORK, SHARING, calls
+from nemotron_steps.sandbox.seccomp import (
+    ATTRIBUTES,
+    DANGEROUS,
+    NETWORK,
+    SHARING,
+    allowed,
+    architecture,
+    calls,
+    refusals,
+)
 
 HOST_PATHS = ("/etc/shadow", "/etc/passwd", "/etc/ssh", "/root/.ssh", "/home", "/var", "/run", "/sys", "/boot")
 """Host paths that a sandbox without an image of its own must not show at all."""

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -134,15 +134,31 @@ async def run_process(
     stop = os.eventfd(0)
     done.add_done_callback(lambda _: os.close(stop))
 
+    def begin() -> subprocess.Popen[bytes]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            argv,
+            bufsize=0,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,
+            env=environment,
+            cwd=cwd,
+            pass_fds=pass_fds,
+        )
+
+    def watching(process: subprocess.Popen[bytes]) -> _Run:
+        return _Run(process, stdin, wall_s, output_bytes, watch, stop)
+
     def body() -> None:
-        ended = failure = None
         try:
-            ended = _to_the_end(argv, stdin, wall_s, output_bytes, environment, cwd, pass_fds, watch, stop)
+            tell = partial(done.set_result, _to_the_end(begin, watching))
         except BaseException as error:
-            failure = error
+            tell = partial(done.set_exception, error)
         # A loop that was closed over a run has nobody left to tell.
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(_resolve, done, ended, failure)
+            loop.call_soon_threadsafe(tell)
 
     # A daemon: an interpreter that exits takes the run with it and does not wait for its clock.
     threading.Thread(target=body, name="sandbox-run", daemon=True).start()
@@ -185,42 +201,17 @@ async def let_go(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
-def _resolve(done: asyncio.Future[Ended], ended: Ended | None, failure: BaseException | None) -> None:
-    if ended is not None:
-        done.set_result(ended)
-    elif failure is not None:
-        done.set_exception(failure)
-
-
 def _to_the_end(
-    argv: Sequence[str],
-    stdin: bytes,
-    wall_s: float,
-    output_bytes: int,
-    environment: dict[str, str] | None,
-    cwd: str | None,
-    pass_fds: Sequence[int],
-    watch: Watch | None,
-    stop: int,
+    begin: Callable[[], subprocess.Popen[bytes]], watching: Callable[[subprocess.Popen[bytes]], _Run]
 ) -> Ended:
     with ExitStack() as stack:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-            env=environment,
-            cwd=cwd,
-            pass_fds=pass_fds,
-        )
+        process = begin()
         stack.callback(_kill, process)
         for stream in (process.stdin, process.stdout, process.stderr):
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
             stack.callback(stream.close)
-        run = stack.enter_context(closing(_Run(process, stdin, wall_s, output_bytes, watch, stop)))
+        run = stack.enter_context(closing(watching(process)))
         outcome = run.until_over()
         wall_s = time.monotonic() - run.begin
         _kill(process)
@@ -305,7 +296,8 @@ class _Run:
         os.close(self._pidfd)
         if self._first >= 0:
             os.close(self._first)
-        self._forget_memory()
+        if self._memory is not None:
+            self._memory.close()
 
     def _serve(self, until: float) -> None:
         for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
@@ -349,15 +341,12 @@ class _Run:
             if line == READY:
                 self._set_off(watch)
             elif line:
-                self._begun(json.loads(line).get("child-pid", 0))
+                pid = json.loads(line).get("child-pid", 0)
+                if pid and not self._first_pid:
+                    self._first_pid = pid
+                    with suppress(ProcessLookupError):  # it is over already
+                        self._first = os.pidfd_open(pid)
         return None if chunk else CLOSED
-
-    def _begun(self, pid: int) -> None:
-        """The sandbox has a first process."""
-        if pid and not self._first_pid:
-            self._first_pid = pid
-            with suppress(ProcessLookupError):  # it is over already
-                self._first = os.pidfd_open(pid)
 
     def _set_off(self, watch: Watch) -> None:
         self.ready = True
@@ -384,11 +373,6 @@ class _Run:
     def _rested(self, rest: Rest) -> None:
         os.eventfd_read(rest.over)
         self._next_look = time.monotonic()
-
-    def _forget_memory(self) -> None:
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -1,20 +1,37 @@
-"""What a sandbox session is: a sandbox that stays, in which commands see each other's changes to the files.
+"""Sandbox sessions: a sandbox that stays, in which commands see each other's changes to the files.
 
     async with BubblewrapSession(sandbox) as session:
         await session.write({"/scratch/repo/a.py": "x = 1\\n"})
         result = await session.run(["python3", "a.py"], cwd="/scratch/repo")
 
 A command that fails, loops or floods is a result, and the session goes on. A session that is over (its total time or
-memory is used up, or a command has killed it) says so to every later command with SessionOverError.
+memory is used up, or a command has killed it) says so to every later command with SessionOverError. Sessions of images
+are in container_session.py.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import socket
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
-from nemotron_steps.sandbox.base import Outcome, SandboxResult
+from nemotron_steps.errors import SandboxError
+from nemotron_steps.sandbox.base import Limits, Outcome, SandboxResult
+from nemotron_steps.sandbox.bubblewrap import WORK, BubblewrapSandbox
+from nemotron_steps.sandbox.command_server import COMMAND_SERVER
+from nemotron_steps.sandbox.process import Rest
+
+GRACE_S = 10.0
+"""For the server to answer once a command's time is over. Later than that, it has been stopped."""
+WRITING_S = 60.0
+LINE_BYTES = 256 << 20
+"""Of an answer: more than any output limit, escaped."""
 
 
 class SessionOverError(Exception):
@@ -29,8 +46,35 @@ class SessionOverError(Exception):
         self.outcome = outcome
 
 
-class SandboxSession(Protocol):
-    """A sandbox over many commands."""
+class ServedSession(ABC):
+    """A session whose commands a server inside runs (command_server.py), one at a time.
+
+    A command is of the same user as the server, so it can kill it: the session is then over, which is the command's own
+    loss and nobody else's.
+
+    Args:
+        limits: of the session; `wall_s` is its total time.
+        slots: held while a command runs.
+        work: where commands run that name no folder.
+        command_s: seconds of a command, where `run` is not told.
+    """
+
+    def __init__(self, limits: Limits, slots: asyncio.Semaphore, work: str, command_s: float | None) -> None:
+        self.limits = limits
+        self._slots = slots
+        self._work = work
+        self._command_s = limits.wall_s if command_s is None else command_s
+        self._whole: asyncio.Future[SandboxResult] | None = None
+        """How the session ended, once it has."""
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self._owed = 0
+        """Answers to come, those to commands that were given up included."""
+
+    @abstractmethod
+    async def _begin(self) -> None:
+        """Start the server: `_whole` first, then `_reader` and `_writer`."""
 
     async def __aenter__(self) -> Self:
         """Start it.
@@ -38,13 +82,28 @@ class SandboxSession(Protocol):
         Raises:
             SandboxError: it could not be set up. UnsupportedError: what it is made of is absent.
         """
-        ...
+        try:
+            async with self._slots:
+                await self._begin()
+                # It is there once it has answered.
+                job = {"argv": ["true"], "cwd": "/", "stdin": "", "wall_s": 60.0, "output_bytes": 1}
+                await self._ask(job, 120.0)
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            if isinstance(error, SessionOverError):
+                said = "" if self._whole is None or self._whole.cancelled() else self._whole.result().stderr[-500:]
+                raise SandboxError("a sandbox session ended before its first command", found=said) from error
+            raise
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End everything in it. Its files are gone."""
-        ...
+        if self._writer is not None:
+            self._writer.close()
+        if self._whole is not None and not self._whole.done():
+            self._whole.cancel()
+            await asyncio.wait([self._whole])
 
     async def run(
         self, argv: Sequence[str], *, cwd: str | None = None, stdin: str = "", wall_s: float | None = None
@@ -57,15 +116,110 @@ class SandboxSession(Protocol):
         Raises:
             SessionOverError.
         """
-        ...
+        wall = self._command_s if wall_s is None else wall_s
+        job = {
+            "argv": list(argv),
+            "cwd": cwd or self._work,
+            "stdin": stdin,
+            "wall_s": wall,
+            "output_bytes": self.limits.output_bytes,
+        }
+        async with self._one_at_a_time, self._slots:
+            return await self._ask(job, wall + GRACE_S)
 
     async def write(self, files: Mapping[str, str]) -> None:
-        """Write files inside, and their folders.
+        """Write files, absolute path → text, and their folders. SandboxError if one could not be; SessionOverError."""
+        async with self._one_at_a_time:
+            result = await self._ask({"files": dict(files)}, WRITING_S)
+        if not result.ok:
+            raise SandboxError("could not write files in the sandbox", found=result.stderr[-500:])
 
-        Args:
-            files: absolute path → text.
+    async def _ask(self, job: dict[str, object], wall_s: float) -> SandboxResult:
+        if self._reader is None or self._writer is None or self._whole is None:
+            raise RuntimeError("the session was not entered")
+        if self._whole.done():
+            raise self._over()
+        line = b""
+        self._writer.write(json.dumps(job).encode() + b"\n")
+        self._owed += 1
+        try:
+            with suppress(ConnectionError, TimeoutError, ValueError):
+                async with asyncio.timeout(wall_s):
+                    await self._writer.drain()
+                    while True:  # the last of those that are owed
+                        line = await self._reader.readline()
+                        self._owed -= 1
+                        if not (line and self._owed):
+                            break
+        except asyncio.CancelledError:
+            self._writer.write(b"\n")  # nobody waits for it any more: the server kills it
+            raise
+        if not line.endswith(b"\n"):
+            # A server that was stopped holds the session; one that is gone ends it presently.
+            await asyncio.wait([self._whole], timeout=1.0)
+            if not self._whole.done():
+                self._whole.cancel()
+                await asyncio.wait([self._whole])
+            raise self._over()
+        answer = json.loads(line)
+        outcome = Outcome(answer["outcome"])
+        code = answer["code"] if outcome is Outcome.EXITED else None
+        return SandboxResult(outcome, code, answer["out"], answer["err"], answer["wall_s"])
 
-        Raises:
-            SandboxError: one could not be written. SessionOverError.
-        """
-        ...
+    def _over(self) -> SessionOverError:
+        assert self._whole is not None and self._whole.done(), "asked of a session that has ended"
+        if self._whole.cancelled():
+            return SessionOverError(Outcome.EXITED)
+        return SessionOverError(self._whole.result().outcome)
+
+
+class BubblewrapSession(ServedSession):
+    """One set of namespaces and one folder in memory over many commands.
+
+    The bounds are those of one run (bubblewrap.py): memory, files included, processes, size of a file.
+
+    Args:
+        sandbox: says what of the host is shown; as many commands run at once, in all its sessions, as it has slots.
+        limits: of the session; `wall_s` is its total time.
+        command_s: seconds of a command, where `run` is not told.
+    """
+
+    def __init__(
+        self, sandbox: BubblewrapSandbox, *, limits: Limits | None = None, command_s: float | None = None
+    ) -> None:
+        super().__init__(limits or Limits(), sandbox.slots, WORK, command_s)
+        self._sandbox = sandbox
+        self._given: tuple[int, ...] = ()
+        self._rest: Rest | None = None
+
+    async def __aenter__(self) -> BubblewrapSession:
+        await self._sandbox.start()
+        try:
+            return await super().__aenter__()
+        finally:
+            # The other end, which had to stay open until there was somebody inside to hold it.
+            for descriptor in self._given:
+                os.close(descriptor)
+            self._given = ()
+
+    async def _begin(self) -> None:
+        ours, theirs = socket.socketpair()
+        # Two numbers, because a file object that reads and writes would have to seek.
+        other = os.dup(theirs.fileno())
+        self._given = (theirs.detach(), other)
+        ours.setblocking(False)
+        argv = [self._sandbox.python, "-I", "-S", "-B", "-c", COMMAND_SERVER, *map(str, self._given), "alone"]
+        self._rest = rest = Rest()
+        whole = self._sandbox.execute_with(argv, b"", {}, self.limits, self._given, rest)
+        self._whole = asyncio.ensure_future(whole)
+        self._whole.add_done_callback(lambda _: rest.close())
+        self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=LINE_BYTES)
+
+    async def _ask(self, job: dict[str, object], wall_s: float) -> SandboxResult:
+        if self._rest is None:
+            raise RuntimeError("the session was not entered")
+        self._rest.end()
+        result = await super()._ask(job, wall_s)
+        # The server has killed whatever the command left running. Whoever is cancelled does not know that.
+        self._rest.begin()
+        return result

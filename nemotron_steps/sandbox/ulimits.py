@@ -19,14 +19,13 @@ def podman_ulimits(*, nofile: int = _DEFAULT) -> list[str]:
     nproc counts all processes of a user on the machine, so it bounds no single container: `--pids-limit` does. Podman
     has lowered its own to the kernel's number of process numbers by the time it starts a container.
     """
-    limits = {"nofile": (resource.RLIMIT_NOFILE, nofile), "nproc": (resource.RLIMIT_NPROC, _pid_max())}
+    limits = {
+        "nofile": (resource.RLIMIT_NOFILE, nofile),
+        "nproc": (resource.RLIMIT_NPROC, int(Path("/proc/sys/kernel/pid_max").read_text())),
+    }
     words = []
     for name, (number, value) in limits.items():
         hard = resource.getrlimit(number)[1]
         bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
         words += ["--ulimit", f"{name}={bound}:{bound}"]
     return words
-
-
-def _pid_max() -> int:
-    return int(Path("/proc/sys/kernel/pid_max").read_text())

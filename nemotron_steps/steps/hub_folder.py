@@ -21,7 +21,7 @@ from nemotron_steps.config.schema.difficulty import DifficultyConfig
 from nemotron_steps.config.schema.eval import EvalConfig, StagesEvalConfig
 from nemotron_steps.config.schema.rl import JUDGE_ROLES, RlConfig
 from nemotron_steps.errors import ConfigError, UnsupportedError
-from nemotron_steps.models.adapter_folder import recorded_base
+from nemotron_steps.models.adapters import recorded_base
 from nemotron_steps.models.architecture import Architecture, hf_folder, read_config
 from nemotron_steps.models.huggingface import in_two_files
 from nemotron_steps.models.mapping import Stored, check_stored

@@ -35,14 +35,11 @@ def step_conformance(
     overrides: Sequence[str] = (),
     seconds: float = 60.0,
 ) -> type:
-    """A class of tests for a step; assign it to a name that begins with `Test`.
+    """A class of tests for a step (docs/testing.md); assign it to a name that begins with `Test`.
 
     Args:
-        step_id: `ID`, or `PACK:ID`. The pack is installed, on STEPS_PATH or in ./manifests.
-        config: the config that runs use; default: `tiny` where the step has one, else `default`.
-        inputs: port → a path, or a function that writes into an empty folder and returns the path. Ports of the
-            built-in types of rows need none.
-        overrides: further overrides of every run, `key=value`.
+        step_id: `ID`, or `PACK:ID`.
+        inputs: port → a path, or a function that writes into an empty folder and returns the path.
         seconds: the longest that a run may take.
     """
     from nemotron_steps.testing.step_runs import SUITE
@@ -62,16 +59,13 @@ def environment_conformance(
     judges: Mapping[str, Any] | None = None,
     worthless: float | None = None,
 ) -> type:
-    """A class of tests for an environment; assign it to a name that begins with `Test`.
+    """A class of tests for an environment (docs/testing.md); assign it to a name that begins with `Test`.
 
     Args:
-        name: its name; the package that brings it is installed.
-        rows: rows it can score, or a JSON Lines file of some. Two that differ are enough.
         answer: row → the right answer: a text, or a Response, whose tool calls are made before it is judged.
         config: settings, as under `env.nemo_gym.environments.NAME`.
-        judges: role → judge, for an environment that asks language models.
-        worthless: the most that an answer without content may earn, where that is not the low end of its range:
-            a reward by degrees gives any letters something.
+        judges: role → judge.
+        worthless: the most that an answer without content may earn; default: the low end of the rewards' range.
     """
     from nemotron_steps.testing.environment import SUITE
     from nemotron_steps.testing.environment_subject import EnvironmentSubject
@@ -84,13 +78,12 @@ def environment_conformance(
 def executor_conformance(
     name: str, *, profile: Mapping[str, Any] | None = None, seconds: float = 60.0, jobs: bool = True
 ) -> type:
-    """A class of tests for an executor; assign it to a name that begins with `Test`. It starts small jobs for real.
+    """A class of tests for an executor (docs/testing.md); assign it to a name that begins with `Test`.
 
     Args:
-        name: its name; the package that brings it is installed, and what it starts jobs with is at hand.
         profile: its keys in env.toml.
         seconds: the longest that a job may take to start or to end.
-        jobs: False where what it starts jobs with is not at hand: its class and its profile alone.
+        jobs: False: its class and its profile alone.
     """
     from nemotron_steps.testing.executor import PROFILE_SUITE, SUITE, ExecutorSubject
 
@@ -99,23 +92,15 @@ def executor_conformance(
 
 
 def type_conformance(name: str, *, example: Callable[[Path], object]) -> type:
-    """A class of tests for an artifact type; assign it to a name that begins with `Test`.
-
-    Args:
-        name: of the type; the pack that declares it is installed, on STEPS_PATH or in ./manifests.
-        example: writes a valid artifact into an empty folder, the same each time.
-    """
+    """A class of tests for an artifact type (docs/testing.md), of which `example` writes one into an empty folder, the
+    same each time; assign it to a name that begins with `Test`."""
     from nemotron_steps.testing.artifact_type import SUITE, TypeSubject
 
     return SUITE.test_class(f"type {name}", lambda folder: TypeSubject(name, folder, example))
 
 
 def pipeline_conformance(name: str) -> type:
-    """A class of tests for a pipeline, which is planned and not run; assign it to a name that begins with `Test`.
-
-    Args:
-        name: of the pipeline; its pack is installed, on STEPS_PATH or in ./manifests.
-    """
+    """A class of tests for a pipeline (docs/testing.md); assign it to a name that begins with `Test`."""
     from nemotron_steps.testing.pipeline import SUITE, PipelineSubject
 
     return SUITE.test_class(f"pipeline {name}", lambda folder: PipelineSubject(name, folder))

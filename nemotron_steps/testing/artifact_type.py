@@ -15,9 +15,8 @@ from nemotron_steps.errors import ArtifactError, DataError, StepsError
 from nemotron_steps.errors.plugins import load_object
 from nemotron_steps.manifest.registry import Registry, load_registry
 from nemotron_steps.manifest.typegraph import ArtifactType
-from nemotron_steps.testing.step_manifest import check_import
-from nemotron_steps.testing.step_subject import PICTURE, cut, files_of, tree_of, write_sample
-from nemotron_steps.testing.suite import NotApplicable, Suite, Unmet, told
+from nemotron_steps.testing.step_subject import PICTURE, cut, files_of, tree_of
+from nemotron_steps.testing.suite import Suite, Unmet, told
 
 
 @dataclass
@@ -79,14 +78,6 @@ def is_declared(subject: TypeSubject) -> None:
 
 
 @SUITE.check("is_declared")
-def importing_it_is_light(subject: TypeSubject) -> None:
-    """The validator's module imports no framework, prints nothing and starts nothing."""
-    if subject.declared.validator is None:
-        raise NotApplicable("the type's validator is a parent's")
-    check_import([subject.declared.validator.partition(":")[0]])
-
-
-@SUITE.check("is_declared")
 def its_example_is_accepted(subject: TypeSubject) -> None:
     """The validator accepts the example, and leaves it as it is."""
     folder = subject.written("example")
@@ -129,34 +120,38 @@ def it_is_what_its_parents_are(subject: TypeSubject) -> None:
 
 
 @SUITE.check("its_example_is_accepted")
-def other_folders_are_refused(subject: TypeSubject) -> None:
-    """A folder without files, with another one, or of a built-in type that it is not."""
-    empty, stranger = subject.folder / "empty", subject.folder / "stranger"
-    empty.mkdir()
-    stranger.mkdir()
-    (stranger / "kit.unknown").write_text("another file\n")
-    _require_refused(subject, empty, "an empty folder")
-    _require_refused(subject, stranger, "a folder with another file")
-    for name in ("training_jsonl", "rl_prompts", "eval_report"):
-        if name not in subject.ancestors and not subject.registry.types.is_a(name, subject.name):
-            folder = subject.folder / f"other-{name}"
-            write_sample(name, folder)
-            _require_refused(subject, folder, f"a {name}")
-
-
-@SUITE.check("its_example_is_accepted")
-def broken_files_are_refused(subject: TypeSubject) -> None:
-    """Files cut short, as a full disk leaves them, and pictures. Brackets may be accepted."""
+def what_it_is_not_is_refused(subject: TypeSubject) -> None:
+    """A folder without files, or with another one; files cut short, as a full disk leaves them, and pictures. Brackets
+    may be accepted."""
+    folders = {kind: subject.folder / kind for kind in ("an empty folder", "a folder with another file")}
+    for folder in folders.values():
+        folder.mkdir()
+    (folder / "kit.unknown").write_text("another file\n")
     for kind, change in (
         ("files of no bytes", lambda data: b""),
         ("truncated files", cut),
         ("files that are pictures", lambda data: PICTURE),
         ("files of brackets", lambda data: b"[" * 100_000),
     ):
-        folder = subject.written(kind)
-        for file in files_of(folder):
+        folders[kind] = subject.written(kind)
+        for file in files_of(folders[kind]):
             file.write_bytes(change(file.read_bytes()))
-        _require_refused(subject, folder, kind, always=kind != "files of brackets")
+    for kind, folder in folders.items():
+        try:
+            subject.validated(folder)
+        except (ArtifactError, DataError) as error:
+            if not (error.where or "").startswith(str(folder)):
+                found = f"{error.what}: {error.where}"
+                raise Unmet(f"{kind}: the error does not say where", found=found, hint="where=str(file)") from error
+        except Exception as error:
+            raise Unmet(
+                f"{kind}: the validator raises {type(error).__name__}: {error}",
+                hint="raise ArtifactError or DataError(what, where=…, expected=…, found=…)",
+            ) from error
+        else:
+            if kind != "files of brackets":
+                hint = "look for what every such artifact has: a field, a count of rows, an end mark"
+                raise Unmet(f"{kind}: the validator accepts it", hint=hint)
 
 
 def _require_attributes(subject: TypeSubject, found: Mapping[str, Any], wanted: Mapping[str, Any], whose: str) -> None:
@@ -167,24 +162,4 @@ def _require_attributes(subject: TypeSubject, found: Mapping[str, Any], wanted: 
                 where=subject.declared.where,
                 found=f"{found.get(key)!r} in place of {value!r}",
                 hint="return JSON without NaN, the same for the same files, with what parents' validators return",
-            )
-
-
-def _require_refused(subject: TypeSubject, folder: Path, kind: str, *, always: bool = True) -> None:
-    try:
-        subject.validated(folder)
-    except (ArtifactError, DataError) as error:
-        if not (error.where or "").startswith(str(folder)):
-            found = f"{error.what}: {error.where}"
-            raise Unmet(f"{kind}: the error does not say where", found=found, hint="where=str(file)") from error
-    except Exception as error:
-        raise Unmet(
-            f"{kind}: the validator raises {type(error).__name__}: {error}",
-            hint="raise ArtifactError or DataError(what, where=…, expected=…, found=…)",
-        ) from error
-    else:
-        if always:
-            raise Unmet(
-                f"{kind}: the validator accepts it",
-                hint="look for what every such artifact has: a field, a count of rows, an end mark",
             )

@@ -190,9 +190,6 @@ def unknown_fields_change_nothing(subject: EnvironmentSubject) -> None:
         raise Unmet("a field that it does not know changes the verdict", found=f"{plain(one)} and {plain(other)}")
 
 
-# -- answers -----------------------------------------------------------------------------------------------------
-
-
 _SMALL, _LARGE = 8_192, 65_536
 _UNNOTICED = 0.05
 """Seconds of processor time in which an answer of _LARGE characters may be judged however it likes."""
@@ -303,9 +300,6 @@ def time_grows_with_the_answer(subject: EnvironmentSubject) -> None:
                 )
 
     subject.within(look)
-
-
-# -- rollouts ----------------------------------------------------------------------------------------------------
 
 
 @SUITE.check("rows_are_accepted")
@@ -424,9 +418,6 @@ def it_can_be_closed(subject: EnvironmentSubject) -> None:
         asyncio.run(run())
     except Exception as error:
         raise Unmet(f"starting and closing raises {type(error).__name__}: {error}") from error
-
-
-# -- tools -------------------------------------------------------------------------------------------------------
 
 
 def _tools(subject: EnvironmentSubject) -> list[dict[str, Any]]:

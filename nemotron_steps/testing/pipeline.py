@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +11,6 @@ from nemotron_steps.cli.request import Workbench
 from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.pipeline_models import PipelineManifest
 from nemotron_steps.testing.suite import Suite, Unmet, told
-
-_OWN_PATH = re.compile(r"(^|[=\['\",])(/|~[\w.-]*/|~$|[A-Za-z]:\\)")
-"""From the root, a HOME (`~`, `~/models`, `~name/models`) or a drive, as a whole text or a value in it."""
 
 
 @dataclass(frozen=True)
@@ -49,24 +45,6 @@ def manifest_loads(subject: PipelineSubject) -> None:
         name = manifest.pipeline.name
         where = manifest.where("pipeline", "name")
         raise Unmet(f"'{name}' is something else's name already", where=where, hint=f'name = "{name}_mine"')
-
-
-@SUITE.check("manifest_loads")
-def it_names_no_path_of_one_machine(subject: PipelineSubject) -> None:
-    """No input or override is a path from the root or from a HOME: on another machine there is something else."""
-    for index, stage in enumerate(subject.manifest.stages):
-        texts = [(source.ref, "inputs") for source in stage.inputs.values() if source.ref]
-        # Before a key, + adds it and ~ takes it away: no home is meant.
-        texts += [(override.lstrip("+~"), "overrides") for override in stage.overrides]
-        texts += [(str(each), "fan_out") for values in stage.fan_out.values() for each in values]
-        for text, key in texts:
-            if _OWN_PATH.search(text):
-                raise Unmet(
-                    f"stage '{stage.name}' names a path of one machine",
-                    where=subject.manifest.where("stages", index, key),
-                    found=text,
-                    hint=f"leave it out, and give it with the run: --input {stage.name}.PORT=PATH",
-                )
 
 
 @SUITE.check("manifest_loads")

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, get_args
 
@@ -194,9 +195,13 @@ def overrides_can_be_pasted(step: StepSubject) -> None:
 def hints_are_reachable(step: StepSubject) -> None:
     """Strategies answer signals that are raised here or by the step itself; errors match something that can be met."""
     from nemotron_steps.engine.signals import RULES
+    from nemotron_steps.runs.code_digest import import_closure
 
     raised = {*RULES, "out_of_memory", "judge_unavailable"}
-    source = _sources(step)
+    source, own = "", step.entry_module.partition(".")[0]
+    with suppress(ModuleNotFoundError):
+        closure = import_closure(step.entry_module) if own else {}
+        source = "\n".join(path.read_text("utf-8") for name, path in closure.items() if name.partition(".")[0] == own)
     for index, strategy in enumerate(step.manifest.strategies):
         for signal in strategy.signal:
             if signal not in raised and not re.search(rf"[\"']{re.escape(signal)}[\"']", source):
@@ -275,17 +280,3 @@ def wrong_values_are_refused(step: StepSubject) -> None:
             where=step.manifest.where("parameters", index, "name"),
             hint="give the field of the config model the type that it has",
         )
-
-
-def _sources(step: StepSubject) -> str:
-    """The text of the step's own modules."""
-    from nemotron_steps.runs.code_digest import import_closure
-
-    if not step.entry_module:
-        return ""
-    own = step.entry_module.partition(".")[0]
-    try:
-        closure = import_closure(step.entry_module)
-    except ModuleNotFoundError:
-        return ""
-    return "\n".join(path.read_text("utf-8") for name, path in closure.items() if name.partition(".")[0] == own)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ def runs(step: StepSubject) -> None:
     if step.manifest.step.entry is None:
         raise NotApplicable("the step has no entry")
     error = step.first.error()
-    if error is not None and not _is_about_outputs(error):
+    left_out = error is not None and error.get("code") == StepFailedError.code and " left " in error["what"]
+    if error is not None and not left_out:
         raise told(next(iter(error.get("problems", ())), error))  # of a plan's problems: which, and not how many
 
 
@@ -224,9 +226,6 @@ def keeps_secrets_out(step: StepSubject) -> None:
             raise Unmet("the value of the variable KIT_API_KEY is written down", where=str(path))
 
 
-# -- the cache key ---------------------------------------------------------------------------------------------
-
-
 @SUITE.check("a_second_run_is_cached")
 def key_knows_every_parameter(step: StepSubject) -> None:
     """A parameter whose value is no part of the cache key does not change what is made."""
@@ -239,8 +238,15 @@ def key_knows_every_parameter(step: StepSubject) -> None:
             except StepsError:
                 continue  # a value that the config refuses
             tried += 1
-            if same:
-                _expect_same_outputs(step, override)
+            if not same:
+                break
+            home = step.folder / "operational" / parameter.name
+            ran = step.process(f"operational-{home.name}", [step.words(home, overrides=[override])], home=home)
+            if ran.error() is None and step.digests(ran) != step.digests(step.first):
+                raise Unmet(
+                    f"'{override}' changes what is made, and is no part of the cache key",
+                    hint="OPERATIONAL is for keys that change results by rounding at most",
+                )
             break
     if not tried:
         raise NotApplicable("the step has no parameter with another value to try")
@@ -279,23 +285,9 @@ def key_ignores_where_it_runs(step: StepSubject) -> None:
         )
 
 
-def _is_about_outputs(error: Mapping[str, Any]) -> bool:
-    return error.get("code") == StepFailedError.code and " left " in error["what"]
-
-
 def _expect_signal(ran: Ran) -> None:
     if ran.code != -signal.SIGKILL:
         raise Unmet("the step did not reach the point where it is killed", found=f"exit code {ran.code}")
-
-
-def _expect_same_outputs(step: StepSubject, override: str) -> None:
-    home = step.folder / "operational" / override.partition("=")[0]
-    ran = step.process(f"operational-{home.name}", [step.words(home, overrides=[override])], home=home)
-    if ran.error() is None and step.digests(ran) != step.digests(step.first):
-        raise Unmet(
-            f"'{override}' changes what is made, and is no part of the cache key",
-            hint="OPERATIONAL is for keys that change results by rounding at most",
-        )
 
 
 def _other_values(value: Any, choices: tuple[Any, ...]) -> list[Any]:
@@ -325,9 +317,6 @@ def _own_key(step: StepSubject, ran: Ran) -> str:
     return producer.cache_key if producer is not None else ""
 
 
-# -- broken input ------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Case:
     """One broken input. `check`: whose it is; `must_fail`: no step can cope with it."""
@@ -339,26 +328,32 @@ class Case:
     must_fail: bool = False
 
 
-_BROKEN = ("a_missing_input_is_told", "a_wrong_type_is_told", "a_truncated_file_is_told", "a_broken_row_is_told")
-
-
 def _telling(check: str) -> Callable[[StepSubject], None]:
     def tells(step: StepSubject) -> None:
         """Broken input is an error with a code; what the step can cope with may be none."""
         if not step.fed:
             raise NotApplicable("the step is fed no input")
         cases, ran = _fed_broken(step)
-        own = [(index, case) for index, case in enumerate(cases) if case.check == check]
+        own = [(ran.error(index), case) for index, case in enumerate(cases) if case.check == check]
         if not own:
             raise NotApplicable("the step is fed no rows")
-        for index, case in own:
-            _judge(case, ran, index)
+        for error, case in own:
+            given = f"given {case.kind} as '{case.port}', the step"
+            if error is None and case.must_fail:
+                hint = "a validator of the type, or a check of the step's, raises DataError or ArtifactError"
+                raise Unmet(f"{given} says nothing", hint=hint)
+            # What the runner or the command line makes of an exception of no class of this project.
+            code = "" if error is None else error.get("code")
+            if error is not None and (code is None or (code == StepFailedError.code and "' failed: " in error["what"])):
+                hint = "raise DataError(what, where=f'{file}:{line}', expected=…, found=…)"
+                what = f"{given} raises an exception without a code"
+                raise Unmet(what, where=error.get("where"), found=error["what"], hint=hint)
 
     tells.__name__ = check
     return tells
 
 
-for _check in _BROKEN:
+for _check in ("a_missing_input_is_told", "a_wrong_type_is_told", "a_truncated_file_is_told", "a_broken_row_is_told"):
     SUITE.check("outputs_validate")(_telling(_check))
 
 
@@ -388,7 +383,9 @@ def _cases(step: StepSubject) -> Iterator[Case]:
         if rows:
             row = json.loads(rows[0].read_text("utf-8").splitlines()[0])
             for kind, broken in (("without fields", {}), ("with null in every field", dict.fromkeys(row))):
-                changed = _changed(path, folder / kind.replace(" ", "-"), _with_second_line(broken))
+                second = b"\n" + json.dumps(broken).encode() + b"\n"
+                place = folder / kind.replace(" ", "-")
+                changed = _changed(path, place, methodcaller("replace", b"\n", second, 1))
                 yield Case("a_broken_row_is_told", port, changed, f"a row {kind}")
 
 
@@ -402,30 +399,3 @@ def _changed(path: Path, folder: Path, change: Callable[[bytes], bytes]) -> Path
     for file in files_of(folder):
         file.write_bytes(change(file.read_bytes()))
     return folder if path.is_dir() else folder / path.name
-
-
-def _with_second_line(row: Mapping[str, Any]) -> Callable[[bytes], bytes]:
-    def change(data: bytes) -> bytes:
-        first, newline, others = data.partition(b"\n")
-        return first + newline + json.dumps(row).encode() + b"\n" + others
-
-    return change
-
-
-def _judge(case: Case, ran: Ran, index: int) -> None:
-    given = f"given {case.kind} as '{case.port}', "
-    error = ran.error(index)
-    if error is None and case.must_fail:
-        raise Unmet(
-            f"{given}the step says nothing",
-            hint="a validator of the type, or a check of the step's, raises DataError or ArtifactError",
-        )
-    if error is not None and _has_no_code(error):
-        hint = "raise DataError(what, where=f'{file}:{line}', expected=…, found=…)"
-        what = f"{given}the step raises an exception without a code"
-        raise Unmet(what, where=error.get("where"), found=error["what"], hint=hint)
-
-
-def _has_no_code(error: Mapping[str, Any]) -> bool:
-    """Whether an error is what the runner or the command line made of an exception of no class of this project."""
-    return error.get("code") is None or (error["code"] == StepFailedError.code and "' failed: " in error["what"])

@@ -111,8 +111,22 @@ class Suite(Generic[SubjectT]):
             "__doc__": f"Conformance of {name}.",
             "examination": pytest.fixture(examination),
         }
-        for check in self.checks.values():
-            members[f"test_{check.name}"] = _test_of(check)
+
+        def test_of(check: Check[SubjectT]) -> Callable[[Any, Examination[SubjectT]], None]:
+            def test(self: Any, examination: Examination[SubjectT]) -> None:
+                __tracebackhide__ = True
+                outcome = examination.outcome(check.name)
+                if outcome.error is not None:
+                    raise outcome.error
+                if outcome.state is State.FAILED:
+                    pytest.fail(outcome.text, pytrace=False)
+                if outcome.state is State.SKIPPED:
+                    pytest.skip(outcome.text)
+
+            test.__name__, test.__doc__ = f"test_{check.name}", check.run.__doc__
+            return test
+
+        members |= {f"test_{check.name}": test_of(check) for check in self.checks.values()}
         return type(name, (), members)
 
 
@@ -149,21 +163,3 @@ class Examination(Generic[SubjectT]):
         except Exception as error:  # of the subject's own code: shown by pytest with its traceback
             return Outcome(State.FAILED, f"{type(error).__name__}: {error}", error)
         return Outcome(State.PASSED)
-
-
-def _test_of(check: Check[SubjectT]) -> Callable[[Any, Examination[SubjectT]], None]:
-    import pytest
-
-    def test(self: Any, examination: Examination[SubjectT]) -> None:
-        __tracebackhide__ = True
-        outcome = examination.outcome(check.name)
-        if outcome.error is not None:
-            raise outcome.error
-        if outcome.state is State.FAILED:
-            pytest.fail(outcome.text, pytrace=False)
-        if outcome.state is State.SKIPPED:
-            pytest.skip(outcome.text)
-
-    test.__name__ = f"test_{check.name}"
-    test.__doc__ = check.run.__doc__
-    return test

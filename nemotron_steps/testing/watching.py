@@ -111,14 +111,11 @@ class Watch:
             left = [thread for thread in threading.enumerate() if thread not in threads and thread.is_alive()]
             self.seen.threads += [thread.name for thread in left if not thread.daemon]
             self.seen.children += [command for pid, command in _children().items() if pid not in children]
-            self.seen.modules.update(self._own_modules())
-
-    def _own_modules(self) -> dict[str, str]:
-        return {
-            name: str(module.__file__)
-            for name, module in list(sys.modules.items())
-            if name.partition(".")[0] == self._package and getattr(module, "__file__", None)
-        }
+            self.seen.modules |= {
+                name: str(module.__file__)
+                for name, module in list(sys.modules.items())
+                if name.partition(".")[0] == self._package and getattr(module, "__file__", None)
+            }
 
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self._active:
@@ -131,7 +128,9 @@ class Watch:
             for index, folder in _CHANGES[event]:
                 path = arguments[index]
                 if isinstance(path, str | bytes | os.PathLike):
-                    self._changed(_in_folder(os.fsdecode(path), -1 if folder is None else arguments[folder]))
+                    relative_to = -1 if folder is None else arguments[folder]
+                    opened = os.readlink(f"/proc/self/fd/{relative_to}") if relative_to >= 0 else ""
+                    self._changed(os.path.join(opened, os.fsdecode(path)))
         elif event == "socket.connect":
             address = arguments[1]
             if isinstance(address, tuple) and not str(address[0]).startswith(("127.", "::1", "localhost")):
@@ -155,29 +154,20 @@ class Watch:
             self.seen.written.append(real)
 
 
-def _in_folder(path: str, folder: int) -> str:
-    """A path, relative to an open folder where there is one."""
-    return os.path.join(os.readlink(f"/proc/self/fd/{folder}"), path) if folder >= 0 else path
-
-
 def _below(path: str, folders: tuple[str, ...]) -> bool:
     return any(path == folder or path.startswith(folder + os.sep) for folder in folders)
 
 
 def process_state() -> dict[str, Any]:
     """What of this process a plugin has to leave as it is."""
+    umask = os.umask(0)
+    os.umask(umask)
     return {
         "the working directory": os.getcwd(),
         "the environment": {name: value for name, value in os.environ.items() if name not in _BY_LIBRARIES},
         "a signal's handler": {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)},
-        "the umask": _umask(),
+        "the umask": umask,
     }
-
-
-def _umask() -> int:
-    now = os.umask(0)
-    os.umask(now)
-    return now
 
 
 def _children() -> dict[int, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.artifacts.adapters import validate_adapter
+from nemotron_steps.artifacts.validators import validate_adapter
 from nemotron_steps.errors import ArtifactError
 from tests.artifacts.checkpoint_files import write_adapter
 

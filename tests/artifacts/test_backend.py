@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.artifacts.backend import LocalBackend, default_cache, open_backend
+from nemotron_steps.artifacts.backend import Backend, default_cache, open_backend
 from nemotron_steps.errors import StorageError
 
 
@@ -47,7 +47,7 @@ def test_what_is_this_users_own_lies_in_the_cache_that_was_named(
     for home in (str(tmp_path / "home"), "memory://a-home"):
         assert open_backend(home, tmp_path / "mine").private == tmp_path / "mine"
         assert open_backend(home).private == tmp_path / "steps"
-    assert LocalBackend(tmp_path, tmp_path / "mine").private == tmp_path / "mine"
+    assert Backend(tmp_path, tmp_path / "mine").private == tmp_path / "mine"
     monkeypatch.setenv("STEPS_CACHE", "")
     assert default_cache() == tmp_path / "xdg/nemotron_steps"
     monkeypatch.setenv("XDG_CACHE_HOME", "")
@@ -55,7 +55,7 @@ def test_what_is_this_users_own_lies_in_the_cache_that_was_named(
 
 
 def test_names_are_sorted_without_the_hidden_ones_and_a_file_has_none(tmp_path: Path) -> None:
-    backend = LocalBackend(tmp_path)
+    backend = Backend(tmp_path)
     expected = [f"{number:02}" for number in range(20)]
     for name in (*reversed(expected), ".hidden"):
         backend.write(f"names/{name}", b"x")
@@ -73,7 +73,7 @@ def staged(folder: Path, text: str, *, committed: bool = True) -> Path:
 
 
 def test_what_is_committed_stays_unless_it_is_corrupt(tmp_path: Path) -> None:
-    backend = LocalBackend(tmp_path / "home")
+    backend = Backend(tmp_path / "home")
     for text, replace, found in (("first", False, "first"), ("second", False, "first"), ("third", True, "third")):
         folder = staged(tmp_path / text, text)
         backend.commit_tree(folder, "objects/x", replace=replace)
@@ -85,5 +85,5 @@ def test_what_is_committed_stays_unless_it_is_corrupt(tmp_path: Path) -> None:
 def test_a_folder_in_the_way_that_nobody_committed_is_an_error(tmp_path: Path) -> None:
     staged(tmp_path / "home/objects/x", "somebody's", committed=False)
     with pytest.raises(OSError):
-        LocalBackend(tmp_path / "home").commit_tree(staged(tmp_path / "mine", "mine"), "objects/x")
+        Backend(tmp_path / "home").commit_tree(staged(tmp_path / "mine", "mine"), "objects/x")
     assert (tmp_path / "home/objects/x/train.jsonl").read_text() == "somebody's" and (tmp_path / "mine").exists()

@@ -8,9 +8,8 @@ import struct
 
 import pytest
 
-from nemotron_steps.artifacts import compare_tensors as module
-from nemotron_steps.artifacts.compare_rows import compare_rows
-from nemotron_steps.artifacts.compare_tensors import compare_tensors, tensors_of
+from nemotron_steps.artifacts import compare as module
+from nemotron_steps.artifacts.compare import compare_rows, compare_tensors, tensors_of
 from nemotron_steps.errors import UnsupportedError
 from tests.artifacts.checkpoint_files import write_safetensors
 

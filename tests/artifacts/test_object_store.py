@@ -9,8 +9,8 @@ from typing import Any
 import fsspec
 import pytest
 
+from nemotron_steps.artifacts.backend import FsspecBackend
 from nemotron_steps.artifacts.models import FileRecord
-from nemotron_steps.artifacts.object_store import FsspecBackend
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError, RequestError, StorageError, StorageUnreachableError, UnsupportedError
 

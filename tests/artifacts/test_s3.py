@@ -18,7 +18,7 @@ pytest.importorskip("moto")
 
 
 def open_store(url: str, cache: Path) -> ArtifactStore:
-    from nemotron_steps.artifacts.object_store import FsspecBackend
+    from nemotron_steps.artifacts.backend import FsspecBackend
 
     return ArtifactStore(FsspecBackend(url, cache))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.artifacts.shapes import ANY, COUNT, DIGEST, NUMBER, TEXT, TIME, Optional, Values, require_shape
+from nemotron_steps.artifacts.records import ANY, COUNT, DIGEST, NUMBER, TEXT, TIME, Optional, Values, require_shape
 from nemotron_steps.errors import ArtifactError
 
 RUN = {"name": TEXT, "steps": [{"key": TEXT, "seconds": Optional(NUMBER)}], "made": Values(COUNT)}

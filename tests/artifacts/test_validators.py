@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.artifacts.checkpoints import read_safetensors_header
-from nemotron_steps.artifacts.validators import sniff_type, validate
-from nemotron_steps.errors import ArtifactError, DataError, StepsError
+from nemotron_steps.artifacts.validators import validate
+from nemotron_steps.errors import ArtifactError, DataError
 from nemotron_steps.manifest.registry import load_registry
 from nemotron_steps.rows.lines import LONGEST_LINE
 from tests.artifacts.checkpoint_files import write_hf, write_megatron, write_safetensors
@@ -255,32 +255,9 @@ def test_bad_row_is_named_by_file_and_line(tmp_path: Path, type_name: str, good:
     assert str(caught.value.where).partition(" field ")[0] == f"{path}:3"
 
 
-def test_truncated_last_line_is_told_from_a_malformed_one(tmp_path: Path) -> None:
-    path = jsonl(tmp_path / "d" / "train.jsonl", {"x": 1}, {"x": 2}, tail='{"x": 3, "y": "unfin')
-    with pytest.raises(DataError, match="truncated") as caught:
-        validate("training_jsonl", tmp_path / "d")
-    assert caught.value.where == f"{path}:3"
-    assert any(hint.startswith("sed -i.bak 3d ") for hint in caught.value.hints)
-    path.write_text('{"x": 1}\n{"x": oops}\n{"x": 3}\n')
-    with pytest.raises(DataError, match="not JSON") as caught:
-        validate("training_jsonl", tmp_path / "d")
-    assert caught.value.where == f"{path}:2"
-
-
 def test_a_complete_last_line_needs_no_newline(tmp_path: Path) -> None:
     jsonl(tmp_path / "d" / "train.jsonl", {"x": 1}, tail='{"x": 2}')
     assert validate("training_jsonl", tmp_path / "d")["rows"] == {"train": 2}
-
-
-def test_rl_prompts_list_their_environments(tmp_path: Path) -> None:
-    jsonl(tmp_path / "d" / "train.jsonl", PROMPT, {**PROMPT, "agent_ref": {"name": "code"}})
-    assert validate("rl_prompts", tmp_path / "d")["environments"] == ["code", "math"]
-
-
-def test_empty_data_set_is_refused(tmp_path: Path) -> None:
-    jsonl(tmp_path / "d" / "train.jsonl")
-    with pytest.raises(ArtifactError, match="no rows"):
-        validate("training_jsonl", tmp_path / "d")
 
 
 @pytest.mark.parametrize(
@@ -309,37 +286,6 @@ def test_an_evaluation_without_a_report_or_with_metrics_of_another_shape_is_refu
     (tmp_path / "report.json").write_text('{"metrics": [0.5]}')
     with pytest.raises(ArtifactError, match="not an object"):
         validate("eval_report", tmp_path)
-
-
-def test_unknown_type_uses_its_nearest_supertype_then_needs_a_file(tmp_path: Path) -> None:
-    jsonl(tmp_path / "d" / "train.jsonl", {"x": 1})
-    with pytest.raises(DataError):
-        validate("my_prompts", tmp_path / "d", ("rl_prompts", "training_jsonl"))
-    assert validate("my_prompts", tmp_path / "d") == {}
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ArtifactError, match="empty"):
-        validate("my_prompts", tmp_path / "empty")
-
-
-def test_sniffing_tells_every_built_in_type(tmp_path: Path) -> None:
-    assert sniff_type(write_hf(tmp_path / "hf")) == "checkpoint_hf"
-    assert sniff_type(write_megatron(tmp_path / "mg")) == "checkpoint_megatron"
-    assert sniff_type(jsonl(tmp_path / "p.jsonl", PROMPT)) == "rl_prompts"
-    assert sniff_type(jsonl(tmp_path / "c" / "train.jsonl", CHAT).parent) == "sft_chats"
-    assert sniff_type(jsonl(tmp_path / "r.jsonl", PAIR)) == "preference_pairs"
-    assert sniff_type(jsonl(tmp_path / "t.jsonl", {"x": 1})) == "training_jsonl"
-    assert sniff_type(jsonl(tmp_path / "h.jsonl", {"chosen": "4", **CHAT})) == "sft_chats"  # half of a pair is none
-    (tmp_path / "e").mkdir()
-    (tmp_path / "e" / "report.json").write_text("{}")
-    assert sniff_type(tmp_path / "e") == "eval_report"
-    assert sniff_type(tmp_path / "nothing") is None
-
-
-def test_errors_of_validation_are_request_errors(tmp_path: Path) -> None:
-    jsonl(tmp_path / "d" / "train.jsonl", {"x": 1}, tail="{")
-    with pytest.raises(StepsError) as caught:
-        validate("training_jsonl", tmp_path / "d")
-    assert caught.value.exit_code == 2
 
 
 def test_the_layer_imports_nothing_heavy() -> None:
@@ -379,10 +325,3 @@ def test_json_that_is_nested_too_deeply_to_read_is_an_artifact_error(tmp_path: P
     (tmp_path / "report.json").write_text("[" * 100_000)
     with pytest.raises(ArtifactError, match="not JSON"):
         validate("eval_report", tmp_path)
-
-
-def test_a_rows_fields_are_named_in_short(tmp_path: Path) -> None:
-    jsonl(tmp_path / "train.jsonl", {"x" * 100_000: 1})
-    with pytest.raises(DataError) as caught:
-        validate("sft_chats", tmp_path)
-    assert len(caught.value.found or "") < 100

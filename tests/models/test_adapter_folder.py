@@ -8,20 +8,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nemotron_steps.artifacts.adapters import validate_adapter
-from nemotron_steps.artifacts.validators import sniff_type
+from nemotron_steps.artifacts.validators import sniff_type, validate_adapter
 from nemotron_steps.config.schema.peft import LoraConfig, PeftConfig
 from nemotron_steps.errors import ArtifactError, ConfigError, UnsupportedError
 from nemotron_steps.models import megatron_checkpoint
-from nemotron_steps.models.adapter_folder import (
+from nemotron_steps.models.adapters import (
     AdapterBase,
     AdapterFolder,
+    adapter_pairs,
     fingerprint,
+    lora_modules,
     merge_adapter,
     save_adapter,
     target_modules,
 )
-from nemotron_steps.models.adapters import adapter_pairs, lora_modules
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import load_hf_weights
 from nemotron_steps.models.mapping import hf_names, megatron_shape, split

@@ -12,7 +12,6 @@ import pytest
 
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture, Mamba2, RopeScaling, facts_of, hf_folder, read_config
-from nemotron_steps.models.families.config_values import ConfigValues
 
 QWEN3: dict[str, Any] = {
     "model_type": "qwen3",
@@ -47,7 +46,7 @@ def test_every_size_is_read_from_its_own_key() -> None:
     )
     assert (found.norm_eps, found.tied_embeddings, found.initializer_range, found.rope_theta) == (1e-5, True, 0.01, 5e5)
     assert (found.qk_norm, found.qkv_bias, found.is_moe, found.query_heads_per_group) == (True, False, False, 4)
-    assert (found.mixtures, found.layer_kinds, found.is_hybrid) == ((), None, False)
+    assert (found.mixtures, found.is_hybrid) == ((), False)
 
 
 def test_what_attention_has_beside_its_projections_is_the_familys() -> None:
@@ -275,31 +274,3 @@ def test_a_folder_is_itself_or_holds_its_config_in_hf(tmp_path: Path) -> None:
         Architecture.from_folder(tmp_path)
     with pytest.raises(ArtifactError, match=r"no config\.json"):
         read_config(tmp_path / "config.json")
-
-
-def test_values_are_counts_and_numbers_within_their_bounds() -> None:
-    values = ConfigValues(
-        {"a": None, "b": 3, "c": 0, "d": True, "e": 2.5, "f": "x", "g": math.inf, "h": -1}, "m/config.json"
-    )
-    assert values.count("a", "b") == 3 and values.count("z", default=7) == 7 and values.count("c", least=0) == 0
-    assert values.count("b", "c") == 3  # the first that is there
-    for name in ("c", "d", "e", "f", "z", "a"):
-        with pytest.raises(ArtifactError):
-            values.count(name)
-    with pytest.raises(ArtifactError) as told:
-        values.count("f")
-    assert told.value.found == '"x"'  # as the file has it: "64" is no 64
-    assert values.flag("d", default=False) and not values.flag("a", default=True) and values.flag("z", default=True)
-    with pytest.raises(ArtifactError, match="f is no truth value"):
-        values.flag("f", default=True)
-    assert values.number("e", 1.0) == 2.5 and values.number("b", 1.0) == 3.0 and values.number("a", 1.5) == 1.5
-    assert values.number("h", 0.0) == -1.0
-    for name, least in (("d", -math.inf), ("f", -math.inf), ("g", -math.inf), ("c", 0.0), ("h", 0.0)):
-        with pytest.raises(ArtifactError, match="out of range") as refused:
-            values.number(name, 1.0, least=least)
-        assert refused.value.expected == ("a number" if least == -math.inf else "a number above 0")
-    with pytest.raises(ArtifactError, match=r"within\.b is out of range") as refused:
-        ConfigValues({"b": 3}, "m/config.json", "within").number("b", 1.0, most=2)
-    assert refused.value.expected == "a number, at most 2"
-    with pytest.raises(ArtifactError, match="a is out of range"):
-        values.number("a", 1.0, nullable=False)

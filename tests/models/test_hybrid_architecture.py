@@ -49,7 +49,7 @@ def test_nano_is_read_as_published():
     assert (nano.num_experts, nano.experts_per_token, nano.moe_ffn_hidden_size) == (128, 6, 1856)
     assert (nano.shared_ffn_hidden_size, nano.moe_latent_size, nano.routed_scaling_factor) == (3712, 0, 2.5)
     assert (nano.router_score, nano.router_bias, nano.rotary, nano.activation) == ("sigmoid", True, False, "relu2")
-    assert nano.is_hybrid and nano.layer_kinds == NANO["hybrid_override_pattern"]
+    assert nano.is_hybrid and nano.pattern == NANO["hybrid_override_pattern"]
 
 
 def test_what_a_hub_file_says_beside_that_changes_nothing():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.artifacts.object_store import FsspecBackend
+from nemotron_steps.artifacts.backend import FsspecBackend
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import InterruptedRunError
 from nemotron_steps.runs.aftermath import record_death

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.artifacts.object_store import FsspecBackend
+from nemotron_steps.artifacts.backend import FsspecBackend
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import InterruptedRunError, NonFiniteLossError, StepFailedError, StorageError
 from nemotron_steps.resolver.plan import Instance, Plan

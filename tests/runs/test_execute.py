@@ -337,7 +337,7 @@ def test_secrets_reach_no_file_of_the_run(
 
 
 def test_remote_home_runs_and_is_read_from_another_machine(tmp_path: Path) -> None:
-    from nemotron_steps.artifacts.object_store import FsspecBackend
+    from nemotron_steps.artifacts.backend import FsspecBackend
     from nemotron_steps.runs.run_folder import run_file
 
     url = f"memory://remote-{tmp_path.name}"

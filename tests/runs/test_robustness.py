@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import nemotron_steps.runs.execute as execute_module
-from nemotron_steps.artifacts.backend import LocalBackend
+from nemotron_steps.artifacts.backend import Backend
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.runs.lines import RunLog
 from nemotron_steps.runs.locks import hold, is_held, read_holder
@@ -131,7 +131,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_artifacts(tmp_path: Path
 COMMIT_SEQUENCE: dict[str, type | ModuleType] = {
     "mark_filled": WorkFolder,
     "commit_outputs": execute_module,
-    "commit_tree": LocalBackend,
+    "commit_tree": Backend,
     "_new_version": ArtifactStore,
     "remember": execute_module,
     "remove": WorkFolder,

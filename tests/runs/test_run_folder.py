@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.artifacts.object_store import FsspecBackend
+from nemotron_steps.artifacts.backend import FsspecBackend
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError, UnknownNameError
 from nemotron_steps.runs.locks import hold

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.artifacts.backend import LocalBackend
+from nemotron_steps.artifacts.backend import Backend
 from nemotron_steps.artifacts.models import FileRecord, tree_digest
 from nemotron_steps.artifacts.records import sealed
 from nemotron_steps.artifacts.store import ArtifactStore
@@ -43,7 +43,7 @@ class Place:
         fill(self.store(), self.root)
 
     def store(self) -> ArtifactStore:
-        return ArtifactStore(LocalBackend(self.home, self.cache))
+        return ArtifactStore(Backend(self.home, self.cache))
 
     def content(self) -> dict[str, bytes]:
         return {str(p.relative_to(self.home)): p.read_bytes() for p in self.home.rglob("*") if p.is_file()}
@@ -107,7 +107,7 @@ class S3Place(Place):
             self.fs.pipe_file(self.prefix.replace("/home/", f"/{name}"), b'{"value": 1}\n')
 
     def store(self) -> ArtifactStore:
-        from nemotron_steps.artifacts.object_store import FsspecBackend
+        from nemotron_steps.artifacts.backend import FsspecBackend
 
         return ArtifactStore(FsspecBackend(self.url, self.cache))
 

@@ -12,7 +12,7 @@ import pytest
 
 from nemotron_steps.sandbox import Limits, SandboxResult
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
-from nemotron_steps.sandbox.syscalls import BY_ARGUMENT, DANGEROUS, HARMLESS, NETWORK, SHARING, calls
+from nemotron_steps.sandbox.seccomp import BY_ARGUMENT, DANGEROUS, HARMLESS, NETWORK, SHARING, calls
 
 MIB = 2**20
 NUMBERS = calls(platform.machine(), HARMLESS, BY_ARGUMENT, NETWORK, SHARING, DANGEROUS)

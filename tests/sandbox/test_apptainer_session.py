@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.errors import SandboxError
-from nemotron_steps.sandbox.apptainer_session import ApptainerSession
 from nemotron_steps.sandbox.base import Limits, Outcome
 from nemotron_steps.sandbox.command_server import COMMAND_SERVER
+from nemotron_steps.sandbox.container_session import ApptainerSession
 from nemotron_steps.sandbox.session import SessionOverError
 
 RUNS = 'while [ "$1" != repo.sif ]; do shift; done; shift; exec "$@"'

@@ -10,9 +10,8 @@ import pytest
 from nemotron_steps.sandbox import process
 from nemotron_steps.sandbox.base import MIB, Limits, Outcome
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
-from nemotron_steps.sandbox.bubblewrap_session import BubblewrapSession
 from nemotron_steps.sandbox.memory import TreeMemory
-from nemotron_steps.sandbox.session import SessionOverError
+from nemotron_steps.sandbox.session import BubblewrapSession, SessionOverError
 
 pytestmark = pytest.mark.sandbox
 SMALL = Limits(wall_s=60.0, memory_bytes=256 * MIB, scratch_bytes=8 * MIB, output_bytes=4096, processes=32)
@@ -92,7 +91,7 @@ def test_a_command_that_kills_its_session_loses_it_and_no_other(sandbox) -> None
 
 
 def test_a_session_whose_server_is_stopped_is_over(sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nemotron_steps.sandbox.served_session.GRACE_S", 0.5)
+    monkeypatch.setattr("nemotron_steps.sandbox.session.GRACE_S", 0.5)
 
     async def work(session: BubblewrapSession) -> None:
         with pytest.raises(SessionOverError):

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.sandbox import Limits, Outcome, cgroup
+from nemotron_steps.sandbox import Limits, Outcome
+from nemotron_steps.sandbox import memory as cgroup
 from tests.sandbox.programs import MIB, run
 
 

@@ -20,8 +20,7 @@ from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, attempts
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
 from nemotron_steps.sandbox.probe import _canary_file, _canary_folders, probe
 from nemotron_steps.sandbox.process import Rest, Watch
-from nemotron_steps.sandbox.seccomp import allowed, architecture, filter_program
-from nemotron_steps.sandbox.syscalls import DANGEROUS, NETWORK, SHARING, calls
+from nemotron_steps.sandbox.seccomp import DANGEROUS, NETWORK, SHARING, allowed, architecture, calls, filter_program
 
 pytestmark = pytest.mark.sandbox
 ROOT = os.geteuid() == 0

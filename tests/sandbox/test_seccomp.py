@@ -10,7 +10,7 @@ import pytest
 
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.sandbox import seccomp
-from nemotron_steps.sandbox.syscalls import (
+from nemotron_steps.sandbox.seccomp import (
     ATTRIBUTES,
     BY_ARGUMENT,
     DANGEROUS,

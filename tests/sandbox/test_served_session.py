@@ -15,8 +15,7 @@ import pytest
 from nemotron_steps.errors import SandboxError
 from nemotron_steps.sandbox.base import Limits, Outcome, SandboxResult
 from nemotron_steps.sandbox.command_server import COMMAND_SERVER
-from nemotron_steps.sandbox.served_session import LINE_BYTES, ServedSession
-from nemotron_steps.sandbox.session import SessionOverError
+from nemotron_steps.sandbox.session import LINE_BYTES, ServedSession, SessionOverError
 
 
 class Plain(ServedSession):
@@ -104,7 +103,7 @@ def test_a_command_that_was_given_up_is_killed_and_answers_for_no_other(tmp_path
 
 
 def test_a_server_that_reads_nothing_any_more_ends_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nemotron_steps.sandbox.served_session.GRACE_S", 0.5)
+    monkeypatch.setattr("nemotron_steps.sandbox.session.GRACE_S", 0.5)
 
     async def work(session: Plain) -> None:
         pid = int((await session.run(["sh", "-c", "echo $PPID"])).stdout)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemotron_steps.artifacts.adapters import validate_adapter
+from nemotron_steps.artifacts.validators import validate_adapter
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.errors import ConfigError

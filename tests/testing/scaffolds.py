@@ -11,8 +11,7 @@ from nemotron_steps.testing.suite import Examination, State
 from tests.testing.toy_packages import Change
 
 CODE = "toykit_new/toykit_thing.py"
-HEAVY = ("jax.py", "", "a = 1\n")
-PROCESSES = {"importing_it_is_light", "a_job_outlives_its_submitter"}
+PROCESSES = {"a_job_outlives_its_submitter"}
 """Checks that start a Python of their own: examined only where a toy is about them."""
 
 Package = Callable[..., Path]

@@ -7,18 +7,14 @@ import json
 import threading
 import time
 from pathlib import Path
-from types import MethodType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
-from nemotron_steps.environments import catalog
 from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response, Session, Verdict
 from nemotron_steps.environments.responses import ToolCall
-from nemotron_steps.errors import DataError
 from nemotron_steps.testing import environment as kit
-from nemotron_steps.testing.environment import SUITE
-from nemotron_steps.testing.environment_subject import STRANGE, EnvironmentSubject, judged, plain
+from nemotron_steps.testing.environment_subject import EnvironmentSubject, judged, plain
 from nemotron_steps.testing.suite import Unmet
 
 ROWS: list[dict[str, Any]] = [{"responses_create_params": {"input": "q"}, "n": n} for n in (1, 2, 3)]
@@ -141,43 +137,6 @@ def test_the_arguments_of_a_call_are_of_the_types_that_its_schema_says() -> None
     assert [type(value) for value in found.values()] == [str, int, float, bool, list, dict, str]
 
 
-@pytest.mark.parametrize("thinking", ["<think>right</think>", "<think>right"])
-def test_an_answer_inside_of_the_thinking_is_found_however_it_ends(thinking: str) -> None:
-    made = subject()
-    made.verdict = lambda row, answer, what: Verdict(float(answer == earning))
-    earning = "none"
-    kit.the_answer_in_thinking_earns_nothing(made)
-    earning = thinking
-    with pytest.raises(Unmet, match=r"inside of the thinking earns 1\.0"):
-        kit.the_answer_in_thinking_earns_nothing(made)
-
-
-def test_a_verdict_outside_of_the_range_or_of_no_number_is_found() -> None:
-    class Narrow(Told):
-        reward_range = (1.0, 1.0)
-
-    with pytest.raises(Unmet, match=r"earns 1\.0, no answer 1\.0"):
-        kit.right_answers_earn_most(subject(Narrow()))
-    kit.right_answers_earn_most(subject(Told(lambda row, text: float(bool(text)))))
-    for wrong in (
-        Verdict(2.0),
-        Verdict.failed("verdict_invalid", message="why"),
-        Verdict.failed("reward_out_of_range"),
-    ):
-        for check, text in (
-            (kit.right_answers_earn_most, "right"),
-            (kit.right_answers_earn_most, ""),
-            (kit.worthless_answers_earn_nothing, "PASSED\n1 passed in 0.01s"),
-        ):
-            environment = Told(
-                lambda row, given, wrong=wrong, text=text: (
-                    wrong if given == text and row["n"] == 3 else float(given == "right")
-                )
-            )
-            with pytest.raises(Unmet, match=r"reward_out_of_range|verdict_invalid"):
-                check(subject(environment))
-
-
 @pytest.mark.parametrize(
     ("right", "worst", "met"),
     [
@@ -201,32 +160,6 @@ def test_the_right_answer_of_each_row_earns_more_than_none(right: Any, worst: An
             kit.right_answers_earn_most(subject(Told(earns)))
 
 
-def test_worthless_answers_are_looked_at_on_every_row_and_strange_ones_on_two() -> None:
-    with pytest.raises(Unmet, match="control tokens"):
-        last = Told(lambda row, text: float(row["n"] == 3 and "10/10" in text))
-        kit.worthless_answers_earn_nothing(subject(last, worthless=0.0))
-    seen: list[tuple[int, str]] = []
-    made = subject()
-    made.verdict = lambda row, answer, what: seen.append((row["n"], what))
-    SUITE.checks["empty_answers_are_judged"].run(made)
-    assert seen == [(n, what) for n in (1, 2) for what in STRANGE["empty_answers_are_judged"]]
-
-
-def test_every_row_is_to_be_accepted_and_there_is_one() -> None:
-    class Picky(Told):
-        def check_row(self, row: Any, where: str) -> None:
-            if row["n"] == 3:
-                raise DataError("three", where=where)
-
-    kit.rows_are_accepted(subject())
-    with pytest.raises(Unmet, match=r"row 3: three(.|\n)*rows:3"):
-        kit.rows_are_accepted(subject(Picky()))
-    empty = subject()
-    empty.__dict__["rows"] = []
-    with pytest.raises(Unmet, match="no rows"):
-        kit.rows_are_accepted(empty)
-
-
 @pytest.mark.parametrize("wrong", kit._WRONG)
 def test_a_field_of_any_other_type_that_cannot_be_judged_is_found(wrong: Any) -> None:
     def earns(row: Any, text: str) -> float:
@@ -237,81 +170,6 @@ def test_a_field_of_any_other_type_that_cannot_be_judged_is_found(wrong: Any) ->
     kit.a_wrong_field_is_told(subject())
     with pytest.raises(Unmet, match="is accepted: verify_failed"):
         kit.a_wrong_field_is_told(subject(Told(earns)))
-
-
-@pytest.mark.parametrize(
-    ("check", "judge", "found"),
-    [
-        (None, Verdict(1.0), None),
-        (DataError("no n"), None, None),
-        (KeyError("n"), None, "check_row raises KeyError"),
-        (None, KeyError("n"), "judging raises KeyError"),
-        (None, Verdict.failed("verify_failed", message="why"), "is accepted: verify_failed: why"),
-        (None, Verdict.failed("verdict_invalid"), "is accepted: verdict_invalid"),
-        (None, Verdict.failed("judge_unavailable"), None),
-    ],
-)
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_row_without_a_field_is_refused_or_judged(check: Any, judge: Any, found: str | None, place: int) -> None:
-    def lacks(row: Any) -> bool:  # which row it is stands where no verifier looks
-        return "n" not in row and row["agent_ref"] == place
-
-    def check_row(row: Any, where: str) -> None:
-        if check is not None and lacks(row):
-            raise check
-
-    def judges(row: Any, *answers: Any) -> list[Verdict]:
-        if isinstance(judge, Exception) and lacks(row):
-            raise judge
-        return [judge if isinstance(judge, Verdict) and lacks(row) else Verdict(1.0)]
-
-    made: Any = SimpleNamespace(
-        rows=[{"n": 1, "agent_ref": n} for n in range(2)],
-        found=SimpleNamespace(required_fields=()),
-        build=lambda: SimpleNamespace(check_row=check_row),
-        right=lambda row: "x",
-        judge=judges,
-    )
-    made.verdict = MethodType(EnvironmentSubject.verdict, made)
-    if found is None:
-        kit.a_missing_field_is_told(made)
-    else:
-        with pytest.raises(Unmet, match=found):
-            kit.a_missing_field_is_told(made)
-
-
-def test_a_field_more_may_neither_be_refused_nor_change_the_verdict() -> None:
-    kit.unknown_fields_change_nothing(subject())
-    with pytest.raises(Unmet, match="changes the verdict"):
-        kit.unknown_fields_change_nothing(subject(Told(lambda row, text: float("kit_unknown" in row))))
-
-
-@pytest.mark.parametrize(
-    ("settings", "text", "found"),
-    [
-        ([("a", "Says."), ("b", "Says.")], "fields: first, last", None),
-        ([("a", "Says."), ("b", "")], "fields: first, last", "the setting `b`"),
-        ([], "fields: first", "the row's field `deep.last`"),
-        ([], "fields: last", "the row's field `first`"),
-    ],
-)
-def test_every_setting_and_every_field_of_a_row_is_to_be_described(
-    settings: list[tuple[str, str]], text: str, found: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Described(Told):
-        required_fields = ("first", "deep.last")
-
-    Described.__doc__ = text
-    listed = [catalog.Setting(name, "int", 1, False, said) for name, said in settings]
-    monkeypatch.setattr(catalog, "described", lambda name: SimpleNamespace(settings=listed))
-    monkeypatch.setattr(kit.inspect, "getmodule", lambda found: None)
-    made = subject()
-    made.__dict__["found"] = Described
-    if found is None:
-        kit.it_is_documented(made)
-    else:
-        with pytest.raises(Unmet, match=found):
-            kit.it_is_documented(made)
 
 
 def test_rows_may_lie_in_a_file_with_blank_lines(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from nemotron_steps.testing import executor
 from nemotron_steps.testing.suite import Examination, State
-from tests.testing.scaffolds import CODE, HEAVY, Package, failed, made
+from tests.testing.scaffolds import CODE, Package, failed, made
 from tests.testing.toy_packages import Change
 
 NAME = 'return f"{process.pid}@{_started(process.pid) or 0}"'
@@ -25,7 +25,6 @@ THROUGH_A_SHELL = (
 )
 EXECUTOR: dict[str, tuple[Change, ...]] = {
     "is_registered": ((CODE, "    def cancel(", "    def stop("),),
-    "importing_it_is_light": ((CODE, "import os\n", "import os\nimport jax\n"), HEAVY),
     "its_profile_is_strict": (
         (CODE, "    niceness: int", "    model_config = {'extra': 'allow'}\n\n    niceness: int"),
     ),
@@ -57,9 +56,9 @@ EXECUTOR: dict[str, tuple[Change, ...]] = {
     "secrets_are_not_written_down: in a command line": (
         (CODE, "*launch.command()]", "*launch.command(), *filter(None, [launch.environment.get('KIT_TOKEN')])]"),
     ),
-    "submitting_does_not_wait": ((CODE, NAME, f"if launch.attached:\n            process.wait()\n        {NAME}"),),
+    "a_job_runs: waited for by -r": ((CODE, NAME, f"if launch.attached:\n            process.wait()\n        {NAME}"),),
     "cancel_stops_a_job: behind setup_lines": ((CODE, "'exec \"$@\"'", "'\"$@\"; true'"),),
-    "submitting_does_not_wait: detached": ((CODE, NAME, f"process.wait()\n        {NAME}"),),
+    "a_job_runs: waited for": ((CODE, NAME, f"process.wait()\n        {NAME}"),),
     "it_gets_what_it_was_given: variables": (
         (CODE, "**profile.env_vars, **launch.environment", "**launch.environment, **profile.env_vars"),
     ),
@@ -91,7 +90,7 @@ EXECUTOR: dict[str, tuple[Change, ...]] = {
     ),
 }  # fmt: skip
 POINTS = {"nemotron_steps.executors": "toykit_thing = toykit_new.toykit_thing:ToykitThing"}
-WAITING = {"a_job_runs", "submitting_does_not_wait", "what_it_prints_is_kept"}
+WAITING = {"a_job_runs", "what_it_prints_is_kept"}
 """Checks whose toys have a job that never does what the kit waits for: two seconds are enough."""
 
 

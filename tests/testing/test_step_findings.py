@@ -54,17 +54,6 @@ def test_whatever_a_step_leaves_running_is_found(what: str) -> None:
         step_runs.leaves_nothing_running(a_step(None, **{what: ["the last one"]}))
 
 
-def test_an_output_that_is_promised_and_not_made_is_found() -> None:
-    ports = [SimpleNamespace(name="rows", required=True), SimpleNamespace(name="extra", required=False)]
-    ran = SimpleNamespace(error=lambda: None)
-    made = {"rows": "d"}
-    step: Any = SimpleNamespace(first=ran, manifest=SimpleNamespace(produces=ports), digests=lambda ran: made)
-    step_runs.outputs_validate(step)
-    made = {"extra": "d"}
-    with pytest.raises(Unmet, match="leaves rows out"):
-        step_runs.outputs_validate(step)
-
-
 def test_a_step_is_fed_each_kind_of_broken_input(tmp_path: Path) -> None:
     given = tmp_path / "given"
     given.mkdir()
@@ -96,17 +85,22 @@ def test_a_step_is_fed_each_kind_of_broken_input(tmp_path: Path) -> None:
         (None, "says nothing"),
     ],
 )
-def test_what_a_step_says_of_a_broken_input_has_a_code(error: dict[str, Any] | None, found: str | None) -> None:
+def test_what_a_step_says_of_a_broken_input_has_a_code(
+    error: dict[str, Any] | None, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = json.dumps({"error": error and {"where": None, **error}})
-    ran = Ran(Path(), [{"out": out}], {}, 0)
     case = step_runs.Case("a_wrong_type_is_told", "rows", Path(), "pictures", must_fail=True)
+    tells = step_runs.SUITE.checks["a_wrong_type_is_told"].run
+    step: Any = SimpleNamespace(fed={"rows": Path()})
+    monkeypatch.setattr(step_runs, "_fed_broken", lambda step: ([case], Ran(Path(), [{"out": out}], {}, 0)))
     if found is None:
-        step_runs._judge(case, ran, 0)
+        tells(step)
     else:
         with pytest.raises(Unmet, match=found):
-            step_runs._judge(case, ran, 0)
+            tells(step)
+    monkeypatch.setattr(step_runs, "_fed_broken", lambda step: ([case], Ran(Path(), [], {}, 0)))
     with pytest.raises(Unmet, match="died"):
-        step_runs._judge(case, ran, 1)
+        tells(step)
 
 
 @pytest.fixture

@@ -40,8 +40,7 @@ from nemotron_steps.engine.policy.snapshot import STATE_FILE, PolicySnapshot, un
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ConfigError, EngineError, NonFiniteLossError, UnsupportedError
-from nemotron_steps.models.adapter_folder import AdapterBase, save_adapter
-from nemotron_steps.models.adapters import low_rank_sum, whole_modules
+from nemotron_steps.models.adapters import AdapterBase, low_rank_sum, save_adapter, whole_modules
 from nemotron_steps.models.architecture import Architecture, hf_folder
 from nemotron_steps.models.distributed_checkpoint import load_tensors, stage_tensors
 from nemotron_steps.models.huggingface import save_hf_checkpoint

@@ -47,8 +47,7 @@ from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.engine.schedules import learning_rate
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import EngineError, NonFiniteLossError
-from nemotron_steps.models.adapter_folder import AdapterBase, save_adapter
-from nemotron_steps.models.adapters import adapter_pairs
+from nemotron_steps.models.adapters import AdapterBase, adapter_pairs, save_adapter
 from nemotron_steps.models.architecture import Architecture, hf_folder
 from nemotron_steps.models.huggingface import WeightReader, save_hf_checkpoint
 from nemotron_steps.models.mapping import hf_names, to_megatron

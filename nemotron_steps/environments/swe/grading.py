@@ -22,7 +22,8 @@ from nemotron_steps.environments.swe.protected import is_test
 from nemotron_steps.environments.swe.results import test_run
 from nemotron_steps.environments.swe.working_copy import Changes, WorkingCopy
 from nemotron_steps.sandbox.base import Outcome
-from nemotron_steps.sandbox.session import SandboxSession, SessionOverError
+from nemotron_steps.sandbox.container_session import SandboxSession
+from nemotron_steps.sandbox.session import SessionOverError
 
 TESTS = "{tests}"
 """Stands in a test command for the test files' paths. A command without it names its tests itself."""

@@ -37,12 +37,10 @@ from nemotron_steps.environments.swe.grading import Grader, HiddenTests, prepare
 from nemotron_steps.environments.swe.harness import GONE, TOOLS
 from nemotron_steps.environments.swe.results import tests_of
 from nemotron_steps.environments.swe.working_copy import Changes, FilesCopy, ImageCopy, WorkingCopy
-from nemotron_steps.sandbox.apptainer_session import ApptainerSession
 from nemotron_steps.sandbox.base import MIB, Limits, Outcome
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
-from nemotron_steps.sandbox.bubblewrap_session import BubblewrapSession
-from nemotron_steps.sandbox.container_session import ContainerSession
-from nemotron_steps.sandbox.session import SandboxSession, SessionOverError
+from nemotron_steps.sandbox.container_session import ApptainerSession, ContainerSession, SandboxSession
+from nemotron_steps.sandbox.session import BubblewrapSession, SessionOverError
 
 if TYPE_CHECKING:
     from nemotron_steps.environments.judged.judges import Judge

@@ -21,7 +21,7 @@ from nemotron_steps.environments.swe.harness import command_text, replaced, shor
 from nemotron_steps.environments.swe.protected import is_protected
 from nemotron_steps.errors import SandboxError
 from nemotron_steps.sandbox.base import Outcome, SandboxResult
-from nemotron_steps.sandbox.session import SandboxSession
+from nemotron_steps.sandbox.container_session import SandboxSession
 
 FILES_ROOT = "/scratch/repo"
 MAX_CHANGED_FILES = 200

@@ -29,10 +29,12 @@ class ConfigValues:
 
     def count(self, *names: str, least: int = 1, most: int = LARGEST, default: int | None = None) -> int:
         """The whole number under the first of these keys that is there and not null; ArtifactError for any other."""
-        name = self._first(names, required=default is None)
-        if name is None:
-            assert default is not None
+        name = next((name for name in names if self._config.get(name) is not None), None)
+        if name is None and default is not None:
             return default
+        if name is None:
+            found = "null" if any(name in self._config for name in names) else "no such key"
+            raise self.refusal(f"config.json lacks {self._prefix}{names[0]}", names[0], found)
         value = self._config[name]
         if type(value) is not int or value < least:
             raise self.refusal(
@@ -64,16 +66,11 @@ class ConfigValues:
         Args:
             default: where the key is missing, or null and `nullable`.
         """
-        value = self._config.get(name)
+        value: Any = self._config.get(name)
         if value is None and (nullable or name not in self._config):
             return default
         floats = sys.float_info.max
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not least < value <= most
-            or value < -floats
-        ):
+        if type(value) not in (int, float) or not least < value <= most or value < -floats:
             bounds = "" if least == -math.inf else f" above {least:g}"
             bounds += "" if most == floats else f", at most {most:g}"
             raise self.refusal(f"{self._prefix}{name} is out of range", f"a number{bounds}", written(value))
@@ -103,13 +100,6 @@ class ConfigValues:
         published = f"hf download MODEL config.json --local-dir {folder}   # as it was published"
         hints = (*(f"{mend} in {self._where}" for mend in mends), published)
         return ArtifactError(what, where=self._where, expected=expected, found=found, hints=hints)
-
-    def _first(self, names: tuple[str, ...], *, required: bool) -> str | None:
-        name = next((name for name in names if self._config.get(name) is not None), None)
-        if name is None and required:
-            found = "null" if any(name in self._config for name in names) else "no such key"
-            raise self.refusal(f"config.json lacks {self._prefix}{names[0]}", names[0], found)
-        return name
 
 
 def written(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from nemotron_steps.config.families import ROPE_TYPES
@@ -71,6 +72,30 @@ def read(config: Mapping[str, Any], where: str) -> Architecture:
     return architecture
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a layer is: its name here and on the hub, and its number, which goes on after the model's last layer."""
+
+    ours: str
+    theirs: str
+    layer: int
+
+    def copied(
+        self, name: str, hf_name: str, *shape: int, tp_dim: int | None = None, key: str = "", optional: bool = False
+    ) -> Parameter:
+        """A tensor that is the same in both."""
+        key = f"{self.ours}.{key}" if key else ""
+        names = (f"{self.theirs}.{hf_name}",)
+        return Parameter(f"{self.ours}.{name}", names, (shape,), Layout.COPY, tp_dim, self.layer, optional, key=key)
+
+    def qkv(self, kind: str, attention: str, rows: tuple[int, int, int], *columns: int) -> Parameter:
+        """The weight or bias of attention's projections, which are one linear here."""
+        names = tuple(f"{self.theirs}.{attention}.{part}_proj.{kind}" for part in "qkv")
+        shapes = tuple((each, *columns) for each in rows)
+        name = f"{self.ours}.self_attention.linear_qkv.{kind}"
+        return Parameter(name, names, shapes, Layout.QKV, 0, self.layer)
+
+
 def parameters(architecture: Architecture) -> Iterator[Parameter]:
     """Every parameter of the model, in the order of the layers."""
     vocabulary = (architecture.vocab_size, architecture.hidden_size)
@@ -83,55 +108,33 @@ def parameters(architecture: Architecture) -> Iterator[Parameter]:
 
 
 def _layer_parameters(architecture: Architecture, layer: int) -> Iterator[Parameter]:
-    ours, theirs = f"decoder.layers.{layer}", f"model.layers.{layer}"
-    attention = f"{theirs}.self_attn"
+    at = Place(f"decoder.layers.{layer}", f"model.layers.{layer}", layer)
+    ours, theirs = at.ours, at.theirs
     hidden, width = architecture.hidden_size, architecture.head_dim
     queries, keys = architecture.num_attention_heads * width, architecture.num_key_value_heads * width
-
-    def qkv(kind: str, *columns: int) -> Parameter:
-        names = tuple(f"{attention}.{part}_proj.{kind}" for part in "qkv")
-        shapes = tuple((rows, *columns) for rows in (queries, keys, keys))
-        return Parameter(f"{ours}.self_attention.linear_qkv.{kind}", names, shapes, Layout.QKV, 0, layer)
-
-    def copied(
-        name: str, hf_name: str, *shape: int, tp_dim: int | None = None, key: str = "", optional: bool = False
-    ) -> Parameter:
-        key = f"{ours}.{key}" if key else ""
-        return Parameter(
-            f"{ours}.{name}", (f"{theirs}.{hf_name}",), (shape,), Layout.COPY, tp_dim, layer, optional, key=key
-        )
-
-    yield copied(
-        "input_layernorm.weight",
-        "input_layernorm.weight",
-        hidden,
-        key="self_attention.linear_qkv.layer_norm_weight",
-    )
-    yield qkv("weight", hidden)
+    key = "self_attention.linear_qkv.layer_norm_weight"
+    yield at.copied("input_layernorm.weight", "input_layernorm.weight", hidden, key=key)
+    yield at.qkv("weight", "self_attn", (queries, keys, keys), hidden)
     if architecture.qkv_bias:
-        yield qkv("bias")
+        yield at.qkv("bias", "self_attn", (queries, keys, keys))
     if architecture.qk_norm:
-        yield copied("self_attention.q_layernorm.weight", "self_attn.q_norm.weight", width)
-        yield copied("self_attention.k_layernorm.weight", "self_attn.k_norm.weight", width)
-    yield copied("self_attention.linear_proj.weight", "self_attn.o_proj.weight", hidden, queries, tp_dim=1)
-    yield copied(
-        "pre_mlp_layernorm.weight",
-        "post_attention_layernorm.weight",
-        hidden,
-        key="" if architecture.is_moe else "mlp.linear_fc1.layer_norm_weight",
-    )
+        yield at.copied("self_attention.q_layernorm.weight", "self_attn.q_norm.weight", width)
+        yield at.copied("self_attention.k_layernorm.weight", "self_attn.k_norm.weight", width)
+    yield at.copied("self_attention.linear_proj.weight", "self_attn.o_proj.weight", hidden, queries, tp_dim=1)
+    key = "" if architecture.is_moe else "mlp.linear_fc1.layer_norm_weight"
+    yield at.copied("pre_mlp_layernorm.weight", "post_attention_layernorm.weight", hidden, key=key)
     if not architecture.is_moe:
         inner = architecture.ffn_hidden_size
         gate_up = (f"{theirs}.mlp.gate_proj.weight", f"{theirs}.mlp.up_proj.weight")
         shapes = ((inner, hidden), (inner, hidden))
         yield Parameter(f"{ours}.mlp.linear_fc1.weight", gate_up, shapes, Layout.GATE_UP, 0, layer)
-        yield copied("mlp.linear_fc2.weight", "mlp.down_proj.weight", hidden, inner, tp_dim=1)
+        yield at.copied("mlp.linear_fc2.weight", "mlp.down_proj.weight", hidden, inner, tp_dim=1)
         return
-    yield copied("mlp.router.weight", "mlp.gate.weight", architecture.num_experts, hidden)
+    yield at.copied("mlp.router.weight", "mlp.gate.weight", architecture.num_experts, hidden)
     if architecture.router_bias:
         # No public Qwen3-MoE checkpoint has one; the name is that of the families that do.
         name = "mlp.gate.e_score_correction_bias"
-        yield copied("mlp.router.expert_bias", name, architecture.num_experts, optional=True)
+        yield at.copied("mlp.router.expert_bias", name, architecture.num_experts, optional=True)
     inner = architecture.moe_ffn_hidden_size
     experts = [f"{theirs}.mlp.experts.{expert}" for expert in range(architecture.num_experts)]
     gates_and_ups = tuple(f"{expert}.{part}_proj.weight" for expert in experts for part in ("gate", "up"))
@@ -147,7 +150,10 @@ def _layer_parameters(architecture: Architecture, layer: int) -> Iterator[Parame
 def _read_rope(config: Mapping[str, Any], values: ConfigValues, where: str) -> tuple[float, RopeScaling | None]:
     within = "rope_parameters" if values.under("rope_parameters") else "rope_scaling"
     stated, older = values.under(within), values.under("rope_scaling")
-    if within == "rope_parameters" and _apart(stated, older):
+    # Under one name each, whichever of its names a description uses.
+    here, there = ({"rope_type" if key == "type" else key: each[key] for key in each} for each in (stated, older))
+    apart = any(key != "rope_theta" and here.get(key) != value for key, value in there.items())
+    if within == "rope_parameters" and apart:
         what = "rope_parameters and rope_scaling describe different positions"
         raise values.refusal(what, "one of them", f"{written(stated)} and {written(older)}", "delete the other")
     rope = ConfigValues(stated, where, within)
@@ -172,13 +178,6 @@ def _read_rope(config: Mapping[str, Any], values: ConfigValues, where: str) -> t
     if lacking:
         raise rope.refusal(f"config.json lacks {within}.{lacking[0]}", f"a number, for {rope_type}", "no such key")
     return theta, scaling
-
-
-def _apart(stated: Mapping[str, Any], older: Mapping[str, Any]) -> bool:
-    """Whether two descriptions of rotary scaling disagree, whichever of their names each uses."""
-    names = {"type": "rope_type"}
-    said = [{names.get(key, key): value for key, value in each.items()} for each in (stated, older)]
-    return any(key != "rope_theta" and said[0].get(key) != value for key, value in said[1].items())
 
 
 def _read_scaling(rope_type: str, stated: Mapping[str, Any], rope: ConfigValues, values: ConfigValues) -> RopeScaling:

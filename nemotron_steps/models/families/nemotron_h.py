@@ -7,7 +7,6 @@ those of transformers 5 as a list of names (`layers_block_type`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from nemotron_steps.config.hybrid_layers import KINDS, LETTERS, UNKNOWN, pattern_of, time_step_limit
@@ -15,6 +14,7 @@ from nemotron_steps.config.model_sizes import LISTED
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture, Mamba2
 from nemotron_steps.models.families.config_values import ConfigValues, written
+from nemotron_steps.models.families.decoder import Place
 from nemotron_steps.models.mapping import Layout, Parameter
 
 CARRIED = "mtp."
@@ -85,21 +85,12 @@ def read(config: Mapping[str, Any], where: str) -> Architecture:
     return architecture
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a layer is: its name here and on the hub, and its number, which goes on after the model's last layer."""
-
-    ours: str
-    theirs: str
-    layer: int
-
-
 def parameters(architecture: Architecture) -> Iterator[Parameter]:
     """Every parameter of the model, in the order of the layers, under the names of megatron-core's hybrid model."""
     vocabulary = (architecture.vocab_size, architecture.hidden_size)
     yield Parameter("embedding.word_embeddings.weight", ("backbone.embeddings.weight",), (vocabulary,), tp_dim=0)
     for layer, kind in enumerate(architecture.pattern):
-        yield from _LAYERS[kind](architecture, _Place(f"decoder.layers.{layer}", f"backbone.layers.{layer}", layer))
+        yield from _LAYERS[kind](architecture, Place(f"decoder.layers.{layer}", f"backbone.layers.{layer}", layer))
     if architecture.trains_mtp:
         for block in range(architecture.mtp_layers):
             yield from _prediction_block(architecture, block)
@@ -107,14 +98,7 @@ def parameters(architecture: Architecture) -> Iterator[Parameter]:
     yield Parameter("output_layer.weight", ("lm_head.weight",), (vocabulary,), tp_dim=0)
 
 
-def _copied(at: _Place, name: str, hf_name: str, *shape: int, tp_dim: int | None = None, key: str = "") -> Parameter:
-    """A tensor that is the same in both."""
-    key = f"{at.ours}.{key}" if key else ""
-    names = (f"{at.theirs}.{hf_name}",)
-    return Parameter(f"{at.ours}.{name}", names, (shape,), tp_dim=tp_dim, layer=at.layer, key=key)
-
-
-def _mamba_layer(architecture: Architecture, at: _Place) -> Iterator[Parameter]:
+def _mamba_layer(architecture: Architecture, at: Place) -> Iterator[Parameter]:
     mamba, hidden = architecture.mamba, architecture.hidden_size
     assert mamba is not None
     inner, shared, heads = mamba.inner_size, mamba.num_groups * mamba.state_size, mamba.num_heads
@@ -125,37 +109,33 @@ def _mamba_layer(architecture: Architecture, at: _Place) -> Iterator[Parameter]:
         shape = (sum(rows for _, rows in parts), *columns)
         return Parameter(ours, (theirs,), (shape,), Layout.PARTS, 0, at.layer, parts=parts)
 
-    yield _copied(at, "norm.weight", "norm.weight", hidden, key="mixer.in_proj.layer_norm_weight")
+    yield at.copied("norm.weight", "norm.weight", hidden, key="mixer.in_proj.layer_norm_weight")
     yield in_parts("in_proj.weight", (("z", inner), *convolved, ("dt", heads)), hidden)
     yield in_parts("conv1d.weight", convolved, 1, mamba.conv_kernel)
     if mamba.conv_bias:
         yield in_parts("conv1d.bias", convolved)
     for name in ("dt_bias", "A_log", "D"):
-        yield _copied(at, f"mixer.{name}", f"mixer.{name}", heads, tp_dim=0)
-    yield _copied(at, "mixer.norm.weight", "mixer.norm.weight", inner, tp_dim=0)
-    yield _copied(at, "mixer.out_proj.weight", "mixer.out_proj.weight", hidden, inner, tp_dim=1)
+        yield at.copied(f"mixer.{name}", f"mixer.{name}", heads, tp_dim=0)
+    yield at.copied("mixer.norm.weight", "mixer.norm.weight", inner, tp_dim=0)
+    yield at.copied("mixer.out_proj.weight", "mixer.out_proj.weight", hidden, inner, tp_dim=1)
 
 
-def _attention_layer(architecture: Architecture, at: _Place) -> Iterator[Parameter]:
+def _attention_layer(architecture: Architecture, at: Place) -> Iterator[Parameter]:
     hidden, width = architecture.hidden_size, architecture.head_dim
     queries, keys = architecture.num_attention_heads * width, architecture.num_key_value_heads * width
-    yield _copied(
-        at, "input_layernorm.weight", "norm.weight", hidden, key="self_attention.linear_qkv.layer_norm_weight"
-    )
-    names = tuple(f"{at.theirs}.mixer.{part}_proj.weight" for part in "qkv")
-    shapes = tuple((rows, hidden) for rows in (queries, keys, keys))
-    yield Parameter(f"{at.ours}.self_attention.linear_qkv.weight", names, shapes, Layout.QKV, 0, at.layer)
-    yield _copied(at, "self_attention.linear_proj.weight", "mixer.o_proj.weight", hidden, queries, tp_dim=1)
+    yield at.copied("input_layernorm.weight", "norm.weight", hidden, key="self_attention.linear_qkv.layer_norm_weight")
+    yield at.qkv("weight", "mixer", (queries, keys, keys), hidden)
+    yield at.copied("self_attention.linear_proj.weight", "mixer.o_proj.weight", hidden, queries, tp_dim=1)
 
 
-def _mlp_layer(architecture: Architecture, at: _Place) -> Iterator[Parameter]:
+def _mlp_layer(architecture: Architecture, at: Place) -> Iterator[Parameter]:
     hidden, inner = architecture.hidden_size, architecture.ffn_hidden_size
-    yield _copied(at, "pre_mlp_layernorm.weight", "norm.weight", hidden, key="mlp.linear_fc1.layer_norm_weight")
-    yield _copied(at, "mlp.linear_fc1.weight", "mixer.up_proj.weight", inner, hidden, tp_dim=0)
-    yield _copied(at, "mlp.linear_fc2.weight", "mixer.down_proj.weight", hidden, inner, tp_dim=1)
+    yield at.copied("pre_mlp_layernorm.weight", "norm.weight", hidden, key="mlp.linear_fc1.layer_norm_weight")
+    yield at.copied("mlp.linear_fc1.weight", "mixer.up_proj.weight", inner, hidden, tp_dim=0)
+    yield at.copied("mlp.linear_fc2.weight", "mixer.down_proj.weight", hidden, inner, tp_dim=1)
 
 
-def _experts_layer(architecture: Architecture, at: _Place) -> Iterator[Parameter]:
+def _experts_layer(architecture: Architecture, at: Place) -> Iterator[Parameter]:
     hidden, count, inner = architecture.hidden_size, architecture.num_experts, architecture.moe_ffn_hidden_size
     shared, latent = architecture.shared_ffn_hidden_size, architecture.moe_latent_size
     width = latent or hidden
@@ -166,17 +146,17 @@ def _experts_layer(architecture: Architecture, at: _Place) -> Iterator[Parameter
             f"{at.ours}.mlp.experts.{name}.weight", names, (shape,) * count, Layout.EXPERTS, layer=at.layer
         )
 
-    yield _copied(at, "pre_mlp_layernorm.weight", "norm.weight", hidden)
-    yield _copied(at, "mlp.router.weight", "mixer.gate.weight", count, hidden)
-    yield _copied(at, "mlp.router.expert_bias", "mixer.gate.e_score_correction_bias", count)
+    yield at.copied("pre_mlp_layernorm.weight", "norm.weight", hidden)
+    yield at.copied("mlp.router.weight", "mixer.gate.weight", count, hidden)
+    yield at.copied("mlp.router.expert_bias", "mixer.gate.e_score_correction_bias", count)
     yield experts("linear_fc1", "up_proj", inner, width)
     yield experts("linear_fc2", "down_proj", width, inner)
     if latent:
-        yield _copied(at, "mlp.fc1_latent_proj.weight", "mixer.fc1_latent_proj.weight", latent, hidden)
-        yield _copied(at, "mlp.fc2_latent_proj.weight", "mixer.fc2_latent_proj.weight", hidden, latent)
+        yield at.copied("mlp.fc1_latent_proj.weight", "mixer.fc1_latent_proj.weight", latent, hidden)
+        yield at.copied("mlp.fc2_latent_proj.weight", "mixer.fc2_latent_proj.weight", hidden, latent)
     ours, theirs = "mlp.shared_experts.linear_fc", "mixer.shared_experts."
-    yield _copied(at, f"{ours}1.weight", f"{theirs}up_proj.weight", shared, hidden, tp_dim=0)
-    yield _copied(at, f"{ours}2.weight", f"{theirs}down_proj.weight", hidden, shared, tp_dim=1)
+    yield at.copied(f"{ours}1.weight", f"{theirs}up_proj.weight", shared, hidden, tp_dim=0)
+    yield at.copied(f"{ours}2.weight", f"{theirs}down_proj.weight", hidden, shared, tp_dim=1)
 
 
 def _prediction_block(architecture: Architecture, block: int) -> Iterator[Parameter]:
@@ -185,16 +165,16 @@ def _prediction_block(architecture: Architecture, block: int) -> Iterator[Parame
     hidden, pattern = architecture.hidden_size, architecture.mtp_pattern
     ours, start = f"mtp.layers.{block}", block * len(pattern)
 
-    def place(layer: int, name: str) -> _Place:
-        return _Place(name, f"mtp.layers.{start + layer}", architecture.num_layers + start + layer)
+    def place(layer: int, name: str) -> Place:
+        return Place(name, f"mtp.layers.{start + layer}", architecture.num_layers + start + layer)
 
     first, last = place(0, ours), place(len(pattern) - 1, ours)
     for norm in ("enorm", "hnorm"):
-        yield _copied(first, f"{norm}.weight", f"{norm}.weight", hidden)
-    yield _copied(first, "eh_proj.weight", "eh_proj.weight", hidden, 2 * hidden)
+        yield first.copied(f"{norm}.weight", f"{norm}.weight", hidden)
+    yield first.copied("eh_proj.weight", "eh_proj.weight", hidden, 2 * hidden)
     for layer, kind in enumerate(pattern):
         yield from _LAYERS[kind](architecture, place(layer, f"{ours}.mtp_model_layer.layers.{layer}"))
-    yield _copied(last, "final_layernorm.weight", "final_layernorm.weight", hidden)
+    yield last.copied("final_layernorm.weight", "final_layernorm.weight", hidden)
 
 
 _LAYERS = {"M": _mamba_layer, "*": _attention_layer, "-": _mlp_layer, "E": _experts_layer}

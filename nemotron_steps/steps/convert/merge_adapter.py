@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nemotron_steps.config.hybrid_layers import pattern_of
 from nemotron_steps.config.schema.convert import MergeConfig
-from nemotron_steps.models.adapter_folder import merge_adapter
+from nemotron_steps.models.adapters import merge_adapter
 from nemotron_steps.models.architecture import read_config
 from nemotron_steps.runs.context import StepContext
 

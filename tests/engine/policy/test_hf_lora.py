@@ -11,7 +11,7 @@ from nemotron_steps.engine.policy.hf_lora import HfAdapters
 from nemotron_steps.engine.weight_sync.adapted import FrozenWeights
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.errors import ConfigError
-from nemotron_steps.models.adapter_folder import merge_adapter
+from nemotron_steps.models.adapters import merge_adapter
 from nemotron_steps.models.huggingface import load_hf_weights
 from tests.engine.policy.batches import grouped_batch, hf_token_logprobs, policy_config, rl_loss
 from tests.engine.weight_sync.test_adapted import generator_of, held

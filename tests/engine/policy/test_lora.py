@@ -11,8 +11,7 @@ import torch
 from nemotron_steps.engine.policy.lora import LowRank, attach_adapters, without_adapters
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.errors import ConfigError
-from nemotron_steps.models.adapter_folder import merge_adapter
-from nemotron_steps.models.adapters import adapter_pairs
+from nemotron_steps.models.adapters import adapter_pairs, merge_adapter
 from nemotron_steps.models.huggingface import load_hf_weights
 from nemotron_steps.models.megatron_checkpoint import convert_hf_to_megatron
 from tests.engine.policy.batches import grouped_batch, hf_token_logprobs, policy_config, rl_loss

@@ -24,8 +24,7 @@ from nemotron_steps.environments.swe.working_copy import Changes, FilesCopy
 from nemotron_steps.rows.lines import Row
 from nemotron_steps.sandbox.base import MIB, Limits, Outcome
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
-from nemotron_steps.sandbox.bubblewrap_session import BubblewrapSession
-from nemotron_steps.sandbox.session import SessionOverError
+from nemotron_steps.sandbox.session import BubblewrapSession, SessionOverError
 from nemotron_steps.steps.data_prep.swe.mutations import Mutation
 from nemotron_steps.steps.data_prep.swe.packages import Package
 
