@@ -13,8 +13,7 @@ from nemotron_steps.artifacts.files import write_atomic
 from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import UnknownNameError
 from nemotron_steps.runs.lines import in_words, number, seconds
-from nemotron_steps.runs.report_metrics import headlines
-from nemotron_steps.runs.report_svg import curve
+from nemotron_steps.runs.report_svg import curve, headlines
 
 if TYPE_CHECKING:
     from nemotron_steps.api.result import Result

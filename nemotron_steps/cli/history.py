@@ -227,8 +227,7 @@ def _cancel_job(arguments: argparse.Namespace, store: ArtifactStore, info: RunIn
 
 def report(arguments: argparse.Namespace) -> int:
     """`steps report RUN`: write report.html anew from what the run recorded; of several runs, a comparison."""
-    from nemotron_steps.runs.report import write_report
-    from nemotron_steps.runs.report_compare import write_comparison
+    from nemotron_steps.runs.report import write_comparison, write_report
     from nemotron_steps.runs.run_folder import run_file
 
     store = Workbench(arguments.home).store

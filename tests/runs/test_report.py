@@ -15,11 +15,19 @@ from hypothesis import strategies as st
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import DataError, EngineError, NonFiniteLossError
 from nemotron_steps.runs.recorder import row_at
-from nemotron_steps.runs.report import _hints, write_report
-from nemotron_steps.runs.report_compare import write_comparison
+from nemotron_steps.runs.report import render_page, write_comparison, write_report
 from nemotron_steps.runs.report_data import StepReport, _apply_metrics, read_report
-from nemotron_steps.runs.report_metrics import headlines, step_metrics
-from nemotron_steps.runs.report_svg import Node, curve, moving_average, nice_ticks, plan_graph, thinned, tick_labels
+from nemotron_steps.runs.report_svg import (
+    Node,
+    curve,
+    headlines,
+    moving_average,
+    nice_ticks,
+    plan_graph,
+    thinned,
+    tick_labels,
+)
+from tests.runs.report_samples import metrics_of, section
 from tests.runs.runner_toy_plan import run
 
 VOID = {"meta", "input", "circle", "line", "rect", "path", "br"}
@@ -92,7 +100,7 @@ def test_every_signal_is_shown_once_with_its_advice_or_by_its_numbers(store: Art
     step.hints[:] = [
         {"name": "kl_spike", "because": "kl_spike (kl=0.5)", "advice": "raise it", "overrides": ["a=1", "b=2"]}
     ]
-    text = " ".join(Page(_hints(run_report)).text.split())
+    text = " ".join(Page(section(render_page(run_report), "hints")).text.split())
     assert text == f"kl_spike (kl=0.5) {step.key} raise it a=1 b=2 saturated share 0.99 {step.key}"
 
 
@@ -332,12 +340,12 @@ def test_a_run_of_several_environments_has_a_table_of_them() -> None:
         "response_length/maths/mean": [(1.0, 42.0)],
         "failure_rate/maths": [(1.0, 0.0625)],
     }
-    text = " ".join(Page(step_metrics(StepReport("rl", {}, curves=curves))).text.split())
+    text = " ".join(Page(metrics_of(StepReport("rl", {}, curves=curves))).text.split())
     assert (
         "failures code 0.125 step 0 0.125 step 0 maths 0.25 step 0 0.75 step 1 42 step 1 0.0625 step 1 reward" in text
     )
     alone = {name: points for name, points in curves.items() if "code" not in name}
-    assert "environments" not in step_metrics(StepReport("rl", {}, curves=alone))
+    assert "environments" not in metrics_of(StepReport("rl", {}, curves=alone))
 
 
 def test_each_environment_of_several_has_a_reward_curve_all_on_one_scale() -> None:
@@ -347,7 +355,7 @@ def test_each_environment_of_several_has_a_reward_curve_all_on_one_scale() -> No
         "reward/code/mean": [(2.0, 0.5), (3.0, 0.5)],
         "failure_rate/never_judged": [(0.0, 1.0), (4.0, 1.0)],
     }
-    page = Page(step_metrics(StepReport("rl", {}, curves=curves)))
+    page = Page(metrics_of(StepReport("rl", {}, curves=curves)))
     labels = [value for tag, name, value in page.attributes if tag == "svg" and name == "aria-label"]
     assert labels == ["reward/mean", "code", "maths", "never_judged"]
     points = [json.loads(value) for tag, name, value in page.attributes if tag == "svg" and name == "data-points"]
