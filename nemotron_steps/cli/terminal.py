@@ -182,13 +182,6 @@ def shorten(text: str, width: int) -> str:
     return cut + "\x1b[0m" if "\x1b[" in cut else cut
 
 
-def tail(text: str, width: int) -> str:
-    """`text` cut to `width` columns with … at its beginning: of an id the end says most."""
-    while visible_width(text) > max(width, 1):
-        text = "…" + text.removeprefix("…")[1:]
-    return text
-
-
 def printable(text: str) -> str:
     """Text from a file or a model without control characters, which could steer the terminal."""
     return _CONTROL.sub("�", text)
@@ -212,12 +205,6 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
-
-
-def clock(seconds: float | None) -> str:
-    """`0:00:12`, as a clock counts."""
-    whole = int(seconds or 0)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 def number(value: Any) -> str:
