@@ -12,10 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.api.asking import Input, Over, Overrides, asked_for, override_list, override_value
 from nemotron_steps.api.functions import Reward, function_reference
 from nemotron_steps.api.given_rows import data_reference
-from nemotron_steps.api.planned import Planned, bench_of, variables_of
+from nemotron_steps.api.planned import (
+    Input,
+    Over,
+    Overrides,
+    Planned,
+    asked_for,
+    bench_of,
+    override_list,
+    override_value,
+    variables_of,
+)
 from nemotron_steps.api.result import Result
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.config.profiles import Profile

@@ -23,7 +23,7 @@ def diff_artifacts(arguments: argparse.Namespace) -> int:
     """`steps artifacts diff A B`: exit code 0 if they hold the same, 1 if not."""
     from nemotron_steps.artifacts.compare import compare, config_changes
     from nemotron_steps.artifacts.jsonable import plain
-    from nemotron_steps.runs.produced import config_of
+    from nemotron_steps.runs.cache import config_of
 
     store = Workbench(arguments.home).store
     found = compare(store, arguments.a, arguments.b)

@@ -31,7 +31,7 @@ from nemotron_steps.resolver.plan import Changes, Plan, PlannedStep, StepOutput
 from nemotron_steps.runs.depends import config_texts, depends_on, key_of, recorded, text_of
 from nemotron_steps.runs.inputs import open_input
 from nemotron_steps.runs.outputs import artifact_name
-from nemotron_steps.runs.produced import config_of
+from nemotron_steps.runs.run_folder import get_run, run_file
 
 _FOLDER = "artifacts/steps"
 _KEY = re.compile(r"[0-9a-f]{32}")
@@ -404,3 +404,21 @@ def _known_inputs(
 
 def _path(key: str) -> str:
     return f"{_FOLDER}/{key}.json"
+
+
+def config_of(store: ArtifactStore, artifact: Artifact) -> dict[str, Any] | None:
+    """The merged config, redacted, of the step that made an artifact; None where no step did, or its run is gone."""
+    import yaml
+
+    if artifact.producer is None:
+        return None
+    try:
+        info = get_run(store, artifact.producer.run)
+        text = run_file(store, info.id, "config.yaml").read_text(encoding="utf-8")
+    except UnknownNameError:
+        return None
+    made = artifact.producer.made_under
+    key = next((key for key, step in info.steps.items() if step.get("cache_key") == made), None)
+    values = yaml.safe_load(text)
+    config = values.get(key) if isinstance(values, dict) else None
+    return config if isinstance(config, dict) else None

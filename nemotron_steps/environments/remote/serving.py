@@ -1,5 +1,5 @@
 """Serve an environment over HTTP as NeMo-Gym's servers are: loopback unless told otherwise, clients bounded in number,
-in time and in kind (http_bounds.py).
+in time and in kind (http_server.py).
 
     resources server    POST /seed_session, /{tool}, /verify, /aggregate_metrics; /verify_group for a whole group
     agent               POST /run: a rollout against a model server, graded
@@ -16,8 +16,10 @@ import asyncio
 import json
 import os
 import secrets
+import statistics
 import time
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from types import TracebackType
@@ -28,7 +30,6 @@ from nemotron_steps.environments.base import Environment, Response, Session, Ver
 from nemotron_steps.environments.http_server import HttpServer, Reply, Request
 from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.environments.recorded import TASK_INDEX, prompt_key
-from nemotron_steps.environments.remote.aggregate import aggregate
 from nemotron_steps.environments.remote.head_server import AGENTS, GLOBAL_CONFIG, RESOURCES
 from nemotron_steps.environments.remote.json_http import JsonClient
 from nemotron_steps.environments.remote.simple_agent import run_rollout
@@ -345,3 +346,61 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         answer["mask_sample"] = True
         answer["instance_config"] = {"mask_sample": True}
     return answer
+
+
+ROLLOUT_INDEX = "_ng_rollout_index"
+
+
+def aggregate(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The body of NeMo-Gym's AggregateMetrics: what a set of verify answers comes to, per task and over all.
+
+    Every number of an answer (and of its `response.usage`) is described under keys like `mean/reward`. An answer that
+    could not be judged counts as masked and adds nothing else.
+
+    Args:
+        answers: verify answers, each with `reward`; those of one prompt share their `_ng_task_index`.
+
+    Raises:
+        TypeError, AttributeError: an answer is no object.
+    """
+    tasks: dict[int, list[dict[str, float]]] = defaultdict(list)
+    masked = 0
+    for answer in answers:
+        numbers = _numbers(answer)
+        if "reward" not in numbers or answer.get("mask_sample"):
+            masked += 1
+        else:
+            tasks[int(answer.get(TASK_INDEX, 0))].append(numbers)
+    everything = _described([numbers for rollouts in tasks.values() for numbers in rollouts])
+    if masked:
+        everything["masked"] = masked
+    return {
+        "group_level_metrics": [{**_described(tasks[task]), TASK_INDEX: task} for task in sorted(tasks)],
+        "agent_metrics": everything,
+        "key_metrics": {key: value for key, value in everything.items() if key.startswith("mean/")},
+    }
+
+
+def _numbers(answer: Mapping[str, Any]) -> dict[str, float]:
+    response = answer.get("response") or {}
+    fields = {**(response.get("usage") or {}), **(answer.get("components") or {}), **answer}
+    return {
+        name: float(value)
+        for name, value in fields.items()
+        if isinstance(value, int | float) and name not in (TASK_INDEX, ROLLOUT_INDEX)
+    }
+
+
+def _described(rollouts: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    columns: dict[str, list[float]] = defaultdict(list)
+    for numbers in rollouts:
+        for name, value in numbers.items():
+            columns[name].append(value)
+    described: dict[str, Any] = {}
+    for name, values in sorted(columns.items()):
+        described[f"mean/{name}"] = statistics.fmean(values)
+        described[f"max/{name}"] = max(values)
+        described[f"min/{name}"] = min(values)
+        described[f"median/{name}"] = statistics.median(values)
+        described[f"std/{name}"] = statistics.stdev(values) if len(values) > 1 else 0.0
+    return described
