@@ -98,10 +98,6 @@ def _words(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     return _keys(prefix, parsed_args, registry)
 
 
-def _over(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    return _keys(prefix, parsed_args, load_registry())
-
-
 def _keys(prefix: str, parsed_args: argparse.Namespace, registry: Registry) -> list[str]:
     """`KEY=` of the last step named, or `STAGE.KEY=` of a pipeline; the values of a key that has few."""
     stages = _stages(registry, parsed_args)
@@ -149,14 +145,6 @@ def _files(prefix: str, *suffixes: str) -> list[str]:
     return list(FilesCompleter(suffixes)(prefix))
 
 
-def _profiles(**_: Any) -> list[str]:
-    return list(load_environment().names)
-
-
-def _runs(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    return ["latest", *(run.id for run in list_runs(_store(parsed_args)))]
-
-
 def _store(parsed_args: argparse.Namespace) -> ArtifactStore:
     return Workbench(getattr(parsed_args, "home", None)).store
 
@@ -172,61 +160,29 @@ def _stages(registry: Registry, parsed_args: argparse.Namespace) -> dict[str, St
     return {stage.name: registry.find_step(stage.step) for each in pipelines for stage in each.stages}
 
 
-def _stage_names(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    return list(_stages(load_registry(), parsed_args))
-
-
 def _given(parsed_args: argparse.Namespace) -> Sequence[str]:
     return [word for word in getattr(parsed_args, "words", None) or [] if not is_path(word)]
 
 
-def _steps(**_: Any) -> list[str]:
-    return list(load_registry().steps)
-
-
-def _categories(**_: Any) -> list[str]:
-    return sorted({step.step.category for step in load_registry().steps.values()})
-
-
-def _tags(**_: Any) -> list[str]:
-    return sorted({tag for step in load_registry().steps.values() for tag in step.step.tags})
-
-
-def _types(**_: Any) -> list[str]:
-    return list(load_registry().types.types)
-
-
-def _codes(**_: Any) -> list[str]:
-    return [*explanations(), *explained_signals()]
-
-
-def _kinds(**_: Any) -> list[str]:
-    return list(KINDS)
-
-
-def _environments(**_: Any) -> list[str]:
-    return environment_names()
-
-
 _COMPLETERS: dict[str, Completer] = {
     "STEP|PIPELINE|key=value": _words,
-    "STEP": _steps,
-    "STAGE": _stage_names,
+    "STEP": lambda **_: list(load_registry().steps),
+    "STAGE": lambda parsed_args, **_: list(_stages(load_registry(), parsed_args)),
     "CONFIG|PATH": _configs,
     "PORT=REF": _inputs,
-    "KEY=V1,V2": _over,
-    "PROFILE": _profiles,
-    "RUN": _runs,
+    "KEY=V1,V2": lambda prefix, parsed_args, **_: _keys(prefix, parsed_args, load_registry()),
+    "PROFILE": lambda **_: list(load_environment().names),
+    "RUN": lambda parsed_args, **_: ["latest", *(run.id for run in list_runs(_store(parsed_args)))],
     "REF": _refs,
     "A": _refs,
     "B": _refs,
-    "TYPE": _types,
-    "C": _categories,
-    "TAG": _tags,
-    "CODE|SIGNAL": _codes,
-    "[KIND] NAME": _kinds,
+    "TYPE": lambda **_: list(load_registry().types.types),
+    "C": lambda **_: sorted({step.step.category for step in load_registry().steps.values()}),
+    "TAG": lambda **_: sorted({tag for step in load_registry().steps.values() for tag in step.step.tags}),
+    "CODE|SIGNAL": lambda **_: [*explanations(), *explained_signals()],
+    "[KIND] NAME": lambda **_: list(KINDS),
 }
 """By what the help calls the argument."""
 
-_OF_ARGUMENTS: dict[str, Completer] = {"environment": _environments, "name": _refs}
+_OF_ARGUMENTS: dict[str, Completer] = {"environment": lambda **_: environment_names(), "name": _refs}
 """By the argument, where the help has a word that others have too."""

@@ -27,8 +27,7 @@ def list_environments(arguments: argparse.Namespace) -> int:
     """`steps env list`."""
     found = listed()
     if arguments.as_json:
-        print_json([asdict(each) for each in found])
-        return 0
+        return print_json([asdict(each) for each in found])
     terminal = Terminal.of()
     width = max(len(each.name) for each in found)
     terminal.table(
@@ -47,8 +46,7 @@ def show_environment(arguments: argparse.Namespace) -> int:
     """`steps env show NAME`: the rule, what rows need, the settings, and the agents that lead there."""
     found = described(arguments.environment)
     if arguments.as_json:
-        print_json(asdict(found))
-        return 0
+        return print_json(asdict(found))
     _show(found, Terminal.of())
     return 0
 

@@ -58,8 +58,7 @@ def _table(name: str) -> dict[str, dict[str, Any]]:
 
 def _list(codes: Mapping[str, Mapping[str, Any]], signals: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> int:
     if as_json:
-        print_json([{"code": code, **entry} for code, entry in {**codes, **signals}.items()])
-        return 0
+        return print_json([{"code": code, **entry} for code, entry in {**codes, **signals}.items()])
     terminal = Terminal.of()
     for title, entries in (("errors", codes), ("signals of a training run", signals)):
         terminal.print(terminal.style(title, "dim"))

@@ -1,4 +1,4 @@
-"""`steps runs`, `logs`, `status`, `cancel`, `report`: what ran here, what it said, how it stands."""
+"""`steps runs`, `logs`, `status`, `cancel`, `report`, `index`: what ran here, what it said, how it stands."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemotron_steps.cli.errors import print_json, render
@@ -17,7 +18,7 @@ from nemotron_steps.cli.live import headline
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.summary import show_values, shown_path
 from nemotron_steps.cli.terminal import Terminal, duration, printable
-from nemotron_steps.errors import RequestError, WorkerLostError
+from nemotron_steps.errors import RequestError, StorageError, UnknownNameError, WorkerLostError
 
 if TYPE_CHECKING:
     import argparse
@@ -50,8 +51,7 @@ def runs(arguments: argparse.Namespace) -> int:
     if arguments.limit > 0:
         found = found[-arguments.limit :]
     if arguments.as_json:
-        print_json([info.to_dict() for info in found])
-        return 0
+        return print_json([info.to_dict() for info in found])
     terminal = Terminal.of()
     if not found:
         terminal.print("no runs yet")
@@ -88,8 +88,7 @@ def status(arguments: argparse.Namespace) -> int:
     metrics = {record["step"]: record for record in read_events(store, info.id, "metrics")}
     if arguments.as_json:
         latest = {step: {"index": record["index"], "values": record["values"]} for step, record in metrics.items()}
-        print_json({**info.to_dict(), "metrics": latest})
-        return 0
+        return print_json({**info.to_dict(), "metrics": latest})
     terminal = Terminal.of()
     terminal.print(f"{terminal.style(info.id, 'bold')}  {_status(info.status, terminal)}  {printable(info.name)}")
     rows = []
@@ -200,8 +199,7 @@ def _wait_until_stopped(arguments: argparse.Namespace, store: ArtifactStore, inf
             )
         time.sleep(_POLL_SECONDS)
     if arguments.as_json:
-        print_json(get_run(store, info.id).to_dict())
-        return 0
+        return print_json(get_run(store, info.id).to_dict())
     terminal = Terminal.of()
     terminal.print(f"stopped {terminal.style(info.id, 'bold')}; what it committed stays")
     terminal.print(f"  {terminal.style(f'steps run --resume {info.id}', 'cyan')}")
@@ -216,8 +214,7 @@ def _cancel_job(arguments: argparse.Namespace, store: ArtifactStore, info: RunIn
     if info.status == "running" and info.host == socket.gethostname():
         return _wait_until_stopped(arguments, store, info)
     if arguments.as_json:
-        print_json(get_run(store, info.id).to_dict())
-        return 0
+        return print_json(get_run(store, info.id).to_dict())
     terminal = Terminal.of()
     terminal.print(f"{info.executor} job {printable(info.job)} was asked to stop; what it committed stays")
     for hint in (f"steps status {info.id}", f"steps run --resume {info.id}"):
@@ -245,9 +242,30 @@ def report(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def index(arguments: argparse.Namespace) -> int:
+    """`steps index [--out FILE]`: write the page and say where it is."""
+    from nemotron_steps.runs.index_page import write_index
+
+    store = Workbench(arguments.home).store
+    out = Path(arguments.out).expanduser() if arguments.out is not None else None
+    try:
+        path = write_index(store, out)
+    except OSError as error:
+        raise StorageError(
+            "the page cannot be written",
+            where=str(out or store.backend.scratch),
+            found=error.strerror or str(error),
+            hints=("steps index --out FILE",),
+        ) from error
+    if arguments.as_json:
+        print_json({"index": str(path)})
+    else:
+        Terminal.of().print(shown_path(path))
+    return 0
+
+
 def _fetch(store: ArtifactStore, run_id: str, name: str) -> None:
     """Bring a run's file to this machine; a run that ended early may not have it."""
-    from nemotron_steps.errors import UnknownNameError
     from nemotron_steps.runs.run_folder import run_file
 
     try:
