@@ -259,8 +259,8 @@ def _short(value: Any) -> str:
 def _show(found: Described, terminal: Terminal) -> None:
     name = found.environment if found.asked == found.environment else f"{found.asked} → {found.environment}"
     terminal.print(f"{terminal.style(name, 'bold')}  {terminal.style(printable(found.origin), 'dim')}")
-    for paragraph in _paragraphs(found.text):
-        terminal.wrap(paragraph, indent=2)
+    for paragraph in filter(str.strip, found.text.split("\n\n")):
+        terminal.wrap(printable(paragraph), indent=2)
     facts = [
         ["reward", "see the settings" if found.reward_range is None else "{:g} to {:g}".format(*found.reward_range)],
         ["rows need", ", ".join(found.required_fields)],
@@ -285,7 +285,3 @@ def _show(found: Described, terminal: Terminal) -> None:
         or [["none"]],
         indent=4,
     )
-
-
-def _paragraphs(text: str) -> list[str]:
-    return [printable(part) for part in text.split("\n\n") if part.strip()]

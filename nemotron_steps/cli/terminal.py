@@ -146,10 +146,9 @@ class Terminal:
         """A paragraph, filled to the terminal's width (at most 100 columns)."""
         import textwrap
 
-        width = min(self.width or 100, 100)
-        self.print(
-            textwrap.fill(" ".join(text.split()), width, initial_indent=" " * indent, subsequent_indent=" " * indent)
-        )
+        wrapper = textwrap.TextWrapper(min(self.width or 100, 100), break_long_words=False, break_on_hyphens=False)
+        wrapper.initial_indent = wrapper.subsequent_indent = " " * indent
+        self.print(wrapper.fill(" ".join(text.split())))
 
 
 def visible_width(text: str) -> int:

@@ -73,7 +73,8 @@ def watch(arguments: argparse.Namespace) -> int:
         follower.look()
         if info.status in AT_WORK:
             view.ask(info)
-        _print(picture(info, follower, terminal, asked, samples=arguments.samples, view=view), terminal)
+        for line in picture(info, follower, terminal, asked, samples=arguments.samples, view=view):
+            terminal.print(line if terminal.width is None else shorten(line, terminal.width))
         return 0
     try:
         if drawn:
@@ -391,8 +392,3 @@ def _ended(info: RunInfo, terminal: Terminal) -> int:
     for hint in advice(info, has_metrics=True):
         terminal.print(f"  {terminal.style(hint, 'cyan')}")
     return 0 if info.status == "done" else WorkerLostError.exit_code
-
-
-def _print(lines: Sequence[str], terminal: Terminal) -> None:
-    for line in lines:
-        terminal.print(line if terminal.width is None else shorten(line, terminal.width))
