@@ -102,7 +102,7 @@ def _templates() -> Environment:
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     found = Environment(loader=FunctionLoader(_source), autoescape=True, undefined=StrictUndefined)
-    tests: dict[str, Callable[..., Any]] = {"change": lines.is_change, "table": lines.is_table}
+    found.tests.update(change=lines.is_change, table=lines.is_table)
     filters: dict[str, Callable[..., Any]] = {
         "as_float": as_float,
         "date": lambda when: time.strftime("%Y-%m-%d %H:%M", time.localtime(when)),
@@ -114,7 +114,6 @@ def _templates() -> Environment:
         "text": _text,
         "words": lambda name: str(name).replace("_", " "),
     }
-    found.tests.update(tests)
     found.filters.update(filters)
     found.globals.update(
         asset=lambda name: Markup(_asset(name)),

@@ -169,7 +169,9 @@ class Workplace:
             "calendar_update_event": lambda event_id, field, new_value: self._update(
                 "calendar", event_id, field, new_value
             ),
-            "analytics_get_visitor_information_by_id": self._visitor,
+            "analytics_get_visitor_information_by_id": lambda visitor_id: (
+                [row for row in self.tables["analytics"] if row["visitor_id"] == str(visitor_id)] or "Nothing found."
+            ),
             "analytics_create_plot": self._plot,
             "analytics_total_visits_count": lambda **span: self._visits(lambda row: 1.0, **span),
             "analytics_engaged_users_count": lambda **span: self._visits(
@@ -335,9 +337,6 @@ class Workplace:
             )
         ]
         return _page(rows, page, page_size)
-
-    def _visitor(self, visitor_id: str) -> Any:
-        return [row for row in self.tables["analytics"] if row["visitor_id"] == str(visitor_id)] or "Nothing found."
 
     def _within(self, time_min: str = "", time_max: str = "") -> Table:
         return [
