@@ -6,10 +6,10 @@ libraries load only when a step runs.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # `typing` takes longer to import than this
 if TYPE_CHECKING:
+    from typing import Any
+
     from nemotron_steps.api.artifacts import Artifacts
     from nemotron_steps.api.grpo import GRPO
     from nemotron_steps.api.planned import Planned, plan
@@ -49,6 +49,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    from importlib import import_module
+
     return getattr(import_module(_PLACES[name]), name)
 
 

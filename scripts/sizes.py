@@ -82,7 +82,7 @@ def measure() -> Sizes:
         mean_nesting=_mean([_depth(node) for node in functions]),
         mean_parameters=_mean([_parameters(node) for node in functions]),
         private_named_once=100
-        * _mean([once for source, tree in zip(sources, trees) for once in _named_once(source, tree)]),
+        * _mean([once for source, tree in zip(sources, trees, strict=False) for once in _named_once(source, tree)]),
     )
 
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.cli.asked import Asked
+from nemotron_steps.cli.fan_out import quoted
 from nemotron_steps.cli.planning import plan_fields, show_plan, with_cached
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.config.process_variables import variables_set
 from nemotron_steps.config.profiles import Profile
-from nemotron_steps.config.quoting import quoted
 from nemotron_steps.errors import RequestError
 
 if TYPE_CHECKING:

@@ -189,12 +189,12 @@ class Result:
             StepsError: what it ended with.
             RequestError: another process works on it.
         """
-        from nemotron_steps.cli.launching import ignore_log, write_log
+        from nemotron_steps.cli.launching import write_log
         from nemotron_steps.runs.launch import error_of, follow
 
         info = get_run(self._store, self.id)
         if info.job:
-            follow(self._store, self.id, write_log if progress else ignore_log)
+            follow(self._store, self.id, write_log if progress else (lambda text: None))
             return self
         failure = error_of(info)
         if failure is not None:

@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -197,14 +198,19 @@ def as_storage_error(error: BaseException, where: Path | str) -> StorageError | 
         if code is None and "No space left on device" in str(seen):
             code = errno.ENOSPC
         if code in _STORAGE_ERRNOS:
-            place = str(getattr(seen, "filename", None) or where)
+            what, place = _STORAGE_ERRNOS[code], str(getattr(seen, "filename", None) or where)
+            there, disk = _disk(Path(where))
+            found, looks = f"{disk.f_bavail * disk.f_frsize / 1e9:.2f} GB free", f"df -h {shlex.quote(str(there))}"
+            if code == errno.ENOSPC and disk.f_files and not disk.f_favail:
+                what, found = "the disk has no inodes left, one a file", f"0 of {disk.f_files:,} inodes free, {found}"
+                looks = looks.replace("-h", "-i")
             return StorageError(
-                f"writing failed: {_STORAGE_ERRNOS[code]}",
+                f"writing failed: {what}",
                 where=place,
-                found=f"{free_bytes(Path(where)) / 1e9:.2f} GB free",
+                found=found,
                 hints=(
                     "--home DIR   # on a larger disk",
-                    "free some space and run the same command again: committed artifacts and checkpoints are kept",
+                    f"{looks}   # make room and run the same command again: what was committed is kept",
                 ),
             )
         seen = seen.__cause__ or seen.__context__
@@ -213,9 +219,14 @@ def as_storage_error(error: BaseException, where: Path | str) -> StorageError | 
 
 def free_bytes(path: Path) -> int:
     """Bytes free for this user on the file system that holds `path` (or its nearest existing parent)."""
+    _, disk = _disk(path)
+    return disk.f_bavail * disk.f_frsize
+
+
+def _disk(path: Path) -> tuple[Path, os.statvfs_result]:
     while not path.exists() and path != path.parent:
         path = path.parent
-    return shutil.disk_usage(path).free
+    return path, os.statvfs(path)
 
 
 def _ignore_missing(function: Any, path: str, info: Any) -> None:

@@ -53,6 +53,8 @@ class Producer:
     run: str
     step_version: str = ""
     cache_key: str = ""
+    config: str = ""
+    """Name or path of the step's config."""
     accepted: tuple[Mapping[str, Any], ...] = ()
     """By whom it was taken for what the step would make since, oldest first: {by, at, key, version, changed}, the key
     and version that it had until then and the code that changed."""

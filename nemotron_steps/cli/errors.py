@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from nemotron_steps.cli.asked import typed
 from nemotron_steps.cli.terminal import Terminal, printable
-from nemotron_steps.config.redaction import may_be_secret, redact_text
+from nemotron_steps.config.redaction import MASK, may_be_secret, redact_text
 from nemotron_steps.errors import InterruptedRunError, RequestError, StepsError
-from nemotron_steps.errors.plugins import noted
 
 UNEXPECTED_EXIT = 1
 _KEY = re.compile(r"[+~-]*(?P<name>[A-Za-z_][\w./-]*)(?:[:=]|\s*:\s*(?P<after>.*)|\s+(?P<apart>.*))?", re.DOTALL)
@@ -52,7 +53,7 @@ def report(error: BaseException, *, as_json: bool) -> int:
     goes to the run's log if there is one, else to stderr.
     """
     if isinstance(error, KeyboardInterrupt):
-        error = InterruptedRunError(f"interrupted{noted(error)}", hints=("run the same command again to go on",))
+        error = InterruptedRunError("interrupted", hints=("run the same command again to go on",))
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         # Whatever it was meant to be, only what the user typed is that long.
         name = str(error.filename or "")
@@ -63,7 +64,10 @@ def report(error: BaseException, *, as_json: bool) -> int:
         )
     if isinstance(error, StepsError):
         if as_json:
-            print_json({"error": _clean_fields(error.to_dict())})
+            fields = error.to_dict()
+            for each in (fields, *fields.get("problems", ())):
+                each["hints"] = [typed[0].hint(hint) for hint in each["hints"]]
+            print_json({"error": _clean_fields(fields)})
         else:
             render(error, Terminal.of(sys.stderr))
         return exit_code(error)
@@ -74,14 +78,19 @@ def report(error: BaseException, *, as_json: bool) -> int:
     return exit_code(error)
 
 
-def render(error: StepsError, terminal: Terminal) -> None:
-    """An error as coloured text: every problem it carries, then itself."""
+def render(error: StepsError, terminal: Terminal, *, whole: bool = True) -> None:
+    """An error as coloured text: every problem it carries, then itself.
+
+    Args:
+        whole: whether the command that was typed may be shown; not where anything about it is masked.
+    """
+    whole = whole and MASK not in _clean(error.render())
     problems: tuple[StepsError, ...] = tuple(getattr(error, "problems", ()))
     if len(problems) == 1:
-        render(problems[0], terminal)
+        render(problems[0], terminal, whole=whole)
         return
     for problem in problems:
-        render(problem, terminal)
+        render(problem, terminal, whole=whole)
         terminal.print()
     if isinstance(error, InterruptedRunError):
         terminal.print(terminal.style(_clean(error.what), "bold", "yellow"))
@@ -97,8 +106,14 @@ def render(error: StepsError, terminal: Terminal) -> None:
         _field(terminal, "expected", _clean(error.expected))
     if error.found is not None:
         _field(terminal, "found", _clean(error.found))
-    for hint in error.hints:
-        terminal.print(f"  {terminal.style('hint:', 'cyan')} {_clean(hint)}")
+    for number, hint in enumerate(error.hints):
+        told = typed[0].hint(hint)
+        if "UV_RUN_RECURSION_DEPTH" in os.environ:  # an environment that uv made has no pip of its own
+            told = told.replace("pip install", "uv pip install", 1)
+        terminal.print(f"  {terminal.style('hint:', 'cyan')} {_clean(told)}")
+        command = typed[0].with_change(hint, error.where) if whole and number == 0 else None
+        if command is not None:
+            terminal.print(f"    {terminal.style('as in:', 'dim')} {_clean(command)}")
 
 
 def unexpected_fields(error: BaseException) -> dict[str, Any]:

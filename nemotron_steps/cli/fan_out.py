@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nemotron_steps.cli.parser import UsageError
-from nemotron_steps.config.names import nearest
-from nemotron_steps.config.quoting import quoted
+from nemotron_steps.config.names import meant
 from nemotron_steps.resolver.fan_out import Axis
 
 EVERY = "*"
@@ -66,7 +65,7 @@ def _stage_keys(key: str, stages: list[str], has_key: HasKey, text: str) -> list
             found=key,
             hints=(
                 f"--over '*.{text}'",
-                *(f"--over {text.replace(stage, name, 1)}" for name in nearest(stage, stages)[:1] if rest),
+                *(f"--over {text.replace(stage, name, 1)}" for name in meant(stage, stages)[:1] if rest),
             ),
         )
     return [(stage, rest)]
@@ -122,3 +121,10 @@ def _override_value(value: Any) -> str:
 
 def _list(names: Sequence[str]) -> str:
     return ", ".join(names)
+
+
+def quoted(text: str) -> str:
+    """A text in quotes that Hydra reads as it is: a backslash counts double only before a quote."""
+    escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + r"\'", text)
+    tail = len(escaped) - len(escaped.rstrip("\\"))
+    return "'" + escaped + "\\" * tail + "'"

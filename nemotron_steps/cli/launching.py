@@ -8,13 +8,15 @@ command that it is the job and works here.
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.errors import print_json
-from nemotron_steps.cli.planning import show_plan, with_cached
+from nemotron_steps.cli.planning import show_needs, show_plan, with_cached
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal, printable
 from nemotron_steps.config.redaction import MASK, mask
@@ -52,9 +54,19 @@ def launch(arguments: argparse.Namespace, bench: Workbench, asked: Asked, profil
         accept=arguments.accept,
         terminal=None if arguments.as_json else terminal,
     )
-    if arguments.batch is not None:
-        return _submitted(arguments, info, terminal)
-    return _followed(arguments, bench, info, terminal)
+    if arguments.batch is None:
+        info = follow_attached(bench.store, info, quiet=arguments.as_json)
+    if arguments.as_json:
+        job = {"run": info.id, "executor": info.executor, "job": info.job}
+        print_json(info.to_dict() if arguments.batch is None else job)
+        return 0
+    terminal.print()
+    next_commands = (
+        ("logs {} -f", "status {}", "cancel {}") if arguments.batch is not None else ("status {}", "report {}")
+    )
+    for command in next_commands:
+        terminal.print(f"  {terminal.style('steps ' + command.format(info.id), 'cyan')}")
+    return 0
 
 
 def submit_asked(
@@ -81,13 +93,15 @@ def submit_asked(
         PlanError: nothing was submitted.
         RequestError: what was asked for holds a secret.
     """
+    from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
     from nemotron_steps.runs.launch import submit
     from nemotron_steps.runs.prerequisites import refuse_unimplemented
     from nemotron_steps.runs.run_folder import RunFolder, get_run, new_run_id
 
     plan = with_cached(bench, bench.plan(asked), force=force, resume=resume, accept=accept)
     refuse_unimplemented(plan)
-    redacted = asked.redacted()
+    profile = bench.job_profile(asked, plan) or profile
+    redacted = asked.taking(plan.taken).redacted()
     if MASK in redacted.command:
         raise RequestError(
             "a secret on the command line would end up in the job's files",
@@ -96,24 +110,32 @@ def submit_asked(
         )
     if terminal is not None:
         show_plan(plan, terminal, asked)
+        show_needs(plan, terminal, asked)
         terminal.print()
     if resume:
         run_id = get_run(bench.store, resume).id
     else:
         run_id = new_run_id(plan.name or plan.goals[-1])
         RunFolder(bench.store, run_id).create(plan.name, redacted.to_dict(), executor=profile.executor)
+    # The job may see this directory's env.toml under this path alone.
+    file = environment_files()[0]
+    profiles = {ENVIRONMENT_VARIABLE: str(file.absolute())} if file.is_file() else {}
     info = submit(
         bench.store,
         profile,
         run_id=run_id,
-        environment={**_variables_read(plan, profile), **_profiles_file(), JOB_VARIABLE: run_id},
+        environment={**_variables_read(plan, profile), **profiles, JOB_VARIABLE: run_id},
         request=redacted.to_dict(),
         forced=plan.goals if force else (),
+        paths=_paths(plan, asked),
         attached=attached,
         force_squash=force_squash,
     )
     if terminal is not None:
-        job = f"{info.executor} job {info.job}"
+        gpus = f", GPUs per node: {profile.gpus_per_node}" if profile.gpus_per_node else ""
+        image = getattr(profile, "container_image", None)
+        size = f"{profile.nodes} node{'s' if profile.nodes > 1 else ''}{gpus}{f', image {image}' if image else ''}"
+        job = f"{info.executor} job {info.job}: {size}"
         terminal.print(f"submitted as {terminal.style(info.id, 'bold')} ({printable(job)})")
     return info
 
@@ -130,32 +152,32 @@ def _variables_read(plan: Plan, profile: Profile) -> dict[str, str]:
     return {name: value for name, value in given.items() if name not in secret}
 
 
-def _profiles_file() -> dict[str, str]:
-    """The variable that names this directory's env.toml to the job, which may see it under this path alone."""
-    from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
-
-    file = environment_files()[0]
-    return {ENVIRONMENT_VARIABLE: str(file.absolute())} if file.is_file() else {}
+_OF_AN_IMAGE = frozenset(
+    {"bin", "boot", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sbin", "sys", "usr", "var"}
+)
+"""Folders of `/` that an image has of its own: a file there that a config names is the container's."""
 
 
-def _submitted(arguments: argparse.Namespace, info: RunInfo, terminal: Terminal) -> int:
-    if arguments.as_json:
-        print_json({"run": info.id, "executor": info.executor, "job": info.job})
-        return 0
-    for hint in (f"steps logs {info.id} -f", f"steps status {info.id}", f"steps cancel {info.id}"):
-        terminal.print(f"  {terminal.style(hint, 'cyan')}")
-    return 0
+def _paths(plan: Plan, asked: Asked) -> tuple[Path, ...]:
+    """What a request, its plan's inputs and configs name of this machine's files: a container has to see it."""
+    from nemotron_steps.manifest.packs import PATH_VARIABLE
+    from nemotron_steps.resolver.plan import SuppliedInput
+
+    inputs = {source.ref for step in plan for source in step.inputs.values() if isinstance(source, SuppliedInput)}
+    inputs |= {asked.config or "", *asked.targets, *os.environ.get(PATH_VARIABLE, "").split(os.pathsep)} - {""}
+    named = {text for step in plan for text in _texts(step.config) if text.startswith(("/", "~/", "../"))}
+    of_image = {text for text in named if Path(text).parts[1:2] and Path(text).parts[1] in _OF_AN_IMAGE}
+    there = sorted({Path(os.path.abspath(os.path.expanduser(text))) for text in inputs | named - of_image})
+    return tuple(path for path in there if path.exists() and path.name)
 
 
-def _followed(arguments: argparse.Namespace, bench: Workbench, info: RunInfo, terminal: Terminal) -> int:
-    info = follow_attached(bench.store, info, quiet=arguments.as_json)
-    if arguments.as_json:
-        print_json(info.to_dict())
-        return 0
-    terminal.print()
-    for hint in (f"steps status {info.id}", f"steps report {info.id}"):
-        terminal.print(f"  {terminal.style(hint, 'cyan')}")
-    return 0
+def _texts(node: Any) -> Iterator[str]:
+    """Every text in plain values."""
+    if isinstance(node, str):
+        yield re.sub(r"(\.py):\w+$", r"\1", node)  # a function of a file
+    elif isinstance(node, Mapping | list):
+        for item in node.values() if isinstance(node, Mapping) else node:
+            yield from _texts(item)
 
 
 def follow_attached(store: ArtifactStore, info: RunInfo, *, quiet: bool) -> RunInfo:
@@ -163,7 +185,7 @@ def follow_attached(store: ArtifactStore, info: RunInfo, *, quiet: bool) -> RunI
     from nemotron_steps.runs.launch import cancel, follow
 
     try:
-        return follow(store, info.id, ignore_log if quiet else write_log)
+        return follow(store, info.id, (lambda text: None) if quiet else write_log)
     except KeyboardInterrupt:
         cancel(store, info)
         raise InterruptedRunError(
@@ -177,7 +199,3 @@ def write_log(text: str) -> None:
     """A part of a job's log, to stdout, without what would steer the terminal."""
     sys.stdout.write("".join(printable(line) + "\n" for line in text.splitlines()))
     sys.stdout.flush()
-
-
-def ignore_log(text: str) -> None:
-    """A part of a job's log, where nobody wants to see it."""

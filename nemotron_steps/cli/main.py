@@ -1,21 +1,23 @@
-"""The console scripts `steps` and `nemotron`: parse, dispatch, exit code."""
+"""The console scripts `steps` and `nemotron`: parse, dispatch, exit code.
+
+Hardly anything is imported before requests to stop are noted: until then Python itself ends the process.
+"""
 
 from __future__ import annotations
 
-import gc
-import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING
 
-from nemotron_steps.cli.parser import UsageError, build, refuse_flags_first, split_passthrough
-from nemotron_steps.errors import StepsError, did_you_mean
+from nemotron_steps import stopping
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable, Sequence
 
-Handler = Callable[["argparse.Namespace"], int]
+    from nemotron_steps.cli.parser import UsageError
+    from nemotron_steps.errors import StepsError
+
+    Handler = Callable[[argparse.Namespace], int]
 
 _GC_THRESHOLD = 50_000
 """Allocations between garbage collections while a command starts: imports allocate much and free nothing."""
@@ -42,8 +44,14 @@ def nemotron(argv: Sequence[str] | None = None) -> int:
 
 def _program(arguments: Sequence[str], prog: str) -> int:
     """The command line of a process that does nothing else."""
+    stopping.note()
+    import atexit
+    import os
+
+    from nemotron_steps.cli.parser import build, split_passthrough
     from nemotron_steps.cli.pipes import open_standard_streams
 
+    atexit.register(stopping.ignore)  # the last to be called: it is all done
     open_standard_streams()
     if "_ARGCOMPLETE" in os.environ:
         from nemotron_steps.cli.completion import answer
@@ -59,9 +67,18 @@ def _program(arguments: Sequence[str], prog: str) -> int:
 
 
 def _main(arguments: Sequence[str], prog: str) -> int:
+    import gc
+
+    from nemotron_steps.cli.asked import Typed, typed
+    from nemotron_steps.cli.parser import split_passthrough
+
     gc.set_threshold(_GC_THRESHOLD, 50, 50)
     before, passthrough = split_passthrough(arguments)
-    return _guarded(lambda: _dispatch(before, passthrough, prog), arguments, as_json="--json" in before)
+    typed[0] = Typed(prog, tuple(arguments))
+    try:
+        return _guarded(lambda: _dispatch(before, passthrough, prog), arguments, as_json="--json" in before)
+    finally:
+        typed[0] = Typed("steps", ())
 
 
 def _dispatch(arguments: list[str], passthrough: list[str], prog: str) -> int:
@@ -74,6 +91,8 @@ def _dispatch(arguments: list[str], passthrough: list[str], prog: str) -> int:
         if unknown:
             raise _unknown_flag(unknown[0], recipe, prog)
         return _handle(recipe, passthrough, prog)
+    from nemotron_steps.cli.parser import UsageError, build, refuse_flags_first
+
     parser = build(prog)
     refuse_flags_first(parser, arguments)
     namespace, unknown = parser.parse_known_args(arguments)
@@ -113,41 +132,40 @@ def _load(reference: str) -> Handler:
 
 
 def _unknown_flag(flag: str, namespace: argparse.Namespace, prog: str) -> UsageError:
-    from nemotron_steps.config.names import nearest
+    from nemotron_steps.cli.parser import UsageError
+    from nemotron_steps.config.names import meant
+    from nemotron_steps.errors import did_you_mean
 
     hidden = {"command", "handler", "words", "as_json"}
     flags = ["--" + name.replace("_", "-") for name in vars(namespace) if name not in hidden] + ["--json"]
-    command = " ".join(part for part in (prog, namespace.command) if part)
+    command = " ".join(part for part in (prog, namespace.command if prog.endswith("steps") else "") if part)
     typed = flag.partition("=")[0]
     return UsageError(
         f"`{command}` has no flag '{typed}'",
         expected="one of its flags; a key of the config is set by KEY=VALUE, without dashes",
-        hints=(*did_you_mean(nearest(typed, flags)), f"{command} --help"),
+        hints=(*did_you_mean(meant(typed, flags)), f"{command} --help"),
     )
 
 
 def _guarded(action: Callable[[], int], arguments: Sequence[str], *, as_json: bool) -> int:
-    from nemotron_steps.runs.interrupts import interruptible
-
-    asked: dict[str, str] = {}
     try:
         try:
-            with interruptible(tells=False) as asked:
+            with stopping.interruptible(tells=False):
                 code = action()
         except SystemExit as exit_:
             code = exit_.code if isinstance(exit_.code, int) else 1
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader (`| head`) is gone; what is still buffered must not raise again at exit.
-        import os
-
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print_nowhere()
         return 0
     except (Exception, KeyboardInterrupt) as error:
+        from contextlib import suppress
+
         from nemotron_steps.cli.errors import exit_code, report, secrets_apart
         from nemotron_steps.config.redaction import masking
 
-        if "signal" in asked and exit_code(error) != exit_code(KeyboardInterrupt()):
+        if stopping.was_interrupted(error) and exit_code(error) != exit_code(KeyboardInterrupt()):
             error = KeyboardInterrupt()  # what it became
         if isinstance(error, OSError) and (unwritten := _unwritten(error)) is not None:
             error, as_json = unwritten, as_json and unwritten.where is None
@@ -157,12 +175,19 @@ def _guarded(action: Callable[[], int], arguments: Sequence[str], *, as_json: bo
     return code
 
 
+def _print_nowhere() -> None:
+    import os
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _unwritten(error: OSError) -> StepsError | None:
     """What to say of a write that failed for want of room, which is no mistake of this program; None of other errors.
 
     Where that was standard output, what is still to be written there goes nowhere.
     """
     import errno
+    from os.path import dirname
 
     from nemotron_steps.cli.errors import location
     from nemotron_steps.errors import StorageError
@@ -171,9 +196,9 @@ def _unwritten(error: OSError) -> StepsError | None:
     if error.errno not in full or error.filename is not None or hasattr(error, "log_path"):
         return None
     where = None
-    if os.path.dirname(__file__) == os.path.dirname(location(error) or ""):  # these modules print; others write files
+    if dirname(__file__) == dirname(location(error) or ""):  # these modules print; others write files
         where = "standard output"
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print_nowhere()
     hints = ("free some space, or send the output elsewhere, and run the same command again",)
     return StorageError(f"writing failed: {error.strerror}", where=where, hints=hints)
 

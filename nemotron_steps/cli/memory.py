@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from nemotron_steps.resolver.plan import Plan
 
 _ORDER = ("weights", "optimizer", "gradients", "reference weights", "activations", "logprobs", "cache", "logits")
+_RANKS = {"policy": 0, "generator": 1, "device": 3}
 _GIB = 2**30
 
 
@@ -71,7 +72,9 @@ def _show_device(device: DeviceMemory, terminal: Terminal) -> None:
     keys = {key for lines in device.phases.values() for key in lines}
     rows = [["", "GiB", *phases]]
     before = None
-    for role, line in sorted(keys, key=lambda key: (_rank(key[0]), key[0], _place(key[1]))):
+    places = {line: place for place, line in enumerate(_ORDER)}
+    order = [(_RANKS.get(role, 2), role, places.get(line, len(places)), line) for role, line in keys]
+    for _, role, _, line in sorted(order):
         counts = [_gib(device.phases[phase].get((role, line))) for phase in phases]
         rows.append([role if role != before else "", line, *counts])
         before = role
@@ -87,14 +90,6 @@ def _show_device(device: DeviceMemory, terminal: Terminal) -> None:
         for number, row in enumerate(rows)
     ]
     terminal.table(aligned, indent=6)
-
-
-def _rank(role: str) -> int:
-    return {"policy": 0, "generator": 1, "device": 3}.get(role, 2)
-
-
-def _place(line: str) -> int:
-    return _ORDER.index(line) if line in _ORDER else len(_ORDER)
 
 
 def _gib(count: int | None) -> str:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from nemotron_steps.config.names import nearest
+from nemotron_steps.config.names import meant
 from nemotron_steps.errors import RequestError, did_you_mean
 
 HANDLERS = "nemotron_steps.cli."
@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             choices = [str(choice) for choice in action.choices]
-            close = nearest(str(value), choices)
+            close = meant(str(value), choices)
             what = "command" if isinstance(action, argparse._SubParsersAction) else f"value for {_flag(action)}"
             raise UsageError(
                 f"'{value}' is not a {what}",
@@ -241,6 +241,7 @@ def _artifacts(add: Callable[..., Parser]) -> None:
     command = sub("lineage", "show what an artifact was made from")
     command.add_argument("ref", metavar="REF", help="NAME, NAME:VERSION or digest")
     command = sub("diff", "compare two artifacts of one type: exit code 0 if they hold the same, 1 if not")
+    command.set_defaults(handler=f"{HANDLERS}artifact_diff:diff_artifacts")
     command.add_argument("a", metavar="A", help="NAME, NAME:VERSION or digest")
     command.add_argument("b", metavar="B", help="the other one")
     command = sub("verify", "hash every file again and compare")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from nemotron_steps.cli.fan_out import HasKey, pipeline_axes, step_axes
 from nemotron_steps.cli.parser import UsageError
-from nemotron_steps.config.names import nearest
+from nemotron_steps.config.names import meant
 from nemotron_steps.config.redaction import shown_override
 from nemotron_steps.resolver.fan_out import Axis, fanned_out
 from nemotron_steps.resolver.request import Goal, Request, request_for_pipeline, request_for_steps
@@ -109,7 +109,7 @@ def _with_ignored_checks(goals: tuple[Goal, ...], asked: Asked, names: list[str]
 def _position(flag: str, stage: str, names: list[str]) -> int:
     if stage in names:
         return names.index(stage)
-    close = nearest(stage, names)
+    close = meant(stage, names)
     raise UsageError(
         f"there is no stage '{stage}'",
         where=f"{flag} {stage}",

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.artifacts.models import made_by
-from nemotron_steps.cli.asked import Asked, asked_from
+from nemotron_steps.cli.asked import Asked, asked_from, typed
 from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.memory import show_memory
 from nemotron_steps.cli.parser import UsageError
@@ -20,7 +20,6 @@ from nemotron_steps.config.redaction import redact, redact_text
 if TYPE_CHECKING:
     import argparse
 
-    from nemotron_steps.config.profiles import Profile
     from nemotron_steps.resolver.plan import InputSource, Plan, PlannedStep
 
 
@@ -33,10 +32,12 @@ def plan(arguments: argparse.Namespace) -> int:
         os.environ.update(profile.variables_here)
     refuse_accept(arguments, asked, forgets=arguments.force)
     found = with_cached(bench, bench.plan(asked), force=arguments.force, accept=arguments.accept)
+    bench.job_profile(asked, found)
     if arguments.as_json:
         print_json(plan_fields(found))
     else:
         show_plan(found, Terminal.of(), asked, why=arguments.why)
+        show_needs(found, Terminal.of(), asked)
     return 0
 
 
@@ -46,19 +47,18 @@ def refuse_accept(arguments: argparse.Namespace, asked: Asked, *, forgets: bool)
         raise UsageError(
             "--accept records that a result is taken: --dry-run records nothing, and --force makes it anew",
             where=f"--accept {arguments.accept[0]}",
-            hints=(f"steps plan {asked.redacted().command} --accept {arguments.accept[0]}",),
+            hints=("leave out --accept, or --dry-run and --force; `steps plan` shows what --accept would take",),
         )
 
 
-def dry_run(
-    bench: Workbench, asked: Asked, profile: Profile | None, *, force: bool, resume: str | None, as_json: bool
-) -> int:
+def dry_run(bench: Workbench, asked: Asked, *, force: bool, resume: str | None, as_json: bool) -> int:
     """`steps run --dry-run`: the merged config of every step asked for, the profile, the plan, what it still lacks.
 
     All of it redacted. Inputs that are not given, or not here, are no mistake yet.
     """
     found = bench.plan(asked, allow_unfilled=True)
     found = with_cached(bench, found, force=force, resume=resume, allow_unfilled=True)
+    profile = bench.job_profile(asked, found)
     if as_json:
         fields = plan_fields(found)
         fields["configs"] = {step.key: redact(dict(step.config)) for step in found.steps}
@@ -75,8 +75,26 @@ def dry_run(
         terminal.print(terminal.style(f"# profile {asked.profile}", "dim"))
         terminal.print(yaml_text(profile.shown()))
     show_plan(found, terminal, asked)
+    show_needs(found, terminal, asked)
     _show_unfilled(found, terminal)
     return 0
+
+
+def show_needs(found: Plan, terminal: Terminal, asked: Asked) -> None:
+    """What the steps still to run need and this machine lacks; under a profile, what was not asked of its machines."""
+    from nemotron_steps.runs.prerequisites import missing, needs_of
+
+    if asked.profile is not None:
+        needs = dict.fromkeys(need for step in found if step.cached is None for need in needs_of(step))
+        if needs:
+            text = f"not asked of this machine, but needed where {asked.profile} runs it: {', '.join(needs)}"
+            terminal.print(f"  {terminal.style('note:', 'yellow')} {printable(text)}")
+        return
+    for finding, steps in missing(found, tried=False):
+        keys = ", ".join(step.key for step in steps)
+        terminal.print(f"  {terminal.style('will need', 'yellow')} {printable(f'{finding.name}, for {keys}')}")
+        for line in finding.fix.splitlines()[:1]:
+            terminal.print(f"      {terminal.style(printable(line), 'cyan')}")
 
 
 def _show_unfilled(found: Plan, terminal: Terminal) -> None:
@@ -168,10 +186,12 @@ def show_plan(found: Plan, terminal: Terminal, asked: Asked, *, why: bool = Fals
         terminal.print(f"  {terminal.style('note:', 'yellow')} {printable(warning)}")
     by_code = [step.key for step in found.steps if step.changes is not None and step.changes.code]
     if by_code:
-        command = " ".join(["steps run", asked.redacted().typed, *(f"--accept {shlex.quote(key)}" for key in by_code)])
+        accept = " ".join(f"--accept {shlex.quote(key)}" for key in by_code)
+        same = None if typed[0].words[:1] in ((), ("plan",)) else typed[0].with_change(accept, None)
+        command = same or typed[0].hint(f"steps run {asked.redacted().typed} {accept}")
         note = terminal.style("note:", "yellow")
         terminal.print(f"  {note} only code changed since; to take what is there as it is:")
-        terminal.print(f"    {terminal.style(printable(command), 'cyan')}")
+        terminal.print(f"    {terminal.style(printable(redact_text(command)), 'cyan')}")
     if why:
         _show_why(found, numbers, terminal)
     show_memory(found, terminal)

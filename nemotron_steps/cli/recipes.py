@@ -20,12 +20,13 @@ class Recipe:
     """One command: what `steps run` gets for it.
 
     Attributes:
-        target: step or pipeline.
+        target: step, or pipeline for a recipe of `stages` without `-c`.
         config: its config where no `-c` says another; None for a pipeline's own.
         summary: what help says.
         configs: name the recipe has → name here.
         only: configs it can have, by the recipe's names, where the step has others' as well; empty for any.
-        sample_keys: config keys that `--sample N` sets; empty where there is nothing to sample.
+        samples: whether `--sample N` says how many rows of each data set are read.
+        stages: without `-c`, stages of the pipeline PREPARATIONS up to the last of these; overrides are for all.
     """
 
     target: str
@@ -33,9 +34,11 @@ class Recipe:
     summary: str
     configs: Mapping[str, str] = field(default_factory=dict)
     only: tuple[str, ...] = ()
-    sample_keys: tuple[str, ...] = ()
+    samples: bool = False
+    stages: tuple[str, ...] = ()
 
 
+PREPARATIONS = "super3_data_prep"
 _RL_PREP = "data_prep/rl_prep"
 _SUPER3_BLENDS = ("rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf")
 
@@ -48,16 +51,14 @@ def _blend(name: str, *others: str) -> Recipe:
         f"prepare the prompts of {name.rstrip('123') if others else name}"
         + (f" (-c {'|'.join((name, *others))})" if others else ""),
         {"default": f"super3_{name}", **configs},
-        sample_keys=("sample",),
+        samples=True,
+        stages=(name, *others) if others else (),
     )
 
 
 COMMANDS: Mapping[tuple[str, ...], Recipe] = {
     ("super3", "data", "prep", "rl"): Recipe(
-        "super3_data_prep",
-        None,
-        "prepare the prompts of all six blends",
-        sample_keys=tuple(f"{name}.sample" for name in _SUPER3_BLENDS),
+        PREPARATIONS, None, "prepare the prompts of all six blends", samples=True, stages=_SUPER3_BLENDS
     ),
     ("super3", "data", "prep", "rl", "rlvr"): _blend("rlvr1", "rlvr2", "rlvr3"),
     ("super3", "data", "prep", "rl", "swe1"): _blend("swe1"),
@@ -94,7 +95,7 @@ COMMANDS: Mapping[tuple[str, ...], Recipe] = {
         "nano3",
         "prepare the prompts of the blend",
         {"default": "nano3"},
-        sample_keys=("sample",),
+        samples=True,
     ),
     ("nano3", "rl"): Recipe(
         "rl/nemo_rl/rlvr",
@@ -133,7 +134,7 @@ def parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace | None, list[st
         return None, [], prog
     parser = Parser(prog=prog, description=f"{recipe.summary}: {_meaning(recipe)}", epilog=_below(path))
     run_flags(parser, words="key=value", help_words="overrides in Hydra's grammar: a.b=1, +a.b=1, ~a.b")
-    if recipe.sample_keys:
+    if recipe.samples:
         parser.add_argument("--sample", type=int, metavar="N", help="at most N rows of each data set, to try things")
     parser.set_defaults(handler=f"{HANDLERS}running:run", command="run", version=False, sample=None)
     namespace, unknown = parser.parse_known_args(rest)
@@ -158,7 +159,7 @@ def _settle(namespace: argparse.Namespace, recipe: Recipe, path: tuple[str, ...]
     if forced <= {"true", "false"}:
         namespace.words = [word for word in namespace.words if word.partition("=")[0] != "force"]
     if namespace.sample is not None:
-        namespace.words += [f"{key}={namespace.sample}" for key in recipe.sample_keys]
+        namespace.words.append(f"sample={namespace.sample}")
     given = namespace.config
     if recipe.only and given is not None and given not in recipe.only and not re.search(r"[/.]", given):
         raise UsageError(
@@ -170,8 +171,45 @@ def _settle(namespace: argparse.Namespace, recipe: Recipe, path: tuple[str, ...]
     # A run that goes on says itself what it was asked for.
     if namespace.resume and not namespace.words and given is None:
         return
+    if recipe.stages and given is None:
+        namespace.until = namespace.until or recipe.stages[-1]
+        every = (_of_stages(word, recipe.stages) for word in namespace.words)
+        namespace.words = [PREPARATIONS, *(word for words in every for word in words)]
+        return
     namespace.config = recipe.config if given is None else recipe.configs.get(given, given)
     namespace.words = [recipe.target, *namespace.words]
+
+
+def _of_stages(override: str, stages: Sequence[str]) -> list[str]:
+    """An override as the pipeline takes it: for the stage that it names, else for each."""
+    key = override.lstrip("+~")
+    sign = override[: len(override) - len(key)]
+    return [override] if key.partition(".")[0] in stages else [f"{sign}{stage}.{key}" for stage in stages]
+
+
+def respelled(hint: str, prog: str, flags: str) -> str:
+    """A hint `steps run STEP -c CONFIG ...` as the recipe whose command was given has it, with the profile's flag.
+
+    Args:
+        prog: what was typed up to the command: `nemotron super3 rl rlvr`, or `steps`.
+        flags: the profile's flag, empty for none.
+    """
+    found = re.fullmatch(r"steps run (\S+)(?: -c (\S+))?(?P<rest>( .*)?)", hint)
+    if found is None:
+        return hint
+    target, config = found[1], found[2]
+    command = hint
+    for path, recipe in COMMANDS.items():
+        name = next((theirs for theirs, ours in recipe.configs.items() if ours == config != recipe.config), config)
+        if (
+            prog.split()[1:2] == [path[0]]
+            and recipe.target == target
+            and (config == recipe.config or not recipe.only or name in recipe.only)
+        ):
+            chosen = "" if config is None or (config == recipe.config and name in (*path, path[0])) else f" -c {name}"
+            command = f"nemotron {' '.join(path)}{chosen}{found['rest']}"
+            break
+    return f"{command} {flags}".rstrip()
 
 
 def _path(arguments: Sequence[str]) -> tuple[str, ...]:
@@ -215,5 +253,6 @@ def _below(path: tuple[str, ...]) -> str:
 
 
 def _meaning(recipe: Recipe) -> str:
-    config = f" -c {recipe.config}" if recipe.config else ""
-    return f"`steps run {recipe.target}{config}`"
+    if recipe.stages:
+        return f"`steps run {PREPARATIONS} --until {recipe.stages[-1]}`"
+    return f"`steps run {recipe.target} -c {recipe.config}`"

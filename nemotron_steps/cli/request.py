@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -49,6 +49,8 @@ class Workbench:
         self._home = home
         self.in_job = in_job
         self._registry = registry
+        self.respell: Callable[[str], str] = str
+        """How a hint that is a command is written for what was typed."""
         self._composed: dict[tuple[str, str | None, tuple[str, ...]], StepConfig] = {}
 
     @cached_property
@@ -111,20 +113,61 @@ class Workbench:
             if known:
                 raise_all([*known, error], f"cannot plan '{asked.command}'")
             raise
-        found = resolve(
-            request,
-            self.registry,
-            compose=self.compose,
-            describe_input=self.describe_input,
-            profile=profile.model_dump() if profile is not None else None,
-            known=known,
-            allow_unfilled=allow_unfilled,
-        )
+        try:
+            found = resolve(
+                request,
+                self.registry,
+                compose=self.compose,
+                describe_input=self.describe_input,
+                newest=self.newest,
+                profile=profile.offers if profile is not None else None,
+                known=known,
+                allow_unfilled=allow_unfilled,
+            )
+        except StepsError as error:
+            self._respell(getattr(error, "problems", ()))
+            raise
+        self._respell(found.unfilled)
         file = self._file_called(asked)
         if file is not None:
             warning = f"-c {asked.config} is that of {self._own_config(asked)}, not {file}"
             found = replace(found, warnings=(*found.warnings, warning))
+        job = self.job_profile(asked, found, looked_up=False)
+        if (
+            profile is not None
+            and job is not None
+            and job.nodes != profile.nodes
+            and "nodes" in profile.model_fields_set
+        ):
+            warning = f"as many nodes as the steps want: {job.nodes}, and not the {profile.nodes} of [{asked.profile}]"
+            found = replace(found, warnings=(*found.warnings, warning))
         return found
+
+    def job_profile(self, asked: Asked, plan: Plan, *, looked_up: bool = True) -> Profile | None:
+        """The profile as a plan's job is submitted under it: with the image, the nodes and the GPUs of its steps.
+
+        Args:
+            looked_up: the plan says which steps are cached; until then those of several images may be.
+
+        Raises:
+            ConfigError: an image is needed and nothing names one, or the steps have several.
+        """
+        from nemotron_steps.config.profiles import job_of
+
+        said = (where or "" for step in plan for key, (_, where) in step.job.items() if not key.startswith("cluster."))
+        overrides = [where for where in said if where.startswith("override ")]
+        if overrides and asked.profile is None and not self.in_job:
+            raise RequestError(
+                "run.env is for the job that a profile starts, and no profile is asked for",
+                where=overrides[0],
+                hints=("-r PROFILE",),
+            )
+        job = job_of(plan)
+        return self.profile(asked.profile, job if looked_up else {key: said[:2] for key, said in job.items()})
+
+    def _respell(self, problems: Sequence[StepsError]) -> None:
+        for problem in problems:
+            problem.hints = tuple(map(self.respell, problem.hints))
 
     def request(self, asked: Asked) -> Request:
         """The resolver's form of a request: a pipeline's stages, or steps to be chained."""
@@ -171,8 +214,10 @@ class Workbench:
         reference = manifest.step.config_schema
         if reference is None:
             try:
-                composed = compose(config_name, overrides, search=search, remember=True)
-                config = StepConfig(composed.values, composed.inputs, None, composed.origin, composed.variables)
+                composed = compose(config_name, overrides, search=search)
+                config = StepConfig(
+                    composed.values, composed.inputs, None, composed.origin, composed.variables, job=composed.job
+                )
             except ConfigError as error:
                 # Written for another tool, with resolvers and defaults of its own: its ports can still be checked.
                 if manifest.step.entry is not None:
@@ -182,7 +227,7 @@ class Workbench:
             from nemotron_steps.config.validation import complete, has_key, load_schema
 
             schema = load_schema(reference)
-            composed = compose(config_name, overrides, search=search, schema=schema, remember=True)
+            composed = compose(config_name, overrides, search=search, schema=schema)
             bound = frozenset(key for port in manifest.consumes for key in port.bindings)
             values = complete(composed, schema, bound)
             config = StepConfig(
@@ -192,6 +237,7 @@ class Workbench:
                 composed.origin,
                 composed.variables,
                 _idle_variables(search, composed),
+                job=composed.job,
             )
         self._composed[key] = config
         return config
@@ -208,7 +254,7 @@ class Workbench:
         path = Path(ref).expanduser()
         if path.exists():
             return self._describe_path(path, ref, wanted_type)
-        if not _looks_like_path(ref):
+        if not ref.startswith((".", "/", "~")):
             try:
                 artifact = self.store.find(ref)
                 return SuppliedInput(ref, artifact.type, artifact.attributes)
@@ -225,6 +271,16 @@ class Workbench:
             found=ref,
             hints=(*_file_meant(ref, path), *(hints or ("steps artifacts list",))),
         )
+
+    def newest(self, step_id: str, config_name: str | None, port: str) -> str | None:
+        """The resolver's Newest."""
+        from nemotron_steps.runs.outputs import artifact_name
+
+        for artifact in reversed(self.store.list_artifacts(name=artifact_name(step_id, port))):
+            made_by = artifact.producer
+            if made_by is not None and made_by.step == step_id and config_name in (None, made_by.config):
+                return artifact.ref
+        return None
 
     def _describe_path(self, path: Path, ref: str, wanted_type: str) -> SuppliedInput:
         from nemotron_steps.artifacts.checkpoints import has_weights, validate_model_folder
@@ -270,14 +326,14 @@ class Workbench:
             )
             return SuppliedInput(ref, type_name, validate_model_folder(path), absent=absent, folder=model)
 
-    def profile(self, name: str | None) -> Profile | None:
-        """An env.toml profile by name, as its executor reads it; None for no name, and in a job."""
+    def profile(self, name: str | None, job: Mapping[str, Sequence[Any]] | None = None) -> Profile | None:
+        """An env.toml profile by name, as its executor reads it; None for no name, and in a job. `job`: as `job_of`."""
         if name is None or self.in_job:
             return None
         from nemotron_steps.config.profiles import load_environment
         from nemotron_steps.runs.executors.base import profile_model
 
-        return load_environment().profile(name, profile_model)
+        return load_environment().profile(name, profile_model, job)
 
     def profile_of(self, asked: Asked, *, allow_unfilled: bool = False) -> Profile | None:
         """A request's profile; one that cannot be read is told with everything else that is wrong with the request.
@@ -392,7 +448,7 @@ def _at_a_glance(path: Path) -> dict[str, Any]:
 
 def _idle_variables(search: SearchPath, composed: ComposedConfig) -> tuple[tuple[str, str], ...]:
     """Environment variables that are set and that another config of the step reads, and which config that is."""
-    from nemotron_steps.config.composition_cache import variables_in
+    from nemotron_steps.config.references import variables_in
 
     def read(files: Iterable[Path]) -> set[str]:
         return {name for file in files for name in variables_in(file.read_text(encoding="utf-8", errors="replace"))}
@@ -419,7 +475,3 @@ def _file_meant(ref: str, path: Path) -> tuple[str, ...]:
     names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
     close = get_close_matches(path.name, names, n=1, cutoff=0.75)
     return did_you_mean([ref.removesuffix(path.name) + name for name in close])
-
-
-def _looks_like_path(ref: str) -> bool:
-    return ref.startswith((".", "/", "~"))

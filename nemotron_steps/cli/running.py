@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.asked import Asked, asked_from
@@ -18,15 +20,25 @@ from nemotron_steps.cli.supervise import announce
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.config.redaction import MASK
 from nemotron_steps.engine.native.spinning import bound_spinning
-from nemotron_steps.errors import InterruptedRunError, RequestError, RetryableError, StepsError
+from nemotron_steps.errors import (
+    InterruptedRunError,
+    PlanError,
+    RequestError,
+    RetryableError,
+    StepsError,
+    UnsupportedError,
+)
 
 if TYPE_CHECKING:
     import argparse
 
-    from nemotron_steps.config.profiles import Profile
     from nemotron_steps.resolver.plan import Plan
     from nemotron_steps.runs.results import RunResult
     from nemotron_steps.runs.tracker import Listener, Record
+
+
+_NO_GPUS = re.compile(r"cluster\.gpus_per_node|.*backend=vllm")
+"""Where an error is, that another config may mend on a machine without GPUs."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,14 +53,22 @@ def run(arguments: argparse.Namespace) -> int:
         )
     in_job = inside_job(arguments.resume)
     bench = Workbench(arguments.home, in_job=in_job)
+    if arguments.prog != "steps":
+        from nemotron_steps.cli.recipes import respelled
+
+        flag = f"--run {arguments.run}" if arguments.run else f"--batch {arguments.batch}" if arguments.batch else ""
+        bench.respell = partial(respelled, prog=arguments.prog, flags=flag)
     asked = bench.settled(_asked(arguments, bench))
     profile = bench.profile_of(asked, allow_unfilled=arguments.dry_run)
-    _check_squash(arguments, profile)
+    if arguments.force_squash and profile is None:
+        raise UsageError("--force-squash rebuilds the container of a profile", hints=("add -r PROFILE or -b PROFILE",))
+    if arguments.force_squash and profile is not None and profile.executor == "local":
+        raise UsageError("--force-squash has nothing to rebuild: executor 'local' uses no container")
     if profile is not None:
         os.environ.update(profile.variables_here)
     refuse_accept(arguments, asked, forgets=arguments.dry_run or arguments.force)
     if arguments.dry_run:
-        return dry_run(bench, asked, profile, force=arguments.force, resume=arguments.resume, as_json=arguments.as_json)
+        return dry_run(bench, asked, force=arguments.force, resume=arguments.resume, as_json=arguments.as_json)
     if profile is not None and not (profile.runs_here and arguments.batch is None):
         return launch(arguments, bench, asked, profile)
     return _attached(arguments, bench, asked)
@@ -124,16 +144,18 @@ def _execute(
     resume: str | None,
     ends_process: bool,
 ) -> RunResult:
+    from nemotron_steps.runs import prerequisites
     from nemotron_steps.runs.execute import execute
-    from nemotron_steps.runs.prerequisites import (
-        refuse_missing_packages,
-        refuse_unimplemented,
-        refuse_unusable_data,
-    )
 
-    refuse_unimplemented(plan)
-    refuse_missing_packages(plan)
-    refuse_unusable_data(plan, bench.store, bench.registry.types)
+    try:
+        _refuse(bench, plan)
+    except PlanError as error:
+        has_gpus = prerequisites.gpus().state == prerequisites.OK
+        for problem in error.problems:
+            if isinstance(problem, UnsupportedError) and _NO_GPUS.match(problem.where or ""):
+                found = tuple(_on_cpu(bench, plan))
+                problem.hints = (*problem.hints, *found) if has_gpus else (*found, *problem.hints)
+        raise
     return execute(
         plan,
         bench.store,
@@ -141,11 +163,43 @@ def _execute(
         force=force,
         resume=resume,
         listeners=listeners,
-        request=asked.to_dict(),
+        request=asked.taking(plan.taken).to_dict(),
         mirrored=bench.mirrors(),
         ends_process=ends_process,
         takes_over=not bench.in_job,
     )
+
+
+def _refuse(bench: Workbench, plan: Plan) -> None:
+    """PlanError for what a step that is still to run would refuse when it starts."""
+    from nemotron_steps.runs import prerequisites
+
+    prerequisites.refuse_unimplemented(plan)
+    prerequisites.refuse_unimportable(plan)
+    prerequisites.refuse_unready(plan, bench.store, bench.registry.types)
+
+
+def _on_cpu(bench: Workbench, plan: Plan) -> Iterator[str]:
+    """What has a step run without GPUs, tried: under the same overrides, nothing of the plan is refused."""
+    (key, *others) = plan.goals
+    planned = plan.step(key)
+    if others or planned.step_id != key:  # `-c` of several steps, or of a pipeline, means other things
+        return
+    process = ("cluster.backend=process", "cluster.gpus_per_node=0")
+    for name, more, says in (
+        ("cpu", (), "-c cpu   # the step's config for a machine without GPUs"),
+        (planned.config_name, process, f"{' '.join(process)}   # one process, on CPU"),
+        ("tiny", (), "-c tiny   # for two CPU cores"),
+    ):
+        if name not in planned.manifest.config_names:
+            continue
+        try:
+            config = bench.compose(planned.step_id, name, (*planned.overrides, *more))
+            other = replace(planned, config_name=name, config=config.values)
+            _refuse(bench, replace(plan, steps=tuple(other if step is planned else step for step in plan.steps)))
+        except StepsError:
+            continue
+        yield says
 
 
 @contextmanager
@@ -268,12 +322,3 @@ def asked_before(bench: Workbench, run: str, *, profile: str | None = None, igno
             hints=(f"steps run --resume {info.id} {again.typed}   # with the secret again",),
         )
     return again
-
-
-def _check_squash(arguments: argparse.Namespace, profile: Profile | None) -> None:
-    if not arguments.force_squash:
-        return
-    if profile is None:
-        raise UsageError("--force-squash rebuilds the container of a profile", hints=("add -r PROFILE or -b PROFILE",))
-    if profile.executor == "local":
-        raise UsageError("--force-squash has nothing to rebuild: executor 'local' uses no container")

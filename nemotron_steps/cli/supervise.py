@@ -17,14 +17,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from nemotron_steps import stopping
 from nemotron_steps.cli.pipes import Relay
-from nemotron_steps.errors.stopping import SAME_S
 
 _PR_SET_PDEATHSIG = 1
 _SI_KERNEL = 0x80
 """si_code of a signal from the terminal's driver, which sends it to every process of the foreground group."""
-_UNHEARD_S = 5.0
-_HANDED_ON = {signal.SIGINT, signal.SIGTERM}
+_UNHEARD_S, _UNHEARD_AGAIN_S = 20.0, 5.0
+"""How long the working process may take to hear a request to stop, or to end after a second one."""
+_UNWINDS_S = 300.0
+"""How long it may take to end once it has heard: closing a cluster, finishing a checkpoint."""
+_HANDED_ON = {*stopping.NUMBERS}
 
 _channel: int | None = None
 """Where the working process says which run it works on, and that it has said how it ended."""
@@ -60,14 +63,16 @@ def supervise(work: Callable[[], int], *, as_json: bool) -> int:
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         relay.write_into()
+        stopping.heard = lambda: _tell({"heard": True})
         code = work()
         _tell({"code": code})
         return code
     relay.hand_on()
-    status = _wait(worker, waited_for)
+    said: dict[str, Any] = {}
+    status = _wait(worker, waited_for, told, said)
     relay.finish()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    said = _said(told)
+    said.update(_said(told))
     if "code" in said:
         return int(said["code"])
     return _died(said, status, as_json=as_json)
@@ -93,23 +98,28 @@ def _said(told: int) -> dict[str, Any]:
     return said
 
 
-def _wait(worker: int, signals: set[signal.Signals]) -> int:
+def _wait(worker: int, signals: set[signal.Signals], told: int, said: dict[str, Any]) -> int:
     """Wait for the working process, handing on signals; returns its wait status.
 
-    One that waits in a library sees no signal: it is ended if a second one, which should end it at once, does not.
+    One that waits in a library hears no signal and is ended: it has lost no more than by any other kill. What it tells
+    meanwhile is added to `said`.
     """
-    first, last, ends = 0.0, 0, math.inf
+    first, last, ends, again = 0.0, 0, math.inf, False
     while True:
         left = ends - time.monotonic()
         info = signal.sigtimedwait(signals, max(left, 0.0)) if ends < math.inf else signal.sigwaitinfo(signals)
         if info is None:
+            said.update(_said(told))
+            if said.pop("heard", False) and not again:
+                ends = first + _UNWINDS_S
+                continue
             os.kill(worker, signal.SIGKILL)
             os.waitpid(worker, 0)
             return last
         if info.si_signo in _HANDED_ON:
             first, last = first or time.monotonic(), info.si_signo
-            if time.monotonic() - first > SAME_S:
-                ends = min(ends, time.monotonic() + _UNHEARD_S)
+            again = time.monotonic() - first > stopping.SAME_S
+            ends = min(ends, time.monotonic() + (_UNHEARD_AGAIN_S if again else _UNHEARD_S))
             if info.si_code != _SI_KERNEL:
                 os.kill(worker, info.si_signo)
         ended, status = os.waitpid(worker, os.WNOHANG)

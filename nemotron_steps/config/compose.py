@@ -7,17 +7,17 @@ step's inputs come from. The values become a model in `validation`; secrets are 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nemotron_steps.config import composition_cache
-from nemotron_steps.config.names import nearest
+from nemotron_steps.config.names import meant, nearest
 from nemotron_steps.config.redaction import note_variables, shown_override
-from nemotron_steps.config.references import drop_names, register
-from nemotron_steps.config.search import Mount, SearchPath
+from nemotron_steps.config.references import RUN_KEY, drop_names, register, set_variables, variables_in
+from nemotron_steps.config.search import SearchPath
 from nemotron_steps.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class ComposedConfig:
         files: every file that was read.
         overrides: the overrides, as given.
         variables: dotted key → the environment variables it takes its value from, for those that are set.
+        job: see PlannedStep.
     """
 
     step: str
@@ -56,6 +57,7 @@ class ComposedConfig:
     files: tuple[Path, ...] = ()
     overrides: tuple[str, ...] = field(default=())
     variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    job: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value at a dotted key, or `default`."""
@@ -91,7 +93,6 @@ def compose(
     *,
     search: SearchPath,
     schema: type[BaseModel] | None = None,
-    remember: bool = False,
 ) -> ComposedConfig:
     """Compose one step's config.
 
@@ -101,38 +102,15 @@ def compose(
         search: where the step's configs and their bases are.
         schema: the model the values will become. With it, `a.b=1` may set a key no file mentions, as long as the
             model has it; without it such a key needs Hydra's `+a.b=1`.
-        remember: use and fill the cache of compositions (see `composition_cache`).
 
     Raises:
         ConfigError: anything wrong with the files or overrides; `problems` has all of them when there are several.
     """
-    name, mounts = search.locate(config)
-    key = ""
-    if remember:
-        keys = _schema_keys(schema) if schema is not None else None
-        key = composition_cache.request_key(search.step, name, mounts, overrides, schema_keys=keys)
-        known = composition_cache.recall(key)
-        if known is not None:
-            return _from_dict(known, search.step, config, tuple(overrides))
-    composed, unresolved, dependencies = _compose(config, name, mounts, tuple(overrides), search, schema)
-    if remember:
-        composition_cache.remember(key, _to_dict(composed), unresolved, overrides, dependencies)
-    return composed
-
-
-def _compose(
-    config: str | None,
-    name: str | None,
-    mounts: tuple[Mount, ...],
-    overrides: tuple[str, ...],
-    search: SearchPath,
-    schema: type[BaseModel] | None,
-) -> tuple[ComposedConfig, Any, composition_cache.Dependencies]:
-    """The composition, its values before interpolations were resolved, and what it looked at."""
     from omegaconf import OmegaConf
 
     from nemotron_steps.config.hydra_loader import compose_mounts, parse_overrides
 
+    name, mounts = search.locate(config)
     parsed, problems = parse_overrides(overrides)
     composition = compose_mounts(name, mounts, search.step, parsed)
     origins = dict(composition.origins)
@@ -141,12 +119,13 @@ def _compose(
         if problem is not None:
             problems.append(problem)
     unresolved = OmegaConf.to_container(composition.config, resolve=False)
-    note_variables(composition_cache.variables_in(unresolved))
+    note_variables(variables_in(unresolved))
     if problems and schema is not None:
         problems += _wrong_values(composition.config, origins, schema, search.step)
     raise_problems(problems, f"the config of '{search.step}'")
     values = _resolve(composition.config, origins)
     drop_names(values, unresolved)
+    job = _take_job(values, origins, search.step)
     inputs = values.pop(INPUTS_KEY, None) or {}
     if not isinstance(inputs, dict):
         raise ConfigError(
@@ -157,17 +136,40 @@ def _compose(
         )
     if schema is not None:
         values = _in_our_keys(values, origins, schema, search.step)
-    composed = ComposedConfig(
+    return ComposedConfig(
         step=search.step,
         name=config if config is not None else (name and name.rpartition("/")[2]),
         values=values,
         inputs={str(port): source for port, source in inputs.items()},
         origins=origins,
-        files=composition.dependencies.files,
-        overrides=overrides,
-        variables=composition_cache.set_variables(unresolved),
+        files=composition.files,
+        overrides=tuple(overrides),
+        variables=set_variables(unresolved),
+        job=job,
     )
-    return composed, unresolved, composition.dependencies
+
+
+def _take_job(values: dict[str, Any], origins: Mapping[KeyPath, str], step: str) -> dict[str, Sequence[Any]]:
+    """ComposedConfig.job, taken out of the values; what else the `run` table has stays, to be refused."""
+    paths = [("cluster", key) for key in ("num_nodes", "gpus_per_node")]
+    job: dict[str, Sequence[Any]] = {
+        ".".join(path): [values["cluster"][path[1]], origins[path]] for path in paths if path in origins
+    }
+    table = values.get(RUN_KEY)
+    if not isinstance(table, dict) or not isinstance(env := table.get("env"), dict):
+        return job
+    from nemotron_steps.config.profiles import JOB_KEYS, RunTable
+
+    given = {key: env.pop(key) for key in JOB_KEYS if key in env}
+    if len({JOB_KEYS[key] for key in given}) < len(given):
+        where = origin_of(origins, (RUN_KEY, "env", "container"))
+        raise ConfigError("'run.env.container' is another name of 'run.env.container_image', which is set", where=where)
+    if not env:
+        del table["env"]
+    if not table:
+        del values[RUN_KEY]
+    ComposedConfig(step, None, {RUN_KEY: {"env": given}}, {}, origins).model(RunTable)
+    return job | {JOB_KEYS[key]: [value, origin_of(origins, (RUN_KEY, "env", key))] for key, value in given.items()}
 
 
 def _in_our_keys(
@@ -204,28 +206,6 @@ def _wrong_values(
     return []
 
 
-def _to_dict(composed: ComposedConfig) -> dict[str, Any]:
-    return {
-        "name": composed.name,
-        "values": composed.values,
-        "inputs": composed.inputs,
-        "origins": [[list(path), origin] for path, origin in composed.origins.items()],
-        "files": [str(file) for file in composed.files],
-    }
-
-
-def _from_dict(data: Mapping[str, Any], step: str, config: str | None, overrides: tuple[str, ...]) -> ComposedConfig:
-    return ComposedConfig(
-        step=step,
-        name=config if config is not None else data["name"],
-        values=data["values"],
-        inputs=data["inputs"],
-        origins={tuple(path): origin for path, origin in data["origins"]},
-        files=tuple(Path(file) for file in data["files"]),
-        overrides=overrides,
-    )
-
-
 def raise_problems(problems: Sequence[ConfigError], subject: str) -> None:
     """Raise nothing, the only problem, or one ConfigError that carries them all."""
     if len(problems) == 1:
@@ -252,7 +232,7 @@ def _apply(
     path = tuple(split_key(key))
     value = override.value()
     exists = _present(config, path)
-    known = exists or key.split(".", 1)[0] == INPUTS_KEY or (schema is not None and _takes(schema, key))
+    known = exists or key.split(".", 1)[0] in (INPUTS_KEY, RUN_KEY) or (schema is not None and _takes(schema, key))
     if override.package is not None:
         return ConfigError(f"'{key}' is not a config group", where=where, expected="key=value")
     if not known and not (schema is None and (override.is_add() or override.is_force_add())):
@@ -298,13 +278,15 @@ def _unknown(
     from omegaconf import OmegaConf
 
     if schema is not None:
-        candidates = set(_schema_keys(schema))
+        from nemotron_steps.config.validation import known_keys
+
+        candidates = set(known_keys(schema))
     else:
         candidates = _dotted(OmegaConf.to_container(config, resolve=False))
     close = nearest(key, candidates)
     # A misspelled `api_key` holds a secret like the one it was meant for.
     text = shown_override(override.input_line or "", *close)
-    hints = [text.replace(key, other, 1) for other in close]
+    hints = [text.replace(key, other, 1) for other in meant(key, close)]
     if schema is None and not override.is_delete():
         hints.append(f"to add a new key: +{text}")
     return ConfigError(
@@ -338,12 +320,6 @@ def _schema_has(schema: type[BaseModel], key: str) -> bool:
     from nemotron_steps.config.validation import has_key
 
     return has_key(schema, key)
-
-
-def _schema_keys(schema: type[BaseModel]) -> tuple[str, ...]:
-    from nemotron_steps.config.validation import known_keys
-
-    return known_keys(schema)
 
 
 def _takes(schema: type[BaseModel], key: str) -> bool:
@@ -428,10 +404,9 @@ def _broken(node: Any, path: KeyPath, origins: Mapping[KeyPath, str], problems: 
         expression = str(node._value())
         reason = str(error).splitlines()[0]
         hints: list[str] = [f"{'.'.join(path)}=VALUE"]
-        if "Environment variable" in reason:
-            variable = expression.partition("oc.env:")[2].strip("} ").split(",")[0]
-            hints.insert(0, f"export {variable}=VALUE")
-            reason = f"environment variable {variable} is not set"
+        if unset := re.search(r"Environment variable '(\w+)' not found", str(error)):
+            hints.insert(0, f"export {unset[1]}=VALUE")
+            reason = f"environment variable {unset[1]} is not set"
         problems.append(
             ConfigError(
                 f"'{'.'.join(path)}' does not resolve: {reason}",

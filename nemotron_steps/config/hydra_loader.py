@@ -31,7 +31,6 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nemotron_steps.config.composition_cache import Dependencies
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.redaction import MASK, may_be_secret, shown_override
 from nemotron_steps.config.search import Mount
@@ -54,8 +53,8 @@ class Composition:
     """`file:line` of the last config that set each key."""
     overrides: list[Override]
     """Value overrides left to apply; those that chose a config group are already in `config`."""
-    dependencies: Dependencies
-    """What was looked at, so that the result can be remembered."""
+    files: tuple[Path, ...] = ()
+    """Every file that was read."""
 
 
 class MountRepository(ConfigRepository):
@@ -68,14 +67,11 @@ class MountRepository(ConfigRepository):
         self._home = home
         self._loaded: dict[str, ConfigResult | None] = {}
         self.lines: dict[str, dict[KeyPath, int]] = {}
-        self._absent: set[Path] = set()
-        self._folders: set[Path] = set()
-        self._repeatable = True
 
-    def dependencies(self) -> Dependencies:
-        """Every file read, and every path that was looked for."""
-        files = (Path(result.path) for result in self._loaded.values() if result is not None)
-        return Dependencies(tuple(dict.fromkeys(files)), tuple(self._absent), tuple(self._folders), self._repeatable)
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Every file read."""
+        return tuple(dict.fromkeys(Path(result.path) for result in self._loaded.values() if result is not None))
 
     def initialize_sources(self, config_search_path: Any) -> None:
         """The mounts are fixed; Hydra's search path plays no part."""
@@ -83,13 +79,8 @@ class MountRepository(ConfigRepository):
     def file(self, config_path: str) -> Path | None:
         """The file of a config name: the first mount that has it."""
         name = config_path.removesuffix(".yaml").strip("/")
-        for mount in self._mounts:
-            path = mount.path(name)
-            if path is not None:
-                if path.is_file():
-                    return path
-                self._absent.add(path)
-        return None
+        paths = (mount.path(name) for mount in self._mounts)
+        return next((path for path in paths if path is not None and path.is_file()), None)
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         """The parsed file, its package header and its defaults list; None when no mount has it."""
@@ -113,7 +104,6 @@ class MountRepository(ConfigRepository):
             config = OmegaConf.create(data)
             raw_defaults = self._extract_defaults_list(config_path, config)
             defaults = self._create_defaults_list(config_path, raw_defaults)
-            self._repeatable &= "${" not in str(data.get("defaults", ""))
             if defaults and not any(default.is_self() for default in defaults):
                 # What Hydra does too, after a warning: a file overrides the bases it names.
                 defaults.append(ConfigDefault(path="_self_"))
@@ -123,14 +113,8 @@ class MountRepository(ConfigRepository):
 
     def group_exists(self, config_path: str) -> bool:
         """Whether a folder of that name exists under a mount."""
-        for mount in self._mounts:
-            folder = mount.group(config_path)
-            if folder is not None:
-                if folder.is_dir():
-                    self._folders.add(folder)
-                    return True
-                self._absent.add(folder)
-        return False
+        folders = (mount.group(config_path) for mount in self._mounts)
+        return any(folder is not None and folder.is_dir() for folder in folders)
 
     def config_exists(self, config_path: str) -> bool:
         """Whether a config of that name exists under a mount."""
@@ -200,7 +184,7 @@ def compose_mounts(name: str | None, mounts: Sequence[Mount], home: str, overrid
         ConfigError: a named config is missing, or its defaults list or values cannot be merged.
     """
     if name is None:
-        return Composition(OmegaConf.create({}), {}, list(overrides), Dependencies())
+        return Composition(OmegaConf.create({}), {}, list(overrides))
     repository = MountRepository(mounts, home)
     version.setbase("1.3")
     try:
@@ -234,7 +218,7 @@ def compose_mounts(name: str | None, mounts: Sequence[Mount], home: str, overrid
             where=str(file) if file else None,
             found="; ".join(line.strip() for line in lines[1:4]) or None,
         ) from error
-    return Composition(config, origins, list(resolved.config_overrides), repository.dependencies())
+    return Composition(config, origins, list(resolved.config_overrides), repository.files)
 
 
 def _missing_base(name: str, file: Path | None, missing: str, mounts: Sequence[Mount]) -> ConfigError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 ALIKE = 0.8
@@ -33,6 +34,50 @@ def nearest(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, 
             scored.append((score, candidate))
     scored.sort(key=lambda pair: (-pair[0], pair[1]))
     return tuple(candidate for _, candidate in scored[:limit])
+
+
+def meant(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, ...]:
+    """As `nearest`, of those that can be pasted in place of `name`: it misspelt, or its last part in full."""
+    last = _tail(name.lower())
+    near = nearest(name, candidates, limit=10)
+    return tuple(each for each in near if misspelt(name, each) or _tail(each.lower()) == last)[:limit]
+
+
+def misspelt(name: str, right: str) -> bool:
+    """Whether one name is the other with slips of the keyboard, and so can be put in its place unasked.
+
+    Word by word, for `max_tokens` and `min_tokens`, `top_k` and `top_p` are near and mean other things: short words
+    must be the same, longer ones differ by a letter or a swap of two, very long ones by two. Another digit, or another
+    letter of a short word, is another name (`swe1` and `swe2`, `cpu` and `gpu`).
+    """
+    ours, theirs = name.lower().replace("-", "_"), right.lower().replace("-", "_")
+    if ours.replace("_", "") == theirs.replace("_", ""):
+        return True
+    words = [re.split("[_./]", text) for text in (ours, theirs)]
+    pairs = [*zip(*words, strict=True)] if len(words[0]) == len(words[1]) else [(ours, theirs)]
+    return all(_slips(*pair) <= _allowed(*pair) for pair in pairs)
+
+
+def _allowed(one: str, other: str) -> int:
+    shortest = min(len(one), len(other))
+    return (shortest > 1) + (shortest >= 8 and one[0] == other[0])
+
+
+def _slips(one: str, other: str) -> int:
+    """Letters left out, added or changed, and neighbours swapped, of one word against another (of 3 at most: 3)."""
+    if abs(len(one) - len(other)) > 2:
+        return 3
+    before: list[int] = []
+    row: list[int] = [*range(len(other) + 1)]
+    for i, letter in enumerate(one, 1):
+        last, before, row = before, row, [i]
+        for j, wanted in enumerate(other, 1):
+            other_letter = 3 if len(one) < 5 or f"{letter}{wanted}".isalpha() is False else 1
+            cost = min(before[j] + 1, row[-1] + 1, before[j - 1] + (letter != wanted and other_letter))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
+                cost = min(cost, last[j - 2] + 1)
+            row.append(cost)
+    return row[-1]
 
 
 def _tail(name: str) -> str:

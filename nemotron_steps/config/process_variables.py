@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 _LAUNCHER = re.compile(
     r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE))|NODE_RANK|ROLE_NAME|MASTER_(ADDR|PORT)"
-    r"|(TORCHELASTIC|OMPI_COMM_WORLD|PMI|PMIX)_.*"
+    r"|(TORCHELASTIC|OMPI_COMM_WORLD|MV2_COMM_WORLD|PMI|PMIX)_.*|MPI_LOCAL(RANKID|NRANKS)"
 )
 """Names of the variables by which torchrun and MPI tell a process which of several ranks it is."""
 

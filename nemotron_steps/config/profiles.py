@@ -19,23 +19,28 @@ are read, merged and checked against the model it gives.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StrictStr, ValidationError
+from pydantic import ConfigDict, Field, PositiveInt, StrictStr, ValidationError
 
 from nemotron_steps.config.compose import raise_problems
 from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
 from nemotron_steps.config.mirrors import MirrorSettings, MlflowSettings, Table, TensorBoardSettings, WandbSettings
-from nemotron_steps.config.names import nearest
+from nemotron_steps.config.names import meant, nearest
 from nemotron_steps.config.redaction import mask, note_variables, redact, redact_text
+from nemotron_steps.config.schema.base import Section
 from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError, renamed_key
+
+if TYPE_CHECKING:
+    from nemotron_steps.resolver.plan import PlannedStep
 
 Count = Annotated[PositiveInt, Field(strict=True)]
 VariableName = Annotated[StrictStr, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -67,6 +72,14 @@ class Profile(Table):
     env_vars: dict[VariableName, Text] = Field(default_factory=dict)
     setup_lines: tuple[Text, ...] = ()
     """Shell lines run before the job."""
+    of_image: ClassVar[tuple[str, ...]] = ()
+    """Keys that need an image: a profile that has one of them is refused where neither it nor the config names one."""
+
+    @property
+    def offers(self) -> dict[str, int | None]:
+        """The most that a step's `cluster` may ask for: of nodes whatever it wants, where there can be several."""
+        one = {"nodes": 1} if type(self).model_fields["nodes"].annotation is not int else {}
+        return {"gpus_per_node": self.gpus_per_node, **one}
 
     @property
     def runs_here(self) -> bool:
@@ -94,20 +107,52 @@ class OpenProfile(Profile):
     model_config = ConfigDict(extra="allow")
 
 
+class _JobKeys(Section):
+    container_image: StrictStr | None = None
+    container: StrictStr | None = None
+    nodes: Count | None = None
+    gpus_per_node: Annotated[int, Field(strict=True, ge=0)] | None = None
+    ntasks_per_node: Count | None = None
+
+
+class _RunEnv(Section):
+    env: _JobKeys
+
+
+class RunTable(Section):
+    """`run.env` of a config: what the job that works on a step is given, whatever the profile."""
+
+    run: _RunEnv
+
+
 ProfileModels = Callable[[str], type[Profile]]
 """Executor name → the model of its profiles. UnsupportedError for an executor that is not there."""
 
 OTHER_TABLES = frozenset({"artifacts", "cache", "cli"})
 """Tables that other tools read in the same file; no profile has such a name."""
-_ALSO_CALLED = {"startup_commands": "setup_lines", "container": "container_image"}
+_ALSO_CALLED = {
+    **dict.fromkeys(("startup_commands", "pre_launch_commands"), "setup_lines"),
+    "container": "container_image",
+}
 """Second names of keys, as the public profiles have them."""
+JOB_KEYS = {key: _ALSO_CALLED.get(key, key) for key in _JobKeys.model_fields}
+"""Key of `run.env` → the profile's."""
 _NO_EXECUTOR: Mapping[str, str] = {
-    "nproc_per_node": "the step's cluster.* keys say how many processes work on a node",
     **dict.fromkeys(
-        ("packager", "packager_include_pattern"), "a job runs the `steps` installed where it runs; nothing is packed"
+        ("nproc_per_node", "nprocs_per_node"), "the step's cluster.* keys say how many processes work on a node"
     ),
-    **dict.fromkeys(("build_partition", "build_time"), "images are built from containers/, not by a job"),
+    **dict.fromkeys(
+        ("packager", "packager_include_pattern", "pip_extras", "code_src_dir", "run_command"),
+        "a job runs the `steps` installed where it runs; nothing is packed",
+    ),
+    **dict.fromkeys(
+        ("build_partition", "build_time", "build_cache_dir", "build_include_gpus", "build_gpus_per_node"),
+        "images are built from containers/, not by a job",
+    ),
+    **dict.fromkeys(("nemo_run_dir", "workspace"), "runs are in the home: STEPS_HOME, or --home"),
     **dict.fromkeys(("tunnel", "host", "user", "identity", "remote_job_dir"), "it is a key of executor slurm"),
+    "lustre_mount": "it is one of `mounts`",
+    "ray_version": "Ray is the image's",
     "ray_address": "it is a key of executor ray; for a cluster that is there already the step has cluster.ray_address",
     **dict.fromkeys(("node_group", "resource_shape"), "it is a key of executor lepton"),
 }
@@ -143,8 +188,12 @@ class Environment:
             **{name: _validated(MIRRORS[name], values, name, self.lines) for name, values in self.mirror_tables.items()}
         )
 
-    def profile(self, name: str, models: ProfileModels) -> Profile:
+    def profile(self, name: str, models: ProfileModels, job: Mapping[str, Sequence[Any]] | None = None) -> Profile:
         """A profile with everything it extends merged in, nearest last, as its executor's model.
+
+        Args:
+            job: as `job_of`, for the job that the profile is to start. What steps say of nodes, GPUs and tasks counts
+                more than the profile, and so does an override; an image that a config names is for a profile without.
 
         Raises:
             UnknownNameError: no such profile, with the nearest names.
@@ -173,6 +222,8 @@ class Environment:
                 if key not in merged:
                     merged[key] = _filled(value, where)
                     lines[(name, key)] = where
+                elif isinstance(value, dict) and isinstance(merged[key], dict):
+                    merged[key] = {**_filled(value, where), **merged[key]}
             chain.append(current)
             parent = source.values.get("extends")
             current = parent if isinstance(parent, str) else None
@@ -185,10 +236,37 @@ class Environment:
             except StepsError as error:
                 error.where = lines.get((name, "executor"), error.where)
                 raise
-        return _validated(model, merged, name, lines)
+        at = lines[(name, "")]
+        for key, (value, where, *others) in (job or {}).items():
+            overridden = (where or "").startswith("override ")
+            takes = key in model.model_fields or model.model_config.get("extra") == "allow"
+            if (takes or overridden) and (overridden or key != "container_image" or key not in merged):
+                if others:
+                    images = (value, *others)
+                    raise ConfigError(
+                        "one job works on all these steps, and their configs name several images",
+                        where=at,
+                        expected="container_image in the profile, or the steps one by one",
+                        found=", ".join(images),
+                        hints=tuple(_sed(at, f"a container_image = {json.dumps(image)}") for image in images),
+                    )
+                merged[key], lines[(name, key)] = value, where or at
+        profile = _validated(model, merged, name, lines)
+        image, always = merged.get("container_image"), "container_image" in model.of_image
+        needs = [key for key in model.of_image if merged.get(key)]
+        if job is not None and ((always and not image) or (needs and image is None)):
+            without = "" if always else '; container_image = "" is to do without'
+            raise ConfigError(
+                f"[{name}] needs an image, and neither it nor the step's config names one",
+                where=lines.get((name, (*needs, "")[0]), at),
+                expected=f"container_image in the profile, or run.env.container=IMAGE{without}",
+                found=", ".join(needs) or None,
+                hints=(_sed(at, 'a container_image = "nvcr.io/nvidia/nemo-rl:v0.6.0"'),),
+            )
+        return profile
 
     def _unknown(self, name: str, where: str | None) -> UnknownNameError:
-        close = nearest(name, self.profiles)
+        close = meant(name, self.profiles)
         files = environment_files()
         looked = ", ".join(str(file) for file in files)
         hints = [f"-r {other}" for other in close]
@@ -202,6 +280,30 @@ class Environment:
             found=f"[{name}], which other tools read" if name in OTHER_TABLES else name,
             hints=hints,
         )
+
+
+def job_of(steps: Iterable[PlannedStep]) -> dict[str, Sequence[Any]]:
+    """Profile key → what steps that one job works on want of it together, what set it, and any other such values."""
+    every = list(steps)
+    jobs = [step.job for step in every if step.cached is None and not step.earlier] or [step.job for step in every]
+
+    def most(jobs: Sequence[Mapping[str, Sequence[Any]]], key: str, instead: str = "") -> dict[str, Sequence[Any]]:
+        said = [found for job in jobs if (found := job.get(key) or job.get(instead)) and found[0] is not None]
+        return {key: max(said, key=lambda found: found[0])} if said else {}
+
+    found = most(jobs, "nodes", "cluster.num_nodes") | most(jobs, "gpus_per_node", "cluster.gpus_per_node")
+    # The steps that there are so many nodes for say how each is divided, and those with GPUs in which image they work.
+    largest = [
+        job
+        for job in jobs
+        if most([job], "nodes", "cluster.num_nodes").get("nodes", [0])[0] == found.get("nodes", [0])[0]
+    ]
+    found |= most(largest, "ntasks_per_node")
+    on_gpus = [job for job in jobs if job.get("gpus_per_node", [None])[0] != 0] or jobs
+    said = [job["container_image"] for job in on_gpus if "container_image" in job]
+    typed = [image for image in said if (image[1] or "").startswith("override ")]
+    images = {image[0]: image for image in typed or said}
+    return found | ({"container_image": [*next(iter(images.values())), *list(images)[1:]]} if images else {})
 
 
 def load_environment(cwd: Path | None = None) -> Environment:
@@ -221,12 +323,14 @@ def load_environment(cwd: Path | None = None) -> Environment:
     mirrors: dict[str, Mapping[str, Any]] = {}
     files = tuple(file for file in environment_files(cwd) if file.is_file())
     for file in files:
-        text = _read(file)
         try:
+            text = file.read_text(encoding="utf-8")
             tables = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             at = re.search(r"line (\d+)", str(error))
             raise ConfigError(f"not valid TOML: {error}", where=f"{file}:{at[1] if at else 1}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read env.toml: {error}", where=str(file)) from error
         found = _table_lines(text)
         for name, values in tables.items():
             if not isinstance(values, dict):
@@ -246,6 +350,11 @@ def load_environment(cwd: Path | None = None) -> Environment:
     return Environment(profiles, files, lines, mirrors)
 
 
+_IN_BRACES = r"[^{}]*"
+for _ in range(3):  # a default may have one of its own, and so may that
+    _IN_BRACES = rf"(?:[^{{}}]|\{{{_IN_BRACES}\}})*"
+
+
 def _filled(value: Any, where: str) -> Any:
     """A profile's value with `${oc.env:NAME}` and `${oc.env:NAME,default}` replaced by what the environment has."""
     if isinstance(value, dict):
@@ -258,21 +367,16 @@ def _filled(value: Any, where: str) -> Any:
     def read(found: re.Match[str]) -> str:
         name, default = found[1], found[2]
         note_variables((name,))
-        text = os.environ.get(name, default)
+        text = os.environ.get(name)
+        if text is None and default is not None:
+            return str(_filled(re.sub(r"^(['\"])(.*)\1$", r"\2", default), where))
         if text is None:
             raise ConfigError(
                 f"environment variable {name} is not set", where=where, found=found[0], hints=(f"export {name}=...",)
             )
         return text
 
-    return re.sub(r"\$\{oc\.env:([A-Za-z_]\w*)(?:,([^}]*))?\}", read, value)
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read env.toml: {error}", where=str(file)) from error
+    return re.sub(rf"\$\{{oc\.env:([A-Za-z_]\w*)(?:,({_IN_BRACES}))?\}}", read, value)
 
 
 def _table_lines(text: str) -> dict[tuple[str, str], int]:
@@ -303,14 +407,27 @@ def _validated(
             where = lines.get((table, key)) or lines.get((table, ""))
             if detail["type"] == "extra_forbidden":
                 close = nearest(key, model.model_fields)
+                told = f", whose executor is {values.get('executor', 'local')}"
+                # A value of several lines would go on after the comment.
+                commented = () if isinstance(values[key], list | dict) else (_sed(where, "s/^/# /"),)
+                executor = told if issubclass(model, Profile) else ""  # keys differ between executors
                 reason = f": {_NO_EXECUTOR[key]}" if key in _NO_EXECUTOR else ""
                 problems.append(
                     ConfigError(
-                        f"unknown key '{key}' in [{table}]{_of_executor(values, model)}{reason}",
+                        f"unknown key '{key}' in [{table}]{executor}{reason}",
                         where=where,
                         expected=" or ".join(close) if close and not reason else ", ".join(model.model_fields),
                         found=key,
-                        hints=renamed_key(where, key, close[0]) if close and not reason else (),
+                        hints=commented if reason else renamed_key(where, key, *meant(key, close)[:1]),
+                    )
+                )
+            elif detail["type"] == "missing":
+                examples = model.model_fields[key].examples or ()
+                problems.append(
+                    ConfigError(
+                        f"[{table}] needs '{key}'",
+                        where=where,
+                        hints=tuple(_sed(where, f"a {key} = {json.dumps(example)}") for example in examples),
                     )
                 )
             else:
@@ -327,6 +444,7 @@ def _validated(
         raise AssertionError("a ValidationError without an error") from error
 
 
-def _of_executor(values: Mapping[str, Any], model: type[BaseModel]) -> str:
-    """Whose keys are meant, where keys differ between executors."""
-    return f", whose executor is {values.get('executor', 'local')}" if issubclass(model, Profile) else ""
+def _sed(where: str | None, script: str) -> str:
+    """A command that changes env.toml at a place."""
+    file, _, line = (where or "").rpartition(":")
+    return f"sed -i {shlex.quote(line + script)} {shlex.quote(file)}"

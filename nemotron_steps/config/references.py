@@ -1,4 +1,4 @@
-"""`${art:NAME}` in a config: an artifact of the home, by name.
+"""What `${…}` in a config names: the variables of `${oc.env:NAME}`, and of `${art:NAME}` an artifact of the home.
 
 `${art:NAME}`, `${art:NAME:VERSION}` and `${art:NAME,FIELD}` become a mark that the resolver reads: which input it feeds
 follows from the key it stands at. As in the published recipes NAME may be a key of the config's `run` table, which then
@@ -7,8 +7,9 @@ names the artifact (`run: {data: super3/data:latest}` and `${art:data,train}`), 
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _MARK = "art\0"
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
+_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*[,}]")
 RUN_KEY = "run"
 
 
@@ -41,10 +43,33 @@ def read_reference(value: Any) -> Reference | None:
 
 
 def register() -> None:
-    """Make `art` known to OmegaConf."""
+    """Make `art` known to OmegaConf, and `mul`, which NeMo-RL's files multiply sizes with."""
     from omegaconf import OmegaConf
 
+    OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
     OmegaConf.register_new_resolver("art", _resolve, replace=True)
+
+
+def set_variables(node: Any, prefix: str = "") -> dict[str, tuple[str, ...]]:
+    """Dotted key → environment variables, for every value that interpolates some that are set."""
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(node, Mapping):
+        items = node.items()
+    elif isinstance(node, list | tuple):
+        items = enumerate(node)
+    elif isinstance(node, str) and "${" in node:
+        names = tuple(name for name in _ENVIRONMENT.findall(node) if name in os.environ)
+        return {prefix[:-1]: names} if names else {}
+    return {key: names for at, item in items for key, names in set_variables(item, f"{prefix}{at}.").items()}
+
+
+def variables_in(node: Any) -> set[str]:
+    """The environment variables that a config file's text, or unresolved values, interpolate."""
+    if isinstance(node, Mapping):
+        return set[str]().union(*(variables_in(item) for item in node.values()))
+    if isinstance(node, list | tuple):
+        return set[str]().union(*(variables_in(item) for item in node))
+    return set(_ENVIRONMENT.findall(node)) if isinstance(node, str) else set()
 
 
 def drop_names(values: dict[str, Any], unresolved: Any) -> None:

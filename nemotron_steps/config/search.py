@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from nemotron_steps.config.names import nearest
+from nemotron_steps.config.names import meant
 from nemotron_steps.errors import ConfigError, did_you_mean
 
 DEFAULT_CONFIG = "default"
@@ -118,13 +118,13 @@ class SearchPath:
             file = Path(config).expanduser().absolute()
             if not file.is_file():
                 there = {path.stem: path for path in file.parent.glob("*.y*ml")}
-                close = nearest(file.stem, there)
+                close = meant(file.stem, there)
                 raise ConfigError(
                     f"config file '{config}' does not exist",
                     where=f"-c {config}",
                     expected=f"a yaml file, or one of: {', '.join(self.names()) or 'this step has no named configs'}",
                     hints=did_you_mean([str(there[other]) for other in close[:1]])
-                    or tuple(f"-c {other}" for other in self.names()[:3]),
+                    or (f"steps show {self.step}   # its configs",),
                 )
             # A name of its own, so that a file called tiny.yaml can build on the step's tiny; the files beside it
             # come after the step's configs.
@@ -138,13 +138,12 @@ class SearchPath:
         names = self.names()
         if config is None or (config == DEFAULT_CONFIG and not names):
             return None, mounts
-        close = nearest(name, names)
         raise ConfigError(
             f"step '{self.step}' has no config '{name}'",
             where=f"-c {name}",
             expected=", ".join(names) or "a path to a yaml file: this step has no named configs",
             found=name,
-            hints=tuple(f"-c {other}" for other in close or names[:3]),
+            hints=tuple(f"-c {other}" for other in meant(name, names)) or (f"steps show {self.step}   # its configs",),
         )
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from nemotron_steps.config.compose import ComposedConfig, origin_of, raise_problems
-from nemotron_steps.config.names import nearest
+from nemotron_steps.config.names import meant, nearest
 from nemotron_steps.config.redaction import MASK, mask, shown_override
 from nemotron_steps.config.schema.base import OPERATIONAL, BrokenRulesError, Rule
 from nemotron_steps.config.secret_shapes import looks_random
@@ -287,9 +287,10 @@ def _unknown_key(key: str, value: Any, where: str | None, schema: type[BaseModel
     else:
         expected = None
     scalar = isinstance(value, bool | int | float | str)
-    hints = tuple(shown_override(f"{other}={value}", key) for other in close) if scalar else ()
-    if close and close[0].rpartition(".")[0] == parent:
-        hints = renamed_key(where, key.rpartition(".")[2], close[0].rpartition(".")[2]) or hints
+    right = meant(key, close)
+    hints = tuple(shown_override(f"{other}={value}", key) for other in right) if scalar else ()
+    if right and right[0].rpartition(".")[0] == parent:
+        hints = renamed_key(where, key.rpartition(".")[2], right[0].rpartition(".")[2]) or hints
     return ConfigError(f"unknown key '{key}'", where=where, expected=expected, found=key, hints=hints)
 
 
@@ -316,9 +317,9 @@ def _right_value(detail: Mapping[str, Any]) -> str | None:
     value, kind, context = detail["input"], detail["type"], detail.get("ctx", {})
     if kind in ("literal_error", "enum"):
         choices = re.findall("'([^']*)'", str(context.get("expected", "")))
-        return next(iter(nearest(str(value), choices)), choices[0] if choices else None)
+        return next(iter(meant(str(value), choices)), None)
     if kind == "bool_parsing":
-        return next(iter(nearest(str(value), ("true", "false"))), None)
+        return next(iter(meant(str(value), ("true", "false"))), None)
     if kind in ("int_parsing", "int_from_float", "int_type", "float_parsing"):
         text = re.sub(r"[ ,_]", "", str(value))
         try:

@@ -69,11 +69,6 @@ def sequence_length(step: int, total_steps: int, start: int, end: int | None, *,
     return max(length // multiple * multiple, min(start, end))
 
 
-def low_effort_fraction(step: int, total_steps: int, start: float, end: float | None) -> float:
-    """Share of eligible prompts that ask for low effort at this step: linear from `start` to `end`."""
-    return start if end is None else linear(start, end, progress(step, total_steps))
-
-
 def epsilon_limit(step: int, total_steps: int, start: float, end: float) -> float:
     """Largest share of trivial groups at this step: cosine from `start` to `end` (Nano3: to 0.04)."""
     return cosine(start, end, progress(step, total_steps))

@@ -1,19 +1,20 @@
-"""Warning signs over the metrics of a run, each a documented rule.
+"""Warning signs over the metrics of a run, as a table of rules.
 
-    monitor = SignalMonitor(SignalThresholds(), reward_range=(0.0, 1.0))
+    monitor = SignalMonitor(reward_range=(0.0, 1.0))
     for signal in monitor.update(step, metrics): reporter.signal(signal.name, **signal.numbers)
 
 A signal is raised once when its rule starts to hold, stays in `monitor.active` while it does, and may be raised again
 after it has cleared. Manifests answer signals by name (`[[strategies]] signal = ...`); nothing here changes training.
 
-Rules look at windows, not at single steps: one odd batch is no sign. A rule whose metrics a run does not log is never
-raised. W is `window` steps; "the window" is the last W steps, "the start" the first W steps of the run.
+Most rules look at windows, not at single steps: one odd batch is no sign. What breaks a run in its first steps is told
+at once, and its symptoms are not raised while it holds: a rule comes after those that explain it. A rule whose metrics
+a run does not log is never raised. W is `WINDOW` steps; "the window" is the last W steps, "the start" the first W.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
@@ -23,6 +24,8 @@ from nemotron_steps.environments.judged.judging import JUDGE_UNPARSEABLE
 
 MAX_HISTORY = 512
 """Steps kept per metric; rules look back much less far."""
+WINDOW = 5
+"""W, steps a rule averages over."""
 
 
 @dataclass(frozen=True)
@@ -35,48 +38,6 @@ class Signal:
     message: str
 
 
-@dataclass(frozen=True)
-class SignalThresholds:
-    """Bounds of the rules. The defaults are far from what healthy runs of this project log."""
-
-    window: int = 5
-    """W, steps a rule averages over."""
-    reward_saturated: float = 0.95
-    """Share of the reward range that the mean reward has reached."""
-    zero_std_share: float = 0.8
-    """Share of groups without a difference in reward."""
-    kl_spike_factor: float = 5.0
-    """KL of a step against the median of the steps before."""
-    kl_spike_floor: float = 0.05
-    """KL, nats a token, below which no rise counts as a spike."""
-    teacher_kl_stalled: float = 0.9
-    """Divergence from the teachers in the window against the start."""
-    teacher_kl_floor: float = 0.02
-    """Divergence, nats a token, below which a policy is as its teachers."""
-    entropy_collapse: float = 0.1
-    """Entropy of the window against the start."""
-    token_mult_prob_error: float = 1.05
-    """Healthy generator and trainer stay below this (grpo metrics contract)."""
-    gen_kl_error: float = 0.002
-    """Likewise, nats a token."""
-    truncation_rate: float = 0.2
-    """Share of truncated samples."""
-    judge_failures: float = 0.1
-    """Share of rollouts that no judge could grade."""
-    unread_comparisons: float = 0.2
-    """Share of a judge's comparisons that could not be read."""
-    failure_rate: float = 0.1
-    """Share of rollouts without a reward, for whatever reason."""
-    grad_norm_factor: float = 10.0
-    """Gradient norm of a step against the median of the steps before."""
-    masked_sequences: float = 0.1
-    """Share of sequences dropped by the sequence logprob-error mask."""
-    length_collapse: float = 0.25
-    """Mean response length of the window against the start."""
-    straggler_share: float = 0.1
-    """Share of issued groups cut as stragglers."""
-
-
 @dataclass
 class History:
     """Values of one metric, oldest first: `start` keeps the first W for good, `values` the newest ones."""
@@ -84,9 +45,9 @@ class History:
     start: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
-    def append(self, value: float, window: int) -> None:
+    def append(self, value: float) -> None:
         """Add the newest value."""
-        if len(self.start) < window:
+        if len(self.start) < WINDOW:
             self.start.append(value)
         self.values.append(value)
         del self.values[:-MAX_HISTORY]
@@ -94,31 +55,25 @@ class History:
 
 Finding = tuple[dict[str, float], str]
 """Numbers, and a sentence that holds them."""
+Check = Callable[["SignalMonitor"], Finding | None]
 
 
 class SignalMonitor:
     """Watches the metrics of one run.
 
     Args:
-        thresholds: bounds of the rules.
         reward_range: declared (lowest, highest) reward; None, or a bound that is not finite, takes the lowest and
             highest seen in the run.
-        judge_failures: failure classes, as in `failures/<class>` metrics, that mean a judge did not answer, or not
-            readably.
         max_policy_lag: `max_trajectory_age_steps` of an asynchronous run; None when lag has no bound.
     """
 
     def __init__(
         self,
-        thresholds: SignalThresholds | None = None,
         *,
         reward_range: tuple[float, float] | None = None,
-        judge_failures: tuple[str, ...] = (JUDGE_UNAVAILABLE, JUDGE_UNPARSEABLE),
         max_policy_lag: int | None = None,
     ) -> None:
-        self.thresholds = thresholds or SignalThresholds()
         self.reward_range = reward_range
-        self.judge_failures = judge_failures
         self.max_policy_lag = max_policy_lag
         self._history: dict[str, History] = {}
         self._active: dict[str, Signal] = {}
@@ -138,16 +93,15 @@ class SignalMonitor:
         """Take in the metrics of one step; returns the signals that begin with it."""
         self._latest = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
         for name, value in self._latest.items():
-            self._history.setdefault(name, History()).append(value, self.thresholds.window)
+            self._history.setdefault(name, History()).append(value)
         raised: list[Signal] = []
         for name, rule in RULES.items():
-            finding = rule(self)
+            finding = rule.check(self)
             if finding is None:
                 self._active.pop(name, None)
-            elif name not in self._active:
-                signal = Signal(name, step, *finding)
-                self._active[name] = signal
-                raised.append(signal)
+            elif name not in self._active and self._active.keys().isdisjoint(rule.symptom_of):
+                raised.append(Signal(name, step, *finding))
+                self._active[name] = raised[-1]
         return raised
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,220 +122,267 @@ class SignalMonitor:
         """The metric in this step."""
         return self._latest.get(name)
 
-    def window(self, name: str) -> list[float] | None:
-        """The last W finite values, if this step logged the metric and there are that many."""
-        if name not in self._latest:
-            return None
-        values = self._history[name].values[-self.thresholds.window :]
-        return values if len(values) == self.thresholds.window and all(map(math.isfinite, values)) else None
+    def last(self, name: str, count: int) -> list[float] | None:
+        """The last `count` values, if this step logged the metric and there are that many, all finite."""
+        values = self._history[name].values[-count:] if name in self._latest else []
+        return values if len(values) == count and all(map(math.isfinite, values)) else None
 
     def start(self, name: str) -> list[float] | None:
         """The first W values, once the window no longer overlaps them."""
         history = self._history.get(name)
-        if history is None or len(history.values) < 2 * self.thresholds.window:
+        if history is None or len(history.values) < 2 * WINDOW:
             return None
         return history.start if all(map(math.isfinite, history.start)) else None
 
-    def before(self, name: str) -> list[float] | None:
-        """The finite values before this step, at most 4 W of them, if there are at least W."""
+    def before(self, name: str, least: int = WINDOW, most: int = 4 * WINDOW) -> list[float] | None:
+        """The finite values before this step, at most so many of them, if there are at least so many."""
         if name not in self._latest:
             return None
-        values = [v for v in self._history[name].values[:-1][-4 * self.thresholds.window :] if math.isfinite(v)]
-        return values if len(values) >= self.thresholds.window else None
+        values = [v for v in self._history[name].values[:-1][-most:] if math.isfinite(v)]
+        return values if len(values) >= least else None
 
     def everything(self, name: str) -> list[float]:
         """All finite values kept."""
         history = self._history.get(name)
         return [v for v in [*history.start, *history.values] if math.isfinite(v)] if history else []
 
+    @property
+    def entropy(self) -> str:
+        """The metric that is logged, if not the exact one then its estimate."""
+        return "entropy" if "entropy" in self._latest else "approx_entropy"
 
-def reward_saturated(m: SignalMonitor) -> Finding | None:
-    """The window's mean reward is above 95 % of the reward range: little is left to learn, or a judge is gamed."""
-    window = m.window("reward/mean")
-    if window is None:
+    @property
+    def rewards(self) -> tuple[float, float]:
+        """The declared (lowest, highest) reward, or those of the run so far."""
+        if self.reward_range is not None and all(map(math.isfinite, self.reward_range)):
+            return self.reward_range
+        low, high = min(self.everything("reward/min"), default=0.0), max(self.everything("reward/max"), default=0.0)
+        return low, high
+
+
+def _policy_collapse(m: SignalMonitor) -> Finding | None:
+    """The fall is measured from the best mean of up to W steps in a row, its error is that of a step's mean over prompt
+    groups. What has changed is compared with the older half of the 2 W steps before."""
+    name = "reward/mean"
+    now, before = m.latest(name), m.before(name, 1, MAX_HISTORY)
+    low, groups = m.rewards[0], m.latest("groups/count") or 0.0
+    if now is None or not math.isfinite(now) or before is None or groups < 4:  # fewer say nothing
         return None
-    if m.reward_range is not None and all(map(math.isfinite, m.reward_range)):
-        low, high = m.reward_range
-    else:
-        low = min(m.everything("reward/min"), default=0.0)
-        high = max(m.everything("reward/max"), default=0.0)
-    if high <= low:
+    best = max(fmean(before[max(0, end - WINDOW) : end]) for end in range(1, len(before) + 1))
+    error = max(m.everything("reward/std"), default=0.0) / math.sqrt(groups)
+    falls = [best - value for value in (m.last(name, 2) or [now])]
+    lost = now < low + (best - low) / 2
+    if lost and "policy_collapse" in m.active:
+        return m.active["policy_collapse"].numbers, m.active["policy_collapse"].message
+    if not lost or not (falls[-1] > 3 * error or (len(falls) == 2 and min(falls) > 2 * error)):
+        return None
+    changed = list(_changes(m))
+    if not changed:
+        return None
+    rate = m.latest("lr")
+    told = ", ".join(f"{what} {then:.3g} → {value:.3g}" for what, then, value in changed)
+    numbers = {"reward": now, "best": best, **{what.replace(" ", "_"): value for what, _, value in changed}}
+    return numbers | ({} if rate is None else {"lr": rate}), (
+        f"reward fell from {best:.3g} to {now:.3g} as the policy changed ({told})"
+        + ("" if rate is None else f" at a learning rate of {rate:.3g}")
+    )
+
+
+def _changes(m: SignalMonitor) -> Iterator[tuple[str, float, float]]:
+    """What of a policy is not as it was: (what, before, now)."""
+    for name, what, factor, added in (
+        (m.entropy, "entropy", 2.0, 0.0),
+        ("response_length/mean", "length", 1.5, 0.0),
+        ("truncation_rate", "truncated share", 1.0, 0.3),
+        ("kl_penalty", "KL", 1.0, 0.5),
+    ):
+        now, before = m.latest(name), m.before(name, 1, 2 * WINDOW)
+        if now is not None and before is not None:
+            then = median(before[: max(1, len(before) // 2)])
+            if now > factor * then + added or (factor > 1 and now < then / factor):
+                yield what, then, now
+
+
+def _never_ends(m: SignalMonitor) -> Finding | None:
+    rates = m.last("truncation_rate", 2)
+    if rates is None or min(m.everything("truncation_rate")) < 0.9:  # else it did end its answers before
+        return None
+    return {"truncation_rate": rates[-1]}, f"{rates[-1]:.0%} of the answers are cut off since the first step"
+
+
+def _samples_at_random(m: SignalMonitor) -> Finding | None:
+    values = m.last("approx_entropy", 2)
+    if values is None or min(m.everything("approx_entropy")) < 3.0:
+        return None
+    return {"entropy": values[-1]}, f"answers are sampled nearly at random: entropy {values[-1]:.3g} nats a token"
+
+
+def _nothing_trained(m: SignalMonitor) -> Finding | None:
+    if m.last("num_valid_tokens", 2) != [0.0, 0.0]:
+        return None
+    shares = {
+        "overlong filter": m.latest("overlong_filtered_share"),
+        "sequence logprob-error mask": m.latest("seq_logprob_error/masked_share"),
+        "epsilon filter": m.latest("epsilon_filtering/dropped_share"),
+        "failed rollouts": m.latest("failure_rate"),
+    }
+    found = {what: share for what, share in shares.items() if share}
+    told = ", ".join(f"{what} {share:.0%}" for what, share in found.items())
+    return {what.replace(" ", "_"): share for what, share in found.items()}, f"no token was trained on ({told})"
+
+
+def _kl_dominates(m: SignalMonitor) -> Finding | None:
+    losses, actors = m.last("loss", 2), m.last("actor_loss", 2)
+    if losses is None or actors is None or m.latest("kl_penalty") is None:
+        return None
+    terms = [loss - actor for loss, actor in zip(losses, actors, strict=True)]
+    if min(terms) < 0.3:
+        return None
+    return {"kl_term": terms[-1]}, f"the KL penalty is {terms[-1]:.3g} of the loss, and advantages are about 1"
+
+
+def _reward_saturated(m: SignalMonitor) -> Finding | None:
+    window, (low, high) = m.last("reward/mean", WINDOW), m.rewards
+    if window is None or high <= low or fmean(window) < low + 0.95 * (high - low):
         return None
     mean = fmean(window)
-    if mean < low + m.thresholds.reward_saturated * (high - low):
-        return None
     return {"reward_mean": mean, "reward_low": low, "reward_high": high}, (
         f"mean reward {mean:.3g} is at the top of its range [{low:.3g}, {high:.3g}]"
     )
 
 
-def low_reward_variance(m: SignalMonitor) -> Finding | None:
-    """At least 80 % of the window's groups have equal rewards throughout: they give no gradient."""
-    window = m.window("groups/zero_std_share")
-    if window is None or fmean(window) < m.thresholds.zero_std_share:
+def _low_reward_variance(m: SignalMonitor) -> Finding | None:
+    window = m.last("groups/zero_std_share", WINDOW)
+    if window is None or fmean(window) < 0.8:
         return None
-    share = fmean(window)
-    return {"zero_std_share": share}, f"{share:.0%} of the prompt groups have no difference in reward"
+    return {"zero_std_share": fmean(window)}, (f"{fmean(window):.0%} of the prompt groups have no difference in reward")
 
 
-def kl_spike(m: SignalMonitor) -> Finding | None:
-    """KL is 5 times the median and twice the highest of the 10 or more steps before, and above 0.05 nats a token.
-
-    The highest counts because every run starts at 0 and rises: growing steadily is no spike. In the first steps it
-    may well grow severalfold a step, so they are not judged.
-    """
+def _kl_spike(m: SignalMonitor) -> Finding | None:
+    """The highest counts because every run starts at 0 and rises: growing steadily is no spike. In the first steps it
+    may well grow severalfold a step, so they are not judged."""
     before, now = m.before("kl_penalty"), m.latest("kl_penalty")
-    early = before is not None and len(before) < 2 * m.thresholds.window
+    early = before is not None and len(before) < 2 * WINDOW
     if before is not None and now is not None and math.isfinite(now) and (early or now <= 2 * max(before)):
         return None
-    return _spike(m, "kl_penalty", m.thresholds.kl_spike_factor, m.thresholds.kl_spike_floor, "KL to the reference")
+    return _spike(m, "kl_penalty", 5.0, 0.05, "KL to the reference")
 
 
-def teacher_kl_stalled(m: SignalMonitor) -> Finding | None:
-    """After 20 steps the window's divergence from the teachers is above 90 % of the start's, and above 0.02 nats."""
+def _teacher_kl_stalled(m: SignalMonitor) -> Finding | None:
     name = "teacher_divergence"
-    start, window, before = m.start(name), m.window(name), m.before(name)
-    if start is None or window is None or before is None or len(before) < 4 * m.thresholds.window:
+    start, window, before = m.start(name), m.last(name, WINDOW), m.before(name, 4 * WINDOW)
+    if start is None or window is None or before is None or fmean(window) <= max(0.02, 0.9 * fmean(start)):
         return None
     first, now = fmean(start), fmean(window)
-    if now <= max(m.thresholds.teacher_kl_floor, m.thresholds.teacher_kl_stalled * first):
-        return None
     return {"start": first, "now": now}, f"the divergence from the teachers is {now:.3g} nats a token, from {first:.3g}"
 
 
-def entropy_collapse(m: SignalMonitor) -> Finding | None:
-    """Entropy of the window is below 10 % of what it was at the start. Uses `entropy`, else `approx_entropy`."""
-    name = "entropy" if m.latest("entropy") is not None else "approx_entropy"
-    return _collapse(m, name, m.thresholds.entropy_collapse, "entropy")
-
-
-def length_collapse(m: SignalMonitor) -> Finding | None:
-    """Mean response length of the window is below 25 % of what it was at the start."""
-    return _collapse(m, "response_length/mean", m.thresholds.length_collapse, "response length")
-
-
-def logprob_drift(m: SignalMonitor) -> Finding | None:
-    """Generator and trainer disagree: token_mult_prob_error above 1.05 or gen_kl_error above 0.002 (window median).
-
-    A single step whose token_mult_prob_error is not finite, or above 2, is enough. Where rollouts lag behind the policy
-    only that counts: the rest of their difference is the update between.
-    """
-    bounds = {
-        "token_mult_prob_error": m.thresholds.token_mult_prob_error,
-        "gen_kl_error": m.thresholds.gen_kl_error,
-    }
+def _logprob_drift(m: SignalMonitor) -> Finding | None:
+    """A single step whose token_mult_prob_error is not finite, or above 2, is enough. Where rollouts lag behind the
+    policy only that counts: the rest of their difference is the update between."""
     now = m.latest("token_mult_prob_error")
     if now is not None and not now <= 2.0:
         return {"token_mult_prob_error": now}, f"token_mult_prob_error is {now:.4g} (healthy below 1.05)"
-    lags = m.window("policy_lag/mean")
-    if lags is not None and max(lags) > 0:
-        return None
-    for name, bound in bounds.items():
-        window = m.window(name)
+    lags = m.last("policy_lag/mean", WINDOW)
+    for name, bound in {"token_mult_prob_error": 1.05, "gen_kl_error": 0.002}.items():
+        window = m.last(name, WINDOW) if lags is None or max(lags) <= 0 else None
         if window is not None and median(window) > bound:
             value = median(window)
             return {name: value, "bound": bound}, f"{name} is {value:.4g} (healthy below {bound})"
     return None
 
 
-def truncation_high(m: SignalMonitor) -> Finding | None:
-    """More than 20 % of the window's samples are truncated."""
-    return _above(m, "truncation_rate", m.thresholds.truncation_rate, "of the samples are truncated")
+def _judge_unavailable(m: SignalMonitor) -> Finding | None:
+    share = sum(m.latest(f"failures/{name}") or 0.0 for name in (JUDGE_UNAVAILABLE, JUDGE_UNPARSEABLE))
+    return ({"share": share}, f"{share:.1%} of the rollouts could not be judged") if share > 0.1 else None
 
 
-def judge_unavailable(m: SignalMonitor) -> Finding | None:
-    """More than 10 % of this step's rollouts have no reward because a judge did not answer, or not readably."""
-    share = sum(m.latest(f"failures/{name}") or 0.0 for name in m.judge_failures)
-    if share <= m.thresholds.judge_failures:
-        return None
-    return {"share": share}, f"{share:.1%} of the rollouts could not be judged"
+def _judge_unreadable(m: SignalMonitor) -> Finding | None:
+    names = (n for n in m.metrics if n.startswith("reward/") and n.endswith("/parse_failure_rate"))
+    found = (_above(m, name, 0.2, "of the judge's comparisons could not be read") for name in names)
+    return next((each for each in found if each is not None), None)
 
 
-def judge_unreadable(m: SignalMonitor) -> Finding | None:
-    """More than 20 % of the window's comparisons could not be read and count as ties: rewards say little."""
-    for name in m.metrics:
-        if name.startswith("reward/") and name.endswith("/parse_failure_rate"):
-            finding = _above(m, name, m.thresholds.unread_comparisons, "of the judge's comparisons could not be read")
-            if finding is not None:
-                return finding
-    return None
-
-
-def failures_high(m: SignalMonitor) -> Finding | None:
-    """More than 10 % of the window's rollouts have no reward, whatever the reason."""
-    return _above(m, "failure_rate", m.thresholds.failure_rate, "of the rollouts have no reward")
-
-
-def grad_norm_spike(m: SignalMonitor) -> Finding | None:
-    """The gradient norm is not finite, or 10 times the median of the steps before.
-
-    Steps without a gradient, whose groups all had equal rewards, are no measure.
-    """
+def _grad_norm_spike(m: SignalMonitor) -> Finding | None:
+    """Steps without a gradient, whose groups all had equal rewards, are no measure."""
     now, before = m.latest("grad_norm"), m.before("grad_norm")
     if now is not None and math.isfinite(now) and before is not None and not any(before):
         return None
-    return _spike(m, "grad_norm", m.thresholds.grad_norm_factor, 0.0, "the gradient norm")
+    return _spike(m, "grad_norm", 10.0, 0.0, "the gradient norm")
 
 
-def sequences_masked(m: SignalMonitor) -> Finding | None:
-    """More than 10 % of the window's sequences are dropped by the sequence logprob-error mask."""
-    name = "seq_logprob_error/masked_share"
-    return _above(m, name, m.thresholds.masked_sequences, "of the sequences are dropped for their logprob error")
-
-
-def policy_lag_high(m: SignalMonitor) -> Finding | None:
-    """A token older than max_trajectory_age_steps was trained on."""
+def _policy_lag_high(m: SignalMonitor) -> Finding | None:
     lag = m.latest("policy_lag/max")
     if m.max_policy_lag is None or lag is None or lag <= m.max_policy_lag:
         return None
     return {"policy_lag": lag, "bound": float(m.max_policy_lag)}, f"policy lag {lag:.0f} is above {m.max_policy_lag}"
 
 
-def stragglers_high(m: SignalMonitor) -> Finding | None:
-    """More than 10 % of the groups issued so far were cut as stragglers, whether tried again or used in part."""
+def _stragglers_high(m: SignalMonitor) -> Finding | None:
     issued = m.latest("async/issued")
-    if not issued:
-        return None
     late = sum(m.latest(f"async/{name}") or 0.0 for name in ("withdrawn_straggler", "partial"))
-    if late / issued <= m.thresholds.straggler_share:
+    if not issued or late / issued <= 0.1:
         return None
     return {"share": late / issued}, f"{late / issued:.0%} of the groups missed the straggler deadline"
 
 
-RULES: dict[str, Callable[[SignalMonitor], Finding | None]] = {
-    rule.__name__: rule
-    for rule in (
-        reward_saturated,
-        low_reward_variance,
-        kl_spike,
-        entropy_collapse,
-        length_collapse,
-        logprob_drift,
-        truncation_high,
-        judge_unavailable,
-        judge_unreadable,
-        failures_high,
-        grad_norm_spike,
-        sequences_masked,
-        policy_lag_high,
-        stragglers_high,
-        teacher_kl_stalled,
-    )
+@dataclass(frozen=True)
+class Rule:
+    """When a signal is raised; in words: nemotron_steps/errors/signals.toml and docs/signals.md.
+
+    Attributes:
+        check: what it found; None where it does not hold.
+        symptom_of: signals that explain it: it is not raised while one of them is active.
+    """
+
+    check: Check
+    symptom_of: tuple[str, ...] = ()
+
+
+def _high(name: str, bound: float, what: str) -> Check:
+    return lambda m: _above(m, name, bound, what)
+
+
+_AT_ONCE = ("policy_collapse", "answers_never_end", "samples_at_random")
+RULES: dict[str, Rule] = {
+    "policy_collapse": Rule(_policy_collapse),
+    "answers_never_end": Rule(_never_ends),
+    "samples_at_random": Rule(_samples_at_random),
+    "nothing_trained": Rule(_nothing_trained, _AT_ONCE),
+    "kl_dominates": Rule(_kl_dominates, _AT_ONCE),
+    "reward_saturated": Rule(_reward_saturated),
+    "low_reward_variance": Rule(_low_reward_variance, _AT_ONCE),
+    "kl_spike": Rule(_kl_spike, _AT_ONCE),
+    "entropy_collapse": Rule(lambda m: _collapse(m, m.entropy, 0.1, "entropy"), _AT_ONCE),
+    "length_collapse": Rule(lambda m: _collapse(m, "response_length/mean", 0.25, "response length"), _AT_ONCE),
+    "logprob_drift": Rule(_logprob_drift),
+    "truncation_high": Rule(_high("truncation_rate", 0.2, "of the samples are truncated"), _AT_ONCE),
+    "judge_unavailable": Rule(_judge_unavailable),
+    "judge_unreadable": Rule(_judge_unreadable),
+    "failures_high": Rule(_high("failure_rate", 0.1, "of the rollouts have no reward")),
+    "grad_norm_spike": Rule(_grad_norm_spike, ("policy_collapse", "kl_dominates")),
+    "sequences_masked": Rule(
+        _high("seq_logprob_error/masked_share", 0.1, "of the sequences are dropped for their logprob error"),
+        ("nothing_trained",),
+    ),
+    "policy_lag_high": Rule(_policy_lag_high),
+    "teacher_kl_stalled": Rule(_teacher_kl_stalled),
+    "stragglers_high": Rule(_stragglers_high),
 }
-"""Every rule under its signal's name."""
+"""Every rule under its signal's name, causes before their symptoms."""
 
 
-def _to_json(values: list[float]) -> list[float | None]:
+def _to_json(values: Sequence[float]) -> list[float | None]:
     """JSON has no NaN or infinity."""
     return [value if math.isfinite(value) else None for value in values]
 
 
-def _from_json(values: list[float | None]) -> list[float]:
+def _from_json(values: Sequence[float | None]) -> list[float]:
     return [math.nan if value is None else value for value in values]
 
 
 def _above(m: SignalMonitor, name: str, bound: float, what: str) -> Finding | None:
-    window = m.window(name)
+    window = m.last(name, WINDOW)
     if window is None or fmean(window) <= bound:
         return None
     value = fmean(window)
@@ -402,7 +403,7 @@ def _spike(m: SignalMonitor, name: str, factor: float, floor: float, what: str) 
 
 
 def _collapse(m: SignalMonitor, name: str, share: float, what: str) -> Finding | None:
-    window, start = m.window(name), m.start(name)
+    window, start = m.last(name, WINDOW), m.start(name)
     if window is None or start is None:
         return None
     now, then = fmean(window), fmean(start)

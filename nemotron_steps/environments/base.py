@@ -225,6 +225,7 @@ class Environment(ABC):
     Class attributes a subclass sets:
         name: registry name.
         reward_range: inclusive (low, high) of every reward it gives.
+        usual_range: (low, high) between which rewards lie but for bonuses and penalties; None: reward_range.
         required_fields: dotted paths a row must have besides the prompt.
         config_class: pydantic model of its settings.
         judges_groups: verify_group must see all rollouts of a prompt at once; one alone cannot be judged.
@@ -233,6 +234,7 @@ class Environment(ABC):
 
     name: ClassVar[str]
     reward_range: tuple[float, float] = (0.0, 1.0)
+    usual_range: tuple[float, float] | None = None
     required_fields: ClassVar[tuple[str, ...]] = ()
     config_class: ClassVar[type[EnvironmentConfig]] = EnvironmentConfig
     judges_groups: ClassVar[bool] = False
@@ -243,6 +245,12 @@ class Environment(ABC):
         self.judges = dict(judges)
         self._gradable: dict[bytes, bool] = {}
         self._trying = asyncio.Lock()
+
+    @classmethod
+    def needs(cls, config: Any, row: Row | None = None) -> tuple[str, ...]:
+        """What grading needs of the machine under these settings, of a row if one is given: names of NEEDS
+        (`runs/prerequisites.py`), or of programs on PATH."""
+        return ()
 
     def needed_judges(self) -> tuple[str, ...]:
         """Roles of the judges that must be given under the present settings."""

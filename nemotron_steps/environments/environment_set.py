@@ -36,6 +36,8 @@ class EnvironmentSet:
         self._environments: dict[str, Environment] = {}
         self._named: dict[str, Environment] = {}
         self._policy: dict[str, Any] = {}
+        self.needs: set[str] = set()
+        """What grading the rows that were checked needs of the machine, see Environment.needs."""
         self.first_offer: tuple[Row, str, Environment] | None = None
         """Of the rows that were checked, the first that offers the policy tools."""
 
@@ -96,6 +98,7 @@ class EnvironmentSet:
             graded_by = self.route(row, where) if environment is None else self.get(environment)
             graded_by.check_row_with_resources(row, where)
             needed.add(graded_by.name)
+            self.needs.update(graded_by.needs(graded_by.config, row))
             if self.first_offer is None and graded_by.tools_of(row):
                 self.first_offer = (row, where, graded_by)
         return needed

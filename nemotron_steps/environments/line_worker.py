@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from nemotron_steps.errors import WorkerLostError
+from nemotron_steps.waiting import waiting
 
 LINE_LIMIT = 64 * 1024 * 1024
 MEMORY_BYTES = 4 * 1024**3
@@ -117,7 +118,8 @@ class WorkerPool:
         line = b""
         try:
             process.stdin.write(request)
-            with suppress(ConnectionError):  # it has ended: its exit code says how
+            # Where the connection is lost it has ended: its exit code says how.
+            with suppress(ConnectionError), waiting(f"helper process {self._module}", seconds):
                 async with asyncio.timeout(seconds):
                     await process.stdin.drain()
                     line = await process.stdout.readline()

@@ -178,7 +178,7 @@ def _settings_hints(name: str, error: ValidationError, known: Sequence[str]) -> 
         if item["type"] == "missing":
             hints.append(f"{where}.{key}=VALUE")
         elif item["type"] == "extra_forbidden":
-            hints += [f"{where}.{match}={item['input']}" for match in get_close_matches(key, known, n=1)]
+            hints += [f"{where}.{match}={item['input']}" for match in get_close_matches(key, known, n=1, cutoff=0.85)]
         hints += [f"{where}.{hint}" for hint in item.get("ctx", {}).get("hints", ())]
     return hints
 

@@ -145,12 +145,13 @@ def without_line(where: str) -> tuple[str, ...]:
     return (f"sed -i.bak {line}d {file}   # takes it out; {path}.bak stays",) if path and line.isdigit() else ()
 
 
-def renamed_key(where: str | None, wrong: str, right: str) -> tuple[str, ...]:
-    """A command that corrects a misspelt key in the line that an error is about, as a hint; else none."""
+def renamed_key(where: str | None, wrong: str, right: str = "") -> tuple[str, ...]:
+    """A command that corrects a misspelt key in the line that an error is about, as a hint; none without a line, or
+    without a key that is the wrong one misspelt (`config.names.meant`): another may mean another thing."""
     path, _, line = (where or "").rpartition(":")
     if not path or not line.isdigit() or not re.fullmatch(r"[\w-]+ [\w-]+", f"{wrong} {right}"):
         return ()
-    return (f"sed -i '{line}s/{wrong}/{right}/' {shlex.quote(path)}   # corrects the key",)
+    return (f"sed -i '{line}s/\\b{wrong}\\b/{right}/' {shlex.quote(path)}   # corrects the key",)
 
 
 def _rebuild(cls: type[StepsError], what: str, state: dict[str, Any]) -> StepsError:

@@ -1,26 +1,25 @@
 """Importing what another package brings: a config model, an environment, an executor, a validator.
 
 Nothing that a module does while it is imported reaches the command: what it prints goes to stderr, so that `--json`
-stays JSON, and what it raises, an exit included, becomes one error that names the module and the line. One that takes
-long is named on stderr, and by the interrupt of whoever no longer waits for it.
+stays JSON, and what it raises, an exit included, becomes one error that names the module and the line.
 """
 
 from __future__ import annotations
 
-import re
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from importlib import import_module
+from importlib.machinery import all_suffixes
+from importlib.util import find_spec
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.errors.stopping import stop_if_asked, was_asked
+from nemotron_steps.stopping import stop_if_asked, was_asked
+from nemotron_steps.waiting import waiting
 
-_LONG_S = 10.0
-"""After how long an import is said to go on."""
-_OWN = __name__.partition(".")[0]
+if TYPE_CHECKING:
+    import ast
 
 
 class PluginImportError(ImportError):
@@ -38,11 +37,11 @@ def load_object(reference: str) -> Any:
         ModuleNotFoundError: the module itself is not installed.
         AttributeError: it has no such name.
         PluginImportError: importing it failed in any other way.
-        KeyboardInterrupt: as it was, with a note that names the module (see `noted`).
+        KeyboardInterrupt: as it was, or where one became something else.
     """
     module_name, _, name = reference.partition(":")
     try:
-        with redirect_stdout(sys.stderr), _named_if_long(module_name):
+        with redirect_stdout(sys.stderr), waiting(f"{module_name} to be imported"):
             found: Any = import_module(module_name)
     except ModuleNotFoundError as error:
         if was_asked():
@@ -60,54 +59,107 @@ def load_object(reference: str) -> Any:
     return found
 
 
-def noted(error: BaseException) -> str:
-    """The notes of an interrupt, to follow the word "interrupted": "" or " while …"."""
-    return "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+def unusable(reference: str, arguments: int | None = None) -> tuple[str, str] | None:
+    """Why `module:name` cannot be used, and the module or `file:line` that says so; None where it may be. The source is
+    read, and nothing is imported: what the source leaves open is for whoever imports it.
 
+    Args:
+        arguments: how many it is called with; None for a class.
+    """
+    import ast
 
-@contextmanager
-def _named_if_long(module_name: str) -> Iterator[None]:
-    """Say on stderr that another package's import goes on after _LONG_S, and where an interrupt found it."""
-    if module_name in sys.modules or module_name.partition(".")[0] == _OWN:
-        yield
-        return
-    timer = threading.Timer(_LONG_S, _say_it_goes_on, (module_name,))
-    timer.daemon = True
-    timer.start()
+    module, _, name = reference.partition(":")
+    file, missing = _source(module)
+    if missing:
+        return f"there is no module '{missing}'", module
+    if file is None:
+        return None
     try:
-        yield
-    except KeyboardInterrupt as error:
-        line = _line(error.__traceback__, ours=False)  # a signal's handler may be ours
-        error.add_note(f"while {module_name}, of package {_package(module_name)}, was imported ({line})")
-        raise
-    finally:
-        timer.cancel()
+        body = ast.parse(file.read_bytes()).body
+    except SyntaxError as error:
+        return f"{error.msg} (invalid Python)", f"{file}:{error.lineno}"
+    except (OSError, ValueError):
+        return None
+    found = _bound(body)
+    first = name.partition(".")[0]
+    if found is None or first != name:
+        return None
+    if first not in found:
+        if (file.parent / first).is_dir() or (file.parent / f"{first}.py").is_file():
+            return None
+        return f"{module} has no '{first}'", f"{file}:1"
+    node, line = found[first], f"{file}:{getattr(found[first], 'lineno', 1)}"
+    if isinstance(node, ast.Constant | ast.List | ast.Dict | ast.Tuple | ast.Set | ast.JoinedStr):
+        return f"'{first}' is a value, not a {'class' if arguments is None else 'function'}", line
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if arguments is None:
+            return f"'{first}' is a function, not a class", line
+        if isinstance(node, ast.AsyncFunctionDef):
+            return f"'{first}' is a coroutine function, which is called and never awaited", line
+        takes = node.args
+        positional = len(takes.posonlyargs) + len(takes.args)
+        least = positional - len(takes.defaults) + sum(default is None for default in takes.kw_defaults)
+        fits = least <= arguments and (takes.vararg is not None or arguments <= positional)
+        if not node.decorator_list and not (fits and None not in takes.kw_defaults):
+            return f"'{first}({ast.unparse(takes)})' is called with {arguments} positional argument(s)", line
+    return None
 
 
-def _say_it_goes_on(module_name: str) -> None:
-    sys.stderr.write(f"still importing {module_name}, of package {_package(module_name)} …\n")
-    sys.stderr.flush()
+def _source(module: str) -> tuple[Path | None, str]:
+    """The file of a module, None where it is not plain source; and the part of its name that there is nothing of."""
+    top, *rest = module.split(".")
+    try:
+        spec = find_spec(top)
+    except (ImportError, ValueError):
+        return None, ""
+    if spec is None:
+        return None, top
+    folders = [Path(each) for each in spec.submodule_search_locations or ()]
+    file = Path(spec.origin) if spec.has_location and spec.origin else None
+    for number, part in enumerate(rest, start=2):
+        if not all(folder.is_dir() for folder in folders):  # in an archive
+            return None, ""
+        beside = [folder / f"{part}{suffix}" for folder in folders for suffix in all_suffixes()]
+        inits = [folder / part / "__init__.py" for folder in folders]
+        below = [folder / part for folder in folders if (folder / part).is_dir()]
+        file = next((each for each in (*inits, *beside) if each.is_file()), None)
+        if file is None and not below:
+            return None, ".".join(module.split(".")[:number])
+        folders = below
+    return (file if file is not None and file.suffix == ".py" else None), ""
 
 
-def _package(module_name: str) -> str:
-    """The distribution that announces something of a module's package; without one, the package itself."""
-    from importlib.metadata import distributions
+def _bound(body: list[ast.stmt]) -> dict[str, ast.AST] | None:
+    """What the statements of a module bind: name → its definition, or the value that it gets; None where only running
+    them tells."""
+    import ast
 
-    top = module_name.partition(".")[0]
-    for distribution in distributions():
-        for point in distribution.entry_points:
-            if point.group.startswith(f"{_OWN}.") and re.split("[.:]", point.value)[0] == top:
-                return distribution.name
-    return top
+    found: dict[str, ast.AST] = {}
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found[node.name] = node
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(each.asname or each.name).partition(".")[0]: node for each in node.names}
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            value = node.value or node
+            found |= {each.id: value for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
+        elif not isinstance(node, ast.Expr | ast.Pass):  # `if`, `try`, `with`, loops: it depends
+            for each in ast.walk(node):
+                bound = [each.id] if isinstance(each, ast.Name) else [getattr(each, "name", None) or ""]
+                bound += [a.asname or a.name for a in getattr(each, "names", ()) if isinstance(a, ast.alias)]
+                found |= dict.fromkeys(bound, node)
+        if any(isinstance(each, ast.Name) and each.id in ("globals", "exec", "setattr") for each in ast.walk(node)):
+            return None
+    return None if {"*", "__getattr__"} & found.keys() else found
 
 
-def _line(trace: TracebackType | None, *, ours: bool = True) -> str | None:
-    """The innermost `file:line` of a traceback; without `ours`, of what is not this package's."""
+def _line(trace: TracebackType | None) -> str | None:
+    """The innermost `file:line` of a traceback."""
     found = None
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        own = str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0] == _OWN
-        if not file.startswith("<frozen") and (ours or not own):
+        if not file.startswith("<frozen"):
             found = f"{file}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found

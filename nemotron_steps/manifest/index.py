@@ -11,18 +11,27 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nemotron_steps.config.json_cache import read_json, write_json
 from nemotron_steps.config.locations import cache_folder
 from nemotron_steps.errors import ManifestError
-from nemotron_steps.manifest.packs import PATH_VARIABLE, InstalledPack, PackSearch, find_installed, find_packs
+from nemotron_steps.manifest.packs import (
+    BUILT_IN,
+    PATH_VARIABLE,
+    InstalledPack,
+    PackSearch,
+    find_installed,
+    find_packs,
+    unusable_code,
+)
 from nemotron_steps.manifest.typegraph import ArtifactType, TypeGraph
 
-FORMAT = 6
+FORMAT = 7
 """Version of the cache file; raise it when its rows or how they are made change."""
 
 _KEYS = frozenset({"files", "python_path", "installed", "steps", "pipelines", "types", "problems", "warnings"})
@@ -140,10 +149,27 @@ def load_index(
     search = find_packs(environ=environ, cwd=cwd, installed=installed)
     files = _fingerprint(search)
     if cached is not None and cached["files"] == files and cached["python_path"] == python_path:
-        return _decode(cached)
-    index = build_index(search)
-    write_json(path, _encode(index, files, python_path, installed))
-    return index
+        index = _decode(cached)
+    else:
+        index = build_index(search)
+        write_json(path, _encode(index, files, python_path, installed))
+    return replace(index, problems=(*index.problems, *_code_problems(index.steps)))
+
+
+def _code_problems(rows: Iterable[StepRow]) -> Iterator[ManifestError]:
+    """Of third parties' steps, each time anew: their code changes without their manifests."""
+    for row in rows:
+        if row.pack != BUILT_IN and row.runnable:
+            import tomllib
+
+            text = Path(row.file).read_text(encoding="utf-8")
+            yield from unusable_code(row.id, tomllib.loads(text)["step"], partial(_where, row.file, text))
+
+
+def _where(file: str, text: str, *path: str) -> str:
+    from nemotron_steps.manifest.source import SourceText
+
+    return f"{file}:{SourceText(text).line(path)}"
 
 
 def build_index(search: PackSearch) -> Index:
@@ -193,6 +219,9 @@ def _fingerprint(search: PackSearch) -> list[list[Any]]:
     entries: list[list[Any]] = [["pack", pack.name, str(pack.base)] for pack in search.packs]
     entries += [["problem", problem.what, problem.where] for problem in search.problems]
     for pack in search.packs:
+        if pack.name != BUILT_IN:
+            entries += [["unseen", str(path)] for path, _ in pack.unseen()]
+            entries += [["config", str(path)] for path in sorted(pack.configs.rglob("*.yaml"))] if pack.configs else []
         for file in pack.files():
             try:
                 status = file.stat()

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from nemotron_steps.config.names import nearest
+from nemotron_steps.config.names import meant
 from nemotron_steps.errors import ManifestError, renamed_key
 from nemotron_steps.manifest.models import StepManifest, TypeManifest
 from nemotron_steps.manifest.override import is_override
@@ -26,6 +26,13 @@ LONGEST_FILE = 4 << 20
 _OWN_FIELDS = frozenset({"pack", "file", "config_dir", "source", "extra", "hidden"})
 _STEP_TABLES = frozenset(StepManifest.model_fields) - _OWN_FIELDS
 _PIPELINE_TABLES = frozenset(PipelineManifest.model_fields) - _OWN_FIELDS
+_MEANT = {
+    **dict.fromkeys(("input", "inputs", "takes"), "consumes"),
+    **dict.fromkeys(("output", "outputs", "makes"), "produces"),
+    **dict.fromkeys(("stage", "steps"), "stages"),
+    **dict.fromkeys(("param", "params"), "parameters"),
+}
+"""What others call tables of ours."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +84,15 @@ def parse_step(
     extra = {key: value for key, value in file.data.items() if key not in _STEP_TABLES}
     problems = [
         ManifestError(
-            f"unknown key '{key}' at the top of a step manifest",
+            f"unknown key '{key}' at the top of a step manifest"
+            if _is_value(value)
+            else f"unknown table '{key}' in a step manifest",
             where=file.where(key),
             expected=f"one of the tables {', '.join(sorted(_STEP_TABLES))}, or a table of your own",
             hints=_did_you_mean(key, _STEP_TABLES, file.where(key)),
         )
         for key, value in extra.items()
-        if not isinstance(value, dict) and not _is_tables(value)
+        if _is_value(value) or key.lower() in _MEANT or meant(key, _STEP_TABLES)
     ]
     step, more = _validate(
         StepManifest,
@@ -135,19 +144,6 @@ def parse_types(file: TomlFile) -> tuple[dict[str, TypeManifest], tuple[Manifest
         if parsed is not None:
             types[name] = parsed
     return types, tuple(problems)
-
-
-def unknown_tables(step: StepManifest) -> tuple[ManifestError, ...]:
-    """Free tables whose name looks like a misspelt one (`[[consume]]`): worth a warning, not an error."""
-    return tuple(
-        ManifestError(
-            f"table '{key}' means nothing here",
-            where=step.where(key),
-            hints=tuple(f"did you mean [[{name}]]?" for name in close[:1]),
-        )
-        for key in step.extra
-        if (close := nearest(key, _STEP_TABLES)) and abs(len(key) - len(close[0])) <= 2
-    )
 
 
 def _validate(
@@ -246,7 +242,7 @@ def _check_overrides(step: StepManifest, file: TomlFile) -> list[ManifestError]:
         ManifestError(
             f"override '{text}' cannot be pasted",
             where=file.where(table, index, "override"),
-            expected="key=value, +key=value, ~key, or key*=FACTOR|FALLBACK",
+            expected="key=value, +key=value, ~key, key<=MOST, or key*=FACTOR|FALLBACK",
         )
         for table, overrides in (
             ("strategies", [entry.override for entry in step.strategies]),
@@ -259,12 +255,15 @@ def _check_overrides(step: StepManifest, file: TomlFile) -> list[ManifestError]:
 
 
 def _did_you_mean(key: str, known: frozenset[str], where: str) -> tuple[str, ...]:
-    close = nearest(key, known)[:1]
+    other = _MEANT.get(key.lower(), "")
+    close = (other,) if other in known else meant(key, known)[:1]
     return tuple(hint for name in close for hint in (*renamed_key(where, key, name), f"did you mean '{name}'?"))
 
 
-def _is_tables(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
+def _is_value(value: Any) -> bool:
+    """Whether what stands at the top of a file is neither a table nor a list of them."""
+    tables = isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
+    return not tables and not isinstance(value, dict)
 
 
 def _dotted(path: tuple[str | int, ...]) -> str:

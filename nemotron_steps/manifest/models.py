@@ -20,12 +20,13 @@ from pydantic import (
     StrictBool,
     StrictInt,
     StrictStr,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from nemotron_steps.config.families import FAMILIES
-from nemotron_steps.manifest.override import resolve_override
+from nemotron_steps.manifest.override import resolved_overrides
 from nemotron_steps.manifest.source import SourceText
 
 STEP_ID = re.compile(r"[a-z0-9][a-z0-9_.-]*(/[a-z0-9][a-z0-9_.-]*)*")
@@ -41,6 +42,12 @@ DOTTED = re.compile(r"[^\s.=]+(\.[^\s.=]+)*")
 
 def _as_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
+
+
+def _object_path(value: str | None, info: ValidationInfo) -> str | None:
+    if value is not None and not _OBJECT_PATH.fullmatch(value):
+        raise ValueError(f"{info.field_name} must look like 'package.module:name', not {value!r}")
+    return value
 
 
 Strings = tuple[StrictStr, ...]
@@ -73,17 +80,20 @@ class StepTable(Table):
     config_schema: StrictStr | None = None
     preflight: StrictStr | None = None
     """Function of (config, inputs) that raises what is wrong with the data it is given, before any step of a run
-    starts. `inputs` holds the supplied artifacts by port, None for a port that an earlier step will fill."""
+    starts. `inputs` holds the supplied artifacts by port, None for a port that an earlier step will fill. It may return
+    what the data needs of the machine, by name (see Resources.needs)."""
 
-    @model_validator(mode="after")
-    def _well_formed(self) -> Self:
-        if not STEP_ID.fullmatch(self.id):
-            raise ValueError(f"step id {self.id!r} must look like 'rl/nemo_rl/rlhf'")
-        for key in ("entry", "config_schema", "preflight"):
-            value = getattr(self, key)
-            if value is not None and not _OBJECT_PATH.fullmatch(value):
-                raise ValueError(f"{key} must look like 'package.module:name', not {value!r}")
-        return self
+    @field_validator("id")
+    @classmethod
+    def _is_id(cls, value: str) -> str:
+        if not STEP_ID.fullmatch(value):
+            raise ValueError(f"step id {value!r} must look like 'rl/nemo_rl/rlhf'")
+        return value
+
+    @field_validator("entry", "config_schema", "preflight")
+    @classmethod
+    def _is_object_path(cls, value: str | None, info: ValidationInfo) -> str | None:
+        return _object_path(value, info)
 
 
 class Consumes(Table):
@@ -216,7 +226,7 @@ class Strategy(Table):
 
     def overrides_for(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """The overrides as plain `key=value`, relative ones worked out from `config`."""
-        return tuple(resolve_override(text, config) for text in self.override)
+        return resolved_overrides(self.override, config)
 
 
 class ErrorHint(Table):
@@ -239,7 +249,7 @@ class ErrorHint(Table):
 
     def overrides_for(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """As Strategy.overrides_for."""
-        return tuple(resolve_override(text, config) for text in self.override)
+        return resolved_overrides(self.override, config)
 
 
 class Constraint(Table):
@@ -274,6 +284,8 @@ class Resources(BaseModel):
     gpus_per_node: StrictInt | None = None
     cpus: StrictInt | None = None
     memory_gib: StrictInt | None = None
+    needs: Strings = ()
+    """What it needs of a machine under every config, by the names of `runs/prerequisites.py`, else programs on PATH."""
 
 
 class StepManifest(Table):
@@ -396,7 +408,5 @@ class TypeManifest(Table):
 
     @field_validator("validator")
     @classmethod
-    def _is_object_path(cls, value: str | None) -> str | None:
-        if value is not None and not _OBJECT_PATH.fullmatch(value):
-            raise ValueError(f"validator must look like 'package.module:name', not {value!r}")
-        return value
+    def _is_object_path(cls, value: str | None, info: ValidationInfo) -> str | None:
+        return _object_path(value, info)

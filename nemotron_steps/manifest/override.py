@@ -1,16 +1,18 @@
 """Overrides that a manifest suggests: plain `key=value`, or relative to what the run used.
 
-`loss_fn.reference_policy_kl_penalty*=10|0.001` means ten times the run's own value, or 0.001 where it is 0, unset
-or not a number. `/=` divides. The result is always a plain override that can be pasted. Integers stay integers
+`loss_fn.reference_policy_kl_penalty*=10|0.001` means ten times the run's own value, or 0.001 where it is 0, unset or
+not a number. `/=` divides. `weight_decay<=0.1` and `threshold>=2` bring a number that is beyond the bound back to it.
+The result is always a plain override that can be pasted, and none where the run had that value. Integers stay integers
 (at least 1 after a division).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+_BOUND = re.compile(r"(?P<key>[^\s=*/|<>]+)(?P<op>[<>])=(?P<bound>[0-9.eE+-]+)")
 _RELATIVE = re.compile(r"(?P<key>[^\s=*/|]+)(?P<op>[*/])=(?P<factor>[0-9.eE+-]+)\|(?P<fallback>\S+)")
 
 
@@ -24,8 +26,22 @@ def lookup(config: Mapping[str, Any], dotted: str) -> Any:
     return value
 
 
+def resolved_overrides(texts: Iterable[str], config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The plain `key=value` form of a manifest's overrides, those that change something in a run with this config."""
+    if lookup(config, "policy.dtensor_cfg.enabled") is True:  # has an optimizer of its own, and nothing of megatron's
+        own = (text.replace("policy.megatron_cfg.optimizer.lr", "policy.optimizer.kwargs.lr") for text in texts)
+        texts = [text for text in own if not text.startswith("policy.megatron_cfg.")]
+    found = [plain.partition("=") for plain in (resolve_override(text, config) for text in texts) if plain]
+    return tuple(f"{k}{is_}{v}" for k, is_, v in found if str(lookup(config, k)).lower() != v.lower())
+
+
 def resolve_override(text: str, config: Mapping[str, Any]) -> str:
-    """The plain `key=value` form of an override from a manifest, for a run with this config."""
+    """One override in its plain form; empty where a bound is kept."""
+    bounded = _BOUND.fullmatch(text)
+    if bounded is not None:
+        current, bound = lookup(config, bounded["key"]), float(bounded["bound"])
+        beyond = isinstance(current, int | float) and (current > bound if bounded["op"] == "<" else current < bound)
+        return f"{bounded['key']}={bounded['bound']}" if beyond else ""
     match = _RELATIVE.fullmatch(text)
     if match is None:
         return text
@@ -40,5 +56,9 @@ def resolve_override(text: str, config: Mapping[str, Any]) -> str:
 
 
 def is_override(text: str) -> bool:
-    """Whether a manifest's override is well formed: `key=value`, `+key=value`, `~key` or the relative form."""
-    return bool(_RELATIVE.fullmatch(text) or re.fullmatch(r"(\+{0,2}[^\s=~*/|+]+=.*|~[^\s=]+)", text))
+    """Whether a manifest's override is well formed: `key=value`, `+key=value`, `~key`, a bound or the relative form."""
+    return bool(
+        _RELATIVE.fullmatch(text)
+        or _BOUND.fullmatch(text)
+        or re.fullmatch(r"(\+{0,2}[^\s=~*/|+<>]+=.*|~[^\s=]+)", text)
+    )

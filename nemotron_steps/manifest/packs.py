@@ -10,15 +10,31 @@ and read as files. Two layouts are packs:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from nemotron_steps.errors import ManifestError
+from nemotron_steps.errors.plugins import unusable
 
 ENTRY_POINT_GROUP = "nemotron_steps.packs"
 PATH_VARIABLE = "STEPS_PATH"
 
+TYPES_FILE = "types.toml"
+BUILT_IN = "nemotron_steps"
+"""The pack that ships with the package: its files are right, and are not looked at again with every command."""
+
+_NOT_TOML = re.compile(r"(?P<stem>.+)\.(?:tml|tom|toml\.txt|toml)", re.IGNORECASE)
+_NOT_YAML = re.compile(r"(?P<stem>.+)\.(?:yml|yam|yaml\.txt|yml\.txt|yaml)", re.IGNORECASE)
+"""Names of files that were meant to be read, and are not."""
+_CODE: Mapping[str, tuple[int | None, str]] = {
+    "entry": (1, "a function of (context)"),
+    "preflight": (2, "a function of (config, inputs)"),
+    "config_schema": (None, "a pydantic model"),
+}
+"""Key of `[step]` → how many arguments what it names is called with, and what it is."""
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "config", "configs", "node_modules", "site-packages"})
 
 
@@ -47,6 +63,28 @@ class Pack:
             for name in sorted(names):
                 if name.endswith(".toml") and name != "pyproject.toml":
                     yield Path(folder, name)
+
+    def unseen(self) -> Iterator[tuple[Path, Path]]:
+        """Files and folders that nothing reads though they are named nearly as what is read; what to call them."""
+        for folder, subfolders, names in os.walk(self.base):
+            subfolders[:] = sorted(n for n in subfolders if n not in ("__pycache__", "node_modules") and n[0] != ".")
+            here = Path(folder)
+            if not self.strict and "step.toml" in names and "config" not in subfolders:
+                yield from (
+                    (here / n, here / "config") for n in subfolders if n.lower() in ("configs", "conf", "config")
+                )
+            if self.strict or here.name != "config":
+                for name in sorted(names):
+                    found = _NOT_TOML.fullmatch(name)
+                    right = "types" if name.lower() == "type.toml" and not self.strict else found and found["stem"]
+                    if right and (not name.endswith(".toml") or right == "types") and name != TYPES_FILE:
+                        yield here / name, here / f"{right}.toml"
+                    elif self.configs is not None and name.endswith((".yaml", ".yml")):
+                        yield here / name, self.configs / here.relative_to(self.base) / f"{Path(name).stem}.yaml"
+        for configs in [self.configs] if self.configs is not None else self.base.rglob("config"):
+            for path in sorted(configs.rglob("*")) if configs.is_dir() else ():
+                if not path.name.endswith(".yaml") and (found := _NOT_YAML.fullmatch(path.name)) and path.is_file():
+                    yield path, path.with_name(f"{found['stem']}.yaml")
 
     def config_dir(self, file: Path, step_id: str) -> Path | None:
         """Folder of the configs of the step defined in `file`; None if there is none."""
@@ -131,7 +169,7 @@ def find_packs(
             taken.add(free)
             packs.append(pack)
 
-    add(builtin_pack_root(), "nemotron_steps", "built-in", "the installed package")
+    add(builtin_pack_root(), BUILT_IN, "built-in", "the installed package")
     for found in find_installed() if installed is None else installed:
         where = f"entry point '{found.name}' of distribution '{found.distribution}'"
         if found.folder is None:
@@ -145,6 +183,27 @@ def find_packs(
     if (cwd / "manifests").is_dir():
         add(cwd / "manifests", "manifests", "working directory", str(cwd))
     return PackSearch(tuple(packs), tuple(problems))
+
+
+def unusable_code(step_id: str, named: Mapping[str, Any], where: Callable[..., str]) -> Iterator[ManifestError]:
+    """What the `[step]` table of a manifest names as code and its source says that it cannot be; nothing is imported.
+
+    Args:
+        where: `file:line` of a key of the manifest.
+    """
+    for key, (arguments, expected) in _CODE.items():
+        reference = named.get(key)
+        why = unusable(reference, arguments) if isinstance(reference, str) else None
+        if why is not None:
+            there = why[1] != str(reference).partition(":")[0]
+            install = "pip install -e PACK   # its package, or put the folder that holds it on PYTHONPATH"
+            yield ManifestError(
+                f"{key} of step '{step_id}' cannot be used: {why[0]}",
+                where=where("step", key),
+                expected=expected,
+                found=f"{reference} ({why[1]})" if there else reference,
+                hints=() if there else (install,),
+            )
 
 
 def find_installed() -> tuple[InstalledPack, ...]:

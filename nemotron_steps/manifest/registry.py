@@ -11,21 +11,20 @@ are found: built-in, installed, STEPS_PATH, working directory. Every step is als
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
-from nemotron_steps.config.names import nearest
-from nemotron_steps.errors import ManifestError, UnknownNameError, did_you_mean
+from nemotron_steps.config.names import meant, nearest
+from nemotron_steps.errors import ManifestError, UnknownNameError, did_you_mean, renamed_key
 from nemotron_steps.manifest import loader
 from nemotron_steps.manifest.models import StepManifest, TypeManifest
-from nemotron_steps.manifest.packs import Pack, PackSearch, find_packs
+from nemotron_steps.manifest.packs import BUILT_IN, TYPES_FILE, Pack, PackSearch, find_packs
 from nemotron_steps.manifest.pipeline_models import PipelineManifest
 from nemotron_steps.manifest.typegraph import ArtifactType, Conversion, TypeGraph, find_cycles
-
-TYPES_FILE = "types.toml"
 
 M = TypeVar("M", StepManifest, PipelineManifest)
 
@@ -163,6 +162,15 @@ class _Reading:
                 if pack.strict or path.name in ("step.toml", TYPES_FILE):
                     self.add_problem(error, path, pack)
                     manifests += 1
+        if pack.name != BUILT_IN:
+            for path, right in pack.unseen():
+                unread = ManifestError(
+                    f"'{path.name}' of pack '{pack.name}' is read by nothing",
+                    where=str(path),
+                    expected=str(right),
+                    hints=(f"mkdir -p {shlex.quote(str(right.parent))} && mv {_quoted(path, right)}",),
+                )
+                self.problems.append(unread)
         if not manifests:
             self.problems.append(
                 ManifestError(
@@ -210,14 +218,15 @@ class _Reading:
             self.warnings.append(
                 ManifestError(f"step '{step.id}' neither consumes nor produces anything", where=step.where("step"))
             )
-        self.warnings.extend(loader.unknown_tables(step))
         self.add(step, "step", pack, file, self.steps.setdefault(step.id, []))
 
     def read_pipeline(self, pack: Pack, file: loader.TomlFile) -> None:
         pipeline, problems = loader.parse_pipeline(file, pack=pack.name)
         if pipeline is None:
+            table = file.data.get("pipeline")
+            said = table.get("name") if isinstance(table, dict) else None
             for problem in problems:
-                self.add_problem(problem, file.path, pack, file.path.stem)
+                self.add_problem(problem, file.path, pack, said if isinstance(said, str) else file.path.stem)
         else:
             self.add(pipeline, "pipeline", pack, file, self.pipelines.setdefault(pipeline.name, []))
 
@@ -274,6 +283,9 @@ class _Reading:
             self.broken.setdefault((pack.name, name), error)
 
     def registry(self, packs: tuple[Pack, ...]) -> Registry:
+        graph = self.type_graph()
+        for step in [each for alike in self.steps.values() for each in alike]:
+            self.check_types(graph, step)
         steps, hidden_steps = self.usable(self.steps, "step")
         pipelines, hidden_pipelines = self.usable(self.pipelines, "pipeline")
         for name in [name for name in pipelines if name in steps]:
@@ -282,9 +294,12 @@ class _Reading:
             text = f"pipeline '{name}' of pack '{taken.pack}' is hidden by the step of that id"
             self.warnings.append(ManifestError(text, where=taken.where("pipeline", "name")))
         known = {**steps, **hidden_steps}
-        graph = self.type_graph()
         graph = graph.without(self.unusable_conversions(graph, known))
-        self.check_references(graph, known.values())
+        for pack in packs if len(packs) > 1 else ():
+            self.check_folders(pack, known)
+        for pipeline in (*pipelines.values(), *hidden_pipelines.values()):
+            if pipeline.pack != BUILT_IN:
+                self.problems += _unknown_in(pipeline, known, packs)
         broken = {f"{pack}:{name}": error for (pack, name), error in self.broken.items()}
         for (_, name), error in self.broken.items():
             if name not in steps and name not in pipelines:
@@ -377,24 +392,94 @@ class _Reading:
                     )
         return gone
 
-    def check_references(self, graph: TypeGraph, steps: Iterable[StepManifest]) -> None:
-        """Warn of types that are used but not declared: they relate to no other type."""
-        for step in steps:
-            used = [("consumes", i, port.type) for i, port in enumerate(step.consumes)]
-            used += [
-                ("produces", i, kind)
-                for i, port in enumerate(step.produces)
-                for kind in (port.type, *port.becomes.values())
-            ]
-            for table, index, type_name in used:
-                if type_name not in graph:
-                    self.warnings.append(
-                        ManifestError(
-                            f"type '{type_name}' is not declared in any types.toml",
-                            where=step.where(table, index, "type"),
-                            hints=did_you_mean(nearest(type_name, graph.types, 1)),
-                        )
+    def check_types(self, graph: TypeGraph, step: StepManifest) -> None:
+        """Types that a step uses and nobody declares relate to no other type: a mistake of a step that can be run, and
+        a remark on one that can be planned only."""
+        used: list[tuple[str, int, str, str]] = [
+            ("consumes", i, "type", port.type) for i, port in enumerate(step.consumes)
+        ]
+        used += [
+            ("consumes", i, "auto", port.auto) for i, port in enumerate(step.consumes) if isinstance(port.auto, str)
+        ]
+        used += [
+            ("produces", i, "type", kind)
+            for i, port in enumerate(step.produces)
+            for kind in (port.type, *port.becomes.values())
+        ]
+        for table, index, key, name in used:
+            if name not in graph:
+                where = step.where(table, index, key)
+                error = ManifestError(
+                    f"type '{name}' is not declared in any {TYPES_FILE}",
+                    where=where,
+                    expected=f"a type that `steps types` shows, or a table [{name}] in {TYPES_FILE} of the pack",
+                    hints=renamed_key(where, name, *meant(name, graph.types, 1))
+                    or did_you_mean(nearest(name, graph.types, 1)),
+                )
+                if step.step.entry is None:
+                    self.warnings.append(error)
+                else:
+                    self.problems.append(error)
+                    self.broken.setdefault((step.pack, step.step.id), error)
+
+    def check_folders(self, pack: Pack, steps: Mapping[str, StepManifest]) -> None:
+        """Folders of configs whose step there is not, and that are named nearly as one there is."""
+        if pack.configs is None or pack.name == BUILT_IN:
+            return
+        ids = {step.step.id for step in steps.values()}
+        folders = {file.parent for file in pack.configs.rglob("*.yaml")}
+        for folder in sorted(folders):
+            name = folder.relative_to(pack.configs).as_posix()
+            close = meant(name, ids, 1) if name not in ids else ()
+            if close and not (pack.configs / close[0]).is_dir():
+                self.problems.append(
+                    ManifestError(
+                        f"there is no step '{name}', so nothing reads its configs",
+                        where=str(folder),
+                        expected=f"configs/{close[0]}",
+                        hints=(f"mv {_quoted(folder, pack.configs / close[0])}",),
                     )
+                )
+
+
+def _quoted(*paths: Path) -> str:
+    return shlex.join(map(str, paths))
+
+
+def _unknown_in(
+    pipeline: PipelineManifest, steps: Mapping[str, StepManifest], packs: Sequence[Pack]
+) -> Iterator[ManifestError]:
+    """Steps, configs and ports that a pipeline names and that there are not."""
+    outputs: dict[str, Sequence[str]] = {}
+
+    def unknown(what: str, name: str, known: Iterable[str], *place: str | int) -> Iterator[ManifestError]:
+        known = sorted(known)
+        if name not in known:
+            where = pipeline.where(*place)
+            right = meant(name, known, 1)
+            yield ManifestError(
+                f"pipeline '{pipeline.name}' names {what} '{name}', which there is not",
+                where=where,
+                expected=", ".join(known) if len(known) <= 12 else f"one of {len(known)}",
+                hints=renamed_key(where, name, *right) or did_you_mean(right),
+            )
+
+    for number, stage in enumerate(pipeline.stages):
+        place = ("stages", number)
+        step = steps.get(stage.step) or steps.get(stage.step.rpartition(":")[2])
+        if step is None:
+            yield from unknown("the step", stage.step, steps, *place, "step")
+            continue
+        outputs[stage.name] = list(step.outputs)
+        configs = {file.stem for pack in packs if pack.configs for file in (pack.configs / step.step.id).glob("*.yaml")}
+        if stage.config is not None and not re.search(r"[/.]", stage.config):
+            yield from unknown("the config", stage.config, {*configs, *step.config_names}, *place, "config")
+        for port, source in stage.inputs.items():
+            base = port.partition(".")[0]
+            yield from unknown(f"an input of {step.id},", base, step.inputs, *place, "inputs", base)
+            if source.port is not None and source.stage in outputs:
+                what = f"an output of stage {source.stage},"
+                yield from unknown(what, source.port, outputs[source.stage], *place, "inputs", base)
 
 
 def _why_no_converter(

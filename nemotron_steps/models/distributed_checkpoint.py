@@ -12,13 +12,15 @@ import io
 import json
 import pickle
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.errors import ArtifactError, StorageError
+from nemotron_steps.errors import ArtifactError, StepsError, StorageError, first_line
 from nemotron_steps.models.megatron_core import ensure_process_group, load_megatron_core, on_available_device
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ _TORCH_DTYPES = {
     "int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", "bool",
 }  # fmt: skip
 
+_EXPECTED = "a complete checkpoint of this model"
 _WRITERS: dict[Any, Any] = {}
 """Default process group → the group that writers use beside it."""
 
@@ -197,22 +200,13 @@ def load_sharded(state: dict[str, Any], folder: str | Path) -> dict[str, Any]:
     load_megatron_core()
     ensure_process_group()
     from megatron.core import dist_checkpointing
-    from megatron.core.dist_checkpointing.core import CheckpointingException
-    from torch.distributed.checkpoint.api import CheckpointException
 
-    try:
-        with on_available_device(), _quiet():
-            loaded = dist_checkpointing.load(
+    with _readable(folder), on_available_device(), _quiet():
+        return dict(
+            dist_checkpointing.load(
                 state, str(folder), sharded_strategy=_load_strategy(), validate_access_integrity=False
             )
-    except (CheckpointingException, CheckpointException, KeyError, OSError, EOFError, pickle.UnpicklingError) as error:
-        raise ArtifactError(
-            "the distributed checkpoint cannot be loaded",
-            where=str(folder),
-            expected="a complete torch_dist checkpoint of this model",
-            found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-        ) from error
-    return dict(loaded)
+        )
 
 
 def stage_tensors(state: dict[str, Any], *, copy: bool = True) -> StagedSave:
@@ -238,45 +232,88 @@ def load_tensors(state: dict[str, Any], folder: str | Path, *, alone: bool = Fal
     """
     import torch.distributed as dist
     import torch.distributed.checkpoint as checkpoint
-    from torch.distributed.checkpoint.api import CheckpointException
 
     ensure_process_group()
     no_dist = alone or dist.get_world_size() == 1
+    with _readable(folder), _quiet():
+        checkpoint.load(  # type: ignore[attr-defined]
+            state, storage_reader=_record_reader(str(folder)), no_dist=no_dist
+        )
+
+
+@contextmanager
+def _readable(folder: str | Path, file: str = "") -> Iterator[None]:
+    """ArtifactError for whatever libraries raise when they read a checkpoint: of a damaged one, that is anything."""
     try:
-        with _quiet():
-            checkpoint.load(  # type: ignore[attr-defined]
-                state, storage_reader=_record_reader(str(folder)), no_dist=no_dist
-            )
-    except (CheckpointException, RuntimeError, ValueError, KeyError, OSError, EOFError) as error:
+        yield
+    except BaseException as error:
+        # torch gathers what every rank raised in a CheckpointException, which is no Exception.
+        every = [each for each, _ in getattr(error, "failures", {}).values()] or [error]
+        for each in every:
+            if isinstance(each, StepsError) or not isinstance(each, Exception):
+                raise each from None
+        found = f"{type(every[0]).__name__}: {first_line(every[0])}"
         raise ArtifactError(
-            "the checkpoint cannot be loaded",
-            where=str(folder),
-            expected="a complete checkpoint of this model",
-            found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            "the checkpoint cannot be read", where=str(Path(folder) / file), expected=_EXPECTED, found=found
         ) from error
 
 
 def read_metadata(folder: str | Path) -> Any:
-    """The checkpoint's torch.distributed.checkpoint Metadata, through the restricted unpickler."""
+    """The checkpoint's torch.distributed.checkpoint Metadata, through the restricted unpickler.
+
+    Raises:
+        ArtifactError: it is damaged, or does not say of every part of each tensor where it is.
+    """
     from torch.distributed.checkpoint.metadata import StorageMeta
 
-    path = Path(folder) / ".metadata"
-    try:
-        metadata = _RecordUnpickler(io.BytesIO(path.read_bytes())).load()
-    except (OSError, EOFError, pickle.UnpicklingError, AttributeError) as error:
-        raise ArtifactError("the checkpoint's metadata cannot be read", where=str(path), found=str(error)) from error
-    for stored in (getattr(metadata, "storage_data", None) or {}).values():
-        name = str(stored.relative_path)
+    with _readable(folder, ".metadata"):
+        metadata = _RecordUnpickler(io.BytesIO((Path(folder) / ".metadata").read_bytes())).load()
+        problem = _unsound(metadata, Path(folder))
+        if problem:
+            raise ValueError(problem)
+        if getattr(metadata, "storage_meta", None) is None:
+            metadata.storage_meta = StorageMeta()
+        return metadata
+
+
+def _unsound(metadata: Any, folder: Path) -> str:
+    """What is wrong with a checkpoint's metadata; "" if it says of every part of each tensor where it is."""
+    import torch
+
+    places: dict[tuple[str, int], str] = {}
+    for index, stored in metadata.storage_data.items():
+        name, offset, length = str(stored.relative_path), int(stored.offset), int(stored.length)
         if name.startswith("/") or ".." in name.split("/"):
-            raise ArtifactError(
-                "the checkpoint's metadata names a file outside its folder",
-                where=str(path),
-                expected="files of the checkpoint",
-                found=name,
-            )
-    if getattr(metadata, "storage_meta", None) is None:
-        metadata.storage_meta = StorageMeta()
-    return metadata
+            return f"it names a file outside its folder: {name}"
+        if not 0 <= offset <= offset + length <= (folder / name).stat().st_size:
+            return f"{name} ends before {index.fqn}"
+        if places.setdefault((name, offset), index.fqn) != index.fqn:
+            return f"{index.fqn} lies where {places[name, offset]} is"
+    wanted: set[tuple[str, tuple[int, ...] | None]] = set()
+    for key, entry in metadata.state_dict_metadata.items():
+        if not hasattr(entry, "chunks"):
+            wanted.add((key, None))
+            continue
+        if not isinstance(entry.properties.dtype, torch.dtype):
+            return f"{key} has no dtype"
+        corners: Counter[tuple[int, ...]] = Counter()
+        _add_corners(corners, [0] * len(entry.size), entry.size, -1)
+        for chunk in entry.chunks:
+            _add_corners(corners, chunk.offsets, chunk.sizes, 1)
+            wanted.add((key, tuple(chunk.offsets)))
+        if any(corners.values()):
+            return f"the parts of {key} do not make it up"
+    there = {(index.fqn, None if index.offset is None else tuple(index.offset)) for index in metadata.storage_data}
+    lost = sorted(key for key, _ in wanted - there)
+    return f"it does not say where {lost[0]} is" if lost else ""
+
+
+def _add_corners(corners: Counter[tuple[int, ...]], offsets: Sequence[int], sizes: Sequence[int], sign: int) -> None:
+    """Count a block's corners, each with the sign of its parity: blocks that fill a whole without a gap or an overlap
+    have the whole's sum, and only those."""
+    for ends in product((0, 1), repeat=len(sizes)):
+        corner = tuple(offset + end * size for offset, end, size in zip(offsets, ends, sizes, strict=True))
+        corners[corner] += sign * (-1) ** sum(ends)
 
 
 @contextmanager
@@ -331,9 +368,10 @@ def _file_writer(folder: str) -> Any:
 def _record_reader(folder: str) -> Any:
     import torch.distributed.checkpoint as checkpoint
 
+    metadata = read_metadata(folder)  # here: torch would log what is wrong with it, and ask for another one
+
     class RecordReader(checkpoint.FileSystemReader):  # type: ignore[misc,name-defined]
         def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-            metadata = read_metadata(str(self.path))
             metadata.storage_meta.load_id = self.load_id
             return metadata
 

@@ -29,7 +29,8 @@ def producers_of(registry: Registry, wanted: str, limit: int = 2) -> tuple[str, 
 def steps_between(registry: Registry, found: str, wanted: str, limit: int = 2) -> tuple[tuple[str, str], ...]:
     """(step, its input port) of steps that make something a port of type `wanted` accepts of a `found`.
 
-    Those that cannot do without it first, then those that need least beside it, then by id.
+    Those that cannot do without it first, then those that need least beside it, then by id. None whose port takes what
+    is wanted as well, and any kind of rows: it refuses these by their fields.
     """
     steps = [
         (not port.required, sum(other.required for other in manifest.consumes), step_id, port.name)
@@ -37,19 +38,19 @@ def steps_between(registry: Registry, found: str, wanted: str, limit: int = 2) -
         if any(registry.types.is_a(output.type, wanted) for output in manifest.produces)
         for port in manifest.consumes
         if registry.types.is_a(found, port.type)
+        if found == port.type or not registry.types.is_a(wanted, port.type)
     ]
     return tuple((step_id, port) for _, _, step_id, port in sorted(steps)[:limit])
 
 
-def missing_input_hints(registry: Registry, command: str, target: str, port: Consumes, step: str) -> tuple[str, ...]:
+def missing_input_hints(registry: Registry, target: str, port: Consumes, step: str) -> tuple[str, ...]:
     """How to feed a port of a list of steps: supply it, set its config key, or plan a step that makes it first.
 
     Args:
-        command: what follows `steps run` in the user's request.
         target: `PORT` or `STEP.PORT`, as `--input` names it.
         step: the step whose port it is.
     """
-    hints = [f"steps run {command} --input {target}=PATH"]
+    hints = [f"--input {target}=PATH"]
     if port.bindings and not port.many:
         hints.append(f"{next(iter(port.bindings))}=PATH")
     hints += [f"steps plan {producer} {step}" for producer in producers_of(registry, port.type) if producer != step]
@@ -57,14 +58,14 @@ def missing_input_hints(registry: Registry, command: str, target: str, port: Con
 
 
 def missing_stage_input_hints(
-    types: TypeGraph, command: str, target: str, port: Consumes, stage: str, before: Mapping[str, StepManifest]
+    types: TypeGraph, target: str, port: Consumes, stage: str, before: Mapping[str, StepManifest]
 ) -> tuple[str, ...]:
     """How to feed a port of a pipeline's stage: supply it, set its config key, or wire it to an earlier stage.
 
     Args:
         before: earlier stages by name, in order; the nearest that fits is named.
     """
-    hints = [f"steps run {command} --input {target}=PATH"]
+    hints = [f"--input {target}=PATH"]
     if port.bindings and not port.many:
         hints.append(f"{stage}.{next(iter(port.bindings))}=PATH")
     leading, own = types.leading_to(port.type), port.name + (".NAME" if port.many else "")

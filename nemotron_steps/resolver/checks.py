@@ -26,12 +26,11 @@ from nemotron_steps.config.layout.teacher_fit import TeacherMisfit, teacher_misf
 from nemotron_steps.config.layout.teachers import TEACHERS, read_teachers
 from nemotron_steps.config.model_sizes import misdescribed
 from nemotron_steps.manifest.models import StepManifest
-from nemotron_steps.resolver.layout import layout_fits, profile_size, teachers_fit
+from nemotron_steps.resolver.layout import generators_have_gpus, layout_fits, profile_size, teachers_fit, vllm_fits
 from nemotron_steps.resolver.memory import memory_fits, memory_of
 from nemotron_steps.resolver.plan import InputSource, SuppliedInput
 from nemotron_steps.resolver.problems import AttributeConflict, ModelLimitProblem, PlanProblem
 from nemotron_steps.resolver.request import StepConfig
-from nemotron_steps.resolver.vllm import generators_have_gpus, vllm_fits
 
 
 @dataclass(frozen=True)

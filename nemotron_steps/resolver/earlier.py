@@ -31,9 +31,7 @@ def without_absent(plan: Plan, *, allow_unfilled: bool = False) -> Plan:
         if optional:
             names = ", ".join(optional)
             notes.append(f"{step.key} goes without {names}: nothing here was made by these stages as they are planned")
-        problems += [
-            _missing(plan, step, port, key, absent[key]) for port, key in lacking.items() if port not in optional
-        ]
+        problems += [_missing(plan, step, port, key, absent) for port, key in lacking.items() if port not in optional]
         ports = tuple(port for port in step.manifest.consumes if port.name not in optional)
         inputs = {port: source for port, source in step.inputs.items() if port not in optional}
         steps[step.key] = replace(step, manifest=step.manifest.with_ports(ports), inputs=inputs)
@@ -66,7 +64,10 @@ def _one_of_several(port: str, step: PlannedStep, lacking: dict[str, str]) -> bo
     return bool(dot) and any(other.startswith(f"{kind}.") and other not in lacking for other in step.inputs)
 
 
-def _missing(plan: Plan, step: PlannedStep, port: str, key: str, stage: str) -> MissingInput:
+def _missing(plan: Plan, step: PlannedStep, port: str, key: str, absent: dict[str, str]) -> MissingInput:
+    stage = absent[key]
+    before = set(_needed((key,), {each.key: each for each in plan.steps}))
+    first = next(absent[each.key] for each in plan.steps if each.key in before and each.key in absent)
     changes = plan.step(key).changes
     accept = (f"--accept {key}   # its code alone changed",) if changes is not None and changes.code else ()
     return MissingInput(
@@ -74,7 +75,7 @@ def _missing(plan: Plan, step: PlannedStep, port: str, key: str, stage: str) -> 
         chain=(stage, f"{step.key}.{port}"),
         expected=f"a result of {stage} as it is planned now, or another one given for it",
         found="none in this home",
-        hints=(*accept, f"--input {step.key}.{port}=PATH", f"steps run {plan.name} --until {stage}"),
+        hints=(*accept, f"--input {step.key}.{port}=PATH", f"--from {first}   # makes it"),
     )
 
 

@@ -45,7 +45,8 @@ def refusal(path: Path, ref: str, wanted: str, registry: Registry) -> ArtifactEr
 
 def unknown_rows(ref: str, wanted: str, first: Mapping[str, Any]) -> ArtifactError:
     """The error for rows that no import reads: what the first has, and how the column of a prompt is named."""
-    texts = [name for name, value in first.items() if isinstance(value, str | list) and value and _plain(name)]
+    plain = {name: value for name, value in first.items() if re.fullmatch(r"\w[\w.-]*", name)}  # needs no quotes
+    texts = [name for name, value in plain.items() if isinstance(value, str | list) and value]
     hints = [
         f"steps run data_prep/import_prompts --input dataset={shlex.quote(ref)} prompt_column={name}"
         "   # then --input prompts=data_prep/import_prompts/prompts"
@@ -61,11 +62,6 @@ def unknown_rows(ref: str, wanted: str, first: Mapping[str, Any]) -> ArtifactErr
         found=f"fields {', '.join(sorted(first)) or 'none'}",
         hints=hints or (f"steps types   # what {wanted} is",),
     )
-
-
-def _plain(name: str) -> bool:
-    """Whether a name can stand as the value of an override without quotes."""
-    return re.fullmatch(r"\w[\w.-]*", name) is not None
 
 
 def holds_no_rows(path: Path) -> bool:

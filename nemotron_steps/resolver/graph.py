@@ -72,6 +72,7 @@ class Node:
             instance=self.instance,
             checks=self.checks,
             variables=frozenset().union(*self.config.variables.values()) if self.config is not None else frozenset(),
+            job=self.config.job if self.config is not None else {},
         )
 
     def _values(self) -> Mapping[str, Any]:

@@ -13,9 +13,9 @@ from nemotron_steps.config.layout.misfits import Misfit, causes, misfits, told
 from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.config.layout.suggestions import pasted, suggestion, with_values
 from nemotron_steps.config.layout.teacher_fit import teacher_misfits
-from nemotron_steps.resolver.memory import mended_memory
+from nemotron_steps.config.layout.vllm_fit import vllm_keys, vllm_misfits
+from nemotron_steps.resolver.memory import NODES, PROFILE, beyond_profile, mended_memory, offers, passes
 from nemotron_steps.resolver.problems import BatchSizeProblem, LayoutProblem, PlanProblem
-from nemotron_steps.resolver.tried import NODES, PROFILE, beyond_profile, offers, passes
 
 if TYPE_CHECKING:
     from nemotron_steps.resolver.checks import CheckSubject
@@ -131,15 +131,20 @@ def profile_size(subject: CheckSubject) -> Iterator[PlanProblem]:
     """The config asks for no more nodes and GPUs than its profile has."""
     for key, wanted, offered in beyond_profile(subject):
         name = PROFILE[key]
+        by, more = f"the profile's {name}", f"set {name} = {wanted} in the profile of env.toml"
+        if name in subject.config.job:
+            by, more = f"run.env.{name}", f"run.env.{name}={wanted}"
+        elif name == "nodes":
+            more = 'executor = "slurm" in the profile   # or another that has several nodes'
         yield LayoutProblem(
             f"{subject.key} asks for more than its profile offers",
             chain=(subject.key,),
             where=subject.where(key),
-            expected=f"{key} of at most {offered} (the profile's {name})",
+            expected=f"{key} of at most {offered} ({by})",
             found=str(wanted),
             hints=(
                 *([f"{key}={offered}"] if _works(subject, key, offered) else []),
-                f"set {name} = {wanted} in the profile of env.toml",
+                more,
             ),
         )
 
@@ -150,3 +155,43 @@ def _works(subject: CheckSubject, key: str, value: int) -> bool:
     if changed is None or (changed.misfits and not subject.misfits):
         return False
     return not (changed.memory and changed.memory.shortages) or bool(subject.memory and subject.memory.shortages)
+
+
+def vllm_fits(subject: CheckSubject) -> Iterator[LayoutProblem]:
+    """vLLM can cut the models as it is asked to, and sample from them (config/layout/vllm_fit.py)."""
+    ports = {key: port.name for port in subject.manifest.consumes for key in port.bindings}
+    known = {key: ModelFacts.from_attributes(subject.artifacts.get(name, {})) for key, name in ports.items()}
+    models = {key: facts for key, facts in known.items() if facts is not None}
+    for each in vllm_misfits(models, subject.config.flat.get):
+        what, expected, found = told(each.misfits)
+        named = [f"'{ports[key]}'" for key in each.models]
+        yield LayoutProblem(
+            f"vLLM cannot generate from {' and '.join(named)} of {subject.key}: {what}",
+            chain=tuple(f"{subject.key}.{ports[key]}" for key in each.models[:1]),
+            where=subject.where(each.misfits[0].key),
+            expected=expected,
+            found=found,
+            hints=each.hints,
+        )
+
+
+def generators_have_gpus(subject: CheckSubject) -> Iterator[LayoutProblem]:
+    """A generator without a policy finds its GPUs on one node of its cluster (engine/placement/sampling.py)."""
+    keys = vllm_keys("model", subject.config.flat.get)
+    gpus = subject.integer("cluster.gpus_per_node")
+    if keys is None or not gpus or subject.config.flat.get("cluster.backend") != "ray":
+        return
+    width = subject.integer(keys.width) or 1
+    if width <= gpus:
+        return
+    smaller = max(size for size in range(1, gpus + 1) if width % size == 0)
+    experts = subject.integer(keys.experts) if keys.experts is not None else None
+    also = f" {keys.experts}={smaller}" if experts is not None and experts > 1 else ""
+    yield LayoutProblem(
+        f"{subject.key}: a generator needs more GPUs than a node has",
+        chain=(subject.key,),
+        where=subject.where(keys.width),
+        expected=f"at most {gpus} (cluster.gpus_per_node)",
+        found=f"{keys.width}={width}",
+        hints=(f"{keys.width}={smaller}{also}", f"cluster.gpus_per_node={width}"),
+    )

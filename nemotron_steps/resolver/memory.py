@@ -1,4 +1,5 @@
-"""The memory that a planned step takes (config/layout/memory), of the models that are known by now."""
+"""The memory that a planned step takes (config/layout/memory), of the models that are known by now; and whether a step
+passes its arithmetic once something is changed, which is asked before that is offered."""
 
 from __future__ import annotations
 
@@ -13,13 +14,15 @@ from nemotron_steps.config.layout.memory.suggestions import least_share, memory_
 from nemotron_steps.config.layout.sizes import JUDGES
 from nemotron_steps.config.layout.teachers import TEACHERS
 from nemotron_steps.resolver.problems import MemoryProblem
-from nemotron_steps.resolver.tried import offers, passes
 
 if TYPE_CHECKING:
     from nemotron_steps.resolver.checks import CheckSubject
     from nemotron_steps.resolver.request import StepConfig
 
 H200_GIB = 141.0
+NODES, GPUS = "cluster.num_nodes", "cluster.gpus_per_node"
+PROFILE = {NODES: "nodes", GPUS: "gpus_per_node"}
+"""Config key → what a profile calls it."""
 
 
 def trains(config: StepConfig) -> bool:
@@ -95,3 +98,25 @@ def _shape(subject: CheckSubject, role: str) -> ModelShape | None:
         if key in port.bindings:
             return ModelShape.read(subject.artifacts.get(port.name, {}).get("shape", {}))
     return None
+
+
+def passes(subject: CheckSubject | None) -> bool:
+    """Whether nothing is refused of a step's layout, its teachers', its cluster's size and its memory; None, which is a
+    config that cannot be composed, does not pass."""
+    if subject is None or subject.misfits or subject.teacher_misfits or any(True for _ in beyond_profile(subject)):
+        return False
+    return not (subject.memory and subject.memory.shortages)
+
+
+def beyond_profile(subject: CheckSubject) -> Iterator[tuple[str, int, int]]:
+    """Config key, what it asks for and what the profile has, where that is less."""
+    for key, offered in offers(subject).items():
+        wanted = subject.integer(key)
+        if wanted is not None and wanted > offered:
+            yield key, wanted, offered
+
+
+def offers(subject: CheckSubject) -> dict[str, int]:
+    """Config key → the most that its profile has of it, where that is said."""
+    found = {key: subject.profile.get(name) for key, name in PROFILE.items()}
+    return {key: offered for key, offered in found.items() if type(offered) is int}

@@ -6,7 +6,7 @@ Nothing here decides anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +129,7 @@ class PlannedStep:
         instance: which instance of a fanned-out stage it is; None for any other step.
         checks: what its results have to be before anything that reads them runs.
         variables: the environment variables that are set here and that the config takes values from.
+        job: key of `run.env`, or of `cluster` where a file or an override sets it → its value, and what set it.
     """
 
     key: str
@@ -149,6 +150,7 @@ class PlannedStep:
     instance: Instance | None = None
     checks: tuple[StageCheck, ...] = ()
     variables: frozenset[str] = frozenset()
+    job: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def to_dict(self, *, with_config: bool = False) -> dict[str, Any]:
         """JSON-serialisable form; the config only on request, as it may hold values to be redacted."""
@@ -188,6 +190,7 @@ class Plan:
         name: the pipeline's name, or the goals joined.
         warnings: remarks that stop nothing, each one sentence.
         unfilled: what has to be filled in before it can run; empty unless it was asked to be planned all the same.
+        taken: `STEP.PORT` → the artifact of the home that a config's source with `existing` came to.
     """
 
     steps: tuple[PlannedStep, ...]
@@ -195,6 +198,7 @@ class Plan:
     name: str = ""
     warnings: tuple[str, ...] = ()
     unfilled: tuple[StepsError, ...] = ()
+    taken: Mapping[str, str] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[PlannedStep]:
         return iter(self.steps)

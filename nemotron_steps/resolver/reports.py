@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from nemotron_steps.config.names import nearest
@@ -60,10 +61,10 @@ def mismatch(
     )
 
 
-def missing(node: Node, port: Consumes, hints: Sequence[str]) -> MissingInput:
+def missing(node: Node, port: Consumes, hints: Sequence[str], what: str = "") -> MissingInput:
     """Nothing feeds a required port."""
     return MissingInput(
-        f"nothing feeds '{port.name}' of {node.key}",
+        what or f"nothing feeds '{port.name}' of {node.key}",
         chain=(node.at(port.name),),
         where=node.manifest.where_input(port.name),
         expected=f"{port.type}{_tail(port)}",
@@ -132,22 +133,16 @@ def ambiguous(
     )
 
 
-def two_sources(
-    node: Node, port: Consumes, reference: str, override: str, commands: tuple[str, str]
-) -> AmbiguousSource:
-    """A port is given on the command line twice: by `--input` and by an override of its config key.
-
-    Args:
-        commands: the request with the first of them alone, and with the second.
-    """
-    asked = f"--input {port.name}={reference}"
+def two_sources(node: Node, port: Consumes, reference: str, override: str) -> AmbiguousSource:
+    """A port is given on the command line twice: by `--input` and by an override of its config key."""
+    asked = f"--input {shlex.quote(f'{port.name}={reference}')}"
     return AmbiguousSource(
         f"'{port.name}' of {node.key} is given twice",
         chain=(f"{asked} or {override}", node.at(port.name)),
-        where=node.manifest.where_input(port.name),
+        where=f"override '{override}'",
         expected="one of them",
         found=f"{asked} and {override}",
-        hints=[f"steps run {command}" for command in commands],
+        hints=(f"{asked}   # without the override",),
     )
 
 

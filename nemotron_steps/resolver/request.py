@@ -73,6 +73,7 @@ class StepConfig:
         variables: dotted key → the environment variables it takes its value from, for those that are set.
         idle: (environment variable, config) for those that are set and that only another config of the step reads.
         unread: why the config could not be read, where that stops nothing: the step has no implementation here.
+        job: see PlannedStep.
         flat: every value under its dotted key, groups as well as what is in them; list items are not keys.
     """
 
@@ -83,6 +84,7 @@ class StepConfig:
     variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     idle: tuple[tuple[str, str], ...] = ()
     unread: str | None = None
+    job: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     flat: Mapping[str, Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -140,6 +142,10 @@ class DescribeInput(Protocol):
 
     def __call__(self, ref: str, wanted_type: str) -> SuppliedInput:
         """What `ref` is, for a port of `wanted_type`; type None to trust the port."""
+
+
+Newest = Callable[[str, str | None, str], str | None]
+"""(step, config, output) → NAME:VERSION of the newest artifact left there; of any config for None."""
 
 
 def request_for_steps(

@@ -14,19 +14,19 @@ from typing import Any
 
 from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.errors import StepsError
+from nemotron_steps.manifest.packs import BUILT_IN, unusable_code
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.resolver.attributes import check_attributes
 from nemotron_steps.resolver.checks import CHECKS, Check, CheckSubject
 from nemotron_steps.resolver.config_checks import check_parameters, check_placeholders, merge_placeholders
 from nemotron_steps.resolver.graph import Graph, Node
-from nemotron_steps.resolver.many import with_named_ports
 from nemotron_steps.resolver.misplaced import take_out_inputs
 from nemotron_steps.resolver.plan import Plan, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import FILLABLE, AttributeConflict, PlanProblem, raise_all
 from nemotron_steps.resolver.references import with_references
-from nemotron_steps.resolver.request import Compose, DescribeInput, Goal, Request, StepConfig
+from nemotron_steps.resolver.request import Compose, DescribeInput, Goal, Newest, Request, StepConfig
 from nemotron_steps.resolver.sources import Sources
-from nemotron_steps.resolver.supplied import assign_bare_inputs, report_unused
+from nemotron_steps.resolver.supplied import assign_bare_inputs, report_unused, with_named_ports
 
 _OVERRIDE = re.compile(r"\+*[\w.]+=|~[\w.]+")
 
@@ -37,6 +37,7 @@ def resolve(
     *,
     compose: Compose,
     describe_input: DescribeInput,
+    newest: Newest = lambda step_id, config_name, port: None,
     checks: Sequence[Check] = CHECKS,
     profile: Mapping[str, Any] | None = None,
     known: Sequence[StepsError] = (),
@@ -47,6 +48,7 @@ def resolve(
     Args:
         compose: composes a step's config; called once per step of the plan.
         describe_input: says what a user-supplied reference is; called once per reference and wanted type.
+        newest: finds what earlier runs left, for configs that take it.
         checks: arithmetic to check each config with.
         profile: the env.toml profile the run will use, for those checks.
         known: what was found wrong before, to be told with the rest.
@@ -60,7 +62,7 @@ def resolve(
     graph = Graph(registry, compose, problems)
     goals = _goal_nodes(request, graph, compose)
     bare = assign_bare_inputs(request, graph, goals)
-    sources = Sources(request, graph, describe_input, goals, bare)
+    sources = Sources(request, graph, describe_input, goals, bare, newest)
     for goal, node in goals:
         sources.feed(node, goal)
         if request.chained:
@@ -76,7 +78,7 @@ def resolve(
             key,
             node.manifest,
             node.config,
-            profile or {},
+            {**(profile or {}), **{key: value for key, (value, _) in node.config.job.items() if value is not None}},
             artifacts[key],
             node.inputs,
             origins[key],
@@ -88,7 +90,18 @@ def resolve(
     for node in order:
         for problem in _check_config(node, checks, subjects.get(node.key)):
             _address(problem, node, request, nodes)
+            # Of a converter that was inserted the user has not heard: its input is given as that of whom it feeds.
+            for other in order if node.inserted else ():
+                for port, source in other.inputs.items():
+                    if isinstance(source, StepOutput) and source.step_key == node.key:
+                        own = next(iter(node.inputs))
+                        given = (hint.replace(f"--input {own}=", f"--input {port}=") for hint in problem.hints)
+                        problem.hints = tuple(given)
             graph.report(problem)
+    for manifest in (node.manifest for node in order if node.manifest.pack != BUILT_IN):
+        named = manifest.step.model_dump(include={"entry", "preflight"})
+        for unusable in unusable_code(manifest.id, named, manifest.where):
+            graph.report(unusable)
     for conflict in conflicts:
         graph.report(conflict)
     _name_steps(graph, request, nodes)
@@ -100,12 +113,14 @@ def resolve(
         tuple(node.key for node in nodes),
         request.name or request.command,
         (
+            *sources.notes,
             *_hidden_steps(nodes, registry),
             *_unread_configs(order),
             *_idle_variables(order, graph),
             *_unused_outputs(order, nodes),
         ),
         unfilled,
+        sources.taken,
     )
 
 
@@ -260,6 +275,8 @@ def _unread_configs(order: Sequence[Node]) -> Iterator[str]:
 
 def _idle_variables(order: Sequence[Node], graph: Graph) -> Iterator[str]:
     """Environment variables that are set, are meant for a step, and change nothing here."""
+    configs = [node.config for node in order if node.config is not None]
+    read = {name for config in configs for names in config.variables.values() for name in names}
     for node in order:
         if node.config is None:
             continue
@@ -274,7 +291,8 @@ def _idle_variables(order: Sequence[Node], graph: Graph) -> Iterator[str]:
                     f'--input {port.name}="${name}" takes it instead'
                 )
         for name, config in node.config.idle:
-            yield f"{name} is set, and nothing in the config of {node.key} reads it (its config {config} does)"
+            if name not in read:
+                yield f"{name} is set, and nothing in the config of {node.key} reads it (its config {config} does)"
 
 
 def _unused_outputs(order: Sequence[Node], goals: Sequence[Node]) -> list[str]:
@@ -285,11 +303,6 @@ def _unused_outputs(order: Sequence[Node], goals: Sequence[Node]) -> list[str]:
         for node in goals[:-1]
         if node.key not in read
         and node.manifest.produces
-        and not _is_report(node)
+        and node.manifest.step.category != "eval"  # a report is an end in itself
         and not (node.instance and goals[-1].instance and node.instance.stage == goals[-1].instance.stage)
     ]
-
-
-def _is_report(node: Node) -> bool:
-    """Whether a step only looks at artifacts (an evaluation): its output is an end in itself."""
-    return node.manifest.step.category == "eval"

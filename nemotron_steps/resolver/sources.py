@@ -3,13 +3,13 @@
 1. `--input PORT=REF` (or `STEP.PORT=REF`), or an override that sets the port's config key; both are a contradiction
 2. the wiring of a pipeline file
 3. in a plain list of steps, the nearest earlier output of a fitting type (see `chain`)
-4. the config's own `inputs` section: a step to run first, or a reference
-5. a value already at the port's config key
+4. an environment variable that the port's config key takes its value from, where it is set
+5. the config's own `inputs` section: a step to run first, what an earlier run of one left, or a reference
+6. a value already at the port's config key
 """
 
 from __future__ import annotations
 
-import shlex
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,12 +24,15 @@ from nemotron_steps.resolver.advice import missing_input_hints, missing_stage_in
 from nemotron_steps.resolver.chain import Chain
 from nemotron_steps.resolver.config_checks import is_placeholder
 from nemotron_steps.resolver.graph import DEFAULT, Graph, Identity, Node
-from nemotron_steps.resolver.many import with_named_ports, with_sources_of_config
 from nemotron_steps.resolver.plan import InputSource, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import UnknownPort
-from nemotron_steps.resolver.request import DescribeInput, Goal, Request
+from nemotron_steps.resolver.request import DescribeInput, Goal, Newest, Request
+from nemotron_steps.resolver.supplied import with_named_ports, with_sources_of_config
 
-_SOURCE_KEYS = frozenset({"step", "config", "overrides", "port", "ref"})
+_SOURCE_KEYS = frozenset({"step", "config", "overrides", "port", "existing", "ref"})
+_EXISTING = (None, "prefer", "require")
+"""Of a step that a config names as a source: run it; take the newest that it left in the home under that config, else
+run it; or take that and never run it. One with `overrides` is always run: they say what is wanted."""
 
 
 class Sources:
@@ -42,6 +45,7 @@ class Sources:
         describe_input: DescribeInput,
         goals: Sequence[tuple[Goal, Node]],
         supplied: Mapping[tuple[str, str], str],
+        newest: Newest = lambda step_id, config_name, port: None,
     ) -> None:
         """`goals`: the steps asked for; `supplied`: (node key, port) → reference of a bare `--input`."""
         self.request = request
@@ -55,12 +59,16 @@ class Sources:
         self.supplied = supplied
         self.used: set[str] = set()
         """`--input STEP.PORT` targets that a step took."""
+        self.taken: dict[str, str] = {}
+        """STEP.PORT → the artifact that a source with `existing` came to, of which `notes` tell."""
+        self.notes: list[str] = []
         self.pending: deque[tuple[Node, Goal | None]] = deque()
         """Steps that configs asked for and earlier stages that are read, whose own ports are still to be fed."""
         self._earlier = {goal.name: goal for goal in request.goals if goal.earlier}
         self._converters = {step for t in graph.types.types.values() for step in (t.convert_to or {}).values()}
         self._shared: dict[Identity, Node] = {}
         self._describe_input = describe_input
+        self._newest = newest
         self._described: dict[tuple[str, str], SuppliedInput | None] = {}
 
     def feed(self, node: Node, goal: Goal | None) -> None:
@@ -98,9 +106,7 @@ class Sources:
         if reference is not None:
             if bound is not None and overridden:
                 node.failed.add(port.name)
-                by_input = self._command(without_key=bound[0])
-                by_key = self._command(without_port=port.name)
-                self.graph.report(reports.two_sources(node, port, reference, "=".join(bound), (by_input, by_key)))
+                self.graph.report(reports.two_sources(node, port, reference, "=".join(bound)))
                 return None
             return self._from_reference(node, port, reference, f"--input {port.name}={reference}")
         if bound is not None and overridden:
@@ -111,7 +117,8 @@ class Sources:
             source = self._from_chain(node, port)
             if source is not None or port.name in node.failed:
                 return source
-        if node.config is not None and node.config.inputs.get(port.name) is not None:
+        by_variable = bound is not None and node.config is not None and bool(node.config.variables.get(bound[0]))
+        if node.config is not None and node.config.inputs.get(port.name) is not None and not by_variable:
             return self._from_config_source(node, port, node.config.inputs[port.name])
         return self._from_config_key(node, port, *bound) if bound is not None else None
 
@@ -160,7 +167,7 @@ class Sources:
         return self._from_step(node, port, producer, wired.port, where)
 
     def _from_config_source(self, node: Node, port: Consumes, source: Any) -> InputSource | None:
-        """`inputs: {PORT: {step: ID, config: NAME, overrides: [...], port: NAME}}`, or a reference."""
+        """`inputs: {PORT: {step: ID, config: NAME, overrides: [...], port: NAME, existing: HOW}}`, or a reference."""
         where = node.config.where(f"inputs.{port.name}") if node.config is not None else None
         if isinstance(source, str):
             return self._from_reference(node, port, source, where)
@@ -169,6 +176,7 @@ class Sources:
             or ("step" in source) == ("ref" in source)
             or set(source) - _SOURCE_KEYS
             or not isinstance(source.get("overrides"), str | list | tuple | None)
+            or source.get("existing") not in (_EXISTING if "step" in source else (None,))
         ):
             node.failed.add(port.name)
             self.graph.report(
@@ -176,18 +184,52 @@ class Sources:
                     f"the config's source for '{port.name}' of {node.key} cannot be read",
                     chain=(node.at(port.name),),
                     where=where,
-                    expected="{step: STEP, config: NAME, overrides: [...], port: PORT}, {ref: REF}, or REF",
+                    expected="{step: STEP, config: NAME, overrides: [...], port: PORT, existing: prefer|require}, "
+                    "{ref: REF}, or REF",
                     found=str(source),
                 )
             )
             return None
         if "ref" in source:
             return self._from_reference(node, port, str(source["ref"]), where)
+        if source.get("existing") is not None and not source.get("overrides"):
+            ref = self._left_before(node, port, source, where)
+            if ref is not None or source["existing"] == "require":
+                return None if ref is None else self._from_reference(node, port, ref, where)
         producer = self._source_step(node, port, source, where)
         if producer is None:
             node.failed.add(port.name)
             return None
         return self._from_step(node, port, producer, source.get("port"), where)
+
+    def _left_before(self, node: Node, port: Consumes, source: Mapping[str, Any], where: str | None) -> str | None:
+        """What an earlier run of a config's source left; None after reporting that a required one is not here."""
+        manifest = self.graph.find_step(str(source["step"]), where)
+        config_name = str(source.get("config") or DEFAULT)
+        if manifest is None:
+            node.failed.add(port.name)
+            return None
+        outputs = [name for name in manifest.outputs if source.get("port") in (None, name)]
+        of = f"{manifest.id} -c {config_name}"
+        for output in outputs:
+            ref = self._newest(manifest.id, config_name, output)
+            if ref is not None:
+                self.taken[node.at(port.name)] = ref
+                self.notes.append(
+                    f"{port.name} of {node.key} is {ref}, the newest that {of} left here; "
+                    f"--input {self._target(node, port.name)}=REF takes another"
+                )
+                return ref
+        if source["existing"] == "require":
+            node.failed.add(port.name)
+            others = [ref for output in outputs if (ref := self._newest(manifest.id, None, output)) is not None]
+            target = self._target(node, port.name)
+            given = [f"--input {target}={ref}" for ref in (*others, "PATH")]
+            what = f"'{port.name}' of {node.key} is made by {of}, which has made none in this home"
+            problem = reports.missing(node, port, (f"steps run {of}", *given), what)
+            problem.where, problem.chain, problem.found = where, (of, node.at(port.name)), "none in this home"
+            self.graph.report(problem)
+        return None
 
     def _source_step(self, node: Node, port: Consumes, source: Mapping[str, Any], where: str | None) -> Node | None:
         config_name = None if source.get("config") is None else str(source["config"])
@@ -260,7 +302,7 @@ class Sources:
         if len(candidates) > 1:
             node.failed.add(port.name)
             labels = [f"{c.source.step_key}.{c.source.port}" for c in candidates]
-            hint = f"steps run {self._command()} --input {self._target(node, port.name)}=PATH"
+            hint = f"--input {self._target(node, port.name)}=PATH"
             self.graph.report(reports.ambiguous(node, port, labels, None, (hint,)))
             return None
         if not candidates:
@@ -343,24 +385,11 @@ class Sources:
             self.graph.report(reports.missing(node, port, self._missing_hints(node, port, goal)))
 
     def _missing_hints(self, node: Node, port: Consumes, goal: Goal | None) -> tuple[str, ...]:
-        command, target = self._command(), self._target(node, port.name) + (".NAME" if port.many else "")
+        target = self._target(node, port.name) + (".NAME" if port.many else "")
         if goal is None or self.request.chained:
-            return missing_input_hints(self.graph.registry, command, target, port, node.manifest.id)
+            return missing_input_hints(self.graph.registry, target, port, node.manifest.id)
         before = {stage.key: stage.manifest for stage in self.goals[: self.positions.get(node.key, 0)]}
-        return missing_stage_input_hints(self.types, command, target, port, node.key, before)
-
-    def _command(self, *, without_port: str = "", without_key: str = "") -> str:
-        """What was asked for with the inputs and overrides that were given, so that a hint can be pasted without
-        losing them; the ones for one port or key may be left out."""
-        ports = {port for goal in self.goals for port in goal.manifest.inputs} - {without_port}
-        given = [
-            f"--input {shlex.quote(f'{name}={ref}')}"
-            for name, ref in self.request.inputs.items()
-            if name.rpartition(".")[2] in ports
-        ]
-        overrides = self.goals[-1].overrides if self.request.chained else ()
-        kept = [shlex.quote(text) for text in overrides if text.partition("=")[0].lstrip("+~") != without_key]
-        return " ".join([self.request.command, *kept, *given])
+        return missing_stage_input_hints(self.types, target, port, node.key, before)
 
     def _step_before(self, node: Node) -> Node | None:
         """The step named just before this one, unless one of its outputs already feeds this step."""

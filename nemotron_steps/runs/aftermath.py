@@ -7,11 +7,11 @@ from pathlib import Path
 
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import InterruptedRunError, StepsError, WorkerLostError
-from nemotron_steps.runs.kept import kept
 from nemotron_steps.runs.locks import hold_if_free
 from nemotron_steps.runs.recorder import Recorder
 from nemotron_steps.runs.report import write_report
 from nemotron_steps.runs.run_folder import FAILED, INTERRUPTED, RUNNING, RunFolder, RunInfo, read_events
+from nemotron_steps.runs.work import kept
 
 
 def record_death(store: ArtifactStore, run_id: str, how: str, *, asked_by: str | None = None) -> StepsError:
@@ -19,7 +19,7 @@ def record_death(store: ArtifactStore, run_id: str, how: str, *, asked_by: str |
 
     Args:
         how: what is known of the end: a signal, an exit code.
-        asked_by: the signal that ended it at the user's wish, a second Ctrl-C.
+        asked_by: the signal that ended it at the user's wish: a second one, or one that it did not hear.
 
     Returns:
         What to tell; its hints say how to look closer and to go on.
@@ -35,9 +35,7 @@ def record_death(store: ArtifactStore, run_id: str, how: str, *, asked_by: str |
         info = folder.load()
         if asked_by is not None:
             left = kept(info.steps if info is not None else {}, store.backend.local("work"))
-            error = InterruptedRunError(
-                f"ended at once by a second {asked_by}; {left}", where=error.where, hints=error.hints[-1:]
-            )
+            error = InterruptedRunError(f"ended by {asked_by}; {left}", where=error.where, hints=error.hints[-1:])
         if free and info is not None and info.status == RUNNING:
             _journal(store, folder, info, error)
     return error

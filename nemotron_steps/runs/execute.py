@@ -10,6 +10,7 @@ Kinds of records the runner reports, beside those a step causes (see tracker):
     step_failed    error (StepsError.to_dict), traceback, row: the row of data that the error's `where` names
     hint           text, overrides, because, skill, failure (whether it is about a failure)
     warning        text: logged by this package; log.txt has it from the logging
+    waiting        text: of a wait that is long (nemotron_steps.waiting), likewise
     run_finished   status, seconds, ran, cached, report, traceback (of a failure outside any step); written by
                    `aftermath` for a process that died abruptly
 
@@ -20,6 +21,7 @@ removed. Whatever was not reached is done by the next run of the same command.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,8 +42,6 @@ from nemotron_steps.errors import (
     StepsError,
     StorageError,
 )
-from nemotron_steps.errors.plugins import noted
-from nemotron_steps.errors.stopping import stop_if_asked
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput
 from nemotron_steps.runs import hints as advice
@@ -49,8 +49,6 @@ from nemotron_steps.runs.cache import CacheEntry, recall, remember
 from nemotron_steps.runs.context import OutputSlot, StepContext
 from nemotron_steps.runs.depends import depends_on, key_of, recorded
 from nemotron_steps.runs.inputs import check_inputs, name_users_files, open_input
-from nemotron_steps.runs.interrupts import interruptible, was_interrupted
-from nemotron_steps.runs.kept import kept
 from nemotron_steps.runs.locks import hold, read_holder
 from nemotron_steps.runs.mirrors import mirrors
 from nemotron_steps.runs.mirrors.base import Mirror
@@ -70,12 +68,14 @@ from nemotron_steps.runs.run_folder import (
 from nemotron_steps.runs.stage_checks import blocked, failed_checks
 from nemotron_steps.runs.step_entry import as_steps_error, imported, validated_config
 from nemotron_steps.runs.tracker import Listener
-from nemotron_steps.runs.work import WorkFolder
+from nemotron_steps.runs.work import WorkFolder, kept
+from nemotron_steps.stopping import interruptible, stop_if_asked, was_interrupted
 
 if TYPE_CHECKING:
     from nemotron_steps.config.mirrors import MirrorSettings
 
 
+_LOG = logging.getLogger(__name__)
 _STOPS_ALL = (RetryableError, StorageError, InterruptedRunError)
 """What the other instances of a fan-out would run into as well."""
 
@@ -114,11 +114,12 @@ def execute(
     """
     declare((types or TypeGraph()).validators)
     folder = RunFolder(store, get_run(store, resume).id if resume else new_run_id(plan.name or plan.goals[-1]))
+    inherited = of_launcher()
     info = folder.load() or folder.create(plan.name, {})
     with (
         storage_errors(folder.path),
         interruptible(ends_process) as interrupt,
-        variables_set(of_launcher()),
+        variables_set(inherited),
         hold(folder.lock, {"run": folder.id}, lambda holder: _refuse_running(folder.id, holder)),
     ):
         started = time.monotonic()
@@ -130,6 +131,9 @@ def execute(
         run = _Run(plan, store, types or TypeGraph(), force, recorder, started)
         with recorder.capture_logging():
             try:
+                # Slurm sets PMI's for what it starts itself, our jobs among it.
+                if told := ", ".join(name for name in sorted(inherited) if not name.startswith("PMI")):
+                    _LOG.warning("ignored, for a run makes its own ranks: %s, as another launcher set them", told)
                 if takes_over:
                     recorder.info = folder.forget_job(recorder.info)
                 run.begin(resumed=info.attempts > 0, request=request or info.request)
@@ -409,7 +413,7 @@ class _Run:
         if isinstance(error, KeyboardInterrupt):
             status = INTERRUPTED
             error = InterruptedRunError(
-                f"interrupted by {signal_name or 'SIGINT'}{noted(error)}; {self._kept()}",
+                f"interrupted by {signal_name or 'SIGINT'}; {self._kept()}",
                 where=f"run {run_id}",
                 hints=(f"steps run --resume {run_id}",),
             )

@@ -19,6 +19,7 @@ from nemotron_steps.errors import ArtifactError, StepsError, UnknownNameError
 from nemotron_steps.manifest.models import Consumes
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import PlannedStep, SuppliedInput
+from nemotron_steps.waiting import waiting
 
 _MODEL_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -58,7 +59,7 @@ def open_input(
                 where=where,
                 expected="PATH, NAME:VERSION or a digest",
                 found=source.ref,
-                hints=(f"steps run {planned.step_id} --input {port}=PATH", "steps artifacts list", *error.hints[:1]),
+                hints=(f"--input {port}=PATH", "steps artifacts list", *error.hints[:1]),
             ) from error
     folder = _hub_folder(source.ref, planned, port, fetch=fetch)
     if folder is None:
@@ -133,7 +134,7 @@ def check_inputs(planned: PlannedStep, inputs: Mapping[str, Artifact], types: Ty
                     f"input '{consumes.name}' is missing",
                     where=f"{planned.key}.{consumes.name}",
                     expected=f"an artifact of type {consumes.type}",
-                    hints=(f"steps run {planned.step_id} --input {consumes.name}=PATH",),
+                    hints=(f"--input {consumes.name}=PATH",),
                 )
             continue
         if artifact.type != consumes.type and not types.is_a(artifact.type, consumes.type):
@@ -210,7 +211,8 @@ def _hub_folder(name: str, planned: PlannedStep, port: str, *, fetch: bool) -> P
 
     patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not fetch))
+        with waiting(f"the hub to send {name}"):
+            return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not fetch))
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
         if not fetch:
             return None
@@ -219,5 +221,5 @@ def _hub_folder(name: str, planned: PlannedStep, port: str, *, fetch: bool) -> P
             where=f"{planned.key}.{port}",
             expected="a model folder, an artifact of this home, or a hub name that can be reached from here",
             found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no answer'}",
-            hints=(f"steps run {planned.step_id} --input {port}=PATH_TO_MODEL_FOLDER",),
+            hints=(f"--input {port}=PATH_TO_MODEL_FOLDER",),
         ) from error

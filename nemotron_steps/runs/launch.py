@@ -16,7 +16,7 @@ from nemotron_steps import errors
 from nemotron_steps.artifacts.files import to_json_bytes, write_atomic
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.profiles import Profile
-from nemotron_steps.config.redaction import redact
+from nemotron_steps.config.redaction import redact, redact_text
 from nemotron_steps.errors import (
     InterruptedRunError,
     RequestError,
@@ -63,6 +63,7 @@ def submit(
     environment: Mapping[str, str] | None = None,
     request: Mapping[str, Any] | None = None,
     forced: Iterable[str] = (),
+    paths: tuple[Path, ...] = (),
     attached: bool = False,
     force_squash: bool = False,
 ) -> RunInfo:
@@ -72,6 +73,7 @@ def submit(
         run_id: a run whose folder exists (`RunFolder.create`).
         request: what the job is to do, redacted, where it is not what the run was asked for before.
         forced: keys of steps that the run makes whatever is cached; none leaves it with those that it has yet to make.
+        paths: see Launch.
         attached: somebody waits for it.
 
     Raises UnsupportedError if the executor is not available or gives no name for the job, or the home cannot be seen by
@@ -89,8 +91,12 @@ def submit(
             )
         says = before if request is None else replace(before, request=dict(request))
         says = replace(says, forced=dict.fromkeys(forced, "") or before.forced)
+        words = ("--resume", run_id, "--home", store.backend.url)
+        launch = Launch(
+            run_id, folder.path, words, profile, Path.cwd(), environment or {}, paths, attached, force_squash
+        )
         try:
-            job = _start(store, folder, says, profile, environment or {}, attached, force_squash)
+            job = _start(store, folder, says, launch)
         except BaseException as error:
             _undo(folder, before, says, error)
             raise
@@ -99,40 +105,23 @@ def submit(
     return get_run(store, run_id)
 
 
-def _start(
-    store: ArtifactStore,
-    folder: RunFolder,
-    info: RunInfo,
-    profile: Profile,
-    environment: Mapping[str, str],
-    attached: bool,
-    force_squash: bool,
-) -> str:
+def _start(store: ArtifactStore, folder: RunFolder, info: RunInfo, launch: Launch) -> str:
     """Hand a run to its executor; returns the job's name."""
-    executor = find_executor(profile.executor)
-    if profile.executor != "local" and "://" in store.backend.url:
+    name = launch.profile.executor
+    executor = find_executor(name)
+    if name != "local" and "://" in store.backend.url:
         raise UnsupportedError(
             "a job follows its run folder, which must be on a file system both sides see",
             where=store.backend.url,
             expected="--home FOLDER on a shared file system",
         )
-    launch = Launch(
-        run_id=folder.id,
-        folder=folder.path,
-        arguments=("--resume", folder.id, "--home", store.backend.url),
-        profile=profile,
-        working_dir=Path.cwd(),
-        environment=environment,
-        attached=attached,
-        force_squash=force_squash,
-    )
     # Before it starts: whoever follows the run must not take its last attempt's end for this one's.
     folder.update(info, status=SUBMITTED, error=None, pid=0)
     job: Any = executor.submit(launch)
     # What cannot be read back would make the run itself unreadable.
     if not (isinstance(job, str) and JOB_NAME.fullmatch(job)):
         raise UnsupportedError(
-            f"executor '{profile.executor}' gives no name for the job that it was to submit",
+            f"executor '{name}' gives no name for the job that it was to submit",
             where=f"run {folder.id}",
             expected="a str of one line, 1 to 501 characters, that begins with no space and no '-'",
             found=repr(job),
@@ -262,7 +251,7 @@ def follow(store: ArtifactStore, run_id: str, write: Callable[[str], None]) -> R
         elif status is not None and status.state.over:
             ended = ended or time.monotonic()
             if time.monotonic() - ended > _LAG_S or status.state not in (JobState.DONE, JobState.FAILED):
-                raise _job_error(info, status)
+                raise _job_error(store, info, status)
         else:
             ended = 0.0
         time.sleep(_POLL_S)
@@ -293,7 +282,10 @@ class _Inquiry:
         try:
             info = refresh(self._store, info)
             if not (_said(info) and error_of(info) is None):
-                self.status = job_status(self._store, info)
+                before, self.status = self.status, job_status(self._store, info)
+                if self.status is not None and self.status.state is JobState.PENDING and self.status != before:
+                    why = f": {self.status.detail}" if self.status.detail else ""
+                    self._write(f"{info.executor} job {info.job} waits to start{why}\n")
         except RetryableError as error:
             self.status = JobStatus(JobState.RUNNING)
             if self._silent_since is None:
@@ -333,7 +325,7 @@ def error_of(info: RunInfo) -> StepsError | None:
     return error
 
 
-def _job_error(info: RunInfo, status: JobStatus) -> StepsError:
+def _job_error(store: ArtifactStore, info: RunInfo, status: JobStatus) -> StepsError:
     where = f"run {info.id}, {info.executor} job {info.job}"
     again = f"steps run --resume {info.id}"
     if status.state is JobState.CANCELLED:
@@ -347,9 +339,14 @@ def _job_error(info: RunInfo, status: JobStatus) -> StepsError:
             found=status.detail,
             hints=(again, "raise `time` in the profile, or set checkpointing.checkpoint_must_save_by"),
         )
+    files = (store.backend.scratch / "runs" / info.id).glob("*.txt")
+    printed = max(
+        (file for file in files if file.name != "log.txt"), key=lambda file: file.stat().st_mtime, default=None
+    )
+    last = printed.read_text(errors="replace").strip().splitlines()[-3:] if printed is not None else []
     return StepFailedError(
         f"the job ended ({status.state}) without a word from the run",
         where=where,
-        found=status.detail,
+        found="\n".join([status.detail, *map(redact_text, last)]),
         hints=(f"the job's own output is in the run folder of {info.id}",),
     )

@@ -201,10 +201,6 @@ def _waiting(record: Record) -> str:
     )
 
 
-def _error(record: Record) -> str:
-    return "failed: " + str(record["error"]["what"])
-
-
 def signal_text(name: str, numbers: Mapping[str, Any], times: int = 1) -> str:
     """A signal: `kl_spike at step 12: KL to ...` where it says what it saw, else its numbers in parentheses."""
     if "message" in numbers:
@@ -235,9 +231,10 @@ _RENDERERS: dict[str, Callable[[Record], str]] = {
         ("continues from its work folder" if r["resumed"] else "started") + f" (key {r['cache_key'][:12]})"
     ),
     "step_waiting": _waiting,
+    "waiting": lambda r: str(r["text"]),
     "step_cached": lambda r: f"{r['reason']}: {outputs(r['outputs'])}",
     "step_finished": lambda r: f"done in {seconds(r['seconds'])}: {outputs(r['outputs'])}",
-    "step_failed": _error,
+    "step_failed": lambda record: "failed: " + str(record["error"]["what"]),
     "hint": lambda r: f"hint: {r['text']}",
     "metrics": _metrics,
     "event": _event,

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from nemotron_steps.waiting import waiting
+
 _TRIES = 4
 _PAUSE_S = 0.02
 _held: set[IO[str]] = set()
@@ -32,8 +34,9 @@ def hold(path: Path, holder: dict[str, Any], on_wait: Callable[[dict[str, Any]],
     with path.open("a+") as file:
         waited = not _try_lock(file)
         if waited:
-            on_wait(read_holder(path))
-            fcntl.flock(file, fcntl.LOCK_EX)
+            on_wait(there := read_holder(path))
+            with waiting(f"process {there.get('pid', '?')} on {there.get('host', '?')} to let go of {path}"):
+                fcntl.flock(file, fcntl.LOCK_EX)
         _held.add(file)
         try:
             file.seek(0)

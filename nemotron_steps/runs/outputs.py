@@ -49,7 +49,7 @@ def commit_outputs(
                 found="no file",
             )
     for port, slot in filled.items():
-        producer = Producer(planned.step_id, port, run_id, planned.manifest.step.version, cache_key=key)
+        producer = Producer(planned.step_id, port, run_id, planned.manifest.step.version, key, planned.config_name)
         try:
             with storage_errors(slot.path):
                 outputs[port] = store.commit(

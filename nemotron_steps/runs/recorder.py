@@ -172,7 +172,8 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Report a message."""
-        self._tracker.record("warning", text=record.getMessage())
+        kind = "waiting" if record.name == "nemotron_steps.waiting" else "warning"
+        self._tracker.record(kind, text=record.getMessage())
 
 
 def report_unwritable(error: BaseException, folder: Path) -> None:

@@ -67,7 +67,7 @@ def spread_tables(outcomes: Iterable[Outcome]) -> dict[str, Table]:
         return {}
     tables: dict[str, Table] = {}
     over = " and ".join(dict.fromkeys(name for outcome in fanned for name in outcome.labels or ()))
-    own = _table((_row(each), each.key, _measures(each.summary)) for each in fanned)
+    own = _table((each.stage + _suffix(_rest(each.labels or {})), each.key, _measures(each.summary)) for each in fanned)
     if own:
         tables[f"over {over}"] = own
     endings = {_suffix(each.labels or {}): _suffix(_rest(each.labels or {})) for each in fanned}
@@ -112,10 +112,6 @@ def _measures(summary: Mapping[str, Any]) -> dict[str, float]:
         if (single := as_float(value)) is not None:
             numbers[name] = single
     return numbers
-
-
-def _row(outcome: Outcome) -> str:
-    return f"{outcome.stage}{_suffix(_rest(outcome.labels or {}))}"
 
 
 def _rest(labels: Mapping[str, str]) -> dict[str, str]:

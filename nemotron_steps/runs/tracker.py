@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.jsonable import plain
-from nemotron_steps.errors.stopping import stop_if_asked
+from nemotron_steps.stopping import stop_if_asked
 
 Record = dict[str, Any]
 FILES = {"metrics": "metrics", "sample": "samples", "groups": "groups"}

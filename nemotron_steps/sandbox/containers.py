@@ -24,6 +24,7 @@ from nemotron_steps.sandbox.probe import probe
 from nemotron_steps.sandbox.process import Ended, run_process
 from nemotron_steps.sandbox.seccomp import container_profile
 from nemotron_steps.sandbox.ulimits import podman_ulimits
+from nemotron_steps.waiting import waiting
 
 Engine = Literal["docker", "podman", "apptainer"]
 ENGINES: tuple[Engine, ...] = ("docker", "podman", "apptainer")
@@ -200,7 +201,8 @@ async def call_engine(engine: str, *arguments: str, check: bool = True) -> Sandb
     Raises:
         SandboxError: it failed, where `check` asks.
     """
-    ended = await run_process([engine, *arguments], b"", wall_s=ENGINE_TIMEOUT_S, output_bytes=1 << 20)
+    with waiting(f"`{engine} {arguments[0]}`", ENGINE_TIMEOUT_S):
+        ended = await run_process([engine, *arguments], b"", wall_s=ENGINE_TIMEOUT_S, output_bytes=1 << 20)
     result = ended.result()
     if check and not result.ok:
         raise SandboxError(

@@ -16,10 +16,12 @@ from nemotron_steps.config.layout.limits import beyond
 from nemotron_steps.config.layout.sizes import JUDGES, getter
 from nemotron_steps.config.layout.vllm_fit import refuse_vllm_misfits, vllm_keys
 from nemotron_steps.config.schema.base import Section
+from nemotron_steps.config.schema.convert import ConvertConfig, MergeConfig
 from nemotron_steps.config.schema.difficulty import DifficultyConfig
 from nemotron_steps.config.schema.eval import EvalConfig, StagesEvalConfig
 from nemotron_steps.config.schema.rl import JUDGE_ROLES, RlConfig
 from nemotron_steps.errors import ConfigError, UnsupportedError
+from nemotron_steps.models.adapter_folder import recorded_base
 from nemotron_steps.models.architecture import Architecture, hf_folder, read_config
 from nemotron_steps.models.huggingface import in_two_files
 from nemotron_steps.models.mapping import Stored, check_stored
@@ -112,3 +114,21 @@ def _checked(folder: Path, architecture: Architecture) -> Architecture:
             stored[name] = Stored(entry["dtype"].lower(), tuple(entry["shape"]), entry["dtype"] in _PLAIN)
     check_stored(stored, architecture, str(folder))
     return architecture
+
+
+def check_converted(config: ConvertConfig, inputs: Mapping[str, Artifact | None]) -> None:
+    """Refuse a Hugging Face folder that cannot be converted. See StepTable.preflight."""
+    for source in inputs.values():
+        if source is not None:
+            check_tensors(source.path)
+
+
+def check_base(config: MergeConfig, inputs: Mapping[str, Artifact | None]) -> None:
+    """Refuse a Hugging Face folder that an adapter cannot be added to: the one that is given, else the one that the
+    adapter names. See StepTable.preflight."""
+    adapter, base = inputs.get("adapter"), config.base
+    if base is None and adapter is not None:
+        base = recorded_base(adapter.path)
+    made_later = "base" in inputs and inputs["base"] is None
+    if base is not None and not made_later and Path(base).is_dir():
+        check_known_tensors(Path(base))

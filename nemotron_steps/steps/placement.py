@@ -5,19 +5,17 @@ Not here: how many devices the cluster has (engine).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.processes import cluster_address, refuse_without_ray
+from nemotron_steps.config.layout.processes import refuse_without_ray
 from nemotron_steps.config.layout.sizes import getter, sizes_of
 from nemotron_steps.config.layout.suggestions import refuse
 from nemotron_steps.config.schema.dpo import DpoConfig
-from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig
+from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.schema.sft import SftConfig
-from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.adapters import adapter_pairs, lora_candidates, lora_modules
 from nemotron_steps.models.architecture import Architecture, facts_of, hf_folder
 from nemotron_steps.steps.hub_folder import check_tensors
@@ -30,7 +28,6 @@ def check(config: SftConfig | DpoConfig, inputs: Mapping[str, Artifact | None]) 
     """Refuse what a step that trains without generating cannot place. See StepTable.preflight."""
     refuse_without_ray(config.cluster, config.policy)
     refuse_misfits(config, inputs)
-    refuse_without_gpus(config.cluster)
 
 
 def refuse_misfits(config: SftConfig | DpoConfig | RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
@@ -58,31 +55,3 @@ def refuse_misfits(config: SftConfig | DpoConfig | RlConfig, inputs: Mapping[str
     lora = config.policy.dtensor_cfg.lora_cfg
     if lora.enabled and known and folder is not None:
         lora_modules(lora_candidates(Architecture.from_folder(folder)), lora)
-
-
-def refuse_without_gpus(cluster: ClusterConfig, devices: Path = Path("/dev")) -> None:
-    """GPUs asked of a machine without any: by this process, or by a Ray cluster that would start on it.
-
-    Args:
-        devices: the folder of device files.
-
-    Raises:
-        UnsupportedError: there is none that could be used. How many there are is asked when Ray starts.
-    """
-    if cluster.gpus_per_node == 0 or (cluster.backend == "ray" and cluster_address(cluster) is not None):
-        return
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if hidden or not any(True for kind in ("nvidia[0-9]*", "dxg", "kfd") for _ in devices.glob(kind)):
-        raise UnsupportedError(
-            "the run asks for GPUs and this machine has none",
-            where="cluster.gpus_per_node",
-            expected="a machine with NVIDIA GPUs, or a Ray cluster of such",
-            found=f"cluster.gpus_per_node={cluster.gpus_per_node}"
-            + (", all hidden by CUDA_VISIBLE_DEVICES" if hidden else ""),
-            hints=[
-                "cluster.backend=process cluster.gpus_per_node=0   # one process, on CPU",
-                "-c tiny   # for two CPU cores",
-                "cluster.ray_address=HOST:6379   # a cluster that has them",
-                "-r PROFILE   # a profile of env.toml",
-            ],
-        )

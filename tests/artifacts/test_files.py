@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,6 +147,16 @@ def test_what_keeps_a_file_from_being_written_is_told_by_its_number(code: int, s
     assert (found is None) == (said is None)
     if found is not None and said is not None:
         assert said in found.what and found.where == "/data/x" and str(found.found).endswith("GB free")
+
+
+def test_a_disk_without_inodes_is_told_from_a_full_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimpleNamespace(f_bavail=1000, f_frsize=10**6, f_files=20, f_favail=0)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    found = as_storage_error(OSError(errno.ENOSPC, "No space left on device"), "/data")
+    assert found is not None and found.what == "writing failed: the disk has no inodes left, one a file"
+    assert found.found == "0 of 20 inodes free, 1.00 GB free" and found.hints[1].startswith("df -i /  ")
+    disk.f_files = 0  # file systems that count none, as btrfs
+    assert "is full" in str(as_storage_error(OSError(errno.ENOSPC, "x"), "/data"))
 
 
 @pytest.mark.timeout(20)

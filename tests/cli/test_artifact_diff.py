@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from nemotron_steps.artifacts.compare_tensors import TensorChanges
-from nemotron_steps.cli.artifact_commands import _show_tensors
+from nemotron_steps.cli.artifact_diff import _show_tensors
 from nemotron_steps.cli.terminal import Terminal
 from tests.artifacts.checkpoint_files import write_hf, write_safetensors
 

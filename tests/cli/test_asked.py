@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from nemotron_steps.cli.asked import Asked, asked_from
+from nemotron_steps.cli.asked import Asked, Typed, asked_from
 from nemotron_steps.cli.parser import UsageError, build
 
 EVERYTHING = Asked(
@@ -89,3 +89,49 @@ def test_a_secret_is_hidden_in_whichever_part_it_stands_and_nothing_else_is():
 
 def test_a_request_of_a_profile_that_nobody_waits_for_names_it_too():
     assert asked_from(build("steps").parse_args(["run", "rl", "-b", "far"])).profile == "far"
+
+
+@pytest.mark.parametrize(
+    ("prog", "words", "hint", "where", "command"),
+    [
+        ("steps", "run S -c tiny", "a.b=1", None, "steps run S -c tiny a.b=1"),
+        ("steps", "run S a.b=x -c tiny", "a.b=1   # why", "override 'a.b=x'", "steps run S -c tiny a.b=1"),
+        ("steps", "plan P one.a=x", "one.a=1 b=2", "override 'a=x'", "steps plan P one.a=1 b=2"),
+        ("steps", "run S --config tny d=1", "-c tiny", "-c tny", "steps run S --config tiny d=1"),
+        ("steps", "run S -b CLUTER", "-r CLUSTER", None, "steps run S -b CLUSTER"),
+        ("steps", "run S --input p=A --input q=B", "--input q=C", None, "steps run S --input p=A --input q=C"),
+        ("steps", "run S -- --x 1", "--input p=PATH", None, "steps run S --input p=PATH -- --x 1"),
+        ("steps", "run P --from b", "--until a   # makes it", "--from b", "steps run P --until a"),
+        ("steps", "run S 'x=[a b]'", "k='c d'", None, "steps run S 'x=[a b]' 'k=c d'"),
+        (
+            "nemotron",
+            "super3 rl rlvr -c test --run C g=1",
+            "n=2",
+            None,
+            "nemotron super3 rl rlvr -c test --run C g=1 n=2",
+        ),
+        ("nemotron steps", "plan S --home /h", "a=1", None, "nemotron steps plan S --home /h a=1"),
+        ("steps", "run S", "steps plan A S", None, None),
+        ("steps", "run S", "did you mean 'x'?", None, None),
+        ("steps", "", "a=1", None, None),
+    ],
+)
+def test_a_change_is_shown_in_the_command_that_was_typed(prog, words, hint, where, command):
+    assert Typed(prog, tuple(shlex.split(words))).with_change(hint, where) == command
+
+
+@pytest.mark.parametrize(
+    ("prog", "words", "hint", "shown"),
+    [
+        ("steps", "run S --home /my h", "steps status R", "steps status R --home /my"),
+        ("steps", "run S --home=/h", "steps run A --force   # anew", "steps run A --force --home /h   # anew"),
+        ("steps", "run S --home /h", "steps show S", "steps show S"),
+        ("steps", "run S", "steps runs", "steps runs"),
+        ("nemotron", "super3 rl rlvr", "steps logs R", "nemotron steps logs R"),
+        ("nemotron", "super3 rl rlvr", "pip install x", "pip install x"),
+    ],
+)
+def test_a_command_is_shown_as_it_is_called_here(prog, words, hint, shown, monkeypatch):
+    assert Typed(prog, tuple(shlex.split(words))).hint(hint) == shown
+    monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
+    assert Typed(prog, tuple(shlex.split(words))).hint(hint) == (f"uv run {shown}" if "steps " in hint else shown)

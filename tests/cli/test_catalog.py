@@ -121,7 +121,7 @@ def test_a_broken_manifest_is_mentioned_and_the_rest_works(cli, workplace):
     assert "1 manifest problem, not listed" in result.err
     shown = cli("show", "toy/bad")
     assert shown.code == 2
-    assert "bad.toml:1" in shown.err
+    assert "bad.toml:3" in shown.err
 
 
 def test_help_and_version(cli):

@@ -80,7 +80,7 @@ def test_doctor_tells_a_package_that_is_needed_from_one_that_may_be(cli, workpla
             raise importlib.metadata.PackageNotFoundError(name)
         return "1.0"
 
-    monkeypatch.setattr("importlib.metadata.version", version)
+    monkeypatch.setattr("nemotron_steps.runs.prerequisites.version", version)
     monkeypatch.setattr("nemotron_steps.cli.doctor._torch", lambda: doctor.Finding("torch", doctor.OK, "2.12"))
     found = findings_where(cli, monkeypatch, "_software")
     assert (found["transformers"]["state"], found["ray"]["state"]) == ("failed", "absent")
@@ -91,7 +91,9 @@ def test_doctor_says_that_nothing_confines_programs_or_that_memory_is_low(cli, w
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr("nemotron_steps.cli.doctor._compiler", lambda: doctor.Finding("C compiler", doctor.OK, ""))
     found = findings_where(cli, monkeypatch, "_programs", "_home")
-    assert (found["bubblewrap"]["state"], found["bubblewrap"]["fix"]) == ("warning", "apt-get install bubblewrap")
+    assert (found["bubblewrap"]["state"], found["bubblewrap"]["fix"]) == ("warning", "apt-get install -y bubblewrap")
+    absent = [name for name, each in found.items() if each["state"] == "absent"]
+    assert absent[:4] == ["docker", "podman", "apptainer", "lean"] and all(found[name]["fix"] for name in absent)
     assert found["slurm"]["state"] == "absent" and found["memory"]["state"] == "ok"
     monkeypatch.setattr("nemotron_steps.cli.doctor._memory", lambda: 2**20)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=2**20))
@@ -112,8 +114,8 @@ def test_memory_is_what_programs_may_still_take_in_bytes(monkeypatch):
 
 @pytest.mark.parametrize("error", [subprocess.TimeoutExpired("sinfo", 20), FileNotFoundError("sinfo")])
 def test_doctor_goes_on_where_slurm_says_nothing_at_all(cli, workplace, monkeypatch, error):
-    for part in ("_sandbox", "_compiler"):
-        monkeypatch.setattr(f"nemotron_steps.cli.doctor.{part}", lambda: doctor.Finding("x", doctor.OK, ""))
+    monkeypatch.setattr("nemotron_steps.cli.doctor._compiler", lambda: doctor.Finding("x", doctor.OK, ""))
+    monkeypatch.setattr("nemotron_steps.cli.doctor.NEEDS", {})
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(doctor.subprocess, "run", Mock(side_effect=error))
     slurm = findings_where(cli, monkeypatch, "_programs")["slurm"]
@@ -122,8 +124,8 @@ def test_doctor_goes_on_where_slurm_says_nothing_at_all(cli, workplace, monkeypa
 
 @pytest.mark.parametrize(("code", "state"), [(0, "ok"), (1, "warning")])
 def test_doctor_asks_whether_slurm_answers(cli, workplace, monkeypatch, code, state):
-    for part in ("_sandbox", "_compiler"):
-        monkeypatch.setattr(f"nemotron_steps.cli.doctor.{part}", lambda: doctor.Finding("x", doctor.OK, ""))
+    monkeypatch.setattr("nemotron_steps.cli.doctor._compiler", lambda: doctor.Finding("x", doctor.OK, ""))
+    monkeypatch.setattr("nemotron_steps.cli.doctor.NEEDS", {})
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     asked = []
     answer = subprocess.CompletedProcess([], code)
@@ -140,7 +142,7 @@ def test_doctor_says_why_a_sandbox_does_not_hold(monkeypatch):
 
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     monkeypatch.setattr("nemotron_steps.sandbox.base.create_sandbox", lambda backend: Refused())
-    assert doctor._sandbox() == doctor.Finding("bubblewrap", "warning", "no namespaces: EPERM", "sysctl x=1")
+    assert doctor.look("bubblewrap") == doctor.Finding("bubblewrap", "warning", "no namespaces: EPERM", "sysctl x=1")
 
 
 @pytest.mark.parametrize(

@@ -111,16 +111,12 @@ def test_an_environment_variable_that_changes_nothing_is_mentioned(
 
     assert warnings("rl/nemo_rl/rlhf", "-c", "tiny") == []
     monkeypatch.setenv("RL_REWARD_MODEL", "my/judge")
-    assert warnings("rl/nemo_rl/rlhf", "-c", "tiny") == [
-        "RL_REWARD_MODEL is set, but 'reward_model' of rl/nemo_rl/rlhf is reward_model/genrm.reward_model; "
-        '--input reward_model="$RL_REWARD_MODEL" takes it instead'
-    ]
+    for config in ("tiny", "tiny_hybrid", "default", "super3", "small", "test"):  # before the config's own source
+        plan = cli("run", "rl/nemo_rl/rlhf", "-c", config, "-d", "--json").json
+        assert plan["steps"][-1]["inputs"]["reward_model"]["ref"] == "my/judge" and plan["warnings"] == []
     assert warnings("rl/nemo_rl/rlhf", "-c", "tiny", "--input", "reward_model=my/judge") == [
         "RL_REWARD_MODEL is set, but 'reward_model' of rl/nemo_rl/rlhf is my/judge; "
         '--input reward_model="$RL_REWARD_MODEL" takes it instead'
     ]
     (other,) = warnings("rl/nemo_rl/rlvr", "-c", "tiny")  # which of its configs reads it is for the recipes to say
     assert other.startswith("RL_REWARD_MODEL is set, and nothing in the config of rl/nemo_rl/rlvr reads it (its config")
-    # Where it is read, there is nothing to say.
-    plan = cli("run", "rl/nemo_rl/rlhf", "-c", "default", "-d", "--json").json
-    assert plan["warnings"] == [] and plan["steps"][0]["inputs"]["reward_model"]["ref"] == "my/judge"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,12 +11,13 @@ from typing import Any, ClassVar
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.cli.launching import JOB_VARIABLE, follow_attached, inside_job, write_log
+from nemotron_steps.cli.launching import JOB_VARIABLE, follow_attached, inside_job
+from nemotron_steps.cli.main import nemotron
 from nemotron_steps.errors import InterruptedRunError, RequestError
 from nemotron_steps.runs import launch
 from nemotron_steps.runs.executors import base
 from nemotron_steps.runs.run_folder import RunInfo
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, in_process
 
 
 class ClosedQueue:
@@ -146,6 +149,7 @@ def test_a_job_is_given_what_was_asked_for_and_the_next_commands_are_said(cli: C
     assert f"steps logs {launch.run_id} -f" in said.out and f"steps cancel {launch.run_id}" in said.out
     assert {"--resume", launch.run_id} <= set(launch.arguments)
     assert cli("status", launch.run_id, "--json").json["forced"] == {"toy/train": ""}
+    assert launch.paths == (Path(os.environ["STEPS_PATH"]),)
     profiles = str(Path("env.toml").absolute())
     assert launch.environment == {JOB_VARIABLE: launch.run_id, "NEMOTRON_ENV_FILE": profiles}
     assert not launch.attached and not launch.force_squash
@@ -205,8 +209,8 @@ def test_a_run_that_goes_on_in_this_process_has_no_job_any_more(
 
 
 def test_a_job_that_somebody_waits_for_is_followed_to_its_end(cli: Cli, queue: list[base.Launch]) -> None:
-    ended = cli("run", "toy/train", "-c", "tiny", "-r", "there")
-    assert ended.code != 0 and [launch.attached for launch in queue] == [True]
+    ended = cli("run", "toy/train", "-c", "tiny", "-r", "there", "--force-squash")
+    assert ended.code != 0 and [(launch.attached, launch.force_squash) for launch in queue] == [(True, True)]
     assert f"steps run --resume {queue[0].run_id}" in ended.err
 
 
@@ -227,11 +231,6 @@ def test_a_secret_of_the_command_line_is_not_handed_to_a_job(cli: Cli, queue: li
     assert queue == [] and cli("runs", "--json").json == []
 
 
-def test_a_container_is_rebuilt_where_that_is_asked_for(cli: Cli, queue: list[base.Launch]) -> None:
-    assert cli("run", "toy/train", "-c", "tiny", "-b", "there", "--force-squash").code == 0
-    assert [launch.force_squash for launch in queue] == [True]
-
-
 def test_a_job_that_is_followed_ends_with_how_its_run_ended(
     cli: Cli, queue: list[base.Launch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,11 +243,6 @@ def test_a_job_that_is_followed_ends_with_how_its_run_ended(
     assert cli(*given, "--json").json["status"] == "done"
     shown = cli(*given)
     assert shown.code == 0 and "one�[2J\ntwo\n" in shown.out and f"steps report {queue[1].run_id}" in shown.out
-
-
-def test_a_part_of_a_log_is_written_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
-    write_log("a\n\nb")
-    assert capsys.readouterr().out == "a\n\nb\n"
 
 
 def test_a_bad_profile_is_told_with_every_other_mistake(cli: Cli, workplace: Path) -> None:
@@ -303,3 +297,175 @@ def test_a_job_is_that_of_its_own_run_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert not inside_job("r1") and not inside_job(None)
     monkeypatch.setenv(JOB_VARIABLE, "r1")
     assert inside_job("r1") and not inside_job("r2") and not inside_job(None)
+
+
+PAGE = """\
+[wandb]
+project = "nemotron"
+entity = "YOUR-TEAM"
+[YOUR-CLUSTER]
+executor = "slurm"
+account = "YOUR-ACCOUNT"
+partition = "batch"
+nodes = 2
+ntasks_per_node = 8
+gpus_per_node = 8
+mem = "0"
+exclusive = true
+mounts = ["/lustre:/lustre"]
+"""
+"""As the page of the Nano3 recipe has it."""
+RAY, SUPER3, SWE = (
+    "anyscale/ray:2.49.2-py312",
+    "nvidia/nemo-rl:v0.5.0.nemotron_3_super",
+    "nvidia/nemo-rl:v0.5.0.nemotron_3_super_swe",
+)
+NANO3 = "nvidia/nemo-rl:v0.4.0.nemotron_3_nano"
+PROMPT = (
+    '{"responses_create_params": {"input": [{"role": "user", "content": "What is 2+2?"}]}, "expected_answer": "4",'
+    ' "agent_ref": {"type": "responses_api_agents", "name": "math_with_judge_simple_agent"}}\n'
+)
+
+
+@pytest.fixture
+def submitted(workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What `nemotron ARGUMENTS` prints, and the options and the script that its job was submitted with."""
+    (workplace / "env.toml").write_text(PAGE)
+    programs, script = workplace.parent / "bin", workplace.parent / "job.sh"
+    programs.mkdir()
+    (programs / "sbatch").write_text(f'#!/bin/sh\nfor last; do :; done\ncp "$last" {script}\necho 4711\n')
+    (programs / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    run = in_process(nemotron, capsys)
+
+    def submitted(*arguments: str) -> tuple[Any, dict[str, str], str]:
+        script.unlink(missing_ok=True)
+        said = run(*arguments)
+        text = script.read_text() if script.exists() else ""
+        options = dict(re.findall(r"^#SBATCH --([\w-]+)=(.*)$", text, re.MULTILINE))
+        options["image"] = (re.findall(r"enroot import .*docker://(?:nvcr.io#)?([^ ']+)", text) or [""])[0]
+        options["mounts"] = (re.findall(r"--container-mounts=(\S+)", text) or [""])[-1]
+        return said, options, text
+
+    return submitted
+
+
+@pytest.mark.parametrize(
+    ("command", "image", "nodes", "gpus", "tasks"),
+    [
+        ("super3 data prep rl", RAY, "1", None, "1"),
+        ("super3 data prep rl rlvr", RAY, "1", None, "1"),
+        ("super3 data prep rl swe1", RAY, "1", None, "1"),
+        ("super3 data prep rl swe2", RAY, "1", None, "1"),
+        ("super3 data prep rl rlhf", RAY, "1", None, "1"),
+        ("super3 rl rlvr -c rlvr1", SUPER3, "109", "8", "8"),
+        ("super3 rl rlvr -c rlvr2", SUPER3, "109", "8", "8"),
+        ("super3 rl rlvr -c rlvr3", SUPER3, "109", "8", "8"),
+        ("super3 rl rlvr -c test", SUPER3, "1", "1", "1"),
+        ("super3 rl swe1", SWE, "64", "8", "8"),
+        ("super3 rl swe2", SWE, "64", "8", "8"),
+        ("super3 rl rlhf", SUPER3, "72", "8", "8"),
+        ("nano3 data prep rl", RAY, "1", None, "1"),
+        ("nano3 rl", NANO3, "32", "8", "8"),
+    ],
+)
+def test_the_pages_profile_carries_every_command_of_the_pages(
+    submitted: Any, workplace: Path, command: str, image: str, nodes: str, gpus: str | None, tasks: str
+) -> None:
+    prompts = workplace.parent / "prompts.jsonl"
+    prompts.write_text(PROMPT)
+    given = [] if " prep " in command else ["--input", f"prompts={prompts}", "--input", "policy=nvidia/a-model"]
+    said, options, script = submitted(*command.split(), "--batch", "YOUR-CLUSTER", *given)
+    assert said.code == 0, said.err
+    assert (options["image"], options["nodes"], options.get("gpus-per-node")) == (image, nodes, gpus)
+    assert (options["ntasks-per-node"], options["account"], options["partition"]) == (tasks, "YOUR-ACCOUNT", "batch")
+    assert (options["mem"], "#SBATCH --exclusive" in script) == ("0", True)
+    mounts = options["mounts"].split(",")
+    own = (workplace / "home", workplace, workplace / "env.toml")
+    assert mounts[:4] == ["/lustre:/lustre", *(f"{path}:{path}" for path in own)]
+    assert (f"{prompts}:{prompts}" in mounts) is bool(given)
+    assert re.search(rf"{nodes} nodes?(, GPUs per node: {gpus})?, image \S*{re.escape(image)}\)", said.out)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words", "expected"),
+    [
+        ("", "run.env.nodes=110", {"nodes": "110", "image": SUPER3}),
+        ("", "cluster.num_nodes=21 policy.generation.colocated.generation_devices=64", {"nodes": "21"}),
+        (
+            "",
+            "run.env.container=mine/image:1 run.env.ntasks_per_node=1",
+            {"image": "mine/image:1", "ntasks-per-node": "1"},
+        ),
+        ("", "run.env.container=null", "needs an image"),
+        ("", "run.env.nodes=64", "run.env.nodes=109"),
+        ("", "run.env.nodes=two", "'run.env.nodes' has a wrong value"),
+        ("", "run.env.sandbox.port=1", "code runs in this project's own sandbox"),
+        ("", "run.env.time=1:00:00", "env.toml the rest"),
+        ('container = "mine/image:2"', "", {"image": "mine/image:2", "nodes": "109"}),
+        ('container_image = "mine/image:2"', "run.env.container=other:3", {"image": "other:3"}),
+        ('container_image = ""', "", {"image": "", "mounts": "", "nodes": "109"}),
+        ('container_runtime = "apptainer"', "", {"nodes": "109", "mounts": ""}),
+        ("gpus_per_node = 4", "", "cluster.gpus_per_node of at most 4"),
+    ],
+)
+def test_the_config_the_profile_and_the_command_line_say_what_a_job_is(
+    submitted: Any, workplace: Path, lines: str, words: str, expected: Any
+) -> None:
+    text = PAGE.replace("gpus_per_node = 8\n", "") if "gpus" in lines else PAGE
+    (workplace / "env.toml").write_text(f"{text}{lines}\n")
+    (workplace / "p.jsonl").write_text(PROMPT)
+    inputs = ("--input", "prompts=p.jsonl", "--input", "policy=nvidia/a-model")
+    said, options, _ = submitted("super3", "rl", "rlvr", "-c", "rlvr1", "-b", "YOUR-CLUSTER", *inputs, *words.split())
+    if isinstance(expected, str):
+        assert said.code == 2 and expected in said.err and not options.get("nodes")
+    else:
+        assert said.code == 0, said.err
+        assert {key: options.get(key) for key in expected} == expected
+
+
+def test_stages_of_several_images_are_no_one_job_unless_the_profile_names_one(submitted: Any, workplace: Path) -> None:
+    refused, _, _ = submitted("steps", "run", "super3_rl", "-d", "-r", "YOUR-CLUSTER")
+    assert refused.code == 2 and f"nvcr.io/{SUPER3}, nvcr.io/{SWE}" in refused.err
+    typed, _, _ = submitted("steps", "run", "super3_rl", "-d", "-r", "YOUR-CLUSTER", "rlvr1.run.env.container=mine:1")
+    assert typed.code == 0 and "container_image: mine:1" in typed.out
+    line = re.search(r"hint: (sed .*_swe\"' \S+)", refused.err)
+    assert line is not None and os.system(line[1]) == 0
+    shown, _, _ = submitted("steps", "run", "super3_rl", "-d", "-r", "YOUR-CLUSTER")
+    assert shown.code == 0 and f"container_image: nvcr.io/{SWE}" in shown.out and "nodes: 109" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("executor", "what"), [("slurm", "mounts"), ("docker", ""), ("lepton", "")], ids=["slurm", "docker", "lepton"]
+)
+def test_a_job_without_the_image_that_it_needs_is_refused_with_the_line_to_add(
+    cli: Cli, workplace: Path, executor: str, what: str
+) -> None:
+    more = {"slurm": 'mounts = ["/a:/a"]', "docker": "", "lepton": 'resource_shape = "cpu.large"'}[executor]
+    (workplace / "env.toml").write_text(f'[there]\nexecutor = "{executor}"\n{more}\n')
+    for mode in ("-d", "--json"):
+        refused = cli("run", "toy/train", "-c", "tiny", "-b", "there", mode)
+        assert refused.code == 2 and "needs an image" in refused.err + refused.out
+    line = re.search(r"hint: (sed .*)", cli("plan", "toy/train", "-c", "tiny", "-r", "there").err)
+    assert line is not None and os.system(line[1]) == 0
+    shown = cli("run", "toy/train", "-c", "tiny", "-b", "there", "-d")
+    assert shown.code == 0 and "container_image: nvcr.io/nvidia/nemo-rl:v0.6.0" in shown.out
+    assert cli("runs", "--json").json == []
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("run.env.nodes=2",), "run.env is for the job that a profile starts"),
+        (("run.env.container=a:1", "-b", "here"), "unknown key 'container_image' in [here], whose executor is local"),
+        (("run.env.nodes=2", "-b", "here"), "'nodes' in [here] is wrong"),
+        (("run.env.container=a:1", "run.env.container_image=b:1", "-b", "here"), "another name of"),
+    ],
+)
+def test_what_only_a_job_elsewhere_can_have_is_refused_by_the_override(
+    cli: Cli, workplace: Path, words: tuple[str, ...], what: str
+) -> None:
+    (workplace / "env.toml").write_text("[here]\n")
+    for mode in ("-d", "--force"):
+        refused = cli("run", "toy/train", "-c", "tiny", mode, *words)
+        assert refused.code == 2 and what in refused.err and "--> override 'run.env." in refused.err

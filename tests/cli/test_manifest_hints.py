@@ -14,7 +14,12 @@ from nemotron_steps.manifest.registry import load_registry
 
 STEPS = load_registry(PackSearch((open_pack(builtin_pack_root(), "nemotron_steps", "built-in"),))).steps
 SMALL = ("tiny", "one_gpu")
-WHERE_IT_HAPPENS = {"Training uses answers of weights that are too old": ("grpo.async_grpo.enabled=true",)}
+WHERE_IT_HAPPENS = {
+    "Training uses answers of weights that are too old": ("grpo.async_grpo.enabled=true",),
+    "Answers are sampled nearly at random": ("policy.generation.temperature=2",),
+    "Filters leave nothing to train on": ("grpo.seq_logprob_error_threshold=1",),
+    "The KL penalty outweighs the reward": ("loss_fn.reference_policy_kl_penalty=1",),
+}
 """What a run has that can see the fault, beside its config."""
 ADVICE = [
     pytest.param(step, config, advice, id=f"{step.id}-{config}-{getattr(advice, 'name', None) or advice.when}")

@@ -144,7 +144,7 @@ def test_until_ends_a_pipeline_after_a_stage(cli, curriculum):
 def test_from_reads_what_earlier_stages_left_and_never_runs_them(cli, curriculum):
     refused = cli("plan", "curriculum", "-c", "tiny", "--from", "second")
     assert refused.code == 2 and "'rows' of second is what make leaves" in refused.err
-    assert "--input second.rows=PATH" in refused.err and "steps run curriculum --until make" in refused.err
+    assert "--input second.rows=PATH" in refused.err and "hint: --from make " in refused.err
     assert cli("run", "curriculum", "-c", "tiny", "--until", "first").code == 0
     plan = cli("plan", "curriculum", "-c", "tiny", "--from", "second", "--json").json
     assert {step["key"] for step in plan["steps"] if step["cached"]} >= {"make", "first"}

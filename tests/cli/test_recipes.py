@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from nemotron_steps.artifacts.models import Producer
+from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.cli.main import nemotron, steps
 from nemotron_steps.cli.recipes import COMMANDS, parsed
 from nemotron_steps.manifest.registry import load_registry
 from tests.cli.conftest import Cli, in_process
+from tests.cli.test_hybrid_plans import hub_folder
+from tests.config.layout.memory.shapes import NANO_30B, SUPER_120B
 
 ENV = """\
 [YOUR-CLUSTER]
@@ -19,6 +23,9 @@ partition = "batch"
 nodes = 32
 gpus_per_node = 8
 """
+
+
+SAMPLED = " ".join(f"rlvr{n}.{word}" for word in ("mirror=x", "sample=9") for n in (1, 2, 3))
 
 
 @pytest.fixture
@@ -42,8 +49,10 @@ def test_every_command_has_its_step_and_every_name_its_config() -> None:
 @pytest.mark.parametrize(
     ("command", "meant"),
     [
-        ("super3 data prep rl", "super3_data_prep"),
-        ("super3 data prep rl rlvr", "data_prep/rl_prep -c super3_rlvr1"),
+        ("super3 data prep rl", "super3_data_prep --until rlhf"),
+        ("super3 data prep rl rlvr", "super3_data_prep --until rlvr3"),
+        ("super3 data prep rl rlvr mirror=x --sample 9", "super3_data_prep --until rlvr3 " + SAMPLED),
+        ("super3 data prep rl rlvr -c rlvr1 mirror=x", "data_prep/rl_prep -c super3_rlvr1 mirror=x"),
         ("super3 data prep rl rlvr -c rlvr3", "data_prep/rl_prep -c super3_rlvr3"),
         ("super3 data prep rl swe2", "data_prep/rl_prep -c super3_swe2"),
         ("super3 rl rlvr", "rl/nemo_rl/rlvr -c rlvr1"),
@@ -64,7 +73,10 @@ def test_a_recipes_command_is_a_step_with_its_config(nemo: Cli, cli: Cli, comman
     Path("env.toml").write_text(ENV)
     ours = nemo(*command.split(), "--dry-run", "--json")
     assert ours.code == 0, ours.err
-    assert ours.json == cli("run", *meant.split(), "-d", "--json").json
+    ours, theirs = ours.json, cli("run", *meant.split(), "-d", "--json").json
+    for problem in (*ours["unfilled"], *theirs["unfilled"]):
+        del problem["hints"]  # each as it was typed
+    assert ours == theirs
 
 
 def test_the_pages_own_names_of_keys_are_taken(nemo: Cli) -> None:
@@ -168,3 +180,79 @@ def test_what_a_recipe_hands_on(words: list[str], config: str | None, left: list
     namespace, _, prog = parsed(["super3", "rl", *words])
     assert namespace is not None and (namespace.config, namespace.words) == (config, left)
     assert prog == f"nemotron super3 rl {words[0]}"
+
+
+CHAIN = (
+    ("super3 rl rlvr -c rlvr1", "sft/megatron_bridge -c super3", "super3_rlvr1"),
+    ("super3 rl rlvr -c rlvr2", "rl/nemo_rl/rlvr -c rlvr1", "super3_rlvr2"),
+    ("super3 rl rlvr -c rlvr3", "rl/nemo_rl/rlvr -c rlvr2", "super3_rlvr3"),
+    ("super3 rl swe1", "rl/nemo_rl/rlvr -c rlvr3", "super3_swe1"),
+    ("super3 rl swe2", "rl/nemo_rl/swe -c swe1", "super3_swe2"),
+    ("super3 rl rlhf", "rl/nemo_rl/swe -c swe2", "super3_rlhf"),
+    ("super3 rl rlvr -c small", "sft/megatron_bridge -c super3", "super3_rlvr1"),
+    ("super3 rl swe1 -c small", "rl/nemo_rl/rlvr -c small", "super3_swe1"),
+    ("super3 rl rlhf -c small", "rl/nemo_rl/swe -c small", "super3_rlhf"),
+    ("nano3 rl", "sft/megatron_bridge -c nano3", "nano3"),
+    ("nano3 rl -c nano3_genrm", "rl/nemo_rl/rlvr -c nano3", "nano3"),
+)
+"""A stage's command, what makes its policy, and the config of data_prep/rl_prep that makes its prompts."""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home in which the page's commands were all run, each stage's data before it, with sizes of the real models."""
+    folder = tmp_path_factory.mktemp("made")
+    store = ArtifactStore(folder / "home")
+    for number, (_, made_by, prep) in enumerate(CHAIN):
+        step, _, config = made_by.partition(" -c ")
+        staged = folder / f"model{number}"
+        sizes = NANO_30B if "nano3" in made_by else SUPER_120B
+        staged.mkdir()
+        hub_folder(staged / "hf", **sizes, num_hidden_layers=len(sizes["hybrid_override_pattern"]))
+        (staged / "weights").mkdir()
+        (staged / "weights" / "0.distcp").write_text(made_by)
+        left = Producer(step, "model", "a-run", "1", f"{number:032x}", config)
+        store.commit(staged, "checkpoint_megatron", name=f"{step}/model", producer=left)
+        staged = folder / f"rows{number}"
+        staged.mkdir()
+        row = '{"responses_create_params": {"input": "%s"}, "agent_ref": {"name": "mcqa_simple_agent"}}\n'
+        (staged / "train-split.jsonl").write_text(row % prep)
+        left = Producer("data_prep/rl_prep", "prompts", "a-run", "1", f"{number:032x}", prep)
+        store.commit(staged, "rl_prompts", name="data_prep/rl_prep/prompts", producer=left)
+    return folder / "home"
+
+
+@pytest.mark.parametrize(("command", "made_by", "prep"), CHAIN)
+def test_a_stage_takes_what_the_commands_before_it_left(
+    nemo: Cli, trained: Path, command: str, made_by: str, prep: str
+) -> None:
+    store, (step, _, config) = ArtifactStore(trained), made_by.partition(" -c ")
+    found = nemo(*command.split(), "-d", "--json", "--home", str(trained))
+    assert found.code == 0 and found.json["unfilled"] == [], found.err
+    (planned,) = found.json["steps"]
+    policy, prompts = (store.find(planned["inputs"][port]["ref"]) for port in ("policy", "prompts"))
+    assert (policy.producer.step, policy.producer.config) == (step, config)
+    assert (prompts.producer.step, prompts.producer.config) == ("data_prep/rl_prep", prep)
+    taken = f"policy of {planned['key']} is {policy.ref}, the newest that {made_by} left here"
+    assert any(taken in warning and "--input policy=REF takes another" in warning for warning in found.json["warnings"])
+    # Overrides of the source say what is wanted: it is made.
+    wanted = 'inputs.prompts.overrides=["sample=5"]'
+    made = nemo(*command.split(), wanted, "-d", "--json", "--home", str(trained))
+    assert next(each["step"] for each in made.json["steps"]) == "data_prep/rl_prep"
+
+
+@pytest.mark.parametrize(("command", "made_by", "prep"), CHAIN)
+def test_a_stage_whose_policy_is_not_made_yet_says_by_what_command(
+    nemo: Cli, command: str, made_by: str, prep: str
+) -> None:
+    looked_at = nemo(*command.split(), "-d", "--json").json
+    assert next(step["config"] for step in looked_at["steps"]) == prep
+    (problem,) = looked_at["unfilled"]
+    assert f"is made by {made_by}, which has made none" in problem["what"]
+    before = {each[0] for each in CHAIN} | {f"steps run {made_by}"}
+    assert problem["hints"][0].removeprefix("nemotron ") in before
+    assert problem["hints"][1].removesuffix(" --input policy=PATH") in {f"nemotron {each}" for each in before}
+    Path("env.toml").write_text(ENV)
+    refused = nemo(*command.split(), "--run", "YOUR-CLUSTER")
+    assert refused.code == 2 and problem["what"] in refused.err
+    assert f"{problem['hints'][0]} --run YOUR-CLUSTER" in refused.err

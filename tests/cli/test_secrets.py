@@ -19,7 +19,7 @@ type = "leaky_file"
 name = "file"
 """
 TYPES = """
-[types.leaky_file]
+[leaky_file]
 description = "a file"
 """
 CONFIG = """

@@ -386,13 +386,6 @@ def test_a_missing_base_is_named(configs):
     assert caught.value.where.endswith("rl/toy/default.yaml")
 
 
-def test_nothing_is_cached_between_compositions(configs):
-    search = configs({"rl/toy/default.yaml": "steps: 2\n"})
-    assert compose(None, search=search).values == {"steps": 2}
-    configs({"rl/toy/default.yaml": "steps: 4\n"})
-    assert compose(None, search=search).values == {"steps": 4}
-
-
 _SCALARS = st.one_of(
     st.integers(),
     st.floats(allow_nan=False),

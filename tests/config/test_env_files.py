@@ -42,13 +42,18 @@ def test_a_profile_without_setup_works_in_the_process_that_asks(write, keys, her
     assert (found.runs_here, dict(found.variables_here)) == (here, variables)
 
 
-def test_a_key_of_the_nearest_profile_counts_whole(write):
+def test_a_key_of_the_nearest_profile_counts_whole_and_variables_add_up(write):
     write(
         '[base]\nnodes = 2\nsetup_lines = ["a", "b"]\nenv_vars = {A = "1", B = "2"}\n'
         '[middle]\nextends = "base"\nnodes = 3\n[top]\nextends = "middle"\nenv_vars = {C = "3"}\n'
     )
     top = profile("top")
-    assert (top.nodes, top.setup_lines, top.env_vars, top.extends) == (3, ("a", "b"), {"C": "3"}, "middle")
+    assert (top.nodes, top.setup_lines, top.env_vars, top.extends) == (
+        3,
+        ("a", "b"),
+        {"A": "1", "B": "2", "C": "3"},
+        "middle",
+    )
 
 
 def test_a_wrong_key_is_where_it_is_written_though_another_profile_inherits_it(write):
@@ -135,7 +140,9 @@ def test_a_key_of_another_tools_profile_says_why_it_does_nothing(write):
         profile("a")
     packager, nodes, other = caught.value.problems
     assert packager.what.endswith(": a job runs the `steps` installed where it runs; nothing is packed")
-    assert packager.hints == () and packager.expected.startswith("executor, extends, nodes")
+    assert packager.hints[0].startswith("sed -i '2s/^/# /' ") and packager.expected.startswith(
+        "executor, extends, nodes"
+    )
     assert nodes.expected == "nodes" and nodes.hints[0].startswith("sed -i '3s/nodess/nodes/' ")
     assert other.expected == packager.expected and other.hints == ()
 
@@ -144,7 +151,7 @@ def test_a_key_of_another_tools_profile_says_why_it_does_nothing(write):
     ("text", "said"),
     [
         ('[wandb]\nproject = "x"\nmode = "sometimes"\n', r"'mode' in \[wandb\] is wrong"),
-        ("[wandb]\n", r"'project' in \[wandb\] is wrong"),
+        ("[wandb]\n", r"\[wandb\] needs 'project'"),
         ('[mlflow]\nuri = "x"\n', r"unknown key 'uri' in \[mlflow\]$"),
         ("[tensorboard]\nfolder = 3\n", r"'folder' in \[tensorboard\] is wrong"),
     ],

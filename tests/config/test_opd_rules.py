@@ -16,7 +16,7 @@ BROKEN: list[dict[str, Any]] = [
     {"grpo.normalize_rewards": False},
     {"grpo.use_dynamic_sampling": True},
     {"grpo.reward_shaping.enabled": True},
-    {"grpo.low_effort.environments": ["mcqa"]},
+    {"grpo.low_effort.penalty": 2.0},
     {"grpo.adv_estimator.name": "reinforce_plus_plus"},
     {"grpo.advantage_clip_low": -5},
     {"grpo.advantage_clip_high": 5},

@@ -117,6 +117,19 @@ def test_values_read_the_environment_and_say_which_variable_is_missing(write, mo
     assert caught.value.where.endswith("env.toml:2") and caught.value.hints == ("export SITE_SECRET=...",)
 
 
+def test_a_default_may_be_quoted_and_have_defaults_of_its_own(write, monkeypatch):
+    write("""[a]
+env_vars = {HF_TOKEN = "${oc.env:SITE_SECRET,''}", OUT = "${oc.env:OUT,${oc.env:ROOT,/lustre/${oc.env:ME}}/out}/x"}
+""")
+    monkeypatch.setenv("ME", "me${oc.env:NOT_READ}")
+    assert load_environment().profile("a", profile_model).env_vars == {
+        "HF_TOKEN": "",
+        "OUT": "/lustre/me${oc.env:NOT_READ}/out/x",
+    }
+    monkeypatch.setenv("ROOT", "/r")
+    assert load_environment().profile("a", profile_model).env_vars["OUT"] == "/r/out/x"
+
+
 @pytest.mark.parametrize("name", ["", "A=B", "A B", "A;true", "1A", "A\\n"])
 def test_a_variable_has_a_name_that_every_shell_exports(write, name):
     write(f'[a]\nenv_vars = {{"{name}" = "x"}}\n')

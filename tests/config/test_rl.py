@@ -12,20 +12,10 @@ from nemotron_steps.config.schema.rl import (
     EnvConfig,
     GrpoConfig,
     LossFnConfig,
-    LowEffortConfig,
     NemoGymConfig,
     RewardPenaltiesConfig,
     RlConfig,
 )
-
-
-@pytest.mark.parametrize(
-    ("end", "share", "expected"),
-    [(None, None, None), (None, 0.01, 0.01), (("mcqa",), 0.01, 0.01), (("code_gen",), 0.01, 0)],
-)
-def test_environments_that_are_not_asked_at_the_end_have_no_share_then(end, share, expected):
-    asked = LowEffortConfig(environments_end=end, fraction_end=share)
-    assert asked.share_at_end("mcqa") == expected
 
 
 def test_a_batch_of_dynamic_sampling_is_rounded_down():

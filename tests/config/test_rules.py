@@ -69,7 +69,10 @@ GRPO: list[dict[str, Any]] = [
     {"grpo.reward_shaping.stop_properly_penalty_coef": 0, "grpo.reward_shaping.overlong_buffer_length": 64},
     {"grpo.reward_shaping.stop_properly_penalty_coef": 0, "grpo.reward_shaping.overlong_buffer_penalty": 2},
     {"grpo.reward_shaping.stop_properly_penalty_coef": 0, "grpo.reward_shaping.max_response_length": 64},
-    {"grpo.low_effort.environments_end": ["mcqa", "reasoning_gym"]},
+    {"grpo.low_effort.string": "brief"},
+    {"grpo.low_effort.weight": 0.2},
+    {"signals.stop_on": ["policy_colapse", "truncation_high"]},
+    {"signals.stop_on": ["out_of_memory"]},
     {"grpo.advantage_clip_low": 5, "grpo.advantage_clip_high": -5},
     {"grpo.epsilon_filtering.enabled": True, "grpo.reward_scaling.enabled": True, "grpo.reward_scaling.target_min": -1},
     {"grpo.num_generations_per_prompt": 1},
@@ -77,7 +80,7 @@ GRPO: list[dict[str, Any]] = [
     {"grpo.adv_estimator.name": "gdpo"},
     {"grpo.adv_estimator.name": "gdpo", "grpo.adv_estimator.components": ["right"]},
     {"grpo.adv_estimator.components": ["right", "format"]},
-    {"grpo.low_effort.enabled": True, **GDPO},
+    {"grpo.low_effort.string": "brief", "grpo.low_effort.weight": 0.2, **GDPO},
     {"grpo.reward_shaping.enabled": True, **GDPO},
     {**GDPO, "grpo.adv_estimator.reward_weights": [1, 1]},
     {"grpo.adv_estimator.name": "gdpo", "grpo.adv_estimator.components": ["a", "b"],
@@ -115,6 +118,7 @@ RUN: list[dict[str, Any]] = [
 ]  # fmt: skip
 LINEAR = {"name": "torch.optim.lr_scheduler.LinearLR", "kwargs": {"start_factor": 0.1, "total_iters": 10}}
 POLICY: list[dict[str, Any]] = [
+    {"policy.megatron_cfg.optimizer.weight_decay": 10_000},
     {"policy.megatron_cfg.mtp_num_layers": 1, "policy.megatron_cfg.mtp_loss_scaling_factor": 0.0},
     {"policy.megatron_cfg.mtp_num_layers": 1, **DTENSOR},
     {"policy.megatron_cfg.scheduler.lr_decay_style": "cosine", "policy.megatron_cfg.scheduler.lr_decay_iters": 5,

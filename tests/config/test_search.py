@@ -55,7 +55,7 @@ def test_configs_beside_the_manifest_go_before_those_of_packs_and_bases_of_rival
     assert search.locate("tiny") == ("rl/toy/tiny", search.mounts())
     with pytest.raises(ConfigError, match="no config 'theirs'") as caught:
         search.locate("theirs")
-    assert (caught.value.expected, caught.value.hints) == ("more, tiny", ("-c more", "-c tiny"))
+    assert (caught.value.expected, caught.value.hints) == ("more, tiny", ("steps show rl/toy   # its configs",))
     assert SearchPath("rl/toy", (own, rival)).names() == ("more", "theirs", "tiny")
 
 
@@ -90,10 +90,10 @@ def test_a_path_that_is_misspelt_is_told_with_the_file_that_was_meant(tmp_path, 
     assert caught.value.hints == (f"did you mean '{tmp_path / meant}'?",)
     with pytest.raises(ConfigError) as caught:
         search.locate("./quite-another-name.yaml")
-    assert caught.value.hints == ("-c a", "-c b", "-c c")
+    assert caught.value.hints == ("steps show rl/toy   # its configs",)
     with pytest.raises(ConfigError) as caught:
         SearchPath("rl/none", ()).locate("./quite-another-name.yaml")
-    assert caught.value.hints == () and "no named configs" in caught.value.expected
+    assert "no named configs" in caught.value.expected
 
 
 def test_a_config_is_read_with_every_base_that_its_defaults_name(tmp_path):

@@ -54,7 +54,7 @@ def test_every_mistake_is_reported_at_once_with_key_line_and_nearest_name(config
         ("'either' has a wrong value", "default.yaml:14"),
         ("'api_key' has a wrong value", "default.yaml:15"),
     }
-    assert found["unknown key 'optimizer.nmae'", "default.yaml:4"].hints[0].startswith("sed -i '4s/nmae/name/' ")
+    assert found["unknown key 'optimizer.nmae'", "default.yaml:4"].hints[0].startswith("sed -i '4s/\\bnmae\\b/name/' ")
     assert found["'optimizer.name' has a wrong value", "override 'optimizer.name=lion'"].expected == "'adam' or 'sgd'"
     assert found["'either' has a wrong value", "default.yaml:14"].expected == "integer or string"
     assert "unknown key 'max_steps'" in str(caught.value)

@@ -54,7 +54,7 @@ def refusal(values: dict[str, Any], schema: type[Section] = Outer) -> ConfigErro
         ({"inner": {"needed": 1, "rate": "1 e-3"}}, "inner.rate", "0.001"),
         ({"inner": {"needed": 1, "rate": "x"}}, "inner.rate", None),
         ({"inner": {"needed": 1, "mode": "solw"}}, "inner.mode", "slow"),
-        ({"inner": {"needed": 1, "mode": 3}}, "inner.mode", "fast"),
+        ({"inner": {"needed": 1, "mode": 3}}, "inner.mode", None),
         ({"many": [{"needed": 1}, {"needed": "1 0"}]}, "many.1.needed", "10"),
     ],
 )

@@ -48,8 +48,9 @@ def commands(page: Path) -> list[Command]:
     lines = [line.strip() for block in blocks(text, "", "sh", "bash") for line in block.splitlines()]
     prose = FENCE.sub("", text)
     lines += [line.strip() for line in prose.splitlines() if line.startswith("    ")]
-    # What is typed on the page of errors is wrong, and tests/hints type it; a decision tells of its time.
-    if name != "docs/errors.md" and not name.startswith("docs/decisions/"):
+    # What is typed on the page of errors is wrong, and tests/hints type it; test_pages.py types what is on the public
+    # pages; a decision tells of its time.
+    if name not in ("docs/errors.md", "docs/pages.md") and not name.startswith("docs/decisions/"):
         lines += [" ".join(said.split()) for said in re.findall(r"`((?:steps|nemotron) \w+ [^-`][^`]*)`", prose)]
     found = []
     for line in (each for written in lines for each in _unrolled(written)):

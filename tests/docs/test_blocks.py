@@ -138,7 +138,7 @@ CHECKS: dict[str, list[Check]] = {
     "docs/cli.md": [config("rl/nemo_rl/rlvr"), config("rl/nemo_rl/rlvr", "defaults: [tiny]\n")],
     "docs/data.md": [blend],
     "docs/environments.md": [reward, agents],
-    "docs/executors.md": [profiles],
+    "docs/executors.md": [profiles, config("rl/nemo_rl/rlvr", "defaults: [rlvr1]\n")],
     "docs/howto/gpus.md": [profiles],
     "docs/howto/own_reward.md": [reward],
     "docs/models.md": [config("sft/megatron_bridge")],
@@ -150,6 +150,7 @@ CHECKS: dict[str, list[Check]] = {
 ELSEWHERE = {
     "README.md": ("tests/api/test_docs.py", {"python"}),
     "docs/python.md": ("tests/api/test_docs.py", {"python"}),
+    "docs/pages.md": ("tests/docs/test_pages.py", {"toml"}),
     "docs/howto/own_environment.md": ("tests/docs/test_packages.py", {"python", "toml"}),
     "docs/howto/own_executor.md": ("tests/docs/test_packages.py", {"python"}),
     "docs/howto/own_type.md": ("tests/docs/test_packages.py", {"python", "toml"}),

@@ -115,8 +115,8 @@ def test_a_row_is_shown_and_taken_out_by_its_line(where: str, shown: str | None,
 @pytest.mark.parametrize(
     ("where", "wrong", "right", "hint"),
     [
-        ("my.toml:3", "nmae", "name", "sed -i '3s/nmae/name/' my.toml   # corrects the key"),
-        ("a b.toml:3", "a-b", "a_b", "sed -i '3s/a-b/a_b/' 'a b.toml'   # corrects the key"),
+        ("my.toml:3", "nmae", "name", "sed -i '3s/\\bnmae\\b/name/' my.toml   # corrects the key"),
+        ("a b.toml:3", "a-b", "a_b", "sed -i '3s/\\ba-b\\b/a_b/' 'a b.toml'   # corrects the key"),
         ("my.toml:3", "na.me", "name", None),
         ("my.toml:3", "a/b", "name", None),
         ("my.toml:3", "", "name", None),

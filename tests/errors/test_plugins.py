@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from nemotron_steps.errors import plugins
-from nemotron_steps.errors.plugins import PluginImportError, load_object, noted
-from nemotron_steps.runs.interrupts import interruptible
+from nemotron_steps import waiting
+from nemotron_steps.errors.plugins import PluginImportError, load_object
+from nemotron_steps.stopping import interruptible
 
 
 @pytest.fixture
@@ -65,68 +62,13 @@ def test_a_package_that_lacks_another_of_nearly_its_name_is_one_that_fails(writt
     assert caught.value.line == f"{path}:1"
 
 
-WAITS_UNTIL_IT_IS_NAMED = """
-import sys, time
-until = time.monotonic() + 20
-while "still importing" not in sys.stderr.getvalue() and time.monotonic() < until:
-    time.sleep(0.005)
-"""
-
-
-def test_a_module_that_takes_long_is_named_once_with_its_package(
-    written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_module_that_takes_long_is_named(
+    written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(plugins, "_LONG_S", 0.02)
-    written("toy_plugin", WAITS_UNTIL_IT_IS_NAMED)
-    assert load_object("toy_plugin:until") > 0
-    assert capsys.readouterr() == ("", "still importing toy_plugin, of package toy_plugin …\n")
-
-
-def test_a_module_that_does_not_take_long_is_not_named_and_nothing_waits_on(
-    written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    begun: list[threading.Timer] = []
-
-    class Timer(threading.Timer):
-        def start(self) -> None:
-            begun.append(self)
-            super().start()
-
-    monkeypatch.setattr(threading, "Timer", Timer)
-    written("toy_plugin", "a = 1")
-    written("toy_plugin_raising", "raise ValueError")
-    assert load_object("toy_plugin:a") == load_object("toy_plugin:a") == 1
-    with pytest.raises(PluginImportError):
-        load_object("toy_plugin_raising:a")
-    assert len(begun) == 2  # none for what is imported already
-    monkeypatch.setattr(plugins, "_OWN", "toy_plugin_own")
-    written("toy_plugin_own", "a = 1")
-    load_object("toy_plugin_own:a")
-    assert len(begun) == 2  # none for a module of ours
-    written("toy_plugin_owner", "a = 1")
-    load_object("toy_plugin_owner:a")
-    assert len(begun) == 3  # whose name only begins alike
-    for timer in begun:
-        timer.join(5)
-        assert timer.daemon and not timer.is_alive()
-    assert capsys.readouterr() == ("", "")
-
-
-def test_an_interrupt_names_the_module_its_package_and_the_line(
-    written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    points = {
-        "a-script": EntryPoint("a", "toy_plugin:main", "console_scripts"),
-        "another": EntryPoint("a", "toy_plugin_inner:pack", "nemotron_steps.packs"),
-        "toy-plugin": EntryPoint("a", "toy_plugin.code:A", "nemotron_steps.environments"),
-    }
-    installed = [SimpleNamespace(name=name, entry_points=[point]) for name, point in points.items()]
-    monkeypatch.setattr("importlib.metadata.distributions", lambda: installed)
-    path = written("toy_plugin", "import signal\nsignal.raise_signal(signal.SIGINT)\n")
-    with pytest.raises(KeyboardInterrupt) as caught, interruptible():
-        load_object("toy_plugin:a")
-    assert noted(caught.value) == f" while toy_plugin, of package toy-plugin, was imported ({path}:2)"
-    assert noted(KeyboardInterrupt()) == ""
+    monkeypatch.setattr(waiting, "FIRST_S", 0.1)
+    written("toy_plugin", "import time\ntime.sleep(0.5)")
+    load_object("toy_plugin:time")
+    assert caplog.messages[0] == "waiting for toy_plugin to be imported: 0 s"
 
 
 @pytest.mark.parametrize("becomes", ["pass", "raise ImportError", "raise ModuleNotFoundError(name='toy_plugin')"])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import json
 import os
 import random
@@ -74,7 +75,11 @@ def main() -> int:
         if arguments.grow:
             return _grow(known, arguments, lambda bugs: pool.map(in_a_copy(_catch), bugs))
         chosen = [bug for bug in known if bug.file.startswith(f"{PACKAGE}/{arguments.only}")]
-        missed = [bug for bug, caught in zip(chosen, pool.map(in_a_copy(_still_caught), chosen)) if caught is None]
+        missed = [
+            bug
+            for bug, caught in zip(chosen, pool.map(in_a_copy(_still_caught), chosen), strict=False)
+            if caught is None
+        ]
     for bug in missed:
         print(f"NOT CAUGHT  {bug.file}  {bug.caught_by}\n  - {bug.old.strip()}\n  + {bug.new.strip()}")
     print(f"{len(chosen) - len(missed)} of {len(chosen)} planted bugs are caught")
@@ -84,7 +89,7 @@ def main() -> int:
 def _grow(known: list[Bug], arguments: argparse.Namespace, catch: Callable[[list[Bug]], Iterator[Bug | None]]) -> int:
     fresh = _random_bugs(arguments.grow, random.Random(arguments.seed), arguments.only, {bug.old for bug in known})
     caught = 0
-    for bug, found in zip(fresh, catch(fresh)):
+    for bug, found in zip(fresh, catch(fresh), strict=False):
         if found is None:
             print(f"survives  {bug.kind}  {bug.file}\n  - {bug.old.strip()}\n  + {bug.new.strip()}", flush=True)
             continue
@@ -135,10 +140,8 @@ def _run(checkout: Path, bug: Bug, tests: list[str]) -> str | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
@@ -173,7 +176,7 @@ def _tests_of(checkout: Path, file: str) -> list[str]:
 
 def _random_bugs(count: int, dice: random.Random, only: str, known: set[str]) -> list[Bug]:
     """Bugs at random lines, no two in one function."""
-    files = [path for path in sorted((ROOT / PACKAGE / only).rglob("*.py"))]
+    files = sorted((ROOT / PACKAGE / only).rglob("*.py"))
     weights = [path.stat().st_size for path in files]
     package = "\0".join(path.read_text("utf-8") for path in sorted((ROOT / PACKAGE).rglob("*.py")))
     bugs: list[Bug] = []

@@ -47,6 +47,8 @@ SMALL = (
     "policy.generation.max_new_tokens=4 policy.train_global_batch_size=4"
 )
 OWN = "--input policy=model --input prompts=rows.jsonl"
+CHAT = '{"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}\n'
+CHATS = on.files({"chats.jsonl": CHAT * 8})
 REWARDS = on.files({"rewards.py": "def score(completions, **columns):\n    return [0.0] * len(completions)\n"})
 SECRET = "toy/train -c tiny judge.api_key=sk-abcdefghijklmnop"
 
@@ -68,7 +70,8 @@ FAULTS = (
         "did you mean 'rl/nemo_rl/rlhf' or 'rl/nemo_rl/rlvr'?",
     ),
     Fault("a misspelt command", "plna toy/make", "E120", "did you mean 'plan'?"),
-    Fault("a misspelt flag", "run --dryrun toy/make", "E120", "did you mean '--dry-run' or '--run'?"),
+    Fault("a misspelt flag", "run --dryrun toy/make", "E120", "did you mean '--dry-run'?"),
+    Fault("a flag that there is not", "plan toy/train -c tiny --model X", "E120", "steps plan --help"),
     Fault("a flag before the command", "--home here runs", "E120", "steps runs --home here"),
     Fault("a misspelt stage", "run toy_all --until trian", "E120", "--until train"),
     Fault("a misspelt environment", "env show mcqaa", "E110", "steps env show mcqa"),
@@ -90,6 +93,18 @@ FAULTS = (
     # configs
     Fault("a config that the step lacks", "plan rl/nemo_rl/rlvr -c tny", "E200", "-c tiny"),
     Fault(
+        "a config of another name",
+        f"plan rl/nemo_rl/rlvr -c vllm {OWN}",
+        "E200",
+        "steps show rl/nemo_rl/rlvr   # its configs",
+    ),
+    Fault(
+        "a key that is near to one of another meaning",
+        f"plan {RLVR} loss_fn.kl=0.1",
+        "E200",
+        "steps show rl/nemo_rl/rlvr",
+    ),
+    Fault(
         "a config file that is not there",
         "plan toy/train -c ./mine.yml",
         "E200",
@@ -106,7 +121,7 @@ FAULTS = (
         "a misspelt key in a file",
         "plan toy/train -c mine.yaml",
         "E200",
-        "sed -i '2s/step/steps/' mine.yaml   # corrects the key",
+        "sed -i '2s/\\bstep\\b/steps/' mine.yaml   # corrects the key",
         setup=own_config("defaults: [tiny]\nstep: 2\n"),
     ),
     Fault(
@@ -142,6 +157,13 @@ FAULTS = (
         setup=own_config("defaults: [tiny]\nsteps: ${oc.env:STEPS_OF_MINE}\n"),
         put={"VALUE": "3"},
     ),
+    Fault(
+        "a variable that is not set, in a longer text",
+        f"plan {RLVR} 'checkpointing.metric_name=${{oc.env:STEPS_OF_MINE}}/mean'",
+        "E200",
+        "export STEPS_OF_MINE=VALUE",
+        put={"VALUE": "reward"},
+    ),
     # what goes into a step
     Fault(
         "a misspelt input",
@@ -175,7 +197,7 @@ FAULTS = (
         "nothing feeds an input",
         "plan toy/train",
         "E303",
-        "steps run toy/train --input rows=PATH",
+        "--input rows=PATH",
         put={"PATH": "toy/make/rows:v1"},
         setup=on.after("run toy/make"),
     ),
@@ -188,10 +210,18 @@ FAULTS = (
         setup=on.after("run toy/make"),
     ),
     Fault(
+        "rows of another kind",
+        "plan sft/megatron_bridge -c tiny --input chats=rows.jsonl",
+        "E301",
+        "steps plan data_prep/sft_prep sft/megatron_bridge",
+        "E307",
+        setup=on.questions(),
+    ),
+    Fault(
         "steps that do not fit",
         "plan data_prep/rl_prep rl/nemo_rl/dpo",
         "E301",
-        "steps plan data_prep/rl_prep data_prep/preference_prep rl/nemo_rl/dpo",
+        "steps plan data_prep/preference_prep rl/nemo_rl/dpo",
         "E303",
     ),
     Fault(
@@ -206,9 +236,8 @@ FAULTS = (
         "a pipeline begun in the middle",
         "run toy_all --from score",
         "E303",
-        "steps run toy_all --until train",
+        "--from make   # makes it",
         pasted=1,
-        again=True,
     ),
     Fault(
         "a damaged artifact",
@@ -263,6 +292,21 @@ FAULTS = (
         setup=on.model(),
     ),
     Fault(
+        "a rotary scaling that is not computed",
+        f"plan {RLVR} --input policy=model",
+        "E312",
+        "--input policy=PATH   # a model with one of these",
+        setup=on.model(rope_scaling={"rope_type": "dynamic", "factor": 2.0}, rope_parameters=None),
+        put={"PATH": "plain"},
+    ),
+    Fault(
+        "a mixture of experts under the embedded generator",
+        f"plan {RLVR} --input policy=model",
+        "E312",
+        "policy.generation.backend=vllm",
+        setup=on.model(family="qwen3_moe"),
+    ),
+    Fault(
         "a model without a chat template",
         f"plan {RLVR} --input policy=model",
         "E312",
@@ -282,8 +326,23 @@ FAULTS = (
         "no GPU",
         f"run rl/nemo_rl/rlvr -c one_gpu {OWN} {SMALL} policy.generation.backend=embedded",
         "E500",
-        "cluster.backend=process cluster.gpus_per_node=0   # one process, on CPU",
+        "-c cpu   # the step's config for a machine without GPUs",
         setup=on.together(on.without_gpus, on.model(), on.questions()),
+    ),
+    Fault(
+        "no GPU, and no config for CPU",
+        "run sft/megatron_bridge -c one_gpu --input model=model --input chats=chats.jsonl sft.max_num_steps=1 "
+        "policy.train_global_batch_size=4",
+        "E500",
+        "cluster.backend=process cluster.gpus_per_node=0   # one process, on CPU",
+        setup=on.together(on.without_gpus, on.model(), CHATS),
+    ),
+    Fault(
+        "neither a GPU nor vLLM",
+        f"run rl/nemo_rl/rlvr -c one_gpu {OWN} {SMALL}",
+        "E500",
+        "-c cpu   # the step's config for a machine without GPUs",
+        setup=on.together(on.without_gpus, on.without_package("vllm"), on.model(), on.questions()),
     ),
     Fault(
         "a package that is not installed",
@@ -392,7 +451,7 @@ FAULTS = (
         "a misspelt key of a profile",
         "run toy/make -r cluster -d",
         "E200",
-        "sed -i '3s/partitoin/partition/' env.toml   # corrects the key",
+        "sed -i '3s/\\bpartitoin\\b/partition/' env.toml   # corrects the key",
         setup=profile('[cluster]\nexecutor = "slurm"\npartitoin = "gpu"\n'),
     ),
     Fault(
@@ -406,7 +465,7 @@ FAULTS = (
         "a misspelt key of a manifest",
         "show mine/step",
         "E100",
-        "sed -i '4s/categroy/category/' manifests/mine.toml   # corrects the key",
+        "sed -i '4s/\\bcategroy\\b/category/' manifests/mine.toml   # corrects the key",
         setup=on.files({"manifests/mine.toml": '[step]\nid = "mine/step"\nname = "Mine"\ncategroy = "x"\n'}),
     ),
     # runs

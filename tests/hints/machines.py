@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -75,15 +76,21 @@ def after(*commands: str) -> Setup:
     return run
 
 
-def model(*, positions: int = 8192, template: bool = True, quantised: bool = False) -> Setup:
-    """A tiny Hugging Face folder `./model`."""
+def model(
+    *, positions: int = 8192, template: bool = True, quantised: bool = False, family: str = "qwen3", **keys: Any
+) -> Setup:
+    """A tiny Hugging Face folder `./model`; with keys for its config.json, a `./plain` one without them beside it."""
 
     def write(bench: Any) -> None:
         from tests.models.checkpoints import TEMPLATE, hf_model, write_tokenizer
 
         folder = Path("model")
-        hf_model("qwen3", max_position_embeddings=positions).save_pretrained(folder)
+        hf_model(family, max_position_embeddings=positions).save_pretrained(folder)
         write_tokenizer(folder)
+        if keys:
+            shutil.copytree(folder, "plain")
+            config = folder / "config.json"
+            config.write_text(json.dumps({**json.loads(config.read_text()), **keys}))
         if not template:
             (folder / "chat_template.jinja").unlink()
             Path("family.jinja").write_text(TEMPLATE)

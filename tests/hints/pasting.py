@@ -81,7 +81,7 @@ def _put_behind(typed: Sequence[str], words: Sequence[str], where: str) -> list[
     override = where.removeprefix("override '").removesuffix("'")
     kept = [word for word in typed if word != override and not word.endswith(f".{override}")]  # or a stage's
     for at in range(len(typed) - 1):
-        if where == f"{typed[at]} {typed[at + 1]}":
+        if where == f"{typed[at]} {typed[at + 1]}" or (words[0] == typed[at] == "--from"):
             kept = [*typed[:at], *typed[at + 2 :]]
     if words[0] == "--input":
         port = words[1].partition("=")[0]

@@ -20,7 +20,8 @@ A hint can be pasted, the first one is the most useful:
 
 - `steps …` is a command of its own.
 - `did you mean 'NAME'?` is the name to write in place of one that does not exist.
-- A flag or `key=value` goes behind the command, in the place of the override or `--input` that the error is about.
+- A flag or `key=value` goes behind the command, in the place of the override or `--input` that the error is about. `as
+  in:` shows the whole command with the first of them, as it was typed (`nemotron super3 …`, `--run PROFILE`).
 - Anything else is for the shell; then the same command again.
 - Words in capitals are yours to fill in. What follows `   #` says what a hint does.
 

@@ -65,7 +65,7 @@ def test_every_config_key_it_names_exists(step: StepManifest) -> None:
     named = [key for port in step.consumes for key in (*port.bindings, *port.instead_of, *port.unless)]
     named += [parameter.name for parameter in step.parameters]
     for entry in (*step.strategies, *step.errors):
-        named += [re.split(r"[*/]?=", text.lstrip("+~"))[0] for text in entry.override]
+        named += [re.split(r"[*/<>]?=", text.lstrip("+~"))[0] for text in entry.override]
     assert [key for key in named if not has_key(schema, key)] == []
 
 
@@ -110,6 +110,8 @@ def test_public_face_of_rlhf() -> None:
         "loss_fn.reference_policy_kl_penalty=0.001",
         "policy.megatron_cfg.optimizer.lr=1e-06",
         "grpo.reward_scaling.enabled=true",
+        "grpo.reward_scaling.source_max=5",
+        "grpo.reward_scaling.target_max=5",
     )
     super3 = next(s for s in step.strategies if "Super3" in s.when)
     assert "env.should_use_nemo_gym=true" in super3.then

@@ -160,25 +160,6 @@ def test_a_package_that_fails_at_import_is_named_with_its_line(site: Path, name:
         assert f"{site}/{name}/__init__.py:1" in str(error["where"])
 
 
-def test_an_interrupt_while_a_package_is_imported_names_it(tmp_path: Path) -> None:
-    text = MANIFEST.format(name="lasting")
-    files = {
-        "lasting-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: lasting\nVersion: 1.0\n",
-        "lasting-1.0.dist-info/entry_points.txt": "[nemotron_steps.packs]\nlasting = lasting:pack\n",
-        "lasting/__init__.py": "",
-        "lasting/code.py": MODULE.format(name="lasting"),
-        "lasting/late.py": "raise KeyboardInterrupt",
-        "lasting/pack/manifests/early.toml": text.replace("/step", "/early").replace("code:Config", "late:Config"),
-        "lasting/pack/manifests/late.toml": text.replace("/step", "/late").replace("code:run", "late:run"),
-    }
-    write_files(tmp_path, files)
-    while_ = f"while lasting.late, of package lasting, was imported ({tmp_path}/lasting/late.py:1)"
-    planned = run(tmp_path, "plan", "lasting/early", "--json")
-    assert planned.returncode == 130 and told(planned)["what"] == f"interrupted {while_}"
-    worked = run(tmp_path, "run", "lasting/late", "--json")
-    assert worked.returncode == 130 and told(worked)["what"].startswith(f"interrupted by SIGINT {while_}; ")
-
-
 def test_an_entry_point_to_nowhere_is_named(site: Path) -> None:
     error = told(run(site, "env", "show", "nowhere", "--json"))
     assert "environment `nowhere` of nowhere cannot be loaded" in error["what"]

@@ -100,7 +100,7 @@ def test_unknown_key_names_line_and_nearest_key(tmp_path: Path) -> None:
     file = tmp_path / "step.toml"
 
     def hints(line: int, wrong: str, right: str) -> tuple[str, ...]:
-        return f"sed -i '{line}s/{wrong}/{right}/' {file}   # corrects the key", f"did you mean '{right}'?"
+        return f"sed -i '{line}s/\\b{wrong}\\b/{right}/' {file}   # corrects the key", f"did you mean '{right}'?"
 
     assert mistakes(tmp_path, text) == [
         (3, "unknown key 'step.descripton'", hints(3, "descripton", "description")),
@@ -125,8 +125,6 @@ def test_wrong_types_name_what_was_expected(tmp_path: Path) -> None:
     [
         ('[[consumes]]\ntype = "t"\n', 1, "'step' is missing"),
         ('[step]\nname = "x"\n', 1, "'step.id' is missing"),
-        ('[step]\nid = "Bad Id"\n', 1, "step id 'Bad Id' must look like"),
-        ('[step]\nid = "a"\nentry = "not a path"\n', 1, "entry must look like"),
         ('[step]\nid = "a"\n[[consumes]]\ntype = "t"\n[[consumes]]\ntype = "t"\n', 3, "two entries are named 't'"),
         ('[step]\nid = "a"\n[[produces]]\ntype = "t"\ninherits = "x"\n', 3, "inherits names no input port 'x'"),
         ('[step]\nid = "a"\n\n[[constraints]]\nsame = ["x.y", "z.y"]\n', 4, "is not PORT.ATTRIBUTE"),
@@ -297,25 +295,6 @@ def test_a_key_is_compared_with_those_that_a_file_may_have(tmp_path: Path) -> No
         assert what == f"unknown key '{key}' at the top of a step manifest"
     ((_, _, hints),) = mistakes(tmp_path, 'sourc = "x"\n[step]\nid = "a"\n')
     assert not any("'source'" in hint for hint in hints)
-
-
-@pytest.mark.parametrize(
-    ("key", "meant"),
-    [
-        ("consume", "consumes"),
-        ("produce", "produces"),
-        ("constrain", "constraints"),
-        ("stepping", None),
-        ("notes", None),
-    ],
-)
-def test_a_table_whose_name_is_nearly_one_is_remarked_on(key: str, meant: str | None, tmp_path: Path) -> None:
-    path = tmp_path / "step.toml"
-    path.write_text(f'[step]\nid = "a"\n[[{key}]]\ntype = "t"\n')
-    step, _ = parse_step(read_toml(path))
-    assert step is not None
-    warnings = loader.unknown_tables(step)
-    assert [warning.hints for warning in warnings] == ([(f"did you mean [[{meant}]]?",)] if meant else [])
 
 
 def test_a_rule_over_the_whole_file_is_told_at_the_table_that_it_names(tmp_path: Path) -> None:

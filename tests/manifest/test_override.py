@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemotron_steps.manifest.override import is_override, resolve_override
+from nemotron_steps.manifest.override import is_override, resolve_override, resolved_overrides
 
 CONFIG = {"a": {"kl": 1e-4, "zero": 0, "batch": 8, "on": True, "none": None}}
 
@@ -26,6 +26,11 @@ CONFIG = {"a": {"kl": 1e-4, "zero": 0, "batch": 8, "on": True, "none": None}}
         ("a.kl/=3|1", "a.kl=3.33333e-05"),
         ("~a.kl", "~a.kl"),
         ("+a.new=1", "+a.new=1"),
+        ("a.batch<=4", "a.batch=4"),
+        ("a.batch<=8", ""),
+        ("a.kl>=0.01", "a.kl=0.01"),
+        ("a.kl>=0.0001", ""),
+        ("a.none<=1", ""),
     ],
 )
 def test_resolve(text: str, plain: str) -> None:
@@ -52,6 +57,18 @@ def test_not_an_override(text: str) -> None:
 def test_a_value_is_changed_by_its_own_kind(text: str, plain: str) -> None:
     config = {"a": {"below": -0.25, "tiny": 1.23456789e-05, "whole": 2.0, "name": "n", "batch": 8}}
     assert resolve_override(text, config) == plain
+
+
+def test_what_the_run_had_already_is_no_advice() -> None:
+    texts = ("a.kl=0.0001", "a.batch=8", "a.on=true", "a.on=false", "a.batch<=8", "a.new=1", "~a.kl")
+    assert resolved_overrides(texts, CONFIG) == ("a.on=false", "a.new=1", "~a.kl")
+
+
+def test_the_dtensor_policy_is_advised_on_its_own_optimizer() -> None:
+    policy = {"dtensor_cfg": {"enabled": True}, "optimizer": {"kwargs": {"lr": 0.02}}, "precision": "bfloat16"}
+    lr, warmup = "policy.megatron_cfg.optimizer.lr/=20|1e-6", "policy.megatron_cfg.scheduler.lr_warmup_iters*=2|10"
+    advice = resolved_overrides([lr, warmup, "policy.precision=float32"], {"policy": policy})
+    assert advice == ("policy.optimizer.kwargs.lr=0.001", "policy.precision=float32")
 
 
 def test_what_adds_twice_or_takes_out_is_an_override_of_a_plain_key() -> None:

@@ -207,14 +207,6 @@ def test_unusable_conversions_are_left_out_with_a_warning(tmp_path: Path) -> Non
     assert registry.types.conversions("a") == ()
 
 
-def test_misspelt_table_is_a_warning(tmp_path: Path) -> None:
-    text = '[step]\nid = "x"\n[[produces]]\ntype = "a"\n[[consume]]\ntype = "a"\n[notes]\nfree = 1\n'
-    registry = read_packs(write_files(tmp_path / "p", {"manifests/types.toml": "[a]\n", "manifests/x.toml": text}))
-    (warning,) = registry.warnings
-    assert warning.hints == ("did you mean [[consumes]]?",)
-    assert str(warning.where).endswith("x.toml:5")
-
-
 @pytest.mark.parametrize(("ports", "warned"), [("", True), ("consumes", False), ("produces", False)])
 def test_a_step_without_any_port_is_a_warning(ports: str, warned: bool, tmp_path: Path) -> None:
     text = '[step]\nid = "x"\n' + (f'[[{ports}]]\ntype = "a"\n' if ports else "")

@@ -170,7 +170,7 @@ def test_types_that_nobody_declares_are_told_for_every_port_and_hidden_step(tmp_
     registry = packs(tmp_path, one=files, two={"y": f'[step]\nid = "x"\n[[consumes]]\ntype = "c"\n{becomes}'})
     undeclared = [warning for warning in registry.warnings if "not declared" in warning.what]
     assert [warning.what.split("'")[1] for warning in undeclared] == ["adaptr", "c", "adaptr"]
-    assert undeclared[0].hints == ("did you mean 'adapter'?",)
+    assert undeclared[0].hints[0].startswith("sed -i '4s/\\badaptr\\b/adapter/' ")
 
 
 @pytest.mark.parametrize(
@@ -213,5 +213,5 @@ def test_the_hints_of_the_first_mistake_of_a_pipeline_file_come_first(tmp_path: 
         load_pipeline_file(path)
     assert caught.value.what == "unknown key 'pipeline.descripton'"
     corrected, meant, also = caught.value.hints
-    assert corrected.startswith("sed -i '3s/descripton/description/'") and meant == "did you mean 'description'?"
+    assert corrected.startswith("sed -i '3s/\\bdescripton\\b/description/'") and meant == "did you mean 'description'?"
     assert also.startswith(f"also at {path}:6: unknown key 'stages[0].confg'")

@@ -19,7 +19,7 @@ from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 from nemotron_steps.models.megatron_checkpoint import convert_hf_to_megatron
-from nemotron_steps.steps.convert.preflight import check
+from nemotron_steps.steps.hub_folder import check_converted as check
 from tests.engine.policy.batches import policy_config
 from tests.models.hybrid_twins import write_hybrid
 

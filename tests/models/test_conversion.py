@@ -251,5 +251,5 @@ def test_a_truncated_weights_file_is_an_artifact_error(tmp_path):
     convert_hf_to_megatron(tmp_path / "hf", tmp_path / "megatron")
     data = next((tmp_path / "megatron" / "weights").glob("*.distcp"))
     data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
-    with pytest.raises(ArtifactError, match="cannot be loaded"):
+    with pytest.raises(ArtifactError, match="cannot be read"):
         convert_megatron_to_hf(tmp_path / "megatron", tmp_path / "back")

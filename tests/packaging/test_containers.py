@@ -12,10 +12,12 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nemotron_steps.cli.parser import build
+from tests.models.checkpoints import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILES = sorted((ROOT / "containers").glob("Dockerfile.*"))
@@ -116,71 +118,156 @@ VARIABLES = {
     "TRAIN_PATH": "/data/rlvr1/train-split.jsonl",
     "VAL_PATH": "/data/rlvr1/val-split.jsonl",
     "CONTAINER": "nvcr.io/nvidia/nemo-rl:v0.5.0.nemotron_3_super",
-    "SANDBOX_CONTAINER": "/images/sandbox.sif",
+    "SANDBOX_CONTAINER": "../images/sandbox.sif",
     "PERSISTENT_CACHE": "/lustre/cache",
-    "EXTRA_MOUNTS": "/lustre:/lustre,/data:/data",
-    "SIF_DIR": "/lustre/sif",
+    "EXTRA_MOUNTS": "/lustre:/lustre,/data:/elsewhere",
+    "SIF_DIR": "",
     "SLURM_PARTITION": "batch",
     "SLURM_ACCOUNT": "research",
+}
+ROW = {
+    "responses_create_params": {"input": [{"role": "user", "content": "1 + 1?"}]},
+    "expected_answer": "2",
+    "agent_ref": {"name": "math_with_judge_simple_agent"},
+    "question": "1 + 1?",
 }
 
 
 def launch(tmp_path: Path, *words: str, **changed: str) -> subprocess.CompletedProcess[str]:
-    programs = tmp_path / "bin"
-    programs.mkdir(exist_ok=True)
-    nemotron = programs / "nemotron"
+    """What the script and the command that it becomes say, in a folder `work` beside `images`."""
+    for folder in ("bin", "work", "images"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / "images" / "sandbox.sif").touch()
+    nemotron = tmp_path / "bin" / "nemotron"
     nemotron.write_text(
         f"#!{sys.executable}\nimport sys\nfrom nemotron_steps.cli.main import nemotron\nsys.exit(nemotron())\n"
     )
     nemotron.chmod(nemotron.stat().st_mode | stat.S_IXUSR)
     environment = {
         **os.environ,
-        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PATH": f"{nemotron.parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "STEPS_HOME": str(tmp_path / "home"),
         **VARIABLES,
         **changed,
     }
-    return subprocess.run([str(LAUNCH), *words], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    command = ["bash", str(LAUNCH), *words]
+    return subprocess.run(command, env=environment, cwd=tmp_path / "work", capture_output=True, text=True)
+
+
+def profile_of(tmp_path: Path) -> dict[str, Any]:
+    return tomllib.loads((tmp_path / "home" / "launch" / "stage1.1-rlvr1.toml").read_text())["super_launch"]
 
 
 def test_a_stage_is_launched_by_environment_variables(tmp_path: Path) -> None:
-    found = launch(tmp_path, "--dry-run", "grpo.seed=7")
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b" / "train.jsonl").write_text(f"{json.dumps(ROW)}\n")
+    found = launch(tmp_path, "--dry-run", "grpo.seed=7", TRAIN_PATH="../a b/train.jsonl")
     assert found.returncode == 0, found.stderr
-    profile = (tmp_path / "home" / "launch" / "stage1.1-rlvr1.toml").read_text()
-    assert "nodes = 109\ngpus_per_node = 8\n" in profile and 'job_name = "stage1.1-rlvr1"' in profile
-    assert (
-        'mounts = ["/lustre:/lustre", "/data:/data", "/lustre/cache:/lustre/cache", "/lustre/sif:/lustre/sif"]'
-        in profile
+    assert "no file here: the built-in config, nemotron super3 rl rlvr -c default\n" in found.stderr
+    assert "rl/nemo_rl/rlvr -c rlvr1" in found.stdout and "num_nodes: 109" in found.stdout
+    assert "/data/rlvr1/val-split.jsonl" in found.stdout and "seed: 7" in found.stdout
+    assert found.stdout.count(f"sandbox_image: {tmp_path}/images/sandbox.sif") == 3
+    assert profile_of(tmp_path) == {
+        "executor": "slurm",
+        "job_name": "stage1.1-rlvr1",
+        "account": "research",
+        "partition": "batch",
+        "exclusive": True,
+        "container_image": VARIABLES["CONTAINER"],
+        "mounts": ["/lustre:/lustre", "/data:/elsewhere", "/lustre/cache:/lustre/cache"],
+        "env_vars": {
+            "XDG_CACHE_HOME": "/lustre/cache",
+            "VLLM_CACHE_ROOT": "/lustre/cache/vllm",
+            "FLASHINFER_WORKSPACE_BASE": "/lustre/cache/flashinfer",
+        },
+    }
+
+
+GENRM = "env: {nemo_gym: {num_gpu_nodes: 0, environments: {genrm_compare: {}}}}"
+CONFIGS = [
+    # CONFIG_PATH, what the file says (None: there is none), what the plan says
+    ("examples/configs/super/stage2_swe2.yaml", None, "rl/nemo_rl/swe -c swe2"),
+    ("small_stage2_swe_pivot_8node.yaml", None, "rl/nemo_rl/swe -c small"),
+    ("stage3_rlhf/config/small.yaml", None, "rl/nemo_rl/rlhf -c small"),
+    ("stage1_rlvr.yaml", "defaults: [swe1]\ngrpo: {seed: '${mul:617,2}'}\n", "rl/nemo_rl/swe -c"),
+    ("a b.yaml", f"defaults: [tiny]  # rlvr1\n{GENRM}\n", "rl/nemo_rl/rlhf -c"),
+    ("rlhf/config.txt", "defaults:\n  - rlvr2\ncheckpointing: {metric_name: swe1}\n", "rl/nemo_rl/rlvr -c"),
+    ("../swe2/a/config.yaml", "defaults: [tiny]\n", "rl/nemo_rl/swe -c"),
+]
+
+
+@pytest.mark.parametrize(("path", "text", "planned"), CONFIGS, ids=[path for path, *_ in CONFIGS])
+def test_a_config_is_the_file_or_the_built_in_of_a_published_name(
+    tmp_path: Path, path: str, text: str | None, planned: str
+) -> None:
+    file = tmp_path / "work" / path
+    if text is not None:
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    found = launch(tmp_path, "-d", CONFIG_PATH=path, SANDBOX_CONTAINER="")
+    assert found.returncode == 0, found.stderr
+    assert planned in found.stdout
+    if text is not None:
+        assert f"{path} is read as a config of" in found.stderr and str(file.resolve()) in found.stdout
+        assert f"{file.resolve().parent}:{file.resolve().parent}" in profile_of(tmp_path)["mounts"]
+    if path == "stage1_rlvr.yaml":
+        assert "CONFIG_PATH=stage1_rlvr is the built-in config" in found.stderr and "seed: 1234" in found.stdout
+
+
+REFUSED = [
+    ({"MODEL_PATH": "", "EXP_NAME": ""}, "super_launch.sh: set EXP_NAME MODEL_PATH\n"),
+    ({"CONFIG_PATH": "a.yaml"}, "CONFIG_PATH=a.yaml is neither a file nor a published config: stage1_rlvr.yaml, "),
+    ({"CONFIG_PATH": "../images/sandbox.sif"}, "neither its content nor its name says the stage"),
+    ({"SANDBOX_CONTAINER": "../images/none.sif"}, "SANDBOX_CONTAINER=../images/none.sif: there is no such file"),
+    ({"CONFIG_PATH": "stage2_swe2.yaml", "SIF_DIR": "/none"}, "SIF_DIR=/none: there is no such folder"),
+    ({"CONFIG_PATH": "rlvr.yaml"}, "error[E200]: unknown key 'grpo.steps'"),
+    ({}, "error[E400]: '/path/to/sft_checkpoint' is neither a path nor an artifact"),
+]
+
+
+@pytest.mark.parametrize(("changed", "said"), REFUSED, ids=[said for _, said in REFUSED])
+def test_a_refusal_reaches_the_reader(tmp_path: Path, changed: dict[str, str], said: str) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "rlvr.yaml").write_text("defaults: [tiny]\ngrpo: {steps: 3}\n")
+    found = launch(tmp_path, PERSISTENT_CACHE="", **changed)
+    assert found.returncode == 2 and said in found.stderr
+
+
+def test_a_job_is_submitted_that_sees_what_the_variables_name(tmp_path: Path) -> None:
+    """A stand-in `sbatch` takes the job; its script has every path outside the working folder and the home."""
+    for folder in ("bin", "configs", "a b"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 42\n")
+    (tmp_path / "bin" / "sbatch").chmod(0o755)
+    (tmp_path / "configs" / "rlvr.yaml").write_text("defaults: [tiny]\n")
+    (tmp_path / "image.sqsh").touch()
+    write_checkpoint("qwen3", tmp_path / "model", max_position_embeddings=16384)
+    for split in ("train", "val"):
+        (tmp_path / "a b" / f"{split}.jsonl").write_text(f"{json.dumps(ROW)}\n" * 40)
+    found = launch(
+        tmp_path,
+        CONFIG_PATH="../configs/rlvr.yaml",
+        MODEL_PATH="../model",
+        TRAIN_PATH="../a b/train.jsonl",
+        VAL_PATH="../a b/val.jsonl",
+        CONTAINER=str(tmp_path / "image.sqsh"),
+        PERSISTENT_CACHE="../cache",
+        SANDBOX_CONTAINER="",
     )
-    assert "# profile super_launch" in found.stdout and "rl/nemo_rl/rlvr -c rlvr1" in found.stdout
-    assert "/data/rlvr1/train-split.jsonl" in found.stdout and "seed: 7" in found.stdout
-    assert found.stdout.count("sandbox_image: /images/sandbox.sif") == 3
-
-
-@pytest.mark.parametrize(
-    ("path", "meant", "nodes"),
-    [("stage2_swe2.yaml", "rl/nemo_rl/swe -c swe2", 64), ("small_rlhf.yaml", "rl/nemo_rl/rlhf -c small", 24)],
-)
-def test_a_published_configs_name_says_stage_and_size(tmp_path: Path, path: str, meant: str, nodes: int) -> None:
-    found = launch(tmp_path, "-d", CONFIG_PATH=f"examples/configs/super/{path}", SANDBOX_CONTAINER="")
-    assert found.returncode == 0, found.stderr
-    assert meant in found.stdout
-    assert f"nodes = {nodes}\n" in (tmp_path / "home" / "launch" / "stage1.1-rlvr1.toml").read_text()
+    assert found.returncode == 0 and "slurm job 42" in found.stdout, found.stderr
+    (script,) = (tmp_path / "home" / "runs").glob("*/slurm.sh")
+    for name in ("configs", "model", "a b", "cache"):
+        assert f"{tmp_path}/{name}" in script.read_text(), name
+    assert (tmp_path / "cache").is_dir()
 
 
 def test_variables_that_do_nothing_are_told(tmp_path: Path) -> None:
-    swe = launch(tmp_path, "-d", CONFIG_PATH="stage2_swe2.yaml", CONTAINER="", EXTRA_MOUNTS="", SIF_DIR="/sif")
+    swe = launch(tmp_path, "-d", CONFIG_PATH="stage2_swe1.yaml", CONTAINER="", SIF_DIR="/sif")
     assert swe.returncode == 0, swe.stderr
-    assert "SANDBOX_CONTAINER does nothing for swe2" in swe.stderr
-    assert "SIF_DIR does nothing without CONTAINER" in swe.stderr and "EXTRA_MOUNTS" not in swe.stderr
-    assert "does nothing" not in launch(tmp_path, "-d").stderr
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [({"MODEL_PATH": "", "EXP_NAME": ""}, "set EXP_NAME MODEL_PATH"), ({"CONFIG_PATH": "a.yaml"}, "names no stage")],
-)
-def test_what_is_missing_is_said_at_once(tmp_path: Path, changed: dict[str, str], said: str) -> None:
-    found = launch(tmp_path, **changed)
-    assert found.returncode == 2 and said in found.stderr
+    for said in ("SANDBOX_CONTAINER does nothing for swe1", "SIF_DIR does nothing for swe1"):
+        assert said in swe.stderr
+    assert "EXTRA_MOUNTS does nothing without CONTAINER" in swe.stderr and "mounts" not in profile_of(tmp_path)
+    registry = launch(tmp_path, "-d", SANDBOX_CONTAINER="nvcr.io/sandbox:1")
+    assert registry.stdout.count("sandbox_image: docker://nvcr.io/sandbox:1") == 3
+    assert "does nothing" not in registry.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from nemotron_steps.config.profiles import RunTable
 from nemotron_steps.config.published.translate import find, is_foreign
 from nemotron_steps.config.schema.base import Section
 from nemotron_steps.config.schema.data_prep import RlPrepConfig
@@ -31,12 +32,14 @@ that differs.
 
 def schema_of(key: str) -> type[Section]:
     """The config that a key is for: of a GRPO step, or of the preparation of its data."""
+    if has_key(RunTable, key):
+        return RunTable
     return RlPrepConfig if any(key in lines(table) for table in PREPARATIONS) and "." not in key else RlConfig
 
 
 def status(key: str) -> tuple[str, str]:
     """What becomes of a key, and the key here, the value or the reason."""
-    found = find(key)
+    found = find(key) if schema_of(key) is not RunTable else None
     if not is_foreign(key, partial(has_key, schema_of(key))):
         values = [f"`{theirs}` is `{ours}`" for theirs, ours in found[0].values.items()] if found is not None else []
         return "same", ", ".join(values) or (found[0].why if found is not None else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nemotron_steps.cli.request import Workbench
+from nemotron_steps.config.profiles import RunTable
 from nemotron_steps.config.published.translate import translate
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.validation import has_key
@@ -40,7 +41,11 @@ STAGES = {
     "super3_rlhf": ("rlhf", ("super3",), {}),
     "super3_rlhf_small": ("rlhf", ("small",), {}),
     "super3_swe1": ("swe", ("swe1",), {}),
-    "super3_swe1_small": ("swe", ("small",), {}),
+    "super3_swe1_small": (
+        "swe",
+        ("small",),
+        {"run.env.container": "the recipe's page wants the SWE image of every SWE stage"},
+    ),
     "super3_swe2": ("swe", ("swe2",), {}),
     "nano3_rl": ("rlvr", ("nano3",), {}),
 }
@@ -51,13 +56,16 @@ OURS_ALONE = {
     "cluster.backend": "Ray, as there",
     "checkpointing.save_async": "the same checkpoint, written beside the training",
     "grpo.async_grpo.straggler_deadline_s": "a bound of waiting; longer than a rollout takes",
-    "grpo.low_effort.fraction_end": "2 % of prompts early and 1 % late, as the recipe tells",
-    "grpo.low_effort.environments_end": "no code late, as the recipe tells",
     f"{ENVIRONMENTS}.single_step_tool_use_with_argument_comparison": "the environment, with its own settings",
     f"{ENVIRONMENTS}.swe_agents_train.environment": "an agent in a server of its own",
     f"{ENVIRONMENTS}.swe_agents_train.url": "where that is",
     f"{ENVIRONMENTS}.swe_agents_val.environment": "an agent in a server of its own",
     f"{ENVIRONMENTS}.swe_agents_val.url": "where that is",
+    "cluster.gpu_memory_gib": "the GPUs that its pages count, in prose",
+    **{
+        f"{ENVIRONMENTS}.{name}": "named by env.nemo_gym.config_paths"
+        for name in ("code_gen", "math_formal_lean", "ns_tools", "swerl_gen")
+    },
     **{
         f"env.nemo_gym.{role}.responses_api_models.vllm_model.{key}": "how long a judge may take to load, and retries"
         for role in ("genrm_model", "judge_model", "safety_model")
@@ -84,17 +92,18 @@ def theirs(table):
     """The published config in our keys, without those that are refused."""
     refused = {"policy.tokenizer.name", f"{GENRM}.base_url"}
     taken = {key: value for key, value in resolved(table).items() if key not in refused and status(key)[0] != "refused"}
+    job = {key: taken.pop(key) for key in sorted(taken) if has_key(RunTable, key)}
     translated, problems = translate(nested(taken), lambda key: has_key(RlConfig, key), {}, lambda _: None)
     assert problems == []
     valid = dict(flat(RlConfig.model_validate(translated).model_dump(mode="json")))
-    return {key: valid.get(key, value) for key, value in flat(translated)}
+    return {**{key: valid.get(key, value) for key, value in flat(translated)}, **job}
 
 
 def test_a_published_key_sets_all_that_it_stands_for():
     given = {"grpo": {"learning_rate": 3e-6}, "effort_levels": {"low_string": "brief"}}
     found, problems = translate(given, lambda key: has_key(RlConfig, key), {}, lambda _: None)
     assert problems == [] and found["policy"]["megatron_cfg"]["optimizer"] == {"lr": 3e-6, "min_lr": 3e-6}
-    assert found["grpo"]["low_effort"] == {"instruction": "brief", "enabled": True}
+    assert found["grpo"]["low_effort"] == {"string": "brief"}
 
 
 def test_every_published_config_is_compared():
@@ -107,7 +116,8 @@ def test_every_published_config_is_compared():
 def test_a_stage_has_the_published_values(table, config, bench, monkeypatch):
     monkeypatch.delenv("RL_REWARD_MODEL", raising=False)
     step, _, reasons = STAGES[table]
-    ours = bench.compose(f"rl/nemo_rl/{step}", config, ()).flat
+    composed = bench.compose(f"rl/nemo_rl/{step}", config, ())
+    ours = {**composed.flat, "run.env.container": composed.job["container_image"][0]}
     different = {key: (value, _ours(ours, key)) for key, value in theirs(table).items() if _ours(ours, key) != value}
     unexplained = {key: both for key, both in different.items() if key not in EVERYWHERE and key not in reasons}
     assert unexplained == {}
@@ -120,7 +130,7 @@ def test_a_stage_has_the_published_values(table, config, bench, monkeypatch):
 
 def ours(planned):
     """Dotted key → value of a planned step's config."""
-    values = StepConfig(planned.config).flat
+    values = {**StepConfig(planned.config).flat, "run.env.container": planned.job.get("container_image", [None])[0]}
     return lambda key: _ours(values, key)
 
 

@@ -62,17 +62,15 @@ def test_a_step_between_needs_what_there_is_and_little_beside(tmp_path: Path) ->
 
 def test_a_port_of_a_list_is_fed_by_an_input_its_key_or_a_step_before(world: World) -> None:
     port = Consumes(type="model", bind={"a.b": "", "c": "x"})
-    given = missing_input_hints(world.registry, "b/init -c tiny", "model", port, "b/init")
-    assert given == ("steps run b/init -c tiny --input model=PATH", "a.b=PATH", "steps plan e/maybe b/init")
+    given = missing_input_hints(world.registry, "model", port, "b/init")
+    assert given == ("--input model=PATH", "a.b=PATH", "steps plan e/maybe b/init")
     many = Consumes(type="small", bind="a", many=True)
-    assert missing_input_hints(world.registry, "x", "m.NAME", many, "x") == (
-        "steps run x --input m.NAME=PATH",
+    assert missing_input_hints(world.registry, "m.NAME", many, "x") == (
+        "--input m.NAME=PATH",
         "steps plan d/small x",
         "steps plan c/tiny x",
     )
-    assert missing_input_hints(world.registry, "x", "raw", Consumes(type="raw"), "x") == (
-        "steps run x --input raw=PATH",
-    )
+    assert missing_input_hints(world.registry, "raw", Consumes(type="raw"), "x") == ("--input raw=PATH",)
 
 
 def test_a_port_of_a_stage_is_wired_to_the_nearest_stage_before_that_fits(world: World) -> None:
@@ -82,15 +80,15 @@ def test_a_port_of_a_stage_is_wired_to_the_nearest_stage_before_that_fits(world:
         "three": world.registry.step("convert/raw").with_ports(()),
     }
     port = Consumes(type="model", bind="a.b")
-    hints = missing_stage_input_hints(TYPES, "p", "model", port, "last", before)
+    hints = missing_stage_input_hints(TYPES, "model", port, "last", before)
     assert hints == (
-        "steps run p --input model=PATH",
+        "--input model=PATH",
         "last.a.b=PATH",
         'inputs = { model = "three" }   # in [[stages]] name = "last"',
     )
-    small = missing_stage_input_hints(TYPES, "p", "small", Consumes(type="small"), "last", before)
+    small = missing_stage_input_hints(TYPES, "small", Consumes(type="small"), "last", before)
     assert small[1:] == ('inputs = { small = "one" }   # in [[stages]] name = "last"',)
     many = Consumes(type="small", bind="a", many=True)
-    named = missing_stage_input_hints(TYPES, "p", "small.NAME", many, "last", before)
+    named = missing_stage_input_hints(TYPES, "small.NAME", many, "last", before)
     assert named[1:] == ('inputs = { small.NAME = "one" }   # in [[stages]] name = "last"',)
-    assert missing_stage_input_hints(TYPES, "p", "rows", Consumes(type="rows"), "last", before)[1:] == ()
+    assert missing_stage_input_hints(TYPES, "rows", Consumes(type="rows"), "last", before)[1:] == ()

@@ -49,7 +49,7 @@ def test_what_an_earlier_stage_would_have_left_is_missed_by_each_port() -> None:
     assert whats(caught.value.problems) == ["'rows' of b is what a leaves", "'base' of b is what a leaves"]
     (first, _) = caught.value.problems
     assert isinstance(first, MissingInput) and first.chain == ("a", "b.rows")
-    assert first.hints == ("--input b.rows=PATH", "steps run p --until a")
+    assert first.hints == ("--input b.rows=PATH", "--from a   # makes it")
 
 
 def test_an_earlier_stage_that_reads_another_is_told_once_by_the_one_that_is_read() -> None:
@@ -68,7 +68,7 @@ def test_a_converter_of_what_is_absent_is_absent_for_the_stage_and_its_instances
         without_absent(left)
     (problem,) = caught.value.problems
     assert problem.what.startswith("'model' of b is what train leaves")
-    assert problem.hints[1] == "steps run p --until train"
+    assert problem.hints[1] == "--from train   # makes it"
 
 
 @pytest.mark.parametrize(

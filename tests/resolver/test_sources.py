@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from nemotron_steps.errors import ArtifactError, PlanError
-from nemotron_steps.resolver.graph import Graph, Node
 from nemotron_steps.resolver.plan import Instance, Plan, SuppliedInput
 from nemotron_steps.resolver.problems import AbsentInput
-from nemotron_steps.resolver.request import Goal, Request, StepConfig, request_for_pipeline, request_for_steps
+from nemotron_steps.resolver.request import Request, request_for_pipeline, request_for_steps
 from nemotron_steps.resolver.resolve import resolve
-from nemotron_steps.resolver.sources import Sources
 from tests.resolver.worlds import MANY, World, pipeline, problems, types_of, wiring, world_of
 
 
@@ -70,7 +68,7 @@ def test_a_step_before_is_no_mismatch_for_an_input_of_many_which_only_lacks_a_na
         world.plan("train", "compare")
     (problem,) = caught.value.problems
     assert problem.what == "nothing feeds 'models' of compare"
-    assert problem.hints[0] == "steps run train compare --input models.NAME=PATH"
+    assert problem.hints[0] == "--input models.NAME=PATH"
 
 
 def test_what_is_known_of_an_artifact_at_a_ports_key_is_checked(tmp_path: Path) -> None:
@@ -124,35 +122,10 @@ def test_a_step_before_that_feeds_something_is_no_mismatch_for_the_rest(world: W
     assert converted == [("E303", "nothing feeds 'prompts' of rl")], "nor where it feeds through a converter"
 
 
-def test_a_hint_repeats_what_was_asked_for_so_that_it_can_be_pasted(world: World) -> None:
-    world.artifacts["my rows"] = world.artifacts["prompts"]
-    request = request_for_steps(
-        ["prep/chats", "rl"], overrides=["seed=7"], inputs={"rl.prompts": "my rows", "source": "rows"}
-    )
-    found = refused(world, request)
-    text = "steps run prep/chats rl seed=7 --input 'rl.prompts=my rows' --input source=rows --input policy=PATH"
-    assert [hint for problem in found for hint in problem.hints if hint == text] in ([], [text])
-    (problem,) = refused(world, request_for_steps(["rl"], overrides=["a='b c'"], inputs={"prompts": "my rows"}))
-    assert problem.hints[0] == "steps run rl 'a='\"'\"'b c'\"'\"'' --input 'prompts=my rows' --input policy=PATH"
-
-
 def test_a_pipelines_own_overrides_are_no_part_of_what_was_typed(world: World) -> None:
     stage = {"name": "train", "step": "rl", "overrides": ["seed=7"]}
     found = refused(world, request_for_pipeline(pipeline(stage)))
-    assert [problem.hints[0] for problem in found] == [f"steps run p --input {n}=PATH" for n in ("prompts", "policy")]
-
-
-def test_the_overrides_of_a_list_are_those_of_its_last_step(world: World) -> None:
-    found = refused(world, request_for_steps(["prep/prompts", "rl"], overrides=["seed=7"]))
-    assert found[0].hints[0] == "steps run prep/prompts rl seed=7 --input policy=PATH"
-
-
-def test_what_adds_or_takes_out_a_key_is_left_out_with_it(world: World) -> None:
-    graph = Graph(world.registry, world.compose, [])
-    overrides = ("+policy.path=a", "++policy.path=b", "~policy.path", "policy.path=c", "policy.pathway=d")
-    node = Node("rl", world.registry.step("rl"), None, overrides, StepConfig({}), "")
-    sources = Sources(Request((), "rl"), graph, world.describe, [(Goal("rl"), node)], {})
-    assert sources._command(without_key="policy.path") == "rl policy.pathway=d"
+    assert [problem.hints[0] for problem in found] == [f"--input {n}=PATH" for n in ("prompts", "policy")]
 
 
 def test_an_input_is_named_with_its_step_where_another_stage_has_it_open_too(world: World) -> None:
@@ -163,10 +136,10 @@ def test_an_input_is_named_with_its_step_where_another_stage_has_it_open_too(wor
     )
     found = refused(world, request_for_pipeline(pipeline(*stages)))
     assert [problem.hints[0] for problem in found] == [
-        "steps run p --input one.policy=PATH",
-        "steps run p --input prompts=PATH",
-        "steps run p --input three.policy=PATH",
-        "steps run p --input judge=PATH",
+        "--input one.policy=PATH",
+        "--input prompts=PATH",
+        "--input three.policy=PATH",
+        "--input judge=PATH",
     ]
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from nemotron_steps.manifest.models import StepManifest, StepTable
 from nemotron_steps.resolver.checks import CheckSubject
+from nemotron_steps.resolver.layout import generators_have_gpus
 from nemotron_steps.resolver.request import StepConfig
-from nemotron_steps.resolver.vllm import generators_have_gpus
 
 TENSOR = "generation.vllm_cfg.tensor_parallel_size"
 

@@ -56,7 +56,7 @@ def test_a_run_that_its_user_ended_is_interrupted_and_no_step_of_it_has_failed(f
     store = ArtifactStore(folder.path.parents[1])
     error = record_death(store, "r1", "killed by SIGKILL", asked_by="SIGINT")
     assert isinstance(error, InterruptedRunError) and error.hints == ("steps run --resume r1",)
-    assert error.what == "ended at once by a second SIGINT; kept: 3 of 5 steps (a, b, c)"
+    assert error.what == "ended by SIGINT; kept: 3 of 5 steps (a, b, c)"
     info = get_run(store, "r1")
     assert (info.status, info.steps["d"]["state"]) == ("interrupted", "interrupted")
     assert [record["kind"] for record in read_events(store, "r1")] == ["run_finished"]

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from nemotron_steps.runs import interrupts
-from nemotron_steps.runs.interrupts import interruptible, was_interrupted
+from nemotron_steps import stopping
+from nemotron_steps.stopping import interruptible, was_interrupted
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
@@ -92,7 +92,7 @@ def test_asyncio_tells_of_everything_but_an_interrupt() -> None:
     def told(message: str, error: BaseException | None = None) -> bool:
         raised = None if error is None else (type(error), error, None)
         record = logging.LogRecord("asyncio", logging.ERROR, __file__, 1, message, (), raised)
-        return bool(interrupts._tells_more_than_an_interrupt(record))
+        return bool(stopping._tells_more_than_an_interrupt(record))
 
     assert told("a task failed") and told("a task failed", ValueError("x"))
     assert not told("a task failed", KeyboardInterrupt())

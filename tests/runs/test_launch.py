@@ -269,9 +269,12 @@ def test_a_job_that_ended_without_its_runs_word_is_told_by_how_it_ended(
 ) -> None:
     submitted(store)
     RunFolder(store, "r1").update(get_run(store, "r1"), status="running", host="elsewhere", pid=7)
+    (RunFolder(store, "r1").path / "slurm-7.txt").write_text("1\n2\n\n3\nno room for it\n")
     queue.answers = [state]
     with pytest.raises(error) as caught:
         follow(store)
+    told = caught.value.found or ""  # type: ignore[attr-defined]
+    assert told.endswith("\n\n3\nno room for it") is (error is StepFailedError)
     assert waited <= clock.now - 1000 <= waited + 6
     again = "the job's own output" if error is StepFailedError else "steps run --resume r1"
     assert any(again in hint for hint in caught.value.hints)  # type: ignore[attr-defined]
@@ -400,9 +403,11 @@ def test_a_launch_has_what_it_was_submitted_with(
     monkeypatch.chdir(tmp_path)
     RunFolder(store, "r1").create("toy", {"targets": ["a"]})
     given: dict[str, Any] = {"environment": {"A": "1"}, "attached": True, "force_squash": True, "forced": ["b"]}
+    given["paths"] = (tmp_path / "rows.jsonl",)
     launching.submit(store, FAR, run_id="r1", request={"targets": ["b"]}, **given)
     (launch,) = queue.launches
     assert (launch.environment, launch.attached, launch.force_squash) == ({"A": "1"}, True, True)
+    assert launch.paths == given["paths"] and launch.arguments[-1] == store.backend.url
     assert (launch.run_id, launch.folder, launch.working_dir) == ("r1", RunFolder(store, "r1").path, tmp_path)
     assert get_run(store, "r1").request == {"targets": ["b"]}
     launching.submit(store, FAR, run_id="r1")

@@ -16,9 +16,9 @@ from nemotron_steps.manifest.models import ErrorHint, StepManifest, StepTable
 from nemotron_steps.runs.code_digest import Code, import_closure
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.runs.hints import hints_for_failure
-from nemotron_steps.runs.interrupts import was_interrupted
 from nemotron_steps.runs.lines import number, render, seconds
 from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.stopping import was_interrupted
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_code_digest_tells_c_sources_apart_that_have_one_name_in_folders_of_one_
 
 
 def test_closure_of_a_built_in_step_has_the_engine_and_not_the_runner() -> None:
-    closure = import_closure("nemotron_steps.steps.rl.rlhf")
+    closure = import_closure("nemotron_steps.steps.rl.training")
     assert "nemotron_steps.engine.losses.policy_gradient" in closure and "nemotron_steps.config.schema.rl" in closure
     assert not any(name.startswith(("nemotron_steps.runs", "nemotron_steps.cli")) for name in closure)
 
@@ -229,7 +229,7 @@ def test_the_log_goes_on_after_a_library_configured_logging(tmp_path: Path) -> N
 def test_an_interrupt_within_a_task_leaves_no_traceback_of_asyncio() -> None:
     code = (
         "import asyncio, gc, os, signal\n"
-        "from nemotron_steps.runs.interrupts import interruptible\n"
+        "from nemotron_steps.stopping import interruptible\n"
         "async def judge(): pass\n"
         "async def wait(work): await work\n"
         "async def work(): os.kill(os.getpid(), signal.SIGINT)\n"

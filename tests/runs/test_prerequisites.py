@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import DataError, PlanError
 from nemotron_steps.manifest.typegraph import TypeGraph
-from nemotron_steps.resolver.plan import Plan
+from nemotron_steps.resolver.plan import Plan, StepOutput, SuppliedInput
 from nemotron_steps.runs import prerequisites
 from tests.runs.runner_toy_plan import TRAIN, make_plan
 
@@ -46,57 +47,106 @@ def a_plan(*configs: dict[str, Any], cached: tuple[int, ...] = (), **fields: Any
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither Ray nor vLLM is installed."""
-    monkeypatch.setattr(prerequisites, "find_spec", lambda name: None if name in ("ray", "vllm") else object())
-    monkeypatch.setattr(prerequisites, "_needs_engine", lambda planned: True)
+    """Neither Ray nor vLLM is installed, nor is there a sandbox."""
+
+    def absent(name: str) -> str:
+        raise prerequisites.PackageNotFoundError(name)
+
+    monkeypatch.setattr(prerequisites, "version", absent)
+    monkeypatch.setattr("shutil.which", lambda name: None)
 
 
 def refused(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     with pytest.raises(PlanError) as caught:
-        prerequisites.refuse_missing_packages(plan)
-    return [(problem.what.partition(" ")[0], problem.where or "", problem.hints) for problem in caught.value.problems]
+        prerequisites.refuse_missing(plan)
+    return [
+        (problem.what.partition(", which")[0], problem.where or "", problem.hints) for problem in caught.value.problems
+    ]
 
 
 def test_every_package_that_a_step_still_to_run_asks_for_is_named_by_its_key(without: None) -> None:
     ray, vllm = {"cluster": {"backend": "ray"}}, {"policy": {"generation": {"backend": "vllm"}}, "backend": "process"}
     problems = refused(a_plan(ray, vllm, {**ray, **vllm}, cached=(1,)))
-    assert [(key, where) for key, where, _ in problems] == [
-        ("t0", "cluster.backend=ray"),
-        ("t2", "cluster.backend=ray"),
-        ("t2", "policy.generation.backend=vllm"),
+    assert [(keys, where) for keys, where, _ in problems] == [
+        ("t0, t2 need ray", "cluster.backend=ray"),
+        ("t2 needs vllm", "policy.generation.backend=vllm"),
     ]
-    assert problems[2][2][:2] == (
+    assert problems[1][2][:2] == (
         "pip install 'nemotron-steps[vllm]'",
         "policy.generation.backend=embedded   # does without",
     )
-    prerequisites.refuse_missing_packages(a_plan(ray, vllm, cached=(0, 1)))
-    prerequisites.refuse_missing_packages(a_plan({"backend": {"name": "x"}, "other": "ray"}))
+    prerequisites.refuse_missing(a_plan(ray, vllm, cached=(0, 1)))
+    prerequisites.refuse_missing(a_plan({"backend": {"name": "x"}, "other": "ray"}))
 
 
-def test_the_config_for_cpus_is_named_where_the_package_was_not_asked_for(without: None, tmp_path: Path) -> None:
-    (tmp_path / "cpu.yaml").write_text("")
-    manifest = TRAIN.model_copy(update={"config_dir": tmp_path})
-    for backend, overrides, named in (
-        ("vllm", (), True),
-        ("vllm", ("backend=vllm",), False),
-        ("vllm", ("lr=1",), True),
-        ("ray", (), False),
-    ):
-        ((_, _, hints),) = refused(a_plan({"backend": backend}, manifest=manifest, overrides=overrides))
-        assert any(hint.startswith("-c cpu") for hint in hints) is named
+def test_gpus_are_asked_for_unless_a_cluster_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prerequisites, "NEEDS", {"gpu": lambda: prerequisites.gpus(tmp_path)})
+    monkeypatch.setattr(prerequisites, "version", lambda name: "1")
+    for name in ("CUDA_VISIBLE_DEVICES", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    on_gpus = {"cluster": {"backend": "process", "gpus_per_node": 8}}
+    (tmp_path / "nvidiactl").touch()
+    assert refused(a_plan(on_gpus))[0][:2] == ("t0 needs gpu", "cluster.gpus_per_node=8")
+    elsewhere = {"cluster": {"gpus_per_node": 8, "ray_address": "auto"}}
+    for fine in ({"cluster": {"gpus_per_node": 0}}, {"cluster": {**elsewhere["cluster"], "backend": "ray"}}):
+        assert "gpu" not in prerequisites.needs_of(next(iter(a_plan(fine))))
+    assert "gpu" in prerequisites.needs_of(next(iter(a_plan(elsewhere))))
+    for device in ("dxg", "kfd", "nvidia0"):
+        (tmp_path / device).touch()
+        prerequisites.refuse_missing(a_plan(on_gpus))
+        (tmp_path / device).unlink()
+    (tmp_path / "nvidia0").touch()
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert len(refused(a_plan(on_gpus))) == 1
 
 
 def test_a_machine_without_the_engine_is_told_that_alone_of_the_steps_that_need_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(prerequisites, "find_spec", lambda name: None)
+    monkeypatch.setattr(prerequisites, "version", Mock(side_effect=prerequisites.PackageNotFoundError))
     monkeypatch.setattr(prerequisites, "_needs_engine", lambda planned: planned.key != "t1")
     ray = {"backend": "ray"}
     problems = refused(a_plan(ray, ray, ray, cached=(2,)))
-    assert [(key, hints[0]) for key, _, hints in problems] == [
-        ("t0", "pip install 'nemotron-steps[engine]'"),
-        ("t1", "pip install 'nemotron-steps[ray]'"),
+    assert [(keys, hints[0]) for keys, _, hints in problems] == [
+        ("t0 needs torch", "pip install 'nemotron-steps[engine]'"),
+        ("t1 needs ray", "pip install 'nemotron-steps[ray]'"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "declared", "needed"),
+    [
+        ({"swe_agent": {}}, (), "bubblewrap"),
+        ({"swe_agent": {"image": "x/{instance_id}", "engine": "podman"}}, (), "podman"),
+        ({"swe_agents_train": {"environment": "swe_agent", "engine": "apptainer", "image": "x"}}, (), "apptainer"),
+        ({"math_formal_lean": {"sandbox": "podman", "sandbox_image": "x"}}, (), "podman"),
+        ({"swerl_gen": {}}, (), "docker"),
+        ({"code_gen": {}}, (), "bubblewrap"),
+        ({"ns_tools": {"sandbox": "docker", "sandbox_image": "x"}}, (), "docker"),
+        ({"math_with_judge": {}, "nowhere": {}, "swe_agents_val": {"environment": "remote_agent"}}, (), ""),
+        ({}, ("bubblewrap",), "bubblewrap"),
+        ({}, ("pdflatex",), "pdflatex"),  # of a third party
+    ],
+)
+def test_what_a_step_or_its_environments_declare_is_asked_before_its_prompts_are_made(
+    without: None, settings: dict[str, Any], declared: tuple[str, ...], needed: str
+) -> None:
+    resources = TRAIN.resources.model_copy(update={"needs": declared})
+    rows = TRAIN.consumes[0].model_copy(update={"type": "rl_prompts"})
+    manifest = TRAIN.model_copy(update={"resources": resources, "consumes": (rows,)})
+    plan = a_plan({"env": {"nemo_gym": {"environments": settings}}}, manifest=manifest)
+    steps = tuple(replace(step, inputs={rows.name: StepOutput("made", "rows")}) for step in plan)
+    if not needed:
+        return prerequisites.refuse_missing(Plan(steps, ("t0",)))
+    ((found, _, hints),) = refused(Plan(steps, ("t0",)))
+    assert found == f"t0 needs {needed}" and hints[0]
+    known = tuple(
+        replace(s, inputs={rows.name: SuppliedInput("x", attributes={"environments": ["mcqa"]})}) for s in steps
+    )
+    if settings:
+        prerequisites.refuse_missing(Plan(known, ("t0",)))
 
 
 def test_every_step_without_code_that_is_still_to_run_is_named() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import random
@@ -23,9 +22,7 @@ import pytest
 
 import nemotron_steps.runs.execute as execute_module
 from nemotron_steps.artifacts.backend import LocalBackend
-from nemotron_steps.artifacts.files import as_storage_error
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import StorageError
 from nemotron_steps.runs.lines import RunLog
 from nemotron_steps.runs.locks import hold, is_held, read_holder
 from nemotron_steps.runs.run_folder import get_run, list_runs, read_events
@@ -291,20 +288,6 @@ def test_disk_that_is_full_from_the_start(small_disk: Path) -> None:
     child = Child(home)
     output = child.finish()
     assert child.returncode == 1 and output.startswith("error[E610]: writing failed: the disk is full"), output
-
-
-def test_library_errors_about_storage_are_recognised() -> None:
-    wrapped = RuntimeError("SafetensorError: I/O error: No space left on device (os error 28)")
-    assert "the disk is full" in str(as_storage_error(wrapped, "/"))
-    bare = StorageError("the checkpoint could not be written")
-    bare.__cause__ = OSError(errno.EDQUOT, "quota", "/data/x")
-    found = as_storage_error(bare, "/")
-    assert found is not None and found.where == "/data/x" and "quota" in found.what and found.hints
-    raised_meanwhile = RuntimeError("could not close")
-    raised_meanwhile.__context__ = OSError(errno.ENOSPC, "full")
-    assert "the disk is full" in str(as_storage_error(raised_meanwhile, "/"))
-    assert as_storage_error(StorageError("plain"), "/") is not None
-    assert as_storage_error(ValueError("something else"), "/") is None
 
 
 def test_lock_of_a_dead_process_is_not_kept_by_its_forked_children(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.request import Workbench
+from nemotron_steps.config.schema.data_prep import RlPrepConfig
 from nemotron_steps.config.schema.rl import JUDGE_ROLES, RlConfig
 from nemotron_steps.engine.placement.on_ray import DevicePlan
-from nemotron_steps.engine.rollouts.low_effort import asks_for_low_effort
 from nemotron_steps.manifest.packs import builtin_pack_root
 
 CONFIGS = sorted(
@@ -67,10 +67,11 @@ def test_the_rlvr_stages_differ_in_their_data_only(bench):
 
 def test_one_prompt_in_fifty_asks_for_brevity_early_and_one_in_a_hundred_late_and_none_of_code(bench):
     low = RlConfig.model_validate(bench.compose("rl/nemo_rl/rlvr", "rlvr1", ()).values).grpo.low_effort
-    assert (low.weight, low.penalty, low.upper_bound_tokens, low.fraction) == (0.2, 1, 3000, 0.02)
-    late = {name: low.share_at_end(name) for name in low.environments}
-    assert late == {"math_with_judge": 0.01, "mcqa": 0.01, "code_gen": 0.0}
-    assert not asks_for_low_effort("any", "code_gen", low, fraction=late["code_gen"], seed=0)
+    assert (low.weight, low.penalty, low.upper_bound_tokens) == (0.2, 1, 3000)
+    for number, share, code in ((1, 0.02, ["code_gen"]), (2, 0.01, []), (3, 0.01, [])):
+        made = bench.compose("data_prep/rl_prep", f"super3_rlvr{number}", ()).values["low_effort"]
+        assert made["share"] == share and made["environments"] == ["math_with_judge", "mcqa", *code]
+        assert RlPrepConfig.model_validate({"input_path": "x", "low_effort": made}).low_effort.string == low.string
 
 
 def test_sequences_grow_over_the_rlvr_stages_to_the_published_length(bench):

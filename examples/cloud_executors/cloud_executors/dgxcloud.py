@@ -11,7 +11,7 @@ import re
 import secrets
 import shlex
 import urllib.parse
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, model_validator
 
@@ -77,7 +77,8 @@ class DGXCloudProfile(Profile):
     """The project to work in."""
     cluster_id: StrictStr | None = None
     """Needed where projects of that name are on several clusters."""
-    container_image: StrictStr
+    of_image: ClassVar = ("container_image",)
+    container_image: StrictStr | None = None
     """An image of a registry that the cluster reaches."""
     pvcs: tuple[VolumeClaim, ...] = ()
     """One must hold the home."""

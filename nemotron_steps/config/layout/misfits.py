@@ -408,8 +408,9 @@ def _dividing(
         left //= size
         if size != getattr(cuts, name):
             cut[key(name)] = size
-    grows = node % cuts.tensor == 0 and cuts.copy_size > ranks
-    return [*more, *within, cut] if grows else [*within, cut, *more]
+    if node % cuts.tensor:
+        return [*within, cut]  # more nodes would spread tensor-parallel groups over them
+    return [*more, *within, cut] if cuts.copy_size > ranks else [*within, cut, *more]
 
 
 def judge_misfits(sizes: LayoutSizes, judges: Sequence[JudgeSizes]) -> Iterator[Misfit]:

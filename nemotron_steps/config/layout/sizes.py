@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from nemotron_steps.config.layout.teachers import TeacherSizes, read_teachers
@@ -231,3 +232,13 @@ def _judges(get: Callable[[str], Any]) -> tuple[JudgeSizes, ...]:
 def common_divisor(*counts: int) -> int:
     """The greatest, at least 1."""
     return max(1, math.gcd(*counts))
+
+
+def stage_layers(layers: int, stages: int) -> list[range]:
+    """The layers of each stage, counted from 0: neighbours, as even as they come.
+
+    The first stages have one more where they do not come out even: the last has the output layer beside its own.
+    """
+    each, extra = divmod(layers, stages)
+    starts = [stage * each + min(stage, extra) for stage in range(stages + 1)]
+    return [range(start, end) for start, end in pairwise(starts)]

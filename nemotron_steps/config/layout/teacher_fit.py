@@ -59,16 +59,12 @@ def _own(sizes: LayoutSizes, name: str) -> TeacherSizes | LayoutSizes:
     return next((teacher for teacher in sizes.teachers if teacher.name == name), sizes)
 
 
-def _section(own: TeacherSizes | LayoutSizes) -> str:
-    return own.section if isinstance(own, TeacherSizes) else MEGATRON
-
-
 def _found(own: TeacherSizes | LayoutSizes, model: ModelFacts, node: int) -> list[Misfit]:
     """What of a layout is the teacher's, under its own keys."""
     layout = LayoutSizes(**{name: getattr(own, name) for name in _CUTS}, gpus_per_node=node)
 
     def named(key: str) -> str:
-        return key.replace(MEGATRON, _section(own))
+        return key.replace(MEGATRON, own.section if isinstance(own, TeacherSizes) else MEGATRON)
 
     return [
         replace(

@@ -83,7 +83,11 @@ def _judge(theirs: str, role: str) -> tuple[Published, ...]:
 
 TABLE: tuple[Published, ...] = (
     # -- launching
-    _refused("run.**", "inputs are given with --input; container, nodes and mounts are a profile of env.toml"),
+    _refused("run.env.sandbox.**", "code runs in this project's own sandbox; an agent's images are its server's"),
+    _refused(
+        "run.env.**", "of a job, a config has container, nodes, gpus_per_node, ntasks_per_node; env.toml the rest"
+    ),
+    _refused("run.**", "inputs are given with --input, and ${art:NAME} reads one"),
     _refused("defaults", "what a file builds on is a list, as in Hydra: `defaults: [rlvr1]`"),
     _refused("sif_dir", "container images of an agent are the agent server's"),
     _refused(
@@ -117,10 +121,28 @@ TABLE: tuple[Published, ...] = (
         "policy.megatron_cfg.optimizer.lr",
         also={"policy.megatron_cfg.optimizer.min_lr": "="},
     ),
-    Published("effort_levels.low_string", "grpo.low_effort.instruction", also={"grpo.low_effort.enabled": True}),
-    Published("effort_levels.low_weight", "grpo.low_effort.weight"),
-    Published("effort_levels.low_penalty", "grpo.low_effort.penalty"),
-    Published("effort_levels.low_ub", "grpo.low_effort.upper_bound_tokens"),
+    *(
+        Published(f"{there}effort_levels.low_{key}", f"grpo.low_effort.{ours}")
+        for there in ("", "env.nemo_gym.")
+        for key, ours in {
+            "string": "string",
+            "weight": "weight",
+            "penalty": "penalty",
+            "ub": "upper_bound_tokens",
+        }.items()
+    ),
+    # What chose prompts in the training, before data preparation did.
+    *(
+        _refused(
+            f"grpo.low_effort.{key}", f"{now} takes its place: the string in a prompt decides, whoever put it there"
+        )
+        for key, now in {
+            "enabled": "grpo.low_effort.string",
+            "instruction": "grpo.low_effort.string",
+            "fraction*": "low_effort.share of data_prep/rl_prep",
+            "environments*": "low_effort.environments of data_prep/rl_prep",
+        }.items()
+    ),
     # -- policy
     Published("policy.model_name", "policy.checkpoint"),
     _always("policy.tokenizer.name", "=policy.checkpoint", why="the tokenizer is the checkpoint's own"),

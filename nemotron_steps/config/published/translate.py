@@ -76,7 +76,7 @@ def translate(
 def _refusal(path: KeyPath, value: Any, row: Published, allowed: list[Any], where: str | None) -> ConfigError:
     key = ".".join(path)
     if not row.holds:
-        return ConfigError(f"the published key '{key}' has no meaning here: {row.why}", where=where, hints=(PAGE,))
+        return ConfigError(f"the key '{key}' has no meaning here: {row.why}", where=where, hints=(PAGE,))
     return ConfigError(
         f"the published key '{key}' can be nothing else here: {row.why}",
         where=where,

@@ -138,7 +138,8 @@ class DataPrepConfig(Section):
     """A folder with copies of hub data sets, MIRROR/ORG/NAME: they are read there, and nothing is fetched."""
     rows: SplitRows = SplitRows()
     sample: PositiveInt | None = None
-    """Rows read of each source at most (the user's own only)."""
+    """Rows read of each source at most (the user's own only). Where that leaves none to train on, the other splits have
+    a tenth each at most."""
     max_refused_share: float = Field(0.0, ge=0, le=1)
     """Share of unusable rows that is left out, each one named and counted; above it the step fails."""
     num_workers: Annotated[PositiveInt | None, OPERATIONAL] = None
@@ -176,6 +177,22 @@ class PromptLengthConfig(Section):
     """Tokens of a prompt as the policy reads it, tools included."""
 
 
+class LowEffortShare(Section):
+    """`low_effort.*`: a share of the training prompts is converted to low effort: `string` is put at the end of their
+    last user message, and grpo.low_effort rewards short answers to them.
+
+    Which prompts follows from their text and the seed.
+    """
+
+    string: str = Field("{reasoning effort: low}", min_length=1)
+    """`grpo.low_effort.string` of the training."""
+    share: float = Field(0.02, gt=0, le=1)
+    """Of all training prompts. Those that contain the string already count, and are left as they are."""
+    environments: tuple[str, ...] = Field(("math_with_judge", "mcqa", "code_gen"), min_length=1)
+    """Whose prompts are converted."""
+    seed: int = 42
+
+
 class RlPrepConfig(DataPrepConfig):
     """Config of `data_prep/rl_prep`."""
 
@@ -185,6 +202,7 @@ class RlPrepConfig(DataPrepConfig):
     """Refuse rows that their environment could not score."""
     placeholders: PlaceholderSources = PlaceholderSources()
     prompt_length: PromptLengthConfig | None = None
+    low_effort: LowEffortShare | None = None
     layout: Literal["files", "tree"] = "files"
     """files: train-split.jsonl, val-split.jsonl, heldout.jsonl. tree: {train,val,test}/data.jsonl and manifest.json."""
 

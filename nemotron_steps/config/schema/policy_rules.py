@@ -140,6 +140,12 @@ def optimizer_rules(config: OptimizerConfig) -> list[Rule]:
             "rounding",
             ("exp_avg_sq_dtype=float32", "adam_beta2=0.995"),
         ),
+        Rule(
+            config.lr * config.weight_decay > 0.01,
+            "weight_decay",
+            f"lr x weight_decay = {config.lr * config.weight_decay:g} of every weight is lost in every step",
+            ("weight_decay=0.01",),
+        ),
     ]
 
 

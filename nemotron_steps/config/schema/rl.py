@@ -61,31 +61,24 @@ class AdvantageEstimatorConfig(Section):
 
 
 class LowEffortConfig(Section):
-    """Low-effort prompts: a share of prompts asks for brevity and rewards it."""
+    """NeMo-RL's `effort_levels`: the reward of prompts that ask for low effort depends on the answer's length too."""
 
-    enabled: bool = False
-    weight: float = 0.2
+    string: str = ""
+    """A prompt asks for low effort if its last user message contains this. data_prep/rl_prep can put it into a share of
+    the prompts. Empty: none does."""
+    weight: float = Field(0.0, ge=0)
     penalty: float = 1.0
-    upper_bound_tokens: PositiveInt = 3000
-    fraction: float = Field(0.02, ge=0, le=1)
-    fraction_end: float | None = Field(None, ge=0, le=1)
-    """Share at the last step; the share is annealed linearly (2 % early, 1 % late)."""
-    environments: tuple[str, ...] = ("math_with_judge", "mcqa", "code_gen")
-    environments_end: tuple[str, ...] | None = None
-    """Those of `environments` that are still asked at the last step: the share of the others is annealed to 0. None:
-    all of them."""
-    instruction: str = "Answer with low reasoning effort."
+    upper_bound_tokens: PositiveInt = 64000
 
     @model_validator(mode="after")
     def _has_a_meaning(self) -> LowEffortConfig:
         refuse(rl_rules.low_effort_rules(self))
         return self
 
-    def share_at_end(self, environment: str) -> float | None:
-        """Share of an environment's prompts that is asked at the last step; None: as many as at the first."""
-        if self.environments_end is not None and environment not in self.environments_end:
-            return 0.0
-        return self.fraction_end
+    @property
+    def enabled(self) -> bool:
+        """Whether any prompt asks for low effort."""
+        return bool(self.string)
 
 
 class EpsilonFilteringConfig(Section):
@@ -393,6 +386,18 @@ class HeldoutConfig(Section):
     temperature: float = Field(1.0, ge=0)
 
 
+class SignalsConfig(Section):
+    """`signals.*`."""
+
+    stop_on: tuple[str, ...] = ()
+    """Signals that end the run, once the step that raised them is saved. Resumed, it goes on."""
+
+    @model_validator(mode="after")
+    def _has_a_meaning(self) -> SignalsConfig:
+        refuse(rl_rules.signals_rules(self))
+        return self
+
+
 class RlConfig(Section):
     """The whole config of a GRPO step."""
 
@@ -408,6 +413,7 @@ class RlConfig(Section):
     heldout: HeldoutConfig = HeldoutConfig()
     cluster: Annotated[ClusterConfig, OPERATIONAL] = ClusterConfig()
     checkpointing: Annotated[CheckpointingConfig, OPERATIONAL] = CheckpointingConfig()
+    signals: Annotated[SignalsConfig, OPERATIONAL] = SignalsConfig()
 
     @model_validator(mode="before")
     @classmethod

@@ -6,8 +6,11 @@ key alone may be (its field), and what depends on data or machines (steps/rl/pre
 
 from __future__ import annotations
 
+import tomllib
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.base import Rule
 from nemotron_steps.config.schema.durations import is_duration
 from nemotron_steps.config.schema.vllm_options import OF_POLICY, option_rules
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
         RewardScalingConfig,
         RewardShapingConfig,
         RlConfig,
+        SignalsConfig,
         VllmModelConfig,
     )
 
@@ -56,14 +60,19 @@ def reward_shaping_rules(config: RewardShapingConfig) -> list[Rule]:
 
 def low_effort_rules(config: LowEffortConfig) -> list[Rule]:
     """Rules of `grpo.low_effort`."""
-    unknown = sorted(set(config.environments_end or ()) - set(config.environments))
     return [
         Rule(
-            bool(unknown),
-            "environments_end",
-            f"grpo.low_effort.environments_end names {', '.join(unknown)}, which environments does not",
-            ("environments_end=null", f"environments=[{','.join([*config.environments, *unknown])}]"),
-        )
+            bool(config.string) and not config.weight,
+            "string",
+            "grpo.low_effort.string is ignored: grpo.low_effort.weight=0 shapes no reward",
+            ("weight=0.2", "string=''"),
+        ),
+        Rule(
+            not config.string and config.weight > 0,
+            "weight",
+            "grpo.low_effort.weight is ignored without grpo.low_effort.string, which says whose rewards it shapes",
+            ("weight=0",),
+        ),
     ]
 
 
@@ -126,9 +135,9 @@ def grpo_rules(config: GrpoConfig) -> list[Rule]:
         ),
         Rule(
             estimator.name == "gdpo" and config.low_effort.enabled,
-            "low_effort.enabled",
+            "low_effort.string",
             "grpo.low_effort adds to the reward, which grpo.adv_estimator.name=gdpo takes apart: no component has it",
-            ("low_effort.enabled=false", "adv_estimator.name=grpo adv_estimator.components=[]"),
+            ("low_effort.string='' low_effort.weight=0", "adv_estimator.name=grpo adv_estimator.components=[]"),
         ),
         Rule(
             estimator.name == "gdpo"
@@ -388,6 +397,16 @@ def env_rules(config: EnvConfig) -> list[Rule]:
             ("environment=NAME", "should_use_nemo_gym=true"),
         )
     ]
+
+
+def signals_rules(config: SignalsConfig) -> list[Rule]:
+    """Rules of `signals`."""
+    known = tomllib.loads((files("nemotron_steps.errors") / "signals.toml").read_text()) if config.stop_on else {}
+    known.pop("out_of_memory", None)  # told with a failure
+    unknown = [name for name in config.stop_on if name not in known]
+    meant = [next(iter(nearest(name, known)), "") if name in unknown else name for name in config.stop_on]
+    told = f"signals.stop_on: there is no signal {', '.join(unknown)}; there are {', '.join(known)}"
+    return [Rule(bool(unknown), "stop_on", told, (f"stop_on=[{','.join(filter(None, meant))}]",))]
 
 
 def run_rules(config: RlConfig) -> list[Rule]:

@@ -14,6 +14,7 @@ from nemotron_steps.engine.rollouts.judges import GeneratorJudge
 from nemotron_steps.environments.judged.judges import HttpJudge, Judge
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 from nemotron_steps.models.chat import ChatFormat
+from nemotron_steps.waiting import waiting
 
 
 def build_judges(
@@ -114,7 +115,8 @@ def judge_folder(role: str, config: VllmModelConfig) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(config.model))
+        with waiting(f"the hub to send {config.model}"):
+            return Path(snapshot_download(config.model))
     except Exception as error:  # the hub client raises many unrelated classes; all mean the same here
         raise ArtifactError(
             f"the model of judge {role} is neither a folder nor could it be fetched from the hub",

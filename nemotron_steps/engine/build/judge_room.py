@@ -61,15 +61,13 @@ class JudgeToBe:
         """Roles of a question that the judge's template refuses or leaves out; see MeasuringJudge."""
         own = tuple(role for role in (message["role"] for message in messages) if role not in COMMON_ROLES)
         if own not in self._unwritten:
-            self._unwritten[own] = self._tried(own) if own else ()
+            self._unwritten[own] = self._tried(own, self._folder) if own and self._folder is not None else ()
         return self._unwritten[own]
 
-    def _tried(self, own: tuple[str, ...]) -> tuple[str, ...]:
-        if self._folder is None:
-            return ()
+    def _tried(self, own: tuple[str, ...], folder: Path) -> tuple[str, ...]:
         marked = [{"role": role, "content": f"what {role} said"} for role in ("user", *own)]
         try:
-            text = ChatFormat.from_folder(self._folder).render_text(marked)
+            text = ChatFormat.from_folder(folder).render_text(marked)
             return tuple(each["role"] for each in marked if each["content"] not in text)
         except ArtifactError:  # without a template; who loads it says so
             return ()

@@ -6,9 +6,9 @@ here is too long in any case. Texts of fewer bytes than the limit cannot have mo
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from nemotron_steps.config.schema.rl import RlConfig
@@ -93,7 +93,9 @@ def _refuse_without_room(config: RlConfig, rows: PromptRows, model: str) -> None
         return
     place, tokens = next(iter(long.items()))
     most = max(long.values())
-    room = min(most + policy.generation.max_new_tokens, _positions(model))
+    room: float = most + policy.generation.max_new_tokens
+    with suppress(ArtifactError):  # a longer one than the model was made for would be refused in turn
+        room = min(room, Architecture.from_folder(hf_folder(model)).positions)
     longer = [f"{key}={room}   # room for all of them"] if room > most else []
     shorter = [f"data.max_input_seq_length={limit - 1}   # leaves them out"] if len(long) < len(rows) else []
     # To leave out most prompts is hardly what was meant.
@@ -105,14 +107,6 @@ def _refuse_without_room(config: RlConfig, rows: PromptRows, model: str) -> None
         found=f"{tokens}, the longest {most}",
         hints=[*first, *second, *show_line(rows[place].where)],
     )
-
-
-def _positions(model: str) -> float:
-    """The longest sequence that a model was made for; a longer one would be refused in turn."""
-    try:
-        return Architecture.from_folder(hf_folder(model)).positions
-    except ArtifactError:
-        return math.inf
 
 
 def _text(row: PromptRow) -> str:

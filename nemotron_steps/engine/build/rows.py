@@ -47,6 +47,8 @@ class Needs:
     """Roles that these environments ask."""
     trained_on: frozenset[str]
     """Names of the environments that grade training and validation."""
+    programs: frozenset[str] = frozenset()
+    """What grading needs of the machine, see Environment.needs."""
 
 
 def read_data(config: RlConfig, left_out: Callable[[int], None] = lambda _: None) -> RunRows:
@@ -165,7 +167,7 @@ def check_rows(
     environments.check_rows(((row.row, row.where) for row in heldout), environment=heldout_environment)
     if policy is not None and environments.first_offer is not None:
         _refuse_unwritten_tools(*environments.first_offer, hf_folder(policy), template_kwargs)
-    return Needs(environments.names, environments.needed_judges(), frozenset(trained_on))
+    return Needs(environments.names, environments.needed_judges(), frozenset(trained_on), frozenset(environments.needs))
 
 
 def _refuse_unwritten_tools(

@@ -49,13 +49,15 @@ def build_run(
     refuse_rl_without_ray(config)
     grpo = config.grpo
     needs = check_run_rows(config, rows)
-    folder = _hf_folder(config)
+    if config.policy.checkpoint is None:
+        raise ConfigError("no policy to train", where="policy.checkpoint", hints=["--input policy=PATH"])
+    folder = hf_folder(config.policy.checkpoint)
     chat = ChatFormat.from_folder(folder, config.policy.tokenizer.chat_template_kwargs)
     penalties = _reward_penalties(config, chat)
     prompts = prompt_stream(config, rows.train)
     updates = grpo.num_prompts_per_step * grpo.num_generations_per_prompt // config.policy.train_global_batch_size
     wanted = Wanted(
-        checkpoint=Path(config.policy.checkpoint or ""),
+        checkpoint=Path(config.policy.checkpoint),
         hf_folder=folder,
         chat=chat,
         loss_fn=_loss(config),
@@ -82,7 +84,11 @@ def build_run(
             reporter=reporter,
             resources=parts.resources,
         )
+        distillation, choice = None, teacher_choice(config)
+        if choice is not None and parts.teachers is not None:
+            distillation = Distillation(choice, parts.teachers, gives_advantages=grpo.adv_estimator.name == "opd")
         trained_on = [name for name in needs.environments if parts.environments.get(name).name in needs.trained_on]
+        grade = [parts.environments.get(name) for name in trained_on]
         run = GrpoRun(
             config=config,
             policy=parts.policy,
@@ -95,11 +101,11 @@ def build_run(
             checkpoints=CheckpointManager(work / "checkpoints", config.checkpointing, started=started),
             reporter=reporter,
             signals=SignalMonitor(
-                reward_range=parts.environments.get(trained_on[0]).reward_range if len(needs.trained_on) == 1 else None,
+                reward_range=(grade[0].usual_range or grade[0].reward_range) if len(needs.trained_on) == 1 else None,
                 max_policy_lag=grpo.async_grpo.max_trajectory_age_steps if grpo.async_grpo.enabled else None,
             ),
             reward_penalties=penalties,
-            distillation=_distillation(config, parts),
+            distillation=distillation,
         )
         run.resources = parts.resources.pop_all()
     return run, parts.environments
@@ -126,12 +132,6 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
     return in_process.place(config, wanted)
 
 
-def _hf_folder(config: RlConfig) -> Path:
-    if config.policy.checkpoint is None:
-        raise ConfigError("no policy to train", where="policy.checkpoint", hints=["--input policy=PATH"])
-    return hf_folder(config.policy.checkpoint)
-
-
 def _loss(config: RlConfig) -> Loss:
     if not isinstance(config, OpdConfig) or config.grpo.adv_estimator.name == "opd":
         return PolicyGradientLoss(config.loss_fn, SampledFrom.of(config.policy.generation))
@@ -150,13 +150,6 @@ def _teachers(config: RlConfig) -> WantedTeachers | None:
         offload=settings.offload,
         apart={name: teacher_config(config.policy, apart.of(name)) for name in settings.teachers if apart.enabled},
     )
-
-
-def _distillation(config: RlConfig, parts: Parts) -> Distillation | None:
-    choice = teacher_choice(config)
-    if choice is None or parts.teachers is None:
-        return None
-    return Distillation(choice, parts.teachers, gives_advantages=config.grpo.adv_estimator.name == "opd")
 
 
 def _reward_penalties(config: RlConfig, chat: ChatFormat) -> RewardPenalties | None:

@@ -25,13 +25,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from nemotron_steps.config.names import nearest
+from nemotron_steps.config.names import meant
 from nemotron_steps.config.schema.durations import parse_duration
 from nemotron_steps.config.schema.rl import CheckpointingConfig
 from nemotron_steps.engine.checkpoints.deadline import Deadline
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.types import Policy
 from nemotron_steps.errors import RESUME, ConfigError, RetryableError, StepsError, StorageError
+from nemotron_steps.waiting import waiting
 
 STATE_FILE = "state.json"
 _FOLDER = re.compile(r"step_([0-9]{8,})")
@@ -171,7 +172,8 @@ class CheckpointManager:
         """Return once no save is in flight; raise what it failed with."""
         if self._in_flight is not None:
             saving, self._in_flight = self._in_flight, None
-            saving.result()
+            with waiting("a checkpoint to be written"):
+                saving.result()
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -229,7 +231,7 @@ class CheckpointManager:
             where=f"checkpointing.metric_name={name}",
             expected=", ".join(sorted(reported)) or "a metric of the steps",
             found=name,
-            hints=[f"checkpointing.metric_name={near}" for near in (*nearest(name, sorted(reported)), "null")],
+            hints=[f"checkpointing.metric_name={near}" for near in (*meant(name, sorted(reported)), "null")],
         )
 
     def _prune(self, newest: Checkpoint) -> None:

@@ -26,7 +26,7 @@ from nemotron_steps.engine.grpo.loop import (
     begin_sampling,
     prompts_used_up,
     refit,
-    refuse_overtime,
+    refuse_to_go_on,
     report_step,
     restore,
     sample_groups,
@@ -90,7 +90,9 @@ class _AsyncLoop:
 
     async def train(self) -> dict[str, Any]:
         run = self.run
-        self._restore()
+        restore(self.run, self.buffer)
+        self.reported_drops = len(self.buffer.dropped)
+        begin_sampling(self.run)
         try:
             if run.config.grpo.val_at_start and run.step == 0:
                 run.reporter.metrics(0, await validate(run))
@@ -120,19 +122,15 @@ class _AsyncLoop:
                     with record.timer.phase("validation"):
                         record.metrics.update(await validate(run))
                 outcomes, state = self._outcomes(), self.buffer.state()  # of the same moment
-                if report_step(run, groups, record, outcomes):
+                saved = report_step(run, groups, record, outcomes)
+                if saved:
                     await self._beside_generation(save_step, run, record, state)
-                    refuse_overtime(run)
+                refuse_to_go_on(run, record, saved)
         finally:
             for task in self.tasks.values():
                 task.cancel()
             await asyncio.gather(*self.tasks.values(), return_exceptions=True)
         return summary_of(run)
-
-    def _restore(self) -> None:
-        restore(self.run, self.buffer)
-        self.reported_drops = len(self.buffer.dropped)
-        begin_sampling(self.run)
 
     async def _end_early(self) -> None:
         """The prompts are used up before the last step: some were dropped, or had no signal."""

@@ -149,21 +149,9 @@ def more_signal(generations: int) -> tuple[str, ...]:
     )
 
 
-def trivial_groups(mean_rewards: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Which groups are nearly solved or nearly hopeless: mean reward within `epsilon` of 0 or of 1.
-
-    Args:
-        mean_rewards: [P] mean scaled reward of each group, rewards in [0, 1].
-        epsilon: how near counts.
-
-    Returns:
-        bool [P].
-    """
-    return (mean_rewards <= epsilon) | (mean_rewards >= 1.0 - epsilon)
-
-
 def epsilon_filter(mean_rewards: torch.Tensor, *, epsilon: float, limit: float) -> torch.Tensor:
-    """Which groups to train on when at most a share `limit` of them may be trivial.
+    """Which groups to train on when at most a share `limit` of them may be trivial: nearly solved or nearly hopeless,
+    mean scaled reward [P] within `epsilon` of 0 or of 1.
 
     The first floor(limit x P) trivial groups are kept, in batch order, and the later ones dropped: batch order is the
     shuffled data order, so the choice is random but reproducible.
@@ -171,7 +159,7 @@ def epsilon_filter(mean_rewards: torch.Tensor, *, epsilon: float, limit: float) 
     Returns:
         bool [P], True to keep.
     """
-    trivial = trivial_groups(mean_rewards, epsilon)
+    trivial = (mean_rewards <= epsilon) | (mean_rewards >= 1.0 - epsilon)
     allowed = int(limit * len(mean_rewards) + ROUNDING)
     rank = trivial.long().cumsum(0)
     return ~trivial | (rank <= allowed)

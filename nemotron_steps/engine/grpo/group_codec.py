@@ -26,6 +26,7 @@ _DTYPES: dict[str, type[np.generic]] = {
     "weight_versions": np.int64,
 }
 """Column of a rollout → how it is kept. The last has an element for each sampled token, the others for each token."""
+_AS_THEY_ARE = ("index", "environment", "truncated", "components", "failure", "metadata")
 _RECORDS, _RECORD_BYTES, _EXPERTS = "records", "record_bytes", "routed_experts"
 
 
@@ -57,16 +58,11 @@ def _record(group: RolloutGroup) -> bytes:
     """JSON of everything but the token columns."""
     rollouts = [
         {
-            "index": rollout.index,
+            **{name: getattr(rollout, name) for name in _AS_THEY_ARE},
             "length": len(rollout.token_ids),
             "sampled": len(rollout.weight_versions),
             "reward": None if math.isnan(rollout.reward) else rollout.reward,
-            "environment": rollout.environment,
-            "truncated": rollout.truncated,
-            "components": rollout.components,
-            "failure": rollout.failure,
             "turns": [list(turn) for turn in rollout.turns],
-            "metadata": rollout.metadata,
             **({} if rollout.routed_experts is None else {_EXPERTS: list(rollout.routed_experts.shape)}),
         }
         for rollout in group.rollouts
@@ -105,18 +101,13 @@ def decode_groups(tensors: dict[str, torch.Tensor]) -> list[RolloutGroup]:
             rollouts.append(
                 Rollout(
                     group_id=record["group_id"],
-                    index=int(item["index"]),
+                    **{name: item[name] for name in _AS_THEY_ARE},
                     token_ids=columns["token_ids"][at:end],
                     token_mask=columns["token_mask"][at:end],
                     logprobs=columns["logprobs"][at:end],
                     weight_versions=columns["weight_versions"][version_at:version_end],
                     reward=math.nan if item["reward"] is None else float(item["reward"]),
-                    environment=item["environment"],
-                    truncated=bool(item["truncated"]),
-                    components=dict(item["components"]),
-                    failure=item["failure"],
                     turns=[(int(start), int(stop)) for start, stop in item["turns"]],
-                    metadata=dict(item["metadata"]),
                     routed_experts=routed,
                 )
             )

@@ -52,12 +52,12 @@ from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream
 from nemotron_steps.engine.rollouts.evaluation import EvaluationResult, before_and_after, summarize
 from nemotron_steps.engine.rollouts.judges import StepwiseJudge
-from nemotron_steps.engine.rollouts.low_effort import asks_for_low_effort
-from nemotron_steps.engine.schedules import low_effort_fraction, sequence_length
-from nemotron_steps.engine.signals import SignalMonitor
+from nemotron_steps.engine.rollouts.low_effort import reward_brevity
+from nemotron_steps.engine.schedules import sequence_length
+from nemotron_steps.engine.signals import Signal, SignalMonitor
 from nemotron_steps.engine.types import Generator, Policy, RolloutGroup
 from nemotron_steps.environments.judged.notes import JUDGE_NOTES
-from nemotron_steps.errors import DataError
+from nemotron_steps.errors import DataError, EngineError
 
 SETTLED = 8
 """Steps after which a run has made what stays, the optimizer's states included, and may go on for long."""
@@ -116,6 +116,8 @@ class StepRecord:
     started: float = field(default_factory=time.perf_counter)
     untrained: list[str | None] = field(default_factory=list)
     """Of each rollout that was judged for the step and is not trained: why it has no reward, or None."""
+    stopped_by: Signal | None = None
+    """The first signal of the step that `signals.stop_on` names."""
     retries: Counter[int] = field(default_factory=Counter)
     """How often a prompt was sampled for the step before, by its index; synchronously."""
 
@@ -160,9 +162,10 @@ def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
                 }
                 for g in groups
             ]
-            if report_step(run, groups, record, sampled_groups):
+            saved = report_step(run, groups, record, sampled_groups)
+            if saved:
                 save_step(run, record)
-                refuse_overtime(run)
+            refuse_to_go_on(run, record, saved)
             if run.step >= run.total_steps:
                 break
         else:
@@ -300,7 +303,7 @@ async def sample_groups(
     group_ids: Sequence[str],
     cuts: Sequence[asyncio.Event] | None = None,
 ) -> list[RolloutGroup]:
-    """Sample and judge prompts; some are asked for low effort, some lose their reward for how they are written.
+    """Sample and judge prompts; some rollouts gain or lose reward by how they are written: low effort, penalties.
 
     Args:
         group_ids: one a prompt, unique within the run.
@@ -309,23 +312,15 @@ async def sample_groups(
     Raises:
         StepsError: too much has failed to go on (FailureWatch).
     """
-    grpo, low = run.config.grpo, run.config.grpo.low_effort
-
-    def suffix(prompt: PromptRow, group_id: str) -> str:
-        environment = run.collector.environment_of(prompt).name
-        fraction = low_effort_fraction(run.step, run.total_steps, low.fraction, low.share_at_end(environment))
-        asks = asks_for_low_effort(group_id, environment, low, fraction=fraction, seed=grpo.seed)
-        return low.instruction if asks else ""
-
-    suffixes = [suffix(prompt, group_id) for prompt, group_id in zip(prompts, group_ids, strict=True)]
     begun = [run.failures.began(prompt) for prompt in prompts]
     groups = await run.collector.collect(
-        prompts, group_ids=group_ids, num_generations=grpo.num_generations_per_prompt, suffixes=suffixes, cuts=cuts
+        prompts, group_ids=group_ids, num_generations=run.config.grpo.num_generations_per_prompt, cuts=cuts
     )
     for number, prompt, group in zip(begun, prompts, groups, strict=True):
         run.failures.saw(number, prompt, group)
     if run.distillation is not None:
         run.distillation.mark(prompts, groups)
+    groups = reward_brevity(prompts, groups, run.config.grpo.low_effort)
     return groups if run.reward_penalties is None else run.reward_penalties.apply(groups)
 
 
@@ -391,7 +386,8 @@ def report_step(
     record.metrics["timing/step_s"] = time.perf_counter() - record.started
     signals = run.signals.update(run.step, record.metrics)  # before they are saved: a resumed run goes on from them
     run.checkpoints.check()
-    due = run.checkpoints.due(run.step, run.step >= run.total_steps)
+    record.stopped_by = next((each for each in signals if each.name in run.config.signals.stop_on), None)
+    due = run.checkpoints.due(run.step, record.stopped_by is not None or run.step >= run.total_steps)
     run.reporter.groups(run.step, outcomes)
     for signal in signals:
         run.reporter.signal(signal.name, step=signal.step, message=signal.message, **signal.numbers)
@@ -424,13 +420,21 @@ def save_step(run: GrpoRun, record: StepRecord, buffered: BufferState | None = N
     run.reporter.event("checkpoint", step=run.step, seconds=time.perf_counter() - started)
 
 
-def refuse_overtime(run: GrpoRun) -> None:
-    """End the run where another step would be over too late; called once a step is saved.
+def refuse_to_go_on(run: GrpoRun, record: StepRecord, saved: bool) -> None:
+    """End the run where a signal says so, or another step would be over too late; called once a step is over.
 
     Raises:
-        RetryableError: checkpoint_must_save_by has come.
+        EngineError: a signal of `signals.stop_on` was raised. RetryableError: checkpoint_must_save_by has come.
     """
-    if run.step < run.total_steps:
+    signal = record.stopped_by
+    if signal is not None and run.step < run.total_steps:
+        raise EngineError(
+            f"{signal.name} at step {run.step}: {signal.message}",
+            where=f"signals.stop_on=[{','.join(run.config.signals.stop_on)}]",
+            expected=f"{run.total_steps} steps",
+            found=f"{run.step} trained" + (" and saved: --resume goes on from there" if saved else ""),
+        )
+    if saved and run.step < run.total_steps:
         run.checkpoints.refuse_overtime(run.step, run.total_steps, run.reporter)
 
 
@@ -451,7 +455,7 @@ async def validate(run: GrpoRun) -> dict[str, float]:
         group_ids=[f"validation/{run.step}/{i}" for i in range(len(rows))],
         num_generations=grpo.num_val_generations_per_prompt or grpo.num_generations_per_prompt,
     )
-    result = summarize(groups)
+    result = summarize(reward_brevity(rows, groups, grpo.low_effort))
     run.validated = {step: first for step, first in run.validated.items() if step == 0} | {run.step: result}
     return result.metrics("validation")
 

@@ -1,7 +1,7 @@
 """What happens to a reward between the environment and the baseline: scaling and length shaping.
 
 Pure functions on float64 [N] tensors, one entry a rollout. Not here: rewards themselves (environments), the length
-terms of a judged comparison (environments), brevity on request (low_effort.py), advantages.
+terms of a judged comparison (environments), brevity on request (rollouts/low_effort.py), advantages.
 """
 
 from __future__ import annotations
@@ -28,24 +28,6 @@ def scale_rewards(rewards: torch.Tensor, config: RewardScalingConfig) -> torch.T
     return config.target_min + share * (config.target_max - config.target_min)
 
 
-def overlong_penalty(
-    lengths: torch.Tensor, *, max_response_length: int, buffer_length: int, penalty: float
-) -> torch.Tensor:
-    """DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), to be added to the reward.
-
-    min(-(len - (L_max - buffer)) / buffer x penalty, 0): 0 up to L_max - buffer, then falling linearly, -penalty at
-    L_max.
-
-    Args:
-        lengths: [N] tokens of the first assistant message.
-        max_response_length: L_max.
-        buffer_length: tokens over which the penalty grows.
-        penalty: its size at L_max, at least 0.
-    """
-    exceeded = lengths.double() - (max_response_length - buffer_length)
-    return (-exceeded / buffer_length * penalty).clamp(max=0.0)
-
-
 def shape_rewards(
     rewards: torch.Tensor,
     lengths: torch.Tensor,
@@ -54,10 +36,12 @@ def shape_rewards(
     *,
     max_response_length: int,
 ) -> torch.Tensor:
-    """Length-dependent shaping: DAPO's overlong penalty, or a factor on the rewards of truncated samples.
+    """Length-dependent shaping: DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), or a factor on the rewards
+    of truncated samples.
 
-    With `stop_properly_penalty_coef` c the reward of a truncated sample is multiplied by c, and the overlong penalty is
-    not applied: the two answer the same question.
+    The punishment is min(-(len - (L_max - buffer)) / buffer x penalty, 0): 0 up to L_max - buffer, then falling
+    linearly, -penalty at L_max. With `stop_properly_penalty_coef` c the reward of a truncated sample is multiplied by c
+    instead: the two answer the same question.
 
     Args:
         rewards: [N], already scaled.
@@ -71,9 +55,5 @@ def shape_rewards(
     if config.stop_properly_penalty_coef is not None:
         return torch.where(truncated, rewards * config.stop_properly_penalty_coef, rewards)
     limit = config.max_response_length if config.max_response_length is not None else max_response_length
-    return rewards + overlong_penalty(
-        lengths,
-        max_response_length=limit,
-        buffer_length=config.overlong_buffer_length,
-        penalty=config.overlong_buffer_penalty,
-    )
+    exceeded = lengths.double() - (limit - config.overlong_buffer_length)
+    return rewards + (-exceeded / config.overlong_buffer_length * config.overlong_buffer_penalty).clamp(max=0.0)

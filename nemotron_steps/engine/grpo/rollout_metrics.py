@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from statistics import fmean
 
 import torch
 
@@ -55,10 +56,10 @@ def reward_metrics(rollouts: Sequence[Rollout], rewards: torch.Tensor) -> dict[s
     graded = [reward for values in by_environment.values() for reward in values]
     if not graded:
         return {}
-    metrics = {"reward/mean": _mean(graded), "reward/std": _std(graded)}
+    metrics = {"reward/mean": fmean(graded), "reward/std": _std(graded)}
     metrics["reward/min"], metrics["reward/max"] = min(graded), max(graded)
     for name, values in sorted(by_environment.items()):
-        metrics[f"reward/{name}/mean"] = _mean(values)
+        metrics[f"reward/{name}/mean"] = fmean(values)
         metrics[f"reward/{name}/std"] = _std(values)
     return metrics
 
@@ -71,7 +72,7 @@ def component_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         if rollout.failure is None:
             for name, value in ({GRADER_FAILED: 0.0} | rollout.components).items():
                 values[f"reward/{rollout.environment}/{name}"].append(value)
-    return {k: _mean(v) for k, v in sorted(values.items()) if any(v) or not k.endswith(f"/{GRADER_FAILED}")}
+    return {k: fmean(v) for k, v in sorted(values.items()) if any(v) or not k.endswith(f"/{GRADER_FAILED}")}
 
 
 def completion_metrics(rollouts: Sequence[Rollout], untrained: Sequence[str | None] = ()) -> dict[str, float]:
@@ -86,7 +87,7 @@ def completion_metrics(rollouts: Sequence[Rollout], untrained: Sequence[str | No
         return {}
     sampled = [r for r in rollouts if r.weight_versions]
     metrics = {
-        "truncation_rate": _mean([float(r.truncated) for r in sampled]) if sampled else 0.0,
+        "truncation_rate": fmean([float(r.truncated) for r in sampled]) if sampled else 0.0,
     }
     outcomes = [*(r.failure for r in rollouts), *untrained]
     failures = Counter(failure for failure in outcomes if failure is not None)
@@ -95,8 +96,8 @@ def completion_metrics(rollouts: Sequence[Rollout], untrained: Sequence[str | No
         metrics[f"failures/{name}"] = count / len(outcomes)
     if sampled:
         lengths = [float(sum(r.token_mask)) for r in sampled]
-        metrics["response_length/mean"], metrics["response_length/max"] = _mean(lengths), max(lengths)
-        metrics["turns/mean"] = _mean([float(len(r.turns)) for r in sampled])
+        metrics["response_length/mean"], metrics["response_length/max"] = fmean(lengths), max(lengths)
+        metrics["turns/mean"] = fmean([float(len(r.turns)) for r in sampled])
     return metrics
 
 
@@ -109,8 +110,8 @@ def environment_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     for name, own in sorted(by_environment.items()) if len(by_environment) > 1 else ():
         lengths = [float(sum(rollout.token_mask)) for rollout in own if rollout.weight_versions]
         if lengths:
-            metrics[f"response_length/{name}/mean"] = _mean(lengths)
-        metrics[f"failure_rate/{name}"] = _mean([float(rollout.failure is not None) for rollout in own])
+            metrics[f"response_length/{name}/mean"] = fmean(lengths)
+        metrics[f"failure_rate/{name}"] = fmean([float(rollout.failure is not None) for rollout in own])
     return metrics
 
 
@@ -129,28 +130,20 @@ def group_metrics(group_std: torch.Tensor, group_index: torch.Tensor, valid_coun
         group_index: int64 [N].
         valid_count: int64 [N] graded rollouts of each rollout's group.
     """
-    groups, first = _first_of_each(group_index)
-    if groups == 0:
+    rows: dict[int, int] = {}
+    for row, group in enumerate(group_index.tolist()):
+        rows.setdefault(group, row)
+    first = list(rows.values())
+    if not first:
         return {}
     return {
-        "groups/count": float(groups),
+        "groups/count": float(len(first)),
         "groups/zero_std_share": float((group_std[first] == 0).double().mean()),
         "groups/incomparable_share": float((valid_count[first] < 2).double().mean()),
     }
 
 
-def _first_of_each(group_index: torch.Tensor) -> tuple[int, torch.Tensor]:
-    seen: dict[int, int] = {}
-    for row, group in enumerate(group_index.tolist()):
-        seen.setdefault(group, row)
-    return len(seen), torch.tensor(list(seen.values()), dtype=torch.long)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _std(values: Sequence[float]) -> float:
     """Population standard deviation, two passes."""
-    mean = _mean(values)
-    return float(_mean([(value - mean) ** 2 for value in values]) ** 0.5)
+    mean = fmean(values)
+    return float(fmean([(value - mean) ** 2 for value in values]) ** 0.5)

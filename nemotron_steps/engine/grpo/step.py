@@ -1,7 +1,6 @@
 """From graded groups to a batch ready to train, in the fixed order of one GRPO step.
 
-    prepare_batch:  scale rewards -> low effort -> shape rewards -> baseline and std per group -> epsilon filter
-                    -> overlong filter
+    prepare_batch:  scale rewards -> shape rewards -> baseline and std per group -> epsilon filter -> overlong filter
     (the loop):     prev and reference logprobs, where `needs_*` says so
     finish_batch:   sequence logprob-error mask -> advantages -> message penalties -> advantage clip
 
@@ -35,7 +34,7 @@ from nemotron_steps.engine.losses.importance import sequence_logprob_error
 from nemotron_steps.engine.losses.kl import kl_divergence
 from nemotron_steps.engine.losses.reduction import count_normalizers, loss_mask, reduce_over_batch
 from nemotron_steps.engine.rollouts.failures import Failure, failed_rollout
-from nemotron_steps.engine.rollouts.low_effort import METADATA_KEY, low_effort_rewards
+from nemotron_steps.engine.rollouts.low_effort import METADATA_KEY, low_effort_metrics
 from nemotron_steps.engine.schedules import epsilon_limit
 from nemotron_steps.engine.types import Rollout, RolloutGroup, TrainBatch
 from nemotron_steps.environments.base import GRADER_FAILED
@@ -97,9 +96,6 @@ def prepare_batch(
         pad_token_id: fills `input_ids`.
         length_multiple: rows are padded to a multiple of it (tensor and context parallelism need one).
         untrained: as `completion_metrics`.
-
-    Raises:
-        EngineError: no groups, a group id that occurs twice, or a group with too many rollouts.
     """
     rollouts, group_index = _flatten(groups, config.num_generations_per_prompt)
     valid = torch.tensor([r.failure is None for r in rollouts])
@@ -113,7 +109,7 @@ def prepare_batch(
         return shape_rewards(values, lengths, truncated, config.reward_shaping, max_response_length=limit)
 
     scaled = scale_rewards(raw, config.reward_scaling)
-    rewards = shaped(_with_low_effort(scaled, rollouts, config) if config.low_effort.enabled else scaled)
+    rewards = shaped(scaled)
     # What is *added* to a reward (overlong penalty, low effort) belongs to no component: rl_rules.py refuses those.
     components = {
         name: shaped(scale_rewards(values, config.reward_scaling))
@@ -127,6 +123,7 @@ def prepare_batch(
         **completion_metrics(rollouts, untrained),
         **environment_metrics(rollouts),
         **reward_penalty_metrics(rollouts),
+        **(low_effort_metrics(rollouts) if config.low_effort.enabled else {}),
         **group_metrics(statistics.group_std, group_index, statistics.valid_count),
         **policy_lag_metrics(rollouts, version),
     }
@@ -135,10 +132,16 @@ def prepare_batch(
 
     sample_mask = valid.float()
     if config.epsilon_filtering.enabled:
-        means = torch.stack([_valid_mean(scaled, valid & (group_index == g)) for g in range(len(groups))])
-        keep, told = _epsilon_filtered(means, config, step=step, total_steps=total_steps)
+        epsilon = config.epsilon_filtering
+        own = torch.tensor([r.metadata.get(METADATA_KEY, {}).get("reward", r.reward) for r in rollouts]).double()
+        unshaped = scale_rewards(own, config.reward_scaling)
+        # NaN, which no comparison calls trivial, where nothing is graded.
+        means = torch.stack([unshaped[valid & (group_index == g)].mean() for g in range(len(groups))])
+        limit = epsilon_limit(step, total_steps, epsilon.limit_start, epsilon.limit_end)
+        keep = epsilon_filter(means, epsilon=epsilon.epsilon, limit=limit)
         sample_mask = sample_mask * keep[group_index].float()
-        metrics |= told
+        metrics["epsilon_filtering/limit"] = limit
+        metrics["epsilon_filtering/dropped_share"] = float((~keep).double().mean())
     if config.overlong_filtering:
         # The truncated samples still counted in the baseline above.
         metrics["overlong_filtered_share"] = float((truncated & (sample_mask > 0)).double().mean())
@@ -147,24 +150,6 @@ def prepare_batch(
     batch = pad_rows(rollouts, sample_mask, pad_token_id=pad_token_id, length_multiple=length_multiple)
     graded = GradedRewards(rewards, components, group_index, valid, statistics)
     return PreparedBatch(batch, rollouts, graded, metrics)
-
-
-def _with_low_effort(rewards: torch.Tensor, rollouts: Sequence[Rollout], config: GrpoConfig) -> torch.Tensor:
-    """Rewards [N] with what the low-effort instruction is worth, by the length of the last message."""
-    asked = torch.tensor([bool(r.metadata.get(METADATA_KEY, False)) for r in rollouts])
-    last_message = torch.tensor([r.turns[-1][1] - r.turns[-1][0] if r.turns else 0 for r in rollouts])
-    return low_effort_rewards(rewards, last_message, asked, config.low_effort)
-
-
-def _epsilon_filtered(
-    means: torch.Tensor, config: GrpoConfig, *, step: int, total_steps: int
-) -> tuple[torch.Tensor, dict[str, float]]:
-    """Which groups, by their mean rewards [P], epsilon filtering keeps (bool [P]), and its metrics."""
-    epsilon = config.epsilon_filtering
-    limit = epsilon_limit(step, total_steps, epsilon.limit_start, epsilon.limit_end)
-    keep = epsilon_filter(means, epsilon=epsilon.epsilon, limit=limit)
-    dropped = float((~keep).double().mean())
-    return keep, {"epsilon_filtering/limit": limit, "epsilon_filtering/dropped_share": dropped}
 
 
 def finish_batch(
@@ -255,23 +240,10 @@ def _kl_in_reward(batch: TrainBatch, loss_fn: LossFnConfig) -> torch.Tensor:
 
 def _flatten(groups: Sequence[RolloutGroup], num_generations: int) -> tuple[list[Rollout], torch.Tensor]:
     """Rows of all groups and their group's position, every group filled up to `num_generations`."""
-    if not groups:
-        raise EngineError("a step has no groups to train on", where="engine/grpo/step.py")
-    ids = [group.group_id for group in groups]
-    if len(set(ids)) != len(ids):
-        raise EngineError(
-            "a group id occurs twice in one step",
-            where="engine/grpo/step.py",
-            found=", ".join(sorted({i for i in ids if ids.count(i) > 1})),
-        )
+    assert groups and len({group.group_id for group in groups}) == len(groups)
     rollouts: list[Rollout] = []
     for group in groups:
-        if len(group.rollouts) > num_generations:
-            raise EngineError(
-                f"group {group.group_id} has {len(group.rollouts)} rollouts",
-                where="engine/grpo/step.py",
-                expected=f"at most grpo.num_generations_per_prompt = {num_generations}",
-            )
+        assert len(group.rollouts) <= num_generations
         environment = group.rollouts[0].environment if group.rollouts else "none"
         rollouts.extend(group.rollouts)
         for index in range(len(group.rollouts), num_generations):
@@ -286,11 +258,6 @@ def _components(rollouts: Sequence[Rollout], names: Sequence[str]) -> dict[str, 
     return {
         name: torch.tensor([r.components.get(name, 0.0) for r in rollouts], dtype=torch.float64) for name in carried
     }
-
-
-def _valid_mean(values: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """Mean of the selected values; NaN, which no comparison calls trivial, when there are none."""
-    return values[where].mean()
 
 
 def _required(logprobs: torch.Tensor | None, name: str, key: str) -> torch.Tensor:

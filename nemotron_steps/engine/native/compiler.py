@@ -23,6 +23,7 @@ from pathlib import Path
 
 from nemotron_steps.config.locations import cache_folder
 from nemotron_steps.errors import UnsupportedError
+from nemotron_steps.waiting import waiting
 
 INSTALL = "apt-get install gcc libc6-dev"
 
@@ -180,9 +181,10 @@ def _run(*command: str) -> str:
         UnsupportedError: it fails, hangs or is not there.
     """
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SECONDS, env={**os.environ, "LC_ALL": "C"}
-        )
+        with waiting(f"{command[0]} to compile the kernels for CPU", _SECONDS):
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_SECONDS, env={**os.environ, "LC_ALL": "C"}
+            )
     except (OSError, subprocess.TimeoutExpired) as error:
         found = f"no answer within {_SECONDS} s" if isinstance(error, subprocess.TimeoutExpired) else str(error)
         raise _refused(command[0], found) from error

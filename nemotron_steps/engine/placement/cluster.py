@@ -19,6 +19,8 @@ from nemotron_steps.config.layout.processes import cluster_address
 from nemotron_steps.config.process_variables import variables_set
 from nemotron_steps.config.schema.rl import ClusterConfig
 from nemotron_steps.errors import UnsupportedError, WorkerLostError, first_line
+from nemotron_steps.stopping import left_to_us
+from nemotron_steps.waiting import waiting
 
 ATTEMPTS = 3
 RESERVE_SECONDS = 120.0
@@ -85,7 +87,8 @@ class RayCluster:
         wanted = [{"CPU": cpus, **bundle} for bundle in bundles]
         self._group = ray.util.placement_group(wanted, strategy="PACK")
         try:
-            ray.get(self._group.ready(), timeout=RESERVE_SECONDS)
+            with waiting("the Ray cluster to reserve its devices (`ray status`)", RESERVE_SECONDS):
+                ray.get(self._group.ready(), timeout=RESERVE_SECONDS)
         except ray.exceptions.GetTimeoutError:
             free = ray.available_resources()  # type: ignore[no-untyped-call]
             self.release()
@@ -139,7 +142,8 @@ class RayCluster:
 
         self.release()
         if self._owned and ray.is_initialized():
-            ray.shutdown()
+            with left_to_us():
+                ray.shutdown()
 
 
 def node_by_node(bundles: Sequence[Mapping[str, float]], nodes: Sequence[str]) -> list[int]:
@@ -174,12 +178,13 @@ def _connect(address: str, key: str) -> None:
     without = "unset RAY_ADDRESS" if key == "RAY_ADDRESS" else f"{key}=null"
     passed = _passed_on(os.environ)
     try:
-        ray.init(
-            address=address,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            runtime_env={"env_vars": {**passed, "PYTHONPATH": _import_path()}},
-        )
+        with left_to_us(), waiting(f"the Ray cluster at {address} to answer"):
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env={"env_vars": {**passed, "PYTHONPATH": _import_path()}},
+            )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise WorkerLostError(
             "no Ray cluster answers",
@@ -223,7 +228,7 @@ def _start(config: ClusterConfig, workers: int) -> None:
     for attempt in range(ATTEMPTS):
         try:
             # Workers are children of Ray's own processes and inherit what these are started with.
-            with variables_set(_variables(workers)):
+            with variables_set(_variables(workers)), left_to_us(), waiting("Ray to start on this machine"):
                 ray.init(
                     address="local",  # not whatever else runs on this machine
                     num_cpus=max(1, os.cpu_count() or 1),

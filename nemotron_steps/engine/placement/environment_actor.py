@@ -111,7 +111,7 @@ class PlacedEnvironment(Environment):
         self.name = local.name  # type: ignore[misc]
         self.judges_groups = local.judges_groups  # type: ignore[misc]
         self.runs_agent = local.runs_agent  # type: ignore[misc]
-        self.reward_range = local.reward_range
+        self.reward_range, self.usual_range = local.reward_range, local.usual_range
         self.local, self._home = local, home
         # Sessions that hold nothing need no actor, and there are as many as rollouts.
         kind = type(local)

@@ -24,6 +24,7 @@ from nemotron_steps.engine.workers.workers import (
 )
 from nemotron_steps.environments.judged.judges import Judge, JudgeLostError, Messages
 from nemotron_steps.errors import JudgeUnavailableError, WorkerLostError
+from nemotron_steps.waiting import waiting
 
 
 class JudgeWorker(WorkerProcess):
@@ -120,12 +121,14 @@ def start_judge(role: str, config: VllmModelConfig, options: Sequence[Mapping[st
 def _wait_until_ready(loading: Any, worker: Worker, role: str, config: VllmModelConfig, seconds: float) -> None:
     import ray
 
-    if not ray.wait([loading], timeout=max(0.0, seconds))[0]:
+    with waiting(f"{worker.name} to load its model", config.readiness_timeout_s):
+        ready, _ = ray.wait([loading], timeout=max(0.0, seconds))
+    if not ready:
         raise JudgeUnavailableError(
             f"the judge {role} did not become ready",
             where=f"env.nemo_gym.{role}.responses_api_models.vllm_model",
             expected=f"a loaded model within readiness_timeout_s={config.readiness_timeout_s:g}",
             found="still loading",
-            hints=[f"env.nemo_gym.{role}.responses_api_models.vllm_model.readiness_timeout_s=3600"],
+            hints=[f"tail -n 50 {worker.log}   # what it is doing"],
         )
     result_of(loading, worker)

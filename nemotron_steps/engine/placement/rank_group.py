@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nemotron_steps.config.process_variables import of_launcher
 from nemotron_steps.engine.workers.rendezvous import join_store, serve_store
 from nemotron_steps.engine.workers.workers import (
     START_SECONDS,
@@ -33,8 +31,6 @@ class RankWorker(WorkerProcess):
         import torch.distributed as dist
 
         self._rank, self._address = rank, (host, port)
-        for name in of_launcher():  # of a pod that the cluster's node was started in
-            del os.environ[name]
         store = dist.PrefixStore("ranks", join_store(host, port))  # type: ignore[attr-defined]
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)

@@ -8,13 +8,12 @@ the policy sampled are trained.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from nemotron_steps.engine.rollouts.low_effort import with_instruction
 from nemotron_steps.engine.rollouts.trajectory import Trajectory
 from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
-from nemotron_steps.environments.base import AgentRun, Row
+from nemotron_steps.environments.base import AgentRun
 from nemotron_steps.models.chat import ChatFormat
 
 BROKEN_TOKENS = "agent_tokens_broken"
@@ -54,15 +53,6 @@ def trajectory_of(run: AgentRun, chat: ChatFormat, version: int, params: Samplin
     return trajectory
 
 
-def agent_row(row: Row, suffix: str) -> Row:
-    """The row as an agent gets it, with `suffix` (if any) at the end of its last user message."""
-    if not suffix:
-        return row
-    request = row["responses_create_params"]
-    items = [{"role": "user", "content": request["input"]}] if isinstance(request["input"], str) else request["input"]
-    return {**row, "responses_create_params": {**request, "input": with_instruction(items, suffix)}}
-
-
 def _completion(item: Mapping[str, Any], version: int, chat: ChatFormat, params: SamplingParams) -> Completion:
     ids = _ids(item, "generation_token_ids", chat)
     logprobs = item.get("generation_log_probs")
@@ -73,15 +63,10 @@ def _completion(item: Mapping[str, Any], version: int, chat: ChatFormat, params:
         raise BrokenTokensError("generation_weight_versions has not one number a token")
     if min(versions) < version:
         raise BrokenTokensError(f"a token is of version {min(versions)}, and the rollout began under {version}")
-    reason = FinishReason.STOP if _ended(ids, chat, params) else FinishReason.LENGTH
+    ended = ids[-1] in (*chat.end_ids, *params.stop_token_ids)
+    ended = ended or any(stop in chat.decode(ids) for stop in params.stop_strings)
+    reason = FinishReason.STOP if ended else FinishReason.LENGTH
     return Completion("", 0, ids, [float(value) for value in logprobs], reason, versions)
-
-
-def _ended(ids: Sequence[int], chat: ChatFormat, params: SamplingParams) -> bool:
-    """Whether a turn ended by itself: in a stop token, or in text that stops."""
-    if ids[-1] in (*chat.end_ids, *params.stop_token_ids):
-        return True
-    return bool(params.stop_strings) and any(stop in chat.decode(ids) for stop in params.stop_strings)
 
 
 def _is_logprob(value: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.reporting import Reporter
-from nemotron_steps.engine.rollouts.agent_rollouts import BROKEN_TOKENS, BrokenTokensError, agent_row, trajectory_of
+from nemotron_steps.engine.rollouts.agent_rollouts import BROKEN_TOKENS, BrokenTokensError, trajectory_of
 from nemotron_steps.engine.rollouts.conversation import (
     DEFAULT_FORMAT,
     FORMAT_KEY,
@@ -31,8 +31,6 @@ from nemotron_steps.engine.rollouts.failures import (
     ask,
     failed_rollout,
 )
-from nemotron_steps.engine.rollouts.low_effort import METADATA_KEY as LOW_EFFORT_KEY
-from nemotron_steps.engine.rollouts.low_effort import with_instruction
 from nemotron_steps.engine.rollouts.trajectory import Trajectory
 from nemotron_steps.engine.rollouts.turns import Voice, response_of
 from nemotron_steps.engine.types import Rollout, RolloutGroup, SamplingParams
@@ -121,7 +119,6 @@ class RolloutCollector:
         num_generations: int,
         environment: Environment | None = None,
         params: SamplingParams | None = None,
-        suffixes: Sequence[str] | None = None,
         cuts: Sequence[asyncio.Event] | None = None,
     ) -> list[RolloutGroup]:
         """Groups of all prompts, in order.
@@ -131,7 +128,6 @@ class RolloutCollector:
             num_generations: G.
             environment: judge with this one instead of each row's own.
             params: sample with these instead.
-            suffixes: text appended to the last user message of each prompt (low-effort instruction).
             cuts: an event a prompt; setting it ends that group with the rollouts finished by then.
         """
         tasks = [
@@ -142,7 +138,6 @@ class RolloutCollector:
                     num_generations=num_generations,
                     environment=environment,
                     params=params,
-                    suffix=suffixes[position] if suffixes else "",
                     cut=cuts[position] if cuts else None,
                 )
             )
@@ -163,7 +158,6 @@ class RolloutCollector:
         num_generations: int,
         environment: Environment | None = None,
         params: SamplingParams | None = None,
-        suffix: str = "",
         cut: asyncio.Event | None = None,
     ) -> RolloutGroup:
         """Sample and judge one prompt's group. A rollout on which the environment breaks is a failed one of it.
@@ -176,7 +170,7 @@ class RolloutCollector:
         version = self._sampler.generator.weight_version
         if environment.runs_agent:
             return await self._collect_agents(
-                prompt, environment, group_id, num_generations, params or self.params, suffix, cut, version
+                prompt, environment, group_id, num_generations, params or self.params, cut, version
             )
         voice = self._plain
         sessions: dict[int, Session] = {}
@@ -192,7 +186,7 @@ class RolloutCollector:
                 except DataError as error:
                     failure = Failure.of(Verdict.of_error(error, PROMPT_UNUSABLE))
                     return self._unsampled(prompt, group_id, environment, num_generations, failure, version)
-                prompt_ids = self._prompt_ids(prompt, voice, sessions[min(sessions)].tools, suffix)
+                prompt_ids = self._prompt_ids(prompt, voice, sessions[min(sessions)].tools)
                 if isinstance(prompt_ids, Failure):
                     return self._unsampled(prompt, group_id, environment, num_generations, prompt_ids, version)
                 trajectories = await self._sample(
@@ -209,7 +203,7 @@ class RolloutCollector:
             for session in sessions.values():
                 await self._release(prompt, group_id, environment, session)
         rollouts = [
-            self._rollout(group_id, i, environment.name, trajectories[i], responses[i], v, suffix, voice)
+            self._rollout(group_id, i, environment.name, trajectories[i], responses[i], v, voice)
             if i in trajectories
             else failed_rollout(group_id, i, environment.name, Failure.of(v))
             for i, v in sorted(verdicts.items())
@@ -272,13 +266,10 @@ class RolloutCollector:
             self._voices[key] = Voice.of(self._sampler, chat, self._plain.turn_format.under(chat), self._max_turns)
         return self._voices[key]
 
-    def _prompt_ids(
-        self, prompt: PromptRow, voice: Voice, tools: Sequence[dict[str, Any]], suffix: str
-    ) -> list[int] | Failure:
+    def _prompt_ids(self, prompt: PromptRow, voice: Voice, tools: Sequence[dict[str, Any]]) -> list[int] | Failure:
         """The prompt's tokens, or why there is none with room for an answer."""
         try:
-            messages = with_instruction(read_request(prompt.row, prompt.where).messages, suffix)
-            ids = voice.chat.render(messages, tools)
+            ids = voice.chat.render(read_request(prompt.row, prompt.where).messages, tools)
         except Exception as error:  # templates raise whatever they stumble over in a row
             return Failure.of(Verdict.of_error(error, PROMPT_UNUSABLE))
         if len(ids) >= self.max_total_length:
@@ -336,7 +327,6 @@ class RolloutCollector:
         group_id: str,
         num_generations: int,
         params: SamplingParams,
-        suffix: str,
         cut: asyncio.Event | None,
         version: int,
     ) -> RolloutGroup:
@@ -347,9 +337,8 @@ class RolloutCollector:
             "top_p": params.top_p,
             "max_output_tokens": params.max_new_tokens,
         }
-        row = agent_row(prompt.row, suffix)
         running = [
-            asyncio.ensure_future(self._run_agent(environment, row, sampling, params, version))
+            asyncio.ensure_future(self._run_agent(environment, prompt.row, sampling, params, version))
             for _ in range(num_generations)
         ]
         await _until_done_or_cut(running, cut)
@@ -367,7 +356,7 @@ class RolloutCollector:
                 trajectory, response, verdict = result
                 trajectory.cut(self.max_total_length)
                 rollouts.append(
-                    self._rollout(group_id, index, environment.name, trajectory, response, verdict, suffix, self._plain)
+                    self._rollout(group_id, index, environment.name, trajectory, response, verdict, self._plain)
                 )
         return self._group(prompt, group_id, rollouts, version)
 
@@ -405,7 +394,6 @@ class RolloutCollector:
         trajectory: Trajectory,
         response: Response,
         verdict: Verdict,
-        suffix: str,
         voice: Voice,
     ) -> Rollout:
         return Rollout(
@@ -426,7 +414,6 @@ class RolloutCollector:
                 "answer": response.text,
                 "answer_tokens": response.num_answer_tokens,
                 "malformed_tool_calls": trajectory.malformed_tool_calls,
-                LOW_EFFORT_KEY: bool(suffix),
                 FORMAT_KEY: [voice.turn_format.reasoning_parser, voice.turn_format.tool_parser],
                 **(Failure.of(verdict).metadata if verdict.failure or GRADER_FAILED in verdict.components else {}),
                 **({JUDGE_NOTES: notes} if (notes := notes_from(verdict.details)) else {}),

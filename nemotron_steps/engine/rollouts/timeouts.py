@@ -11,6 +11,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from nemotron_steps.errors import RESUME, WorkerLostError
+from nemotron_steps.waiting import waiting
 
 ENVIRONMENT_SECONDS = 3600.0
 """For one call: seeding, a tool, a follow-up question, the verdict of a group."""
@@ -31,10 +32,11 @@ async def call_with_timeout(name: str, call: str, answer: Awaitable[Answer]) -> 
     """
     limit = AGENT_SECONDS if call == "run_agent" else ENVIRONMENT_SECONDS
     try:
-        async with asyncio.timeout(limit) as waiting:
-            return await answer
+        async with asyncio.timeout(limit) as clock:
+            with waiting(f"the environment `{name}` ({call})", limit):
+                return await answer
     except TimeoutError as error:
-        if not waiting.expired():  # the environment's own
+        if not clock.expired():  # the environment's own
             raise
         raise WorkerLostError(
             f"the environment `{name}` has not answered for {limit:.0f} s: it, or a judge it asks, is dead",

@@ -71,9 +71,13 @@ class Turns:
                 new = await self._react(row, environment, session, said, trajectory)
                 if not new:
                     break
-                trajectory.append_context(self._continuation(new, session.tools, turn_ended=ended))
             except RolloutFailedError as error:
                 trajectory.failure = error.failure
+                break
+            try:
+                trajectory.append_context(self._chat.render_continuation(new, session.tools, turn_ended=ended))
+            except Exception as error:  # as in _prompt_ids
+                trajectory.failure = Failure.of(Verdict.of_error(error, PROMPT_UNUSABLE))
                 break
             room = max_total_length - len(trajectory.token_ids)
             if room < 1:
@@ -93,20 +97,12 @@ class Turns:
         """What the environment says to a turn: its calls' results, or another question; nothing ends the rollout."""
         if said.tool_calls:
             return await self._call_tools(environment, session, said.tool_calls, trajectory)
-        asking = environment.follow_up(row, self._response(trajectory), session)
+        asking = environment.follow_up(row, response_of(trajectory, self._chat), session)
         question = await ask(environment, "follow_up", asking)
         if question is None:
             return []
         trajectory.output.append({"type": "message", "role": "user", "content": question})
         return [{"role": "user", "content": question}]
-
-    def _continuation(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, turn_ended: bool
-    ) -> list[int]:
-        try:
-            return self._chat.render_continuation(messages, tools, turn_ended=turn_ended)
-        except Exception as error:  # as in _prompt_ids
-            raise RolloutFailedError(Failure.of(Verdict.of_error(error, PROMPT_UNUSABLE))) from error
 
     @staticmethod
     async def _call_tools(
@@ -123,9 +119,6 @@ class Turns:
             results.append({"role": "tool", "name": call.name, "tool_call_id": call.call_id, "content": result})
             trajectory.output.append(function_call_output_item(call.call_id, result))
         return results
-
-    def _response(self, trajectory: Trajectory) -> Response:
-        return response_of(trajectory, self._chat)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from nemotron_steps.config.process_variables import of_launcher
 from nemotron_steps.errors import RESUME, EngineError, StepsError, WorkerLostError, first_line
+from nemotron_steps.waiting import waiting
 
 START_SECONDS = 180.0
 """An actor's process starts and imports within this time."""
@@ -38,6 +40,8 @@ class WorkerProcess:
         """Who and where this process is; `device`: with the identity of its GPU (imports torch)."""
         import ray
 
+        for name in of_launcher():  # of a pod that the cluster's node was started in
+            del os.environ[name]
         return {
             "pid": os.getpid(),
             "host": ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
@@ -158,7 +162,8 @@ def result_of(reference: Any, worker: Worker, timeout_s: float | None = None) ->
     import ray
 
     try:
-        return ray.get(reference, timeout=timeout_s)
+        with waiting(f"an answer of {worker.name}", timeout_s):
+            return ray.get(reference, timeout=timeout_s)
     except ray.exceptions.RayError as error:
         raise meaning(error, worker) from None
 
@@ -192,21 +197,22 @@ def settle(calls: Mapping[Any, Worker]) -> list[Any]:
     """
     import ray
 
-    waiting = list(calls)
+    left = list(calls)
     pings: dict[str, tuple[Any, float]] = {}
-    while waiting:
-        done, waiting = ray.wait(waiting, num_returns=1, timeout=PING_SECONDS)
-        for reference in done:
-            try:
-                ray.get(reference)
-            except ray.exceptions.RayError as error:
-                problem = meaning(error, calls[reference])
-                # When a rank dies, the others fail as well, and perhaps sooner: name the one that died.
-                if not isinstance(error, ray.exceptions.RayTaskError) or type(problem) is not EngineError:
-                    raise problem from None
-                raise _death_among(waiting, calls) or problem from None
-        if not done:
-            _check_pings([calls[reference] for reference in waiting], pings)
+    with waiting(", ".join([worker.name for worker in calls.values()][:3]) + (", ..." if len(calls) > 3 else "")):
+        while left:
+            done, left = ray.wait(left, num_returns=1, timeout=PING_SECONDS)
+            for reference in done:
+                try:
+                    ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    problem = meaning(error, calls[reference])
+                    # When a rank dies, the others fail as well, and perhaps sooner: name the one that died.
+                    if not isinstance(error, ray.exceptions.RayTaskError) or type(problem) is not EngineError:
+                        raise problem from None
+                    raise _death_among(left, calls) or problem from None
+            if not done:
+                _check_pings([calls[reference] for reference in left], pings)
     return [ray.get(reference) for reference in calls]
 
 
@@ -215,17 +221,18 @@ async def answer(reference: Any, worker: Worker) -> Any:
     import ray
 
     future = asyncio.wrap_future(reference.future())
-    while True:
-        done, _ = await asyncio.wait({future}, timeout=PING_SECONDS)
-        if done:
-            try:
-                return future.result()
-            except ray.exceptions.RayError as error:
-                raise meaning(error, worker) from None
-        ping = asyncio.wrap_future(worker.beside("ping").future())
-        done, _ = await asyncio.wait({future, ping}, timeout=SILENT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        if not done:
-            raise worker.lost(f"it has not answered for {SILENT_SECONDS:.0f} s")
+    with waiting(worker.name):
+        while True:
+            done, _ = await asyncio.wait({future}, timeout=PING_SECONDS)
+            if done:
+                try:
+                    return future.result()
+                except ray.exceptions.RayError as error:
+                    raise meaning(error, worker) from None
+            ping = asyncio.wrap_future(worker.beside("ping").future())
+            done, _ = await asyncio.wait({future, ping}, timeout=SILENT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                raise worker.lost(f"it has not answered for {SILENT_SECONDS:.0f} s")
 
 
 def _check_pings(workers: Sequence[Worker], pings: dict[str, tuple[Any, float]]) -> None:
@@ -246,9 +253,9 @@ def _death_among(references: Sequence[Any], calls: Mapping[Any, Worker]) -> Work
     import ray
 
     deadline = time.monotonic() + 3.0
-    waiting = list(references)
-    while waiting and (left := deadline - time.monotonic()) > 0:
-        done, waiting = ray.wait(waiting, num_returns=1, timeout=left)
+    others = list(references)
+    while others and (left := deadline - time.monotonic()) > 0:
+        done, others = ray.wait(others, num_returns=1, timeout=left)
         for reference in done:
             try:
                 ray.get(reference)

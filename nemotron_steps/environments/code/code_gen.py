@@ -195,6 +195,11 @@ class CodeGen(Environment):
     config_class = CodeGenConfig
     config: CodeGenConfig
 
+    @classmethod
+    def needs(cls, config: Any, row: Row | None = None) -> tuple[str, ...]:
+        """The sandbox."""
+        return (config.sandbox,)
+
     def __init__(self, config: CodeGenConfig, judges: Mapping[str, Judge]) -> None:
         super().__init__(config, judges)
         self.reward_range = (config.reasoning_format_penalty, 1.0)

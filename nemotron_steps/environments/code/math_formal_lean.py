@@ -95,6 +95,11 @@ class MathFormalLean(Environment):
     config_class = MathFormalLeanConfig
     config: MathFormalLeanConfig
 
+    @classmethod
+    def needs(cls, config: Any, row: Row | None = None) -> tuple[str, ...]:
+        """The sandbox, and Lean where no image brings it."""
+        return (config.sandbox,) if config.sandbox_image else (config.sandbox, "lean")
+
     def __init__(self, config: MathFormalLeanConfig, judges: Mapping[str, Judge]) -> None:
         super().__init__(config, judges)
         folder = os.path.abspath(config.lean_project) if config.lean_project else None

@@ -81,6 +81,11 @@ class SwerlGen(Environment):
     config_class = SwerlGenConfig
     config: SwerlGenConfig
 
+    @classmethod
+    def needs(cls, config: Any, row: Row | None = None) -> tuple[str, ...]:
+        """The container engine."""
+        return (config.engine,)
+
     def __init__(self, config: SwerlGenConfig, judges: Mapping[str, Judge]) -> None:
         super().__init__(config, judges)
         self._grader = Grader()

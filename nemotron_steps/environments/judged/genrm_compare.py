@@ -84,6 +84,7 @@ class GenrmCompare(Environment):
 
     name: ClassVar[str] = "genrm_compare"
     judges_groups: ClassVar[bool] = True
+    usual_range = rule.SCORE_RANGE
     config_class = GenrmCompareConfig
     config: GenrmCompareConfig
 

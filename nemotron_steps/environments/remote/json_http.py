@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.environments.remote.replicas import Replica, Replicas
 from nemotron_steps.errors import ConfigError
+from nemotron_steps.waiting import waiting
 
 if TYPE_CHECKING:
     import aiohttp
@@ -268,21 +269,22 @@ class _Line:
             async with server.free:
                 if server.lost and not though_lost:
                     raise _LostMeanwhileError
-                async with self._open().request(
-                    method,
-                    url,
-                    data=body,
-                    headers=sent,
-                    allow_redirects=False,
-                    timeout=aiohttp.ClientTimeout(total=timeout_s),
-                ) as answer:
-                    raw = bytearray()
-                    async for piece in answer.content.iter_any():
-                        raw += piece
-                        if len(raw) > MAX_ANSWER:
-                            raise _NoAnswerError(f"the answer is over {MAX_ANSWER} bytes")
-                    pairs = [value.split(";", 1)[0] for value in answer.headers.getall("Set-Cookie", [])]
-                    return answer.status, bytes(raw), "; ".join(pairs) or None
+                with waiting(f"an answer from {url.with_query(None)}", timeout_s):
+                    async with self._open().request(
+                        method,
+                        url,
+                        data=body,
+                        headers=sent,
+                        allow_redirects=False,
+                        timeout=aiohttp.ClientTimeout(total=timeout_s),
+                    ) as answer:
+                        raw = bytearray()
+                        async for piece in answer.content.iter_any():
+                            raw += piece
+                            if len(raw) > MAX_ANSWER:
+                                raise _NoAnswerError(f"the answer is over {MAX_ANSWER} bytes")
+                        pairs = [value.split(";", 1)[0] for value in answer.headers.getall("Set-Cookie", [])]
+                        return answer.status, bytes(raw), "; ".join(pairs) or None
         except TimeoutError as error:
             raise _NoAnswerError(f"no answer within {timeout_s:g} s", over_request=True) from error
         except (aiohttp.ClientError, OSError) as error:
@@ -297,8 +299,9 @@ class _Line:
         asked = {asyncio.ensure_future(self._ready(server, timeout_s)): server for server in self._servers.all}
         late = set(asked)
         try:
-            while late and not any(task.done() and task.exception() is None for task in asked):
-                _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
+            with waiting(f"{self._where} to be ready", timeout_s):
+                while late and not any(task.done() and task.exception() is None for task in asked):
+                    _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
             if late:
                 await asyncio.wait(late, timeout=READY_GRACE_S)
         finally:

@@ -113,6 +113,11 @@ class SweAgent(Environment):
     config_class = SweAgentConfig
     config: SweAgentConfig
 
+    @classmethod
+    def needs(cls, config: Any, row: Row | None = None) -> tuple[str, ...]:
+        """What copies of repositories are made of: bubblewrap of files, a container engine of images."""
+        return (config.engine if (row.get("files") is None if row else config.image) else "bubblewrap",)
+
     def __init__(self, config: SweAgentConfig, judges: Mapping[str, Judge]) -> None:
         super().__init__(config, judges)
         self._bubblewrap = BubblewrapSandbox(config.max_concurrency, config.read_only)

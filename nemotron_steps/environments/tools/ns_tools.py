@@ -87,6 +87,11 @@ class NsTools(MathWithJudge):
     config_class = NsToolsConfig
     config: NsToolsConfig
 
+    @classmethod
+    def needs(cls, config: Any, row: Row | None = None) -> tuple[str, ...]:
+        """The sandbox."""
+        return (config.sandbox,)
+
     def __init__(self, config: NsToolsConfig, judges: Mapping[str, Judge]) -> None:
         super().__init__(config, judges)
         options = {} if config.sandbox_image is None else {"image": config.sandbox_image}

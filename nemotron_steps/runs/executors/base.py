@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -72,6 +72,7 @@ class Launch:
         profile: where to run, as the executor's own model of a profile.
         working_dir: the directory the command is run in.
         environment: variables to set beside the profile's.
+        paths: files and folders of this machine that the run reads, beside its home.
         attached: somebody waits for the run (`-r`), rather than not (`-b`).
         force_squash: rebuild the container image file.
     """
@@ -82,6 +83,7 @@ class Launch:
     profile: Profile
     working_dir: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    paths: tuple[Path, ...] = ()
     attached: bool = False
     force_squash: bool = False
 
@@ -100,11 +102,30 @@ class Launch:
         """Names of those variables whose values are secrets, sorted."""
         return sorted(name for name, value in self.variables.items() if mask(name, value) != value)
 
+    def unseen(self, mounts: Iterable[str]) -> list[Path]:
+        """What of `paths`, and of what they link to, a container with these HOST:CONTAINER pairs lacks at its path."""
+        places = [mount.split(":") for mount in mounts]
+        found = [self.home, self.working_dir, *(Path(place[0]) for place in places if place[:1] == place[1:2])]
+        known = len(found)
+        for path in (each for named in self.paths for each in (named, named.resolve())):
+            # A snapshot of the hub's cache is links into the folder of its model.
+            whole = next((parent for parent in path.parents if parent.name.startswith("models--")), path)
+            if not any(whole.is_relative_to(folder) for folder in found):
+                found.append(whole)
+        return found[known:]
+
     def command(self, *, in_container: bool = False) -> list[str]:
         """The whole command: this Python for a plain process, the image's own `steps` in a container."""
         if in_container:
             return ["steps", "run", *self.arguments]
         return [sys.executable, "-m", "nemotron_steps.cli.main", "run", *self.arguments]
+
+    def has_program(self) -> str:
+        """A shell line that ends a job in whose container there is nothing to run."""
+        program, image = self.command(in_container=True)[0], getattr(self.profile, "container_image", None)
+        built = f"docker build -f containers/Dockerfile.cuda --build-arg BASE={image} adds it"
+        told = shlex.quote(f"error: image {image} has no `{program}`: {built}, and container_image names the result")
+        return f"command -v {shlex.quote(program)} > /dev/null || {{ echo {told} >&2; exit 2; }}"
 
     def node_script(self, *, head: str, rank: str) -> str:
         """A shell script for a job whose every node runs the same container: the run on the first, Ray over all.
@@ -116,7 +137,7 @@ class Launch:
             rank: shell word for a node's number, from 0.
         """
         folder, run = shlex.quote(str(self.working_dir)), f"exec {shlex.join(self.command(in_container=True))}"
-        enter = f"[ ! -d {folder} ] || cd {folder}"
+        enter = f"[ ! -d {folder} ] || cd {folder}\n{self.has_program()}"
         if self.profile.nodes == 1:
             return f"{enter}\n{run}"
         ray = "env -u RAY_ADDRESS ray start --disable-usage-stats"

@@ -11,7 +11,7 @@ import re
 import secrets
 import shlex
 import subprocess
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import StrictStr
 
@@ -20,6 +20,7 @@ from nemotron_steps.config.profiles import Profile
 from nemotron_steps.errors import RequestError, RetryableError, StorageError, UnsupportedError
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
 from nemotron_steps.sandbox.ulimits import podman_ulimits
+from nemotron_steps.waiting import waiting
 
 _PULL_SECONDS = 3600
 _ANSWER_SECONDS = 60
@@ -29,8 +30,9 @@ _MEMORY_KILL = 137
 class DockerProfile(Profile):
     """Keys of `executor = "docker"`."""
 
+    of_image: ClassVar = ("container_image",)
     nodes: Literal[1] = 1
-    container_image: StrictStr
+    container_image: StrictStr | None = None
     """An image here or of a registry."""
     engine: Literal["docker", "podman"] = "docker"
     """What starts the container."""
@@ -93,6 +95,7 @@ def run_command(launch: Launch, name: str) -> list[str]:
     if ENVIRONMENT_VARIABLE in variables:
         file = variables[ENVIRONMENT_VARIABLE]
         own.setdefault(file, f"{file}:{file}:ro")
+    own |= {str(path): f"{path}:{path}" for path in launch.unseen(profile.mounts)}
     mounts = dict.fromkeys((*profile.mounts, *(mount for path, mount in own.items() if path not in told)))
     words = [profile.engine, "run", "--detach", "--init", "--name", name, "--network", "host"]
     # Podman's own default may be above what this process may grant.
@@ -104,8 +107,9 @@ def run_command(launch: Launch, name: str) -> list[str]:
         words += every[profile.engine]
     words += [word for mount in mounts for word in ("--volume", mount)]
     words += [word for variable in variables for word in ("--env", variable)]
-    script = "\n".join([*profile.setup_lines, "exec " + shlex.join(launch.command(in_container=True))])
-    return [*words, profile.container_image, "bash", "-c", script]
+    check = launch.has_program()
+    script = "\n".join([*profile.setup_lines, check, "exec " + shlex.join(launch.command(in_container=True))])
+    return [*words, profile.container_image or "", "bash", "-c", script]
 
 
 def _parts(job: str) -> tuple[str, str]:
@@ -118,7 +122,10 @@ def _parts(job: str) -> tuple[str, str]:
 def _call(command: list[str], seconds: int = _ANSWER_SECONDS, environment: dict[str, str] | None = None) -> str:
     engine = command[0]
     try:
-        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
+        with waiting(f"`{' '.join(command[:2])}`", seconds):
+            result = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+            )
     except FileNotFoundError as error:
         raise UnsupportedError(
             f"the docker executor needs {engine}, which is not on this machine's PATH",

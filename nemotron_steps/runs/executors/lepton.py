@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, StrictStr
 
@@ -29,9 +29,10 @@ STATES = {
 class LeptonProfile(Profile):
     """Keys of `executor = "lepton"`."""
 
-    container_image: StrictStr
+    of_image: ClassVar = ("container_image",)
+    container_image: StrictStr | None = None
     """An image of a registry that Lepton reaches."""
-    resource_shape: StrictStr
+    resource_shape: StrictStr = Field(examples=["gpu.8xh100-80gb"])
     """What a worker has, in Lepton's words: gpu.8xh100-80gb."""
     node_group: StrictStr | None = None
     """The dedicated node group to work in, by its name."""
@@ -57,7 +58,15 @@ class LeptonExecutor:
         request = job_request(launch)
         client = _client()
         if profile.node_group is not None:
-            request["spec"]["affinity"] = {"allowed_dedicated_node_groups": [_node_group(client, profile.node_group)]}
+            groups = {group.metadata.name: str(group.metadata.id_) for group in _asked(client.nodegroup.list_all)}
+            if profile.node_group not in groups:
+                raise RequestError(
+                    f"the workspace has no node group '{profile.node_group}'",
+                    where="node_group",
+                    expected=", ".join(sorted(groups)) or None,
+                    hints=("lep node list",),
+                )
+            request["spec"]["affinity"] = {"allowed_dedicated_node_groups": [groups[profile.node_group]]}
         from leptonai.api.v2.types.job import LeptonJob
 
         made = _asked(lambda: client.job.create(LeptonJob.model_validate(request)))
@@ -96,6 +105,13 @@ def job_request(launch: Launch) -> dict[str, Any]:
             found=", ".join(mounted) or "none",
             hints=(f'mounts = [{{ path = "/", mount_path = "{launch.home}", from = "node-nfs:NAME" }}]',),
         )
+    if unseen := launch.unseen(f"{path}:{path}" for path in mounted if path):
+        raise RequestError(
+            "the job would not see what the run reads",
+            where="mounts",
+            expected="a mount_path that holds it, at the path that it has here",
+            found=", ".join(str(path) for path in unseen),
+        )
     if launch.secret_variables:
         raise RequestError(
             "Lepton shows the variables of a job, and these are secrets",
@@ -126,18 +142,6 @@ def job_request(launch: Launch) -> dict[str, Any]:
             "image_pull_secrets": list(profile.image_pull_secrets),
         },
     }
-
-
-def _node_group(client: Any, name: str) -> str:
-    groups = {group.metadata.name: group.metadata.id_ for group in _asked(client.nodegroup.list_all)}
-    if name not in groups:
-        raise RequestError(
-            f"the workspace has no node group '{name}'",
-            where="node_group",
-            expected=", ".join(sorted(groups)) or None,
-            hints=("lep node list",),
-        )
-    return str(groups[name])
 
 
 def _client() -> Any:

@@ -16,6 +16,7 @@ from pydantic import Field, StrictStr
 from nemotron_steps.config.profiles import Profile
 from nemotron_steps.errors import RequestError, RetryableError, StepsError, UnsupportedError, first_line
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
+from nemotron_steps.waiting import waiting
 
 AGENT_SECONDS = 60
 """How long a cluster that has been started may take until a node can run a job."""
@@ -80,19 +81,20 @@ class RayExecutor:
 def _submitted(client: Any, request: dict[str, Any]) -> str:
     """The job's id. A cluster that has just been started answers before any of its nodes can take a job."""
     deadline = time.monotonic() + AGENT_SECONDS
-    while True:
-        try:
-            return str(client.submit_job(**request))
-        except RuntimeError as error:
-            if "No available agent" not in str(error):
-                raise
-            if time.monotonic() > deadline:
-                raise RetryableError(
-                    f"no node of the Ray cluster was ready for a job in {AGENT_SECONDS} s",
-                    found="the dashboard agent of a node, which starts jobs, serves on no port",
-                    hints=("ray start --dashboard-agent-listen-port=52366   # where another cluster holds 52365",),
-                ) from error
-            time.sleep(1)
+    with waiting("a node of the Ray cluster that takes the job", AGENT_SECONDS):
+        while True:
+            try:
+                return str(client.submit_job(**request))
+            except RuntimeError as error:
+                if "No available agent" not in str(error):
+                    raise
+                if time.monotonic() > deadline:
+                    raise RetryableError(
+                        f"no node of the Ray cluster was ready for a job in {AGENT_SECONDS} s",
+                        found="the dashboard agent of a node, which starts jobs, serves on no port",
+                        hints=("ray start --dashboard-agent-listen-port=52366   # where another cluster holds 52365",),
+                    ) from error
+                time.sleep(1)
 
 
 def job_request(launch: Launch) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from nemotron_steps.artifacts.files import storage_errors
 from nemotron_steps.errors import RequestError, RetryableError, StorageError, UnsupportedError
+from nemotron_steps.waiting import waiting
 
 _TIMEOUT_S = 60
 _HOME = ".steps"
@@ -132,9 +133,10 @@ class Commands:
 def _run(command: list[str], environment: Mapping[str, str], stdin: bytes = b"", *, name: str | None = None) -> bytes:
     name = name or command[0]
     try:
-        result = subprocess.run(
-            command, env=environment, input=stdin, capture_output=True, timeout=_TIMEOUT_S, check=False
-        )
+        with waiting(name, _TIMEOUT_S):
+            result = subprocess.run(
+                command, env=environment, input=stdin, capture_output=True, timeout=_TIMEOUT_S, check=False
+            )
     except FileNotFoundError as error:
         raise UnsupportedError(
             f"the slurm executor needs {command[0]}, which is not on this machine's PATH",

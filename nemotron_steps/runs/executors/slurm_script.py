@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StrictBool, StrictStr, model_validator
 
@@ -48,7 +48,7 @@ class SlurmProfile(Profile):
     """How often the job is put back into the queue, to go on from its last checkpoint: at its time limit, and when the
     run says that trying again may help (exit code 3). Above 0 Slurm itself may put it back after a lost node."""
     container_image: StrictStr | None = None
-    """An image file, or an image that the job imports as one."""
+    """An image file, or an image that the job imports as one. Empty: no container, whatever the config says."""
     container_runtime: Literal["pyxis", "apptainer"] = "pyxis"
     """What starts the container."""
     mounts: tuple[StrictStr, ...] = ()
@@ -61,6 +61,7 @@ class SlurmProfile(Profile):
     """On host; None: as ssh's configuration says."""
     identity: StrictStr | None = None
     """ssh's key file."""
+    of_image: ClassVar = ("mounts", "container_runtime")
     remote_job_dir: Annotated[StrictStr, Field(pattern=r"^/")] | None = None
     """The folder on `host` that jobs work in; their home is `.steps` in it."""
 
@@ -74,10 +75,6 @@ class SlurmProfile(Profile):
             raise ValueError(f"tunnel needs {' and '.join(lacking)} as well")
         if self.tunnel is None and (given := [key for key in others if getattr(self, key) is not None]):
             raise ValueError(f'{", ".join(given)}: for tunnel = "ssh", which is not set')
-        if self.container_image is None:
-            for key in ("mounts", "container_runtime"):
-                if key in self.model_fields_set and getattr(self, key):
-                    raise ValueError(f"{key}: for a container, and container_image is not set")
         return self
 
     def partition_of(self, *, attached: bool) -> str | None:
@@ -99,7 +96,7 @@ class SlurmProfile(Profile):
 def batch_script(launch: Launch) -> str:
     """The sbatch script of a run. Every value is quoted; nothing secret is in it."""
     profile = _profile(launch)
-    if launch.force_squash and (profile.container_image is None or profile.ready_image):
+    if launch.force_squash and (not profile.container_image or profile.ready_image):
         raise RequestError(
             "--force-squash rebuilds an image file that the job imports, and this profile imports none",
             found=f"container_image = {profile.container_image}" if profile.container_image else "no container_image",
@@ -128,15 +125,17 @@ def batch_script(launch: Launch) -> str:
         lines.append("#SBATCH --exclusive")
     lines += ["", "set -u", *profile.setup_lines, ""]
     options_of_srun = program = ""
-    if profile.container_image is not None:
+    if profile.container_image:
         lines += _image_lines(launch)
         options_of_srun, program = _container(launch)
-    elsewhere = profile.container_image is not None or profile.tunnel is not None
+        check = program + shlex.join(["sh", "-c", launch.has_program()])
+        lines.append(f"srun --overlap --nodes=1 --ntasks=1 {options_of_srun}{check} || exit")
+    elsewhere = bool(profile.container_image) or profile.tunnel is not None
     if profile.nodes > 1:
         lines += _ray_lines(options_of_srun, program, elsewhere=elsewhere)
     command = program + shlex.join(launch.command(in_container=elsewhere))
     where = ""
-    if profile.container_image is not None or profile.nodes > 1:
+    if profile.container_image or profile.nodes > 1:
         where = f"srun --overlap --nodes=1 --ntasks=1 {options_of_srun}"
     return "\n".join([*lines, *_run_lines(where + command, profile.requeue)])
 
@@ -187,6 +186,7 @@ def _image_lines(launch: Launch) -> list[str]:
     file = launch.home / "containers" / (re.sub(r"[^\w.-]+", "+", image) + suffix)
     again = "true" if launch.force_squash else f"[ ! -f {shlex.quote(str(file))} ]"
     source = image if "://" in image else f"docker://{image}"
+    source = _enroot_source(source) if profile.container_runtime == "pyxis" else source
     # Imported beside and renamed, so that a job killed half-way leaves no image that looks complete.
     return [
         f"image={shlex.quote(str(file))}",
@@ -198,6 +198,20 @@ def _image_lines(launch: Launch) -> list[str]:
     ]
 
 
+def _enroot_source(source: str) -> str:
+    """An image of a registry as every enroot reads it, docker://[USER@][REGISTRY#]IMAGE[:TAG]; others as they are."""
+    found = re.fullmatch(
+        r"docker://(?P<user>[^/#]+@(?!sha256:))?((?P<registry>localhost|[^/#@]*[.:][^/#@]*)/)?"
+        r"(?P<image>[^#@:]+)(?P<tag>:[^/@#]+)?(?P<digest>@sha256:\w+)?",
+        source,
+    )
+    if found is None:
+        return source
+    hub = found["registry"] in (None, "docker.io", "index.docker.io")
+    registry = "" if hub else f"{found['registry']}#"
+    return f"docker://{found['user'] or ''}{registry}{found['image']}{found['digest'] or found['tag'] or ''}"
+
+
 def _container(launch: Launch) -> tuple[str, str]:
     """(options of srun, what stands before a program) that run it in the image, with the home and the working folder
     at their own paths."""
@@ -206,6 +220,10 @@ def _container(launch: Launch) -> tuple[str, str]:
     profiles = launch.environment.get(ENVIRONMENT_VARIABLE)
     if profiles is not None:
         own.append(Path(profiles))
+    own += launch.unseen(profile.mounts)
+    for path in own:
+        if re.search("[:,]", str(path)):
+            raise RequestError("a container cannot be given what has ':' or ',' in its path", found=str(path))
     mounts = list(dict.fromkeys([*profile.mounts, *(f"{path}:{path}" for path in own)]))
     folder = shlex.quote(str(launch.working_dir))
     if profile.container_runtime == "pyxis":

@@ -28,7 +28,7 @@ def mirrors(
     if settings.tensorboard is not None:
         from nemotron_steps.runs.mirrors.tensorboard import TensorBoardMirror
 
-        yield TensorBoardMirror(settings.tensorboard, folder)
+        yield TensorBoardMirror(settings.tensorboard, folder, plan, store, redact)
     if settings.mlflow is not None:
         from nemotron_steps.runs.mirrors.mlflow import MlflowMirror
 

@@ -4,26 +4,60 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, ClassVar
 
+from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import UnsupportedError
+from nemotron_steps.resolver.plan import Plan
+from nemotron_steps.runs.run_folder import RunFolder
 from nemotron_steps.runs.tracker import Record
+from nemotron_steps.stopping import left_to_us
+from nemotron_steps.waiting import waiting
 
 logger = logging.getLogger(__name__)
+
+_SAMPLES = 2000
+"""Samples of a step at most, the latest kept: W&B draws no larger tables."""
 
 
 class Mirror(ABC):
     """A listener that is closed at the end of the run, however it ended.
 
-    What cannot be written never stops a run: the mirror says so in the log and goes quiet.
+    What cannot be written never stops a run: the mirror says so in the log and goes quiet. UnsupportedError if its
+    package is not installed.
     """
 
     target: ClassVar[str]
     """What it writes to."""
+    module: ClassVar[str]
+    """Of its package."""
+    table: ClassVar[str]
+    """Of env.toml; the extra that brings the package has the same name."""
     _run: Any = None
     """What is open there for a step."""
+
+    def __init__(
+        self, settings: Any, folder: RunFolder, plan: Plan, store: ArtifactStore, redact: Callable[[Any], Any]
+    ) -> None:
+        """`settings`: the table."""
+        try:
+            self._package: Any = import_module(self.module)
+        except ImportError as error:
+            raise UnsupportedError(
+                f"the [{self.table}] table of env.toml needs the package {self.module}, which is not installed",
+                where=f"[{self.table}]",
+                found=str(error),
+                hints=(f"pip install 'nemotron-steps[{self.table}]'",),
+            ) from error
+        self._settings = settings
+        self._folder = folder
+        self._plan = plan
+        self._store = store
+        self._redact = redact
+        self._samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES)
 
     def __call__(self, record: Record) -> None:
         """Mirror one record."""
@@ -42,7 +76,8 @@ class Mirror(ABC):
 
     def _trying(self, mirror: Callable[[], None]) -> None:
         try:
-            mirror()
+            with left_to_us(), waiting(self.target):
+                mirror()
         # Of every class: their clients raise ValueError and TypeError, and what their stores raise (botocore's,
         # sqlalchemy's, a driver's ImportError).
         except Exception as error:
@@ -51,19 +86,6 @@ class Mirror(ABC):
                 text += "; hint: export WANDB_MODE=offline   # `wandb sync` sends it later"
             logger.warning(text)
             self._run = None
-
-
-def package(name: str, table: str) -> Any:
-    """The module that a table of env.toml needs. UnsupportedError if it is not installed."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise UnsupportedError(
-            f"the [{table}] table of env.toml needs the package {name}, which is not installed",
-            where=f"[{table}]",
-            found=str(error),
-            hints=(f"pip install 'nemotron-steps[{table}]'",),
-        ) from error
 
 
 def leaves(value: Any, path: str, separator: str) -> Iterator[tuple[str, Any]]:

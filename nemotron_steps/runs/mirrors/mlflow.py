@@ -9,21 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.resolver.plan import Plan
-from nemotron_steps.runs.mirrors.base import Mirror, leaves, package
-from nemotron_steps.runs.run_folder import RunFolder
+from nemotron_steps.runs.mirrors.base import Mirror, leaves
 from nemotron_steps.runs.tracker import Record
 
-if TYPE_CHECKING:
-    from nemotron_steps.config.mirrors import MlflowSettings
-
-_SAMPLES = 2000
-"""Samples of a step at most, the latest kept."""
 _PARAMS, _METRICS = 100, 1000
 """Of one request, as MLflow's servers bound it."""
 _KEY_CHARACTERS, _VALUE_CHARACTERS = 250, 500
@@ -39,29 +30,16 @@ _ENVIRONMENT = {
 
 
 class MlflowMirror(Mirror):
-    """See Mirror. Raises UnsupportedError if the mlflow package is not installed."""
+    """See Mirror."""
 
-    target = "MLflow"
+    target, module, table = "MLflow", "mlflow", "mlflow"
+    _client: Any = None
+    _index = 0
 
-    def __init__(
-        self,
-        settings: MlflowSettings,
-        folder: RunFolder,
-        plan: Plan,
-        store: ArtifactStore,
-        redact: Callable[[Any], Any],
-    ) -> None:
+    def __init__(self, *arguments: Any) -> None:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        self._mlflow = package("mlflow", "mlflow")
-        self._settings = settings
-        self._folder = folder
-        self._plan = plan
-        self._store = store
-        self._redact = redact
-        self._client: Any = None
-        self._index = 0
-        self._samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES)
+        super().__init__(*arguments)
 
     def _interrupt(self) -> None:
         self._finish("KILLED")
@@ -69,7 +47,7 @@ class MlflowMirror(Mirror):
     def _on_step_started(self, record: Record) -> None:
         planned = self._plan.step(record["step"])
         if self._client is None:
-            self._client = self._mlflow.MlflowClient(tracking_uri=self._settings.tracking_uri)
+            self._client = self._package.MlflowClient(tracking_uri=self._settings.tracking_uri)
         name = self._settings.experiment
         experiment = self._client.get_experiment_by_name(name)
         number = experiment.experiment_id if experiment is not None else self._client.create_experiment(name)
@@ -77,7 +55,7 @@ class MlflowMirror(Mirror):
         made = self._client.create_run(number, run_name=f"{planned.key} {self._folder.id}", tags=tags)
         self._run, self._index = made.info.run_id, 0
         self._samples.clear()
-        param = self._mlflow.entities.Param
+        param = self._package.entities.Param
         config = {_key(name): value for name, value in leaves(self._redact(dict(planned.config)), "", ".")}
         params = [param(name, str(value)[:_VALUE_CHARACTERS]) for name, value in config.items()]
         for part in _parts(params, _PARAMS):
@@ -112,7 +90,7 @@ class MlflowMirror(Mirror):
         self._finish("FAILED")
 
     def _log(self, values: Mapping[str, Any], seconds: float) -> None:
-        metric, at = self._mlflow.entities.Metric, int(1000 * seconds)
+        metric, at = self._package.entities.Metric, int(1000 * seconds)
         metrics = [
             metric(_key(name), float(value), at, self._index)
             for name, value in values.items()

@@ -6,35 +6,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nemotron_steps.runs.mirrors.base import Mirror, leaves, package
-from nemotron_steps.runs.run_folder import RunFolder
+from nemotron_steps.runs.mirrors.base import Mirror, leaves
 from nemotron_steps.runs.tracker import Record
-
-if TYPE_CHECKING:
-    from nemotron_steps.config.mirrors import TensorBoardSettings
 
 
 class TensorBoardMirror(Mirror):
     """See Mirror.
 
     Event files are in `<folder>/<run id>/<step>`, or `<run folder>/tensorboard/<step>` where no folder is given.
-
-    Raises UnsupportedError if the tensorboardX package is not installed.
     """
 
-    target = "TensorBoard"
-
-    def __init__(self, settings: TensorBoardSettings, folder: RunFolder) -> None:
-        self._writer_class = package("tensorboardX", "tensorboard").SummaryWriter
-        given = None if settings.folder is None else Path(settings.folder).expanduser() / folder.id
-        self._folder = given or folder.path / "tensorboard"
-        self._index = 0
+    target, module, table = "TensorBoard", "tensorboardX", "tensorboard"
+    _index = 0
 
     def _on_step_started(self, record: Record) -> None:
+        given = self._settings.folder
+        folder = Path(given).expanduser() / self._folder.id if given else self._folder.path / "tensorboard"
         # Step ids have slashes, which become folders: TensorBoard groups by them.
-        self._run = self._writer_class(str(self._folder / record["step"]), flush_secs=10)
+        self._run = self._package.SummaryWriter(str(folder / record["step"]), flush_secs=10)
         self._index = 0
 
     def _on_metrics(self, record: Record) -> None:

@@ -1,9 +1,9 @@
 """A mirror of a run in W&B: one W&B run per executed step, its metrics, signals, samples, artifacts and edges.
 
 The run folder stays the record; W&B gets a copy of what a listener sees, redacted like everything else. Artifacts go
-by reference (their files stay in the home) under names and types of their own, with the digest in their metadata; a
-step's W&B run uses its inputs and logs its outputs, so W&B draws the same lineage. Offline mode writes all of it to
-`<run folder>/wandb`, to be sent later with `wandb sync`.
+by reference (their files stay in the home), with the digest in their metadata, under the names of the public recipes
+(PUBLISHED) or names of their own; a step's W&B run uses its inputs and logs its outputs, so W&B draws the same lineage.
+Offline mode writes all of it to `<run folder>/wandb`, to be sent later with `wandb sync`.
 """
 
 from __future__ import annotations
@@ -11,55 +11,36 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections import deque
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import UnknownNameError
-from nemotron_steps.resolver.plan import Plan
-from nemotron_steps.runs.mirrors.base import Mirror, package
-from nemotron_steps.runs.run_folder import RunFolder
+from nemotron_steps.runs.mirrors.base import Mirror
 from nemotron_steps.runs.tracker import Record
-
-if TYPE_CHECKING:
-    from nemotron_steps.config.mirrors import WandbSettings
 
 logger = logging.getLogger(__name__)
 
-_SAMPLES = 2000
-"""Rows of a step's table of samples at most, the latest kept: W&B draws no larger ones."""
+PUBLISHED = {
+    ("data_prep", "prompts"): ("DataBlendsArtifact-rl", "dataset"),
+    ("sft", "model"): ("ModelArtifact-sft", "model"),
+    ("rl", "model"): ("ModelArtifact-rl", "model"),
+}
+"""(category of the step, port) → name and type in W&B, as the public recipes have them. W&B counts the outputs of all
+steps of a category as versions of one artifact, which has one type."""
 
 
 class WandbMirror(Mirror):
-    """See Mirror. Raises UnsupportedError if the wandb package is not installed."""
+    """See Mirror."""
 
-    target = "W&B"
-
-    def __init__(
-        self,
-        settings: WandbSettings,
-        folder: RunFolder,
-        plan: Plan,
-        store: ArtifactStore,
-        redact: Callable[[Any], Any],
-    ) -> None:
-        self._wandb = package("wandb", "wandb")
-        self._settings = settings
-        self._folder = folder
-        self._plan = plan
-        self._store = store
-        self._redact = redact
-        self._samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES)
+    target, module, table = "W&B", "wandb", "wandb"
 
     def _interrupt(self) -> None:
         self._finish(130)
 
     def _on_step_started(self, record: Record) -> None:
         planned = self._plan.step(record["step"])
-        wandb = self._wandb
+        wandb = self._package
         self._run = wandb.init(
             project=self._settings.project,
             entity=self._settings.entity,
@@ -97,7 +78,7 @@ class WandbMirror(Mirror):
         self._run.alert(
             title=record["name"],
             text=", ".join(f"{name}={value}" for name, value in record["numbers"].items()) or record["name"],
-            level=self._wandb.AlertLevel.WARN,
+            level=self._package.AlertLevel.WARN,
         )
 
     def _on_step_finished(self, record: Record) -> None:
@@ -109,7 +90,8 @@ class WandbMirror(Mirror):
                 logger.warning("W&B: input %s is no longer in the home", ref)
         for artifact in outputs:
             # `vN` is what W&B itself calls its versions, from 0 on; a second one makes an artifact unreadable.
-            self._run.log_artifact(self._described(artifact), aliases=["latest", f"steps-v{artifact.version}"])
+            alias = f"{artifact.name.replace('/', '-')}-v{artifact.version}"
+            self._run.log_artifact(self._described(artifact), aliases=["latest", alias])
         self._finish(0)
 
     def _on_step_failed(self, record: Record) -> None:
@@ -128,12 +110,15 @@ class WandbMirror(Mirror):
         """The samples, a column for each of their keys; what is neither a number nor text is written as JSON."""
         columns = list(dict.fromkeys(key for sample in self._samples for key in sample))
         rows = [[_cell(sample.get(column)) for column in columns] for sample in self._samples]
-        return self._wandb.Table(columns=columns, data=rows, allow_mixed_types=True)
+        return self._package.Table(columns=columns, data=rows, allow_mixed_types=True)
 
     def _described(self, artifact: Artifact) -> Any:
-        described = self._wandb.Artifact(
-            name=artifact.name.replace("/", "-") or artifact.digest[:12],
-            type=artifact.type,
+        made = artifact.producer
+        own = (artifact.name.replace("/", "-") or artifact.digest[:12], artifact.type)
+        name, kind = PUBLISHED.get((made.step.partition("/")[0], made.port), own) if made else own
+        described = self._package.Artifact(
+            name=name,
+            type=kind,
             metadata={
                 **artifact.attributes,
                 "digest": artifact.digest,

@@ -36,17 +36,13 @@ def slip(answer: str, rng: random.Random) -> str:
     elif kind == "double":
         units.insert(place, units[place])
     elif kind == "replace":
-        units[place] = _another(units[place], rng)
+        unit = units[place]
+        alphabet = "0123456789" if unit.isdigit() else "abcdefghijklmnopqrstuvwxyz"
+        at = rng.randrange(len(unit))
+        units[place] = unit[:at] + rng.choice([c for c in alphabet if c != unit[at].lower()]) + unit[at + 1 :]
     elif kind == "overwrite":
         units[place] = units[rng.choice([i for i in range(len(units)) if i != place])]
     else:
         rng.shuffle(units)
     separators = [*gaps, *gaps[-1:]] if gaps else []
     return "".join(unit + (separators[i] if gaps and i + 1 < len(units) else "") for i, unit in enumerate(units))
-
-
-def _another(unit: str, rng: random.Random) -> str:
-    """A different unit of the same kind and length."""
-    alphabet = "0123456789" if unit.isdigit() else "abcdefghijklmnopqrstuvwxyz"
-    place = rng.randrange(len(unit))
-    return unit[:place] + rng.choice([c for c in alphabet if c != unit[place].lower()]) + unit[place + 1 :]

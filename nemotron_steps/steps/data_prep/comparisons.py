@@ -53,7 +53,9 @@ class ComparisonMaker:
         """One row: `messages`, the question itself, and the grades of both answers for whoever checks the label."""
         answers = self._answer(question, rng), self._answer(question, rng)
         for _ in range(REDRAWS):
-            if self._has_preference(question, *answers):
+            # The same answer twice is worth showing as it is.
+            first, second = (self._assess(question, answer).key for answer in answers)
+            if answers[0] == answers[1] or first != second:
                 break
             answers = answers[0], self._answer(question, rng)
         return self.row(question, *answers)
@@ -84,12 +86,6 @@ class ComparisonMaker:
         elif rng.random() < config.slip_rate:
             answer = slip(answer, rng)
         return write_answer(answer, config.styles, rng)
-
-    def _has_preference(self, question: Question, answer_1: str, answer_2: str) -> bool:
-        """Whether the rule tells two answers apart. The same answer twice is worth showing as it is."""
-        if answer_1 == answer_2:
-            return True
-        return self._assess(question, answer_1).key != self._assess(question, answer_2).key
 
     def _assess(self, question: Question, answer: str) -> Assessment:
         known = (question.text, answer)

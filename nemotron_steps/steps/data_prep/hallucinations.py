@@ -168,7 +168,9 @@ class HallucinationMaker:
             return None
         name, arguments = calls[position]
         said = conversation_text(row)
-        choices = [key for key, value in arguments.items() if _can_be_made_up(value)]
+        # Text and numbers; a flipped switch is a mistake, but nothing was made up.
+        kinds = {key: type(value) for key, value in arguments.items() if value != ""}
+        choices = [key for key, kind in kinds.items() if kind in (str, int, float)]
         if not choices:
             return None
         key = rng.choice(choices)
@@ -241,8 +243,3 @@ def _one_call(row: Row, rng: random.Random) -> tuple[int, Calls, dict[str, Any] 
         return 0, calls, None
     position = rng.randrange(len(calls))
     return position, calls, next((tool for tool in tools_of(row) if tool["name"] == calls[position][0]), None)
-
-
-def _can_be_made_up(value: Any) -> bool:
-    """Text and numbers; a flipped switch is a mistake, but nothing was made up."""
-    return (isinstance(value, str) and bool(value)) or (isinstance(value, int | float) and not isinstance(value, bool))

@@ -43,7 +43,7 @@ class PromptWork:
     def function(self) -> RowFunction:
         """See RowWork."""
         check_environment = EnvironmentChecks() if self.check_environments else None
-        check_length = LengthCheck(self.length) if self.length is not None else None
+        length = LengthCheck(self.length) if self.length is not None else None
         filler = PlaceholderFiller(self.placeholders)
 
         def become(where: str, row: Row) -> list[Row] | None:
@@ -60,8 +60,8 @@ class PromptWork:
                 changed = True
             if check_environment is not None:
                 check_environment(where, row)
-            if check_length is not None:
-                check_length(where, row)
+            if length is not None and not length.fits(row, where):
+                raise RowLeftOut(f"the prompt has more than {length.max_tokens} tokens")
             return [row] if changed else None
 
         return become
@@ -78,19 +78,18 @@ def _imported(where: str, row: Row) -> tuple[str, ...]:
 
 
 class LengthCheck:
-    """Leaves out prompts that have more tokens than a policy may read."""
+    """Tells prompts that have more tokens than a policy may read."""
 
     def __init__(self, config: PromptLengthConfig) -> None:
         from nemotron_steps.models.chat import ChatFormat
 
         self._chat = ChatFormat.from_folder(config.tokenizer)
-        self._max_tokens = config.max_tokens
+        self.max_tokens = config.max_tokens
 
-    def __call__(self, where: str, row: Row) -> None:
-        """RowLeftOut for a prompt that is too long."""
+    def fits(self, row: Row, where: str) -> bool:
+        """Whether a policy may read the prompt."""
         asked = read_request(row, where)
-        if len(self._chat.render(asked.messages, asked.tools)) > self._max_tokens:
-            raise RowLeftOut(f"the prompt has more than {self._max_tokens} tokens")
+        return len(self._chat.render(asked.messages, asked.tools)) <= self.max_tokens
 
 
 class EnvironmentChecks:

@@ -45,7 +45,8 @@ class ReasoningControl:
         cut = self._cut(reasoning, budget)
         if cut == reasoning:
             return None
-        messages[last] = _with_reasoning(messages[last], cut, answer)
+        own = {_FIELD: cut} if messages[last].get(_FIELD) else {"content": f"{THINK_OPEN}{cut}{THINK_CLOSE}{answer}"}
+        messages[last] = {**messages[last], **own}
         return {**row, "messages": messages, "reasoning_budget": budget}
 
 
@@ -70,12 +71,6 @@ def _stripped(row: Row) -> Row | None:
         return None
     template_kwargs = {**(row.get("chat_template_kwargs") or {}), "enable_thinking": False}
     return {**row, "messages": messages, "chat_template_kwargs": template_kwargs}
-
-
-def _with_reasoning(message: Row, reasoning: str, answer: str) -> Row:
-    if message.get(_FIELD):
-        return {**message, _FIELD: reasoning}
-    return {**message, "content": f"{THINK_OPEN}{reasoning}{THINK_CLOSE}{answer}"}
 
 
 def _cut_words(text: str, budget: int) -> str:

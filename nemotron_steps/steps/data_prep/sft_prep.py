@@ -47,7 +47,8 @@ def run(context: StepContext[SftPrepConfig]) -> None:
     summary: dict[str, int] = {f"{split}_chats": count for split, count in counts.items()}
     if config.tokenizer is not None:
         folder = slot.path / TOKENIZER_FOLDER
-        summary["vocabulary"] = write_tokenizer(_rows(slot.path / FILES["train"]), config.tokenizer, folder)
+        rows = (row for _, row in read_rows(slot.path / FILES["train"]))
+        summary["vocabulary"] = write_tokenizer(rows, config.tokenizer, folder)
         slot.attributes["tokenizer"] = tokenizer_digest(folder)
     context.tracker.summary(summary)
 
@@ -123,10 +124,6 @@ def prepare_own(context: StepContext[SftPrepConfig]) -> dict[str, int]:
         staging=context.work / "shards",
         tracker=context.tracker,
     )
-
-
-def _rows(path: Path) -> Iterator[Row]:
-    return (row for _, row in read_rows(path))
 
 
 def write_tokenizer(rows: Iterable[Row], config: TokenizerTrainingConfig, folder: Path) -> int:

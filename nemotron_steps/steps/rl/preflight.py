@@ -6,11 +6,10 @@ Nothing here may import torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.layout.processes import refuse_rl_without_ray
-from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.build.rows import (
@@ -21,31 +20,33 @@ from nemotron_steps.engine.build.rows import (
     teacher_choice,
 )
 from nemotron_steps.environments.own.reward_function import load
-from nemotron_steps.environments.registry import names
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.steps.hub_folder import check_judges
-from nemotron_steps.steps.placement import refuse_misfits, refuse_without_gpus
+from nemotron_steps.steps.placement import refuse_misfits
 
 
-def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
-    """Refuse what the step would refuse when it starts, as far as its prompts exist. See StepTable.preflight."""
+def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> Iterable[str]:
+    """Refuse what the step would refuse when it starts, as far as its prompts exist. See StepTable.preflight.
+
+    Returns:
+        What the rows need of the machine.
+    """
     refuse_rl_without_ray(config)
     refuse_misfits(config, inputs)
     check_judges(config, inputs)
-    check_low_effort(config)
     load_reward_functions(config)
-    refuse_without_gpus(config.cluster)
     refuse_idle_validation(config, inputs)
     if isinstance(config, OpdConfig):
         config = _with_teachers(config, inputs)
         teacher_choice(config)
     if any(inputs.get(port, ...) is None for port in ("prompts", "validation")):
-        return  # whatever the config names gives way to what an earlier step will make
+        return ()  # whatever the config names gives way to what an earlier step will make
     if "policy" in inputs and inputs["policy"] is None:
         config = config.model_copy(update={"policy": config.policy.model_copy(update={"checkpoint": None})})
     rows = read_data(config)
-    check_run_rows(config, rows)
+    needs = check_run_rows(config, rows)
     prompt_stream(config, rows.train)
+    return needs.programs
 
 
 def _with_teachers(config: OpdConfig, inputs: Mapping[str, Artifact | None]) -> OpdConfig:
@@ -73,19 +74,3 @@ def refuse_idle_validation(config: RlConfig, inputs: Mapping[str, Artifact | Non
             expected="grpo.val_period, grpo.val_at_start or grpo.val_at_end",
             hints=("grpo.val_period=10", "grpo.val_at_start=true grpo.val_at_end=true"),
         )
-
-
-def check_low_effort(config: RlConfig) -> None:
-    """Refuse a name in `grpo.low_effort.environments` that no environment has: its prompts would never be asked."""
-    named, known = config.grpo.low_effort.environments, names()
-    for name in named:
-        if name not in known:
-            rest = [other for other in named if other != name]
-            close = nearest(name, known)
-            raise ConfigError(
-                f"grpo.low_effort asks the prompts of '{name}', and there is no environment of that name",
-                where="grpo.low_effort.environments",
-                expected=" or ".join(close) or f"one of {', '.join(known)}",
-                found=name,
-                hints=[f"grpo.low_effort.environments=[{','.join([*rest, *kept])}]" for kept in (close[:1], ())],
-            )

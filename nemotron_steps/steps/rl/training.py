@@ -1,4 +1,5 @@
-"""What the GRPO steps share: build the run (engine/build), train, grade before and after."""
+"""The GRPO steps (rlvr, rlhf, swe, opd differ in configs and environments): build the run, train, grade before and
+after."""
 
 from __future__ import annotations
 

@@ -30,7 +30,11 @@ PROMPTS = [PromptRow(n, {"responses_create_params": {"input": "x"}}, f"f:{n + 1}
 
 def built(task: Path, work: Path, monkeypatch: pytest.MonkeyPatch, trained_on: str, **changes: Any) -> Any:
     """A run whose environments are `a` to `c`, of which those named are trained on, with rewards up to 1, 2 and 3."""
-    ranges = {name: SimpleNamespace(name=name, reward_range=(0.0, n)) for n, name in enumerate("abc", start=1)}
+    usual = {"c": (1.0, 2.0)}
+    ranges = {
+        name: SimpleNamespace(name=name, reward_range=(0.0, n), usual_range=usual.get(name))
+        for n, name in enumerate("abc", start=1)
+    }
     told: dict[str, Any] = {}
 
     def place(config: Any, wanted: Any) -> Any:
@@ -65,7 +69,7 @@ def built(task: Path, work: Path, monkeypatch: pytest.MonkeyPatch, trained_on: s
     return run, told
 
 
-@pytest.mark.parametrize(("trained_on", "bounds"), [("b", (0.0, 2)), ("ab", None), ("", None)])
+@pytest.mark.parametrize(("trained_on", "bounds"), [("b", (0.0, 2)), ("c", (1.0, 2.0)), ("ab", None), ("", None)])
 def test_the_range_of_rewards_is_known_where_one_environment_alone_gives_them(
     trained_on: str, bounds: Any, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemotron_steps.config.schema.rl import RewardScalingConfig
-from nemotron_steps.engine.grpo.dynamic_sampling import DynamicSampler, epsilon_filter, has_signal, trivial_groups
+from nemotron_steps.engine.grpo.dynamic_sampling import DynamicSampler, epsilon_filter, has_signal
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.errors import EngineError
 from tests.engine.engine_samples import group, rollout
@@ -101,7 +101,8 @@ def test_rounding_is_no_signal() -> None:
 
 def test_trivial_groups_are_near_either_end() -> None:
     means = torch.tensor([0.0, 0.05, 0.06, 0.5, 0.95, 1.0, float("nan")], dtype=torch.float64)
-    assert trivial_groups(means, 0.05).tolist() == [True, True, False, False, True, True, False]
+    dropped = (~epsilon_filter(means, epsilon=0.05, limit=0.0)).tolist()
+    assert dropped == [True, True, False, False, True, True, False]
 
 
 @given(means=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=40), limit=st.floats(0.01, 1.0))

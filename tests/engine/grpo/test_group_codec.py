@@ -22,7 +22,7 @@ def groups() -> list[RolloutGroup]:
             components={"right": 1.0, "format": 0.25},
             weight_versions=[4, 4, 5, 5],
             turns=[(2, 3), (4, 6)],
-            metadata={"turn_texts": ["x", "y"], "teacher": "b", "low_effort": True},
+            metadata={"turn_texts": ["x", "y"], "teacher": "b", "low_effort": {"reward": 0.1, "length_reward": 2.0}},
         ),
         rollout("a", 1, response=2, reward=-1.5, failure="judge_unavailable", weight_versions=[]),
     ]

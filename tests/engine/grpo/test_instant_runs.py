@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from nemotron_steps.engine.reporting import first_and_last
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream
 from nemotron_steps.engine.signals import SignalMonitor
 from nemotron_steps.engine.types import RolloutGroup, WeightSyncReport
-from nemotron_steps.errors import RetryableError
+from nemotron_steps.errors import EngineError, RetryableError
 from tests.engine.engine_samples import rollout
 
 Graded = Callable[[int, int], Sequence[float | str]]
@@ -51,7 +50,6 @@ class Parts:
         self.told: list[dict[str, Any]] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.weight_version = self.generated_tokens = self.max_total_length = 0
-        self.environments = ("maths",)
         self.training_s, self.training = 0.0, threading.Event()
         self.after_training_began = False
         """Whether what comes after the first prompts is sampled once a training step is at work."""
@@ -64,9 +62,6 @@ class Parts:
 
     def finish_generation(self) -> None:
         self.calls.append("finish")
-
-    def environment_of(self, prompt: PromptRow) -> Any:
-        return SimpleNamespace(name=self.environments[prompt.index % len(self.environments)])
 
     def shown(self, rollout: Any) -> dict[str, str]:
         return {"prompt": "", "response": ""}
@@ -142,6 +137,7 @@ def instant(
     validation: int = 0,
     checkpointing: dict[str, Any] | None = None,
     policy: dict[str, Any] | None = None,
+    stop_on: tuple[str, ...] = (),
     **grpo: Any,
 ) -> tuple[GrpoRun, Any]:
     """A run of two prompts of two rollouts a step, in the order of the file, and its parts."""
@@ -157,6 +153,7 @@ def instant(
             "loss_fn": {"use_importance_sampling_correction": asynchronous},
             "policy": {"train_global_batch_size": 4, **(policy or {})},
             "checkpointing": {"save_period": 100, **(checkpointing or {})},
+            "signals": {"stop_on": stop_on},
         }
     )
     rows = [PromptRow(index, {}, f"f:{index + 1}") for index in range(2 * steps + 10)]
@@ -330,17 +327,22 @@ def test_asynchronously_what_nobody_can_grade_is_left_out_and_only_what_may_be_g
         assert sum(metrics["dynamic_sampling/ungraded_groups"] for metrics in parts.metrics_of) == 3
 
 
-@pytest.mark.parametrize(
-    ("ends", "last"), [({"fraction_end": 0.0}, ["", ""]), ({"environments_end": ["maths"]}, ["brief", ""])]
-)
-def test_low_effort_is_asked_for_as_the_schedule_of_each_environment_says(
-    ends: dict[str, Any], last: list[str], tmp_path: Path
+@BOTH
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_signal_ends_the_run_that_is_to_stop_on_it_with_its_step_saved_and_resumed_it_goes_on(
+    asynchronous: bool, enabled: bool, tmp_path: Path
 ) -> None:
-    low = {"enabled": True, "fraction": 1.0, "environments": ["maths", "code"], "instruction": "brief"}
-    run, parts = instant(tmp_path, 3, low_effort={**low, **ends})
-    parts.environments = ("maths", "code")
-    train(run)
-    assert [each["suffixes"] for each in parts.collected[::2]] == [["brief", "brief"], last]
+    given: dict[str, Any] = {"asynchronous": asynchronous, "checkpointing": {"enabled": enabled}}
+    given["stop_on"] = ("policy_collapse", "low_reward_variance")
+    run, _ = instant(tmp_path, 8, lambda row, attempt: (1.0, 1.0), **given)
+    with pytest.raises(EngineError, match="low_reward_variance at step 5: 100% of the prompt groups") as caught:
+        trained(run)
+    assert caught.value.found == ("5 trained and saved: --resume goes on from there" if enabled else "5 trained")
+    assert [each.step for each in run.checkpoints.all()] == ([5] if enabled else [])
+    if enabled:
+        assert trained(instant(tmp_path, 8, lambda row, attempt: (1.0, 1.0), **given)[0])["steps"] == 8
+    over = instant(tmp_path / "whole", 5, lambda row, attempt: (1.0, 1.0), **given)[0]
+    assert trained(over)["steps"] == 5  # raised by the last step
 
 
 def test_a_run_whose_last_step_is_saved_is_over_and_not_out_of_time(tmp_path: Path) -> None:

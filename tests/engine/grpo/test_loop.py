@@ -58,7 +58,7 @@ ASYNC_SAVES = {"checkpointing__save_async": True}
 SCHEDULES = {
     "grpo__use_dynamic_sampling": True,
     "grpo__num_generations_per_prompt": 2,
-    "grpo__low_effort": {"enabled": True, "fraction": 0.8, "fraction_end": 0.2, "environments": ("any_vowel",)},
+    "grpo__low_effort": {"string": "a", "weight": 0.2, "upper_bound_tokens": 4},
     "grpo__epsilon_filtering": {"enabled": True, "epsilon": 0.1},
     "policy__max_total_sequence_length_end": 128,
     "environment": "any_vowel",

@@ -11,11 +11,9 @@ import pytest
 import torch
 
 from nemotron_steps.config.schema.rl import GrpoConfig, HeldoutConfig
-from nemotron_steps.engine import reporting
 from nemotron_steps.engine.grpo import loop
 from nemotron_steps.engine.grpo.distillation import METADATA_KEY, Distillation
 from nemotron_steps.engine.grpo.loop import StepRecord
-from nemotron_steps.engine.reporting import PhaseTimer
 from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.types import RolloutGroup, SamplingParams
 from tests.engine.engine_samples import random_batch, rollout
@@ -123,19 +121,6 @@ def test_heldout_prompts_are_graded_as_their_own_settings_say(max_prompts: int |
     ]
 
 
-def test_a_phase_has_all_of_its_time_and_that_of_a_block_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([10.0, 10.5, 20.0, 22.0, 30.0, 31.0])
-    monkeypatch.setattr(reporting, "time", SimpleNamespace(perf_counter=lambda: next(times)))
-    timer = PhaseTimer()
-    with timer.phase("a"):
-        pass
-    with pytest.raises(LookupError), timer.phase("a"):
-        raise LookupError
-    with timer.phase("b"):
-        pass
-    assert timer.metrics() == {"timing/a_s": 2.5, "timing/b_s": 1.0}
-
-
 def test_the_kl_to_the_teachers_is_a_mean_over_trained_tokens_of_each_environment() -> None:
     batch, _ = random_batch(rows=4, width=6, seed=2, noise_in_padding=False)
     batch.sample_mask[:] = torch.tensor([1.0, 1.0, 0.0, 1.0])
@@ -182,11 +167,3 @@ def test_where_advantages_are_the_teachers_the_divergence_is_what_is_trained_if_
     Distillation(choice=None, teachers=Teachers(), gives_advantages=True).score(prepared)  # type: ignore[arg-type]
     found = dict.fromkeys(("teacher_kl/maths", "teacher_kl/mean", "teacher_divergence"), pytest.approx(2.0))
     assert prepared.metrics == (found if trained else {})
-
-
-def test_each_rollout_is_marked_with_its_own_prompts_teacher() -> None:
-    choice: Any = SimpleNamespace(of=lambda row, where: row["teacher"])
-    prompts = [PromptRow(n, {"teacher": name}, f"f:{n}") for n, name in enumerate("ab")]
-    groups = [RolloutGroup(name, n, [rollout(name, i) for i in range(2)], 0) for n, name in enumerate("ab")]
-    Distillation(choice, teachers=None).mark(prompts, groups)  # type: ignore[arg-type]
-    assert [[r.metadata[METADATA_KEY] for r in group.rollouts] for group in groups] == [["a", "a"], ["b", "b"]]

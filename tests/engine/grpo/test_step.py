@@ -70,11 +70,9 @@ def test_a_step_from_groups_to_token_advantages() -> None:
     assert metrics["advantages/max"] == 1.0
 
 
-def test_equal_prompts_are_still_two_groups_but_equal_ids_are_an_error() -> None:
+def test_equal_prompts_are_still_two_groups() -> None:
     batch, _ = finish([group("a", [1, 0, 0, 0]), group("b", [0, 1, 1, 1])], grpo())
     assert row_advantages(batch)[4] == -1.0
-    with pytest.raises(EngineError, match="twice"):
-        prepare([group("a", [1, 0]), group("a", [1, 0])], grpo())
 
 
 def test_failed_rollouts_and_missing_rollouts_are_masked_and_not_in_the_baseline() -> None:
@@ -95,13 +93,6 @@ def test_a_group_with_one_graded_member_teaches_nothing() -> None:
     batch, metrics = finish([alone, group("b", [1, 0, 0, 0])], grpo())
     assert row_advantages(batch)[:4] == [0.0] * 4
     assert metrics["groups/incomparable_share"] == 0.5
-
-
-def test_too_many_rollouts_or_no_groups_are_refused() -> None:
-    with pytest.raises(EngineError, match="5 rollouts"):
-        prepare([group("a", [1, 0, 0, 0, 0])], grpo())
-    with pytest.raises(EngineError, match="no groups"):
-        prepare([], grpo())
 
 
 def test_overlong_filtering_masks_truncated_samples_that_still_count_in_the_baseline() -> None:
@@ -143,7 +134,7 @@ def test_epsilon_filtering_judges_a_group_by_its_scaled_reward_and_not_by_what_s
 ):
     scaling = {"enabled": True, "source_min": 0.0, "source_max": 4.0}
     shaping = {"enabled": True, "overlong_buffer_length": 2, "overlong_buffer_penalty": 0.5, "max_response_length": 4}
-    low = {"enabled": True, "weight": 1.0, "upper_bound_tokens": 8}
+    low = {"string": "brief", "weight": 1.0, "upper_bound_tokens": 8}
     config = grpo(
         num_prompts_per_step=3,
         epsilon_filtering={"enabled": True, "limit_start": 0.01},
@@ -151,10 +142,10 @@ def test_epsilon_filtering_judges_a_group_by_its_scaled_reward_and_not_by_what_s
         reward_shaping=shaping,
         low_effort=low,
     )
-    asked = {"low_effort": True, "turn_texts": ["x"]}
+    asked = {"low_effort": {"reward": 2, "length_reward": 0.5}, "turn_texts": ["x"]}
     groups = [
         group("solved", [4, 4, 4, 4]),  # shaped: .5, far from both ends
-        group("half", [2, 2, 2, 2], metadata=asked),  # with low effort .75 - .5
+        group("half", [4, 4, 4, 4], metadata=asked),  # of these, 2 for brevity
         group("raw_one", [1, 1, 1, 1]),  # scaled: .25; shaped: below 0
     ]
     batch, metrics = finish(groups, config)
@@ -172,16 +163,6 @@ def test_failed_rollouts_count_neither_as_shaped_nor_as_trivial_nor_as_filtered(
     assert metrics["reward/shaped_mean"] == pytest.approx((2 * 1.0 + 4 * 0.5) / 6)
     assert metrics["epsilon_filtering/dropped_share"] == 0.5  # solved, as far as it was graded
     assert metrics["overlong_filtered_share"] == 0.0 and batch.sample_mask.tolist() == [0] * 4 + [1] * 4
-
-
-def test_low_effort_rollouts_are_rewarded_by_the_length_of_their_last_message() -> None:
-    config = grpo(normalize_rewards=False, low_effort={"enabled": True, "weight": 1.0, "upper_bound_tokens": 8})
-    asked = group("a", [1, 1, 1, 1], metadata={"low_effort": True, "turn_texts": ["x"]})
-    asked.rollouts[0] = replace(asked.rollouts[0], turns=[(2, 3), (4, 6)])
-    batch, _ = finish([asked, TWO[1]], config)
-    # Last messages of 2 and 4 tokens: 1 + (1 - 2/8) against 1 + (1 - 4/8).
-    assert row_advantages(batch)[0] == pytest.approx(0.25)
-    assert row_advantages(batch)[4:] == [0.0] * 4
 
 
 def test_epsilon_filtering_masks_trivial_groups_beyond_the_annealed_limit() -> None:

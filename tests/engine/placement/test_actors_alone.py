@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, VllmModelConfig
-from nemotron_steps.engine.placement import environment_actor, judge_actor, policy_group
+from nemotron_steps.engine.placement import environment_actor
 from nemotron_steps.engine.placement.environment_actor import EnvironmentWorker, PlacedEnvironment
 from nemotron_steps.engine.placement.judge_actor import HttpJudgeRecipe, copy_for
 from nemotron_steps.engine.placement.policy_worker import PolicyWorker, arrays_of, batch_of
@@ -213,42 +212,6 @@ def test_a_rank_answers_with_what_teachers_add_and_tells_what_the_disk_refuses(t
     worker.snapshot()
     worker.write_snapshot("p")
     assert written == ["p"] and not hasattr(worker, "_snapshot")
-
-
-@pytest.mark.parametrize(
-    ("adapted", "forgets", "loads_modules", "whole", "kind"),
-    [
-        (False, False, False, True, "all"),
-        (True, False, False, False, "adapters"),
-        (True, False, True, True, "adapters"),
-        (True, False, True, False, "all"),
-        (True, True, False, True, "all"),
-    ],
-)
-def test_adapters_travel_alone_to_receivers_that_keep_the_rest_and_can_load_them(
-    adapted: bool, forgets: bool, loads_modules: bool, whole: bool, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(policy_group, "AdapterTransfer", lambda *given, **more: ("adapters", given, more))
-    monkeypatch.setattr(policy_group, "WeightTransfer", lambda *given, **more: ("all", given, more))
-    policy: Any = object.__new__(policy_group.RayPolicy)
-    policy._adapted, policy.workers, policy.address = adapted, ["rank"], ("host", 5)
-    asked: list[str] = []
-    policy.everywhere = lambda method: asked.append(method) or whole
-    found = policy.transfer_to(["generator"], 3, forgets=forgets, loads_modules=loads_modules)
-    assert found == (kind, (["rank"], ["generator"], ("host", 5)), {"processes": 3})
-    assert asked == ["adapts_whole_modules"] * (adapted and loads_modules and not forgets)
-
-
-def test_all_copies_of_a_judge_are_ready_within_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = itertools.count(0.0, 10.0)
-    left: list[float] = []
-    workers = [SimpleNamespace(call=lambda *asked: asked) for _ in range(3)]
-    monkeypatch.setattr(judge_actor, "time", SimpleNamespace(monotonic=lambda: next(now)))
-    monkeypatch.setattr(judge_actor, "start_workers", lambda kind, names, options: workers)
-    monkeypatch.setattr(judge_actor, "_wait_until_ready", lambda call, worker, role, config, s: left.append(s))
-    config = VllmModelConfig(model="m", readiness_timeout_s=100)
-    assert judge_actor.start_judge("judge_model", config, [{}] * 3, seed=0).workers == tuple(workers)
-    assert left == [90.0, 80.0, 70.0]
 
 
 @pytest.mark.parametrize(

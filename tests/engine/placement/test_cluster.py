@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from itertools import groupby
 from types import SimpleNamespace
@@ -264,3 +265,24 @@ def test_bundles_that_ray_spreads_are_used_node_by_node(second_node, monkeypatch
     finally:
         cluster.release()
     assert nodes[0] == nodes[1] != nodes[2] == nodes[3]
+
+
+@pytest.mark.ray
+def test_ray_takes_no_request_to_stop_from_the_run():
+    program = """
+import os, signal, sys
+from nemotron_steps import stopping
+from nemotron_steps.config.schema.rl import ClusterConfig
+from nemotron_steps.engine.placement.cluster import RayCluster
+
+with stopping.interruptible() as asked:
+    cluster = RayCluster(ClusterConfig(backend="ray"))
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except KeyboardInterrupt:
+        cluster.close()
+        print(asked["signal"])
+        sys.exit(7)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180)
+    assert (done.returncode, done.stdout) == (7, "SIGTERM\n"), done.stderr

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.engine.rollouts.agent_rollouts import BrokenTokensError, agent_row, trajectory_of
+from nemotron_steps.engine.rollouts.agent_rollouts import BrokenTokensError, trajectory_of
 from nemotron_steps.engine.types import SamplingParams
 from nemotron_steps.environments.base import AgentRun, Verdict
 
@@ -88,15 +88,3 @@ def test_turns_that_do_not_go_on_from_each_other_and_none_at_all_are_refused() -
         read(turn([2, 3], [5, 1]), turn([2, 3, 5, 2, 6], [7, 1]))
     with pytest.raises(BrokenTokensError, match="no output item"):
         read({"type": "message"})
-
-
-def test_an_agents_row_asks_for_brevity_in_a_copy() -> None:
-    row = {"key": 1, "responses_create_params": {"input": "q", "tools": []}}
-    assert agent_row(row, "") is row
-    asked = agent_row(row, "x")
-    assert asked["responses_create_params"]["input"] == [{"role": "user", "content": "q\n\nx"}]
-    assert (
-        asked["key"] == 1
-        and asked["responses_create_params"]["tools"] == []
-        and row["responses_create_params"]["input"] == "q"
-    )

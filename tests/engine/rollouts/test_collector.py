@@ -7,10 +7,8 @@ import asyncio
 import pytest
 
 from nemotron_steps.engine.grpo.loop import train
-from nemotron_steps.engine.rollouts.agent_rollouts import agent_row
 from nemotron_steps.engine.rollouts.collector import StragglerError
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
-from nemotron_steps.engine.rollouts.low_effort import with_instruction
 from nemotron_steps.environments import registry
 from nemotron_steps.environments.base import Session, Verdict
 from nemotron_steps.environments.judged.judging import JudgedEnvironment, JudgeSampling, ask, last_label
@@ -78,33 +76,14 @@ def test_a_group_cut_while_it_is_judged_straggles_and_releases_its_sessions(task
     assert not ThreeSessions.open
 
 
-def test_low_effort_is_asked_for_in_the_last_user_message_whatever_comes_after_it(task, tmp_path):
+def test_a_prompt_is_shown_as_the_policy_saw_it(task, tmp_path):
     run = start(config_of(task, 1, policy__max_total_sequence_length=256), tmp_path)
     row = {**read_rows(task / "train.jsonl")[0].row, "responses_create_params": {"input": ends_in_a_tool_result("3+4")}}
-    prompt = PromptRow(0, row, "row")
-    (group,) = asyncio.run(run.collector.collect([prompt], group_ids=["a"], num_generations=2, suffixes=["Be brief."]))
+    (group,) = asyncio.run(run.collector.collect([PromptRow(0, row, "row")], group_ids=["a"], num_generations=2))
     text = run.collector.shown(group.rollouts[0])["prompt"]
-    assert text.count("Be brief.") == 1 and text.index("3+4") < text.index("Be brief.") < text.index("seven")
+    assert text.index("3+4") < text.index("seven")
     assert text.startswith("<|im_start|>user") and text.endswith("<|im_start|>assistant\n")  # as a report shows it
     assert "<|im_start|>" not in run.collector.shown(group.rollouts[0], whole=False)["prompt"]
-
-
-def test_a_prompt_keeps_its_parts_and_gets_a_user_message_if_it_has_none():
-    parts = [{"type": "input_text", "text": "3+4"}]
-    items = [{"role": "user", "content": parts}, {"role": "assistant", "content": "7"}]
-    longer = [*parts, {"type": "input_text", "text": "Be brief."}]
-    assert with_instruction(items, "Be brief.") == [{"role": "user", "content": longer}, items[1]]
-    assert items[0]["content"] == parts  # the row is shared by every epoch
-    assert with_instruction(items[1:], "Be brief.") == [items[1], {"role": "user", "content": "Be brief."}]
-    assert with_instruction(items, "") == items
-
-
-def test_an_agent_is_asked_for_low_effort_in_the_last_user_message():
-    row = {"responses_create_params": {"input": ends_in_a_tool_result("3+4"), "tools": []}}
-    request = agent_row(row, "Be brief.")["responses_create_params"]
-    assert request == {"input": ends_in_a_tool_result("3+4\n\nBe brief."), "tools": []}
-    alone = agent_row({"responses_create_params": {"input": "3+4"}}, "Be brief.")
-    assert alone["responses_create_params"]["input"] == [{"role": "user", "content": "3+4\n\nBe brief."}]
 
 
 class Sayer:

@@ -5,23 +5,31 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from copy import deepcopy
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from nemotron_steps.config.schema.rl import LowEffortConfig
 from nemotron_steps.engine.rollouts.agreement import Agreement, measure_agreement, preference
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows, read_rows
 from nemotron_steps.engine.rollouts.evaluation import summarize
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge
-from nemotron_steps.engine.rollouts.low_effort import asks_for_low_effort, low_effort_rewards, with_instruction
+from nemotron_steps.engine.rollouts.low_effort import (
+    METADATA_KEY,
+    asks_for_low_effort,
+    low_effort_metrics,
+    low_effort_row,
+    reward_brevity,
+)
 from nemotron_steps.engine.rollouts.pass_rates import PassRate, RateJournal, by_difficulty, rate_prompts
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.environments.judged.genrm_messages import verdict_text
 from nemotron_steps.environments.judged.judges import JudgeLostError
 from nemotron_steps.errors import JudgeUnavailableError, WorkerLostError
+from nemotron_steps.rows.layouts import read_request
 from tests.engine.engine_samples import group, rollout
 
 
@@ -132,45 +140,81 @@ def test_agreement_counts_preferences_and_replies_that_hold_none() -> None:
     assert math.isnan(Agreement(0, 0, 0).rate)
 
 
-LOW = LowEffortConfig(
-    enabled=True, environments=("maths",), weight=0.5, penalty=2.0, upper_bound_tokens=100, instruction="Be brief."
-)
+LOW = "{reasoning effort: low}"
+USER = {"role": "user", "content": f"1 + 1? {LOW}"}
+LAST = {"role": "user", "content": "2 + 2?"}
+SAID = {"role": "assistant", "content": f"2 {LOW}"}
+CALL = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}
+RESULT = {"type": "function_call_output", "call_id": "c", "output": LOW}
+PARTS = {"role": "user", "content": [{"type": "input_text", "text": "1 + 1?"}, {"type": "input_text", "text": LOW}]}
+ASKED: list[tuple[Any, bool]] = [
+    (f"1 + 1? {LOW}", True),
+    ("1 + 1?", False),
+    ([USER], True),
+    ([PARTS], True),
+    ([LAST, USER], True),
+    ([USER, SAID, LAST], False),  # the last user message alone decides
+    ([{"role": "system", "content": LOW}, LAST], False),
+    ([LAST, SAID], False),
+    ([USER, CALL, RESULT], True),
+    ([LAST, CALL, RESULT], False),
+    ([{"role": "user", "content": "{reasoning effort: high}"}], False),
+    ([SAID], False),  # which gets a user message
+    ([{"role": "user", "content": ["2 + 2?"]}, {"type": "function_call", "role": "user", **CALL}, RESULT], False),
+]
 
 
-def test_a_fixed_share_of_the_named_environments_is_asked_for_brevity() -> None:
-    def share(
-        config: LowEffortConfig = LOW, *, environment: str = "maths", fraction: float = 0.25, seed: int = 1
-    ) -> float:
-        asked = [asks_for_low_effort(str(i), environment, config, fraction=fraction, seed=seed) for i in range(2000)]
-        return sum(asked) / len(asked)
-
-    assert share() == pytest.approx(0.25, abs=0.03) and share(fraction=1.0) == 1.0
-    assert share(fraction=0.0) == share(environment="code") == share(LOW.model_copy(update={"enabled": False})) == 0.0
-    ids = [str(i) for i in range(100)]
-    first = [asks_for_low_effort(i, "maths", LOW, fraction=0.5, seed=1) for i in ids]
-    assert first == [asks_for_low_effort(i, "maths", LOW, fraction=0.5, seed=1) for i in ids]
-    assert first != [asks_for_low_effort(i, "maths", LOW, fraction=0.5, seed=2) for i in ids]
-
-
-def test_brevity_is_worth_a_share_of_the_reward_below_the_bound_and_costs_the_penalty_above() -> None:
-    rewards = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 1.0], dtype=torch.float64)
-    lengths = torch.tensor([0, 50, 0, 100, 300, 300])
-    asked = torch.tensor([True, True, True, True, True, False])
-    assert low_effort_rewards(rewards, lengths, asked, LOW).tolist() == pytest.approx([1.5, 1.25, 0.0, 1.0, -2.0, 1.0])
-    steep = LOW.model_copy(update={"weight": 5.0})
-    assert low_effort_rewards(rewards[:1], lengths[:1], asked[:1], steep).tolist() == [2.0]  # at most doubled
+@pytest.mark.parametrize(("given", "asks"), ASKED)
+def test_the_string_in_the_last_user_message_asks_for_low_effort_and_is_put_there_once(given: Any, asks: bool) -> None:
+    row = {"responses_create_params": {"input": given, "tools": []}, "id": 1}
+    before = deepcopy(row)
+    assert asks_for_low_effort(row, "row", LOW) is asks
+    converted = low_effort_row(row, LOW)
+    assert row == before and converted["id"] == 1 and asks_for_low_effort(converted, "row", LOW)
+    messages = read_request(converted, "row").messages
+    last = next(m["content"] for m in reversed(messages) if m["role"] == "user")
+    assert last.count(LOW) == 1 and last.endswith(LOW)
+    assert low_effort_row(converted, LOW) == converted
+    assert [m for m in messages if m["role"] != "user"] == [
+        m for m in read_request(row, "row").messages if m["role"] != "user"
+    ]
 
 
-def test_the_request_stands_at_the_end_of_the_last_user_message() -> None:
-    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": ["c"]}]
-    call = {"type": "function_call", "role": "user", "name": "f"}
-    asked = with_instruction([*said, call], "x")
-    assert asked[2]["content"] == ["c", {"type": "input_text", "text": "x"}] and asked[:2] == said[:2]
-    assert said[2]["content"] == ["c"] and asked[3] == call
-    assert with_instruction(said[:2], "x")[0]["content"] == "a\n\nx"
-    assert with_instruction([{"role": "user"}], "x")[0]["content"] == [{"type": "input_text", "text": "x"}]
-    assert with_instruction([call], "x") == [call, {"role": "user", "content": "x"}]
-    assert with_instruction(said, "") == said
+def shaped_by_nemo_rl(reward: float, length: int, *, weight: float, penalty: float, bound: int) -> float:
+    """As its documentation has it: reward + reward max(l, 0) + penalty min(l, 0), l = min(1, w (1 - len / ub))."""
+    brevity = min(1.0, weight * (1.0 - length / bound))
+    return reward + reward * max(brevity, 0.0) + penalty * min(brevity, 0.0)
+
+
+@pytest.mark.parametrize("weight, penalty, bound", [(0.2, 1.0, 3000), (0.1, 1.0, 15000), (5.0, 2.0, 3)])
+def test_rewards_of_low_effort_are_the_references_and_the_others_stay(
+    weight: float, penalty: float, bound: int
+) -> None:
+    config = LowEffortConfig(string=LOW, weight=weight, penalty=penalty, upper_bound_tokens=bound)
+    rewards, turns = [1.0, 0.0, -0.5, 1.0], [[(2, 3)], [(2, 4), (5, 9)], [(2, 9)], []]
+    rollouts = [
+        replace(rollout("a", i, reward=r), turns=t, metadata={"own": i})
+        for i, (r, t) in enumerate(zip(rewards, turns, strict=True))
+    ]
+    failed = rollout("a", 4, reward=float("nan"), failure="judge_unavailable")
+    groups = [RolloutGroup(name, 0, [*rollouts, failed], 0) for name in ("low", "high")]
+    prompts = [
+        PromptRow(i, {"responses_create_params": {"input": text}}, "row") for i, text in enumerate([f"q {LOW}", "q"])
+    ]
+    low, high = reward_brevity(prompts, groups, config)
+    lengths = [1, 4, 7, 0]  # of the last turn
+    expected = [
+        shaped_by_nemo_rl(r, n, weight=weight, penalty=penalty, bound=bound)
+        for r, n in zip(rewards, lengths, strict=True)
+    ]
+    assert [r.reward for r in low.rollouts[:4]] == pytest.approx(expected, abs=1e-15)
+    assert [r.metadata[METADATA_KEY]["reward"] for r in low.rollouts[:4]] == rewards
+    assert low.rollouts[4] is failed and high is groups[1] and low.rollouts[1].metadata["own"] == 1
+    told = low_effort_metrics([*low.rollouts, *high.rollouts])
+    assert told["low_effort/share"] == 0.5 and told["low_effort/reward"] == pytest.approx(sum(expected) / 4)
+    assert told["low_effort/length"] == told["low_effort/length_of_others"] == 3.0
+    off = reward_brevity(prompts, groups, LowEffortConfig())
+    assert [group.rollouts for group in off] == [group.rollouts for group in groups]
 
 
 def test_rows_of_a_file_longer_than_a_size_are_found_by_their_bytes(tmp_path: Any) -> None:

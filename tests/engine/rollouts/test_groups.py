@@ -88,30 +88,18 @@ def said(generator: ScriptedGenerator) -> dict[str, str]:
     return {r.request_id[:-2]: decode(r.prompt_ids) for r in generator.requests if r.request_id.count("/") == 1}
 
 
-def test_each_prompt_has_its_own_suffix_and_all_are_sampled_as_was_asked() -> None:
+def test_all_prompts_are_sampled_as_was_asked() -> None:
     collector, generator = collector_of()
     hot = replace(collector.params, temperature=0.25)
     groups = asyncio.run(
         collector.collect(
-            prompts({}, {}, {"questions": 1}),
-            group_ids=["a", "b", "c"],
-            num_generations=2,
-            environment=ByRow(),
-            suffixes=["Be brief.", "", "Be kind."],
-            params=hot,
+            prompts({}, {"questions": 1}), group_ids=["a", "b"], num_generations=2, environment=ByRow(), params=hot
         )
     )
-    asked = said(generator)
-    assert ["Be brief." in asked["a"], "Be" in asked["b"], "Be kind." in asked["c"]] == [True, False, True]
     assert {request.params.temperature for request in generator.requests} == {0.25}
     for answered in (r for group in groups for r in group.rollouts):
         start, end = answered.turns[-1]
         assert (answered.metadata["answer"], answered.metadata["answer_tokens"]) == ("yes", end - start)
-    assert [[r.metadata["low_effort"] for r in group.rollouts] for group in groups] == [
-        [True] * 2,
-        [False] * 2,
-        [True] * 2,
-    ]
 
 
 def test_a_cut_ends_its_own_group_and_what_it_waited_for() -> None:

@@ -1,18 +1,13 @@
-"""What is said of workers, and ports that are bound for them. No Ray."""
+"""What is said of workers, without Ray."""
 
 from __future__ import annotations
 
-import os
-import socket
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from nemotron_steps.engine.workers import rendezvous, workers
+from nemotron_steps.engine.workers import workers
 from nemotron_steps.engine.workers.workers import Worker, places
-from nemotron_steps.errors import EngineError
 
 
 def test_a_lost_worker_is_told_with_the_last_lines_of_what_it_said(tmp_path: Path) -> None:
@@ -52,40 +47,3 @@ def test_of_what_ray_says_the_line_that_says_why_is_kept(text: str, said: str) -
 def test_a_traceback_of_a_worker_ends_where_it_failed_and_has_no_colours() -> None:
     text = "\n".join(f"\x1b[36mline {n}\x1b[39m" for n in range(20))
     assert workers._remote_traceback(RuntimeError(text)).splitlines() == [f"    line {n}" for n in range(12, 20)]
-
-
-def test_a_port_is_asked_for_again_and_what_could_not_be_bound_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-    slept: list[float] = []
-
-    def opened(family: int, kind: int) -> Any:
-        found = SimpleNamespace(family=family, closed=False, close=lambda: setattr(found, "closed", True), bind=bind)
-        made.append(found)
-        return found
-
-    def bind(address: tuple[str, int]) -> None:
-        assert address[1] == 0
-        if len(made) < free_at:
-            raise OSError("in use")
-
-    monkeypatch.setattr(rendezvous, "socket", SimpleNamespace(**{**vars(socket), "socket": opened}))
-    monkeypatch.setattr(rendezvous, "time", SimpleNamespace(sleep=slept.append))
-    free_at = 3
-    assert rendezvous.bind_port("::1") is made[2]
-    assert [s.closed for s in made] == [True, True, False] and {s.family for s in made} == {socket.AF_INET6}
-    made.clear()
-    free_at = rendezvous.ATTEMPTS + 1
-    with pytest.raises(EngineError, match="no port") as caught:
-        rendezvous.bind_port("127.0.0.1")
-    assert [s.closed for s in made] == [True] * rendezvous.ATTEMPTS and {s.family for s in made} == {socket.AF_INET}
-    assert caught.value.found == "in use" and slept[2:] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6])
-
-
-def test_the_file_of_standard_error_is_known_where_there_is_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(os.path, "islink", lambda path: True)
-    for target, found in ((tmp_path / "log", str(tmp_path / "log")), (tmp_path / "gone", "")):
-        (tmp_path / "log").touch()
-        monkeypatch.setattr(os, "readlink", lambda path, target=target: str(target))
-        assert workers._stderr_path() == found

@@ -337,6 +337,7 @@ def test_a_missing_judge_and_unknown_keys_are_refused(scripted: Any) -> None:
 
 def test_the_range_of_rewards_is_what_scores_ties_terms_and_bonuses_can_come_to(scripted: Any) -> None:
     assert build(scripted(constant)).reward_range == (-1.5, 7.5)
+    assert build(scripted(constant)).usual_range == (1.0, 5.0)
     terms = ("reasoning_length", "answer_length", "style")
     for number, term in enumerate(terms, start=1):
         weight = {f"group_{term}_penalty_coeff": float(number)}

@@ -443,7 +443,6 @@ def test_a_plugin_is_told_whether_somebody_waits(store: ArtifactStore, plugins: 
         ('executor = "slurm"\nnproc_per_node = 8', r"unknown key 'nproc_per_node' .* cluster\.\* keys"),
         ('partition = "gpu"', "unknown key 'partition' in .a., whose executor is local"),
         ("nodes = 2", "'nodes' in .a. is wrong"),
-        ('executor = "slurm"\nmounts = ["/a:/b"]', "mounts: for a container"),
     ],
 )
 def test_keys_that_would_do_nothing_are_refused(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -61,6 +62,15 @@ def test_a_profile_becomes_a_job(tmp_path: Path) -> None:
     assert a_request(tmp_path)["spec"]["intra_job_communication"] is False
     single = a_request(tmp_path)["spec"]["container"]["command"][2]
     assert "ray" not in single and single.startswith(f"[ ! -d {tmp_path} ] || cd {tmp_path}\n")
+
+
+def test_what_a_job_would_not_see_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").touch()
+    launch = Launch("r1", tmp_path / "home/runs/r1", (), profile_of(tmp_path), tmp_path, {})
+    assert job_request(replace(launch, paths=(tmp_path / "rows.jsonl",)))
+    with pytest.raises(RequestError, match="would not see what the run reads") as caught:
+        job_request(replace(launch, paths=(tmp_path / "rows.jsonl", Path("/elsewhere/model"))))
+    assert caught.value.found == "/elsewhere/model"
 
 
 @needs_sdks

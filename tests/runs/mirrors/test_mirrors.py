@@ -9,6 +9,7 @@ import pytest
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.mirrors import MirrorSettings, MlflowSettings, TensorBoardSettings, WandbSettings
 from nemotron_steps.runs.mirrors import mirrors
+from nemotron_steps.runs.mirrors.base import leaves
 from nemotron_steps.runs.run_folder import RunFolder
 
 BOARD, WANDB = TensorBoardSettings(), WandbSettings(project="toy", mode="offline")
@@ -35,3 +36,9 @@ def test_a_run_is_mirrored_to_all_that_is_asked_for(
     unused: Any = None
     made = mirrors(settings, RunFolder(store, "r1"), unused, store, unused)
     assert [type(mirror).__name__ for mirror in made] == kinds
+
+
+def test_a_summarys_empty_part_is_a_value_of_its_own_and_no_name_begins_with_a_separator() -> None:
+    assert list(leaves({"a": {}, "b": {"c": {"d": 1}}, "e": 2}, "", ".")) == [("a", {}), ("b.c.d", 1), ("e", 2)]
+    assert list(leaves({"a": {"b": 1}}, "summary", "/")) == [("summary/a/b", 1)]
+    assert list(leaves({}, "", ".")) == [] and list(leaves({}, "x", ".")) == [("x", {})]

@@ -75,8 +75,9 @@ def test_names_that_are_paths_or_come_out_alike_do_not_end_the_mirror(
 ) -> None:
     plan = make_plan()
     train = plan.step("toy/train")
+    many = {f"k{at}": at for at in range(198)} | {"long": "x" * 1000, "k" * 300: 1}  # more than a server takes at once
     plan = replace(
-        plan, steps=tuple(replace(s, config={**s.config, "a:b": 1, "a b?": 2, "a?b": 3}) for s in plan.steps)
+        plan, steps=tuple(replace(s, config={**s.config, **many, "a:b": 1, "a b?": 2, "a?b": 3}) for s in plan.steps)
     )
     mirror = MlflowMirror(mirrored.mlflow, RunFolder(store, "a-run"), plan, store, lambda value: value)  # type: ignore[arg-type]
     record = {"time": 1.0, "step": train.key}
@@ -89,6 +90,7 @@ def test_names_that_are_paths_or_come_out_alike_do_not_end_the_mirror(
         "summary/heldout/models/b": 2.0,
         "summary/heldout/_/c": 3.0,
     }
+    assert (made.data.params["long"], made.data.params["k" * 250]) == ("x" * 500, "1") and "k197" in made.data.params
     assert made.data.params["a_b"] == "3" and made.info.status == "FINISHED"
 
 

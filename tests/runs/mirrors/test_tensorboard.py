@@ -37,7 +37,7 @@ def values(folder: Path) -> dict[str, list[tuple[int, Any]]]:
 
 
 def test_event_files_have_metrics_summary_and_samples(store: ArtifactStore) -> None:
-    result = run(store, mirrored=HERE, make={"api_key": "sk-not-for-tensorboard"})
+    result = run(store, mirrored=HERE, make={"api_key": "sk-not-for-tensorboard"}, train={"fail": "signal"})
     found = values(result.folder / "tensorboard" / "toy" / "train")
     assert [index for index, _ in found["sum"]] == list(range(1, 11))
     assert found["sum"][-1] == (10, 285.0)
@@ -46,6 +46,7 @@ def test_event_files_have_metrics_summary_and_samples(store: ArtifactStore) -> N
     assert found["summary/steps"] == [(10, 10.0)]
     (text,) = found["samples/text_summary"]
     assert text[0] == 10 and "    <b>4</b>" in text[1]
+    assert found["signals/text_summary"][-1] == (5, "**kl_spike** kl=0.9123456, step=6")
     for path in (result.folder / "tensorboard").rglob("*"):
         assert not path.is_file() or b"sk-not-for-tensorboard" not in path.read_bytes(), path
 
@@ -59,8 +60,11 @@ def test_a_summary_has_its_tables_and_its_texts(store: ArtifactStore) -> None:
     assert text.strip() == "question"
 
 
-def test_a_given_folder_has_a_folder_for_each_run(store: ArtifactStore, tmp_path: Path) -> None:
-    result = run(store, mirrored=MirrorSettings(tensorboard=TensorBoardSettings(folder=str(tmp_path / "boards"))))
+def test_a_given_folder_has_a_folder_for_each_run(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    result = run(store, mirrored=MirrorSettings(tensorboard=TensorBoardSettings(folder="~/boards")))
     assert not (result.folder / "tensorboard").exists()
     assert values(tmp_path / "boards" / result.folder.name / "toy" / "train")["sum"]
 

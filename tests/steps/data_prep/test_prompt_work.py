@@ -9,7 +9,6 @@ import pytest
 
 from nemotron_steps.config.schema.data_prep import PromptLengthConfig
 from nemotron_steps.models.chat import ChatFormat
-from nemotron_steps.steps.data_prep.blends.row_work import RowLeftOut
 from nemotron_steps.steps.data_prep.prompt_work import LengthCheck
 
 
@@ -24,13 +23,16 @@ def check(monkeypatch: pytest.MonkeyPatch) -> LengthCheck:
     return LengthCheck(PromptLengthConfig(tokenizer="folder", max_tokens=5))
 
 
-def test_a_prompt_of_exactly_the_most_tokens_stays(check: LengthCheck) -> None:
-    check("f:1", {"responses_create_params": {"input": "abcde"}})
-    with pytest.raises(RowLeftOut, match="more than 5 tokens"):
-        check("f:1", {"responses_create_params": {"input": "abcdef"}})
-
-
-def test_the_tools_that_a_prompt_offers_count(check: LengthCheck) -> None:
-    check("f:1", {"responses_create_params": {"input": "a", "tools": None}, "tools": [{}]})
-    with pytest.raises(RowLeftOut, match="more than 5 tokens"):
-        check("f:1", {"responses_create_params": {"input": "a", "tools": [{"name": "a"}]}})
+@pytest.mark.parametrize(
+    ("request_", "beside", "fits"),
+    [
+        ({"input": "abcde"}, {}, True),
+        ({"input": "abcdef"}, {}, False),
+        ({"input": "a", "tools": None}, {"tools": [{}]}, True),
+        ({"input": "a", "tools": [{"name": "a"}]}, {}, False),
+    ],
+)
+def test_a_prompt_of_exactly_the_most_tokens_fits_and_its_tools_count(
+    check: LengthCheck, request_: dict[str, Any], beside: dict[str, Any], fits: bool
+) -> None:
+    assert check.fits({"responses_create_params": request_, **beside}, "f:1") is fits

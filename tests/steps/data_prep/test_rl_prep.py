@@ -130,3 +130,63 @@ def test_a_file_that_changed_is_prepared_again_and_an_unchanged_one_is_not(tmp_p
     assert [state(), state()] == ["ran", "cached"]
     write_lines(path, [math_row(n) for n in range(5)])
     assert state() == "ran"
+
+
+LOW = "{reasoning effort: low}"
+MATH_CODE = ["math_with_judge", "mcqa", "code_gen"]
+
+
+@pytest.mark.parametrize(
+    ("had", "share", "environments", "converted"),
+    [
+        (0, 0.02, MATH_CODE, 6),  # of all 300, not of those that may be converted
+        (0, 0.01, ["math_with_judge", "mcqa"], 3),
+        (4, 0.02, MATH_CODE, 2),  # what asks already counts, whatever its environment
+        (9, 0.02, MATH_CODE, 0),
+        (0, 0.5, ["math_with_judge"], 100),  # there are no more
+    ],
+)
+def test_a_share_of_all_prompts_is_converted_to_low_effort_once(
+    had: int, share: float, environments: list[str], converted: int, tmp_path: Path
+):
+    agents = ("math_with_judge_simple_agent", "code_gen_simple_agent", "instruction_following_simple_agent")
+    given = [
+        {**math_row(n, f"{n}?{f' {LOW}' if n >= 300 - had else ''}"), "agent_ref": {"name": agents[n % 3]}}
+        for n in range(310)  # the last ten validate
+    ]
+    settings: dict[str, Any] = {"low_effort": {"share": share, "environments": environments}}
+    settings |= {"rows": SplitRows(validation=10), "check_environments": False}
+    folder = prepare(tmp_path / "a", write_lines(tmp_path / "a.jsonl", given), **settings).outputs["prompts"].path
+    rows = read(folder / "train-split.jsonl")
+    text = [row["responses_create_params"]["input"][0]["content"] for row in rows]
+    chosen = [n for n in range(300 - had) if LOW in text[n]]
+    assert len(chosen) == converted and all(each.count(LOW) <= 1 for each in text)
+    assert {agents[n % 3].removesuffix("_simple_agent") for n in chosen} <= set(environments)
+    assert all(rows[n] == given[n] for n in range(300) if n not in chosen)
+    assert read(folder / "val-split.jsonl") == given[300:]
+    told = json.loads((folder / "accounting.json").read_text())["low_effort"]
+    assert told == {"wanted": round(share * 300), "found": had, "converted": converted, "too_long": 0}
+    # In another order the same prompts are converted; of what was prepared none.
+    again = prepare(tmp_path / "b", write_lines(tmp_path / "b.jsonl", given[299::-1] + given[300:]), **settings)
+    assert read(again.outputs["prompts"].path / "train-split.jsonl") == rows[::-1]
+    settings["rows"] = SplitRows(validation=0)
+    twice = prepare(tmp_path / "c", folder / "train-split.jsonl", **settings).outputs["prompts"].path
+    assert share == 0.5 or read(twice / "train-split.jsonl") == rows
+
+
+def test_a_prompt_that_low_effort_would_make_too_long_stays(tmp_path: Path):
+    write_tokenizer([{"messages": [{"content": "Question 1?"}]}], TokenizerTrainingConfig(), tmp_path / "tokenizer")
+    settings: dict[str, Any] = {"low_effort": {"share": 1.0}, "rows": SplitRows(validation=0)}
+    settings["prompt_length"] = {"tokenizer": str(tmp_path / "tokenizer"), "max_tokens": 24}
+    rows = [math_row(n, f"Question {n}?") for n in range(9)]
+    folder = prepare(tmp_path, write_lines(tmp_path / "in.jsonl", rows), **settings).outputs["prompts"].path
+    assert read(folder / "train-split.jsonl") == rows
+    assert json.loads((folder / "accounting.json").read_text())["low_effort"]["too_long"] == 9
+
+
+@pytest.mark.parametrize(("named", "hint"), [("mcq", "math_with_judge,mcqa"), ("zzzzzz", "math_with_judge")])
+def test_low_effort_for_an_environment_that_does_not_exist_is_refused(named: str, hint: str):
+    asked = {"environments": ["math_with_judge", named]}
+    with pytest.raises(ConfigError, match="no environment of that name") as caught:
+        rl_prep.check(RlPrepConfig.model_validate({"input_path": "x", "low_effort": asked}), {})
+    assert caught.value.hints[0] == f"low_effort.environments=[{hint}]"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nemotron_steps.config.layout.memory.activations import (
@@ -15,10 +15,21 @@ from nemotron_steps.config.layout.memory.activations import (
     kept_to_recompute,
     workspace,
 )
-from nemotron_steps.config.layout.memory.adapters import held_by_adapters
 from nemotron_steps.config.layout.memory.batch import BatchArithmetic
 from nemotron_steps.config.layout.memory.settings import MemorySettings
-from nemotron_steps.config.layout.memory.shape import FLOAT32, Held, ModelShape, held, held_ahead, layers_of
+from nemotron_steps.config.layout.memory.shape import (
+    ATTENTION,
+    FLOAT32,
+    MAMBA,
+    MLP,
+    Held,
+    ModelShape,
+    held,
+    held_ahead,
+    layers_of,
+    mixers,
+)
+from nemotron_steps.config.layout.sizes import LayoutSizes
 
 ALIGNMENT = 64
 """Elements that a flat buffer's shards are a multiple of (engine/policy/buffers.py)."""
@@ -249,3 +260,38 @@ def _kept_logprobs(shape: ModelShape, settings: MemorySettings, batch: BatchArit
     rows = batch.trained / settings.sizes.context
     residuals = rows * shape.vocabulary / settings.sizes.tensor * settings.element
     return int(2 * rows * shape.hidden * settings.element + (residuals if residuals <= KEPT_RESIDUALS else 0))
+
+
+def held_by_adapters(
+    shape: ModelShape,
+    sizes: LayoutSizes,
+    stage: int,
+    dim: int,
+    targets: Sequence[str],
+    excluded: Sequence[str],
+    *,
+    fused: bool = True,
+) -> Held:
+    """Elements of low-rank adapters (models/adapters.py) of a rank: of linears that `targets` and `excluded` name; a
+    pattern counts as what its last part names, in every layer.
+
+    A column-parallel linear has its rows of B and all of A, a row-parallel one its columns of A and all of B. Not
+    fused, as the dtensor policy has them, every projection has an A of its own.
+    """
+    query, both = shape.heads * shape.head_dim, 2 * shape.key_value_heads * shape.head_dim
+    hidden, tensor = shape.hidden, sizes.tensor
+    three, two = (1, 1) if fused else (3, 2 if shape.gated else 1)
+    widths = {
+        ATTENTION: {"linear_qkv": (three * hidden, query + both), "linear_proj": (hidden, query)},
+        MLP: {"linear_fc1": (two * hidden, (2 if shape.gated else 1) * shape.ffn), "linear_fc2": (hidden, shape.ffn)},
+    }
+    if shape.mamba is not None:
+        inner = shape.mamba.inner
+        widths[MAMBA] = {"in_proj": (hidden, shape.mamba.rows), "out_proj": (hidden, inner)}
+    named, without = ({name.rpartition(".")[2] for name in names} for names in (targets, excluded))
+    total = 0
+    for mixer in mixers(layers_of(shape, sizes.pipeline, stage)):
+        for name, (whole, cut) in widths.get(mixer, {}).items():
+            if (not named or name in named) and name not in without:
+                total += dim * (whole + cut // tensor)
+    return Held(dense=total)

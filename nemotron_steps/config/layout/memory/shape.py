@@ -9,8 +9,7 @@ from typing import Any
 
 from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.config.hybrid_layers import UNKNOWN, pattern_of
-from nemotron_steps.config.layout.sizes import LayoutSizes
-from nemotron_steps.config.layout.stages import stage_layers
+from nemotron_steps.config.layout.sizes import LayoutSizes, stage_layers
 from nemotron_steps.config.model_sizes import LARGEST, LISTED
 
 ATTENTION, MLP, EXPERTS, MAMBA = "*", "-", "E", "M"

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.config.hybrid_layers import bounds_time_steps
+from nemotron_steps.config.names import meant
 from nemotron_steps.config.schema.vllm_options import FIXED, OF_POLICY, RECORDING
 from nemotron_steps.engine.generation.vllm.transfer import IN_PROCESS, OFFERED
 from nemotron_steps.errors import ConfigError, UnsupportedError
@@ -227,7 +228,8 @@ def _check_options(options: Mapping[str, Any], arguments: Mapping[str, Any], eng
                 where=where,
                 expected=f"one of {', '.join(close)}" if close else "a name of vllm.EngineArgs",
                 found=name,
-                hints=[f"+policy.generation.vllm_kwargs.{match}={options[name]}" for match in close] or [f"~{where}"],
+                hints=[f"+policy.generation.vllm_kwargs.{match}={options[name]}" for match in meant(name, close)]
+                or [f"~{where}"],
             )
 
 

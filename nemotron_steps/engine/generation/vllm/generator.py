@@ -23,6 +23,8 @@ from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequ
 from nemotron_steps.engine.weight_sync.offers import OfferedWeights
 from nemotron_steps.errors import EngineError
 from nemotron_steps.models.architecture import Architecture
+from nemotron_steps.stopping import left_to_us
+from nemotron_steps.waiting import waiting
 
 if TYPE_CHECKING:
     import torch
@@ -99,17 +101,18 @@ class VllmGenerator:
         self._max_total_length = max_total_length
         self._sequences: dict[str, _Sequence] = {}
         self._mixtures = Architecture.from_folder(hf_folder).mixtures if record_routed_experts else ()
-        started = start_engine(
-            hf_folder,
-            config,
-            max_total_length=max_total_length,
-            precision=precision,
-            load=weights is None,
-            seed=seed,
-            shares_device=shares_device,
-            record_routed_experts=record_routed_experts,
-            options=options or {},
-        )
+        with left_to_us(), waiting(f"vLLM to start with {hf_folder}"):
+            started = start_engine(
+                hf_folder,
+                config,
+                max_total_length=max_total_length,
+                precision=precision,
+                load=weights is None,
+                seed=seed,
+                shares_device=shares_device,
+                record_routed_experts=record_routed_experts,
+                options=options or {},
+            )
         self._engine, self._own_process, self._sleeps = started.llm, started.own_process, started.sleeps
         self._seed_requests = on_cpu() if config.seed_requests is None else config.seed_requests
         self._to_workers = (

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from nemotron_steps.errors import RESUME, WorkerLostError
+from nemotron_steps.waiting import waiting
 
 LOOK_SECONDS = 1.0
 """How often a wait looks whether the engine lives."""
@@ -44,15 +45,16 @@ def call(llm: Any, function: Callable[[], Answer], seconds: float) -> Answer:
 
     threading.Thread(target=run, name="call of vLLM", daemon=True).start()
     waited = 0.0
-    while waited < seconds:
-        try:
-            return answer.result(timeout=LOOK_SECONDS)
-        except TimeoutError:
-            if answer.done():
-                return answer.result()
-            if is_dead(llm):
-                raise lost_engine("it ended while it was asked for something") from None
-        waited += LOOK_SECONDS
+    with waiting("an answer of the vLLM engine", seconds):
+        while waited < seconds:
+            try:
+                return answer.result(timeout=LOOK_SECONDS)
+            except TimeoutError:
+                if answer.done():
+                    return answer.result()
+                if is_dead(llm):
+                    raise lost_engine("it ended while it was asked for something") from None
+            waited += LOOK_SECONDS
     raise lost_engine(f"it has not answered for {seconds:.0f} s")
 
 

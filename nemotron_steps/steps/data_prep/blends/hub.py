@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemotron_steps.errors import DataError, RetryableError
+from nemotron_steps.waiting import waiting
 
 _NAME = re.compile(
     r"(?P<scheme>hf://(?:datasets/)?)?"
@@ -69,7 +70,10 @@ def hub_folder(name: HubName, key: str, suffixes: tuple[str, ...]) -> Path:
     where = f"{key} = {name.repository}"
     mirror = "mirror=FOLDER   # with ORG/NAME folders in it, as `hf download --local-dir FOLDER/ORG/NAME` makes them"
     try:
-        root = snapshot_download(name.repository, repo_type="dataset", revision=name.revision, allow_patterns=patterns)
+        with waiting(f"the hub to send {name.repository}"):
+            root = snapshot_download(
+                name.repository, repo_type="dataset", revision=name.revision, allow_patterns=patterns
+            )
     except (RepositoryNotFoundError, RevisionNotFoundError, GatedRepoError) as error:
         raise DataError(
             "the hub has no such data set, or none that this user may read",

@@ -26,6 +26,7 @@ from nemotron_steps.errors import ConfigError, DataError, show_line
 from nemotron_steps.rows.lines import Row, parse_row
 from nemotron_steps.steps.data_prep.blends.formats import lines_of, parts_of
 from nemotron_steps.steps.data_prep.blends.sources import data_files
+from nemotron_steps.waiting import waiting
 
 PLACEHOLDER = "_hf_placeholder"
 _SPLITS = {"dapo": "train", "skywork": "math"}
@@ -100,7 +101,8 @@ class PlaceholderFiller:
         """One process makes it, the others wait; it is there as a whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".lock").open("w") as lock, storage_errors(path), _full_disk(path):
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            with waiting(f"another process to make {path}"):
+                fcntl.flock(lock, fcntl.LOCK_EX)
             if path.is_file():
                 return
             unfinished = path.with_suffix(".unfinished")
@@ -124,7 +126,9 @@ class PlaceholderFiller:
                     if line.isspace():
                         continue
                     row, _ = parse_row(line, f"{part.file.place}:{line_number}")
-                    yield number, _question(row), json.dumps(_answer(row))
+                    model = row.get("reward_model")
+                    answer = model.get("ground_truth") if isinstance(model, dict) else None
+                    yield number, _question(row), json.dumps(answer)
                     number += 1
         except DataError as error:
             # Not a row's fault: no row with such a placeholder could be used.
@@ -164,11 +168,6 @@ def _question(row: Row) -> str:
             hints=("placeholders.dapo=PATH placeholders.skywork=PATH   # copies in their published layout",),
         )
     return text
-
-
-def _answer(row: Row) -> Any:
-    model = row.get("reward_model")
-    return model.get("ground_truth") if isinstance(model, dict) else None
 
 
 def _dapo(text: str, template: Any) -> str | None:

@@ -142,9 +142,13 @@ def prepare(
     with storage_errors(folder):
         _write_refusals(data_sets, folder / REFUSALS, tracker)
     _refuse_too_many(data_sets, everything, preparation.max_refused_share)
-    counts = write_split_files(
-        data_sets, {split: folder / name for split, name in files.items()}, preparation.rows, everything
-    )
+    sizes, rows = preparation.rows, sum(each.rows for each in data_sets)
+    if preparation.sample is not None and rows <= sizes.validation + sizes.heldout:
+        tenth = rows // 10
+        sizes = sizes.model_copy(
+            update={"validation": min(sizes.validation, tenth), "heldout": min(sizes.heldout, tenth)}
+        )
+    counts = write_split_files(data_sets, {split: folder / name for split, name in files.items()}, sizes, everything)
     assert everything.balance() == 0  # no row is lost
     record: dict[str, Any] = {**everything.to_dict(), "splits": counts, "sources": by_source}
     write_atomic(folder / ACCOUNTING, to_json_bytes(record))

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from nemotron_steps.artifacts.models import MANIFEST_NAME
 from nemotron_steps.errors import DataError, RetryableError, StepsError, first_line
 from nemotron_steps.steps.data_prep.blends.hub import HubName, hub_folder, hub_name
+from nemotron_steps.waiting import waiting
 
 Kind = Literal["jsonl", "gzip", "parquet", "arrow", "csv", "list"]
 
@@ -158,7 +159,8 @@ def _remote(url: str, key: str) -> list[DataFile]:
         if _kind_of_name(plain) is not None or plain != root:
             info = file_system.info(root)
             found = {root: info} if info["type"] == "file" else {}
-        found = found or file_system.find(root, detail=True)
+        with waiting(f"a list of the files at {plain}"):
+            found = found or file_system.find(root, detail=True)
         if not found:  # a server without folders, or that does not answer: `exists` would call that nothing
             found = {root: {}}
         files = []
@@ -242,7 +244,8 @@ def _of_split(files: Sequence[DataFile], split: str | None, key: str, path: str)
     if split is None:
         return list(files)
     chosen = [file for file in files if _has_words(file.name, split)]
-    if not chosen and split == "train" and not any(_tells_split(file.name) for file in files):
+    words = (word for file in files for word in _WORD.split(file.name))
+    if not chosen and split == "train" and not any(map(_is_split, words)):
         return list(files)
     if not chosen and len(files) == 1 and Path(path).name == files[0].name:
         return list(files)  # the file itself was named
@@ -254,10 +257,6 @@ def _of_split(files: Sequence[DataFile], split: str | None, key: str, path: str)
 def _has_words(name: str, words: str) -> bool:
     """Whether the words stand whole in a file's name: `math` in data/math-00000-of-00001.parquet."""
     return re.search(rf"(^|[/._-]){re.escape(words)}($|[/._-])", name) is not None
-
-
-def _tells_split(name: str) -> bool:
-    return any(_is_split(word) for word in _WORD.split(name))
 
 
 def _is_split(word: str) -> bool:

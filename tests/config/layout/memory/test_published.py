@@ -1,13 +1,15 @@
-"""The published recipes' own models on the published clusters, H100s of 80 GB: what fits, and what does not and why."""
+"""The published recipes' own models on their own GPUs, and on H100s of 80 GB: what does not fit there, and why."""
 
 from __future__ import annotations
 
 import pytest
 
+from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.layout.memory.devices import step_memory
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
+from tests.cli.test_hybrid_plans import hub_folder
 from tests.config.layout.memory.shapes import NANO_30B, SUPER_120B, flat
 
 NANO, SUPER = ModelShape.read(NANO_30B), ModelShape.read(SUPER_120B)
@@ -39,27 +41,37 @@ def predicted(bench, step, config, shape, *overrides):
     return step_memory(settings, lambda role: shape if role == "policy" else None)
 
 
-@pytest.mark.parametrize(("step", "config"), FIT)
-def test_a_published_config_fits_its_own_model(step, config, bench):
-    memory = predicted(bench, step, config, FIT[step, config])
+H100 = "cluster.gpu_memory_gib=80"
+
+
+@pytest.mark.parametrize(("step", "config"), [*FIT, *WIDER, ("swe", "small")])
+def test_a_published_config_plans_with_its_own_model_on_its_own_gpus(step, config, bench, tmp_path):
+    """Nano's H100s, Super's B200s: with the widths of the real config.json, which twins do not have."""
+    shape = {**FIT, **WIDER}.get((step, config), SUPER)
+    sizes = NANO_30B if shape is NANO else SUPER_120B
+    folder = hub_folder(tmp_path / "hub", **sizes, num_hidden_layers=len(sizes["hybrid_override_pattern"]))
+    asked = Asked((f"rl/nemo_rl/{step}",), config=config, inputs={"policy": str(folder)})
+    memory = bench.plan(asked).step(f"rl/nemo_rl/{step}").memory
     assert memory.devices and memory.shortages == []
+    if (step, config) in FIT:
+        assert predicted(bench, step, config, shape, H100).shortages == []
 
 
 @pytest.mark.parametrize(("step", "config"), WIDER)
 def test_super_needs_its_experts_over_sixteen_ranks(step, config, bench):
     shape = WIDER[step, config]
-    assert predicted(bench, step, config, shape).shortages
+    assert predicted(bench, step, config, shape, H100).shortages
     assert predicted(bench, step, config, shape, "cluster.gpu_memory_gib=141").shortages == []
-    wider = predicted(bench, step, config, shape, "policy.megatron_cfg.expert_model_parallel_size=16")
+    wider = predicted(bench, step, config, shape, H100, "policy.megatron_cfg.expert_model_parallel_size=16")
     assert wider.shortages == []
 
 
 def test_super_on_eight_nodes_has_too_few_ranks_for_its_optimizer(bench):
     """Experts over 16 of 32 ranks that train: masters and moments of each expert are cut over 2."""
-    assert predicted(bench, "swe", "small", SUPER).shortages
+    assert predicted(bench, "swe", "small", SUPER, H100).shortages
     wider = "policy.megatron_cfg.expert_model_parallel_size=32"
     offloaded = [
         f"policy.megatron_cfg.optimizer.optimizer_{key}" for key in ("cpu_offload=true", "offload_fraction=0.5")
     ]
     for overrides in ([wider], offloaded):
-        assert predicted(bench, "swe", "small", SUPER, *overrides).shortages == []
+        assert predicted(bench, "swe", "small", SUPER, H100, *overrides).shortages == []

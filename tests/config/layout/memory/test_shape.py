@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from nemotron_steps.config.layout.memory.adapters import held_by_adapters
+from nemotron_steps.config.layout.memory.policy import held_by_adapters
 from nemotron_steps.config.layout.memory.shape import Held, ModelShape, held, held_ahead
 from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.config.model_sizes import LISTED

@@ -1,0 +1,102 @@
+"""Long waits are told: for what, how long so far and how long at most, whoever it is that does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from nemotron_steps import waiting as waits
+from nemotron_steps.engine.rollouts.timeouts import call_with_timeout
+from nemotron_steps.environments.judged.judges import HttpJudge
+from nemotron_steps.environments.remote.json_http import JsonClient
+from nemotron_steps.errors import JudgeUnavailableError
+from nemotron_steps.runs.locks import hold
+from nemotron_steps.waiting import waiting
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(waits, "FIRST_S", 0.2)
+    caplog.set_level(logging.WARNING, "nemotron_steps.waiting")
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a server that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def ask_judge(url: str, _: Path) -> None:
+    judge = HttpJudge(f"{url}/v1", "m", timeout_s=1.0, retries=0)
+    try:
+        with pytest.raises(JudgeUnavailableError) as caught:
+            asyncio.run(judge.complete([], temperature=1, top_p=1, max_tokens=1))
+    finally:
+        judge.close()
+    assert caught.value.hints == (f"curl {url}/v1/models",)
+
+
+def wait_until_ready(url: str, _: Path) -> None:
+    client = JsonClient(url, ready_path="/health")
+    with suppress(Exception):
+        client.wait_until_ready(1.0)
+    client.close()
+
+
+def ask_environment(_: str, __: Path) -> None:
+    asyncio.run(call_with_timeout("toy", "verify", asyncio.sleep(0.6)))
+
+
+def take_lock(_: str, folder: Path) -> None:
+    path = folder / "lock"
+    path.write_text('{"pid": 7, "host": "there"}')
+    with path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        threading.Timer(0.8, lambda: fcntl.flock(held, fcntl.LOCK_UN)).start()
+        with hold(path, {}, lambda _: None):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("wait", "says"),
+    [
+        (ask_judge, r"an answer from http://\S+/v1/chat/completions: \d s of at most 1 s"),
+        (wait_until_ready, r"http://\S+ to be ready: \d s of at most 1 s"),
+        (ask_environment, r"the environment `toy` \(verify\): \d s of at most 3600 s"),
+        (take_lock, r"process 7 on there to let go of \S+/lock: \d s"),
+    ],
+)
+def test_who_does_not_answer_is_told(
+    wait: Callable[[str, Path], None], says: str, silent: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wait(silent, tmp_path)
+    assert re.fullmatch(f"waiting for {says}", caplog.messages[0])
+
+
+def test_equal_waits_are_one_line_ever_more_rarely_and_short_ones_none(caplog: pytest.LogCaptureFixture) -> None:
+    with waiting("nobody"):
+        pass
+    with waiting("them", 9), waiting("them", 9), waiting("it"):
+        time.sleep(1.2)
+    said = [re.sub(r"\d s", "N s", message, count=1) for message in caplog.messages]
+    assert set(said) == {"waiting for them (2 times): N s of at most 9 s", "waiting for it: N s"}
+    assert 4 <= len(said) <= 6  # after 0.2, 0.4 and 0.8 s
+    del caplog.records[:]
+    time.sleep(0.3)
+    assert caplog.messages == []
+
+
+def test_no_hint_makes_a_wait_longer() -> None:
+    manifests = (Path(__file__).parents[1] / "manifests").rglob("*.toml")
+    assert [f for f in manifests if re.search(r"override.*(timeout|_seconds|wait)\w*\*=", f.read_text())] == []
