@@ -1,24 +1,212 @@
-"""`plan`: what `steps plan` shows, as a value that can be looked at and run."""
+"""`plan`: what `steps plan` shows, as a value that can be looked at and run.
+
+Python values become the request that the command line would make of them, overrides in Hydra's grammar.
+"""
 
 from __future__ import annotations
 
+import inspect
 import io
+import math
 import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from nemotron_steps.api.asking import Target, arguments_of, asked_for
+from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.cli.asked import Asked
+from nemotron_steps.cli.fan_out import quoted
 from nemotron_steps.cli.planning import plan_fields, show_plan, with_cached
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.config.process_variables import variables_set
 from nemotron_steps.config.profiles import Profile
+from nemotron_steps.errors import RequestError
 
 if TYPE_CHECKING:
     from nemotron_steps.api.result import Result
     from nemotron_steps.resolver.plan import Plan
+
+Overrides = Iterable[str] | Mapping[str, Any]
+Over = Iterable[str] | Mapping[str, Iterable[Any]]
+Target = str | Iterable[str]
+Input = str | os.PathLike[str] | Artifact
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+_BARE = re.compile(r"[A-Za-z/][\w./:-]*", re.ASCII)
+_ENTRY = re.compile(r"^        request: .*\n", re.MULTILINE)
+_WORDS = frozenset({"null", "true", "false", "inf", "nan"})
+
+
+def asked_for(
+    target: Target,
+    *,
+    config: str | os.PathLike[str] | None = None,
+    inputs: Mapping[str, Input] | None = None,
+    overrides: Overrides = (),
+    profile: str | None = None,
+    first: str | None = None,
+    until: str | None = None,
+    over: Over = (),
+    ignore_checks: str | Iterable[str] = (),
+    **sections: Any,
+) -> Asked:
+    """A request. Its arguments are those of `plan` and `run` as well.
+
+    Args:
+        target: a step, a pipeline, or a list of steps to be chained.
+        config: the name of a config (`-c`), or the path of a file.
+        inputs: port → path, `NAME:VERSION` or artifact (`--input`).
+        overrides: texts in Hydra's grammar, or dotted keys and values.
+        profile: of env.toml (`-r`): where it runs, and what the plan is checked against.
+        first, until: stages of a pipeline (`--from`, `--until`).
+        over: what to fan out over (`--over`): `{"grpo.seed": [42, 43]}` runs the step once for each value; a
+            pipeline's keys are STAGE.KEY.
+        ignore_checks: stages of a pipeline whose failed checks block nothing (`--ignore-checks`).
+        sections: keys of the config: `grpo={"max_num_steps": 2}` is `grpo.max_num_steps=2`.
+
+    Raises RequestError for what no command line could say.
+    """
+    targets = (target,) if isinstance(target, str) else tuple(target)
+    if not targets or not all(isinstance(each, str) and each for each in targets):
+        raise RequestError("name a step or a pipeline", found=repr(target), hints=("run('rl/nemo_rl/rlvr')",))
+    return Asked(
+        targets,
+        (*override_list(overrides), *override_texts(sections)),
+        None if config is None else os.fspath(config),
+        {port: reference(given) for port, given in (inputs or {}).items()},
+        profile,
+        first=first,
+        until=until,
+        over=tuple(over_texts(over)),
+        ignore_checks=(ignore_checks,) if isinstance(ignore_checks, str) else tuple(ignore_checks),
+    )
+
+
+def arguments_of(listed: Callable[..., Any]) -> Callable[[FunctionT], FunctionT]:
+    """Show a function's `**request` as what it is handed on to.
+
+    Its signature has the keyword arguments of `listed` before its own, and its docstring their descriptions in place
+    of the entry `request`.
+    """
+
+    def show(function: FunctionT) -> FunctionT:
+        own = inspect.signature(function)
+        *rest, _request = own.parameters.values()
+        more = [each for name, each in inspect.signature(listed).parameters.items() if name not in own.parameters]
+        merged = sorted((*more, *rest), key=lambda each: each.kind)
+        function.__signature__ = own.replace(parameters=merged)  # type: ignore[attr-defined]
+        described = (listed.__doc__ or "").partition("    Args:\n")[2].partition("\n\n")[0] + "\n"
+        function.__doc__ = _ENTRY.sub(lambda _: described, function.__doc__ or "")
+        return function
+
+    return show
+
+
+def reference(given: Input) -> str:
+    """An input as the command line names it. RequestError for what has no name there, such as a loaded model."""
+    if isinstance(given, Artifact):
+        return given.ref
+    if isinstance(given, str | os.PathLike):
+        return os.fspath(given)
+    saved = ("model.save_pretrained('my-model')   # and the tokenizer; then 'my-model'",)
+    raise RequestError(
+        "an input is named, not handed over",
+        expected="a folder or file, or an artifact",
+        found=type(given).__name__,
+        hints=saved if hasattr(given, "save_pretrained") else (),
+    )
+
+
+def over_texts(over: Over) -> list[str]:
+    """`KEY=V1,V2,…` for every key. RequestError for a text alone, and for values that are none or a text alone."""
+    if isinstance(over, str):
+        key, _, values = over.partition("=")
+        raise RequestError(
+            "what to fan out over is a mapping of keys to lists of values",
+            found=repr(over),
+            hints=(f"over={{{key!r}: {_python_list(values)}}}",),
+        )
+    if not isinstance(over, Mapping):
+        return [str(each) for each in over]
+    return [f"{key}={','.join(map(override_value, _values(key, given)))}" for key, given in over.items()]
+
+
+def _python_list(values: str) -> str:
+    """`1,a` of a command line as a list in Python, `[1, 'a']`."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
+    try:
+        return f"{OverridesParser.create().parse_override(f'over=[{values}]').value() or '[V1, V2]'}"
+    except OverrideParseException:
+        return "[V1, V2]"
+
+
+def _values(key: str, given: Any) -> list[Any]:
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable) or not (values := list(given)):
+        raise RequestError(
+            "a step is fanned out over a list of values",
+            where=f"over[{key!r}]",
+            found=repr(given),
+            hints=(f"over={{{key!r}: [V1, V2]}}",),
+        )
+    return [reference(each) if isinstance(each, Artifact) else each for each in values]
+
+
+def override_list(overrides: Overrides) -> list[str]:
+    """Overrides as texts. RequestError for a text alone, which would be taken for a list of letters."""
+    if isinstance(overrides, str):
+        raise RequestError(
+            "overrides are a list of texts, or a mapping",
+            found=repr(overrides),
+            hints=(f"overrides=[{overrides!r}]",),
+        )
+    return override_texts(overrides) if isinstance(overrides, Mapping) else [str(each) for each in overrides]
+
+
+def override_texts(values: Mapping[str, Any]) -> list[str]:
+    """`key=value` for every leaf of nested mappings."""
+    return [f"{key}={override_value(value)}" for key, value in _leaves(values, "")]
+
+
+def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def override_value(value: Any) -> str:
+    """A value in Hydra's grammar. RequestError for one that it has no form for."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, float):
+        return repr(float(value)) if math.isfinite(value) else str(float(value))
+    if isinstance(value, str | os.PathLike):
+        return _text(os.fspath(value))
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}: {override_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(override_value, value)) + "]"
+    raise RequestError(
+        "a config holds numbers, texts, lists and mappings",
+        expected="a value that a YAML file could have",
+        found=f"{value!r} ({type(value).__name__})",
+    )
+
+
+def _text(text: str) -> str:
+    """Bare where it reads the same."""
+    return text if _BARE.fullmatch(text) and text.lower() not in _WORDS else quoted(text)
+
 
 _COLUMNS = 120
 
@@ -84,7 +272,7 @@ def plan(target: Target, *, home: str | os.PathLike[str] | None = None, **reques
     """Type-check a request, as `steps plan`. Nothing runs.
 
     Args:
-        request: see `nemotron_steps.api.asking.asked_for`.
+        request: see `nemotron_steps.api.planned.asked_for`.
         home: where artifacts and runs are; None for STEPS_HOME, or `.steps`.
 
     Raises:

@@ -11,8 +11,7 @@ from inspect import signature
 from types import ModuleType
 from typing import Any
 
-from nemotron_steps.api.asking import Target, arguments_of, asked_for
-from nemotron_steps.api.planned import bench_of, variables_of
+from nemotron_steps.api.planned import Target, arguments_of, asked_for, bench_of, variables_of
 from nemotron_steps.api.result import Result
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.launching import follow_attached, submit_asked
@@ -36,7 +35,7 @@ def run(
     """Plan a request and run what of it is not already there: in this process, or where its profile says.
 
     Args:
-        request: see `nemotron_steps.api.asking.asked_for`.
+        request: see `nemotron_steps.api.planned.asked_for`.
         home: where artifacts and runs are; None for STEPS_HOME, or `.steps`.
         force: run the steps asked for even if they are cached.
         resume: the id of an earlier run, or `latest`: its folder is continued. Without a target it goes on with what

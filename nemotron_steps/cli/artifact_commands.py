@@ -31,8 +31,7 @@ def list_artifacts(arguments: argparse.Namespace) -> int:
         wanted = bench.registry.type(arguments.type).name
         found = [artifact for artifact in found if bench.registry.types.is_a(artifact.type, wanted)]
     if arguments.as_json:
-        print_json([_fields(artifact, bench.store, refuse=False) for artifact in found])
-        return 0
+        return print_json([_fields(artifact, bench.store, refuse=False) for artifact in found])
     terminal = Terminal.of()
     if not found:
         terminal.print("no artifacts" + (" of this kind" if arguments.type or arguments.name else " yet"))
@@ -61,8 +60,7 @@ def show_artifacts(arguments: argparse.Namespace) -> int:
     artifact = store.find(arguments.ref)
     place = place_of(store, artifact)
     if arguments.as_json:
-        print_json(_fields(artifact, store))
-        return 0
+        return print_json(_fields(artifact, store))
     terminal = Terminal.of()
     terminal.print(f"{terminal.style(artifact.ref, 'bold')}  {terminal.style(artifact.type, 'cyan')}")
     rows = [
@@ -89,8 +87,7 @@ def lineage_artifacts(arguments: argparse.Namespace) -> int:
     store = Workbench(arguments.home).store
     found = lineage(store, store.find(arguments.ref))
     if arguments.as_json:
-        print_json(found.to_dict())
-        return 0
+        return print_json(found.to_dict())
     terminal = Terminal.of()
     terminal.print(f"{terminal.style(found.of.ref, 'bold')}  {terminal.style(found.of.type, 'cyan')}")
     if found.accepted:
@@ -153,8 +150,7 @@ def add_artifacts(arguments: argparse.Namespace) -> int:
         Path(arguments.path).expanduser(), type_name=arguments.type, name=arguments.name, supertypes=supertypes
     )
     if arguments.as_json:
-        print_json(_fields(artifact, bench.store))
-        return 0
+        return print_json(_fields(artifact, bench.store))
     terminal = Terminal.of()
     terminal.print(f"{terminal.style(artifact.ref, 'bold')}  {terminal.style(artifact.type, 'cyan')}")
     terminal.print(f"  {terminal.style(f'--input PORT={artifact.ref}', 'cyan')}")

@@ -27,8 +27,7 @@ def list_environments(arguments: argparse.Namespace) -> int:
     """`steps env list`."""
     found = listed()
     if arguments.as_json:
-        print_json([asdict(each) for each in found])
-        return 0
+        return print_json([asdict(each) for each in found])
     terminal = Terminal.of()
     width = max(len(each.name) for each in found)
     terminal.table(
@@ -47,8 +46,7 @@ def show_environment(arguments: argparse.Namespace) -> int:
     """`steps env show NAME`: the rule, what rows need, the settings, and the agents that lead there."""
     found = described(arguments.environment)
     if arguments.as_json:
-        print_json(asdict(found))
-        return 0
+        return print_json(asdict(found))
     _show(found, Terminal.of())
     return 0
 
@@ -261,8 +259,8 @@ def _short(value: Any) -> str:
 def _show(found: Described, terminal: Terminal) -> None:
     name = found.environment if found.asked == found.environment else f"{found.asked} → {found.environment}"
     terminal.print(f"{terminal.style(name, 'bold')}  {terminal.style(printable(found.origin), 'dim')}")
-    for paragraph in _paragraphs(found.text):
-        terminal.wrap(paragraph, indent=2)
+    for paragraph in filter(str.strip, found.text.split("\n\n")):
+        terminal.wrap(printable(paragraph), indent=2)
     facts = [
         ["reward", "see the settings" if found.reward_range is None else "{:g} to {:g}".format(*found.reward_range)],
         ["rows need", ", ".join(found.required_fields)],
@@ -287,7 +285,3 @@ def _show(found: Described, terminal: Terminal) -> None:
         or [["none"]],
         indent=4,
     )
-
-
-def _paragraphs(text: str) -> list[str]:
-    return [printable(part) for part in text.split("\n\n") if part.strip()]

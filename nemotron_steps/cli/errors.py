@@ -139,9 +139,10 @@ def location(error: BaseException) -> str | None:
     return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
 
 
-def print_json(value: Any) -> None:
-    """The only thing `--json` writes to stdout."""
+def print_json(value: Any) -> int:
+    """The only thing `--json` writes to stdout. The exit code, 0."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2, default=str) + "\n")
+    return 0
 
 
 def _render_unexpected(error: BaseException, terminal: Terminal) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 import tomllib
 from collections.abc import Mapping
 from importlib.resources import files
@@ -58,8 +57,7 @@ def _table(name: str) -> dict[str, dict[str, Any]]:
 
 def _list(codes: Mapping[str, Mapping[str, Any]], signals: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> int:
     if as_json:
-        print_json([{"code": code, **entry} for code, entry in {**codes, **signals}.items()])
-        return 0
+        return print_json([{"code": code, **entry} for code, entry in {**codes, **signals}.items()])
     terminal = Terminal.of()
     for title, entries in (("errors", codes), ("signals of a training run", signals)):
         terminal.print(terminal.style(title, "dim"))
@@ -75,7 +73,7 @@ def _show(name: str, entry: Mapping[str, Any], *, as_json: bool) -> None:
     terminal = Terminal.of()
     terminal.print(f"{terminal.style(name, 'bold')}  {entry['title']}")
     terminal.print()
-    _paragraph(terminal, entry["cause"])
+    terminal.wrap(entry["cause"])
     if "example" in entry:
         terminal.print()
         terminal.print(terminal.style("For example", "dim"))
@@ -84,10 +82,10 @@ def _show(name: str, entry: Mapping[str, Any], *, as_json: bool) -> None:
     if "look" in entry:
         terminal.print()
         terminal.print(terminal.style("Where to look", "dim"))
-        _paragraph(terminal, entry["look"], "  ")
+        terminal.wrap(entry["look"], indent=2)
     terminal.print()
     terminal.print(terminal.style("What mends it", "dim"))
-    _paragraph(terminal, entry["mend"], "  ")
+    terminal.wrap(entry["mend"], indent=2)
     if "then" in entry:
         terminal.print(f"  {terminal.style(entry['then'], 'cyan')}")
     for overrides, steps in advice.items():
@@ -114,15 +112,3 @@ def _advice(signal: str) -> dict[str, list[str]]:
         if answers:
             found.setdefault(" ".join(text for each in answers for text in each.overrides_for({})), []).append(step_id)
     return found
-
-
-def _paragraph(terminal: Terminal, text: str, indent: str = "") -> None:
-    for line in textwrap.wrap(
-        text,
-        min(terminal.width or 100, 100),
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    ):
-        terminal.print(line)

@@ -18,7 +18,7 @@ from nemotron_steps.cli.live import headline
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.summary import show_values, shown_path
 from nemotron_steps.cli.terminal import Terminal, duration, printable
-from nemotron_steps.errors import RequestError, WorkerLostError
+from nemotron_steps.errors import RequestError, StorageError, UnknownNameError, WorkerLostError
 
 if TYPE_CHECKING:
     import argparse
@@ -51,8 +51,7 @@ def runs(arguments: argparse.Namespace) -> int:
     if arguments.limit > 0:
         found = found[-arguments.limit :]
     if arguments.as_json:
-        print_json([info.to_dict() for info in found])
-        return 0
+        return print_json([info.to_dict() for info in found])
     terminal = Terminal.of()
     if not found:
         terminal.print("no runs yet")
@@ -89,8 +88,7 @@ def status(arguments: argparse.Namespace) -> int:
     metrics = {record["step"]: record for record in read_events(store, info.id, "metrics")}
     if arguments.as_json:
         latest = {step: {"index": record["index"], "values": record["values"]} for step, record in metrics.items()}
-        print_json({**info.to_dict(), "metrics": latest})
-        return 0
+        return print_json({**info.to_dict(), "metrics": latest})
     terminal = Terminal.of()
     terminal.print(f"{terminal.style(info.id, 'bold')}  {_status(info.status, terminal)}  {printable(info.name)}")
     rows = []
@@ -201,8 +199,7 @@ def _wait_until_stopped(arguments: argparse.Namespace, store: ArtifactStore, inf
             )
         time.sleep(_POLL_SECONDS)
     if arguments.as_json:
-        print_json(get_run(store, info.id).to_dict())
-        return 0
+        return print_json(get_run(store, info.id).to_dict())
     terminal = Terminal.of()
     terminal.print(f"stopped {terminal.style(info.id, 'bold')}; what it committed stays")
     terminal.print(f"  {terminal.style(f'steps run --resume {info.id}', 'cyan')}")
@@ -217,8 +214,7 @@ def _cancel_job(arguments: argparse.Namespace, store: ArtifactStore, info: RunIn
     if info.status == "running" and info.host == socket.gethostname():
         return _wait_until_stopped(arguments, store, info)
     if arguments.as_json:
-        print_json(get_run(store, info.id).to_dict())
-        return 0
+        return print_json(get_run(store, info.id).to_dict())
     terminal = Terminal.of()
     terminal.print(f"{info.executor} job {printable(info.job)} was asked to stop; what it committed stays")
     for hint in (f"steps status {info.id}", f"steps run --resume {info.id}"):
@@ -228,8 +224,7 @@ def _cancel_job(arguments: argparse.Namespace, store: ArtifactStore, info: RunIn
 
 def report(arguments: argparse.Namespace) -> int:
     """`steps report RUN`: write report.html anew from what the run recorded; of several runs, a comparison."""
-    from nemotron_steps.runs.report import write_report
-    from nemotron_steps.runs.report_compare import write_comparison
+    from nemotron_steps.runs.report import write_comparison, write_report
     from nemotron_steps.runs.run_folder import run_file
 
     store = Workbench(arguments.home).store
@@ -249,7 +244,6 @@ def report(arguments: argparse.Namespace) -> int:
 
 def index(arguments: argparse.Namespace) -> int:
     """`steps index [--out FILE]`: write the page and say where it is."""
-    from nemotron_steps.errors import StorageError
     from nemotron_steps.runs.index_page import write_index
 
     store = Workbench(arguments.home).store
@@ -272,7 +266,6 @@ def index(arguments: argparse.Namespace) -> int:
 
 def _fetch(store: ArtifactStore, run_id: str, name: str) -> None:
     """Bring a run's file to this machine; a run that ended early may not have it."""
-    from nemotron_steps.errors import UnknownNameError
     from nemotron_steps.runs.run_folder import run_file
 
     try:

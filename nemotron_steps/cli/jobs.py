@@ -38,7 +38,7 @@ class JobView:
     def __init__(self, store: ArtifactStore, run: str, *, aloud: bool = True) -> None:
         self._store = store
         self._run = run
-        say = _say_on_stderr if aloud else _say_nothing
+        say = _say_on_stderr if aloud else lambda text: None
         self._files = _Outage("what its job wrote lately is missing", say)
         self._state = _Outage("its job cannot be asked about", say)
         self._followed = -math.inf
@@ -128,10 +128,6 @@ class _Outage:
 def _say_on_stderr(text: str) -> None:
     terminal = Terminal.of(sys.stderr)
     terminal.print(f"{terminal.style('▲', 'yellow')} {text}")
-
-
-def _say_nothing(text: str) -> None:
-    pass
 
 
 def said(job: JobStatus) -> str:

@@ -1,4 +1,4 @@
-"""What is shown while a run works: a bar per step on a terminal, timestamped lines anywhere else.
+"""What is shown while a run works: the picture of `steps watch` on a terminal, timestamped lines anywhere else.
 
 A display is a listener of run records; it decides nothing and keeps nothing. Call `close` when the run is over,
 however it ended.
@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nemotron_steps.cli.terminal import Terminal, clock, duration, number, printable, shorten, tail, visible_width
+from nemotron_steps.cli.terminal import Terminal, number, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,10 +30,6 @@ _HEADLINES = (
 """The few numbers worth a place beside a bar: label → metric name."""
 
 _SECONDS_BETWEEN_LINES = 5.0
-_BAR, _SHORTEST_BAR = 24, 8
-"""Columns of a bar; a shorter one says less than what could stand in its place."""
-_WIDE = 100
-"""Columns from which on there is room for padding."""
 
 
 class Display(Protocol):
@@ -68,9 +64,11 @@ class Tolerant:
 
 
 def open_display(terminal: Terminal, plan: Plan) -> Display:
-    """The display for a terminal: bars when it can redraw, lines otherwise."""
+    """The display for a terminal: a picture when it can redraw, lines otherwise."""
     if terminal.stream.isatty() and terminal.unicode:
-        return BarDisplay(terminal, plan)
+        from nemotron_steps.cli.watch import PictureDisplay
+
+        return PictureDisplay(terminal, plan)
     return LineDisplay(terminal)
 
 
@@ -120,156 +118,6 @@ class LineDisplay:
         stamp = time.strftime("%H:%M:%S", time.localtime(record["time"]))
         self._terminal.print(f"{stamp} {printable(text)}")
         self._terminal.stream.flush()
-
-
-def bar_line(
-    width: int, name: str, share: float | None, count: str, numbers: str, elapsed: str
-) -> list[tuple[str, str]]:
-    """One step at work, fitted to `width` columns: (text, style) pieces.
-
-    Step, count and time are always there; where columns are few the bar goes first, then the end of the numbers, then
-    the beginning of the name.
-
-    Args:
-        share: how much is done, from 0 to 1; None where that is not known.
-    """
-    ends = "".join(f"  {text}" for text in (count, elapsed) if text)
-    name = tail(name, max(width - len(ends), 8))
-    left = width - visible_width(name) - len(ends)
-    bar = min(_BAR, left - visible_width(numbers) - 4) if numbers else min(_BAR, left - 2)
-    if bar < _SHORTEST_BAR:
-        bar = 0
-    done = 0 if share is None else round(bar * min(max(share, 0.0), 1.0))
-    pieces = [(name, "bold")]
-    if bar:
-        pieces += [("  ", ""), ("━" * done, "cyan"), ("━" * (bar - done), "bright_black")]
-        left -= bar + 2
-    if count:
-        pieces.append((f"  {count}", "dim"))
-    if numbers and left > 6:
-        pieces.append((f"  {shorten(numbers, left - 2)}", ""))
-    pieces.append((f"  {elapsed}", "yellow"))
-    return pieces
-
-
-class BarDisplay:
-    """One line per finished step, a bar with the numbers that matter for the one at work."""
-
-    def __init__(self, terminal: Terminal, plan: Plan) -> None:
-        from rich.console import Console
-        from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
-        from rich.text import Text
-
-        console = Console(file=terminal.stream, highlight=False, no_color=not terminal.color)
-
-        class Line(ProgressColumn):
-            def render(self, task: Task) -> Text:
-                fields = task.fields
-                share = task.completed / task.total if task.total else None
-                elapsed = clock(task.finished_time if task.finished else task.elapsed)
-                # What stands before it, and a column to spare: a line as wide as the terminal wraps in some.
-                width = console.width - 5
-                pieces = bar_line(width, fields["name"], share, fields["count"], fields["numbers"], elapsed)
-                return Text.assemble(*pieces, no_wrap=True)
-
-        self._terminal = terminal
-        self._width = max((len(step.key) for step in plan.steps), default=10)
-        self._console = console
-        self._progress = Progress(
-            TextColumn(" "),
-            SpinnerColumn(style="cyan"),
-            Line(),
-            console=console,
-            transient=True,
-            refresh_per_second=8,
-        )
-        self._tasks: dict[str, Any] = {}
-        self._numbers: dict[str, str] = {}
-        self._signals: set[tuple[str, str]] = set()
-        self._progress.start()
-
-    def __call__(self, record: Record) -> None:
-        """Redraw for a record."""
-        handler = getattr(self, f"_on_{record['kind']}", None)
-        if handler is not None:
-            handler(record)
-
-    def close(self) -> None:
-        """Remove the bars."""
-        self._progress.stop()
-
-    def _on_step_started(self, record: Record) -> None:
-        # Names of one width keep the bars of steps under each other, where there is room for that.
-        room = self._console.width >= _WIDE
-        name = record["step"].ljust(self._width) if room else record["step"]
-        self._tasks[record["step"]] = self._progress.add_task(
-            "", total=None, name=name, count="", numbers="continues" if record.get("resumed") else ""
-        )
-
-    def _on_progress(self, record: Record) -> None:
-        task = self._tasks.get(record["step"])
-        if task is None:
-            return
-        total, completed = record["total"], record["completed"]
-        count = f"{number(completed)}/{number(total)}" if total else ""
-        numbers = self._numbers.get(record["step"]) or printable(record["description"])
-        self._progress.update(task, total=total, completed=completed, count=count, numbers=numbers)
-
-    def _on_metrics(self, record: Record) -> None:
-        text = headline(record["values"])
-        task = self._tasks.get(record["step"])
-        if text and task is not None:
-            self._numbers[record["step"]] = text
-            self._progress.update(task, numbers=text)
-
-    def _on_step_waiting(self, record: Record) -> None:
-        holder = record["holder"]
-        who = f"run {holder['run']}" if "run" in holder else f"process {holder.get('pid', '?')}"
-        self._say(f"  {self._terminal.style('waiting', 'yellow')} for {who}, which makes the same artifact")
-
-    def _on_step_cached(self, record: Record) -> None:
-        if record["reason"] != "cached":
-            self._finish(record["step"], "reused", record["reason"])
-
-    def _on_step_finished(self, record: Record) -> None:
-        self._finish(record["step"], duration(record["seconds"]), self._numbers.pop(record["step"], ""))
-
-    def _on_step_failed(self, record: Record) -> None:
-        self._remove(record["step"])
-        mark = self._terminal.style("✗", "red")
-        self._say(f"  {mark} {record['step'].ljust(self._width)}  {self._terminal.style('failed', 'red')}")
-
-    def _on_signal(self, record: Record) -> None:
-        from nemotron_steps.runs.lines import signal_text
-
-        if (record["step"], record["name"]) in self._signals:
-            return
-        self._signals.add((record["step"], record["name"]))
-        text = signal_text(record["name"], record["numbers"])
-        mark = self._terminal.style("▲", "yellow")
-        self._say(f"  {mark} {record['step'].ljust(self._width)}  {printable(text)}")
-
-    def _on_warning(self, record: Record) -> None:
-        self._say(f"  {self._terminal.style('▲', 'yellow')} {printable(record['text'])}")
-
-    def _on_waiting(self, record: Record) -> None:
-        self._say(f"  {self._terminal.style(printable(record['text']), 'dim')}")
-
-    def _finish(self, step: str, took: str, numbers: str) -> None:
-        self._remove(step)
-        mark = self._terminal.style("✓", "green")
-        text = f"  {mark} {step.ljust(self._width)}  {took.rjust(12)}"
-        self._say(f"{text}  {self._terminal.style(printable(numbers), 'dim')}" if numbers else text)
-
-    def _remove(self, step: str) -> None:
-        task = self._tasks.pop(step, None)
-        if task is not None:
-            self._progress.remove_task(task)
-
-    def _say(self, text: str) -> None:
-        from rich.text import Text
-
-        self._console.print(Text.from_ansi(text), soft_wrap=True)
 
 
 def _line(record: Record) -> str | None:

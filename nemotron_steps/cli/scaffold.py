@@ -105,8 +105,7 @@ def new(arguments: argparse.Namespace) -> int:
     _require_free(kind, name, root)
     written = write(root, kind, name)
     if arguments.as_json:
-        print_json({kind: name, "pack": str(root), "files": [str(path) for path in written]})
-        return 0
+        return print_json({kind: name, "pack": str(root), "files": [str(path) for path in written]})
     terminal = Terminal.of()
     terminal.print(f"{terminal.style(name, 'bold')} in {shown_path(root)}")
     for path in written:

@@ -146,10 +146,9 @@ class Terminal:
         """A paragraph, filled to the terminal's width (at most 100 columns)."""
         import textwrap
 
-        width = min(self.width or 100, 100)
-        self.print(
-            textwrap.fill(" ".join(text.split()), width, initial_indent=" " * indent, subsequent_indent=" " * indent)
-        )
+        wrapper = textwrap.TextWrapper(min(self.width or 100, 100), break_long_words=False, break_on_hyphens=False)
+        wrapper.initial_indent = wrapper.subsequent_indent = " " * indent
+        self.print(wrapper.fill(" ".join(text.split())))
 
 
 def visible_width(text: str) -> int:
@@ -182,13 +181,6 @@ def shorten(text: str, width: int) -> str:
     return cut + "\x1b[0m" if "\x1b[" in cut else cut
 
 
-def tail(text: str, width: int) -> str:
-    """`text` cut to `width` columns with … at its beginning: of an id the end says most."""
-    while visible_width(text) > max(width, 1):
-        text = "…" + text.removeprefix("…")[1:]
-    return text
-
-
 def printable(text: str) -> str:
     """Text from a file or a model without control characters, which could steer the terminal."""
     return _CONTROL.sub("�", text)
@@ -212,12 +204,6 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
-
-
-def clock(seconds: float | None) -> str:
-    """`0:00:12`, as a clock counts."""
-    whole = int(seconds or 0)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 def number(value: Any) -> str:

@@ -1,6 +1,6 @@
-"""`steps watch RUN`: a run in the terminal while it works, from any terminal: only its files are read.
+"""A run in the terminal while it works: to `steps watch RUN` from any terminal by its files alone, and to `steps run`.
 
-Without a terminal, what is new is printed as lines; with `--once`, a picture of this moment.
+Where `steps watch` has no terminal, what is new is printed as lines; with `--once`, a picture of this moment.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import select
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,10 +29,17 @@ from nemotron_steps.runs.lines import signal_text
 if TYPE_CHECKING:
     import argparse
 
+    from rich.console import Console
+    from rich.text import Text
+
     from nemotron_steps.artifacts.store import ArtifactStore
+    from nemotron_steps.resolver.plan import Plan
     from nemotron_steps.runs.run_folder import RunInfo
+    from nemotron_steps.runs.tracker import Record
 
 _EVERY_S = 1.0
+_EACH_SECOND = 4
+"""How often a run of this process is redrawn."""
 _ROWS = (
     ("reward", ("reward/mean",)),
     ("validation", ("validation/reward",)),
@@ -47,6 +55,8 @@ _ROWS = (
 )
 """Label → the metrics it may be, the first that there is."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_STATES = {"step_started": "running", "step_waiting": "waiting", "step_finished": "ran", "step_failed": "failed"}
+"""What a record makes of its step."""
 _MARKS = {"ran": "✓", "cached": "✓", "reused": "✓", "running": "●", "failed": "✗"}
 
 
@@ -63,7 +73,8 @@ def watch(arguments: argparse.Namespace) -> int:
         follower.look()
         if info.status in AT_WORK:
             view.ask(info)
-        _print(picture(info, follower, terminal, asked, samples=arguments.samples, view=view), terminal)
+        for line in picture(info, follower, terminal, asked, samples=arguments.samples, view=view):
+            terminal.print(line if terminal.width is None else shorten(line, terminal.width))
         return 0
     try:
         if drawn:
@@ -85,6 +96,7 @@ def picture(
     asked: _Asked,
     *,
     samples: bool,
+    curves: bool = True,
     view: JobView | None = None,
     now: float | None = None,
 ) -> list[str]:
@@ -92,6 +104,7 @@ def picture(
 
     Args:
         asked: what the run was asked for.
+        curves: whether its numbers are shown.
         view: what there is to say of its job.
         now: Unix seconds.
     """
@@ -112,7 +125,7 @@ def picture(
         note = _pace(seen, asked.total(key)) if state == "running" else took
         lines.append(f"  {mark} {key.ljust(width)}  {style(state, COLORS.get(state, 'dim'))}  {style(note, 'dim')}")
     shown = _at_work(info, follower)
-    if shown is not None:
+    if curves and shown is not None:
         lines += ["", *_curves(follower.steps[shown], terminal)]
     lines += _warnings(follower, terminal, asked)
     if samples and shown is not None:
@@ -136,7 +149,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 def _pace(seen: StepSeen, total: int | None) -> str:
     """`step 42/100  12.3 s a step  12 min 05 s left`."""
     if seen.index is None:
-        return ""
+        return printable(seen.progress)
     parts = [f"step {seen.index}/{total}" if total else f"step {seen.index}"]
     pace = seen.seconds_per_step
     if pace is not None:
@@ -188,20 +201,16 @@ def _samples(seen: StepSeen, terminal: Terminal) -> Iterator[str]:
 
 
 class _Asked:
-    """What the run was asked for: its steps' configs, read once they are written, and what manifests advise."""
+    """What the run was asked for: its steps' configs, by its plan or read once they are written, and what manifests
+    advise."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, plan: Plan | None = None) -> None:
         self._folder = folder
         self._advice: dict[tuple[str, str], str] = {}
-
-    @cached_property
-    def _steps(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        self._steps: dict[str, tuple[str, Mapping[str, Any]]] = {}
         """Step key → step id and config."""
-        import yaml
-
-        configs = yaml.safe_load((self._folder / "config.yaml").read_text(encoding="utf-8"))
-        plan = json.loads((self._folder / "plan.json").read_bytes())
-        return {step["key"]: (step["step"], configs.get(step["key"]) or {}) for step in plan["steps"]}
+        if plan is not None:
+            self._steps = {step.key: (step.step_id, step.config) for step in plan.steps}
 
     def total(self, key: str) -> int | None:
         """`max_num_steps` of a step's config; None where it has none, or nothing is written yet."""
@@ -225,10 +234,56 @@ class _Asked:
         found = hints_for_signals([Signal(signal, numbers)], manifest, config) if manifest is not None else []
         return "; ".join(" ".join(hint.overrides) for hint in found if hint.overrides)
 
-    def _config(self, key: str) -> dict[str, Any]:
-        if not (self._folder / "config.yaml").is_file():
-            return {}
+    def _config(self, key: str) -> Mapping[str, Any]:
+        if not self._steps and (self._folder / "config.yaml").is_file():
+            import yaml
+
+            configs = yaml.safe_load((self._folder / "config.yaml").read_text(encoding="utf-8"))
+            plan = json.loads((self._folder / "plan.json").read_bytes())
+            self._steps = {step["key"]: (step["step"], configs.get(step["key"]) or {}) for step in plan["steps"]}
         return self._steps.get(key, ("", {}))[1]
+
+
+class PictureDisplay:
+    """The picture of a run of this process, redrawn as it works. Its steps and warnings stay on the screen."""
+
+    def __init__(self, terminal: Terminal, plan: Plan) -> None:
+        from rich.live import Live
+
+        from nemotron_steps.runs.run_folder import RunInfo
+
+        steps = {step.key: {"state": "pending"} for step in plan.steps}
+        self._info = RunInfo("", name=plan.name, steps=steps, created=time.time())
+        self._terminal, self._seen, self._asked = terminal, Follower(), _Asked(Path(), plan)
+        self._lock = threading.Lock()  # it is drawn by a thread of rich's
+        self._console = console = _console(terminal)
+        self._live = Live(console=console, get_renderable=self._drawn, transient=True, refresh_per_second=_EACH_SECOND)
+        self._live.start()
+
+    def __call__(self, record: Record) -> None:
+        """Take over what the run recorded."""
+        with self._lock:
+            self._seen.apply(record)
+            kind, step = record["kind"], self._info.steps.get(record["step"], {})
+            if kind == "run_started":
+                self._info = replace(self._info, id=record["run"])
+            elif kind == "step_cached":
+                step["state"] = "cached" if record["reason"] == "cached" else "reused"
+            elif kind in _STATES:
+                step.update(state=_STATES[kind], seconds=record.get("seconds"))
+
+    def close(self) -> None:
+        """Leave what became of each step."""
+        self._live.stop()
+        self._terminal.print("\n".join(self._lines(curves=False)[1:]))
+
+    def _drawn(self) -> Text:
+        with self._lock:
+            self._terminal.width = self._console.width
+            return _fitted(self._lines(), self._console)
+
+    def _lines(self, *, curves: bool = True) -> list[str]:
+        return picture(self._info, self._seen, self._terminal, self._asked, samples=False, curves=curves)
 
 
 def _draw(
@@ -242,19 +297,16 @@ def _draw(
     samples: bool,
 ) -> RunInfo:
     """Redraw once a second until the run ends or the user leaves."""
-    from rich.console import Console
     from rich.live import Live
-    from rich.text import Text
 
     keys = "s samples   q leave, the run goes on"
-    console = Console(file=terminal.stream, highlight=False, no_color=not terminal.color)
+    console = _console(terminal)
     with Live(console=console, auto_refresh=False, transient=True) as live, _keys() as pressed:
         while True:
             follower.look()
             terminal.width = console.width
             lines = picture(info, follower, terminal, asked, samples=samples, view=view)
-            lines = [shorten(line, console.width) for line in [*lines, "", terminal.style(keys, "dim")]]
-            live.update(Text.from_ansi("\n".join(lines[: console.height])), refresh=True)
+            live.update(_fitted([*lines, "", terminal.style(keys, "dim")], console), refresh=True)
             if info.status not in AT_WORK:
                 return info
             key = pressed(_EVERY_S)
@@ -262,6 +314,18 @@ def _draw(
             if key == "q":
                 return info
             info = _now(store, info, view)
+
+
+def _console(terminal: Terminal) -> Console:
+    from rich.console import Console
+
+    return Console(file=terminal.stream, highlight=False, no_color=not terminal.color)
+
+
+def _fitted(lines: Sequence[str], console: Console) -> Text:
+    from rich.text import Text
+
+    return Text.from_ansi("\n".join(shorten(line, console.width) for line in lines[: console.height]))
 
 
 def _print_lines(store: ArtifactStore, info: RunInfo, follower: Follower, terminal: Terminal, view: JobView) -> RunInfo:
@@ -328,8 +392,3 @@ def _ended(info: RunInfo, terminal: Terminal) -> int:
     for hint in advice(info, has_metrics=True):
         terminal.print(f"  {terminal.style(hint, 'cyan')}")
     return 0 if info.status == "done" else WorkerLostError.exit_code
-
-
-def _print(lines: Sequence[str], terminal: Terminal) -> None:
-    for line in lines:
-        terminal.print(line if terminal.width is None else shorten(line, terminal.width))

@@ -51,10 +51,6 @@ _RUBRICS = {"judge_responses_create_params": {"temperature": 0.7, "top_p": 0.8, 
 _SAFETY = {"judge_responses_create_params": {"temperature": 0.0, "max_output_tokens": 1024}, "max_steps": 1}
 
 
-def _jailbreak(*names: str) -> dict[str, Agent]:
-    return {f"jailbreak_{name}": Agent("jailbreak_detection", _SAFETY) for name in names}
-
-
 AGENTS: dict[str, Agent] = {
     _SINGLE_STEP: _single_step(0.1),
     f"search_pivot_{_SINGLE_STEP}": _single_step(0.3),
@@ -82,13 +78,11 @@ AGENTS: dict[str, Agent] = {
     "genrm_simple_agent_reasoning_off": Agent("genrm_compare", {"chat_template_kwargs": {"enable_thinking": False}}),
     "inverse_if_simple_agent": Agent("inverse_if", _RUBRICS),
     "multichallenge_simple_agent": Agent("multichallenge", _RUBRICS),
-    **_jailbreak(
-        "detection_simple_agent",
-        "engagement_with_disclaimer",
-        "refusal_with_explanation",
-        "hard_refusal_no_redirection",
-        "hard_refusal_with_helplines",
-    ),
+    "jailbreak_detection_simple_agent": Agent("jailbreak_detection", _SAFETY),
+    "jailbreak_engagement_with_disclaimer": Agent("jailbreak_detection", _SAFETY),
+    "jailbreak_refusal_with_explanation": Agent("jailbreak_detection", _SAFETY),
+    "jailbreak_hard_refusal_no_redirection": Agent("jailbreak_detection", _SAFETY),
+    "jailbreak_hard_refusal_with_helplines": Agent("jailbreak_detection", _SAFETY),
     "over_refusal_detection_simple_agent": Agent("over_refusal_detection", _SAFETY),
     "xstest_eval_agent": Agent("over_refusal_detection", _SAFETY),
     "workplace_assistant_simple_agent": Agent("workplace_assistant", {"max_steps": 6}),

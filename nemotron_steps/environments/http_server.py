@@ -1,24 +1,81 @@
 """An HTTP server on aiohttp: JSON in, JSON or server-sent events out.
 
 A handler whose client goes away is cancelled, so that nobody decodes for a closed connection. Bound to loopback unless
-told otherwise. Clients are bounded in number, in time and in kind (http_bounds.py). Not for: what is served, or TLS.
+told otherwise. Not for: what is served, or TLS.
+
+Clients are bounded in number, in time and in kind: servers live in processes that also write checkpoints, so clients
+must never take all file descriptors; they have no passwords, so a web page opened on the same machine must not reach
+them, not by its own name rebound to this address (the Host tells), nor across origins (the Origin tells).
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
+import resource
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from nemotron_steps.environments import http_bounds
 from nemotron_steps.errors import UnsupportedError
+
+IDLE_S = 30.0
+"""The head of a request is whole within this of the connection's start, or of the answer to the last request."""
+READ_S = 60.0
+"""A request's body is whole within this of its head. Its answer may take hours."""
+MAX_CONNECTIONS = 1024
+
+_BUSY_BODY = b'{"error": {"message": "too many open connections; try again later", "type": "overloaded"}}'
+BUSY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+    b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(_BUSY_BODY), _BUSY_BODY)
+)
+"""The whole answer to a connection over the bound."""
+
+
+def most_connections() -> int:
+    """How many connections a server keeps open: at most a quarter of the descriptors the process may have."""
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if descriptors == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(1, min(MAX_CONNECTIONS, descriptors // 4))
+
+
+def stranger(host: str | None, origin: str | None, *, bound: str) -> tuple[HTTPStatus, str] | None:
+    """Why a request is refused, as a status and a message; None when it is not.
+
+    Args:
+        host: the Host header. Only HTTP/1.0 may do without it, which no browser speaks.
+        origin: the Origin header; only the server's own passes.
+        bound: the name or address that the server was told to listen on.
+    """
+    if host is not None and not _is_own(host, bound):
+        message = f"this server is not {host!r}: use its IP address, localhost or {socket.gethostname()}"
+        return HTTPStatus.MISDIRECTED_REQUEST, message
+    if origin is not None and (
+        host is None or origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower())
+    ):
+        return HTTPStatus.FORBIDDEN, f"web pages of {origin!r} may not ask this server"
+    return None
+
+
+def _is_own(host: str, bound: str) -> bool:
+    try:
+        name = urlsplit(f"//{host}").hostname
+        if name in {"localhost", bound.lower(), socket.gethostname().lower()}:
+            return True
+        ipaddress.ip_address(name or "")  # an address cannot be rebound, only names can
+    except ValueError:
+        return False
+    return True
+
 
 MAX_BODY = 64 * 1024 * 1024
 _ACCEPTED_AT_ONCE = 16
@@ -94,7 +151,7 @@ class HttpServer:
             request_factory=_bounded_request,
             handler_cancellation=True,
             # Until a head is whole, from the connection's start or the last answer.
-            keepalive_timeout=http_bounds.IDLE_S,
+            keepalive_timeout=IDLE_S,
             lingering_time=_LINGER_S,
             access_log=None,  # requests belong to the run's own journal
         )
@@ -113,7 +170,7 @@ class HttpServer:
         await self._server.wait_closed()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        refused = http_bounds.stranger(request.headers.get("Host"), request.headers.get("Origin"), bound=self._host)
+        refused = stranger(request.headers.get("Host"), request.headers.get("Origin"), bound=self._host)
         if refused is not None:
             return _refusal(*refused)
         if (request.content_length or 0) > MAX_BODY:
@@ -122,10 +179,10 @@ class HttpServer:
             assert request.transport is not None, "it would be cancelled"
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
-            async with asyncio.timeout(http_bounds.READ_S):
+            async with asyncio.timeout(READ_S):
                 body = await request.read()
         except TimeoutError:
-            return _refusal(HTTPStatus.REQUEST_TIMEOUT, f"the body was not whole within {http_bounds.READ_S:g} s")
+            return _refusal(HTTPStatus.REQUEST_TIMEOUT, f"the body was not whole within {READ_S:g} s")
         except web.HTTPRequestEntityTooLarge:
             return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is over {MAX_BODY} bytes")
         headers = {name.lower(): value for name, value in request.headers.items()}
@@ -153,14 +210,14 @@ class _Connections(web.Server):
     def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], **options: Any) -> None:
         super().__init__(handler, **options)
         self._options = {k: v for k, v in options.items() if k not in ("request_factory", "handler_cancellation")}
-        self._most = http_bounds.most_connections()
+        self._most = most_connections()
 
     def __call__(self) -> web.RequestHandler:
         return _Connection(self, loop=asyncio.get_running_loop(), **self._options)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         if len(self.connections) >= self._most:
-            transport.write(http_bounds.BUSY)
+            transport.write(BUSY)
             transport.close()
         else:
             super().connection_made(handler, transport)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nemotron_steps.runs.lines import number, render
 from nemotron_steps.runs.run_folder import parse_lines
 
 _KEPT = 512
@@ -77,6 +78,8 @@ class StepSeen:
     signals: dict[str, dict[str, Any]] = field(default_factory=dict)
     samples: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Which (best, worst, …) → the latest of it."""
+    progress: str = ""
+    """How far it is, as it says itself: `reading 3/1200`. In the process of the run alone: no file has it."""
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -88,24 +91,25 @@ class StepSeen:
 
 
 class Follower:
-    """What a run has recorded, kept up to date by `look`.
+    """What a run has recorded, kept up to date by `look`, or in the run's own process by `apply`.
 
     Args:
-        folder: the run's folder on this machine.
+        folder: the run's folder on this machine; None: nothing is read.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         self.steps: dict[str, StepSeen] = {}
         self.warnings: deque[str] = deque(maxlen=5)
         self.started: float | None = None
         """When the present attempt began, in Unix seconds."""
-        self._tails = [Tail(folder / f"{name}.jsonl") for name in ("events", "metrics", "samples")]
+        names = ("events", "metrics", "samples") if folder is not None else ()
+        self._tails = [Tail((folder or Path()) / f"{name}.jsonl") for name in names]
 
     def look(self) -> list[dict[str, Any]]:
         """Read what is new; returns the new records, in the order of time."""
         new = list(self._new())
         for record in new:
-            self._apply(record)
+            self.apply(record)
         return sorted(new, key=lambda record: float(record["time"]))
 
     def _new(self) -> Iterator[dict[str, Any]]:
@@ -114,7 +118,8 @@ class Follower:
                 if isinstance(record.get("time"), int | float) and isinstance(record.get("kind"), str):
                     yield record
 
-    def _apply(self, record: Mapping[str, Any]) -> None:
+    def apply(self, record: Mapping[str, Any]) -> None:
+        """Take over the newest record."""
         kind, step = record["kind"], self.steps.setdefault(str(record.get("step", "")), StepSeen())
         if kind == "run_started":
             self.started = float(record["time"])
@@ -132,8 +137,13 @@ class Follower:
                     step.curves.setdefault(name, Curve()).add(index, float(value))
         elif kind == "signal":
             step.signals[str(record["name"])] = dict(record["numbers"])
-        elif kind == "warning":
+        elif kind in ("warning", "waiting"):
             self.warnings.append(str(record["text"]))
+        elif kind == "step_waiting":
+            self.warnings.append(str(render(dict(record))))
+        elif kind == "progress":
+            count = f" {number(record['completed'])}/{number(record['total'])}" if record["total"] else ""
+            step.progress = f"{record['description']}{count}"
         elif kind == "sample":
             sample = record["sample"]
             step.samples[str(sample.get("which", "latest"))] = sample

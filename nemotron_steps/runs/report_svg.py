@@ -1,15 +1,21 @@
-"""The report's drawings as inline SVG: curves, the plan graph, bars. Text in, text out; colours are CSS classes."""
+"""The report's drawings as inline SVG: curves, the plan graph, bars. Colours are CSS classes.
+
+And which curves of a step are drawn: metrics that matter first, those of each environment, the others folded away.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 
+from markupsafe import Markup, escape
+
 from nemotron_steps.runs.lines import number, seconds
+from nemotron_steps.runs.report_data import StepReport
 
 WIDTH, HEIGHT = 300, 132
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 10, 20
@@ -23,9 +29,86 @@ _FINEST = 1e-11
 
 Points = Sequence[tuple[float, float]]
 """(training step, value), in order."""
+Environments = dict[str, dict[str, Points]]
+"""Environment → what is measured of it → its curve."""
+
+_FIRST = (
+    "reward",
+    "kl",
+    "loss",
+    "entropy",
+    "length",
+    "policy_lag",
+    "token_mult_prob_error",
+    "validation",
+    "accuracy",
+    "agreement",
+    "grad_norm",
+    "truncat",
+    "lr",
+)
+"""One metric for each of these words is shown, in this order; the others are folded away."""
+_SHOWN_CURVES = 12
+_OF_ENVIRONMENTS = {
+    "reward": re.compile(r"reward/([^/]+)/mean"),
+    "length": re.compile(r"response_length/([^/]+)/mean"),
+    "failures": re.compile(r"failure_rate/([^/]+)"),
+}
+"""What is recorded of each environment of a run of several, and the name of its curve."""
 
 
-def curve(points: Points, label: str, within: Points = ()) -> str:
+@dataclass(frozen=True)
+class Arranged:
+    """The curves of a step by where they stand on the page."""
+
+    shown: Mapping[str, Points]
+    environments: Environments
+    folded: Mapping[str, Points]
+    once: Mapping[str, Points]
+    """What was measured a single time."""
+
+
+def arranged(step: StepReport) -> Arranged:
+    """The curves of a step; environments only in a run of several."""
+    environments: Environments = {}
+    apart = set()
+    for name in sorted(step.curves):
+        for kind, pattern in _OF_ENVIRONMENTS.items():
+            if match := pattern.fullmatch(name):
+                environments.setdefault(match[1], {})[kind] = step.curves[name]
+                apart.add(name)
+    if len(environments) < 2:
+        environments, apart = {}, set()
+    rest = {name: step.curves[name] for name in sorted(step.curves.keys() - apart)}
+    several = {name: points for name, points in rest.items() if len(points) > 1}
+    shown = {name: several[name] for name in headlines(list(several))}
+    return Arranged(
+        shown,
+        dict(sorted(environments.items())),
+        {name: points for name, points in several.items() if name not in shown},
+        {name: points for name, points in rest.items() if name not in several},
+    )
+
+
+def by_kind(environments: Environments) -> dict[str, dict[str, Points]]:
+    """What is measured → environment → its curve."""
+    kinds = {kind: {name: of[kind] for name, of in environments.items() if kind in of} for kind in _OF_ENVIRONMENTS}
+    return {kind: curves for kind, curves in kinds.items() if curves}
+
+
+def headlines(names: Sequence[str]) -> list[str]:
+    """The metrics worth seeing first: of those that hold a word the mean, or else the one with the shortest name."""
+    chosen: list[str] = []
+    for word in _FIRST:
+        matching = [name for name in names if word in re.split(r"[/_]", name) or (len(word) > 2 and word in name)]
+        left = [name for name in matching if name not in chosen]
+        if left:
+            chosen.append(min(left, key=lambda name: (not name.endswith("mean"), name.count("/"), len(name), name)))
+    rest = [name for name in names if name not in chosen]
+    return [*chosen, *rest][:_SHOWN_CURVES] if len(names) <= _SHOWN_CURVES else chosen[:_SHOWN_CURVES]
+
+
+def curve(points: Points, label: str, within: Points = ()) -> Markup:
     """A line over training steps. Points with a value that is not finite are left out.
 
     Args:
@@ -33,7 +116,7 @@ def curve(points: Points, label: str, within: Points = ()) -> str:
     """
     kept = [(x, y) for x, y in points if math.isfinite(y)]
     if not kept:
-        return '<svg class="curve"></svg>'
+        return Markup('<svg class="curve"></svg>')
     place, parts = axes([*kept, *((x, y) for x, y in within if math.isfinite(y))])
     smooth = len(kept) >= _SMOOTH_FROM
     parts.append(f'<path class="{"raw" if smooth else "line"}" d="{_path([place(x, y) for x, y in kept])}"/>')
@@ -42,11 +125,32 @@ def curve(points: Points, label: str, within: Points = ()) -> str:
     end_x, end_y = place(*kept[-1])
     parts.append(f'<circle class="dot" cx="{end_x:.1f}" cy="{end_y:.1f}" r="3"/>')
     data = json.dumps([[x, y, *(round(c, 1) for c in place(x, y))] for x, y in thinned(kept)], separators=(",", ":"))
-    return (
-        f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label, quote=True)}" '
-        f'data-points="{escape(data, quote=True)}">{"".join(parts)}'
-        f'<g class="hover" visibility="hidden"><line y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/><circle r="3.5"/></g></svg>'
+    parts.append(
+        f'<g class="hover" visibility="hidden"><line y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/><circle r="3.5"/></g>'
     )
+    return _drawing(label, parts, f' data-points="{escape(data)}"')
+
+
+def overlay(name: str, series: Sequence[Points], colors: Sequence[str]) -> Markup:
+    """A figure of the curves of several runs, each in its colour; empty where none has a number."""
+    finite = [[(x, y) for x, y in each if math.isfinite(y)] for each in series]
+    every = [point for each in finite for point in each]
+    if not every:
+        return Markup()
+    place, parts = axes(every)
+    for each, color in zip(finite, colors, strict=True):
+        if each:
+            x, y = place(*each[-1])
+            path = _path([place(*point) for point in each])
+            parts.append(f'<path class="line" style="stroke:{color}" d="{path}"/>')
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" style="fill:{color}"/>')
+    caption = Markup("<figcaption><span>{}</span></figcaption>").format(name)
+    return Markup("<figure>{}{}</figure>").format(caption, _drawing(name, parts))
+
+
+def _drawing(label: str, parts: Sequence[str], data: str = "") -> Markup:
+    start = f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}"{data}>'
+    return Markup(f"{start}{''.join(parts)}</svg>")
 
 
 def axes(covered: Points) -> tuple[Callable[[float, float], tuple[float, float]], list[str]]:
@@ -129,11 +233,11 @@ _WIDEST = 3
 _UPRIGHT_WIDTH, _MARGIN = 320, 56
 
 
-def plan_graph(nodes: Sequence[Node]) -> str:
+def plan_graph(nodes: Sequence[Node]) -> Markup:
     """The plan for wide screens and for narrow ones; the style sheet shows the one that fits."""
     columns = _columns(nodes)
     wide = f'<div class="wide">{_sideways(nodes, columns)}</div>' if max(columns.values(), default=0) < _WIDEST else ""
-    return f'{wide}<div class="{"narrow" if wide else "any"}">{_upright(nodes)}</div>'
+    return Markup(f'{wide}<div class="{"narrow" if wide else "any"}">{_upright(nodes)}</div>')
 
 
 def _columns(nodes: Sequence[Node]) -> dict[str, int]:
@@ -222,7 +326,7 @@ def _svg(name: str, width: float, height: float, edges: Sequence[str], boxes: Se
     )
 
 
-def bars(values: Mapping[str, float]) -> str:
+def bars(values: Mapping[str, float]) -> Markup:
     """Horizontal bars of seconds, longest first, each with its share of the sum; without those that took none."""
     values = {name: value for name, value in values.items() if value > 0} or values
     total = sum(values.values()) or 1.0
@@ -234,7 +338,7 @@ def bars(values: Mapping[str, float]) -> str:
             f'<span class="bar-fill" style="width:{100 * value / longest:.2f}%"></span></span>'
             f'<span class="bar-value">{seconds(value)} <em>{100 * value / total:.0f} %</em></span></div>'
         )
-    return f'<div class="bars">{"".join(rows)}</div>'
+    return Markup(f'<div class="bars">{"".join(rows)}</div>')
 
 
 def _extent(values: Sequence[float]) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.api.asking import asked_for, override_texts, reference
+from nemotron_steps.api.planned import asked_for, override_texts, reference
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.cli.asked import Asked
 from nemotron_steps.errors import RequestError

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nemotron_steps.api.charts import Plot, charts, result_html
+from nemotron_steps.api.result import Plot, charts, result_html
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.errors import UnknownNameError
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nemotron_steps.api.given_rows import data_reference
+from nemotron_steps.api.grpo import data_reference
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.errors import DataError
 

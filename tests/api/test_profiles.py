@@ -15,7 +15,7 @@ from typing import ClassVar
 import pytest
 
 from nemotron_steps import open_run, plan, run
-from nemotron_steps.api.asking import asked_for
+from nemotron_steps.api.planned import asked_for
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.profiles import OpenProfile
 from nemotron_steps.errors import InterruptedRunError, RequestError, UnknownNameError

@@ -40,16 +40,6 @@ def test_what_is_added_is_said_shown_and_listed_with_where_it_came_from(cli: Cli
     assert "added from" in cli("artifacts", "list").out
 
 
-def test_files_beyond_the_twentieth_are_counted_and_only_those(cli: Cli, workplace: Path) -> None:
-    data = workplace / "data"
-    data.mkdir()
-    for number in range(20):
-        (data / f"{number:02d}.jsonl").write_text('{"x": 1}\n')
-    cli("artifacts", "add", str(data), "--name", "mine")
-    shown = cli("artifacts", "show", "mine").out
-    assert "20 files" in shown and "19.jsonl" in shown and "more" not in shown
-
-
 def test_only_the_named_artifacts_are_verified(cli: Cli, workplace: Path) -> None:
     refs = []
     for name in ("good", "bad"):
@@ -119,21 +109,6 @@ def test_what_is_added_as_a_packs_own_type_is_looked_at_as_what_that_is(cli: Cli
     assert cli("artifacts", "add", "rows.jsonl", "--type", "my_rows").code == 2
     (workplace / "rows.jsonl").write_text('{"a": 1}\n')
     assert cli("artifacts", "add", "rows.jsonl", "--type", "my_rows").code == 0
-
-
-def test_a_long_attribute_is_shown_by_its_beginning_and_an_input_without_a_name_by_its_digest(
-    cli: Cli, workplace: Path
-) -> None:
-    store = ArtifactStore(workplace / "home")
-    with store.staging() as folder:
-        (folder / "tree").mkdir()
-        (folder / "tree" / "train.jsonl").write_text('{"a": 1}\n')
-        attributes = {"just": "x" * 80, "more": "y" * 81}
-        edge = Edge("rows", "0123456789abcdef" * 4, "")
-        store.commit(folder / "tree", "training_jsonl", name="mine", inputs=[edge], attributes=attributes)
-    shown = [" ".join(line.split()) for line in cli("artifacts", "show", "mine").out.splitlines()]
-    assert "input rows = 0123456789ab" in shown
-    assert "just " + "x" * 80 in shown and "more " + "y" * 77 + "..." in shown
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])

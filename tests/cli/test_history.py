@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +23,6 @@ def recorded(workplace: Path, run: str = "r1", **fields: Any) -> RunFolder:
     folder = RunFolder(ArtifactStore(workplace / "home"), run)
     folder.update(folder.create("toy/train", {}), **fields)
     return folder
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [
-        (59, "just now"),
-        (60, "1 min ago"),
-        (59 * 60 + 59, "59 min ago"),
-        (3600, "1 h ago"),
-        (86400, "1 d ago"),
-        (172800, "2 d"),
-    ],
-)
-def test_the_age_of_a_run_is_told_in_its_largest_unit(
-    cli: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, shown: str
-) -> None:
-    recorded(workplace, status="done")
-    (made,) = [run["created"] for run in cli("runs", "--json").json]
-    monkeypatch.setattr(time, "time", lambda: made + seconds)
-    assert shown in cli("runs").out
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from nemotron_steps.cli.live import BarDisplay, LineDisplay, Tolerant, bar_line, headline, open_display
-from nemotron_steps.cli.terminal import Terminal, visible_width
+from nemotron_steps.cli.live import LineDisplay, Tolerant, headline, open_display
+from nemotron_steps.cli.terminal import Terminal
+from nemotron_steps.cli.watch import PictureDisplay
 
 
 def _lines(records) -> list[str]:
@@ -57,30 +58,6 @@ def test_samples_and_progress_do_not_flood():
     progress = [{"kind": "progress", "description": "reading", "completed": i, "total": 10} for i in range(10)]
     lines = _lines([{"kind": "sample", "sample": {"response": "x"}}, *progress])
     assert lines == ["[toy] reading 0/10"]
-
-
-@pytest.mark.parametrize("width", [36, 55, 75, 95, 115])
-def test_step_and_time_are_there_however_narrow_the_terminal(width):
-    name, numbers = "data_prep/sft_prep@tiny_judge", "reward 0.8125  loss 0.01234  kl 0.0008"
-    pieces = bar_line(width, name, 0.25, "12/60", numbers, "0:01:23")
-    line = "".join(text for text, _ in pieces)
-    assert visible_width(line) <= width
-    assert "12/60" in line and line.endswith("0:01:23") and "tiny_judge" in line
-    assert ("━" in line) == (width >= 95)  # the bar goes before anything that says more
-    assert (numbers in line) == (width >= 95)
-
-
-def test_the_bar_is_as_full_as_the_step_is_done():
-    pieces = bar_line(100, "toy", 0.5, "1/2", "", "0:00:01")
-    assert [len(text) for text, style in pieces if text.startswith("━")] == [12, 12]
-    unknown = bar_line(100, "toy", None, "", "reading", "0:00:01")
-    assert [len(text) for text, style in unknown if "━" in text] == [24]
-
-
-@pytest.mark.parametrize(("share", "full"), [(1.5, 24), (1.0, 24), (-0.5, 0)])
-def test_a_bar_is_no_longer_than_it_may_be_whatever_its_step_counted(share, full):
-    drawn = [text for text, style in bar_line(100, "toy", share, "3/2", "", "0:00:01") if style == "cyan"]
-    assert drawn == ["━" * full]
 
 
 def test_numbers_that_are_held_back_give_way_to_newer_ones_and_not_to_progress():
@@ -134,10 +111,10 @@ def test_a_display_that_cannot_be_drawn_goes_dark_and_a_mistake_in_it_is_told(nu
             display({})
 
 
-def test_bars_are_for_a_terminal_that_can_draw_them(monkeypatch):
+def test_pictures_are_for_a_terminal_that_can_draw_them(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
-    plan = SimpleNamespace(steps=[])
-    for stream, unicode, kind in ((Screen(), True, BarDisplay), (Screen(), False, LineDisplay)):
+    plan = SimpleNamespace(name="toy", steps=[])
+    for stream, unicode, kind in ((Screen(), True, PictureDisplay), (Screen(), False, LineDisplay)):
         display = open_display(Terminal(stream, color=False, width=80, unicode=unicode), plan)
         display.close()
         assert type(display) is kind
@@ -161,46 +138,47 @@ class Screen(io.StringIO):
         return True
 
 
-def test_above_the_bars_stands_what_became_of_each_step(monkeypatch):
+def test_what_became_of_each_step_stays_on_the_screen_with_every_warning(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLUMNS", "120")
+    keys = ("make", "reuse", "train", "score")
+    steps = [SimpleNamespace(key=f"toy/{key}", step_id="toy/x", config={"max_num_steps": 4}) for key in keys]
     stream = Screen()
-    plan = SimpleNamespace(steps=[SimpleNamespace(key="toy/make"), SimpleNamespace(key="toy/train")])
-    display = BarDisplay(Terminal(stream, color=False, width=120), plan)
+    display = PictureDisplay(Terminal(stream, color=False, width=120), SimpleNamespace(name="toy", steps=steps))
     signal = {"kind": "signal", "step": "toy/train", "name": "kl_spike", "numbers": {"step": 6, "message": "KL is 2"}}
     for record in (
+        {"kind": "run_started", "step": "", "run": "r1"},
         {"kind": "step_waiting", "step": "toy/make", "holder": {"run": "r7", "pid": 12}},
-        {"kind": "step_waiting", "step": "toy/make", "holder": {"pid": 12}},
         {"kind": "step_cached", "step": "toy/make", "reason": "cached"},
-        {"kind": "step_cached", "step": "toy/make", "reason": "done before"},
+        {"kind": "step_cached", "step": "toy/reuse", "reason": "done before"},
         {"kind": "step_started", "step": "toy/train", "resumed": True},
         {"kind": "progress", "step": "toy/train", "description": "reading", "completed": 3, "total": 1200},
+        {"kind": "warning", "step": "", "text": "slow\x1b[2J"},
+    ):
+        display({"time": 1.0, **record})
+    display._live.refresh()
+    for record in (
         {"kind": "metrics", "step": "toy/train", "index": 1, "values": {"loss": 0.5}},
         signal,
         signal,  # said once
-        {"kind": "step_finished", "step": "toy/train", "seconds": 2.0},
-        {"kind": "step_failed", "step": "toy/make"},
     ):
-        display(record)
-        display._progress.refresh()
+        display({"time": 2.0, **record})
+    display._live.refresh()
+    display({"kind": "step_finished", "time": 3.0, "step": "toy/train", "seconds": 2.0})
+    display({"kind": "step_failed", "time": 3.0, "step": "toy/score"})
     display.close()
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
-    lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
-    said = [" ".join(line.split()) for line in lines if not re.match("[⠀-⣿]", line)]
-    assert said == [
-        "waiting for run r7, which makes the same artifact",
-        "waiting for process 12, which makes the same artifact",
-        "✓ toy/make reused done before",
-        "▲ toy/train kl_spike at step 6: KL is 2",
-        "✓ toy/train 2.0 s loss 0.5",
-        "✗ toy/make failed",
+    lines = [" ".join(line.split()) for line in re.split(r"[\r\n]+", text) if line.strip()]
+    assert "● toy/train running reading 3/1200" in lines and "● toy/train running step 1/4" in lines
+    assert "loss 0.5 ▁" in lines
+    assert lines[-8:] == [
+        *("✓ toy/make cached", "✓ toy/reuse reused", "✓ toy/train ran 2.0 s", "✗ toy/score failed"),
+        *("▲ kl_spike at step 6: KL is 2", "steps explain kl_spike"),
+        "▲ [toy/make] another run works on the same artifact (run r7, process 12 on ?): waiting for it",
+        "▲ slow�[2J",
     ]
-    bars = [" ".join(line.split()[1:]) for line in lines if re.match("[⠀-⣿]", line)]
-    assert any("continues" in bar for bar in bars) and any("3/1,200 reading" in bar for bar in bars)
-    assert any("loss 0.5" in bar and "3/1,200" in bar for bar in bars)
 
 
-def test_a_terminal_gets_bars_and_is_left_tidy(workplace):
+def test_a_terminal_gets_a_picture_and_is_left_tidy(workplace):
     parent, child = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
     environment.pop("NO_COLOR", None)
@@ -224,11 +202,11 @@ def test_a_terminal_gets_bars_and_is_left_tidy(workplace):
     assert process.wait(timeout=60) == 0
     text = output.decode()
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    assert "━" in plain
-    assert re.search(r"2/3\s+reward 0.6667", plain)
-    assert "▲ toy/train  reward_saturated" in plain
-    assert re.search(r"✓ toy/train\s+\d", plain)
-    assert plain.count("▲ this toy is small; hint: steps list") == 1
-    assert "0.25 → 0.75" in plain
-    # The cursor is shown again after the bars are gone.
+    assert re.search(r"● toy/train\s+running\s+step 2", plain)
+    assert re.search(r"reward\s+0.6667\s+▁", plain)
+    left = plain[plain.rindex("✓ toy/make") :]
+    assert re.search(r"✓ toy/train\s+ran\s+\d", left) and "▲ reward_saturated" in left
+    assert left.count("▲ this toy is small; hint: steps list") == 1
+    assert "0.25 → 0.75" in left
+    # The cursor is shown again after the picture is gone.
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")

@@ -15,11 +15,17 @@ from hypothesis import strategies as st
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import DataError, EngineError, NonFiniteLossError
 from nemotron_steps.runs.recorder import row_at
-from nemotron_steps.runs.report import _hints, write_report
-from nemotron_steps.runs.report_compare import write_comparison
+from nemotron_steps.runs.report import render_page, write_comparison, write_report
 from nemotron_steps.runs.report_data import StepReport, _apply_metrics, read_report
-from nemotron_steps.runs.report_metrics import headlines, step_metrics
-from nemotron_steps.runs.report_svg import Node, curve, moving_average, nice_ticks, plan_graph, thinned, tick_labels
+from nemotron_steps.runs.report_svg import (
+    Node,
+    curve,
+    headlines,
+    nice_ticks,
+    plan_graph,
+    tick_labels,
+)
+from tests.runs.report_samples import metrics_of, section
 from tests.runs.runner_toy_plan import run
 
 VOID = {"meta", "input", "circle", "line", "rect", "path", "br"}
@@ -92,7 +98,7 @@ def test_every_signal_is_shown_once_with_its_advice_or_by_its_numbers(store: Art
     step.hints[:] = [
         {"name": "kl_spike", "because": "kl_spike (kl=0.5)", "advice": "raise it", "overrides": ["a=1", "b=2"]}
     ]
-    text = " ".join(Page(_hints(run_report)).text.split())
+    text = " ".join(Page(section(render_page(run_report), "hints")).text.split())
     assert text == f"kl_spike (kl=0.5) {step.key} raise it a=1 b=2 saturated share 0.99 {step.key}"
 
 
@@ -182,19 +188,6 @@ def test_the_numbers_of_rl_that_matter_come_first() -> None:
     assert sorted(headlines(["nll", "loss", "entropy", "lr"])) == ["entropy", "loss", "lr", "nll"]
 
 
-def test_report_folds_away_what_is_no_headline(store: ArtifactStore) -> None:
-    result = run(store)
-    with (result.folder / "metrics.jsonl").open("a") as file:
-        for index in (1, 2):
-            values = {f"other/{number}": index for number in range(20)} | {"kl_penalty": index, "reward/mean": index}
-            file.write(json.dumps({"kind": "metrics", "step": "toy/train", "index": index, "values": values}) + "\n")
-    write_report(result.folder, store)
-    html = (result.folder / "report.html").read_text()
-    shown, _, folded = html.partition("<details><summary>")
-    assert "kl_penalty" in shown and "reward/mean" in shown and "other/7" not in shown
-    assert "other/7" in folded
-
-
 def test_report_of_a_failed_run_has_the_row_and_the_traceback(store: ArtifactStore, tmp_path: Path) -> None:
     rows = tmp_path / "mine.jsonl"
     rows.write_text('{"text": "good"}\n{"text": "<bad>", "mark": "x"}\n')
@@ -276,42 +269,12 @@ def test_ticks_are_round_and_cover_the_range(low: float, span: float, count: int
     assert ticks[0] <= low + tolerance and ticks[-1] >= low + span - tolerance
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=80))
-def test_moving_average_stays_within_the_data(values: list[float]) -> None:
-    averaged = moving_average(list(enumerate(values)))
-    assert [x for x, _ in averaged] == list(range(len(values)))
-    slack = 1e-6 * (1 + max(map(abs, values)))
-    assert all(min(values) - slack <= y <= max(values) + slack for _, y in averaged)
-    assert averaged[0][1] == values[0] and averaged[-1][1] == values[-1]
-
-
 @given(st.lists(st.tuples(st.floats(0, 1e5), st.floats()), max_size=60))
 def test_every_curve_is_well_formed_and_inside_its_box(points: list[tuple[float, float]]) -> None:
     svg = curve([(x, y if math.isfinite(y) and abs(y) < 1e300 else math.nan) for x, y in points], 'a"<b')
     Page(svg)
     for value in re.findall(r' c[xy]="([-0-9.]+)"', svg):
         assert 0 <= float(value) <= 300
-
-
-def test_thinning_keeps_first_and_last() -> None:
-    points = [(float(i), 0.0) for i in range(5000)]
-    kept = thinned(points)
-    assert len(kept) <= 400 and kept[0] == points[0] and kept[-1] == points[-1]
-
-
-def test_plan_graph_puts_every_step_behind_its_inputs() -> None:
-    nodes = [
-        Node("a", "a", "ran", "ran", ()),
-        Node("b", "b", "ran", "ran", (("a", "x"),)),
-        Node("c", "c<", "ran", "ran", (("a", "x"), ("b", "y"), ("", "file"))),
-    ]
-    svg = plan_graph(nodes)
-    Page(svg)
-    wide, _, narrow = svg.partition('<div class="narrow">')
-    columns = [float(x) for x in re.findall(r'<rect x="([0-9.]+)"', wide)]
-    assert columns == sorted(columns) and len(set(columns)) == 3 and wide.count('class="edge"') == 3
-    rows = [float(y) for y in re.findall(r'<rect x="[0-9.]+" y="([0-9.]+)"', narrow)]
-    assert rows == sorted(rows) and len(set(rows)) == 3 and narrow.count('class="edge"') == 3
 
 
 def test_plan_graph_fits_a_phone_and_a_long_one_the_page() -> None:
@@ -324,22 +287,6 @@ def test_plan_graph_fits_a_phone_and_a_long_one_the_page() -> None:
     assert [float(width) for width in re.findall(r'<svg class="plan" width="([0-9.]+)"', short)] == [788, 320]
 
 
-def test_a_run_of_several_environments_has_a_table_of_them() -> None:
-    curves = {
-        "reward/mean": [(0.0, 0.2), (1.0, 0.5)],
-        "reward/maths/mean": [(0.0, 0.25), (1.0, 0.75)],
-        "reward/code/mean": [(0.0, 0.125)],
-        "response_length/maths/mean": [(1.0, 42.0)],
-        "failure_rate/maths": [(1.0, 0.0625)],
-    }
-    text = " ".join(Page(step_metrics(StepReport("rl", {}, curves=curves))).text.split())
-    assert (
-        "failures code 0.125 step 0 0.125 step 0 maths 0.25 step 0 0.75 step 1 42 step 1 0.0625 step 1 reward" in text
-    )
-    alone = {name: points for name, points in curves.items() if "code" not in name}
-    assert "environments" not in step_metrics(StepReport("rl", {}, curves=alone))
-
-
 def test_each_environment_of_several_has_a_reward_curve_all_on_one_scale() -> None:
     curves = {
         "reward/mean": [(0.0, 0.2), (4.0, 0.5)],
@@ -347,7 +294,7 @@ def test_each_environment_of_several_has_a_reward_curve_all_on_one_scale() -> No
         "reward/code/mean": [(2.0, 0.5), (3.0, 0.5)],
         "failure_rate/never_judged": [(0.0, 1.0), (4.0, 1.0)],
     }
-    page = Page(step_metrics(StepReport("rl", {}, curves=curves)))
+    page = Page(metrics_of(StepReport("rl", {}, curves=curves)))
     labels = [value for tag, name, value in page.attributes if tag == "svg" and name == "aria-label"]
     assert labels == ["reward/mean", "code", "maths", "never_judged"]
     points = [json.loads(value) for tag, name, value in page.attributes if tag == "svg" and name == "data-points"]
@@ -356,33 +303,6 @@ def test_each_environment_of_several_has_a_reward_curve_all_on_one_scale() -> No
     assert code[3] == pytest.approx((maths[0][3] + maths[1][3]) / 2, abs=0.2)
     radios = [value for tag, name, value in page.attributes if tag == "input" and name == "class"]
     assert radios == ["reward", "failures"]
-
-
-def test_lag_and_mismatch_come_before_what_matters_less() -> None:
-    names = [f"other/{number}" for number in range(20)]
-    shown = headlines([*names, "policy_lag/mean", "token_mult_prob_error", "lr", "reward/mean", "response_length/mean"])
-    assert shown == ["reward/mean", "response_length/mean", "policy_lag/mean", "token_mult_prob_error", "lr"]
-
-
-def test_samples_are_the_best_the_worst_the_latest_and_the_first(store: ArtifactStore) -> None:
-    result = run(store)
-    rewards = [0.5, 0.25, 1.0, 0.0, 0.75, 0.4, 0.3]
-    lines = [
-        {
-            "kind": "sample",
-            "step": "toy/train",
-            "sample": {"step": step, "response": f"answer {step}", "reward": reward},
-        }
-        for step, reward in enumerate(rewards, 100)
-    ]
-    (result.folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    write_report(result.folder, store)
-    text = page_of(result.folder).text
-    shown = re.findall(r"best|worst|latest|first(?= )|answer 1\d\d", text[text.index("best") :])
-    assert shown[:12] == [
-        *("best", "answer 102", "answer 104", "worst", "answer 103", "answer 101"),
-        *("latest", "answer 106", "answer 105", "first", "answer 100", "answer 101"),
-    ]
 
 
 def test_samples_show_what_the_judge_said(store: ArtifactStore) -> None:
@@ -406,15 +326,6 @@ def test_runs_are_compared_over_each_other(store: ArtifactStore) -> None:
     paths = [value for tag, name, value in page.attributes if tag == "path" and name == "style"]
     assert len(set(paths)) == 2 and len(paths) % 2 == 0
     assert "last values metric" in text and "loss 0.1 step 10 0.1667 step 6" in text
-
-
-def test_the_legend_of_a_comparison_has_each_runs_colour(store: ArtifactStore) -> None:
-    first, second = run(store), run(store, train={"steps": 6})
-    text = write_comparison([first.folder, second.folder], store).read_text()
-    legend = re.findall(r'<li><span style="color:([^"]+)">■</span> .*?<code>(.*?)</code>', text)
-    assert [run_id for _, run_id in legend] == [first.id, second.id]
-    lines = re.findall(r'<path class="line" style="([^"]*)"', text)
-    assert [color for color, _ in legend] == [style.removeprefix("stroke:") for style in lines[:2]]
 
 
 def test_texts_of_a_node_end_where_its_box_does() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 
-from nemotron_steps.runs.report_compare import render_comparison
+from nemotron_steps.runs.report import render_comparison
 from nemotron_steps.runs.report_data import RunReport, StepReport
 from tests.runs.report_samples import run_report
 

@@ -113,11 +113,6 @@ def test_a_sample_shows_its_text_and_what_it_says_beside_it() -> None:
     assert "<pre>one\ntwo</pre>" in turns
 
 
-def test_a_change_of_something_negative_has_the_sign_of_its_direction() -> None:
-    assert changes_of(score={"before": -2.0, "after": -1.0}) == [("good", "+1 (+50 %)")]
-    assert changes_of(loss={"before": 1.0, "after": 1.0}) == [("same", "no change")]
-
-
 def test_more_of_a_change_is_told_below_it_and_a_table_has_gaps() -> None:
     summary = {
         "reward": {"before": 0.25, "after": 0.5, "better": "higher", "held_out": 7},

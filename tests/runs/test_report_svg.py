@@ -99,13 +99,6 @@ def test_a_single_point_stands_in_the_middle_of_its_axis_below_its_one_number() 
     assert re.findall(r'text-anchor="middle">(\w+)<', svg) == ["5"] and 'text-anchor="start"' not in svg
 
 
-def test_a_text_that_just_fits_is_whole_and_of_a_longer_one_the_end_is_kept() -> None:
-    letters = int((220 - 36) / 7.4)
-    for text, shown in (("x" * letters, "x" * letters), ("y" + "x" * letters, "…" + "x" * (letters - 1))):
-        svg = plan_graph([Node("k", text, "n", "ran", ())]).partition('<div class="narrow">')[0]
-        assert re.findall(r'class="name"[^>]*>([^<]*)<', svg) == [shown]
-
-
 def test_a_step_stands_before_whoever_reads_from_it_through_any_of_its_inputs() -> None:
     boxes, _ = wide([node("a"), node("b"), node("x", "a"), node("c", "x", "b")])
     assert boxes["a"][0] < boxes["b"][0] == boxes["x"][0] < boxes["c"][0]

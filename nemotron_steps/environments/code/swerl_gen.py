@@ -28,7 +28,7 @@ from nemotron_steps.environments.base import (
     Verdict,
 )
 from nemotron_steps.environments.swe.grading import Grader, Ready, test_modules
-from nemotron_steps.environments.swe.results import tests_of
+from nemotron_steps.environments.swe.harness import tests_of
 from nemotron_steps.environments.text.extraction import fenced_blocks
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult
 from nemotron_steps.sandbox.base import MIB

@@ -129,7 +129,8 @@ def comparison_messages(
     if layout != "plain":
         raise ValueError(f"unknown layout {layout!r}, expected 'roles' or 'plain'")
     parts = [PLAIN_INSTRUCTION]
-    parts += [_tagged(_plain_role(role), text) for role, text in turns]
+    known = {"system", "developer", "user", "assistant", "tool"}
+    parts += [_tagged(role if role in known else "user", text) for role, text in turns]
     parts += [_tagged("answer_1", shown_1), _tagged("answer_2", shown_2)]
     if principle is not None:
         parts.append(_tagged("principle", neutralize(principle)))
@@ -148,7 +149,3 @@ def verdict_text(score_1: int, score_2: int, ranking: int) -> str:
 
 def _tagged(tag: str, text: str) -> str:
     return f"<{tag}>{text}</{tag}>"
-
-
-def _plain_role(role: str) -> str:
-    return role if role in {"system", "developer", "user", "assistant", "tool"} else "user"

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 from nemotron_steps.environments.base import Row
 from nemotron_steps.environments.judged.genrm_messages import neutralize
-from nemotron_steps.environments.judged.judging import blocks, passes_in_words
-from nemotron_steps.environments.judged.rubrics import RubricEnvironment, check_rubric
+from nemotron_steps.environments.judged.judging import RubricEnvironment, blocks, check_rubric, passes_in_words
 from nemotron_steps.environments.responses import last_user_text
 
 SYSTEM = (

@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from nemotron_steps.environments.base import Row, RowError
-from nemotron_steps.environments.judged.judging import blocks, last_label, passes_in_words
-from nemotron_steps.environments.judged.rubrics import RubricEnvironment, check_rubric
+from nemotron_steps.environments.judged.judging import (
+    RubricEnvironment,
+    blocks,
+    check_rubric,
+    last_label,
+    passes_in_words,
+)
 from nemotron_steps.environments.responses import conversation
 
 YES, NO = "[[YES]]", "[[NO]]"

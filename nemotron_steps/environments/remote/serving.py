@@ -1,5 +1,5 @@
 """Serve an environment over HTTP as NeMo-Gym's servers are: loopback unless told otherwise, clients bounded in number,
-in time and in kind (http_bounds.py).
+in time and in kind (http_server.py).
 
     resources server    POST /seed_session, /{tool}, /verify, /aggregate_metrics; /verify_group for a whole group
     agent               POST /run: a rollout against a model server, graded
@@ -16,23 +16,24 @@ import asyncio
 import json
 import os
 import secrets
+import statistics
 import time
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from types import TracebackType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from nemotron_steps.environments.base import Environment, Response, Session, Verdict
+from nemotron_steps.environments.base import Environment, Session, Verdict
 from nemotron_steps.environments.http_server import HttpServer, Reply, Request
 from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.environments.recorded import TASK_INDEX, prompt_key
-from nemotron_steps.environments.remote.aggregate import aggregate
 from nemotron_steps.environments.remote.head_server import AGENTS, GLOBAL_CONFIG, RESOURCES
-from nemotron_steps.environments.remote.json_http import JsonClient
-from nemotron_steps.environments.remote.simple_agent import run_rollout
-from nemotron_steps.errors import DataError, StepsError
+from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError
+from nemotron_steps.environments.responses import Response, function_call_output_item, text_of
+from nemotron_steps.errors import DataError, StepsError, WorkerLostError
 
 COOKIE = "session"
 MAX_STEPS = 64
@@ -345,3 +346,127 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         answer["mask_sample"] = True
         answer["instance_config"] = {"mask_sample": True}
     return answer
+
+
+ROLLOUT_INDEX = "_ng_rollout_index"
+
+
+def aggregate(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The body of NeMo-Gym's AggregateMetrics: what a set of verify answers comes to, per task and over all.
+
+    Every number of an answer (and of its `response.usage`) is described under keys like `mean/reward`. An answer that
+    could not be judged counts as masked and adds nothing else.
+
+    Args:
+        answers: verify answers, each with `reward`; those of one prompt share their `_ng_task_index`.
+
+    Raises:
+        TypeError, AttributeError: an answer is no object.
+    """
+    tasks: dict[int, list[dict[str, float]]] = defaultdict(list)
+    masked = 0
+    for answer in answers:
+        numbers = _numbers(answer)
+        if "reward" not in numbers or answer.get("mask_sample"):
+            masked += 1
+        else:
+            tasks[int(answer.get(TASK_INDEX, 0))].append(numbers)
+    everything = _described([numbers for rollouts in tasks.values() for numbers in rollouts])
+    if masked:
+        everything["masked"] = masked
+    return {
+        "group_level_metrics": [{**_described(tasks[task]), TASK_INDEX: task} for task in sorted(tasks)],
+        "agent_metrics": everything,
+        "key_metrics": {key: value for key, value in everything.items() if key.startswith("mean/")},
+    }
+
+
+def _numbers(answer: Mapping[str, Any]) -> dict[str, float]:
+    response = answer.get("response") or {}
+    fields = {**(response.get("usage") or {}), **(answer.get("components") or {}), **answer}
+    return {
+        name: float(value)
+        for name, value in fields.items()
+        if isinstance(value, int | float) and name not in (TASK_INDEX, ROLLOUT_INDEX)
+    }
+
+
+def _described(rollouts: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    columns: dict[str, list[float]] = defaultdict(list)
+    for numbers in rollouts:
+        for name, value in numbers.items():
+            columns[name].append(value)
+    described: dict[str, Any] = {}
+    for name, values in sorted(columns.items()):
+        described[f"mean/{name}"] = statistics.fmean(values)
+        described[f"max/{name}"] = max(values)
+        described[f"min/{name}"] = min(values)
+        described[f"median/{name}"] = statistics.median(values)
+        described[f"std/{name}"] = statistics.stdev(values) if len(values) > 1 else 0.0
+    return described
+
+
+_NOT_FOR_THE_MODEL = ("background", "stream", "store", "previous_response_id")
+
+
+async def run_rollout(
+    environment: Environment, row: Mapping[str, Any], session: Session, client: JsonClient, model: str, max_steps: int
+) -> dict[str, Any]:
+    """The Responses object of a whole rollout; its `output` has every turn.
+
+    Args:
+        client: of the model server, at its `/v1`.
+        max_steps: assistant turns.
+
+    Raises:
+        WorkerLostError: the model server does not answer, or not with a response.
+    """
+    asked = {k: v for k, v in row["responses_create_params"].items() if v is not None and k not in _NOT_FOR_THE_MODEL}
+    begun = asked["input"]
+    begun = [{"type": "message", "role": "user", "content": begun}] if isinstance(begun, str) else list(begun)
+    said: list[dict[str, Any]] = []
+    for step in range(max_steps):
+        body = {**asked, "model": model, "input": begun + said}
+        if session.tools:
+            body["tools"] = session.tools
+        response = await _ask(client, body)
+        turn: list[dict[str, Any]] = response["output"]
+        said.extend(turn)
+        if response.get("incomplete_details") or step + 1 == max_steps:
+            break
+        calls = Response.from_output(turn).tool_calls
+        if calls:
+            for call in calls:
+                arguments = call.parsed_arguments()
+                if arguments is None:
+                    output = f"error: the arguments of `{call.name}` are not a JSON object"
+                else:
+                    output = await environment.call_tool(session, call.name, arguments)
+                said.append(function_call_output_item(call.call_id, output))
+            continue
+        question = await environment.follow_up(row, Response.from_output(said), session)
+        if question is None:
+            break
+        said.append({"type": "message", "role": "user", "content": question})
+    return {**response, "output": said}
+
+
+async def _ask(client: JsonClient, body: dict[str, Any]) -> dict[str, Any]:
+    try:
+        answer, _ = await client.post("/responses", body)
+    except (HttpStatusError, ServerUnreachableError) as error:
+        raise _lost(client, str(error)) from error
+    output = answer.get("output") if isinstance(answer, dict) else None
+    if not isinstance(output, list) or not all(isinstance(item, dict) for item in output):
+        raise _lost(client, f"no output items: {text_of(answer, 200)}")
+    return dict(answer)
+
+
+def _lost(client: JsonClient, found: str) -> WorkerLostError:
+    return WorkerLostError(
+        "the model server does not answer",
+        where=f"{client.base_url}/responses",
+        expected="an OpenAI Responses object",
+        found=found,
+        hints=(f"curl {client.base_url}/models",),
+    )

@@ -34,8 +34,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from nemotron_steps.environments.swe.harness import dotted
 from nemotron_steps.environments.swe.recorder import HOLD
-from nemotron_steps.environments.swe.results import dotted
 
 CANDIDATES = 32
 """Values among which an opaque object has to be equal to the right one alone."""

@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nemotron_steps.environments.swe.blinding import RECORD_BYTES, Blinded, Findings
-from nemotron_steps.environments.swe.protected import is_test
-from nemotron_steps.environments.swe.results import test_run
-from nemotron_steps.environments.swe.working_copy import Changes, WorkingCopy
+from nemotron_steps.environments.swe.harness import test_run
+from nemotron_steps.environments.swe.working_copy import Changes, WorkingCopy, is_test
 from nemotron_steps.sandbox.base import Outcome
 from nemotron_steps.sandbox.container_session import SandboxSession
 from nemotron_steps.sandbox.session import SessionOverError

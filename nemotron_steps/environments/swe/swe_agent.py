@@ -34,8 +34,7 @@ from nemotron_steps.environments.base import (
 )
 from nemotron_steps.environments.swe.blinding import RECORD_BYTES
 from nemotron_steps.environments.swe.grading import Grader, HiddenTests, prepared
-from nemotron_steps.environments.swe.harness import GONE, TOOLS
-from nemotron_steps.environments.swe.results import tests_of
+from nemotron_steps.environments.swe.harness import GONE, TOOLS, tests_of
 from nemotron_steps.environments.swe.working_copy import Changes, FilesCopy, ImageCopy, WorkingCopy
 from nemotron_steps.sandbox.base import MIB, Limits, Outcome
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox

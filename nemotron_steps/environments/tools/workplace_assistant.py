@@ -18,8 +18,7 @@ from nemotron_steps.environments.base import (
     ToolCall,
     Verdict,
 )
-from nemotron_steps.environments.tools.workplace_data import company
-from nemotron_steps.environments.tools.workplace_tables import FILES, Table, Workplace, load
+from nemotron_steps.environments.tools.workplace_tables import FILES, Table, Workplace, company, load
 from nemotron_steps.errors import UnsupportedError
 
 if TYPE_CHECKING:

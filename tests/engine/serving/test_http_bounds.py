@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from nemotron_steps.environments import http_bounds
+from nemotron_steps.environments import http_server
 from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response, Row, Session, Verdict
 from nemotron_steps.environments.http_server import HttpServer, Reply, Request
 from nemotron_steps.environments.loop_thread import LoopThread
@@ -93,8 +93,8 @@ def ask(url: str, *headers: str, path: str = "/health", body: bytes = b"") -> by
     "begun", [b"", b"GET /hea", b"POST /verify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"]
 )
 def test_a_connection_that_brings_no_whole_request_is_closed(serve, begun, monkeypatch):
-    monkeypatch.setattr(http_bounds, "IDLE_S", 0.3)
-    monkeypatch.setattr(http_bounds, "READ_S", 0.3)
+    monkeypatch.setattr(http_server, "IDLE_S", 0.3)
+    monkeypatch.setattr(http_server, "READ_S", 0.3)
     with serve() as url, connect(url) as connection:
         connection.sendall(begun)
         assert b" 200 " not in received(connection)  # TimeoutError after 10 s if it were kept
@@ -105,8 +105,8 @@ def test_a_connection_that_brings_no_whole_request_is_closed(serve, begun, monke
     "begun", [b"GET /", b"POST /verify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n"]
 )
 def test_a_client_that_drips_bytes_gains_no_time(serve, begun, monkeypatch):
-    monkeypatch.setattr(http_bounds, "IDLE_S", 0.5)
-    monkeypatch.setattr(http_bounds, "READ_S", 0.5)
+    monkeypatch.setattr(http_server, "IDLE_S", 0.5)
+    monkeypatch.setattr(http_server, "READ_S", 0.5)
     with serve() as url, connect(url) as connection:
         connection.sendall(begun)
         deadline = time.monotonic() + 10
@@ -118,8 +118,8 @@ def test_a_client_that_drips_bytes_gains_no_time(serve, begun, monkeypatch):
 
 @both
 def test_an_answer_may_take_longer_than_a_request(serve, monkeypatch):
-    monkeypatch.setattr(http_bounds, "IDLE_S", SLOW_S / 3)
-    monkeypatch.setattr(http_bounds, "READ_S", SLOW_S / 3)
+    monkeypatch.setattr(http_server, "IDLE_S", SLOW_S / 3)
+    monkeypatch.setattr(http_server, "READ_S", SLOW_S / 3)
     body = b'{"responses_create_params": {"input": "x"}, "response": {"output": []}}'
     with serve() as url:
         assert b" 200 OK" in ask(url, path="/verify", body=body)
@@ -127,7 +127,7 @@ def test_an_answer_may_take_longer_than_a_request(serve, monkeypatch):
 
 @both
 def test_a_connection_over_the_bound_is_refused_until_one_closes(serve, monkeypatch):
-    monkeypatch.setattr(http_bounds, "most_connections", lambda: 3)
+    monkeypatch.setattr(http_server, "most_connections", lambda: 3)
     with serve() as url, ExitStack() as held:
         first, *_ = [held.enter_context(connect(url)) for _ in range(3)]
         for _ in range(5):
@@ -208,7 +208,7 @@ def test_a_body_of_no_or_too_great_a_length_is_refused(serve, length):
 @pytest.mark.parametrize(("descriptors", "most"), [(1024, 256), (20_000, 1024), (-1, 1024), (3, 1)])
 def test_the_bound_is_a_quarter_of_the_descriptors(descriptors, most, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (descriptors, descriptors))
-    assert http_bounds.most_connections() == most
+    assert http_server.most_connections() == most
 
 
 def test_a_handler_that_breaks_is_answered_in_json_and_the_next_request_as_ever(caplog):
@@ -227,11 +227,11 @@ def test_a_handler_that_breaks_is_answered_in_json_and_the_next_request_as_ever(
 
 
 def test_the_name_a_server_was_bound_to_is_its_own_however_it_is_written():
-    assert http_bounds.stranger("trainer-7:80", None, bound="Trainer-7") is None
-    assert http_bounds.stranger("TRAINER-7:80", "http://trainer-7:80", bound="trainer-7") is None
+    assert http_server.stranger("trainer-7:80", None, bound="Trainer-7") is None
+    assert http_server.stranger("TRAINER-7:80", "http://trainer-7:80", bound="trainer-7") is None
 
 
 def test_without_a_host_no_origin_is_the_servers_own():
-    refused = http_bounds.stranger(None, "http://page.example", bound="127.0.0.1")
+    refused = http_server.stranger(None, "http://page.example", bound="127.0.0.1")
     assert refused is not None and refused[0] == 403
-    assert http_bounds.stranger(None, None, bound="127.0.0.1") is None
+    assert http_server.stranger(None, None, bound="127.0.0.1") is None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.environments.base import CannotJudgeError, Response, Session, Verdict
-from nemotron_steps.environments.judged import jailbreak_detection, judging, rubrics
+from nemotron_steps.environments.judged import jailbreak_detection, judging
 from nemotron_steps.environments.judged.equivalence_llm_judge import EquivalenceLlmJudge
 from nemotron_steps.environments.judged.genrm_messages import ATTACK_ANSWERS, comparison_messages
 from nemotron_steps.environments.judged.judges import HttpJudge, QuestionLabels
@@ -199,22 +199,22 @@ def test_inverse_if_shows_its_own_blocks_where_the_row_has_no_template() -> None
     ("mode", "reward"), [("mean", 0.5), ("all", 0.0), ("min", 0.0), ("any", 1.0), ("max", 1.0), ("weighted", 0.2)]
 )
 def test_verdicts_of_a_rubric_are_combined_as_it_says(mode: Any, reward: float) -> None:
-    assert rubrics.aggregate([True, False], [1.0, 4.0], mode) == pytest.approx(reward)
-    assert rubrics.aggregate([False, False], [1.0, 4.0], mode) == 0.0
-    assert rubrics.aggregate([True, True], [1.0, 4.0], mode) == 1.0
-    assert rubrics.weights_of([{"weight": 2}, {}]) == [2.0, 1.0]
+    assert judging.aggregate([True, False], [1.0, 4.0], mode) == pytest.approx(reward)
+    assert judging.aggregate([False, False], [1.0, 4.0], mode) == 0.0
+    assert judging.aggregate([True, True], [1.0, 4.0], mode) == 1.0
+    assert judging.weights_of([{"weight": 2}, {}]) == [2.0, 1.0]
 
 
 def test_weights_may_be_zero_but_not_all_of_them_and_none_below() -> None:
     def check(*weights: float) -> None:
-        rubrics.check_rubric({"rubric": [{"q": "x", "weight": weight} for weight in weights]}, "q")
+        judging.check_rubric({"rubric": [{"q": "x", "weight": weight} for weight in weights]}, "q")
 
     check(0.0, 1.0)
     for wrong in ((0.0, 0.0), (-1.0, 2.0)):
         with pytest.raises(Exception, match="weights"):
             check(*wrong)
     with pytest.raises(Exception, match="item"):
-        rubrics.check_rubric({"rubric": [{"q": " "}]}, "q")
+        judging.check_rubric({"rubric": [{"q": " "}]}, "q")
 
 
 def test_equivalence_asks_about_what_the_patterns_find() -> None:

@@ -33,9 +33,8 @@ from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.environments.recorded import regrade
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.remote import serving
-from nemotron_steps.environments.remote.aggregate import aggregate
 from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient
-from nemotron_steps.environments.remote.serving import EnvironmentServer
+from nemotron_steps.environments.remote.serving import EnvironmentServer, aggregate
 from nemotron_steps.environments.responses import message_item
 from nemotron_steps.errors import UnsupportedError
 

@@ -9,7 +9,7 @@ import pytest
 
 from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response, Session, Verdict
 from nemotron_steps.environments.remote.json_http import HttpStatusError, ServerUnreachableError
-from nemotron_steps.environments.remote.simple_agent import run_rollout
+from nemotron_steps.environments.remote.serving import run_rollout
 from nemotron_steps.environments.responses import message_item
 from nemotron_steps.errors import WorkerLostError
 

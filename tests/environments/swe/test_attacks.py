@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.swe.protected import is_protected
+from nemotron_steps.environments.swe.working_copy import is_protected
 from tests.environments.swe.forgeries import CALC, FORGERIES, Fault
 from tests.environments.swe.tasks import FIXED, LIBRARIES, bash, rollout, task
 

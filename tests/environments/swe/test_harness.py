@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.swe import results
+from nemotron_steps.environments.swe import harness as results
 from nemotron_steps.environments.swe.grading import HiddenTests
 from nemotron_steps.environments.swe.harness import command_text, replaced, shortened, view_text
 from nemotron_steps.environments.swe.working_copy import Changes, _path_of

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemotron_steps.environments.swe.protected import is_protected, is_test
+from nemotron_steps.environments.swe.working_copy import is_protected, is_test
 
 
 @pytest.mark.parametrize(

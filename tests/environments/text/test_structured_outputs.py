@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nemotron_steps.environments.base import Response, Session
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.text import json_schema, structured_outputs
-from nemotron_steps.environments.text import structured_formats as formats
+from nemotron_steps.environments.text import structured_outputs as formats
 from nemotron_steps.errors import DataError
 
 pytest.importorskip("jsonschema")

@@ -10,8 +10,7 @@ import pytest
 from nemotron_steps.environments.base import Environment, Response, Session, ToolCall, Verdict
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.tools.workplace_data import company
-from nemotron_steps.environments.tools.workplace_tables import FILES
+from nemotron_steps.environments.tools.workplace_tables import FILES, company
 from nemotron_steps.errors import DataError, UnsupportedError
 
 TABLES = {

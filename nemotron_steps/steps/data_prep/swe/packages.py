@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from nemotron_steps.environments.swe.protected import HIDDEN_FOLDERS, STEERING, is_test
+from nemotron_steps.environments.swe.working_copy import HIDDEN_FOLDERS, STEERING, is_test
 from nemotron_steps.errors import DataError
 
 
