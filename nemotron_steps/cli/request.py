@@ -152,7 +152,7 @@ class Workbench:
         Raises:
             ConfigError: an image is needed and nothing names one, or the steps have several.
         """
-        from nemotron_steps.config.profiles import job_of
+        from nemotron_steps.resolver.plan import job_of
 
         said = (where or "" for step in plan for key, (_, where) in step.job.items() if not key.startswith("cluster."))
         overrides = [where for where in said if where.startswith("override ")]

@@ -24,10 +24,10 @@ import os
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import ConfigDict, Field, PositiveInt, StrictStr, ValidationError
 
@@ -38,9 +38,6 @@ from nemotron_steps.config.names import meant, nearest
 from nemotron_steps.config.redaction import mask, note_variables, redact, redact_text
 from nemotron_steps.config.schema.base import Section
 from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError, renamed_key
-
-if TYPE_CHECKING:
-    from nemotron_steps.resolver.plan import PlannedStep
 
 Count = Annotated[PositiveInt, Field(strict=True)]
 VariableName = Annotated[StrictStr, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -192,7 +189,7 @@ class Environment:
         """A profile with everything it extends merged in, nearest last, as its executor's model.
 
         Args:
-            job: as `job_of`, for the job that the profile is to start. What steps say of nodes, GPUs and tasks counts
+            job: as `resolver.plan.job_of`, for the job to be started. What steps say of nodes, GPUs and tasks counts
                 more than the profile, and so does an override; an image that a config names is for a profile without.
 
         Raises:
@@ -280,30 +277,6 @@ class Environment:
             found=f"[{name}], which other tools read" if name in OTHER_TABLES else name,
             hints=hints,
         )
-
-
-def job_of(steps: Iterable[PlannedStep]) -> dict[str, Sequence[Any]]:
-    """Profile key → what steps that one job works on want of it together, what set it, and any other such values."""
-    every = list(steps)
-    jobs = [step.job for step in every if step.cached is None and not step.earlier] or [step.job for step in every]
-
-    def most(jobs: Sequence[Mapping[str, Sequence[Any]]], key: str, instead: str = "") -> dict[str, Sequence[Any]]:
-        said = [found for job in jobs if (found := job.get(key) or job.get(instead)) and found[0] is not None]
-        return {key: max(said, key=lambda found: found[0])} if said else {}
-
-    found = most(jobs, "nodes", "cluster.num_nodes") | most(jobs, "gpus_per_node", "cluster.gpus_per_node")
-    # The steps that there are so many nodes for say how each is divided, and those with GPUs in which image they work.
-    largest = [
-        job
-        for job in jobs
-        if most([job], "nodes", "cluster.num_nodes").get("nodes", [0])[0] == found.get("nodes", [0])[0]
-    ]
-    found |= most(largest, "ntasks_per_node")
-    on_gpus = [job for job in jobs if job.get("gpus_per_node", [None])[0] != 0] or jobs
-    said = [job["container_image"] for job in on_gpus if "container_image" in job]
-    typed = [image for image in said if (image[1] or "").startswith("override ")]
-    images = {image[0]: image for image in typed or said}
-    return found | ({"container_image": [*next(iter(images.values())), *list(images)[1:]]} if images else {})
 
 
 def load_environment(cwd: Path | None = None) -> Environment:

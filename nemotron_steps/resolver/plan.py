@@ -6,7 +6,7 @@ Nothing here decides anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -221,3 +221,27 @@ class Plan:
             "steps": [planned.to_dict(with_config=with_config) for planned in self.steps],
             "warnings": list(self.warnings),
         }
+
+
+def job_of(steps: Iterable[PlannedStep]) -> dict[str, Sequence[Any]]:
+    """Profile key → what steps that one job works on want of it together, what set it, and any other such values."""
+    every = list(steps)
+    jobs = [step.job for step in every if step.cached is None and not step.earlier] or [step.job for step in every]
+
+    def most(jobs: Sequence[Mapping[str, Sequence[Any]]], key: str, instead: str = "") -> dict[str, Sequence[Any]]:
+        said = [found for job in jobs if (found := job.get(key) or job.get(instead)) and found[0] is not None]
+        return {key: max(said, key=lambda found: found[0])} if said else {}
+
+    found = most(jobs, "nodes", "cluster.num_nodes") | most(jobs, "gpus_per_node", "cluster.gpus_per_node")
+    # The steps that there are so many nodes for say how each is divided, and those with GPUs in which image they work.
+    largest = [
+        job
+        for job in jobs
+        if most([job], "nodes", "cluster.num_nodes").get("nodes", [0])[0] == found.get("nodes", [0])[0]
+    ]
+    found |= most(largest, "ntasks_per_node")
+    on_gpus = [job for job in jobs if job.get("gpus_per_node", [None])[0] != 0] or jobs
+    said = [job["container_image"] for job in on_gpus if "container_image" in job]
+    typed = [image for image in said if (image[1] or "").startswith("override ")]
+    images = {image[0]: image for image in typed or said}
+    return found | ({"container_image": [*next(iter(images.values())), *list(images)[1:]]} if images else {})

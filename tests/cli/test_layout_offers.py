@@ -50,7 +50,7 @@ def problems(result: Result) -> list[str]:
         ("nano3", "nano", CUT.format("tensor", 3), [CUT.format("tensor", 4)]),
         ("nano3", "nano", CUT.format("expert", 7), [CUT.format("expert", 8)]),  # on one rank: too much for a GPU
         ("nano3", "nano", "cluster.num_nodes=1", ["cluster.num_nodes=2"]),
-        ("small", "super", CUT.format("expert", 7), [CUT.format("expert", 16)]),
+        ("small", "super", CUT.format("expert", 7), [CUT.format("expert", 8)]),
         ("one_node", "super", CUT.format("tensor", 3), []),
         ("one_node", "qwen30b", CUT.format("expert", 3), None),  # with what takes less memory
     ],

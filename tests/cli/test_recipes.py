@@ -251,7 +251,7 @@ def test_a_stage_whose_policy_is_not_made_yet_says_by_what_command(
     assert f"is made by {made_by}, which has made none" in problem["what"]
     before = {each[0] for each in CHAIN} | {f"steps run {made_by}"}
     assert problem["hints"][0].removeprefix("nemotron ") in before
-    assert problem["hints"][1].removesuffix(" --input policy=PATH") in {f"nemotron {each}" for each in before}
+    assert problem["hints"][1] == "--input policy=PATH"
     Path("env.toml").write_text(ENV)
     refused = nemo(*command.split(), "--run", "YOUR-CLUSTER")
     assert refused.code == 2 and problem["what"] in refused.err

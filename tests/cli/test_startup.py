@@ -99,7 +99,7 @@ def _processor_seconds(command: list[str], environment: dict[str, str]) -> float
         (2.0, ("env", "list")),
         (10.0, ("env", "show", "mcqa")),
         (10.0, ("run", "toy/train", "-c", "tiny", "--dry-run")),
-        (14.0, ("run", "super3_rl", "--dry-run")),
+        (20.0, ("run", "super3_rl", "--dry-run")),  # composes 16 configs
     ],
 )
 def test_answers_in_time(workplace, tmp_path, most, arguments):
