@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,9 @@ _CHANGE = re.compile(r"-[a-z]|--[a-z]|[+~]*[A-Za-z_][\w./-]*=")
 _OF_A_HOME = re.compile(r"steps (?:run|plan|runs|watch|logs|status|cancel|report|index|artifacts)\b")
 _ALIKE = {"--config": "-c", "--run": "-r", "--batch": "-r", "-b": "-r"}
 """Flags, and those that they stand in place of."""
+SWITCHES = {"-h", "--help", "--version", "--force", "--force-squash", "-d", "--dry-run", "--json", "--why", "--tree"}
+SWITCHES |= {"--once", "--samples", "-f", "--follow"}
+"""Flags that take no value."""
 _REPEATED = ("--input", "--over", "--ignore-checks", "--accept", "--judge", "--tag")
 
 
@@ -67,43 +70,52 @@ class Typed:
         except ValueError:
             return None
         at = self.words.index("--") if "--" in self.words else len(self.words)
-        kept, rest = list(self.words[:at]), self.words[at:]
+        kept, rest = _units(self.words[:at]), self.words[at:]
         wrong = (where or "").removeprefix("override '").removesuffix("'")
-        for place, word in enumerate(kept):
-            pair = f"{word} {kept[place + 1]}" if place + 1 < len(kept) else ""
-            if where == pair:
-                del kept[place : place + 2]
+        for unit in kept:
+            blamed = unit[0] == wrong or unit[0].endswith(f".{wrong}")
+            if " ".join(unit) == where or (wrong not in ("", where) and len(unit) == 1 and blamed):
+                kept.remove(unit)
                 break
-            if where != wrong and (word == wrong or word.endswith(f".{wrong}")):
-                del kept[place]
-                break
-        while change:
-            word = change.pop(0)
-            if not word.startswith("-"):
-                key = word.partition("=")[0].lstrip("+~")
-                kept = [each for each in kept if each.partition("=")[0].lstrip("+~") != key or "=" not in each]
-                kept.append(word)
-                continue
-            takes = bool(change) and not change[0].startswith("-")
-            value = [change.pop(0)] if takes else []
-            port = value[0].partition("=")[0] if value and word == "--input" else None
-            for place, each in enumerate(kept[:-1] if takes else kept):
-                same = _ALIKE.get(each, each) == word
-                if same and (word not in _REPEATED or (port and kept[place + 1].partition("=")[0] == port)):
-                    kept[place : place + 1 + takes] = [each, *value]
-                    break
+        for unit in _units(change):
+            same = [each for each in kept if _what(each) == _what(unit)]
+            if same and len(unit) == len(same[0]) and unit[0].startswith("-"):
+                same[0][1:] = unit[1:]
             else:
-                kept += [word, *value]
+                kept = [each for each in kept if each not in same] + [unit]
         module = ("cli", "main.py")
         by_module = tuple(sys.argv[0].replace("\\", "/").split("/")[-2:]) == module
         prog = "python -m nemotron_steps.cli.main" if by_module else self.prog
-        return f"{_uv()}{prog} {shlex.join([*kept, *rest])}"
+        return f"{_uv()}{prog} {shlex.join([*(word for unit in kept for word in unit), *rest])}"
 
     def _value(self, flag: str) -> str | None:
         for place, word in enumerate(self.words[:-1]):
             if word == flag:
                 return self.words[place + 1]
         return next((word.partition("=")[2] for word in self.words if word.startswith(f"{flag}=")), None)
+
+
+def _units(words: Sequence[str]) -> list[list[str]]:
+    """Words of a command line: a flag with its value, or any other word."""
+    units: list[list[str]] = []
+    for word in words:
+        last = units[-1] if units else [""]
+        waits = len(last) == 1 and last[0].startswith("-") and last[0] not in SWITCHES and "=" not in last[0]
+        if waits and not word.startswith("-"):
+            last.append(word)
+        else:
+            units.append([word])
+    return units
+
+
+def _what(unit: Sequence[str]) -> tuple[str, ...]:
+    """What a unit sets: two that set the same cannot stand beside each other."""
+    flag, equals, value = unit[0].partition("=")
+    if not flag.startswith("-"):
+        return (flag.lstrip("+~"),) if equals else tuple(unit)
+    value = unit[1] if len(unit) > 1 else value
+    flag = _ALIKE.get(flag, flag)
+    return (flag, value.partition("=")[0] if flag == "--input" else value) if flag in _REPEATED else (flag,)
 
 
 def _uv() -> str:

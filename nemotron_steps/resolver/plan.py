@@ -229,7 +229,8 @@ def job_of(steps: Iterable[PlannedStep]) -> dict[str, Sequence[Any]]:
     jobs = [step.job for step in every if step.cached is None and not step.earlier] or [step.job for step in every]
 
     def most(jobs: Sequence[Mapping[str, Sequence[Any]]], key: str, instead: str = "") -> dict[str, Sequence[Any]]:
-        said = [found for job in jobs if (found := job.get(key) or job.get(instead)) and found[0] is not None]
+        wants = [[job[name] for name in (key, instead) if name in job and job[name][0] is not None] for job in jobs]
+        said = [found[0] for found in wants if found]
         return {key: max(said, key=lambda found: found[0])} if said else {}
 
     found = most(jobs, "nodes", "cluster.num_nodes") | most(jobs, "gpus_per_node", "cluster.gpus_per_node")

@@ -194,7 +194,7 @@ class Sources:
             return self._from_reference(node, port, str(source["ref"]), where)
         if source.get("existing") is not None and not source.get("overrides"):
             ref = self._left_before(node, port, source, where)
-            if ref is not None or source["existing"] == "require":
+            if ref is not None or port.name in node.failed:
                 return None if ref is None else self._from_reference(node, port, ref, where)
         producer = self._source_step(node, port, source, where)
         if producer is None:

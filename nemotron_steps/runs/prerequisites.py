@@ -150,8 +150,9 @@ def needs_of(planned: PlannedStep) -> dict[str, str]:
     elsewhere = cluster.get("ray_address") or os.environ.get("RAY_ADDRESS")
     if cluster.get("gpus_per_node") and not (cluster.get("backend") == "ray" and elsewhere):
         needs["gpu"] = f"cluster.gpus_per_node={cluster['gpus_per_node']}"
-    env = config.get("env")
-    options = env["nemo_gym"]["environments"] if isinstance(env, Mapping) and "nemo_gym" in env else {}
+    options: Any = config
+    for key in ("env", "nemo_gym", "environments"):
+        options = (options.get(key) if isinstance(options, Mapping) else None) or {}
     rows = [source for port, source in planned.inputs.items() if manifest.inputs[port].type == "rl_prompts"]
     recorded = [name for s in rows if isinstance(s, SuppliedInput) for name in s.attributes.get("environments") or ()]
     for name in recorded or (options if any(isinstance(source, StepOutput) for source in rows) else ()):

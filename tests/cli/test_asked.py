@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from nemotron_steps.cli.asked import Asked, Typed, asked_from
+from nemotron_steps.cli.asked import SWITCHES, Asked, Typed, asked_from
 from nemotron_steps.cli.parser import UsageError, build
 
 EVERYTHING = Asked(
@@ -102,6 +102,9 @@ def test_a_request_of_a_profile_that_nobody_waits_for_names_it_too():
         ("steps", "run S --input p=A --input q=B", "--input q=C", None, "steps run S --input p=A --input q=C"),
         ("steps", "run S -- --x 1", "--input p=PATH", None, "steps run S --input p=PATH -- --x 1"),
         ("steps", "run P --from b", "--until a   # makes it", "--from b", "steps run P --until a"),
+        ("steps", "run S --home . -c tiny", "a.b=1", None, "steps run S --home . -c tiny a.b=1"),
+        ("steps", "run S --over a.b=1,2 -c t", "a.b=1", None, "steps run S --over a.b=1,2 -c t a.b=1"),
+        ("steps", "run --force S", "--force a.b=1", None, "steps run --force S a.b=1"),
         ("steps", "run S 'x=[a b]'", "k='c d'", None, "steps run S 'x=[a b]' 'k=c d'"),
         (
             "nemotron",
@@ -118,6 +121,15 @@ def test_a_request_of_a_profile_that_nobody_waits_for_names_it_too():
 )
 def test_a_change_is_shown_in_the_command_that_was_typed(prog, words, hint, where, command):
     assert Typed(prog, tuple(shlex.split(words))).with_change(hint, where) == command
+
+
+def test_flags_without_a_value_are_those_of_the_commands():
+    found, commands = set(), [build("steps")]
+    for command in commands:
+        found |= {flag for action in command._actions if action.nargs == 0 for flag in action.option_strings}
+        choices = [each.choices for each in command._actions if isinstance(each.choices, dict)]
+        commands += [each for named in choices for each in named.values()]
+    assert found == SWITCHES
 
 
 @pytest.mark.parametrize(

@@ -391,6 +391,7 @@ def test_the_pages_profile_carries_every_command_of_the_pages(
     ("lines", "words", "expected"),
     [
         ("", "run.env.nodes=110", {"nodes": "110", "image": SUPER3}),
+        ("", "run.env.nodes=null", {"nodes": "109"}),
         ("", "cluster.num_nodes=21 policy.generation.colocated.generation_devices=64", {"nodes": "21"}),
         (
             "",

@@ -91,6 +91,7 @@ def test_gpus_are_asked_for_unless_a_cluster_has_them(tmp_path: Path, monkeypatc
     for fine in ({"cluster": {"gpus_per_node": 0}}, {"cluster": {**elsewhere["cluster"], "backend": "ray"}}):
         assert "gpu" not in prerequisites.needs_of(next(iter(a_plan(fine))))
     assert "gpu" in prerequisites.needs_of(next(iter(a_plan(elsewhere))))
+    assert prerequisites.needs_of(next(iter(a_plan({"env": {"nemo_gym": None}})))) == {}
     for device in ("dxg", "kfd", "nvidia0"):
         (tmp_path / device).touch()
         prerequisites.refuse_missing(a_plan(on_gpus))
