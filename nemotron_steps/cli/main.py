@@ -143,7 +143,7 @@ def _unknown_flag(flag: str, namespace: argparse.Namespace, prog: str) -> UsageE
     return UsageError(
         f"`{command}` has no flag '{typed}'",
         expected="one of its flags; a key of the config is set by KEY=VALUE, without dashes",
-        hints=(*did_you_mean(meant(typed, flags)), f"{command} --help"),
+        hints=(*did_you_mean(meant(typed, [flag for flag in flags if flag != typed])), f"{command} --help"),
     )
 
 

@@ -139,8 +139,10 @@ def parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace | None, list[st
     parser.set_defaults(handler=f"{HANDLERS}running:run", command="run", version=False, sample=None)
     namespace, unknown = parser.parse_known_args(rest)
     namespace.words += [word for word in unknown if not word.startswith("-")]
-    _settle(namespace, recipe, path, prog)
-    return namespace, [word for word in unknown if word.startswith("-")], prog
+    flags = [word for word in unknown if word.startswith("-")]
+    if not flags:  # else what follows one may be its value
+        _settle(namespace, recipe, path, prog)
+    return namespace, flags, prog
 
 
 def _settle(namespace: argparse.Namespace, recipe: Recipe, path: tuple[str, ...], prog: str) -> None:

@@ -22,6 +22,7 @@ from nemotron_steps.rows.lines import Row, parse_row, read_rows
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.placeholders import Placeholders
 from nemotron_steps.steps.data_prep.blends.prepare import ACCOUNTING, prepare, sources_of
+from nemotron_steps.steps.data_prep.blends.prepare import check as check_sources
 from nemotron_steps.steps.data_prep.gym_tasks import draw_questions
 from nemotron_steps.steps.data_prep.prompt_work import LengthCheck, PromptWork, agent_ref
 from nemotron_steps.steps.data_prep.split_files import PROMPT_FILES, Split, write_splits
@@ -64,7 +65,8 @@ def run(context: StepContext[RlPrepConfig]) -> None:
 
 
 def check(config: RlPrepConfig, inputs: Mapping[str, Artifact | None]) -> None:
-    """Refuse a name in `low_effort.environments` that no environment has: its prompts would never be converted."""
+    """Refuse a source that is not there, and a name in `low_effort.environments` that no environment has: its prompts
+    would never be converted."""
     named, known = config.low_effort.environments if config.low_effort is not None else (), names()
     for name in named:
         if name not in known:
@@ -77,6 +79,7 @@ def check(config: RlPrepConfig, inputs: Mapping[str, Artifact | None]) -> None:
                 found=name,
                 hints=[f"low_effort.environments=[{','.join(kept)}]" for kept in ([*rest, *close[:1]], rest) if kept],
             )
+    check_sources(config, inputs)
 
 
 def gym_rows(config: RlPrepConfig, source: ReasoningGymSource) -> dict[Split, list[Row]]:

@@ -21,6 +21,7 @@ from nemotron_steps.runs.context import Tracker
 from nemotron_steps.steps.data_prep.blends.accounts import Accounts
 from nemotron_steps.steps.data_prep.blends.blend_file import read_blend
 from nemotron_steps.steps.data_prep.blends.formats import parts_of
+from nemotron_steps.steps.data_prep.blends.hub import hub_name
 from nemotron_steps.steps.data_prep.blends.row_work import RowWork
 from nemotron_steps.steps.data_prep.blends.shards import Shard, ShardTask
 from nemotron_steps.steps.data_prep.blends.sources import DataFile, data_files, without_signature
@@ -81,6 +82,17 @@ def sources_of(config: DataPrepConfig) -> list[Source]:
         return [Source(name, data_files(config.input_path, key="input_path", mirror=config.mirror))]
     assert config.jsonl is not None  # the config has exactly one source
     return [jsonl_source(config.jsonl)]
+
+
+def check(config: DataPrepConfig, inputs: Mapping[str, Any]) -> None:
+    """The preflight of preparations. DataError where a path that the config names leads nowhere on this machine."""
+    places: list[tuple[str | None, str, str | None]] = [(config.input_path, "input_path", None)]
+    if config.blend_path is not None:
+        for entries in read_blend(config.blend_path).values():
+            places += [(each.path, f"{config.blend_path}, data set {each.name}", each.split) for each in entries]
+    for path, key, split in places:
+        if path is not None and "://" not in path and (hub_name(path) is None or Path(path).exists()):
+            data_files(path, key=key, split=split)
 
 
 def jsonl_source(jsonl: JsonlSource) -> Source:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from nemotron_steps.config.schema.data_prep import DataPrepConfig, SplitRows
 from nemotron_steps.errors import DataError, StorageError, WorkerLostError
 from nemotron_steps.steps.data_prep.blends import formats, shards, workers
-from nemotron_steps.steps.data_prep.blends.prepare import Source, sources_of
+from nemotron_steps.steps.data_prep.blends.prepare import Source, check, sources_of
 from nemotron_steps.steps.data_prep.blends.row_work import RowLeftOut
 from nemotron_steps.steps.data_prep.blends.sources import data_files
 from nemotron_steps.steps.data_prep.blends.splits import SplitSizes
@@ -367,3 +367,13 @@ def test_an_empty_file_is_a_part_without_rows(run: Run, tmp_path: Path):
         run(tmp_path / "a.jsonl")
     write_lines(tmp_path / "b.jsonl", [{"n": 1}])
     assert run(tmp_path / "a.jsonl", tmp_path / "b.jsonl").rows() == [{"n": 1}]
+
+
+def test_a_path_that_leads_nowhere_is_refused_before_a_step_starts(tmp_path: Path) -> None:
+    blend = tmp_path / "blend.json"
+    blend.write_text(json.dumps({"datasets": [{"name": "far", "path": "hf://org/name"}]}))
+    check(DataPrepConfig(blend_path=str(blend)), {})  # the hub is asked when it is read
+    blend.write_text(json.dumps({"datasets": [{"name": "near", "path": "rows.jsonl"}]}))
+    for config in ({"blend_path": str(blend)}, {"blend_path": "no.json"}, {"input_path": "no.jsonl"}):
+        with pytest.raises(DataError):
+            check(DataPrepConfig.model_validate(config), {})
