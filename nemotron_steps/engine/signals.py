@@ -216,23 +216,22 @@ def _changes(m: SignalMonitor) -> Iterator[tuple[str, float, float]]:
         ("kl_penalty", "KL", 1.0, 0.5),
     ):
         now, before = m.latest(name), m.earlier(name)
-        if now is not None and before:
-            if now > factor * max(before) + added or (factor > 1 and now < min(before) / factor):
-                yield what, median(before), now
+        if now is None or not before:
+            continue
+        if now > factor * max(before) + added or (factor > 1 and now < min(before) / factor):
+            yield what, median(before), now
 
 
-def _never_ends(m: SignalMonitor) -> Finding | None:
-    rates = m.last("truncation_rate", 2)
-    if rates is None or min(m.everything("truncation_rate")) < 0.9:  # else it did end its answers before
-        return None
-    return {"truncation_rate": rates[-1]}, f"{rates[-1]:.0%} of the answers are cut off since the first step"
+def _always(name: str, bound: float, key: str, text: str) -> Check:
+    """At or above a bound in every step since the first."""
 
+    def check(m: SignalMonitor) -> Finding | None:
+        values = m.last(name, 2)
+        if values is None or min(m.everything(name)) < bound:
+            return None
+        return {key: values[-1]}, text.format(values[-1])
 
-def _samples_at_random(m: SignalMonitor) -> Finding | None:
-    values = m.last("approx_entropy", 2)
-    if values is None or min(m.everything("approx_entropy")) < 3.0:
-        return None
-    return {"entropy": values[-1]}, f"answers are sampled nearly at random: entropy {values[-1]:.3g} nats a token"
+    return check
 
 
 def _nothing_trained(m: SignalMonitor) -> Finding | None:
@@ -365,8 +364,12 @@ def _high(name: str, bound: float, what: str) -> Check:
 _AT_ONCE = ("policy_collapse", "answers_never_end", "samples_at_random")
 RULES: dict[str, Rule] = {
     "policy_collapse": Rule(_policy_collapse),
-    "answers_never_end": Rule(_never_ends),
-    "samples_at_random": Rule(_samples_at_random),
+    "answers_never_end": Rule(
+        _always("truncation_rate", 0.9, "truncation_rate", "{:.0%} of the answers are cut off since the first step")
+    ),
+    "samples_at_random": Rule(
+        _always("approx_entropy", 3.0, "entropy", "answers are sampled nearly at random: entropy {:.3g} nats a token")
+    ),
     "nothing_trained": Rule(_nothing_trained, _AT_ONCE),
     "kl_dominates": Rule(_kl_dominates, _AT_ONCE),
     "reward_saturated": Rule(_reward_saturated),
