@@ -14,7 +14,7 @@ a run does not log is never raised. W is `WINDOW` steps; "the window" is the las
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
@@ -65,6 +65,7 @@ class SignalMonitor:
         reward_range: declared (lowest, highest) reward; None, or a bound that is not finite, takes the lowest and
             highest seen in the run.
         max_policy_lag: `max_trajectory_age_steps` of an asynchronous run; None when lag has no bound.
+        stop_on: signals that are to end the run; they are raised though another one explains them.
     """
 
     def __init__(
@@ -72,9 +73,12 @@ class SignalMonitor:
         *,
         reward_range: tuple[float, float] | None = None,
         max_policy_lag: int | None = None,
+        stop_on: Collection[str] = (),
     ) -> None:
         self.reward_range = reward_range
         self.max_policy_lag = max_policy_lag
+        self.stop_on = stop_on
+        self._passed: set[str] = set()  # held when the run was resumed, and were in stop_on before
         self._history: dict[str, History] = {}
         self._active: dict[str, Signal] = {}
         self._latest: dict[str, float] = {}
@@ -83,6 +87,12 @@ class SignalMonitor:
     def active(self) -> dict[str, Signal]:
         """Signals whose rule holds now, with the numbers of when it began."""
         return dict(self._active)
+
+    @property
+    def stopping(self) -> Signal | None:
+        """The first signal of `stop_on` that holds; a run that it has ended goes on, once resumed, until it clears."""
+        ending = (signal for name, signal in self._active.items() if name in self.stop_on and name not in self._passed)
+        return next(ending, None)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -99,9 +109,10 @@ class SignalMonitor:
             finding = rule.check(self)
             if finding is None:
                 self._active.pop(name, None)
-            elif name not in self._active and self._active.keys().isdisjoint(rule.symptom_of):
+            elif name not in self._active and (name in self.stop_on or self._active.keys().isdisjoint(rule.symptom_of)):
                 raised.append(Signal(name, step, *finding))
                 self._active[name] = raised[-1]
+        self._passed &= self._active.keys()
         return raised
 
     def state_dict(self) -> dict[str, Any]:
@@ -109,12 +120,14 @@ class SignalMonitor:
         return {
             "history": {name: [_to_json(h.start), _to_json(h.values)] for name, h in self._history.items()},
             "active": {s.name: [s.step, s.numbers, s.message] for s in self._active.values()},
+            "stop_on": list(self.stop_on),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`."""
         self._history = {name: History(_from_json(a), _from_json(b)) for name, (a, b) in state["history"].items()}
         self._active = {name: Signal(name, step, dict(n), text) for name, (step, n, text) in state["active"].items()}
+        self._passed = self._active.keys() & set(state.get("stop_on", ()))
 
     # -- what rules read --------------------------------------------------------------------------------------------
 
@@ -141,6 +154,12 @@ class SignalMonitor:
         values = [v for v in self._history[name].values[:-1][-most:] if math.isfinite(v)]
         return values if len(values) >= least else None
 
+    def earlier(self, name: str) -> list[float]:
+        """Of the 4 W finite values before this step all but the newest W, and the first at least: what a metric was
+        before a fall that took W steps. One value may be luck, and the best of a run always is."""
+        values = self.before(name, 1) or []
+        return values[: max(1, len(values) - WINDOW)]
+
     def everything(self, name: str) -> list[float]:
         """All finite values kept."""
         history = self._history.get(name)
@@ -161,60 +180,58 @@ class SignalMonitor:
 
 
 def _policy_collapse(m: SignalMonitor) -> Finding | None:
-    """The fall is measured from the best mean of up to W steps in a row, its error is that of a step's mean over prompt
-    groups. What has changed is compared with the older half of the 2 W steps before."""
-    name = "reward/mean"
-    now, before = m.latest(name), m.before(name, 1, MAX_HISTORY)
+    """Both the fall and the change are measured from `earlier` steps; the error is that of a step's mean over prompt
+    groups. Harder prompts get longer answers as well: longer or shorter ones alone are no change of the policy."""
+    name, active = "reward/mean", m.active.get("policy_collapse")
+    now, before = m.latest(name), m.earlier(name)
     low, groups = m.rewards[0], m.latest("groups/count") or 0.0
-    if now is None or not math.isfinite(now) or before is None or groups < 4:  # fewer say nothing
+    if now is None or not math.isfinite(now) or not before or groups < 4:  # fewer say nothing
         return None
-    best = max(fmean(before[max(0, end - WINDOW) : end]) for end in range(1, len(before) + 1))
+    usual = active.numbers["before"] if active is not None else fmean(before)
     error = max(m.everything("reward/std"), default=0.0) / math.sqrt(groups)
-    falls = [best - value for value in (m.last(name, 2) or [now])]
-    lost = now < low + (best - low) / 2
-    if lost and "policy_collapse" in m.active:
-        return m.active["policy_collapse"].numbers, m.active["policy_collapse"].message
+    falls = [usual - value for value in (m.last(name, 2) or [now])]
+    lost = now < low + (usual - low) / 2
+    if lost and active is not None:
+        return active.numbers, active.message
     if not lost or not (falls[-1] > 3 * error or (len(falls) == 2 and min(falls) > 2 * error)):
         return None
     changed = list(_changes(m))
-    if not changed:
+    if all(what == "length" for what, _, _ in changed):
         return None
     rate = m.latest("lr")
     told = ", ".join(f"{what} {then:.3g} → {value:.3g}" for what, then, value in changed)
-    numbers = {"reward": now, "best": best, **{what.replace(" ", "_"): value for what, _, value in changed}}
+    numbers = {"reward": now, "before": usual, **{what.replace(" ", "_"): value for what, _, value in changed}}
     return numbers | ({} if rate is None else {"lr": rate}), (
-        f"reward fell from {best:.3g} to {now:.3g} as the policy changed ({told})"
+        f"reward fell from {usual:.3g} to {now:.3g} as the policy changed ({told})"
         + ("" if rate is None else f" at a learning rate of {rate:.3g}")
     )
 
 
 def _changes(m: SignalMonitor) -> Iterator[tuple[str, float, float]]:
-    """What of a policy is not as it was: (what, before, now)."""
+    """What of a policy is as it was in none of the `earlier` steps, be they of other data: (what, before, now)."""
     for name, what, factor, added in (
         (m.entropy, "entropy", 2.0, 0.0),
         ("response_length/mean", "length", 1.5, 0.0),
         ("truncation_rate", "truncated share", 1.0, 0.3),
         ("kl_penalty", "KL", 1.0, 0.5),
     ):
-        now, before = m.latest(name), m.before(name, 1, 2 * WINDOW)
-        if now is not None and before is not None:
-            then = median(before[: max(1, len(before) // 2)])
-            if now > factor * then + added or (factor > 1 and now < then / factor):
-                yield what, then, now
+        now, before = m.latest(name), m.earlier(name)
+        if now is None or not before:
+            continue
+        if now > factor * max(before) + added or (factor > 1 and now < min(before) / factor):
+            yield what, median(before), now
 
 
-def _never_ends(m: SignalMonitor) -> Finding | None:
-    rates = m.last("truncation_rate", 2)
-    if rates is None or min(m.everything("truncation_rate")) < 0.9:  # else it did end its answers before
-        return None
-    return {"truncation_rate": rates[-1]}, f"{rates[-1]:.0%} of the answers are cut off since the first step"
+def _always(name: str, bound: float, key: str, text: str) -> Check:
+    """At or above a bound in every step since the first."""
 
+    def check(m: SignalMonitor) -> Finding | None:
+        values = m.last(name, 2)
+        if values is None or min(m.everything(name)) < bound:
+            return None
+        return {key: values[-1]}, text.format(values[-1])
 
-def _samples_at_random(m: SignalMonitor) -> Finding | None:
-    values = m.last("approx_entropy", 2)
-    if values is None or min(m.everything("approx_entropy")) < 3.0:
-        return None
-    return {"entropy": values[-1]}, f"answers are sampled nearly at random: entropy {values[-1]:.3g} nats a token"
+    return check
 
 
 def _nothing_trained(m: SignalMonitor) -> Finding | None:
@@ -227,8 +244,8 @@ def _nothing_trained(m: SignalMonitor) -> Finding | None:
         "failed rollouts": m.latest("failure_rate"),
     }
     found = {what: share for what, share in shares.items() if share}
-    told = ", ".join(f"{what} {share:.0%}" for what, share in found.items())
-    return {what.replace(" ", "_"): share for what, share in found.items()}, f"no token was trained on ({told})"
+    told = f" ({', '.join(f'{what} {share:.0%}' for what, share in found.items())})" if found else ""
+    return {what.replace(" ", "_"): share for what, share in found.items()}, f"no token was trained on{told}"
 
 
 def _kl_dominates(m: SignalMonitor) -> Finding | None:
@@ -236,9 +253,10 @@ def _kl_dominates(m: SignalMonitor) -> Finding | None:
     if losses is None or actors is None or m.latest("kl_penalty") is None:
         return None
     terms = [loss - actor for loss, actor in zip(losses, actors, strict=True)]
-    if min(terms) < 0.3:
+    scale = max(1.0, m.latest("advantages/std") or 0.0)  # of rewards that are not normalised
+    if not min(terms) >= 0.3 * scale:
         return None
-    return {"kl_term": terms[-1]}, f"the KL penalty is {terms[-1]:.3g} of the loss, and advantages are about 1"
+    return {"kl_term": terms[-1]}, f"the KL penalty is {terms[-1]:.3g} of the loss, advantages are about {scale:.3g}"
 
 
 def _reward_saturated(m: SignalMonitor) -> Finding | None:
@@ -346,8 +364,12 @@ def _high(name: str, bound: float, what: str) -> Check:
 _AT_ONCE = ("policy_collapse", "answers_never_end", "samples_at_random")
 RULES: dict[str, Rule] = {
     "policy_collapse": Rule(_policy_collapse),
-    "answers_never_end": Rule(_never_ends),
-    "samples_at_random": Rule(_samples_at_random),
+    "answers_never_end": Rule(
+        _always("truncation_rate", 0.9, "truncation_rate", "{:.0%} of the answers are cut off since the first step")
+    ),
+    "samples_at_random": Rule(
+        _always("approx_entropy", 3.0, "entropy", "answers are sampled nearly at random: entropy {:.3g} nats a token")
+    ),
     "nothing_trained": Rule(_nothing_trained, _AT_ONCE),
     "kl_dominates": Rule(_kl_dominates, _AT_ONCE),
     "reward_saturated": Rule(_reward_saturated),

@@ -2,8 +2,8 @@
 
 `loss_fn.reference_policy_kl_penalty*=10|0.001` means ten times the run's own value, or 0.001 where it is 0, unset or
 not a number. `/=` divides. `weight_decay<=0.1` and `threshold>=2` bring a number that is beyond the bound back to it.
-The result is always a plain override that can be pasted, and none where the run had that value. Integers stay integers
-(at least 1 after a division).
+Longer answers come with a longer sequence where that would cut them off. The result is always a plain override that can
+be pasted, and none where the run had that value. Integers stay integers (at least 1 after a division).
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from typing import Any
 
 _BOUND = re.compile(r"(?P<key>[^\s=*/|<>]+)(?P<op>[<>])=(?P<bound>[0-9.eE+-]+)")
 _RELATIVE = re.compile(r"(?P<key>[^\s=*/|]+)(?P<op>[*/])=(?P<factor>[0-9.eE+-]+)\|(?P<fallback>\S+)")
+_ANSWER = "policy.generation.max_new_tokens"
+_LENGTHS = ("policy.max_total_sequence_length", "policy.max_total_sequence_length_end")
+_BUDGETS = [f"policy.{s}.{n}_mb_tokens" for s in ("sequence_packing", "dynamic_batching") for n in ("train", "logprob")]
 
 
 def lookup(config: Mapping[str, Any], dotted: str) -> Any:
@@ -32,6 +35,13 @@ def resolved_overrides(texts: Iterable[str], config: Mapping[str, Any]) -> tuple
         own = (text.replace("policy.megatron_cfg.optimizer.lr", "policy.optimizer.kwargs.lr") for text in texts)
         texts = [text for text in own if not text.startswith("policy.megatron_cfg.")]
     found = [plain.partition("=") for plain in (resolve_override(text, config) for text in texts) if plain]
+    answer, longest = lookup(config, _ANSWER), lookup(config, _LENGTHS[0])
+    for value in [int(v) for k, _, v in found if k == _ANSWER and isinstance(answer, int) and isinstance(longest, int)]:
+        if value > answer and 2 * value > longest:  # else there is room for prompts
+            grown = {key: str(lookup(config, key) + value - answer) for key in _LENGTHS if lookup(config, key)}
+            most = max(grown.values(), key=int)
+            found += [(k, "=", v) for k, v in grown.items()]
+            found += [(k, "=", most) for k in _BUDGETS if 0 < (lookup(config, k) or 0) < int(most)]
     return tuple(f"{k}{is_}{v}" for k, is_, v in found if str(lookup(config, k)).lower() != v.lower())
 
 

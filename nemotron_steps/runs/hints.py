@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nemotron_steps.errors import JudgeUnavailableError, StepFailedError, StepsError
-from nemotron_steps.manifest.models import ErrorHint, StepManifest, Strategy
+from nemotron_steps.manifest.models import ErrorHint, StepManifest
 from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput, SuppliedInput
 from nemotron_steps.runs.lines import signal_text
 
@@ -57,13 +57,7 @@ class Hint:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable form."""
-        return {
-            "name": self.name,
-            "because": self.because,
-            "advice": self.advice,
-            "overrides": list(self.overrides),
-            "skill": self.skill,
-        }
+        return {**asdict(self), "overrides": list(self.overrides)}
 
 
 def hints_for_failure(
@@ -110,24 +104,10 @@ def hints_for_signals(signals: Sequence[Signal], manifest: StepManifest, config:
     for strategy in manifest.strategies:
         for signal in signals:
             if signal.name in strategy.signal:
-                found.append(_answer(strategy, signal, config))
+                seen, text = signal_text(signal.name, signal.numbers, signal.count), f"{strategy.when}: {strategy.then}"
+                found.append(Hint(signal.name, seen, text, strategy.overrides_for(config), strategy.skill))
                 break
     return found
-
-
-def describe(signal: Signal) -> str:
-    """A signal with what it saw, and how often: `kl_spike at step 12: KL is 0.41 (2 times)`."""
-    return signal_text(signal.name, signal.numbers, signal.count)
-
-
-def _answer(strategy: Strategy, signal: Signal, config: Mapping[str, Any]) -> Hint:
-    return Hint(
-        signal.name,
-        describe(signal),
-        f"{strategy.when}: {strategy.then}",
-        strategy.overrides_for(config),
-        strategy.skill,
-    )
 
 
 def _matches(entry: ErrorHint, error: BaseException) -> bool:

@@ -34,6 +34,7 @@ RL: list[dict[str, Any]] = [
     {"grpo.advantage_clip_low": 5},
     {"grpo.advantage_clip_high": -5},
     {"grpo.val_start_at": 0},
+    {"policy.generation.max_new_tokens": 8192, "policy.max_total_sequence_length_end": 8192},
     {"grpo.val_start_at": 10, "grpo.val_period": 1},
     {"grpo.epsilon_filtering.enabled": True, "grpo.reward_scaling.enabled": True},
     {"grpo.epsilon_filtering.enabled": True, "grpo.reward_scaling.target_min": -1},

@@ -110,6 +110,7 @@ RUN: list[dict[str, Any]] = [
     {"policy.generation.top_k": 20, "loss_fn.reference_policy_kl_penalty": 0.1},
     {"checkpointing.checkpoint_must_save_by": "0:99:99:99"},
     {"policy.generation.temperature": 0},
+    {"policy.generation.max_new_tokens": 8193, "policy.max_total_sequence_length_end": 8192},
     {"policy.sequence_packing.train_mb_tokens": 4000, "policy.sequence_packing.enabled": True},
     {"policy.sequence_packing.logprob_mb_tokens": 4096, "policy.sequence_packing.enabled": True,
      "policy.max_total_sequence_length_end": 8192},

@@ -3,8 +3,10 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -123,6 +125,8 @@ def test_the_numbers_are_the_runs_own() -> None:
     (signal,) = run(PROVOKE["truncation_high"])
     assert signal.numbers == {"truncation_rate": pytest.approx(signal.numbers["truncation_rate"]), "bound": 0.2}
     assert signal.message == f"{signal.numbers['truncation_rate']:.1%} of the samples are truncated"
+    (signal,) = run(from_the_first(num_valid_tokens=0.0))
+    assert signal.message == "no token was trained on"
     (signal,) = run(PROVOKE["kl_spike"])
     assert signal.numbers["kl_penalty"] == 2.0 and 0.01 < signal.numbers["typical"] < 0.05
 
@@ -207,6 +211,33 @@ def test_a_resumed_monitor_neither_forgets_nor_repeats() -> None:
     assert set(second.active) == {"entropy_collapse"}  # which takes the start and the window
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "stops"),
+    [
+        ((), ("truncation_high",), "truncation_high"),  # added to what holds already
+        ((), ("low_reward_variance",), "low_reward_variance"),  # and to what another signal explains
+        (("truncation_high",), ("truncation_high", "kl_spike"), None),  # it has ended the run, which goes on
+        (("truncation_high",), (), None),
+    ],
+)
+def test_a_signal_that_holds_ends_the_run_that_is_to_stop_on_it_once(
+    before: tuple[str, ...], now: tuple[str, ...], stops: str | None
+) -> None:
+    cut_off = {"truncation_rate": 0.8, "groups/zero_std_share": 0.9, "approx_entropy": 5.0}
+    cut_off = {name: value for name, value in cut_off.items() if stops == "low_reward_variance" or "approx" not in name}
+    first, second = SignalMonitor(stop_on=before), SignalMonitor(stop_on=now)
+    for step in range(10):
+        first.update(step, cut_off)
+    assert (first.stopping and first.stopping.name) == (before[0] if before else None)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    second.update(10, cut_off)
+    assert (second.stopping and second.stopping.name) == stops
+    if before == now[:1]:
+        for step in range(11, 30):  # it clears, and returns
+            second.update(step, {**cut_off, "truncation_rate": 0.0 if step < 20 else 0.8})
+        assert second.stopping is not None
+
+
 def test_the_documentation_lists_exactly_these_rules() -> None:
     text = (Path(__file__).parents[2] / "docs" / "signals.md").read_text().partition("\n## ")[0]
     table = dict(line.strip("| ").split(" | ", 1) for line in text.splitlines() if line.startswith("| `"))
@@ -270,6 +301,8 @@ def test_a_bound_is_the_last_healthy_value(name: str, metric: str, quiet: float,
         ("logprob_drift", [{"token_mult_prob_error": 2.0}], False),
         ("logprob_drift", [{"token_mult_prob_error": 1.5, "policy_lag/mean": 0.1}] * 5, False),
         ("logprob_drift", [{"token_mult_prob_error": 1.5, "policy_lag/mean": 0.0}] * 5, True),
+        ("kl_dominates", [{"loss": -9.5, "actor_loss": -10.0, "kl_penalty": 0.5, "advantages/std": 30.0}] * 2, False),
+        ("kl_dominates", [{"loss": 0.5, "actor_loss": 0.0, "kl_penalty": 0.5, "advantages/std": 0.1}] * 2, True),
         ("stragglers_high", [{"async/issued": 10.0, "async/partial": 0.5, "async/withdrawn_straggler": 0.6}], True),
         ("stragglers_high", [{"async/issued": 10.0, "async/partial": 0.5, "async/withdrawn_straggler": 0.5}], False),
         ("teacher_kl_stalled", [{"teacher_divergence": 1.0}] * 21, True),
@@ -333,6 +366,42 @@ def test_a_run_that_breaks_in_its_first_steps_is_told_soon_with_its_cause_alone_
         metrics = {"reward/std": 0.467, "groups/count": 16.0} | dict(zip(series, values, strict=True))
         raised += [f"{signal.name} {signal.step}" for signal in monitor.update(step, metrics)]
     assert " ".join(raised) == expected
+
+
+def stationary(rng: random.Random, groups: int, noise: float) -> Iterator[Metrics]:
+    """A policy that learns nothing of hard tasks: most are never solved, lengths and entropies are lognormal."""
+    for _ in range(300):
+        solved = [rng.choice([0, 0, 0, 0, 0.2, 0.6, 1]) for _ in range(groups)]
+        mean = fmean(float(rng.random() < each) for each in solved for _ in range(8))
+        lengths = {"response_length/mean": rng.lognormvariate(7, noise), "entropy": rng.lognormvariate(-1, 0.15)}
+        yield lengths | {"reward/mean": mean, "reward/std": math.sqrt(mean * (1 - mean)), "groups/count": groups}
+
+
+def changing(rng: random.Random, easy: int, hard: int) -> Iterator[Metrics]:
+    """So many steps of easy prompts, then of harder ones with longer answers, over and over."""
+    for step in range(200):
+        values = (0.3, 2400, 0.5, 0.1) if step % (easy + hard) >= easy else (0.85, 800, 0.4, 0.02)
+        names = ("reward/mean", "response_length/mean", "entropy", "truncation_rate")
+        noisy = {name: value * rng.uniform(0.9, 1.1) for name, value in zip(names, values, strict=True)}
+        yield noisy | {"reward/std": 0.45, "groups/count": 64}
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        *(partial(stationary, groups=g, noise=noise) for g, noise in ((8, 0.15), (8, 0.25), (16, 0.25), (32, 0.35))),
+        partial(changing, easy=20, hard=180),  # a curriculum
+        partial(changing, easy=8, hard=8),  # environments in turn
+        partial(changing, easy=1, hard=2),
+    ],
+    ids=str,
+)
+def test_hard_tasks_and_other_data_are_no_collapse(steps: Callable[[random.Random], Iterator[Metrics]]) -> None:
+    raised = []
+    for seed in range(10):
+        monitor = SignalMonitor(reward_range=(0.0, 1.0))
+        raised += [s for n, metrics in enumerate(steps(random.Random(seed))) for s in monitor.update(n, metrics)]
+    assert [signal for signal in raised if signal.name == "policy_collapse"] == []
 
 
 def test_the_range_of_rewards_is_that_of_the_whole_run_and_one_without_width_says_nothing(

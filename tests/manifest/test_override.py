@@ -71,6 +71,26 @@ def test_the_dtensor_policy_is_advised_on_its_own_optimizer() -> None:
     assert advice == ("policy.optimizer.kwargs.lr=0.001", "policy.precision=float32")
 
 
+@pytest.mark.parametrize(
+    ("answer", "longest", "end", "advice"),
+    [
+        (3, 128, None, ["24"]),
+        (2048, 4096, None, ["16384", "18432"]),
+        (49152, 49152, None, ["393216", "393216"]),
+        (512, 2048, 8192, ["4096", "5632", "11776"]),
+        (8192, 8192, None, ["65536", "65536", "65536"]),
+    ],
+)
+def test_longer_answers_come_with_a_longer_sequence_where_that_is_the_bound(
+    answer: int, longest: int, end: int | None, advice: list[str]
+) -> None:
+    lengths = {"max_total_sequence_length": longest, "max_total_sequence_length_end": end}
+    policy = {"generation": {"max_new_tokens": answer}, **lengths}
+    policy |= {"sequence_packing": {"train_mb_tokens": 16384, "logprob_mb_tokens": None}} if answer == 8192 else {}
+    given = resolved_overrides(["policy.generation.max_new_tokens*=8|1024"], {"policy": policy})
+    assert [text.partition("=")[2] for text in given] == advice
+
+
 def test_what_adds_twice_or_takes_out_is_an_override_of_a_plain_key() -> None:
     for text in ("++a.b=1", "+a=", "a=b c", "~a.b", "a.b/=2|x"):
         assert is_override(text)

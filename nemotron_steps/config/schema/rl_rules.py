@@ -474,9 +474,16 @@ def run_rules(config: RlConfig) -> list[Rule]:
 
 def _token_budget_rules(config: RlConfig) -> list[Rule]:
     """The longest rollout fits into a micro-batch: else the first that is as long would end the run."""
-    policy = config.policy
+    policy, answer = config.policy, config.policy.generation.max_new_tokens
     longest = max(policy.max_total_sequence_length, policy.max_total_sequence_length_end or 0)
-    rules = []
+    rules = [
+        Rule(
+            answer > longest and answer != 512,  # as it is by default
+            "policy.generation.max_new_tokens",
+            f"policy.generation.max_new_tokens={answer} is never reached: sequences end at {longest} tokens",
+            (f"policy.max_total_sequence_length={answer}", f"policy.generation.max_new_tokens={longest}"),
+        )
+    ]
     for section in ("sequence_packing", "dynamic_batching"):
         settings = getattr(policy, section)
         rounding = settings.sequence_length_round if policy.dtensor_cfg.enabled else 1

@@ -89,6 +89,7 @@ def build_run(
             distillation = Distillation(choice, parts.teachers, gives_advantages=grpo.adv_estimator.name == "opd")
         trained_on = [name for name in needs.environments if parts.environments.get(name).name in needs.trained_on]
         grade = [parts.environments.get(name) for name in trained_on]
+        alone = len(needs.trained_on) == 1 and not grpo.low_effort.enabled  # which adds to the reward
         run = GrpoRun(
             config=config,
             policy=parts.policy,
@@ -101,8 +102,9 @@ def build_run(
             checkpoints=CheckpointManager(work / "checkpoints", config.checkpointing, started=started),
             reporter=reporter,
             signals=SignalMonitor(
-                reward_range=(grade[0].usual_range or grade[0].reward_range) if len(needs.trained_on) == 1 else None,
+                reward_range=(grade[0].usual_range or grade[0].reward_range) if alone else None,
                 max_policy_lag=grpo.async_grpo.max_trajectory_age_steps if grpo.async_grpo.enabled else None,
+                stop_on=config.signals.stop_on,
             ),
             reward_penalties=penalties,
             distillation=distillation,

@@ -117,7 +117,7 @@ class StepRecord:
     untrained: list[str | None] = field(default_factory=list)
     """Of each rollout that was judged for the step and is not trained: why it has no reward, or None."""
     stopped_by: Signal | None = None
-    """The first signal of the step that `signals.stop_on` names."""
+    """The first signal holding after the step that `signals.stop_on` names."""
     retries: Counter[int] = field(default_factory=Counter)
     """How often a prompt was sampled for the step before, by its index; synchronously."""
 
@@ -386,7 +386,7 @@ def report_step(
     record.metrics["timing/step_s"] = time.perf_counter() - record.started
     signals = run.signals.update(run.step, record.metrics)  # before they are saved: a resumed run goes on from them
     run.checkpoints.check()
-    record.stopped_by = next((each for each in signals if each.name in run.config.signals.stop_on), None)
+    record.stopped_by = run.signals.stopping
     due = run.checkpoints.due(run.step, record.stopped_by is not None or run.step >= run.total_steps)
     run.reporter.groups(run.step, outcomes)
     for signal in signals:

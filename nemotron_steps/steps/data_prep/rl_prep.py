@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from hashlib import blake2b
@@ -114,11 +115,13 @@ def convert_low_effort(
                 yield _draw(row, config.seed)
 
     least = heapq.nsmallest(count["wanted"], draws())
-    chosen = frozenset(least[: max(0, count["wanted"] - count["found"])])
+    chosen = Counter(least[: max(0, count["wanted"] - count["found"])])  # rows that ask the same share a hash
     with storage_errors(path), path.open("rb") as lines, path.with_suffix(".converted").open("wb") as out:
         for number, line in enumerate(lines, start=1):
             row = parse_row(line, f"{path}:{number}")[0]
-            if _environment(row) in config.environments and _draw(row, config.seed) in chosen:
+            draw = _draw(row, config.seed) if chosen and _environment(row) in config.environments else None
+            if chosen[draw] > 0:
+                chosen[draw] -= 1
                 converted = low_effort_row(row, config.string)
                 fit = fits is None or fits(converted, f"{path}:{number}")
                 count["converted" if fit else "too_long"] += 1

@@ -69,11 +69,20 @@ def built(task: Path, work: Path, monkeypatch: pytest.MonkeyPatch, trained_on: s
     return run, told
 
 
-@pytest.mark.parametrize(("trained_on", "bounds"), [("b", (0.0, 2)), ("c", (1.0, 2.0)), ("ab", None), ("", None)])
+@pytest.mark.parametrize(
+    ("trained_on", "bounds", "more"),
+    [
+        ("b", (0.0, 2), {}),
+        ("c", (1.0, 2.0), {}),
+        ("ab", None, {}),
+        ("", None, {}),
+        ("b", None, {"low_effort": {"string": "brief", "weight": 1.0}}),  # which adds to the reward
+    ],
+)
 def test_the_range_of_rewards_is_known_where_one_environment_alone_gives_them(
-    trained_on: str, bounds: Any, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained_on: str, bounds: Any, more: Any, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, _ = built(task, tmp_path, monkeypatch, trained_on)
+    run, _ = built(task, tmp_path, monkeypatch, trained_on, grpo=more)
     assert run.signals.reward_range == bounds and run.signals.max_policy_lag is None
 
 

@@ -169,7 +169,7 @@ def instant(
         validation=rows[:validation],
         checkpoints=CheckpointManager(folder, config.checkpointing),
         reporter=parts,
-        signals=SignalMonitor(),
+        signals=SignalMonitor(stop_on=stop_on),
     )
     return run, parts
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.artifacts.validators import validate
-from nemotron_steps.config.schema.data_prep import RlPrepConfig, SplitRows, TokenizerTrainingConfig
+from nemotron_steps.config.schema.data_prep import LowEffortShare, RlPrepConfig, SplitRows, TokenizerTrainingConfig
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.runs.context import StepContext, plain_context
 from nemotron_steps.steps.data_prep import rl_prep
@@ -172,6 +172,13 @@ def test_a_share_of_all_prompts_is_converted_to_low_effort_once(
     settings["rows"] = SplitRows(validation=0)
     twice = prepare(tmp_path / "c", folder / "train-split.jsonl", **settings).outputs["prompts"].path
     assert share == 0.5 or read(twice / "train-split.jsonl") == rows
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_prompts_that_are_alike_no_more_are_converted_than_wanted(seed: int, tmp_path: Path):
+    path = write_lines(tmp_path / "in.jsonl", [math_row(n, f"{n % 2}?") for n in range(20)])
+    counts = rl_prep.convert_low_effort(path, 20, LowEffortShare(share=0.1, seed=seed))
+    assert counts["converted"] == sum(LOW in json.dumps(row) for row in read(path)) == 2
 
 
 def test_a_prompt_that_low_effort_would_make_too_long_stays(tmp_path: Path):
