@@ -24,6 +24,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,7 @@ from nemotron_steps.runs.inputs import check_inputs, name_users_files, open_inpu
 from nemotron_steps.runs.locks import hold, read_holder
 from nemotron_steps.runs.mirrors import mirrors
 from nemotron_steps.runs.mirrors.base import Mirror
-from nemotron_steps.runs.outputs import commit_outputs
+from nemotron_steps.runs.outputs import commit_outputs, stage_outputs
 from nemotron_steps.runs.recorder import Recorder, report_unwritable, row_at, traceback_text
 from nemotron_steps.runs.results import RunResult, StepResult
 from nemotron_steps.runs.run_folder import (
@@ -69,7 +70,7 @@ from nemotron_steps.runs.stage_checks import blocked, failed_checks
 from nemotron_steps.runs.step_entry import as_steps_error, imported, validated_config
 from nemotron_steps.runs.tracker import Listener
 from nemotron_steps.runs.work import WorkFolder, kept
-from nemotron_steps.stopping import interruptible, stop_if_asked, was_interrupted
+from nemotron_steps.stopping import deferred, interruptible, stop_if_asked, was_interrupted
 
 if TYPE_CHECKING:
     from nemotron_steps.config.mirrors import MirrorSettings
@@ -142,17 +143,20 @@ def execute(
                     recorder.listen(mirror)
                 run.steps()
             except BaseException as error:
-                ended = run.end_badly(error, interrupt.get("signal"), started)
+                with deferred():
+                    ended = run.end_badly(error, interrupt.get("signal"), started)
                 if ended is error:
                     raise
                 raise ended from error
             else:
-                run.end(DONE, started)
+                with deferred():
+                    run.end(DONE, started)
             finally:
-                for mirror in open_mirrors:
-                    mirror.close()
-                recorder.close()
-                _publish(folder)
+                with deferred():
+                    for mirror in open_mirrors:
+                        mirror.close()
+                    recorder.close()
+                    _publish(folder)
         return RunResult(folder.id, folder.path, tuple(run.results), time.monotonic() - started)
 
 
@@ -225,21 +229,24 @@ class _Run:
     def step(self, planned: PlannedStep) -> None:
         """Do one step: reuse, continue or execute it."""
         try:
-            stop_if_asked()
-            result = self._do(planned)
+            with ExitStack() as ending:
+                stop_if_asked()
+                result = self._do(planned, ending)
+                self.outputs[planned.key] = result.outputs
+                self.results.append(result)
+                refs = {port: artifact.ref for port, artifact in result.outputs.items()}
+                # A cached step too says its key: a resumed run starts with no step of its own, and its metrics are
+                # found by it.
+                self.recorder.set_step(
+                    planned.key, result.state, outputs=refs, seconds=result.seconds, cache_key=result.cache_key
+                )
         except StepsError as error:
-            self._journal_failure(planned, error)
+            with deferred():
+                self._journal_failure(planned, error)
             raise
         except KeyboardInterrupt:
             self.recorder.set_step(planned.key, INTERRUPTED)
             raise
-        self.outputs[planned.key] = result.outputs
-        self.results.append(result)
-        refs = {port: artifact.ref for port, artifact in result.outputs.items()}
-        # A cached step too says its key: a resumed run starts with no step of its own, and its metrics are found by it.
-        self.recorder.set_step(
-            planned.key, result.state, outputs=refs, seconds=result.seconds, cache_key=result.cache_key
-        )
         for hint in result.hints:
             self._journal_hint(planned, hint, failure=False)
         if result.state == "ran":
@@ -258,7 +265,7 @@ class _Run:
         if blocking:
             raise blocked(blocking, planned, self.recorder.folder.id)
 
-    def _do(self, planned: PlannedStep) -> StepResult:
+    def _do(self, planned: PlannedStep, ending: ExitStack) -> StepResult:
         inputs = self._open_inputs(planned)
         check_inputs(planned, inputs, self.types)
         depends = depends_on(planned, inputs)
@@ -293,7 +300,10 @@ class _Run:
             else:
                 filled = self._call(planned, config, inputs, work)
             run_id = self.recorder.folder.id
-            outputs = commit_outputs(planned, filled[0], work, self.store, self.types, inputs, run_id, key)
+            staged = stage_outputs(planned, filled[0], work, self.store, self.types, inputs, run_id, key)
+            # From the first that is moved away until that is on record a stop would have the step made once more.
+            ending.enter_context(deferred())
+            outputs = commit_outputs(staged, self.store)
             made_of = recorded(depends, planned)
             entry = CacheEntry(key, run_id, filled[2], outputs, filled[1], __version__, made_of)
             remember(self.store, entry)
