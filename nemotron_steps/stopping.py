@@ -48,7 +48,8 @@ def was_asked() -> bool:
 def stop_if_asked() -> None:
     """KeyboardInterrupt if a request to stop has come and nothing unwinds for it, which is not interrupted again."""
     global _late
-    if was_asked() and sys.exc_info()[0] is None and threading.current_thread() is threading.main_thread():
+    here = threading.current_thread()
+    if was_asked() and sys.exc_info()[0] is None and here is threading.main_thread() and here.ident not in _deferring:
         _late = False
         raise KeyboardInterrupt
 

@@ -177,6 +177,8 @@ class _Run:
 
     def begin(self, *, resumed: bool, request: Mapping[str, Any]) -> None:
         """Journal the start: plan.json, config.yaml, run.json, run_started."""
+        import yaml
+
         recorder = self.recorder
         if self.force:  # first of all: whatever ends the run from here on, it is resumed with it
             recorder.set_forced(dict.fromkeys(self.plan.goals, ""))
@@ -185,7 +187,9 @@ class _Run:
         for step in as_dict["steps"]:
             step["overrides"] = [recorder.redact_text(text) for text in step["overrides"]]
         write_atomic(folder / "plan.json", to_json_bytes(as_dict))
-        write_atomic(folder / "config.yaml", self._config_yaml().encode())
+        configs = {planned.key: recorder.redact(plain(dict(planned.config))) for planned in self.plan.steps}
+        config_yaml = yaml.safe_dump(configs, sort_keys=False, allow_unicode=True, width=120)
+        write_atomic(folder / "config.yaml", config_yaml.encode())
         pending = {planned.key: {"state": "pending"} for planned in self.plan.steps}
         recorder.set_status(
             RUNNING,
@@ -419,11 +423,11 @@ class _Run:
     def end_badly(self, error: BaseException, signal_name: str | None, started: float) -> BaseException:
         """Journal a failure or interruption; returns the error to raise."""
         status = FAILED
-        run_id = self.recorder.folder.id
+        run_id, info = self.recorder.folder.id, self.recorder.info
         if isinstance(error, KeyboardInterrupt):
             status = INTERRUPTED
             error = InterruptedRunError(
-                f"interrupted by {signal_name or 'SIGINT'}; {self._kept()}",
+                f"interrupted by {signal_name or 'SIGINT'}; {kept(info.steps, self.store.backend.local('work'))}",
                 where=f"run {run_id}",
                 hints=(f"steps run --resume {run_id}",),
             )
@@ -440,16 +444,6 @@ class _Run:
             report_unwritable(unwritable, self.recorder.folder.path)
         return error
 
-    def _kept(self) -> str:
-        return kept(self.recorder.info.steps, self.store.backend.local("work"))
-
-    def _config_yaml(self) -> str:
-        import yaml
-
-        values = {planned.key: self.recorder.redact(plain(dict(planned.config))) for planned in self.plan.steps}
-        text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
-        return text
-
 
 def _result(
     planned: PlannedStep,
@@ -458,18 +452,8 @@ def _result(
     outputs: Mapping[str, Artifact],
     hints: tuple[advice.Hint, ...] = (),
 ) -> StepResult:
-    return StepResult(
-        planned.key,
-        planned.step_id,
-        state,
-        outputs,
-        entry.seconds,
-        entry.summary,
-        hints,
-        planned.instance,
-        entry.run,
-        entry.key,
-    )
+    key, step, instance = planned.key, planned.step_id, planned.instance
+    return StepResult(key, step, state, outputs, entry.seconds, entry.summary, hints, instance, entry.run, entry.key)
 
 
 def _refuse_running(run_id: str, holder: Mapping[str, Any]) -> None:

@@ -114,11 +114,11 @@ def test_a_signal_amid_the_change_of_handlers_leaves_none_behind(
                     sys.setprofile(None)
                     signal.raise_signal(signal.SIGINT)
 
+        sys.setprofile(at)
         with suppress(KeyboardInterrupt), interruptible(ends_process):
             if not ends_process:
                 with suppress(KeyboardInterrupt):
                     signal.raise_signal(signal.SIGINT)
-            sys.setprofile(at)
         sys.setprofile(None)
         assert [signal.getsignal(each) for each in NUMBERS] == before, moment
         assert not stopping.was_asked(), moment
