@@ -146,22 +146,20 @@ def interruptible(ends_process: bool = True, *, tells: bool = True) -> Iterator[
         for number, handler in previous.items():
             _install(number, handler)
         late, _late = _late, False
-        if not _asked:
-            if late:
-                raise KeyboardInterrupt
-        elif not late or sys.exc_info()[0] is None:  # else the error ends the command, and is what is told
+        if late and not _asked:
+            raise KeyboardInterrupt
+        if _asked and not (late and sys.exc_info()[0]):  # else the error ends the command, and is what is told
             _asked[-1].update(seen)
 
 
 @contextmanager
 def deferred() -> Iterator[None]:
     """A first request to stop within is noted alone, for `stop_if_asked`: around what is short and not to be halved."""
-    me = threading.get_ident()
-    _deferring.append(me)
+    _deferring.append(threading.get_ident())
     try:
         yield
     finally:
-        _deferring.remove(me)
+        _deferring.remove(threading.get_ident())
 
 
 @contextmanager
@@ -190,16 +188,11 @@ def was_interrupted(error: BaseException | None) -> bool:
 
 
 def _interrupts(error: BaseException | None) -> bool:
-    seen: set[int] = set()
-    left = [error]
-    while left:
-        error = left.pop()
-        if isinstance(error, KeyboardInterrupt):
-            return True
-        if error is not None and id(error) not in seen:
-            seen.add(id(error))
-            left += [error.__cause__, error.__context__]
-    return False
+    chain = [] if error is None else [error]
+    for each in chain:  # which grows meanwhile
+        links = (each.__cause__, each.__context__)
+        chain += [link for link in links if link is not None and not any(link is known for known in chain)]
+    return any(isinstance(each, KeyboardInterrupt) for each in chain)
 
 
 def _note(number: int, seen: dict[str, str]) -> bool:

@@ -148,14 +148,12 @@ class ArtifactStore:
         )
 
     def publish(self, artifact: Artifact) -> Artifact:
-        """The next version of a staged artifact's name; its folder is moved away.
-
-        If the newest version is the same production (content, producer but for the run, inputs), that is returned.
+        """Move a staged artifact away as the next version of its name; the newest is returned if it is the same production
+        (content, producer but for the run, inputs).
         """
         path = f"{OBJECTS}/{artifact.digest}"
-        corrupt = False
-        if self.backend.read(f"{path}/{MANIFEST_NAME}") is not None:
-            corrupt = bool(object_problems(self.backend, artifact.digest))
+        there = self.backend.read(f"{path}/{MANIFEST_NAME}") is not None
+        corrupt = there and bool(object_problems(self.backend, artifact.digest))
         write_atomic(artifact.path / MANIFEST_NAME, artifact_bytes(artifact))
         self.backend.commit_tree(artifact.path, path, replace=corrupt)
         local = self.backend.local_tree(path, artifact.files)

@@ -239,8 +239,7 @@ class _Run:
                 self.outputs[planned.key] = result.outputs
                 self.results.append(result)
                 refs = {port: artifact.ref for port, artifact in result.outputs.items()}
-                # A cached step too says its key: a resumed run starts with no step of its own, and its metrics are
-                # found by it.
+                # A cached step too says its key: by it the metrics are found of a run that is resumed.
                 self.recorder.set_step(
                     planned.key, result.state, outputs=refs, seconds=result.seconds, cache_key=result.cache_key
                 )
@@ -270,7 +269,14 @@ class _Run:
             raise blocked(blocking, planned, self.recorder.folder.id)
 
     def _do(self, planned: PlannedStep, ending: ExitStack) -> StepResult:
-        inputs = self._open_inputs(planned)
+        inputs: dict[str, Artifact] = {}
+        for port, source in planned.inputs.items():
+            if isinstance(source, StepOutput):
+                inputs[port] = self.store.open(self.outputs[source.step_key][source.port])
+            else:
+                artifact = open_input(planned, port, source, self.store, types=self.types)
+                assert artifact is not None
+                inputs[port] = artifact
         check_inputs(planned, inputs, self.types)
         depends = depends_on(planned, inputs)
         key = key_of(depends)
@@ -324,17 +330,6 @@ class _Run:
         forced = self.recorder.info.forced
         if planned.key in forced:
             self.recorder.set_forced({key: began for key, began in forced.items() if key != planned.key})
-
-    def _open_inputs(self, planned: PlannedStep) -> dict[str, Artifact]:
-        inputs: dict[str, Artifact] = {}
-        for port, source in planned.inputs.items():
-            if isinstance(source, StepOutput):
-                inputs[port] = self.store.open(self.outputs[source.step_key][source.port])
-            else:
-                artifact = open_input(planned, port, source, self.store, types=self.types)
-                assert artifact is not None
-                inputs[port] = artifact
-        return inputs
 
     def _reuse(self, planned: PlannedStep, entry: CacheEntry, state: str) -> StepResult:
         outputs = dict(entry.outputs)
