@@ -148,8 +148,8 @@ class ArtifactStore:
         )
 
     def publish(self, artifact: Artifact) -> Artifact:
-        """Move a staged artifact away as the next version of its name; the newest is returned if it is the same production
-        (content, producer but for the run, inputs).
+        """Move a staged artifact away as the next version of its name; the newest, if it is the same production
+        (content, producer but for the run, inputs), is returned instead.
         """
         path = f"{OBJECTS}/{artifact.digest}"
         there = self.backend.read(f"{path}/{MANIFEST_NAME}") is not None
