@@ -179,6 +179,8 @@ def left_to_us() -> Iterator[None]:
         yield
     finally:
         signal.signal = install
+        for number in NUMBERS:  # in C, of which Python does not know
+            install(number, signal.getsignal(number))
 
 
 def was_interrupted(error: BaseException | None) -> bool:
