@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Callable, Iterator
     from types import FrameType
+    from typing import Any
 
 SAME_S = 0.5
 """Two signals within so long are one: whoever signals a process group reaches a process in several ways."""
@@ -32,6 +33,11 @@ heard: Callable[[], None] | None = None
 _asked: list[dict[str, str]] = []
 """Of `note` and every `interruptible` that is entered, the outermost first: "signal" → which it was, once one came."""
 _first = 0.0
+_deferring: list[int] = []
+"""Threads that are within `deferred`."""
+_late = False
+"""Whether a request was noted where nothing was to be interrupted, and has not been raised since."""
+_install = signal.signal  # whatever `left_to_us` puts in its place
 
 
 def was_asked() -> bool:
@@ -41,7 +47,10 @@ def was_asked() -> bool:
 
 def stop_if_asked() -> None:
     """KeyboardInterrupt if a request to stop has come and nothing unwinds for it, which is not interrupted again."""
-    if was_asked() and sys.exc_info()[0] is None and threading.current_thread() is threading.main_thread():
+    global _late
+    here = threading.current_thread()
+    if was_asked() and sys.exc_info()[0] is None and here is threading.main_thread() and here.ident not in _deferring:
+        _late = False
         raise KeyboardInterrupt
 
 
@@ -75,79 +84,103 @@ def interruptible(ends_process: bool = True, *, tells: bool = True) -> Iterator[
     Yields a dict whose "signal" says which it was. Outside the main thread signals cannot be handled and nothing is
     changed.
     """
+    global _late
     seen: dict[str, str] = {}
     if threading.current_thread() is not threading.main_thread():
         yield seen
         return
 
     def stop(number: int, _: FrameType | None) -> None:
-        global _first
-        if again:
+        global _first, _late
+        if number in again:
             again.clear()
-            if over or _interrupts(sys.exc_info()[1]):
+            if over or main in _deferring or _interrupts(sys.exc_info()[1]):
                 return
         elif seen:
-            if _note(number, seen):
+            if over or _note(number, seen):
                 return
             if number != signal.SIGINT or ends_process:
                 return _end_by(number)
             _first = time.monotonic()
         else:
             _note(number, seen)
-            _hush()
+            if ends_process:
+                _hush()
             if tells and number == signal.SIGINT and os.isatty(2):
                 # Unwinding may take a while. Not through `sys.stderr`, which may be in the middle of a write.
                 does = b"ends it at once" if ends_process else b"does not wait for it"
                 os.write(2, b"\nstopping; a second Ctrl-C " + does + b"\n")
-            if over:
+            if over or main in _deferring:
+                _late = True
                 return
             _thread.start_new_thread(raise_again, ())  # `threading`'s own takes locks that may be held here
+        _late = False
         raise KeyboardInterrupt
 
     def raise_again() -> None:
+        # Not by the same signal if that can be: a second one of the user's would be taken for this one.
+        numbers = sorted(NUMBERS, key=lambda number: number.name == seen["signal"])
         while True:
             time.sleep(AGAIN_S)
             with sending:
                 if over:
                     return
-                for number in NUMBERS:  # a library may have taken one
+                for number in numbers:  # a library may have taken one
                     if signal.getsignal(number) is stop:
                         again.append(number)
                         signal.pthread_kill(main, number)
                         break
 
     main, over, again, sending = threading.get_ident(), False, list[int](), threading.Lock()
-    previous = {number: signal.signal(number, stop) for number in NUMBERS}
-    _asked.append(seen)
+    previous, depth = {number: signal.getsignal(number) for number in NUMBERS}, len(_asked)
     try:
+        _asked.append(seen)
+        for number in NUMBERS:
+            _install(number, stop)
         stop_if_asked()
         yield seen
     finally:
-        before, over = bool(seen), True
+        over = True  # before any call, after which an interrupt might be raised
         with sending:  # what is sent from now on finds another handler
-            _asked.pop()
+            del _asked[depth:]
         for number, handler in previous.items():
-            signal.signal(number, handler)
-        if _asked:
-            _asked[-1].update(seen)
-        elif seen and not before:
+            _install(number, handler)
+        late, _late = _late, False
+        if late and not _asked:
             raise KeyboardInterrupt
+        if _asked and not (late and sys.exc_info()[0]):  # else the error ends the command, and is what is told
+            _asked[-1].update(seen)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """A first request to stop within is noted alone, for `stop_if_asked`: around what is short and not to be halved."""
+    _deferring.append(threading.get_ident())
+    try:
+        yield
+    finally:
+        _deferring.remove(threading.get_ident())
 
 
 @contextmanager
 def left_to_us() -> Iterator[None]:
-    """Take requests to stop back from a library that installs handlers of its own within: Ray's would exit."""
-    before = {number: signal.getsignal(number) for number in NUMBERS}
+    """Let no library within take requests to stop by a handler of its own: Ray's would exit."""
+    if not _asked or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    process, install = os.getpid(), signal.signal
+
+    def unless_ours(signalnum: int, handler: Any) -> Any:
+        ours = signalnum in NUMBERS and os.getpid() == process  # a forked child may do as it likes
+        return signal.getsignal(signalnum) if ours else install(signalnum, handler)
+
+    signal.signal = unless_ours
     try:
         yield
-    except SystemExit as error:  # what such a handler raises
-        if error.code in NUMBERS:
-            raise KeyboardInterrupt from error
-        raise
     finally:
-        if _asked and threading.current_thread() is threading.main_thread():
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        signal.signal = install
+        for number in NUMBERS:  # in C, of which Python does not know
+            install(number, signal.getsignal(number))
 
 
 def was_interrupted(error: BaseException | None) -> bool:
@@ -157,13 +190,11 @@ def was_interrupted(error: BaseException | None) -> bool:
 
 
 def _interrupts(error: BaseException | None) -> bool:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, KeyboardInterrupt):
-            return True
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return False
+    chain = [] if error is None else [error]
+    for each in chain:  # which grows meanwhile
+        links = (each.__cause__, each.__context__)
+        chain += [link for link in links if link is not None and not any(link is known for known in chain)]
+    return any(isinstance(each, KeyboardInterrupt) for each in chain)
 
 
 def _note(number: int, seen: dict[str, str]) -> bool:
@@ -178,7 +209,7 @@ def _note(number: int, seen: dict[str, str]) -> bool:
 
 
 def _end_by(number: int) -> None:
-    signal.signal(number, signal.SIG_DFL)
+    _install(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 

@@ -29,16 +29,15 @@ def waiting(what: str, at_most_s: float | None = None) -> Iterator[None]:
     """
     global _teller
     wait = object()
-    with _lock:
-        _under_way[wait] = (what, at_most_s, time.monotonic())
-        if _teller is None or not _teller.is_alive():  # nor is it in a forked child
-            _teller = threading.Thread(target=_tell, name="waits", daemon=True)
-            _teller.start()
     try:
+        _under_way[wait] = (what, at_most_s, time.monotonic())
+        with _lock:
+            if _teller is None or not _teller.is_alive():  # nor is it in a forked child
+                _teller = threading.Thread(target=_tell, name="waits", daemon=True)
+                _teller.start()
         yield
     finally:
-        with _lock:
-            _under_way.pop(wait, None)
+        _under_way.pop(wait, None)  # without the lock, on which an interrupt would leave it there
 
 
 def _tell() -> None:

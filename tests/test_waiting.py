@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
+import os
 import re
+import signal
 import socket
 import threading
 import time
@@ -95,6 +97,16 @@ def test_equal_waits_are_one_line_ever_more_rarely_and_short_ones_none(caplog: p
     del caplog.records[:]
     time.sleep(0.3)
     assert caplog.messages == []
+
+
+def test_an_interrupt_on_its_way_out_leaves_no_wait_behind() -> None:
+    with suppress(KeyboardInterrupt):
+        with waiting("it"):
+            waits._lock.acquire()
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        time.sleep(5)
+    waits._lock.release()
+    assert not waits._under_way
 
 
 def test_no_hint_makes_a_wait_longer() -> None:

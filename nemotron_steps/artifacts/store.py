@@ -101,7 +101,11 @@ class ArtifactStore:
             remove_tree(folder)
             os.close(lock)
 
-    def commit(
+    def commit(self, staged: Path, type_name: str, *, name: str, **about: Any) -> Artifact:
+        """Publish a filled folder as the next version of `name`, moving it away. As `stage` and `publish`."""
+        return self.publish(self.stage(staged, type_name, name=name, **about))
+
+    def stage(
         self,
         staged: Path,
         type_name: str,
@@ -113,13 +117,12 @@ class ArtifactStore:
         inputs: Sequence[Edge] = (),
         source: str = "",
     ) -> Artifact:
-        """Validate, hash and publish a filled folder as the next version of `name`. The folder is moved away.
+        """Validate and hash a filled folder, for `publish`.
 
-        Attributes read from the files win over `attributes`. Links to files of the folder become files. If the newest
-        version of the name is the same production (content, producer but for the run, inputs), it is returned.
+        Attributes read from the files win over `attributes`. Links to files of the folder become files.
 
         Raises ArtifactError or DataError if the folder is empty, links to files elsewhere or is not valid for its
-        type (nothing is committed and the folder stays), StorageError if it cannot be written.
+        type, StorageError if it cannot be written.
         """
         if not is_artifact_name(name):
             expected = "at most 200 letters, digits and ._-/"
@@ -131,7 +134,7 @@ class ArtifactStore:
         files = tuple(hash_tree(staged))
         if not files:
             raise ArtifactError("the output is empty", where=str(staged), expected="at least one file")
-        artifact = Artifact(
+        return Artifact(
             type=type_name,
             digest=tree_digest(type_name, files),
             path=staged,
@@ -143,14 +146,18 @@ class ArtifactStore:
             created=time.time(),
             source=source,
         )
+
+    def publish(self, artifact: Artifact) -> Artifact:
+        """Move a staged artifact away as the next version of its name; the newest, if it is the same production
+        (content, producer but for the run, inputs), is returned instead.
+        """
         path = f"{OBJECTS}/{artifact.digest}"
-        corrupt = False
-        if self.backend.read(f"{path}/{MANIFEST_NAME}") is not None:
-            corrupt = bool(object_problems(self.backend, artifact.digest))
-        write_atomic(staged / MANIFEST_NAME, artifact_bytes(artifact))
-        self.backend.commit_tree(staged, path, replace=corrupt)
-        local = self.backend.local_tree(path, files)
-        self._remember_verified(artifact.digest, local, files)
+        there = self.backend.read(f"{path}/{MANIFEST_NAME}") is not None
+        corrupt = there and bool(object_problems(self.backend, artifact.digest))
+        write_atomic(artifact.path / MANIFEST_NAME, artifact_bytes(artifact))
+        self.backend.commit_tree(artifact.path, path, replace=corrupt)
+        local = self.backend.local_tree(path, artifact.files)
+        self._remember_verified(artifact.digest, local, artifact.files)
         return self._new_version(artifact.at(local))
 
     def add(

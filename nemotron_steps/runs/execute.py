@@ -24,6 +24,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,7 @@ from nemotron_steps.runs.inputs import check_inputs, name_users_files, open_inpu
 from nemotron_steps.runs.locks import hold, read_holder
 from nemotron_steps.runs.mirrors import mirrors
 from nemotron_steps.runs.mirrors.base import Mirror
-from nemotron_steps.runs.outputs import commit_outputs
+from nemotron_steps.runs.outputs import commit_outputs, stage_outputs
 from nemotron_steps.runs.recorder import Recorder, report_unwritable, row_at, traceback_text
 from nemotron_steps.runs.results import RunResult, StepResult
 from nemotron_steps.runs.run_folder import (
@@ -69,7 +70,7 @@ from nemotron_steps.runs.stage_checks import blocked, failed_checks
 from nemotron_steps.runs.step_entry import as_steps_error, imported, validated_config
 from nemotron_steps.runs.tracker import Listener
 from nemotron_steps.runs.work import WorkFolder, kept
-from nemotron_steps.stopping import interruptible, stop_if_asked, was_interrupted
+from nemotron_steps.stopping import deferred, interruptible, stop_if_asked, was_interrupted
 
 if TYPE_CHECKING:
     from nemotron_steps.config.mirrors import MirrorSettings
@@ -142,17 +143,20 @@ def execute(
                     recorder.listen(mirror)
                 run.steps()
             except BaseException as error:
-                ended = run.end_badly(error, interrupt.get("signal"), started)
+                with deferred():
+                    ended = run.end_badly(error, interrupt.get("signal"), started)
                 if ended is error:
                     raise
                 raise ended from error
             else:
-                run.end(DONE, started)
+                with deferred():
+                    run.end(DONE, started)
             finally:
-                for mirror in open_mirrors:
-                    mirror.close()
-                recorder.close()
-                _publish(folder)
+                with deferred():
+                    for mirror in open_mirrors:
+                        mirror.close()
+                    recorder.close()
+                    _publish(folder)
         return RunResult(folder.id, folder.path, tuple(run.results), time.monotonic() - started)
 
 
@@ -173,6 +177,8 @@ class _Run:
 
     def begin(self, *, resumed: bool, request: Mapping[str, Any]) -> None:
         """Journal the start: plan.json, config.yaml, run.json, run_started."""
+        import yaml
+
         recorder = self.recorder
         if self.force:  # first of all: whatever ends the run from here on, it is resumed with it
             recorder.set_forced(dict.fromkeys(self.plan.goals, ""))
@@ -181,7 +187,9 @@ class _Run:
         for step in as_dict["steps"]:
             step["overrides"] = [recorder.redact_text(text) for text in step["overrides"]]
         write_atomic(folder / "plan.json", to_json_bytes(as_dict))
-        write_atomic(folder / "config.yaml", self._config_yaml().encode())
+        configs = {planned.key: recorder.redact(plain(dict(planned.config))) for planned in self.plan.steps}
+        config_yaml = yaml.safe_dump(configs, sort_keys=False, allow_unicode=True, width=120)
+        write_atomic(folder / "config.yaml", config_yaml.encode())
         pending = {planned.key: {"state": "pending"} for planned in self.plan.steps}
         recorder.set_status(
             RUNNING,
@@ -225,21 +233,23 @@ class _Run:
     def step(self, planned: PlannedStep) -> None:
         """Do one step: reuse, continue or execute it."""
         try:
-            stop_if_asked()
-            result = self._do(planned)
+            with ExitStack() as ending:
+                stop_if_asked()
+                result = self._do(planned, ending)
+                self.outputs[planned.key] = result.outputs
+                self.results.append(result)
+                refs = {port: artifact.ref for port, artifact in result.outputs.items()}
+                # A cached step too says its key: by it the metrics are found of a run that is resumed.
+                self.recorder.set_step(
+                    planned.key, result.state, outputs=refs, seconds=result.seconds, cache_key=result.cache_key
+                )
         except StepsError as error:
-            self._journal_failure(planned, error)
+            with deferred():
+                self._journal_failure(planned, error)
             raise
         except KeyboardInterrupt:
             self.recorder.set_step(planned.key, INTERRUPTED)
             raise
-        self.outputs[planned.key] = result.outputs
-        self.results.append(result)
-        refs = {port: artifact.ref for port, artifact in result.outputs.items()}
-        # A cached step too says its key: a resumed run starts with no step of its own, and its metrics are found by it.
-        self.recorder.set_step(
-            planned.key, result.state, outputs=refs, seconds=result.seconds, cache_key=result.cache_key
-        )
         for hint in result.hints:
             self._journal_hint(planned, hint, failure=False)
         if result.state == "ran":
@@ -258,8 +268,15 @@ class _Run:
         if blocking:
             raise blocked(blocking, planned, self.recorder.folder.id)
 
-    def _do(self, planned: PlannedStep) -> StepResult:
-        inputs = self._open_inputs(planned)
+    def _do(self, planned: PlannedStep, ending: ExitStack) -> StepResult:
+        inputs: dict[str, Artifact] = {}
+        for port, source in planned.inputs.items():
+            if isinstance(source, StepOutput):
+                inputs[port] = self.store.open(self.outputs[source.step_key][source.port])
+            else:
+                artifact = open_input(planned, port, source, self.store, types=self.types)
+                assert artifact is not None
+                inputs[port] = artifact
         check_inputs(planned, inputs, self.types)
         depends = depends_on(planned, inputs)
         key = key_of(depends)
@@ -293,7 +310,10 @@ class _Run:
             else:
                 filled = self._call(planned, config, inputs, work)
             run_id = self.recorder.folder.id
-            outputs = commit_outputs(planned, filled[0], work, self.store, self.types, inputs, run_id, key)
+            staged = stage_outputs(planned, filled[0], work, self.store, self.types, inputs, run_id, key)
+            # From the first that is moved away until that is on record a stop would have the step made once more.
+            ending.enter_context(deferred())
+            outputs = commit_outputs(staged, self.store)
             made_of = recorded(depends, planned)
             entry = CacheEntry(key, run_id, filled[2], outputs, filled[1], __version__, made_of)
             remember(self.store, entry)
@@ -310,17 +330,6 @@ class _Run:
         forced = self.recorder.info.forced
         if planned.key in forced:
             self.recorder.set_forced({key: began for key, began in forced.items() if key != planned.key})
-
-    def _open_inputs(self, planned: PlannedStep) -> dict[str, Artifact]:
-        inputs: dict[str, Artifact] = {}
-        for port, source in planned.inputs.items():
-            if isinstance(source, StepOutput):
-                inputs[port] = self.store.open(self.outputs[source.step_key][source.port])
-            else:
-                artifact = open_input(planned, port, source, self.store, types=self.types)
-                assert artifact is not None
-                inputs[port] = artifact
-        return inputs
 
     def _reuse(self, planned: PlannedStep, entry: CacheEntry, state: str) -> StepResult:
         outputs = dict(entry.outputs)
@@ -409,11 +418,11 @@ class _Run:
     def end_badly(self, error: BaseException, signal_name: str | None, started: float) -> BaseException:
         """Journal a failure or interruption; returns the error to raise."""
         status = FAILED
-        run_id = self.recorder.folder.id
+        run_id, info = self.recorder.folder.id, self.recorder.info
         if isinstance(error, KeyboardInterrupt):
             status = INTERRUPTED
             error = InterruptedRunError(
-                f"interrupted by {signal_name or 'SIGINT'}; {self._kept()}",
+                f"interrupted by {signal_name or 'SIGINT'}; {kept(info.steps, self.store.backend.local('work'))}",
                 where=f"run {run_id}",
                 hints=(f"steps run --resume {run_id}",),
             )
@@ -430,16 +439,6 @@ class _Run:
             report_unwritable(unwritable, self.recorder.folder.path)
         return error
 
-    def _kept(self) -> str:
-        return kept(self.recorder.info.steps, self.store.backend.local("work"))
-
-    def _config_yaml(self) -> str:
-        import yaml
-
-        values = {planned.key: self.recorder.redact(plain(dict(planned.config))) for planned in self.plan.steps}
-        text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
-        return text
-
 
 def _result(
     planned: PlannedStep,
@@ -448,18 +447,8 @@ def _result(
     outputs: Mapping[str, Artifact],
     hints: tuple[advice.Hint, ...] = (),
 ) -> StepResult:
-    return StepResult(
-        planned.key,
-        planned.step_id,
-        state,
-        outputs,
-        entry.seconds,
-        entry.summary,
-        hints,
-        planned.instance,
-        entry.run,
-        entry.key,
-    )
+    key, step, instance = planned.key, planned.step_id, planned.instance
+    return StepResult(key, step, state, outputs, entry.seconds, entry.summary, hints, instance, entry.run, entry.key)
 
 
 def _refuse_running(run_id: str, holder: Mapping[str, Any]) -> None:

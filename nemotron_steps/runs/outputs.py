@@ -15,7 +15,7 @@ from nemotron_steps.runs.context import OutputSlot
 from nemotron_steps.runs.work import WorkFolder
 
 
-def commit_outputs(
+def stage_outputs(
     planned: PlannedStep,
     slots: Mapping[str, OutputSlot],
     work: WorkFolder,
@@ -25,21 +25,19 @@ def commit_outputs(
     run_id: str,
     key: str,
 ) -> dict[str, Artifact]:
-    """Commit what a step filled, port by port; an output that need not be may be empty.
+    """What a step filled, checked and ready for `commit_outputs`; an output that need not be may be empty.
 
     Args:
         work: rejected where an output is missing or not valid, so that the step is made again.
         inputs: what the outputs were made from.
         key: the step's cache key.
 
-    Raises StepFailedError for a required output that is empty, before anything is committed, and for one that is not
-    valid.
+    Raises StepFailedError for a required output that is empty, and for one that is not valid.
     """
     edges = tuple(Edge(port, artifact.digest, artifact.ref) for port, artifact in inputs.items())
-    outputs: dict[str, Artifact] = {}
+    staged: dict[str, Artifact] = {}
     filled = {port: slot for port, slot in slots.items() if any(path.is_file() for path in slot.path.rglob("*"))}
     for port, slot in slots.items():
-        # Before anything is committed, of a step that may have left all of it empty.
         if port not in filled and planned.manifest.outputs[port].required:
             work.reject()
             raise StepFailedError(
@@ -52,7 +50,7 @@ def commit_outputs(
         producer = Producer(planned.step_id, port, run_id, planned.manifest.step.version, key, planned.config_name)
         try:
             with storage_errors(slot.path):
-                outputs[port] = store.commit(
+                staged[port] = store.stage(
                     slot.path,
                     slot.type,
                     name=artifact_name(planned.step_id, port),
@@ -69,6 +67,15 @@ def commit_outputs(
                 expected=error.expected,
                 found=error.found,
             ) from error
+    return staged
+
+
+def commit_outputs(staged: Mapping[str, Artifact], store: ArtifactStore) -> dict[str, Artifact]:
+    """Commit what was staged, port by port."""
+    outputs: dict[str, Artifact] = {}
+    for port, artifact in staged.items():
+        with storage_errors(artifact.path):
+            outputs[port] = store.publish(artifact)
     return outputs
 
 

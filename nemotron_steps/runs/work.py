@@ -53,8 +53,7 @@ class WorkFolder:
 
     def prepare(self, produces: Mapping[str, str]) -> dict[str, OutputSlot]:
         """Empty slots for a step about to run; what a killed attempt half filled is cleared."""
-        self._filled.unlink(missing_ok=True)
-        remove_tree(self._outputs)
+        self.reject()
         self.work.mkdir(parents=True, exist_ok=True)
         slots = {port: OutputSlot(type_name, self._outputs / port) for port, type_name in produces.items()}
         for slot in slots.values():

@@ -159,6 +159,32 @@ def test_a_worker_that_hears_no_signal_is_ended_sooner_after_a_second(workplace:
     assert process.returncode == 130 and "ended by SIGTERM" in said
 
 
+@pytest.mark.parametrize(
+    ("moment", "end", "code", "status"),
+    [("end", "done", 0, "done"), ("end", "judge", 3, "failed"), ("_journal_failure", "judge", 3, "failed")],
+)
+def test_a_run_that_is_being_ended_ends_as_it_was_to(
+    workplace: Path, moment: str, end: str, code: int, status: str
+) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from nemotron_steps.cli.main import steps\n"
+        "from nemotron_steps.runs import execute\n"
+        f"original = execute._Run.{moment}\n"
+        "def asked(*args):\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+        "    return original(*args)\n"
+        f"execute._Run.{moment} = asked\n"
+        f"sys.argv[1:] = ['run', 'toy/train', '-c', 'tiny', 'end={end}']\n"
+        "sys.exit(steps())\n"
+    )
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, cwd=workplace, capture_output=True, text=True, timeout=60)
+    info = latest(workplace)
+    assert (done.returncode, info.status) == (code, status) and "interrupted" not in done.stderr, done.stderr
+    assert (workplace / "home/runs" / info.id / "report.html").is_file()
+
+
 def test_a_caller_that_ignores_its_children_is_no_trap(workplace: Path) -> None:
     assert shell(f"trap '' CHLD; exec {STEPS} run toy/make", workplace).returncode == 0
 

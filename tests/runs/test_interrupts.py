@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
 
 import pytest
 
 from nemotron_steps import stopping
-from nemotron_steps.stopping import interruptible, was_interrupted
+from nemotron_steps.stopping import interruptible, left_to_us, was_interrupted
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
@@ -80,10 +85,62 @@ def test_an_interrupt_is_found_behind_what_was_raised_from_it_or_after_it() -> N
         setattr(error, link, between)
         between.__context__ = KeyboardInterrupt()
         assert was_interrupted(error)
+    error = RuntimeError("raised from something else")
+    error.__cause__, error.__context__ = ValueError("x"), KeyboardInterrupt()
+    assert was_interrupted(error)
     circle = RuntimeError("of its own")
     circle.__context__ = ValueError("x")
     circle.__context__.__context__ = circle
     assert not was_interrupted(circle)
+
+
+@pytest.mark.parametrize("ends_process", [True, False])
+def test_a_signal_amid_the_change_of_handlers_leaves_none_behind(
+    ends_process: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each call of its own in turn, which is where Python would hear one; in a notebook a second one too."""
+    monkeypatch.setattr(stopping, "AGAIN_S", 0.02)
+    monkeypatch.setattr(stopping, "SAME_S", 0.0)
+    before, moment, came = [signal.getsignal(each) for each in NUMBERS], 0, True
+    while came:
+        moment, left, came = moment + 1, moment + 1, False
+
+        def at(frame: FrameType, event: str, _: object) -> None:
+            nonlocal left, came
+            if event == "c_return" and frame.f_code.co_filename == stopping.__file__:
+                left -= 1
+                if left == 0:
+                    came = True
+                    sys.setprofile(None)
+                    signal.raise_signal(signal.SIGINT)
+
+        sys.setprofile(at)
+        with suppress(KeyboardInterrupt), interruptible(ends_process):
+            if not ends_process:
+                with suppress(KeyboardInterrupt):
+                    signal.raise_signal(signal.SIGINT)
+        sys.setprofile(None)
+        assert [signal.getsignal(each) for each in NUMBERS] == before, moment
+        assert not stopping.was_asked(), moment
+    assert moment > 5
+    time.sleep(0.1)  # nothing raises again
+
+
+@pytest.mark.parametrize("library", [lambda number, _: sys.exit(number), lambda *_: None])
+def test_a_handler_of_a_librarys_own_takes_no_request_to_stop(library: Callable[..., None]) -> None:
+    with pytest.raises(KeyboardInterrupt), interruptible() as seen, left_to_us():
+        signal.signal(signal.SIGTERM, library)
+        signal.raise_signal(signal.SIGTERM)
+    assert seen == {"signal": "SIGTERM"}
+    with pytest.raises(SystemExit), interruptible(), left_to_us():
+        sys.exit(int(signal.SIGINT))  # as of a wrong usage
+
+
+def test_in_a_notebook_nothing_is_silenced_for_good() -> None:
+    hook, filters = sys.unraisablehook, list(warnings.filters)
+    with pytest.raises(KeyboardInterrupt), interruptible(ends_process=False):
+        signal.raise_signal(signal.SIGINT)
+    assert sys.unraisablehook is hook and warnings.filters == filters
 
 
 def test_asyncio_tells_of_everything_but_an_interrupt() -> None:

@@ -23,6 +23,7 @@ import pytest
 import nemotron_steps.runs.execute as execute_module
 from nemotron_steps.artifacts.backend import Backend
 from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.errors import InterruptedRunError
 from nemotron_steps.runs.lines import RunLog
 from nemotron_steps.runs.locks import hold, is_held, read_holder
 from nemotron_steps.runs.run_folder import get_run, list_runs, read_events
@@ -172,6 +173,24 @@ def test_killed_at_every_step_of_committing(
     # Without delays the cache keys are not those of the unbroken run; the content is.
     assert sorted(contents(home).values()) == sorted(unbroken.values())
     assert list((home / "work").glob("*/")) == []
+
+
+@pytest.mark.parametrize("moment", ["commit_tree", "_new_version", "remember", "remove"])
+def test_asked_to_stop_amid_committing_it_stops_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    original = getattr(COMMIT_SEQUENCE[moment], moment)
+
+    def stop_first(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGTERM)
+        return original(*args, **kwargs)
+
+    store = ArtifactStore(tmp_path)
+    monkeypatch.setattr(COMMIT_SEQUENCE[moment], moment, stop_first)
+    with pytest.raises(InterruptedRunError, match=r"interrupted by SIGTERM; kept: toy/make\n"):
+        run(store)
+    assert [step.state for step in run(store).steps] == ["cached", "ran"]
 
 
 def test_two_runs_of_the_same_artifact_one_works_and_the_other_reuses(tmp_path: Path, gate: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,8 @@ from nemotron_steps.config.schema.rl import VllmModelConfig
 from nemotron_steps.engine.placement.judge_actor import start_judge
 from nemotron_steps.engine.workers import workers as module
 from nemotron_steps.engine.workers.workers import (
+    SILENT_SECONDS,
+    Worker,
     WorkerProcess,
     answer,
     result_of,
@@ -76,6 +79,26 @@ def test_a_busy_worker_is_waited_for_and_a_stopped_one_is_not(worker):
         with pytest.raises(WorkerLostError, match="`sleeper` is lost"):
             wait()
         assert time.monotonic() - started < 30
+
+
+def test_a_late_answer_is_an_answer_and_the_silence_counts_from_the_next_question(monkeypatch):
+    ray = pytest.importorskip("ray")
+    clock, asked, answered = SimpleNamespace(now=0.0), [], set()
+    clock.monotonic = lambda: clock.now
+    ping = SimpleNamespace(remote=lambda *_: asked.append(len(asked)) or asked[-1])
+    slow = Worker("rank 0", SimpleNamespace(ping=SimpleNamespace(options=lambda **_: ping)))
+    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(module, "result_of", lambda reference, worker: None)
+    monkeypatch.setattr(ray, "wait", lambda references, timeout: (answered & {*references}, []))
+    pings = {}
+    for now, questions in ((0, 1), (SILENT_SECONDS + 10, 1), (SILENT_SECONDS + 20, 2), (2 * SILENT_SECONDS + 20, 2)):
+        clock.now = now
+        module._check_pings([slow], pings)
+        assert len(asked) == questions
+        answered.add(0)
+    clock.now += 1
+    with pytest.raises(WorkerLostError, match="`rank 0` is lost"):
+        module._check_pings([slow], pings)
 
 
 async def awaited(worker, method, *arguments):
