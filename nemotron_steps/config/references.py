@@ -72,11 +72,7 @@ def set_variables(node: Any, prefix: str = "") -> dict[str, tuple[str, ...]]:
 
 def variables_in(node: Any) -> set[str]:
     """The environment variables that a config file's text, or unresolved values, interpolate."""
-    if isinstance(node, Mapping):
-        return set[str]().union(*(variables_in(item) for item in node.values()))
-    if isinstance(node, list | tuple):
-        return set[str]().union(*(variables_in(item) for item in node))
-    return set(_ENVIRONMENT.findall(node)) if isinstance(node, str) else set()
+    return set(_ENVIRONMENT.findall(str(node)))
 
 
 def drop_names(values: dict[str, Any], unresolved: Any) -> None:

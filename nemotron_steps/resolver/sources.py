@@ -152,7 +152,7 @@ class Sources:
     def _from_config_key(self, node: Node, port: Consumes, key: str, value: str) -> InputSource | None:
         where = node.config.where(key) if node.config is not None else None
         variables = node.config.variables.get(key, ()) if node.config is not None else ()
-        supplied = self._describe(node, port, value, where, tuple(f"export {name}=PATH" for name in variables))
+        supplied = self._describe(node, port, value, where, *(f"export {name}=PATH" for name in variables))
         if supplied is None:
             return None
         described = replace(supplied, ref=value, config_key=key, absent=None)
@@ -327,9 +327,7 @@ class Sources:
             return None
         return self.graph.convert(source, path, node, port.name)
 
-    def _describe(
-        self, node: Node, port: Consumes, ref: str, where: str | None, hints: tuple[str, ...] = ()
-    ) -> SuppliedInput | None:
+    def _describe(self, node: Node, port: Consumes, ref: str, where: str | None, *hints: str) -> SuppliedInput | None:
         key = (ref, port.type)
         if key not in self._described:
             found = None

@@ -130,7 +130,7 @@ def test_the_scripts_of_the_nano3_page(folder: Path) -> None:
     early = typed("train.py", "--input", "policy=none")
     assert early.returncode == 2 and "stage2_rl is made by: python data_prep.py" in early.stderr
     tree.mkdir(parents=True)  # as the recipe's own script leaves it
-    for flag, said in (("--run=x", "nemotron nano3 data prep rl --config config/data_prep.yaml --run=x"), ("a=1", "mv ")):
+    for flag, said in (("--run=x", "nano3 data prep rl --config config/data_prep.yaml --run=x"), ("a=1", "mv ")):
         refused = typed("data_prep.py", flag)
         assert refused.returncode == 2 and said in refused.stderr
     tree.rmdir()
