@@ -10,7 +10,8 @@
 #   SWE_AGENT_URL       SWE 2: where the agent of its config is served; without one, http://127.0.0.1:8800
 #
 # CONFIG_PATH is a file, which is the config whatever its name, or a published name that is no file here
-# (stage1_rlvr.yaml, stage2_swe1.yaml, stage2_swe2.yaml, stage3_rlhf.yaml, small_*), which is the built-in config. A
+# (stage1_rlvr.yaml, stage2_swe1.yaml, stage2_swe2.yaml, stage3_rlhf.yaml, small_*; alone or in its published folder),
+# which is the built-in config. A
 # file's stage is that of the environments or configs that it names, else what its name or its nearest folder says.
 # Nodes and GPUs are the config's, and every path is mounted in CONTAINER. Further arguments go to the command:
 # overrides, --dry-run, or -r super_launch to wait for the job.
@@ -24,6 +25,9 @@ for name in EXP_NAME CONFIG_PATH MODEL_PATH TRAIN_PATH VAL_PATH SLURM_PARTITION 
     [ -n "${!name:-}" ] || missing="$missing $name"
 done
 [ -z "$missing" ] || refuse "set$missing"
+case $EXP_NAME in */* | .*) refuse "EXP_NAME=$EXP_NAME must be a name: no slash, no dot in front" ;; esac
+command -v nemotron > /dev/null || refuse "there is no nemotron on PATH: activate the environment of nemotron_steps," \
+    "or put \`uv run\` in front"
 
 dry=""
 where=(-b super_launch)
@@ -53,6 +57,7 @@ content=""
 if [ -f "$CONFIG_PATH" ]; then
     config=$(realpath "$CONFIG_PATH")
     content=$(sed -E 's/(^|[[:space:]])#.*//; /^defaults:/! s/:[[:space:]]+[^][{},&*]+/:/g' "$config")
+    [ -n "${content//[[:space:]]/}" ] || refuse "CONFIG_PATH=$CONFIG_PATH is empty"
     if has 'swe_agent|swe2|stage2_swe2'; then stage=swe2
     elif has 'swe_pivot|swe1|stage2_swe1|super3_swe'; then stage=swe1
     elif has "rlvr[123]|stage1_rlvr|super3_rlvr|$verified"; then stage=rlvr
@@ -77,6 +82,12 @@ else
         default | small | test) config=$name said=$(basename "$(dirname "$(dirname "$CONFIG_PATH")")") ;;
         *) said="" ;;
     esac
+    case ${CONFIG_PATH#./} in
+        "$(basename "$CONFIG_PATH")" | examples/configs/super/*) ;;
+        /* | ../*) said="" ;;
+        stage[123]_*/config/* | src/*/stage[123]_*/config/*) ;;
+        *) said="" ;;
+    esac
     stage_of "$said" || refuse "CONFIG_PATH=$CONFIG_PATH is neither a file nor a published config: stage1_rlvr.yaml," \
         "stage2_swe1.yaml, stage2_swe2.yaml or stage3_rlhf.yaml"
     say "$CONFIG_PATH is no file here: the built-in config, nemotron super3 rl $stage -c $config"
@@ -84,11 +95,23 @@ fi
 
 mounts=()
 if [ -n "${EXTRA_MOUNTS:-}" ]; then
-    IFS=, read -r -a mounts <<< "$EXTRA_MOUNTS"
+    IFS=, read -r -a mounts <<< "$(sed -E 's/^ +| +$//g; s/ *, */,/g' <<< "$EXTRA_MOUNTS")"
+    for pair in "${mounts[@]}"; do
+        [[ $pair == ?*:/* ]] || refuse "EXTRA_MOUNTS: '$pair' must be HOST:CONTAINER, as in $pair:$pair"
+    done
 fi
 idle() { [ -z "${!1:-}" ] || say "$1 does nothing $2"; }
 # What a run needs and a dry run may lack.
 lacks() { if [ -n "$dry" ]; then say "$@"; else refuse "$@"; fi; }
+
+# Paths have to be there; other values may be names of the home's artifacts, or of a hub's model.
+absent=""
+for name in MODEL_PATH TRAIN_PATH VAL_PATH; do
+    case ${!name} in
+        /* | ./* | ../* | *.jsonl) [ -e "${!name}" ] || absent+=" $name=${!name}" ;;
+    esac
+done
+[ -z "$absent" ] || lacks "there is no such file or folder here:$absent"
 
 quoted() { printf "%s='%s'" "$1" "${2//\'/\\\'}"; }
 request=("$stage" -c "$config" --input "policy=$MODEL_PATH" "$(quoted data.train.data_path "$TRAIN_PATH")"
@@ -143,6 +166,8 @@ mkdir -p "$(dirname "$profiles")"
     if [ -n "${CONTAINER:-}" ]; then
         echo "container_image = $(text "$CONTAINER")"
         echo "mounts = [$(list "${mounts[@]}")]"
+    else
+        echo 'container_image = ""'
     fi
     if [ -n "${PERSISTENT_CACHE:-}" ]; then
         echo "[super_launch.env_vars]"
@@ -152,5 +177,6 @@ mkdir -p "$(dirname "$profiles")"
     fi
 } > "$profiles"
 export NEMOTRON_ENV_FILE=$profiles
+export STEPS_TYPED_AS="$# $0"  # what errors show corrected: this script and its last words
 
 exec nemotron super3 rl "${request[@]}" "${where[@]}" "$@"

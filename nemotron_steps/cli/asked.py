@@ -36,12 +36,20 @@ class Typed:
     """A command line as it was typed.
 
     Attributes:
-        prog: `steps`, `nemotron` or `nemotron steps`.
+        prog: `steps`, `nemotron` or `nemotron steps`; `bash` where a script was typed.
         words: what followed.
     """
 
     prog: str
     words: tuple[str, ...]
+
+    @staticmethod
+    def of(prog: str, arguments: Sequence[str]) -> Typed:
+        """A command line, or the script that made it: STEPS_TYPED_AS says how many of the last words are those typed
+        after it, and its name. Not left to a job, whose command is its own."""
+        last, _, script = os.environ.pop("STEPS_TYPED_AS", "").partition(" ")
+        words = (script, *arguments[len(arguments) - int(last) :]) if script else (*arguments,)
+        return Typed("bash" if script else prog, words)
 
     def hint(self, hint: str) -> str:
         """A hint that is a command of `steps`, as it is called here and with the home that was named."""
@@ -51,7 +59,7 @@ class Typed:
         home = self._value("--home")
         if home is not None and "--home" not in command and _OF_A_HOME.match(command):
             command += f" --home {shlex.quote(home)}"
-        name = "nemotron steps" if self.prog.startswith("nemotron") else "steps"
+        name = "steps" if self.prog == "steps" else "nemotron steps"
         return f"{_uv()}{name}{command.removeprefix('steps')}{mark}{comment}"
 
     def with_change(self, hint: str, where: str | None) -> str | None:

@@ -74,7 +74,7 @@ def _main(arguments: Sequence[str], prog: str) -> int:
 
     gc.set_threshold(_GC_THRESHOLD, 50, 50)
     before, passthrough = split_passthrough(arguments)
-    typed[0] = Typed(prog, tuple(arguments))
+    typed[0] = Typed.of(prog, arguments)
     try:
         return _guarded(lambda: _dispatch(before, passthrough, prog), arguments, as_json="--json" in before)
     finally:

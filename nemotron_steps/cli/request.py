@@ -454,7 +454,7 @@ def _idle_variables(search: SearchPath, composed: ComposedConfig) -> tuple[tuple
         return {name for file in files for name in variables_in(file.read_text(encoding="utf-8", errors="replace"))}
 
     every = ((config, read(search.with_bases(file))) for config, file in reversed(search.files().items()))
-    found = {name: config for config, names in every for name in names if name in os.environ}
+    found = {name: config for config, names in every for name in names if os.environ.get(name)}
     here = read(composed.files) if found else set()
     return tuple((name, config) for name, config in sorted(found.items()) if name not in here)
 

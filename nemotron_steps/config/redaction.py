@@ -214,8 +214,9 @@ def _is_secret(key: str, value: Any) -> bool:
 
 def _is_harmless(value: str) -> bool:
     """Whether what a config read from a variable that is not called secret is plainly none: a number, a URL (whose own
-    secrets are masked), a model's name."""
-    if is_number(value) or "://" in value:
+    secrets are masked), a path, a model's name."""
+    path = re.match(r"(?:~|\.\.?)?/\w", value) and not any(map(looks_random, value.split("/")))
+    if is_number(value) or "://" in value or path:
         return True
     hub_name = re.fullmatch(r"[A-Za-z][\w.-]*/[A-Za-z][\w.-]*", value)
     return hub_name is not None and not re.fullmatch(r"[A-Za-z0-9/]{36,}", value)

@@ -43,9 +43,15 @@ def read_reference(value: Any) -> Reference | None:
 
 
 def register() -> None:
-    """Make `art` known to OmegaConf, and `mul`, which NeMo-RL's files multiply sizes with."""
+    """Make `art` known to OmegaConf, and `mul`, which NeMo-RL's files multiply sizes with; an empty variable does not
+    stand before the default of `oc.env`, as in a shell's `${NAME:-DEFAULT}`."""
     from omegaconf import OmegaConf
+    from omegaconf.resolvers import oc
 
+    def environment(name: str, *default: Any) -> str | None:
+        return oc.env(name if os.environ.get(name) or not default else "", *default)  # there is no variable ""
+
+    OmegaConf.register_new_resolver("oc.env", environment, replace=True)
     OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
     OmegaConf.register_new_resolver("art", _resolve, replace=True)
 
@@ -58,18 +64,15 @@ def set_variables(node: Any, prefix: str = "") -> dict[str, tuple[str, ...]]:
     elif isinstance(node, list | tuple):
         items = enumerate(node)
     elif isinstance(node, str) and "${" in node:
-        names = tuple(name for name in _ENVIRONMENT.findall(node) if name in os.environ)
+        found = ((name[1], "" if name[0].endswith(",") else None) for name in _ENVIRONMENT.finditer(node))
+        names = tuple(name for name, unset in found if os.environ.get(name) not in (None, unset))
         return {prefix[:-1]: names} if names else {}
     return {key: names for at, item in items for key, names in set_variables(item, f"{prefix}{at}.").items()}
 
 
 def variables_in(node: Any) -> set[str]:
     """The environment variables that a config file's text, or unresolved values, interpolate."""
-    if isinstance(node, Mapping):
-        return set[str]().union(*(variables_in(item) for item in node.values()))
-    if isinstance(node, list | tuple):
-        return set[str]().union(*(variables_in(item) for item in node))
-    return set(_ENVIRONMENT.findall(node)) if isinstance(node, str) else set()
+    return set(_ENVIRONMENT.findall(str(node)))
 
 
 def drop_names(values: dict[str, Any], unresolved: Any) -> None:

@@ -151,7 +151,8 @@ class Sources:
 
     def _from_config_key(self, node: Node, port: Consumes, key: str, value: str) -> InputSource | None:
         where = node.config.where(key) if node.config is not None else None
-        supplied = self._describe(node, port, value, where)
+        variables = node.config.variables.get(key, ()) if node.config is not None else ()
+        supplied = self._describe(node, port, value, where, *(f"export {name}=PATH" for name in variables))
         if supplied is None:
             return None
         described = replace(supplied, ref=value, config_key=key, absent=None)
@@ -326,7 +327,7 @@ class Sources:
             return None
         return self.graph.convert(source, path, node, port.name)
 
-    def _describe(self, node: Node, port: Consumes, ref: str, where: str | None) -> SuppliedInput | None:
+    def _describe(self, node: Node, port: Consumes, ref: str, where: str | None, *hints: str) -> SuppliedInput | None:
         key = (ref, port.type)
         if key not in self._described:
             found = None
@@ -338,6 +339,7 @@ class Sources:
                 problem = error
             if problem is not None:
                 problem.where = problem.where or where
+                problem.hints = (*hints, *problem.hints)
                 self.graph.report(problem)
             self._described[key] = found
         if self._described[key] is None:

@@ -110,6 +110,13 @@ def test_an_environment_variable_that_changes_nothing_is_mentioned(
         return found
 
     assert warnings("rl/nemo_rl/rlhf", "-c", "tiny") == []
+    monkeypatch.setenv("RL_REWARD_MODEL", "")
+    assert warnings("rl/nemo_rl/rlvr", "-c", "tiny") == []
+    judge = cli("run", "rl/nemo_rl/rlhf", "-c", "default", "-d", "--json").json["steps"][-1]["inputs"]["reward_model"]
+    assert judge["ref"] == "meta-llama/Llama-3.2-1B-Instruct"
+    monkeypatch.setenv("RL_REWARD_MODEL", "/none/here")
+    absent = cli("plan", "rl/nemo_rl/rlhf", "-c", "tiny").err
+    assert "'/none/here' is neither" in absent and "hint: export RL_REWARD_MODEL=PATH\n" in absent
     monkeypatch.setenv("RL_REWARD_MODEL", "my/judge")
     for config in ("tiny", "tiny_hybrid", "default", "super3", "small", "test"):  # before the config's own source
         plan = cli("run", "rl/nemo_rl/rlhf", "-c", config, "-d", "--json").json

@@ -328,6 +328,10 @@ def test_environment_interpolation_with_default(configs, monkeypatch):
     search = configs({"rl/toy/default.yaml": "judge: {model: '${oc.env:RL_REWARD_MODEL,meta-llama/Llama-3.2-1B}'}\n"})
     monkeypatch.delenv("RL_REWARD_MODEL", raising=False)
     assert compose(None, search=search).get("judge.model") == "meta-llama/Llama-3.2-1B"
+    monkeypatch.setenv("RL_REWARD_MODEL", "")
+    found = compose(None, ["+a='${oc.env:RL_REWARD_MODEL}'", "+b='${oc.env:RL_REWARD_MODEL,null}'"], search=search)
+    assert found.values == {"judge": {"model": "meta-llama/Llama-3.2-1B"}, "a": "", "b": None}
+    assert found.variables == {"a": ("RL_REWARD_MODEL",)}
     monkeypatch.setenv("RL_REWARD_MODEL", "/models/judge")
     assert compose(None, search=search).get("judge.model") == "/models/judge"
 

@@ -87,6 +87,7 @@ def test_what_a_config_read_from_the_environment_is_shown_as_that_unless_it_is_h
     environment = {
         "THING": "opensesame",
         "PLACE": str(tmp_path),
+        "ABSENT": "/none/of-it",
         "MODEL": "org/model-7b",
         "N": "1234567",
         "OTHER": "unread!",

@@ -126,9 +126,16 @@ def test_the_scripts_of_the_nano3_page(folder: Path) -> None:
         words = [sys.executable, *said.split()[3:], *more]
         return subprocess.run(words, cwd=recipe, capture_output=True, text=True)
 
+    tree = recipe / "output" / "nano3" / "stage2_rl"
+    early = typed("train.py", "--input", "policy=none")
+    assert early.returncode == 2 and "stage2_rl is made by: python data_prep.py" in early.stderr
+    tree.mkdir(parents=True)  # as the recipe's own script leaves it
+    for flag, said in (("--run=x", "nano3 data prep rl --config config/data_prep.yaml --run=x"), ("a=1", "mv ")):
+        refused = typed("data_prep.py", flag)
+        assert refused.returncode == 2 and said in refused.stderr
+    tree.rmdir()
     made = typed("data_prep.py", "input_path=../rows.jsonl", "sample=20")
     assert made.returncode == 0, made.stderr
-    tree = recipe / "output" / "nano3" / "stage2_rl"
     manifest = json.loads((tree / "manifest.json").read_text())
     assert [manifest[split] for split in ("train", "val", "test")] == [
         f"{n}/data.jsonl" for n in ("train", "val", "test")

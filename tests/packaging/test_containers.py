@@ -120,7 +120,7 @@ VARIABLES = {
     "CONTAINER": "nvcr.io/nvidia/nemo-rl:v0.5.0.nemotron_3_super",
     "SANDBOX_CONTAINER": "../images/sandbox.sif",
     "PERSISTENT_CACHE": "/lustre/cache",
-    "EXTRA_MOUNTS": "/lustre:/lustre,/data:/elsewhere",
+    "EXTRA_MOUNTS": " /lustre:/lustre, /data:/elsewhere",
     "SIF_DIR": "",
     "SLURM_PARTITION": "batch",
     "SLURM_ACCOUNT": "research",
@@ -137,7 +137,7 @@ def launch(tmp_path: Path, *words: str, **changed: str) -> subprocess.CompletedP
     """What the script and the command that it becomes say, in a folder `work` beside `images`."""
     for folder in ("bin", "work", "images"):
         (tmp_path / folder).mkdir(exist_ok=True)
-    (tmp_path / "images" / "sandbox.sif").touch()
+    (tmp_path / "images" / "sandbox.sif").write_text("image")
     nemotron = tmp_path / "bin" / "nemotron"
     nemotron.write_text(
         f"#!{sys.executable}\nimport sys\nfrom nemotron_steps.cli.main import nemotron\nsys.exit(nemotron())\n"
@@ -217,12 +217,23 @@ def test_a_config_is_the_file_or_the_built_in_of_a_published_name(
 
 REFUSED = [
     ({"MODEL_PATH": "", "EXP_NAME": ""}, "super_launch.sh: set EXP_NAME MODEL_PATH\n"),
+    ({"EXP_NAME": "../../x"}, "EXP_NAME=../../x must be a name"),
+    ({"PATH": "/usr/bin:/bin"}, "there is no nemotron on PATH"),
+    ({"EXTRA_MOUNTS": "/a:/a, /lustre"}, "EXTRA_MOUNTS: '/lustre' must be HOST:CONTAINER, as in /lustre:/lustre"),
+    ({"CONFIG_PATH": "empty_rlvr.yaml"}, "CONFIG_PATH=empty_rlvr.yaml is empty"),
+    ({"CONFIG_PATH": "/home/me/exp/stage3_rlhf.yaml"}, "CONFIG_PATH=/home/me/exp/stage3_rlhf.yaml is neither"),
+    ({"CONFIG_PATH": "../stage3_rlhf/config/small.yaml"}, "CONFIG_PATH=../stage3_rlhf/config/small.yaml is neither"),
+    ({"CONFIG_PATH": "exp/stage3_rlhf.yaml"}, "CONFIG_PATH=exp/stage3_rlhf.yaml is neither a file nor a published"),
     ({"CONFIG_PATH": "a.yaml"}, "CONFIG_PATH=a.yaml is neither a file nor a published config: stage1_rlvr.yaml, "),
     ({"CONFIG_PATH": "../images/sandbox.sif"}, "neither its content nor its name says the stage"),
     ({"SANDBOX_CONTAINER": "../images/none.sif"}, "SANDBOX_CONTAINER=../images/none.sif: there is no such file"),
     ({"CONFIG_PATH": "stage2_swe2.yaml", "SIF_DIR": "/none"}, "SIF_DIR=/none: there is no such folder"),
     ({"CONFIG_PATH": "rlvr.yaml"}, "error[E200]: unknown key 'grpo.steps'"),
-    ({}, "error[E400]: '/path/to/sft_checkpoint' is neither a path nor an artifact"),
+    ({"CONFIG_PATH": "rlvr.yaml"}, f"    as in: bash {LAUNCH} grpo.max_num_steps=2\n"),
+    (
+        {"VAL_PATH": "none.jsonl", "TRAIN_PATH": "rows:v1"},
+        "there is no such file or folder here: MODEL_PATH=/path/to/sft_checkpoint VAL_PATH=none.jsonl\n",
+    ),
 ]
 
 
@@ -230,7 +241,10 @@ REFUSED = [
 def test_a_refusal_reaches_the_reader(tmp_path: Path, changed: dict[str, str], said: str) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "rlvr.yaml").write_text("defaults: [tiny]\ngrpo: {steps: 3}\n")
-    found = launch(tmp_path, PERSISTENT_CACHE="", **changed)
+    (tmp_path / "work" / "empty_rlvr.yaml").write_text("# grpo: {seed: 7}\n")
+    there = {} if "VAL_PATH" in changed else dict.fromkeys(("MODEL_PATH", "TRAIN_PATH", "VAL_PATH"), ".")
+    words = ["grpo.max_num_stepz=2"] if "as in" in said else []
+    found = launch(tmp_path, *words, **{"PERSISTENT_CACHE": "", **there, **changed})
     assert found.returncode == 2 and said in found.stderr
 
 
@@ -268,6 +282,7 @@ def test_variables_that_do_nothing_are_told(tmp_path: Path) -> None:
     for said in ("SANDBOX_CONTAINER does nothing for swe1", "SIF_DIR does nothing for swe1"):
         assert said in swe.stderr
     assert "EXTRA_MOUNTS does nothing without CONTAINER" in swe.stderr and "mounts" not in profile_of(tmp_path)
+    assert "container_image: ''" in swe.stdout and "nemotron_3_super_swe" not in swe.stdout
     registry = launch(tmp_path, "-d", SANDBOX_CONTAINER="nvcr.io/sandbox:1")
     assert registry.stdout.count("sandbox_image: docker://nvcr.io/sandbox:1") == 3
     assert "does nothing" not in registry.stderr
