@@ -115,7 +115,9 @@ def convert_low_effort(
                 yield _draw(row, config.seed)
 
     least = heapq.nsmallest(count["wanted"], draws())
-    chosen = Counter(least[: max(0, count["wanted"] - count["found"])])  # rows that ask the same share a hash
+    chosen: Counter[int | None] = Counter(
+        least[: max(0, count["wanted"] - count["found"])]
+    )  # rows that ask the same share a hash
     with storage_errors(path), path.open("rb") as lines, path.with_suffix(".converted").open("wb") as out:
         for number, line in enumerate(lines, start=1):
             row = parse_row(line, f"{path}:{number}")[0]
