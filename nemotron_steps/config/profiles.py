@@ -24,7 +24,7 @@ import os
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -209,7 +209,7 @@ class Environment:
                 )
             source = self.profiles.get(current)
             if source is None:
-                raise self._unknown(current, self.lines.get((chain[-1], "extends")) if chain else None)
+                raise self._unknown(current, models, self.lines.get((chain[-1], "extends")) if chain else None)
             lines.setdefault((name, ""), f"{source.file}:{source.line}")
             for written, value in source.values.items():
                 key = _ALSO_CALLED.get(written, written)
@@ -262,19 +262,25 @@ class Environment:
             )
         return profile
 
-    def _unknown(self, name: str, where: str | None) -> UnknownNameError:
+    def _unknown(self, name: str, models: ProfileModels, where: str | None) -> UnknownNameError:
         close = meant(name, self.profiles)
         files = environment_files()
-        looked = ", ".join(str(file) for file in files)
         hints = [f"-r {other}" for other in close]
-        if not close and name not in OTHER_TABLES and re.fullmatch(r"[\w-]+", name):
-            table = shlex.quote(f'\\n[{name}]\\nexecutor = "local"\\n')
-            hints.append(f"printf {table} >> {shlex.quote(str(files[0]))}   # docs/executors.md has every executor")
+        others = {
+            **dict.fromkeys(OTHER_TABLES, "which other tools read"),
+            **dict.fromkeys(MIRRORS, "a mirror, not a profile"),
+        }
+        other = others.get(name)
+        if not close and not other and re.fullmatch(r"[\w-]+", name):
+            lines = "".join(f"\\n{line}" for line in (f"[{name}]", *_executor_said(name, models), ""))
+            table = f"printf {shlex.quote(lines)} >> {shlex.quote(str(files[0]))}"
+            hints.append(f"{table}   # docs/executors.md has every executor")
+        looked = f"a [{name}] table in one of: {', '.join(map(str, files))}"
         return UnknownNameError(
             f"no profile '{name}'",
-            where=where,
-            expected=", ".join(self.names) or f"a [{name}] table in one of: {looked}",
-            found=f"[{name}], which other tools read" if name in OTHER_TABLES else name,
+            where=where or self.lines.get((name, "")) or str(files[0]),
+            expected=", ".join(self.names) or ("a profile, or neither -r nor -b" if other else looked),
+            found=f"[{name}], {other}" if other else name,
             hints=hints,
         )
 
@@ -415,6 +421,22 @@ def _validated(
                 )
         raise_problems(problems, f"[{table}]")
         raise AssertionError("a ValidationError without an error") from error
+
+
+def _executor_said(name: str, models: ProfileModels) -> Iterator[str]:
+    """Lines of a profile: of the executor that is a word of its name, else of Slurm, with what that cannot do without.
+
+    Never `local` unasked: it would run on the login node what was meant for the cluster.
+    """
+    for executor in (*re.split("[_-]", name), "slurm"):
+        try:
+            model = models(executor)
+        except StepsError:
+            continue
+        yield f'executor = "{executor}"'
+        for key, each in model.model_fields.items():
+            yield from (f"{key} = {json.dumps(example)}" for example in (each.examples or ())[:1] if each.is_required())
+        return
 
 
 def _sed(where: str | None, script: str) -> str:
