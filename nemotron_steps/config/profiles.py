@@ -410,6 +410,10 @@ def _validated(
                     )
                 )
             else:
+                # A number where TOML wants a string, or the other way round.
+                given, right = detail["input"], {"string_type": int, "int_type": str}.get(detail["type"], ())
+                plain = len(location) == 1 and type(given) is right and re.fullmatch(r"\d+", str(given))
+                quoted = json.dumps(str(given)) if right is int else str(given)
                 message = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
                 problems.append(
                     ConfigError(
@@ -417,6 +421,7 @@ def _validated(
                         where=where,
                         expected=message if location else None,
                         found=repr(mask(key, detail["input"])) if location else None,
+                        hints=(_sed(where, f's/= *"\\?{given}"\\?/= {quoted}/'),) if plain else (),
                     )
                 )
         raise_problems(problems, f"[{table}]")

@@ -186,7 +186,11 @@ def test_what_the_queue_said_before_is_not_said_again_when_it_cannot_be_asked(fa
     ("name", "text", "found"),
     [
         ("console.txt", "\n  error[E200]: \x1b[2J\nand more\n", "error[E200]: �[2J"),
-        ("slurm-777.txt", "pyxis: importing\nerror: image x has no `steps`\nsrun: x\n", "error: image x has no `steps`"),
+        (
+            "slurm-777.txt",
+            "pyxis: importing\nerror: image x has no `steps`\nsrun: x\n",
+            "error: image x has no `steps`",
+        ),
         ("slurm-777.txt", "1\nslurmstepd: 2\n3\nbash: 4\n", "slurmstepd: 2\n3\nbash: 4"),
     ],
 )

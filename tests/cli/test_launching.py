@@ -256,6 +256,12 @@ def test_a_bad_profile_is_told_with_every_other_mistake(cli: Cli, workplace: Pat
         assert [text for text in whats if "input 'dta'" in text], whats
 
 
+def test_every_problem_shows_the_command_with_the_profile_that_was_meant(cli: Cli, workplace: Path) -> None:
+    (workplace / "env.toml").write_text("[there]\n")
+    told = cli("run", "toy/train", "-c", "tiny", "stpes=1", "-b", "thera").err
+    assert told.count("as in:") == 2 and "thera" not in "".join(re.findall("as in:.*", told))
+
+
 def test_an_unknown_profile_is_told_with_a_wrong_pipeline_override(cli: Cli) -> None:
     found = cli("plan", "toy_all", "steps=1", "-r", "nowhere", "--json")
     whats = [problem["what"] for problem in found.json["error"]["problems"]]
@@ -400,6 +406,7 @@ def test_the_pages_profile_carries_every_command_of_the_pages(
         ),
         ("", "run.env.container=null", "needs an image"),
         ("", "run.env.nodes=64", "run.env.nodes=109"),
+        ("", "run.env.nodez=2", "hint: run.env.nodes=2"),
         ("", "run.env.nodes=two", "'run.env.nodes' has a wrong value"),
         ("", "run.env.sandbox.port=1", "code runs in this project's own sandbox"),
         ("", "run.env.time=1:00:00", "env.toml the rest"),

@@ -197,3 +197,15 @@ def test_a_table_in_one_line_is_found_as_well(write):
     with pytest.raises(ConfigError) as caught:
         profile("a")
     assert caught.value.where.endswith("env.toml:2")
+
+
+@pytest.mark.parametrize(("line", "right"), [("mem = 0  # all: 0", 'mem = "0"  # all: 0'), ('nodes="16"', "nodes= 16")])
+def test_a_number_written_as_the_other_kind_is_put_right_by_the_hint(
+    write: Any, tmp_path: Path, line: str, right: str
+) -> None:
+    write(f'[a]\nexecutor = "slurm"\n{line}\n')
+    with pytest.raises(ConfigError, match="is wrong") as caught:
+        load_environment().profile("a", profile_model)
+    assert os.system(caught.value.hints[0]) == 0
+    assert (tmp_path / "env.toml").read_text().splitlines()[2] == right
+    assert load_environment().profile("a", profile_model)
