@@ -56,9 +56,14 @@ def dry_run(bench: Workbench, asked: Asked, *, force: bool, resume: str | None, 
 
     All of it redacted. Inputs that are not given, or not here, are no mistake yet.
     """
+    from nemotron_steps.config.profiles import NoImageError
+
     found = bench.plan(asked, allow_unfilled=True)
     found = with_cached(bench, found, force=force, resume=resume, allow_unfilled=True)
-    profile = bench.job_profile(asked, found)
+    try:
+        profile = bench.job_profile(asked, found)
+    except NoImageError as lacking:
+        profile, found = lacking.profile, replace(found, unfilled=(*found.unfilled, lacking))
     if as_json:
         fields = plan_fields(found)
         fields["configs"] = {step.key: redact(dict(step.config)) for step in found.steps}

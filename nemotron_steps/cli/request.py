@@ -99,6 +99,7 @@ class Workbench:
             PlanError: everything wrong with the chain, and with the profile it is to run on.
             RequestError: the request itself makes no sense.
         """
+        from nemotron_steps.config.profiles import NoImageError
         from nemotron_steps.resolver.problems import raise_all
         from nemotron_steps.resolver.resolve import resolve
 
@@ -125,14 +126,28 @@ class Workbench:
                 allow_unfilled=allow_unfilled,
             )
         except StepsError as error:
-            self._respell(getattr(error, "problems", ()))
+            self._respell(problems := getattr(error, "problems", ()))
+            said = [
+                {"container_image": image}
+                for each in self._composed.values()
+                if (image := each.job.get("container_image"))
+            ]
+            try:
+                self.profile(asked.profile if profile and not allow_unfilled else None, (*said, {})[0])
+            except NoImageError as lacking:
+                raise_all([*problems, lacking], f"cannot plan '{request.command}'")
             raise
         self._respell(found.unfilled)
         file = self._file_called(asked)
         if file is not None:
             warning = f"-c {asked.config} is that of {self._own_config(asked)}, not {file}"
             found = replace(found, warnings=(*found.warnings, warning))
-        job = self.job_profile(asked, found, looked_up=False)
+        try:
+            job = self.job_profile(asked, found, looked_up=False)
+        except NoImageError as lacking:
+            if not allow_unfilled:
+                raise
+            job = lacking.profile
         if (
             profile is not None
             and job is not None

@@ -104,6 +104,13 @@ class OpenProfile(Profile):
     model_config = ConfigDict(extra="allow")
 
 
+class NoImageError(ConfigError):
+    """A job needs an image, and nothing names one."""
+
+    profile: Profile
+    """What the job would be submitted under."""
+
+
 class _JobKeys(Section):
     container_image: StrictStr | None = None
     container: StrictStr | None = None
@@ -252,14 +259,18 @@ class Environment:
         image, always = merged.get("container_image"), "container_image" in model.of_image
         needs = [key for key in model.of_image if merged.get(key)]
         if job is not None and ((always and not image) or (needs and image is None)):
-            without = "" if always else '; container_image = "" is to do without'
-            raise ConfigError(
-                f"[{name}] needs an image, and neither it nor the step's config names one",
+            what = f"[{name}] needs an image{' for its ' if needs else ''}{' and '.join(needs)}"
+            lacking = NoImageError(
+                f"{what}, and neither it nor the step's config names one",
                 where=lines.get((name, (*needs, "")[0]), at),
-                expected=f"container_image in the profile, or run.env.container=IMAGE{without}",
-                found=", ".join(needs) or None,
-                hints=(_sed(at, 'a container_image = "nvcr.io/nvidia/nemo-rl:v0.6.0"'),),
+                expected="container_image in the profile, or run.env.container=IMAGE",
+                hints=(
+                    _sed(at, 'a container_image = "nemotron-steps:cuda"') + "   # docs/executors.md: how to build it",
+                    *(() if always else (_sed(at, 'a container_image = ""') + "   # without a container",)),
+                ),
             )
+            lacking.profile = profile
+            raise lacking
         return profile
 
     def _unknown(self, name: str, models: ProfileModels, where: str | None) -> UnknownNameError:

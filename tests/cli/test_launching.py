@@ -444,20 +444,26 @@ def test_stages_of_several_images_are_no_one_job_unless_the_profile_names_one(su
 
 
 @pytest.mark.parametrize(
-    ("executor", "what"), [("slurm", "mounts"), ("docker", ""), ("lepton", "")], ids=["slurm", "docker", "lepton"]
+    ("executor", "what"),
+    [("slurm", " for its mounts"), ("docker", ""), ("lepton", "")],
+    ids=["slurm", "docker", "lepton"],
 )
 def test_a_job_without_the_image_that_it_needs_is_refused_with_the_line_to_add(
     cli: Cli, workplace: Path, executor: str, what: str
 ) -> None:
     more = {"slurm": 'mounts = ["/a:/a"]', "docker": "", "lepton": 'resource_shape = "cpu.large"'}[executor]
     (workplace / "env.toml").write_text(f'[there]\nexecutor = "{executor}"\n{more}\n')
-    for mode in ("-d", "--json"):
-        refused = cli("run", "toy/train", "-c", "tiny", "-b", "there", mode)
-        assert refused.code == 2 and "needs an image" in refused.err + refused.out
+    for words in ((), ("stpes=1",)):  # alone, and with every other mistake
+        refused = cli("run", "toy/train", "-c", "tiny", "-b", "there", *words)
+        assert (
+            refused.code == 2 and f"needs an image{what}, and" in refused.err and "found:    mounts" not in refused.err
+        )
+    listed = cli("run", "toy/train", "-c", "tiny", "-b", "there", "-d")
+    assert listed.code == 0 and "to be filled in before it can run: 1" in listed.out and "needs an image" in listed.out
     line = re.search(r"hint: (sed .*)", cli("plan", "toy/train", "-c", "tiny", "-r", "there").err)
     assert line is not None and os.system(line[1]) == 0
     shown = cli("run", "toy/train", "-c", "tiny", "-b", "there", "-d")
-    assert shown.code == 0 and "container_image: nvcr.io/nvidia/nemo-rl:v0.6.0" in shown.out
+    assert shown.code == 0 and "container_image: nemotron-steps:cuda" in shown.out
     assert cli("runs", "--json").json == []
 
 
