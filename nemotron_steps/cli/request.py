@@ -148,15 +148,18 @@ class Workbench:
             if not allow_unfilled:
                 raise
             job = lacking.profile
-        if (
-            profile is not None
-            and job is not None
-            and job.nodes != profile.nodes
-            and "nodes" in profile.model_fields_set
-        ):
-            warning = f"as many nodes as the steps want: {job.nodes}, and not the {profile.nodes} of [{asked.profile}]"
-            found = replace(found, warnings=(*found.warnings, warning))
-        return found
+        if profile is None or job is None:
+            return found
+        notes = []
+        if job.nodes != profile.nodes and "nodes" in profile.model_fields_set:
+            notes = [
+                f"the job has {job.nodes} nodes, as its steps say, and not the {profile.nodes} of [{asked.profile}]"
+            ]
+        for step in found:
+            wanted, uses = (step.job.get(key, (None,))[0] for key in ("nodes", "cluster.num_nodes"))
+            if wanted and uses and wanted > uses:
+                notes.append(f"run.env.nodes={wanted}: {step.key} works on {uses} of them, its cluster.num_nodes")
+        return replace(found, warnings=(*found.warnings, *notes))
 
     def job_profile(self, asked: Asked, plan: Plan, *, looked_up: bool = True) -> Profile | None:
         """The profile as a plan's job is submitted under it: with the image, the nodes and the GPUs of its steps.

@@ -407,6 +407,7 @@ def test_the_pages_profile_carries_every_command_of_the_pages(
         ("", "run.env.container=null", "needs an image"),
         ("", "run.env.nodes=64", "run.env.nodes=109"),
         ("", "run.env.nodez=2", "hint: run.env.nodes=2"),
+        ("", "run.env.nodes=50", "hint: cluster.num_nodes=50 policy.generation.colocated.generation_devices="),
         ("", "run.env.nodes=two", "'run.env.nodes' has a wrong value"),
         ("", "run.env.sandbox.port=1", "code runs in this project's own sandbox"),
         ("", "run.env.time=1:00:00", "env.toml the rest"),
@@ -430,6 +431,8 @@ def test_the_config_the_profile_and_the_command_line_say_what_a_job_is(
     else:
         assert said.code == 0, said.err
         assert {key: options.get(key) for key in expected} == expected
+        idle = "run.env.nodes=110: rl/nemo_rl/rlvr works on 109 of them, its cluster.num_nodes"
+        assert (idle in " ".join(said.out.split())) is (expected.get("nodes") == "110")
 
 
 def test_stages_of_several_images_are_no_one_job_unless_the_profile_names_one(submitted: Any, workplace: Path) -> None:
