@@ -127,13 +127,10 @@ class Workbench:
             )
         except StepsError as error:
             self._respell(problems := getattr(error, "problems", ()))
-            said = [
-                {"container_image": image}
-                for each in self._composed.values()
-                if (image := each.job.get("container_image"))
-            ]
+            key = "container_image"
+            said = [{key: each.job[key]} for each in self._composed.values() if key in each.job]
             try:
-                self.profile(asked.profile if profile and not allow_unfilled else None, (*said, {})[0])
+                self.profile(asked.profile if profile and not allow_unfilled else None, said[0] if said else {})
             except NoImageError as lacking:
                 raise_all([*problems, lacking], f"cannot plan '{request.command}'")
             raise

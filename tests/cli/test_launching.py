@@ -256,6 +256,27 @@ def test_a_bad_profile_is_told_with_every_other_mistake(cli: Cli, workplace: Pat
         assert [text for text in whats if "input 'dta'" in text], whats
 
 
+@pytest.mark.parametrize(
+    ("profile", "words", "what", "line"),
+    [
+        ('executor = "slurm"', ("--force-squash",), "this profile imports none", 1),
+        ('executor = "slurm"\nmounts = ["/a:/a"]\ncontainer_image = "x"', ("--home", "a,b"), "':' or ','", 3),
+        ('executor = "lepton"\nresource_shape = "cpu"\ncontainer_image = "x"', (), "would not see the home", 1),
+    ],
+    ids=["force-squash", "comma", "home"],
+)
+def test_what_an_executor_would_refuse_is_listed_by_a_dry_run_and_leaves_no_run(
+    cli: Cli, workplace: Path, profile: str, words: tuple[str, ...], what: str, line: int
+) -> None:
+    (workplace / "env.toml").write_text(f"[there]\n{profile}\n")
+    command = ("run", "toy/train", "-c", "tiny", "-b", "there", *words)
+    listed = cli(*command, "-d")
+    assert listed.code == 0 and "to be filled in" in listed.out and what in listed.out
+    refused = cli(*command)
+    assert refused.code == 2 and what in refused.err and f"env.toml:{line}" in refused.err and "hint:" in refused.err
+    assert cli("runs", "--json").json == []
+
+
 def test_every_problem_shows_the_command_with_the_profile_that_was_meant(cli: Cli, workplace: Path) -> None:
     (workplace / "env.toml").write_text("[there]\n")
     told = cli("run", "toy/train", "-c", "tiny", "stpes=1", "-b", "thera").err

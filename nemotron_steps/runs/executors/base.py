@@ -164,7 +164,8 @@ class Executor(Protocol):
     """Starts jobs and answers for them. A job is named by the string `submit` returns.
 
     One whose jobs write the run's folder where this machine cannot see it has a further method, `fetch(job, folder)`,
-    that brings here what is there. An attribute `profile_model` may name the model of its profiles; without one any
+    that brings here what is there; `check(launch)` refuses before anything is submitted, also in a dry run, what
+    `submit` would. An attribute `profile_model` may name the model of its profiles; without one any
     key is passed on (OpenProfile).
     """
 
