@@ -146,7 +146,7 @@ def checked_launch(
     attached: bool = False,
     force_squash: bool = False,
 ) -> Launch:
-    """A job as it would be submitted. RequestError, at the profile's line, for what its executor would refuse of it."""
+    """A job as submitted. RequestError, at the profile's line, for what its executor would refuse of it."""
     from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
     from nemotron_steps.config.profiles import load_environment
     from nemotron_steps.runs.executors.base import Launch, find_executor
