@@ -63,8 +63,16 @@ class Typed:
         return f"{_uv()}{name}{command.removeprefix('steps')}{mark}{comment}"
 
     def with_change(self, hint: str, where: str | None) -> str | None:
-        """The whole command with the flags or overrides of a hint in it, in the place of what they replace; None for a
-        hint that is not of this kind, and where a word may hold a secret.
+        """The whole command as `changed` has it."""
+        changed = self.changed(hint, where)
+        module = ("cli", "main.py")
+        by_module = tuple(sys.argv[0].replace("\\", "/").split("/")[-2:]) == module
+        prog = "python -m nemotron_steps.cli.main" if by_module else self.prog
+        return f"{_uv()}{prog} {shlex.join(changed.words)}" if changed is not None else None
+
+    def changed(self, hint: str, where: str | None) -> Typed | None:
+        """With the flags or overrides of a hint in it, in the place of what they replace; None for a hint that is not
+        of this kind, and where a word may hold a secret.
 
         Args:
             where: what the error is about: `override 'KEY=VALUE'`, or `FLAG VALUE`.
@@ -87,14 +95,11 @@ class Typed:
                 break
         for unit in _units(change):
             same = [each for each in kept if _what(each) == _what(unit)]
-            if same and len(unit) == len(same[0]) and unit[0].startswith("-"):
+            if len(same) == 1 and len(unit) == len(same[0]) and unit[0].startswith("-"):
                 same[0][1:] = unit[1:]
             else:
                 kept = [each for each in kept if each not in same] + [unit]
-        module = ("cli", "main.py")
-        by_module = tuple(sys.argv[0].replace("\\", "/").split("/")[-2:]) == module
-        prog = "python -m nemotron_steps.cli.main" if by_module else self.prog
-        return f"{_uv()}{prog} {shlex.join([*(word for unit in kept for word in unit), *rest])}"
+        return replace(self, words=(*(word for unit in kept for word in unit), *rest))
 
     def _value(self, flag: str) -> str | None:
         for place, word in enumerate(self.words[:-1]):

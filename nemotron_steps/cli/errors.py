@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nemotron_steps.cli.asked import typed
+from nemotron_steps.cli.asked import Typed, typed
 from nemotron_steps.cli.terminal import Terminal, printable
 from nemotron_steps.config.redaction import MASK, may_be_secret, redact_text
-from nemotron_steps.errors import InterruptedRunError, RequestError, StepsError
+from nemotron_steps.errors import InterruptedRunError, RequestError, StepsError, UnknownNameError
 
 UNEXPECTED_EXIT = 1
 _KEY = re.compile(r"[+~-]*(?P<name>[A-Za-z_][\w./-]*)(?:[:=]|\s*:\s*(?P<after>.*)|\s+(?P<apart>.*))?", re.DOTALL)
@@ -78,20 +78,24 @@ def report(error: BaseException, *, as_json: bool) -> int:
     return exit_code(error)
 
 
-def render(error: StepsError, terminal: Terminal, *, whole: bool = True) -> None:
+def render(error: StepsError, terminal: Terminal, *, whole: bool = True, line: Typed | None = None) -> None:
     """An error as coloured text: every problem it carries, then itself.
 
     Args:
         whole: whether the command that was typed may be shown; not where anything about it is masked.
+        line: the command to show, where it is not as it was typed: with the profile's name mended.
     """
+    line = line or typed[0]
     whole = whole and MASK not in _clean(error.render())
     problems: tuple[StepsError, ...] = tuple(getattr(error, "problems", ()))
     if len(problems) == 1:
-        render(problems[0], terminal, whole=whole)
+        render(problems[0], terminal, whole=whole, line=line)
         return
     for problem in problems:
-        render(problem, terminal, whole=whole)
+        render(problem, terminal, whole=whole, line=line)
         terminal.print()
+        if isinstance(problem, UnknownNameError) and problem.hints and problem.hints[0].startswith("-r "):
+            line = line.changed(problem.hints[0], None) or line
     if isinstance(error, InterruptedRunError):
         terminal.print(terminal.style(_clean(error.what), "bold", "yellow"))
     else:
@@ -111,7 +115,7 @@ def render(error: StepsError, terminal: Terminal, *, whole: bool = True) -> None
         if "UV_RUN_RECURSION_DEPTH" in os.environ:  # an environment that uv made has no pip of its own
             told = told.replace("pip install", "uv pip install", 1)
         terminal.print(f"  {terminal.style('hint:', 'cyan')} {_clean(told)}")
-        command = typed[0].with_change(hint, error.where) if whole and number == 0 else None
+        command = line.with_change(hint, error.where) if whole and number == 0 else None
         if command is not None:
             terminal.print(f"    {terminal.style('as in:', 'dim')} {_clean(command)}")
 

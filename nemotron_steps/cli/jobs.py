@@ -136,12 +136,13 @@ def said(job: JobStatus) -> str:
 
 
 def not_started(store: ArtifactStore, info: RunInfo) -> StepsError:
-    """The error of a run whose job never began it, with the first thing that the job said."""
-    console = store.backend.scratch / "runs" / info.id / "console.txt"
-    spoken = console.read_text(errors="replace").strip() if console.is_file() else ""
+    """The error of a run whose job never began it, with what the job said."""
+    from nemotron_steps.runs.launch import job_output
+
+    printed, said = job_output(store, info)
     return RequestError(
         f"run '{info.id}' ended before it started",
-        where=shown_path(console),
-        found=printable(spoken.splitlines()[0]) if spoken else None,
-        hints=(f"steps run --resume {info.id}",),
+        where=shown_path(printed) if printed is not None else f"run {info.id}",
+        found="\n".join(map(printable, said)) or None,
+        hints=(f"steps run --resume {info.id}" + ("   # once that is mended" if said else ""),),
     )

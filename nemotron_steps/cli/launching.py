@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nemotron_steps.artifacts.store import ArtifactStore
     from nemotron_steps.config.profiles import Profile
     from nemotron_steps.resolver.plan import Plan
+    from nemotron_steps.runs.executors.base import Launch
     from nemotron_steps.runs.run_folder import RunInfo
 
 JOB_VARIABLE = "STEPS_JOB"
@@ -93,7 +94,6 @@ def submit_asked(
         PlanError: nothing was submitted.
         RequestError: what was asked for holds a secret.
     """
-    from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
     from nemotron_steps.runs.launch import submit
     from nemotron_steps.runs.prerequisites import refuse_unimplemented
     from nemotron_steps.runs.run_folder import RunFolder, get_run, new_run_id
@@ -112,22 +112,18 @@ def submit_asked(
         show_plan(plan, terminal, asked)
         show_needs(plan, terminal, asked)
         terminal.print()
-    if resume:
-        run_id = get_run(bench.store, resume).id
-    else:
-        run_id = new_run_id(plan.name or plan.goals[-1])
+    run_id = get_run(bench.store, resume).id if resume else new_run_id(plan.name or plan.goals[-1])
+    launch = checked_launch(bench, asked, plan, profile, run_id, attached=attached, force_squash=force_squash)
+    if not resume:
         RunFolder(bench.store, run_id).create(plan.name, redacted.to_dict(), executor=profile.executor)
-    # The job may see this directory's env.toml under this path alone.
-    file = environment_files()[0]
-    profiles = {ENVIRONMENT_VARIABLE: str(file.absolute())} if file.is_file() else {}
     info = submit(
         bench.store,
         profile,
         run_id=run_id,
-        environment={**_variables_read(plan, profile), **profiles, JOB_VARIABLE: run_id},
+        environment=launch.environment,
         request=redacted.to_dict(),
         forced=plan.goals if force else (),
-        paths=_paths(plan, asked),
+        paths=launch.paths,
         attached=attached,
         force_squash=force_squash,
     )
@@ -138,6 +134,44 @@ def submit_asked(
         job = f"{info.executor} job {info.job}: {size}"
         terminal.print(f"submitted as {terminal.style(info.id, 'bold')} ({printable(job)})")
     return info
+
+
+def checked_launch(
+    bench: Workbench,
+    asked: Asked,
+    plan: Plan,
+    profile: Profile,
+    run_id: str,
+    *,
+    attached: bool = False,
+    force_squash: bool = False,
+) -> Launch:
+    """A job as submitted. RequestError, at the profile's line, for what its executor would refuse of it."""
+    from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
+    from nemotron_steps.config.profiles import load_environment
+    from nemotron_steps.runs.executors.base import Launch, find_executor
+
+    # The job may see this directory's env.toml under this path alone.
+    file = environment_files()[0]
+    profiles = {ENVIRONMENT_VARIABLE: str(file.absolute())} if file.is_file() else {}
+    launch = Launch(
+        run_id,
+        bench.store.backend.scratch / "runs" / run_id,
+        ("--resume", run_id, "--home", bench.store.backend.url),
+        profile,
+        Path.cwd(),
+        {**_variables_read(plan, profile), **profiles, JOB_VARIABLE: run_id},
+        _paths(plan, asked),
+        attached,
+        force_squash,
+    )
+    try:
+        getattr(find_executor(profile.executor), "check", lambda launch: None)(launch)
+    except RequestError as error:
+        lines, name = load_environment().lines, asked.profile or ""
+        error.where = lines.get((name, error.where or "")) or lines.get((name, ""), error.where)
+        raise
+    return launch
 
 
 def _variables_read(plan: Plan, profile: Profile) -> dict[str, str]:

@@ -16,6 +16,7 @@ from nemotron_steps.cli.parser import UsageError
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal, printable
 from nemotron_steps.config.redaction import redact, redact_text
+from nemotron_steps.errors import RequestError
 
 if TYPE_CHECKING:
     import argparse
@@ -51,15 +52,27 @@ def refuse_accept(arguments: argparse.Namespace, asked: Asked, *, forgets: bool)
         )
 
 
-def dry_run(bench: Workbench, asked: Asked, *, force: bool, resume: str | None, as_json: bool) -> int:
+def dry_run(arguments: argparse.Namespace, bench: Workbench, asked: Asked) -> int:
     """`steps run --dry-run`: the merged config of every step asked for, the profile, the plan, what it still lacks.
 
     All of it redacted. Inputs that are not given, or not here, are no mistake yet.
     """
+    from nemotron_steps.cli.launching import checked_launch
+    from nemotron_steps.config.profiles import NoImageError
+
     found = bench.plan(asked, allow_unfilled=True)
-    found = with_cached(bench, found, force=force, resume=resume, allow_unfilled=True)
-    profile = bench.job_profile(asked, found)
-    if as_json:
+    found = with_cached(bench, found, force=arguments.force, resume=arguments.resume, allow_unfilled=True)
+    try:
+        profile = bench.job_profile(asked, found)
+    except NoImageError as lacking:
+        profile, found = lacking.profile, replace(found, unfilled=(*found.unfilled, lacking))
+    else:
+        try:
+            if profile is not None:
+                checked_launch(bench, asked, found, profile, "RUN", force_squash=arguments.force_squash)
+        except RequestError as refused:
+            found = replace(found, unfilled=(*found.unfilled, refused))
+    if arguments.as_json:
         fields = plan_fields(found)
         fields["configs"] = {step.key: redact(dict(step.config)) for step in found.steps}
         fields["unfilled"] = [problem.to_dict() for problem in found.unfilled]

@@ -99,6 +99,7 @@ class Workbench:
             PlanError: everything wrong with the chain, and with the profile it is to run on.
             RequestError: the request itself makes no sense.
         """
+        from nemotron_steps.config.profiles import NoImageError
         from nemotron_steps.resolver.problems import raise_all
         from nemotron_steps.resolver.resolve import resolve
 
@@ -125,23 +126,37 @@ class Workbench:
                 allow_unfilled=allow_unfilled,
             )
         except StepsError as error:
-            self._respell(getattr(error, "problems", ()))
+            self._respell(problems := getattr(error, "problems", ()))
+            key = "container_image"
+            said = [{key: each.job[key]} for each in self._composed.values() if key in each.job]
+            try:
+                self.profile(asked.profile if profile and not allow_unfilled else None, said[0] if said else {})
+            except NoImageError as lacking:
+                raise_all([*problems, lacking], f"cannot plan '{request.command}'")
             raise
         self._respell(found.unfilled)
         file = self._file_called(asked)
         if file is not None:
             warning = f"-c {asked.config} is that of {self._own_config(asked)}, not {file}"
             found = replace(found, warnings=(*found.warnings, warning))
-        job = self.job_profile(asked, found, looked_up=False)
-        if (
-            profile is not None
-            and job is not None
-            and job.nodes != profile.nodes
-            and "nodes" in profile.model_fields_set
-        ):
-            warning = f"as many nodes as the steps want: {job.nodes}, and not the {profile.nodes} of [{asked.profile}]"
-            found = replace(found, warnings=(*found.warnings, warning))
-        return found
+        try:
+            job = self.job_profile(asked, found, looked_up=False)
+        except NoImageError as lacking:
+            if not allow_unfilled:
+                raise
+            job = lacking.profile
+        if profile is None or job is None:
+            return found
+        notes = []
+        if job.nodes != profile.nodes and "nodes" in profile.model_fields_set:
+            notes = [
+                f"the job has {job.nodes} nodes, as its steps say, and not the {profile.nodes} of [{asked.profile}]"
+            ]
+        for step in found:
+            wanted, uses = (step.job.get(key, (None,))[0] for key in ("nodes", "cluster.num_nodes"))
+            if wanted and uses and wanted > uses:
+                notes.append(f"run.env.nodes={wanted}: {step.key} works on {uses} of them, its cluster.num_nodes")
+        return replace(found, warnings=(*found.warnings, *notes))
 
     def job_profile(self, asked: Asked, plan: Plan, *, looked_up: bool = True) -> Profile | None:
         """The profile as a plan's job is submitted under it: with the image, the nodes and the GPUs of its steps.

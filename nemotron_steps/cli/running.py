@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         os.environ.update(profile.variables_here)
     refuse_accept(arguments, asked, forgets=arguments.dry_run or arguments.force)
     if arguments.dry_run:
-        return dry_run(bench, asked, force=arguments.force, resume=arguments.resume, as_json=arguments.as_json)
+        return dry_run(arguments, bench, asked)
     if profile is not None and not (profile.runs_here and arguments.batch is None):
         return launch(arguments, bench, asked, profile)
     return _attached(arguments, bench, asked)

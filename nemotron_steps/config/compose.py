@@ -160,8 +160,9 @@ def _take_job(values: dict[str, Any], origins: Mapping[KeyPath, str], step: str)
         return job
     from nemotron_steps.config.profiles import JOB_KEYS, RunTable
 
-    given = {key: env.pop(key) for key in JOB_KEYS if key in env}
-    if len({JOB_KEYS[key] for key in given}) < len(given):
+    # Misspelt ones as well: the model says what was meant.
+    given = {key: env.pop(key) for key in [*env] if key in JOB_KEYS or meant(key, JOB_KEYS)}
+    if len({JOB_KEYS.get(key) for key in given}) < len(given):
         where = origin_of(origins, (RUN_KEY, "env", "container"))
         raise ConfigError("'run.env.container' is another name of 'run.env.container_image', which is set", where=where)
     if not env:

@@ -24,7 +24,7 @@ import os
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -102,6 +102,13 @@ class OpenProfile(Profile):
     """A profile of an executor that declares no keys of its own: any key is accepted and passed on."""
 
     model_config = ConfigDict(extra="allow")
+
+
+class NoImageError(ConfigError):
+    """A job needs an image, and nothing names one."""
+
+    profile: Profile
+    """What the job would be submitted under."""
 
 
 class _JobKeys(Section):
@@ -209,7 +216,7 @@ class Environment:
                 )
             source = self.profiles.get(current)
             if source is None:
-                raise self._unknown(current, self.lines.get((chain[-1], "extends")) if chain else None)
+                raise self._unknown(current, models, self.lines.get((chain[-1], "extends")) if chain else None)
             lines.setdefault((name, ""), f"{source.file}:{source.line}")
             for written, value in source.values.items():
                 key = _ALSO_CALLED.get(written, written)
@@ -252,29 +259,39 @@ class Environment:
         image, always = merged.get("container_image"), "container_image" in model.of_image
         needs = [key for key in model.of_image if merged.get(key)]
         if job is not None and ((always and not image) or (needs and image is None)):
-            without = "" if always else '; container_image = "" is to do without'
-            raise ConfigError(
-                f"[{name}] needs an image, and neither it nor the step's config names one",
+            what = f"[{name}] needs an image{' for its ' if needs else ''}{' and '.join(needs)}"
+            lacking = NoImageError(
+                f"{what}, and neither it nor the step's config names one",
                 where=lines.get((name, (*needs, "")[0]), at),
-                expected=f"container_image in the profile, or run.env.container=IMAGE{without}",
-                found=", ".join(needs) or None,
-                hints=(_sed(at, 'a container_image = "nvcr.io/nvidia/nemo-rl:v0.6.0"'),),
+                expected="container_image in the profile, or run.env.container=IMAGE",
+                hints=(
+                    _sed(at, 'a container_image = "nemotron-steps:cuda"') + "   # docs/executors.md: how to build it",
+                    *(() if always else (_sed(at, 'a container_image = ""') + "   # without a container",)),
+                ),
             )
+            lacking.profile = profile
+            raise lacking
         return profile
 
-    def _unknown(self, name: str, where: str | None) -> UnknownNameError:
+    def _unknown(self, name: str, models: ProfileModels, where: str | None) -> UnknownNameError:
         close = meant(name, self.profiles)
         files = environment_files()
-        looked = ", ".join(str(file) for file in files)
         hints = [f"-r {other}" for other in close]
-        if not close and name not in OTHER_TABLES and re.fullmatch(r"[\w-]+", name):
-            table = shlex.quote(f'\\n[{name}]\\nexecutor = "local"\\n')
-            hints.append(f"printf {table} >> {shlex.quote(str(files[0]))}   # docs/executors.md has every executor")
+        others = {
+            **dict.fromkeys(OTHER_TABLES, "which other tools read"),
+            **dict.fromkeys(MIRRORS, "a mirror, not a profile"),
+        }
+        other = others.get(name)
+        if not close and not other and re.fullmatch(r"[\w-]+", name):
+            lines = "".join(f"\\n{line}" for line in (f"[{name}]", *_executor_said(name, models), ""))
+            table = f"printf {shlex.quote(lines)} >> {shlex.quote(str(files[0]))}"
+            hints.append(f"{table}   # docs/executors.md has every executor")
+        looked = f"a [{name}] table in one of: {', '.join(map(str, files))}"
         return UnknownNameError(
             f"no profile '{name}'",
-            where=where,
-            expected=", ".join(self.names) or f"a [{name}] table in one of: {looked}",
-            found=f"[{name}], which other tools read" if name in OTHER_TABLES else name,
+            where=where or self.lines.get((name, "")) or str(files[0]),
+            expected=", ".join(self.names) or ("a profile, or neither -r nor -b" if other else looked),
+            found=f"[{name}], {other}" if other else name,
             hints=hints,
         )
 
@@ -404,6 +421,10 @@ def _validated(
                     )
                 )
             else:
+                # A number where TOML wants a string, or the other way round.
+                given, right = detail["input"], {"string_type": int, "int_type": str}.get(detail["type"], ())
+                plain = len(location) == 1 and type(given) is right and re.fullmatch(r"\d+", str(given))
+                quoted = json.dumps(str(given)) if right is int else str(given)
                 message = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
                 problems.append(
                     ConfigError(
@@ -411,10 +432,27 @@ def _validated(
                         where=where,
                         expected=message if location else None,
                         found=repr(mask(key, detail["input"])) if location else None,
+                        hints=(_sed(where, f's/= *"\\?{given}"\\?/= {quoted}/'),) if plain else (),
                     )
                 )
         raise_problems(problems, f"[{table}]")
         raise AssertionError("a ValidationError without an error") from error
+
+
+def _executor_said(name: str, models: ProfileModels) -> Iterator[str]:
+    """Lines of a profile: of the executor that is a word of its name, else of Slurm, with what that cannot do without.
+
+    Never `local` unasked: it would run on the login node what was meant for the cluster.
+    """
+    for executor in (*re.split("[_-]", name), "slurm"):
+        try:
+            model = models(executor)
+        except StepsError:
+            continue
+        yield f'executor = "{executor}"'
+        for key, each in model.model_fields.items():
+            yield from (f"{key} = {json.dumps(example)}" for example in (each.examples or ())[:1] if each.is_required())
+        return
 
 
 def _sed(where: str | None, script: str) -> str:

@@ -143,7 +143,7 @@ def profile_size(subject: CheckSubject) -> Iterator[PlanProblem]:
             expected=f"{key} of at most {offered} ({by})",
             found=str(wanted),
             hints=(
-                *([f"{key}={offered}"] if _works(subject, key, offered) else []),
+                *([f"{key}={offered}"] if _works(subject, key, offered) else _mends(subject)[:1]),
                 more,
             ),
         )

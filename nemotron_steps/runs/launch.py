@@ -339,14 +339,21 @@ def _job_error(store: ArtifactStore, info: RunInfo, status: JobStatus) -> StepsE
             found=status.detail,
             hints=(again, "raise `time` in the profile, or set checkpointing.checkpoint_must_save_by"),
         )
+    printed, last = job_output(store, info)
+    return StepFailedError(
+        f"the job ended ({status.state}) without a word from the run",
+        where=where,
+        found="\n".join([status.detail, *last]),
+        hints=(f"the job's own output is in {printed or f'the run folder of {info.id}'}",),
+    )
+
+
+def job_output(store: ArtifactStore, info: RunInfo) -> tuple[Path | None, list[str]]:
+    """The newest file that a run's job printed to, and what it says: its first error, else its last three lines."""
     files = (store.backend.scratch / "runs" / info.id).glob("*.txt")
     printed = max(
         (file for file in files if file.name != "log.txt"), key=lambda file: file.stat().st_mtime, default=None
     )
-    last = printed.read_text(errors="replace").strip().splitlines()[-3:] if printed is not None else []
-    return StepFailedError(
-        f"the job ended ({status.state}) without a word from the run",
-        where=where,
-        found="\n".join([status.detail, *map(redact_text, last)]),
-        hints=(f"the job's own output is in the run folder of {info.id}",),
-    )
+    lines = printed.read_text(errors="replace").strip().splitlines() if printed is not None else []
+    refused = [line for line in lines if line.startswith("error")][:1]
+    return printed, [redact_text(line) for line in refused or lines[-3:]]

@@ -99,6 +99,8 @@ def test_a_request_of_a_profile_that_nobody_waits_for_names_it_too():
         ("steps", "plan P one.a=x", "one.a=1 b=2", "override 'a=x'", "steps plan P one.a=1 b=2"),
         ("steps", "run S --config tny d=1", "-c tiny", "-c tny", "steps run S --config tiny d=1"),
         ("steps", "run S -b CLUTER", "-r CLUSTER", None, "steps run S -b CLUSTER"),
+        ("steps", "run S -b C -r C", "-r C", "-r C -b C", "steps run S -r C"),
+        ("steps", "run S --run=C a=1 --batch C", "-r C", "-r C -b C", "steps run S a=1 -r C"),
         ("steps", "run S --input p=A --input q=B", "--input q=C", None, "steps run S --input p=A --input q=C"),
         ("steps", "run S -- --x 1", "--input p=PATH", None, "steps run S --input p=PATH -- --x 1"),
         ("steps", "run P --from b", "--until a   # makes it", "--from b", "steps run P --until a"),

@@ -182,14 +182,30 @@ def test_what_the_queue_said_before_is_not_said_again_when_it_cannot_be_asked(fa
     assert view.ask(replace(far.info, job="")) is None
 
 
-def test_a_run_that_never_began_is_told_with_the_first_thing_that_its_job_said(workplace: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("console.txt", "\n  error[E200]: \x1b[2J\nand more\n", "error[E200]: �[2J"),
+        (
+            "slurm-777.txt",
+            "pyxis: importing\nerror: image x has no `steps`\nsrun: x\n",
+            "error: image x has no `steps`",
+        ),
+        ("slurm-777.txt", "1\nslurmstepd: 2\n3\nbash: 4\n", "slurmstepd: 2\n3\nbash: 4"),
+    ],
+)
+def test_a_run_that_never_began_is_told_with_what_its_job_said(
+    workplace: Path, name: str, text: str, found: str
+) -> None:
     store = ArtifactStore("home")
-    assert not_started(store, RunInfo(RUN)).found is None
-    console = RunFolder(store, RUN).path / "console.txt"
-    console.parent.mkdir(parents=True)
-    console.write_text("\n  error[E200]: \x1b[2J\nand more\n")
+    silent = not_started(store, RunInfo(RUN))
+    assert (silent.found, silent.where, silent.hints) == (None, f"run {RUN}", (f"steps run --resume {RUN}",))
+    printed = RunFolder(store, RUN).path / name
+    printed.parent.mkdir(parents=True)
+    printed.write_text(text)
     error = not_started(store, RunInfo(RUN))
-    assert error.found == "error[E200]: �[2J" and error.where == f"home/runs/{RUN}/console.txt"
+    assert (error.found, error.where) == (found, f"home/runs/{RUN}/{name}")
+    assert error.hints == (f"steps run --resume {RUN}   # once that is mended",)
 
 
 @pytest.mark.parametrize("command", [("status",), ("watch", "--once")])

@@ -256,6 +256,33 @@ def test_a_bad_profile_is_told_with_every_other_mistake(cli: Cli, workplace: Pat
         assert [text for text in whats if "input 'dta'" in text], whats
 
 
+@pytest.mark.parametrize(
+    ("profile", "words", "what", "line"),
+    [
+        ('executor = "slurm"', ("--force-squash",), "this profile imports none", 1),
+        ('executor = "slurm"\nmounts = ["/a:/a"]\ncontainer_image = "x"', ("--home", "a,b"), "':' or ','", 3),
+        ('executor = "lepton"\nresource_shape = "cpu"\ncontainer_image = "x"', (), "would not see the home", 1),
+    ],
+    ids=["force-squash", "comma", "home"],
+)
+def test_what_an_executor_would_refuse_is_listed_by_a_dry_run_and_leaves_no_run(
+    cli: Cli, workplace: Path, profile: str, words: tuple[str, ...], what: str, line: int
+) -> None:
+    (workplace / "env.toml").write_text(f"[there]\n{profile}\n")
+    command = ("run", "toy/train", "-c", "tiny", "-b", "there", *words)
+    listed = cli(*command, "-d")
+    assert listed.code == 0 and "to be filled in" in listed.out and what in listed.out
+    refused = cli(*command)
+    assert refused.code == 2 and what in refused.err and f"env.toml:{line}" in refused.err and "hint:" in refused.err
+    assert cli("runs", "--json").json == []
+
+
+def test_every_problem_shows_the_command_with_the_profile_that_was_meant(cli: Cli, workplace: Path) -> None:
+    (workplace / "env.toml").write_text("[there]\n")
+    told = cli("run", "toy/train", "-c", "tiny", "stpes=1", "-b", "thera").err
+    assert told.count("as in:") == 2 and "thera" not in "".join(re.findall("as in:.*", told))
+
+
 def test_an_unknown_profile_is_told_with_a_wrong_pipeline_override(cli: Cli) -> None:
     found = cli("plan", "toy_all", "steps=1", "-r", "nowhere", "--json")
     whats = [problem["what"] for problem in found.json["error"]["problems"]]
@@ -400,6 +427,8 @@ def test_the_pages_profile_carries_every_command_of_the_pages(
         ),
         ("", "run.env.container=null", "needs an image"),
         ("", "run.env.nodes=64", "run.env.nodes=109"),
+        ("", "run.env.nodez=2", "hint: run.env.nodes=2"),
+        ("", "run.env.nodes=50", "hint: cluster.num_nodes=50 policy.generation.colocated.generation_devices="),
         ("", "run.env.nodes=two", "'run.env.nodes' has a wrong value"),
         ("", "run.env.sandbox.port=1", "code runs in this project's own sandbox"),
         ("", "run.env.time=1:00:00", "env.toml the rest"),
@@ -423,6 +452,8 @@ def test_the_config_the_profile_and_the_command_line_say_what_a_job_is(
     else:
         assert said.code == 0, said.err
         assert {key: options.get(key) for key in expected} == expected
+        idle = "run.env.nodes=110: rl/nemo_rl/rlvr works on 109 of them, its cluster.num_nodes"
+        assert (idle in " ".join(said.out.split())) is (expected.get("nodes") == "110")
 
 
 def test_stages_of_several_images_are_no_one_job_unless_the_profile_names_one(submitted: Any, workplace: Path) -> None:
@@ -437,20 +468,26 @@ def test_stages_of_several_images_are_no_one_job_unless_the_profile_names_one(su
 
 
 @pytest.mark.parametrize(
-    ("executor", "what"), [("slurm", "mounts"), ("docker", ""), ("lepton", "")], ids=["slurm", "docker", "lepton"]
+    ("executor", "what"),
+    [("slurm", " for its mounts"), ("docker", ""), ("lepton", "")],
+    ids=["slurm", "docker", "lepton"],
 )
 def test_a_job_without_the_image_that_it_needs_is_refused_with_the_line_to_add(
     cli: Cli, workplace: Path, executor: str, what: str
 ) -> None:
     more = {"slurm": 'mounts = ["/a:/a"]', "docker": "", "lepton": 'resource_shape = "cpu.large"'}[executor]
     (workplace / "env.toml").write_text(f'[there]\nexecutor = "{executor}"\n{more}\n')
-    for mode in ("-d", "--json"):
-        refused = cli("run", "toy/train", "-c", "tiny", "-b", "there", mode)
-        assert refused.code == 2 and "needs an image" in refused.err + refused.out
+    for words in ((), ("stpes=1",)):  # alone, and with every other mistake
+        refused = cli("run", "toy/train", "-c", "tiny", "-b", "there", *words)
+        assert (
+            refused.code == 2 and f"needs an image{what}, and" in refused.err and "found:    mounts" not in refused.err
+        )
+    listed = cli("run", "toy/train", "-c", "tiny", "-b", "there", "-d")
+    assert listed.code == 0 and "to be filled in before it can run: 1" in listed.out and "needs an image" in listed.out
     line = re.search(r"hint: (sed .*)", cli("plan", "toy/train", "-c", "tiny", "-r", "there").err)
     assert line is not None and os.system(line[1]) == 0
     shown = cli("run", "toy/train", "-c", "tiny", "-b", "there", "-d")
-    assert shown.code == 0 and "container_image: nvcr.io/nvidia/nemo-rl:v0.6.0" in shown.out
+    assert shown.code == 0 and "container_image: nemotron-steps:cuda" in shown.out
     assert cli("runs", "--json").json == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from nemotron_steps.config.profiles import OpenProfile, Profile, load_environment
 from nemotron_steps.errors import ConfigError, UnknownNameError, UnsupportedError
+from nemotron_steps.runs.executors.base import profile_model
 
 
 @pytest.fixture
@@ -120,7 +122,10 @@ def test_a_profile_is_shown_with_what_it_sets_and_without_secrets(write):
 @pytest.mark.parametrize(
     ("name", "hint", "found"),
     [
-        ("quick", "printf '\\n[quick]\\nexecutor = \"local\"\\n' >> ", "quick"),
+        ("YOUR-CLUSTER", "printf '\\n[YOUR-CLUSTER]\\nexecutor = \"slurm\"\\n' >> ", "YOUR-CLUSTER"),
+        ("my_local", "printf '\\n[my_local]\\nexecutor = \"local\"\\n' >> ", "my_local"),
+        ("lepton_gpu", 'printf \'\\n[lepton_gpu]\\nexecutor = "lepton"\\nresource_shape = ', "lepton_gpu"),
+        ("wandb", None, "[wandb], a mirror, not a profile"),
         ("bsae", "-r base", "bsae"),
         ("a b", None, "a b"),
         ("cli", None, "[cli], which other tools read"),
@@ -129,9 +134,14 @@ def test_a_profile_is_shown_with_what_it_sets_and_without_secrets(write):
 def test_a_profile_that_is_not_there_is_offered_or_made(write, name, hint, found):
     write("[base]\n[wandb]\nproject = 'x'\n[cli]\n")
     with pytest.raises(UnknownNameError, match=f"no profile '{name}'") as caught:
-        profile(name)
+        load_environment().profile(name, profile_model)
     assert [h.startswith(str(hint)) for h in caught.value.hints] == ([True] if hint else [])
     assert (caught.value.expected, caught.value.found) == ("base", found)
+    assert str(caught.value.where).endswith("env.toml:2" if name == "wandb" else "env.toml")
+    if hint and hint.startswith("printf"):
+        assert os.system(caught.value.hints[0]) == 0
+        made = load_environment().profile(name, profile_model)
+        assert f'executor = "{made.executor}"' in caught.value.hints[0]
 
 
 def test_a_key_of_another_tools_profile_says_why_it_does_nothing(write):
@@ -143,7 +153,7 @@ def test_a_key_of_another_tools_profile_says_why_it_does_nothing(write):
     assert packager.hints[0].startswith("sed -i '2s/^/# /' ") and packager.expected.startswith(
         "executor, extends, nodes"
     )
-    assert nodes.expected == "nodes" and nodes.hints[0].startswith("sed -i '3s/nodess/nodes/' ")
+    assert nodes.expected == "nodes" and nodes.hints[0].startswith("sed -i '3s/\\bnodess\\b/nodes/' ")
     assert other.expected == packager.expected and other.hints == ()
 
 
@@ -187,3 +197,15 @@ def test_a_table_in_one_line_is_found_as_well(write):
     with pytest.raises(ConfigError) as caught:
         profile("a")
     assert caught.value.where.endswith("env.toml:2")
+
+
+@pytest.mark.parametrize(("line", "right"), [("mem = 0  # all: 0", 'mem = "0"  # all: 0'), ('nodes="16"', "nodes= 16")])
+def test_a_number_written_as_the_other_kind_is_put_right_by_the_hint(
+    write: Any, tmp_path: Path, line: str, right: str
+) -> None:
+    write(f'[a]\nexecutor = "slurm"\n{line}\n')
+    with pytest.raises(ConfigError, match="is wrong") as caught:
+        load_environment().profile("a", profile_model)
+    assert os.system(caught.value.hints[0]) == 0
+    assert (tmp_path / "env.toml").read_text().splitlines()[2] == right
+    assert load_environment().profile("a", profile_model)

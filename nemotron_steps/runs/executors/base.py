@@ -11,9 +11,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nemotron_steps.config.names import meant
 from nemotron_steps.config.profiles import OpenProfile, Profile
 from nemotron_steps.config.redaction import mask
-from nemotron_steps.errors import UnsupportedError
+from nemotron_steps.errors import UnsupportedError, did_you_mean
 from nemotron_steps.errors.entry_points import entry_points
 from nemotron_steps.errors.plugins import load_object
 
@@ -123,8 +124,10 @@ class Launch:
     def has_program(self) -> str:
         """A shell line that ends a job in whose container there is nothing to run."""
         program, image = self.command(in_container=True)[0], getattr(self.profile, "container_image", None)
-        built = f"docker build -f containers/Dockerfile.cuda --build-arg BASE={image} adds it"
-        told = shlex.quote(f"error: image {image} has no `{program}`: {built}, and container_image names the result")
+        name = str(image).rpartition("/")[2].partition("@")[0]
+        python = f"--build-arg PYTHON=python3.12 -t REGISTRY/{name}_steps --push ."
+        built = f"docker build -f containers/Dockerfile.cuda --build-arg BASE={image} {python}"
+        told = shlex.quote(f"error: image {image} has no `{program}`. Add it: {built} and name that in container_image")
         return f"command -v {shlex.quote(program)} > /dev/null || {{ echo {told} >&2; exit 2; }}"
 
     def node_script(self, *, head: str, rank: str) -> str:
@@ -161,7 +164,8 @@ class Executor(Protocol):
     """Starts jobs and answers for them. A job is named by the string `submit` returns.
 
     One whose jobs write the run's folder where this machine cannot see it has a further method, `fetch(job, folder)`,
-    that brings here what is there. An attribute `profile_model` may name the model of its profiles; without one any
+    that brings here what is there; `check(launch)` refuses before anything is submitted, also in a dry run, what
+    `submit` would. An attribute `profile_model` may name the model of its profiles; without one any
     key is passed on (OpenProfile).
     """
 
@@ -184,14 +188,15 @@ def find_executor(name: str) -> Executor:
         return executor
     points = [point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == name]
     if not points:
+        names = executor_names()
         package = f"PACKAGE   # one whose entry points of the group {ENTRY_POINT_GROUP} have '{name}'"
         if name in _IN_EXAMPLES:
             package = "./examples/cloud_executors   # in a checkout of nemotron-steps"
         raise UnsupportedError(
             f"no executor '{name}' is installed",
-            expected=" or ".join(executor_names()),
+            expected=" or ".join(names),
             found=name,
-            hints=(f"pip install {package}", "steps doctor"),
+            hints=did_you_mean(meant(name, names)) or (f"pip install {package}", "steps doctor"),
         )
     # An entry point seen twice on the path is one; two different ones are for the user to choose between.
     if len({point.value for point in points}) > 1:

@@ -51,6 +51,10 @@ class LeptonExecutor:
 
     profile_model = LeptonProfile
 
+    def check(self, launch: Launch) -> None:
+        """See Executor."""
+        job_request(launch)
+
     def submit(self, launch: Launch) -> str:
         """See Executor."""
         profile = launch.profile

@@ -38,12 +38,16 @@ class SlurmExecutor:
 
     profile_model = SlurmProfile
 
+    def check(self, launch: Launch) -> None:
+        """See Executor."""
+        commands = _commands(launch)
+        batch_script(_there(launch, commands) if commands.host else launch)
+
     def submit(self, launch: Launch) -> str:
         """See Executor."""
         profile = launch.profile
         assert isinstance(profile, SlurmProfile)  # profile_model is what the profile was read with
-        commands = Commands(profile.host or "", profile.user or "", profile.identity_file, profile.remote_job_dir or "")
-        folder = launch.folder
+        commands, folder = _commands(launch), launch.folder
         if commands.host:
             launch = _there(launch, commands)
         elif profile.ready_image and not Path(profile.container_image or "").is_file():
@@ -88,6 +92,12 @@ class SlurmExecutor:
         commands, _ = Commands.of_job(job)
         if commands.host:
             commands.fetch(folder)
+
+
+def _commands(launch: Launch) -> Commands:
+    profile = launch.profile
+    assert isinstance(profile, SlurmProfile)
+    return Commands(profile.host or "", profile.user or "", profile.identity_file, profile.remote_job_dir or "")
 
 
 def _there(launch: Launch, commands: Commands) -> Launch:

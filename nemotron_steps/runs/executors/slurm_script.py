@@ -99,7 +99,9 @@ def batch_script(launch: Launch) -> str:
     if launch.force_squash and (not profile.container_image or profile.ready_image):
         raise RequestError(
             "--force-squash rebuilds an image file that the job imports, and this profile imports none",
+            where="container_image",
             found=f"container_image = {profile.container_image}" if profile.container_image else "no container_image",
+            hints=("leave out --force-squash",),
         )
     limit = _limit_seconds(profile.time) if profile.time else 0
     options: list[tuple[str, object]] = [
@@ -223,7 +225,12 @@ def _container(launch: Launch) -> tuple[str, str]:
     own += launch.unseen(profile.mounts)
     for path in own:
         if re.search("[:,]", str(path)):
-            raise RequestError("a container cannot be given what has ':' or ',' in its path", found=str(path))
+            raise RequestError(
+                "a container cannot be given what has ':' or ',' in its path",
+                where="mounts",
+                found=str(path),
+                hints=(shlex.join(["mv", str(path), re.sub("[:,]", "_", str(path))]),),
+            )
     mounts = list(dict.fromkeys([*profile.mounts, *(f"{path}:{path}" for path in own)]))
     folder = shlex.quote(str(launch.working_dir))
     if profile.container_runtime == "pyxis":
