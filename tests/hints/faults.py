@@ -436,9 +436,9 @@ FAULTS = (
     ),
     Fault(
         "an unknown profile",
-        "run toy/make -r mine",
+        "run toy/make -r my_local",
         "E110",
-        "printf '\\n[mine]\\nexecutor = \"local\"\\n' >> env.toml   # docs/executors.md has every executor",
+        "printf '\\n[my_local]\\nexecutor = \"local\"\\n' >> env.toml   # docs/executors.md has every executor",
     ),
     Fault(
         "a misspelt profile",

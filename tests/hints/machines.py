@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -113,10 +114,12 @@ def damaged(bench: Any) -> None:
 
 def without_package(name: str) -> Setup:
     def take_away(bench: Any) -> None:
-        from importlib.util import find_spec
+        def version(asked: str) -> str:
+            if asked.startswith(name):
+                raise metadata.PackageNotFoundError(asked)
+            return metadata.version(asked)
 
-        absent = lambda asked: None if asked == name else find_spec(asked)  # noqa: E731
-        bench.monkeypatch.setattr("nemotron_steps.runs.prerequisites.find_spec", absent)
+        bench.monkeypatch.setattr("nemotron_steps.runs.prerequisites.version", version)
 
     return take_away
 

@@ -108,7 +108,9 @@ def test_what_needs_the_engine_says_so_before_anything_runs(run, tmp_path):
     assert done.returncode == 2, done.stdout + done.stderr
     error = json.loads(done.stdout)["error"]
     problems = error.get("problems") or [error]
-    assert {"pip install 'nemotron-steps[engine]'"} == {hint for problem in problems for hint in problem["hints"]}
+    assert {"pip install 'nemotron-steps[engine]'", "steps doctor"} == {
+        hint for problem in problems for hint in problem["hints"]
+    }
     assert any("rl/nemo_rl/rlhf trains or generates" in problem["what"] for problem in problems)
     assert not (tmp_path / ".steps" / "runs").exists()
 

@@ -30,7 +30,7 @@ OTHER = '[step]\nid = "toykit/shorten"\n[[produces]]\ntype = "training_jsonl"\n'
 
 STATIC: dict[str, tuple[Change, ...]] = {
     "manifest_loads": ((TOML, 'name = "Shorten"', 'nmae = "Shorten"'),),
-    "manifest_has_no_warnings": ((TOML, "[[strategies]]", '[[consume]]\ntype = "x"\n\n[[strategies]]'),),
+    "manifest_has_no_warnings": ((TOML, "[[strategies]]", '[notes]\ntext = "x"\n\n[[strategies]]'),),
     "manifest_is_complete": ((TOML, 'description = "the first of them"\n', ""),),
     "id_is_its_own": (("../manifests/x.toml", "", OTHER),),
     "entry_takes_a_context": ((CODE, "def run(context):", "def run(context, other):"),),

@@ -357,7 +357,7 @@ def test_a_straggling_agent_is_cut_and_the_others_are_used(taught, chat):
         cut = cut_once(lambda: len(getattr(environment, "asked", [])) == members)
         prompt = PromptRow(0, row, "row")
         return await collector.collect_group(
-            prompt, group_id="g", num_generations=members, environment=environment, suffix="Be brief.", cut=cut
+            prompt, group_id="g", num_generations=members, environment=environment, cut=cut
         )
 
     group = asyncio.run(collect(3))
@@ -366,7 +366,7 @@ def test_a_straggling_agent_is_cut_and_the_others_are_used(taught, chat):
     assert all(r.token_ids == [5, 6, 7] and r.token_mask == [0, 0, 1] and r.truncated for r in group.rollouts)
     asked, sampling = environment.asked[0]
     assert sampling == {"temperature": 0.7, "top_p": 1.0, "max_output_tokens": 9}
-    assert [part["text"] for part in asked["responses_create_params"]["input"][-1]["content"]] == ["a", "Be brief."]
+    assert [part["text"] for part in asked["responses_create_params"]["input"][-1]["content"]] == ["a"]
     environment.asked.clear()
     with pytest.raises(StragglerError):
         asyncio.run(collect(2))

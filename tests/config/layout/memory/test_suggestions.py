@@ -109,8 +109,8 @@ CASES = [
     ("rl/nemo_rl/rlvr", "one_gpu", "nano4b", "policy.megatron_cfg.activation_checkpointing=false"),
     UNSHARDED,
     LONG,
-    ("rl/nemo_rl/rlvr", "rlvr1", "super"),
-    ("rl/nemo_rl/swe", "swe2", "super"),
+    ("rl/nemo_rl/rlvr", "rlvr1", "super", "cluster.gpu_memory_gib=80"),
+    ("rl/nemo_rl/swe", "swe2", "super", "cluster.gpu_memory_gib=80"),
 ]
 
 
