@@ -137,6 +137,7 @@ def test_what_a_step_or_its_environments_declare_is_asked_before_its_prompts_are
     resources = TRAIN.resources.model_copy(update={"needs": declared})
     rows = TRAIN.consumes[0].model_copy(update={"type": "rl_prompts"})
     manifest = TRAIN.model_copy(update={"resources": resources, "consumes": (rows,)})
+    vars(manifest).pop("inputs", None)  # of TRAIN, once anything asked for them
     plan = a_plan({"env": {"nemo_gym": {"environments": settings}}}, manifest=manifest)
     steps = tuple(replace(step, inputs={rows.name: StepOutput("made", "rows")}) for step in plan)
     if not needed:

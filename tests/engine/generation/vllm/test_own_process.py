@@ -104,7 +104,7 @@ def test_a_request_that_is_cancelled_brings_none_of_its_samples_that_were_over_a
     [
         ({"max_num_seqs": 7}, "~policy.generation.vllm_kwargs.max_num_seqs policy.generation.vllm_cfg.max_num_seqs=7"),
         ({"logprobs_mode": "raw_logprobs"}, "~policy.generation.vllm_kwargs.logprobs_mode"),
-        ({"max_num_batch_tokens": 7}, "+policy.generation.vllm_kwargs.max_num_batched_tokens=7"),
+        ({"max_num_batched_token": 7}, "+policy.generation.vllm_kwargs.max_num_batched_tokens=7"),
     ],
 )
 def test_an_option_that_cannot_pass_through_says_what_can(model, option, hint):  # noqa: F811
