@@ -394,7 +394,7 @@ def changing(rng: random.Random, easy: int, hard: int) -> Iterator[Metrics]:
         partial(changing, easy=8, hard=8),  # environments in turn
         partial(changing, easy=1, hard=2),
     ],
-    ids=str,
+    ids=lambda steps: f"{steps.func.__name__} {steps.keywords}",
 )
 def test_hard_tasks_and_other_data_are_no_collapse(steps: Callable[[random.Random], Iterator[Metrics]]) -> None:
     raised = []
