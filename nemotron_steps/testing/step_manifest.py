@@ -36,7 +36,7 @@ def manifest_loads(step: StepSubject) -> None:
 
 @SUITE.check("manifest_loads")
 def manifest_has_no_warnings(step: StepSubject) -> None:
-    """Nothing in it is remarked on: no type that is declared nowhere, no misspelt table."""
+    """Nothing in it is remarked on: it consumes or produces something."""
     for warning in step.registry.warnings:
         if (warning.where or "").startswith(f"{step.manifest.file}:") and "is hidden by" not in warning.what:
             raise told(warning)

@@ -111,7 +111,7 @@ def test_what_needs_the_engine_says_so_before_anything_runs(run, tmp_path):
     assert {"pip install 'nemotron-steps[engine]'", "steps doctor"} == {
         hint for problem in problems for hint in problem["hints"]
     }
-    assert any("rl/nemo_rl/rlhf trains or generates" in problem["what"] for problem in problems)
+    assert any("rl/nemo_rl/rlhf need" in problem["what"] and "torch" in problem["what"] for problem in problems)
     assert not (tmp_path / ".steps" / "runs").exists()
 
 

@@ -30,7 +30,10 @@ OTHER = '[step]\nid = "toykit/shorten"\n[[produces]]\ntype = "training_jsonl"\n'
 
 STATIC: dict[str, tuple[Change, ...]] = {
     "manifest_loads": ((TOML, 'name = "Shorten"', 'nmae = "Shorten"'),),
-    "manifest_has_no_warnings": ((TOML, "[[strategies]]", '[notes]\ntext = "x"\n\n[[strategies]]'),),
+    "manifest_has_no_warnings": (
+        (TOML, '[[consumes]]\nname = "rows"\ntype = "training_jsonl"\ndescription = "rows to shorten"\n\n', ""),
+        (TOML, '[[produces]]\nname = "short"\ntype = "training_jsonl"\ndescription = "the first of them"\n', ""),
+    ),
     "manifest_is_complete": ((TOML, 'description = "the first of them"\n', ""),),
     "id_is_its_own": (("../manifests/x.toml", "", OTHER),),
     "entry_takes_a_context": ((CODE, "def run(context):", "def run(context, other):"),),
