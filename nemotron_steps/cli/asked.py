@@ -181,18 +181,18 @@ class Asked:
         def texts(name: str) -> tuple[str, ...]:
             found = data.get(name, ())
             if not isinstance(found, list | tuple) or not all(isinstance(text, str) for text in found):
-                raise ValueError(f"`{name}` is no list of strings")
+                raise ValueError(f"`{name}` must be a list of strings")
             return tuple(found)
 
         def text(name: str) -> str | None:
             found = data.get(name)
             if not isinstance(found, str | None):
-                raise ValueError(f"`{name}` is no string")
+                raise ValueError(f"`{name}` must be a string")
             return found
 
         inputs = data.get("inputs", {})
         if not isinstance(inputs, Mapping) or not all(isinstance(ref, str) for ref in inputs.values()):
-            raise ValueError("`inputs` is no object of strings")
+            raise ValueError("`inputs` must be an object of strings")
         if not (targets := texts("targets")):
             raise ValueError("`targets` names no step")
         return Asked(

@@ -62,7 +62,7 @@ def tests_of(row: Any, key: str) -> frozenset[str]:
     if isinstance(value, str):
         value = json.loads(value)
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise ValueError(f"{key} is no list of names")
+        raise ValueError(f"{key} must be a list of names")
     return frozenset(map(dotted, value))
 
 
