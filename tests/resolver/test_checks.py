@@ -245,7 +245,8 @@ def test_separate_generation_without_a_number_is_one_generator() -> None:
 def test_the_profile_bounds_the_cluster() -> None:
     assert found(config(), {"nodes": 64, "gpus_per_node": 8}) == []
     assert found(config(), {"nodes": 32, "gpus_per_node": 8}) == [
-        ("E310", "64", (MORE_NODES,))  # 32 are all for generation
+        # 32 nodes are all for generation: half of the GPUs are left to the policy
+        ("E310", "64", ("cluster.num_nodes=32 policy.generation.colocated.generation_devices=128", MORE_NODES))
     ]
 
 
