@@ -6,6 +6,10 @@ libraries load only when a step runs.
 
 from __future__ import annotations
 
+import sys
+
+from nemotron_steps.deprecated import MovedModules
+
 TYPE_CHECKING = False  # `typing` takes longer to import than this
 if TYPE_CHECKING:
     from typing import Any
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
     from nemotron_steps.api.result import Result, open_run
     from nemotron_steps.api.running import run
     from nemotron_steps.errors import StepsError
+
+sys.meta_path.append(MovedModules)
 
 __version__ = "0.1.0"
 
