@@ -145,9 +145,6 @@ def test_a_size_that_several_counts_are_not_divided_by_is_told_once() -> None:
     shared = ModelSpec("llama", attention_heads=36, key_value_heads=4, mlp_width=1024)
     whole = "a divisor of 1024, and a divisor or multiple of 4"
     assert format_violations(violations(ParallelConfig(tensor=6), shared))[1] == whole
-        format_violations(violations(ParallelConfig(tensor=6), shared))[1]
-        == "a divisor of 1024, and a divisor or multiple of 4"
-    )
     lengths = violations(
         ParallelConfig(tensor=3, length=9, new_tokens=9), ModelSpec("llama", attention_heads=4, positions=8)
     )
