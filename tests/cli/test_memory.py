@@ -14,8 +14,8 @@ from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.memory import _show, _size, show_memory
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.config.layout.memory.batch import BatchArithmetic
 from nemotron_steps.config.layout.memory.devices import DeviceMemory, StepMemory
+from nemotron_steps.config.layout.memory.settings import BatchArithmetic
 from tests.config.layout.memory.shapes import QWEN3_8B
 from tests.models.checkpoints import write_tokenizer
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.cli.request import Workbench
-from nemotron_steps.config.layout.memory.batch import BatchArithmetic
-from nemotron_steps.config.layout.memory.settings import MemorySettings
+from nemotron_steps.config.layout.memory.settings import BatchArithmetic, MemorySettings
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches
 from nemotron_steps.engine.supervised.chat_data import batch_of
