@@ -12,7 +12,7 @@ from typing import Any
 
 from nemotron_steps.cli.asked import Typed, typed
 from nemotron_steps.cli.terminal import Terminal, printable
-from nemotron_steps.config.redaction import MASK, may_be_secret, redact_text
+from nemotron_steps.config.secrets import MASK, may_be_secret, redact_text
 from nemotron_steps.errors import InterruptedRunError, RequestError, StepsError, UnknownNameError
 
 UNEXPECTED_EXIT = 1

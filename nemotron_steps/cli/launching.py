@@ -19,8 +19,7 @@ from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.planning import show_needs, show_plan, with_cached
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal, printable
-from nemotron_steps.config.redaction import MASK, mask
-from nemotron_steps.config.secret_shapes import looks_random
+from nemotron_steps.config.secrets import MASK, looks_random, mask
 from nemotron_steps.errors import InterruptedRunError, RequestError
 
 if TYPE_CHECKING:

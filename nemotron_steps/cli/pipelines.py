@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from nemotron_steps.cli.fan_out import HasKey, pipeline_axes, step_axes
 from nemotron_steps.cli.parser import UsageError
 from nemotron_steps.config.names import meant
-from nemotron_steps.config.redaction import shown_override
+from nemotron_steps.config.secrets import shown_override
 from nemotron_steps.resolver.fan_out import Axis, fanned_out
 from nemotron_steps.resolver.request import Goal, Request, request_for_pipeline, request_for_steps
 

@@ -15,7 +15,7 @@ from nemotron_steps.cli.memory import show_memory
 from nemotron_steps.cli.parser import UsageError
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal, printable
-from nemotron_steps.config.redaction import redact, redact_text
+from nemotron_steps.config.secrets import redact, redact_text
 from nemotron_steps.errors import RequestError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from nemotron_steps.cli.planning import dry_run, refuse_accept, show_plan, with_
 from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.supervise import announce
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.config.redaction import MASK
+from nemotron_steps.config.secrets import MASK
 from nemotron_steps.engine.native.spinning import bound_spinning
 from nemotron_steps.errors import (
     InterruptedRunError,

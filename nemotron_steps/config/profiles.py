@@ -27,22 +27,65 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import ConfigDict, Field, PositiveInt, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StrictStr, ValidationError
 
 from nemotron_steps.config.compose import raise_problems
 from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
-from nemotron_steps.config.mirrors import MirrorSettings, MlflowSettings, Table, TensorBoardSettings, WandbSettings
 from nemotron_steps.config.names import meant, nearest
-from nemotron_steps.config.redaction import mask, note_variables, redact, redact_text
 from nemotron_steps.config.schema.base import Section
+from nemotron_steps.config.secrets import mask, note_variables, redact, redact_text
 from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError, renamed_key
 
 Count = Annotated[PositiveInt, Field(strict=True)]
 VariableName = Annotated[StrictStr, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
 Text = Annotated[StrictStr, Field(pattern=r"^[^\x00]*$")]
 """What a process can be given: without the character that ends a text there."""
+
+
+class Table(BaseModel):
+    """Any table of env.toml: unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class WandbSettings(Table):
+    """`[wandb]`: where metrics and artifacts are mirrored."""
+
+    project: StrictStr
+    entity: StrictStr | None = None
+    mode: Literal["online", "offline"] | None = None
+    """None: what wandb's own settings and environment say."""
+
+
+class TensorBoardSettings(Table):
+    """`[tensorboard]`: event files of every run."""
+
+    folder: StrictStr | None = None
+    """Has a folder for each run. None: `tensorboard` in the run's own folder."""
+
+
+class MlflowSettings(Table):
+    """`[mlflow]`: an MLflow run of every executed step."""
+
+    tracking_uri: StrictStr | None = None
+    """`http://HOST:5000`, `sqlite:///FILE` or what else MLflow takes. None: what MLFLOW_TRACKING_URI says, or else
+    MLflow's own default."""
+    experiment: StrictStr = "nemotron-steps"
+
+
+class MirrorSettings(Table):
+    """Every mirror; None for one that env.toml has no table for."""
+
+    wandb: WandbSettings | None = None
+    tensorboard: TensorBoardSettings | None = None
+    mlflow: MlflowSettings | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables that are there."""
+        return tuple(name for name in type(self).model_fields if getattr(self, name) is not None)
 
 
 MIRRORS: Mapping[str, type[Table]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from nemotron_steps.config.redaction import Redactor, secrets_in
+from nemotron_steps.config.secrets import Redactor, secrets_in
 from nemotron_steps.errors import StepsError
 
 

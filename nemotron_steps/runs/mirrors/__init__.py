@@ -14,7 +14,7 @@ from nemotron_steps.runs.mirrors.base import Mirror
 from nemotron_steps.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.mirrors import MirrorSettings
+    from nemotron_steps.config.profiles import MirrorSettings
 
 
 def mirrors(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.config.mirrors import MirrorSettings, MlflowSettings, TensorBoardSettings, WandbSettings
+from nemotron_steps.config.profiles import MirrorSettings, MlflowSettings, TensorBoardSettings, WandbSettings
 from nemotron_steps.runs.mirrors import mirrors
 from nemotron_steps.runs.mirrors.base import leaves
 from nemotron_steps.runs.run_folder import RunFolder

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.config.mirrors import MirrorSettings, MlflowSettings
+from nemotron_steps.config.profiles import MirrorSettings, MlflowSettings
 from nemotron_steps.errors import InterruptedRunError, NonFiniteLossError, UnsupportedError
 from nemotron_steps.runs.execute import execute
 from nemotron_steps.runs.mirrors.mlflow import MlflowMirror
