@@ -12,7 +12,7 @@ from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.summary import shown_path
 from nemotron_steps.cli.terminal import Terminal, printable
 from nemotron_steps.errors import ArtifactError
-from nemotron_steps.runs.lines import readable_size as size
+from nemotron_steps.runs.log_format import readable_size as size
 
 if TYPE_CHECKING:
     import argparse

@@ -132,7 +132,7 @@ def _died(said: dict[str, Any], status: int, *, as_json: bool) -> int:
     from nemotron_steps.artifacts.store import ArtifactStore
     from nemotron_steps.cli.errors import report
     from nemotron_steps.errors import InterruptedRunError, StepsError, WorkerLostError
-    from nemotron_steps.runs.aftermath import record_death
+    from nemotron_steps.runs.crash_report import record_death
 
     if sys.stdout.isatty():
         sys.stdout.write("\x1b[?25h\n")  # a progress display that could not tidy up hides the cursor

@@ -47,29 +47,35 @@ from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput
 from nemotron_steps.runs import hints as advice
 from nemotron_steps.runs.cache import CacheEntry, recall, remember
-from nemotron_steps.runs.context import OutputSlot, StepContext
+from nemotron_steps.runs.context import Listener, OutputSlot, StepContext
 from nemotron_steps.runs.depends import depends_on, key_of, recorded
-from nemotron_steps.runs.inputs import check_inputs, name_users_files, open_input
+from nemotron_steps.runs.hints import blocked, failed_checks
 from nemotron_steps.runs.locks import hold, read_holder
-from nemotron_steps.runs.mirrors import mirrors
-from nemotron_steps.runs.mirrors.base import Mirror
-from nemotron_steps.runs.outputs import commit_outputs, stage_outputs
 from nemotron_steps.runs.recorder import Recorder, report_unwritable, row_at, traceback_text
-from nemotron_steps.runs.results import RunResult, StepResult
 from nemotron_steps.runs.run_folder import (
     DONE,
     FAILED,
     INTERRUPTED,
     RUNNING,
     RunFolder,
+    RunResult,
+    StepResult,
     get_run,
     new_run_id,
     this_process,
 )
-from nemotron_steps.runs.stage_checks import blocked, failed_checks
 from nemotron_steps.runs.step_entry import as_steps_error, imported, validated_config
-from nemotron_steps.runs.tracker import Listener
-from nemotron_steps.runs.work import WorkFolder, kept
+from nemotron_steps.runs.step_workdir import (
+    WorkFolder,
+    check_inputs,
+    commit_outputs,
+    kept,
+    name_users_files,
+    open_input,
+    stage_outputs,
+)
+from nemotron_steps.runs.trackers import mirrors
+from nemotron_steps.runs.trackers.base import ExperimentTracker
 from nemotron_steps.stopping import deferred, interruptible, stop_if_asked, was_interrupted
 
 if TYPE_CHECKING:
@@ -128,7 +134,7 @@ def execute(
         recorder = Recorder(folder, info, [*secrets, plain(request or {})])
         for listener in listeners:
             recorder.listen(listener)
-        open_mirrors: list[Mirror] = []
+        open_mirrors: list[ExperimentTracker] = []
         run = _Run(plan, store, types or TypeGraph(), force, recorder, started)
         with recorder.capture_logging():
             try:
@@ -397,7 +403,7 @@ class _Run:
 
     def end(self, status: str, started: float, error: StepsError | None = None, traceback: str = "") -> None:
         """Journal the end and write the report. `traceback` is that of an error of nobody's step."""
-        from nemotron_steps.runs.report import write_report
+        from nemotron_steps.runs.report.page import write_report
 
         recorder = self.recorder
         seconds = time.monotonic() - started

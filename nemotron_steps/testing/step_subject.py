@@ -239,7 +239,7 @@ class StepSubject:
         from nemotron_steps.cli.asked import Asked
         from nemotron_steps.resolver.plan import StepOutput
         from nemotron_steps.runs.cache import cache_key
-        from nemotron_steps.runs.inputs import open_input
+        from nemotron_steps.runs.step_workdir import open_input
 
         fed = {port: str(path) for port, path in self.fed.items()}
         asked = Asked((self.manifest.id,), (*self.overrides, *overrides), self.config_name, fed)

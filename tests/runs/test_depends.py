@@ -22,7 +22,7 @@ from nemotron_steps.config.validation import default_of
 from nemotron_steps.resolver.plan import Plan, PlannedStep, SuppliedInput
 from nemotron_steps.runs.cache import CacheEntry, remember, with_cached
 from nemotron_steps.runs.depends import depends_on, key_of, recorded
-from nemotron_steps.runs.inputs import open_input
+from nemotron_steps.runs.step_workdir import open_input
 
 TRAIN, EVALUATE, PREPARE = "rl/nemo_rl/rlvr", "eval/model_eval", "data_prep/rl_prep"
 PACKAGE = Path(nemotron_steps.__file__).parent

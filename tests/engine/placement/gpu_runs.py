@@ -24,7 +24,7 @@ from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.loop import train
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.environments import registry
-from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.runs.context import Tracker
 from nemotron_steps.steps.sft import megatron_bridge
 from tests.benchmarks.bench_gpu import run_config
 from tests.benchmarks.grpo_task import large_prompts, make_large_checkpoint, write_rows

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nemotron_steps.runs.mirrors.base import Mirror, leaves
-from nemotron_steps.runs.tracker import Record
+from nemotron_steps.runs.context import Record
+from nemotron_steps.runs.trackers.base import ExperimentTracker, leaves
 
 _PARAMS, _METRICS = 100, 1000
 """Of one request, as MLflow's servers bound it."""
@@ -29,8 +29,8 @@ _ENVIRONMENT = {
 """Where the environment does not say otherwise."""
 
 
-class MlflowMirror(Mirror):
-    """See Mirror."""
+class MlflowTracker(ExperimentTracker):
+    """See ExperimentTracker."""
 
     target, module, table = "MLflow", "mlflow", "mlflow"
     _client: Any = None

@@ -15,8 +15,8 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.mirrors import MirrorSettings, MlflowSettings
 from nemotron_steps.errors import InterruptedRunError, NonFiniteLossError, UnsupportedError
 from nemotron_steps.runs.execute import execute
-from nemotron_steps.runs.mirrors.mlflow import MlflowMirror
 from nemotron_steps.runs.run_folder import RunFolder
+from nemotron_steps.runs.trackers.mlflow import MlflowTracker
 from tests.runs.runner_toy_plan import make_plan, run
 
 
@@ -79,7 +79,7 @@ def test_names_that_are_paths_or_come_out_alike_do_not_end_the_mirror(
     plan = replace(
         plan, steps=tuple(replace(s, config={**s.config, **many, "a:b": 1, "a b?": 2, "a?b": 3}) for s in plan.steps)
     )
-    mirror = MlflowMirror(mirrored.mlflow, RunFolder(store, "a-run"), plan, store, lambda value: value)  # type: ignore[arg-type]
+    mirror = MlflowTracker(mirrored.mlflow, RunFolder(store, "a-run"), plan, store, lambda value: value)  # type: ignore[arg-type]
     record = {"time": 1.0, "step": train.key}
     mirror({"kind": "step_started", **record})
     mirror({"kind": "summary", "values": {"heldout": {"./models/a": 1.0, "/models//b/": 2.0, "../c": 3.0}}, **record})
@@ -145,7 +145,7 @@ def test_an_interrupted_run_ends_as_one_where_its_mirror_cannot_be_closed(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(mlflow.MlflowClient, "set_terminated", refuse)
-    monkeypatch.setattr("nemotron_steps.runs.mirrors.mlflow.MlflowMirror._on_step_failed", lambda *_: None)
+    monkeypatch.setattr("nemotron_steps.runs.trackers.mlflow.MlflowTracker._on_step_failed", lambda *_: None)
     with pytest.raises(InterruptedRunError):
         execute(make_plan(), store, listeners=[interrupt], mirrored=mirrored)
     (folder,) = (store.backend.scratch / "runs").iterdir()

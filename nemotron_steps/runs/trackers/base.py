@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.resolver.plan import Plan
+from nemotron_steps.runs.context import Record
 from nemotron_steps.runs.run_folder import RunFolder
-from nemotron_steps.runs.tracker import Record
 from nemotron_steps.stopping import left_to_us
 from nemotron_steps.waiting import waiting
 
@@ -23,7 +23,7 @@ _SAMPLES = 2000
 """Samples of a step at most, the latest kept: W&B draws no larger tables."""
 
 
-class Mirror(ABC):
+class ExperimentTracker(ABC):
     """A listener that is closed at the end of the run, however it ended.
 
     What cannot be written never stops a run: the mirror says so in the log and goes quiet. UnsupportedError if its
@@ -60,7 +60,7 @@ class Mirror(ABC):
         self._samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES)
 
     def __call__(self, record: Record) -> None:
-        """Mirror one record."""
+        """ExperimentTracker one record."""
         handler = getattr(self, f"_on_{record['kind']}", None)
         if handler is not None and (record["kind"] == "step_started" or self._run is not None):
             self._trying(lambda: handler(record))

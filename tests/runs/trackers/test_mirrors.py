@@ -8,9 +8,9 @@ import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.mirrors import MirrorSettings, MlflowSettings, TensorBoardSettings, WandbSettings
-from nemotron_steps.runs.mirrors import mirrors
-from nemotron_steps.runs.mirrors.base import leaves
 from nemotron_steps.runs.run_folder import RunFolder
+from nemotron_steps.runs.trackers import mirrors
+from nemotron_steps.runs.trackers.base import leaves
 
 BOARD, WANDB = TensorBoardSettings(), WandbSettings(project="toy", mode="offline")
 MLFLOW = MlflowSettings()
@@ -20,10 +20,10 @@ MLFLOW = MlflowSettings()
     ("settings", "kinds"),
     [
         (MirrorSettings(), []),
-        (MirrorSettings(wandb=WANDB), ["WandbMirror"]),
-        (MirrorSettings(tensorboard=BOARD), ["TensorBoardMirror"]),
-        (MirrorSettings(wandb=WANDB, tensorboard=BOARD), ["WandbMirror", "TensorBoardMirror"]),
-        (MirrorSettings(mlflow=MLFLOW, tensorboard=BOARD), ["TensorBoardMirror", "MlflowMirror"]),
+        (MirrorSettings(wandb=WANDB), ["WandbTracker"]),
+        (MirrorSettings(tensorboard=BOARD), ["TensorBoardTracker"]),
+        (MirrorSettings(wandb=WANDB, tensorboard=BOARD), ["WandbTracker", "TensorBoardTracker"]),
+        (MirrorSettings(mlflow=MLFLOW, tensorboard=BOARD), ["TensorBoardTracker", "MlflowTracker"]),
     ],
 )
 def test_a_run_is_mirrored_to_all_that_is_asked_for(

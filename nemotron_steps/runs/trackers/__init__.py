@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.resolver.plan import Plan
-from nemotron_steps.runs.mirrors.base import Mirror
 from nemotron_steps.runs.run_folder import RunFolder
+from nemotron_steps.runs.trackers.base import ExperimentTracker
 
 if TYPE_CHECKING:
     from nemotron_steps.config.mirrors import MirrorSettings
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 def mirrors(
     settings: MirrorSettings, folder: RunFolder, plan: Plan, store: ArtifactStore, redact: Callable[[Any], Any]
-) -> Iterator[Mirror]:
+) -> Iterator[ExperimentTracker]:
     """Every mirror that env.toml has a table for. UnsupportedError if a package it needs is not installed."""
     if settings.wandb is not None:
-        from nemotron_steps.runs.mirrors.wandb import WandbMirror
+        from nemotron_steps.runs.trackers.wandb import WandbTracker
 
-        yield WandbMirror(settings.wandb, folder, plan, store, redact)
+        yield WandbTracker(settings.wandb, folder, plan, store, redact)
     if settings.tensorboard is not None:
-        from nemotron_steps.runs.mirrors.tensorboard import TensorBoardMirror
+        from nemotron_steps.runs.trackers.tensorboard import TensorBoardTracker
 
-        yield TensorBoardMirror(settings.tensorboard, folder, plan, store, redact)
+        yield TensorBoardTracker(settings.tensorboard, folder, plan, store, redact)
     if settings.mlflow is not None:
-        from nemotron_steps.runs.mirrors.mlflow import MlflowMirror
+        from nemotron_steps.runs.trackers.mlflow import MlflowTracker
 
-        yield MlflowMirror(settings.mlflow, folder, plan, store, redact)
+        yield MlflowTracker(settings.mlflow, folder, plan, store, redact)
