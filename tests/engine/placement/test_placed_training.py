@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.grpo_task import prompts
 from nemotron_steps.artifacts.validators import validate
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.genrm import GenRmConfig
@@ -20,7 +21,6 @@ from nemotron_steps.runs.hints import flat_numbers
 from nemotron_steps.steps.reward_model import genrm
 from nemotron_steps.steps.rl import dpo
 from nemotron_steps.steps.sft import megatron_bridge
-from tests.benchmarks.grpo_task import prompts
 from tests.engine.grpo.grpo_runs import metrics_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
