@@ -56,9 +56,9 @@ def child(task: Path, work: Path, attempt: int, steps: int, dynamic: bool) -> No
     """One attempt, from the newest checkpoint on, in a group of processes of its own."""
     os.setsid()
     import torch
-    from nemotron_steps.runs.tracker import Tracker
 
     from nemotron_steps.environments import registry
+    from nemotron_steps.runs.context import Tracker
     from tests.engine.grpo.grpo_environments import ENVIRONMENTS
     from tests.engine.grpo.grpo_runs import config_of, run_loop, start
 

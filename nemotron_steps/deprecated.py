@@ -28,7 +28,7 @@ class MovedModules:
             return None
         from importlib.machinery import ModuleSpec
 
-        return ModuleSpec(name, _Loader())
+        return ModuleSpec(name, _Loader())  # type: ignore[arg-type]
 
 
 class _Loader:

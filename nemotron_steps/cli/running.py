@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from nemotron_steps.resolver.plan import Plan
     from nemotron_steps.runs.context import Listener, Record
-    from nemotron_steps.runs.run_folder import RunResult
+    from nemotron_steps.runs.execute import RunResult
 
 
 _NO_GPUS = re.compile(r"cluster\.gpus_per_node|.*backend=vllm")

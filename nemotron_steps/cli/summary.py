@@ -14,7 +14,7 @@ from nemotron_steps.runs.seed_stats import MEANING, as_text
 if TYPE_CHECKING:
     from nemotron_steps.manifest.registry import Registry
     from nemotron_steps.resolver.plan import Plan
-    from nemotron_steps.runs.run_folder import RunResult, StepResult
+    from nemotron_steps.runs.execute import RunResult, StepResult
     from nemotron_steps.runs.seed_stats import Table
 
 _COLORS = {"good": "green", "bad": "red", "same": "dim"}

@@ -25,6 +25,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ from nemotron_steps.errors import (
     StorageError,
 )
 from nemotron_steps.manifest.typegraph import TypeGraph
-from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput
+from nemotron_steps.resolver.plan import Instance, Plan, PlannedStep, StepOutput
 from nemotron_steps.runs import hints as advice
 from nemotron_steps.runs.cache import CacheEntry, recall, remember
 from nemotron_steps.runs.context import Listener, OutputSlot, StepContext
@@ -58,12 +59,11 @@ from nemotron_steps.runs.run_folder import (
     INTERRUPTED,
     RUNNING,
     RunFolder,
-    RunResult,
-    StepResult,
     get_run,
     new_run_id,
     this_process,
 )
+from nemotron_steps.runs.seed_stats import Outcome, Table, spread_tables
 from nemotron_steps.runs.step_entry import as_steps_error, imported, validated_config
 from nemotron_steps.runs.step_workdir import (
     WorkFolder,
@@ -85,6 +85,56 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _STOPS_ALL = (RetryableError, StorageError, InterruptedRunError)
 """What the other instances of a fan-out would run into as well."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """How one step of a run went.
+
+    `state` is "ran", "cached" (an earlier run made it) or "reused" (another run made it while this one waited).
+    """
+
+    key: str
+    step_id: str
+    state: str
+    outputs: Mapping[str, Artifact]
+    seconds: float
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    hints: tuple[advice.Hint, ...] = ()
+    instance: Instance | None = None
+    made_by: str = ""
+    """The run that made it, and the key of the cache that it made it under."""
+    cache_key: str = ""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run. `folder` is its run folder on this machine."""
+
+    id: str
+    folder: Path
+    steps: tuple[StepResult, ...]
+    seconds: float
+
+    @property
+    def spreads(self) -> dict[str, Table]:
+        """What instances of fanned-out stages came to, by title; see `spread`."""
+        return spread_tables(
+            Outcome(s.key, s.summary, s.instance.stage if s.instance else "", s.instance.labels if s.instance else None)
+            for s in self.steps
+        )
+
+    @property
+    def nothing_ran(self) -> bool:
+        """Whether every step was cached."""
+        return all(step.state != "ran" for step in self.steps)
+
+    def step(self, key: str) -> StepResult:
+        """The result of one step of the plan. KeyError if there is none."""
+        for each in self.steps:
+            if each.key == key:
+                return each
+        raise KeyError(key)
 
 
 def execute(

@@ -6,7 +6,6 @@ The runner decides; this only records, redacted.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import sys
 import traceback
@@ -18,12 +17,11 @@ from typing import Any
 
 from nemotron_steps.artifacts.confinement import is_run_id
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.config.redaction import Redactor, secrets_in
 from nemotron_steps.errors import StepsError
 from nemotron_steps.runs.context import FILES, JsonLines, Listener, Record, Tracker
 from nemotron_steps.runs.hints import Signal
 from nemotron_steps.runs.log_format import RunLog
-from nemotron_steps.runs.run_folder import RunFolder, RunInfo, read_events
+from nemotron_steps.runs.run_folder import RunFolder, RunInfo, Secrets, read_events
 
 _ROW_CHARS = 4000
 """Characters kept of a row that an error is about."""
@@ -180,25 +178,3 @@ class _Warnings(logging.Handler):
 def report_unwritable(error: BaseException, folder: Path) -> None:
     """Say on standard error what could not be written into the run folder (the disk may be full)."""
     print(f"note: the run folder {folder} could not be written: {error}", file=sys.stderr)
-
-
-class Secrets(Redactor):
-    """What must not be written down.
-
-    Args:
-        sources: configs, requests and overrides. The value of a secret key anywhere in them (`{"api_key": "x"}`,
-            `"a.api_key=x"`, `["--api-key", "x"]`) is masked wherever it turns up later: in a log line, a sample, an
-            error.
-    """
-
-    def __init__(self, *sources: Any) -> None:
-        super().__init__(os.environ, secrets_in(sources))
-
-    def mask_error(self, error: StepsError) -> None:
-        """Mask every text of an error, for whoever shows it knows less about the run's secrets."""
-        error.what = self.mask_text(error.what)
-        error.where, error.expected, error.found = (
-            None if text is None else self.mask_text(text) for text in (error.where, error.expected, error.found)
-        )
-        error.hints = tuple(self.mask_text(hint) for hint in error.hints)
-        error.args = (error.what,)

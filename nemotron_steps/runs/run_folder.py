@@ -28,7 +28,6 @@ from typing import Any
 from nemotron_steps.artifacts.confinement import is_run_id
 from nemotron_steps.artifacts.files import to_json_bytes, write_atomic
 from nemotron_steps.artifacts.jsonable import plain
-from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.records import (
     ANY,
     COUNT,
@@ -41,12 +40,9 @@ from nemotron_steps.artifacts.records import (
     require_shape,
 )
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import ArtifactError, StorageError, UnknownNameError, did_you_mean
-from nemotron_steps.resolver.plan import Instance
-from nemotron_steps.runs.hints import Hint
+from nemotron_steps.config.redaction import Redactor, secrets_in
+from nemotron_steps.errors import ArtifactError, StepsError, StorageError, UnknownNameError, did_you_mean
 from nemotron_steps.runs.locks import is_held
-from nemotron_steps.runs.recorder import Secrets
-from nemotron_steps.runs.seed_stats import Outcome, Table, spread_tables
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +135,28 @@ _RUN: Mapping[Any, Any] = {
 JOB_NAME = re.compile(r"[^-\s\x00-\x1f][^\x00-\x1f]{0,500}")
 """What an executor may call a job. It is handed to programs as an argument: it must not be taken for an option."""
 _JOB: Mapping[Any, Any] = {"executor": TEXT, "job": JOB_NAME, ANY: ANY}
+
+
+class Secrets(Redactor):
+    """What must not be written down.
+
+    Args:
+        sources: configs, requests and overrides. The value of a secret key anywhere in them (`{"api_key": "x"}`,
+            `"a.api_key=x"`, `["--api-key", "x"]`) is masked wherever it turns up later: in a log line, a sample, an
+            error.
+    """
+
+    def __init__(self, *sources: Any) -> None:
+        super().__init__(os.environ, secrets_in(sources))
+
+    def mask_error(self, error: StepsError) -> None:
+        """Mask every text of an error, for whoever shows it knows less about the run's secrets."""
+        error.what = self.mask_text(error.what)
+        error.where, error.expected, error.found = (
+            None if text is None else self.mask_text(text) for text in (error.where, error.expected, error.found)
+        )
+        error.hints = tuple(self.mask_text(hint) for hint in error.hints)
+        error.args = (error.what,)
 
 
 class RunFolder:
@@ -341,53 +359,3 @@ def _parse(data: bytes, run_id: str, where: str) -> RunInfo:
     record = {key: value for key, value in json_object(data, where).items() if key in known}
     require_shape(record, {"id": re.compile(re.escape(run_id)), **_RUN}, where, hints=())
     return RunInfo(**record)
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """How one step of a run went.
-
-    `state` is "ran", "cached" (an earlier run made it) or "reused" (another run made it while this one waited).
-    """
-
-    key: str
-    step_id: str
-    state: str
-    outputs: Mapping[str, Artifact]
-    seconds: float
-    summary: Mapping[str, Any] = field(default_factory=dict)
-    hints: tuple[Hint, ...] = ()
-    instance: Instance | None = None
-    made_by: str = ""
-    """The run that made it, and the key of the cache that it made it under."""
-    cache_key: str = ""
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """A finished run. `folder` is its run folder on this machine."""
-
-    id: str
-    folder: Path
-    steps: tuple[StepResult, ...]
-    seconds: float
-
-    @property
-    def spreads(self) -> dict[str, Table]:
-        """What instances of fanned-out stages came to, by title; see `spread`."""
-        return spread_tables(
-            Outcome(s.key, s.summary, s.instance.stage if s.instance else "", s.instance.labels if s.instance else None)
-            for s in self.steps
-        )
-
-    @property
-    def nothing_ran(self) -> bool:
-        """Whether every step was cached."""
-        return all(step.state != "ran" for step in self.steps)
-
-    def step(self, key: str) -> StepResult:
-        """The result of one step of the plan. KeyError if there is none."""
-        for each in self.steps:
-            if each.key == key:
-                return each
-        raise KeyError(key)

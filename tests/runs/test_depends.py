@@ -235,7 +235,7 @@ SAID = [
         ("nemotron_steps/environments/own/reward_function.py", "code: environments/own/reward_function.py"),
         ("nemotron_steps/environments/grading_pool.py", "code: environments/grading_pool.py"),
         ("nemotron_steps/environments/text/mcqa.py", None),
-        ("nemotron_steps/runs/report.py", None),
+        ("nemotron_steps/runs/report/page.py", None),
         ("nemotron_steps/runs/execute.py", None),
         ("nemotron_steps/artifacts/store.py", None),
         ("nemotron_steps/cli/planning.py", None),
