@@ -74,7 +74,7 @@ from nemotron_steps.runs.step_workdir import (
     open_input,
     stage_outputs,
 )
-from nemotron_steps.runs.trackers import mirrors
+from nemotron_steps.runs.trackers import trackers
 from nemotron_steps.runs.trackers.base import ExperimentTracker
 from nemotron_steps.stopping import deferred, interruptible, stop_if_asked, was_interrupted
 
@@ -184,7 +184,7 @@ def execute(
         recorder = Recorder(folder, info, [*secrets, plain(request or {})])
         for listener in listeners:
             recorder.listen(listener)
-        open_mirrors: list[ExperimentTracker] = []
+        open_trackers: list[ExperimentTracker] = []
         run = _Run(plan, store, types or TypeGraph(), force, recorder, started)
         with recorder.capture_logging():
             try:
@@ -194,9 +194,9 @@ def execute(
                 if takes_over:
                     recorder.info = folder.forget_job(recorder.info)
                 run.begin(resumed=info.attempts > 0, request=request or info.request)
-                for mirror in mirrors(mirrored, folder, plan, store, recorder.redact) if mirrored else ():
-                    open_mirrors.append(mirror)
-                    recorder.listen(mirror)
+                for tracker in trackers(mirrored, folder, plan, store, recorder.redact) if mirrored else ():
+                    open_trackers.append(tracker)
+                    recorder.listen(tracker)
                 run.steps()
             except BaseException as error:
                 with deferred():
@@ -209,8 +209,8 @@ def execute(
                     run.end(DONE, started)
             finally:
                 with deferred():
-                    for mirror in open_mirrors:
-                        mirror.close()
+                    for tracker in open_trackers:
+                        tracker.close()
                     recorder.close()
                     _publish(folder)
         return RunResult(folder.id, folder.path, tuple(run.results), time.monotonic() - started)

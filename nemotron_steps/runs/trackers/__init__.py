@@ -1,35 +1,30 @@
-"""Copies of a run elsewhere: W&B, TensorBoard, MLflow. Each is a listener; the run folder stays the record.
+"""Copies of a run elsewhere: W&B, TensorBoard, and what other packages bring. Each is a listener; the run folder stays
+the record, and a tracker that cannot write never stops a run.
 
-A mirror that cannot write never stops a run.
+Third parties add one under the entry-point group `nemotron_steps.trackers`: the name is that of its table in env.toml,
+the object a subclass of `base.ExperimentTracker`, whose `settings_model` the table is checked against.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.config.mirrors import MirrorSettings, tracker_class
+from nemotron_steps.errors.plugins import load_object
 from nemotron_steps.resolver.plan import Plan
 from nemotron_steps.runs.run_folder import RunFolder
 from nemotron_steps.runs.trackers.base import ExperimentTracker
 
-if TYPE_CHECKING:
-    from nemotron_steps.config.mirrors import MirrorSettings
+_BUILT_IN = {"wandb": "wandb:WandbTracker", "tensorboard": "tensorboard:TensorBoardTracker"}
 
 
-def mirrors(
+def trackers(
     settings: MirrorSettings, folder: RunFolder, plan: Plan, store: ArtifactStore, redact: Callable[[Any], Any]
 ) -> Iterator[ExperimentTracker]:
-    """Every mirror that env.toml has a table for. UnsupportedError if a package it needs is not installed."""
-    if settings.wandb is not None:
-        from nemotron_steps.runs.trackers.wandb import WandbTracker
-
-        yield WandbTracker(settings.wandb, folder, plan, store, redact)
-    if settings.tensorboard is not None:
-        from nemotron_steps.runs.trackers.tensorboard import TensorBoardTracker
-
-        yield TensorBoardTracker(settings.tensorboard, folder, plan, store, redact)
-    if settings.mlflow is not None:
-        from nemotron_steps.runs.trackers.mlflow import MlflowTracker
-
-        yield MlflowTracker(settings.mlflow, folder, plan, store, redact)
+    """Every tracker that env.toml has a table for. UnsupportedError if a package it needs is not installed."""
+    for name in settings.names:
+        built_in = _BUILT_IN.get(name)
+        tracker = load_object(f"{__name__}.{built_in}") if built_in else tracker_class(name)
+        yield tracker(getattr(settings, name) if built_in else settings.others[name], folder, plan, store, redact)

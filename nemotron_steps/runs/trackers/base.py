@@ -1,4 +1,4 @@
-"""What mirrors share: they go quiet where they cannot write, and what they write has flat names."""
+"""What experiment trackers share: they go quiet where they cannot write, and what they write has flat names."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.config.mirrors import OpenTable, Table
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.resolver.plan import Plan
 from nemotron_steps.runs.context import Record
@@ -26,7 +27,7 @@ _SAMPLES = 2000
 class ExperimentTracker(ABC):
     """A listener that is closed at the end of the run, however it ended.
 
-    What cannot be written never stops a run: the mirror says so in the log and goes quiet. UnsupportedError if its
+    What cannot be written never stops a run: the tracker says so in the log and goes quiet. UnsupportedError if its
     package is not installed.
     """
 
@@ -36,6 +37,8 @@ class ExperimentTracker(ABC):
     """Of its package."""
     table: ClassVar[str]
     """Of env.toml; the extra that brings the package has the same name."""
+    settings_model: ClassVar[type[Table]] = OpenTable
+    """What the table of a tracker of another package is checked against."""
     _run: Any = None
     """What is open there for a step."""
 
