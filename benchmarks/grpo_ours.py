@@ -34,7 +34,7 @@ def main(folder: Path) -> None:
     from nemotron_steps.engine.grpo.loop import train
     from nemotron_steps.engine.rollouts.data import read_rows
     from nemotron_steps.environments import registry
-    from nemotron_steps.runs.tracker import Tracker
+    from nemotron_steps.runs.context import Tracker
 
     registry.BUILT_IN["vowels"] = f"{__name__}:Vowels"
     records: list[dict] = []

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-MOVED: dict[str, str] = {}
+MOVED: dict[str, str] = {
+    "runs.tracker": "runs.context",
+}
 """Old module → new module, below nemotron_steps."""
 
 
@@ -26,7 +28,7 @@ class MovedModules:
             return None
         from importlib.machinery import ModuleSpec
 
-        return ModuleSpec(name, _Loader())
+        return ModuleSpec(name, _Loader())  # type: ignore[arg-type]
 
 
 class _Loader:

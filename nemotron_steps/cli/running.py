@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import argparse
 
     from nemotron_steps.resolver.plan import Plan
-    from nemotron_steps.runs.results import RunResult
-    from nemotron_steps.runs.tracker import Listener, Record
+    from nemotron_steps.runs.context import Listener, Record
+    from nemotron_steps.runs.execute import RunResult
 
 
 _NO_GPUS = re.compile(r"cluster\.gpus_per_node|.*backend=vllm")

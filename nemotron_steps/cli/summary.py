@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.terminal import Terminal, duration, number, printable
-from nemotron_steps.runs.lines import columns_of, compared, is_change, is_table, values_of
-from nemotron_steps.runs.spread import MEANING, as_text
+from nemotron_steps.runs.log_format import columns_of, compared, is_change, is_table, values_of
+from nemotron_steps.runs.seed_stats import MEANING, as_text
 from nemotron_steps.session.jobs import shown_path
 
 if TYPE_CHECKING:
     from nemotron_steps.manifest.registry import Registry
     from nemotron_steps.resolver.plan import Plan
-    from nemotron_steps.runs.results import RunResult, StepResult
-    from nemotron_steps.runs.spread import Table
+    from nemotron_steps.runs.execute import RunResult, StepResult
+    from nemotron_steps.runs.seed_stats import Table
 
 _COLORS = {"good": "green", "bad": "red", "same": "dim"}
 """Of a change."""

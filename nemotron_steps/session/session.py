@@ -288,7 +288,7 @@ class Session:
 
     def newest(self, step_id: str, config_name: str | None, port: str) -> str | None:
         """The resolver's Newest."""
-        from nemotron_steps.runs.outputs import artifact_name
+        from nemotron_steps.runs.step_workdir import artifact_name
 
         for artifact in reversed(self.store.list_artifacts(name=artifact_name(step_id, port))):
             made_by = artifact.producer

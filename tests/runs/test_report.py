@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import DataError, EngineError, NonFiniteLossError
 from nemotron_steps.runs.recorder import row_at
-from nemotron_steps.runs.report import render_page, write_comparison, write_report
-from nemotron_steps.runs.report_data import StepReport, _apply_metrics, read_report
-from nemotron_steps.runs.report_svg import (
+from nemotron_steps.runs.report.data import StepReport, _apply_metrics, read_report
+from nemotron_steps.runs.report.page import render_page, write_comparison, write_report
+from nemotron_steps.runs.report.svg import (
     Node,
     curve,
     headlines,

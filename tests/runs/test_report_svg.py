@@ -5,7 +5,7 @@ import json
 import re
 from html import unescape
 
-from nemotron_steps.runs.report_svg import Node, bars, curve, moving_average, plan_graph, thinned
+from nemotron_steps.runs.report.svg import Node, bars, curve, moving_average, plan_graph, thinned
 
 
 def drawn(points: list[tuple[float, float]]) -> list[list[float]]:

@@ -13,7 +13,7 @@ from nemotron_steps.engine.build import run
 from nemotron_steps.environments import registry
 from nemotron_steps.environments.base import Response, Session, Verdict
 from nemotron_steps.errors import DataError, WorkerLostError
-from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.runs.context import Tracker
 from nemotron_steps.steps.rl import training
 from tests.engine.grpo.grpo_environments import Vowels
 from tests.engine.grpo.grpo_runs import config_of

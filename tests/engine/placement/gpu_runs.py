@@ -26,7 +26,7 @@ from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.loop import train
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.environments import registry
-from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.runs.context import Tracker
 from nemotron_steps.steps.sft import megatron_bridge
 from tests.models.hybrid_twins import hybrid_model
 

@@ -16,8 +16,8 @@ from nemotron_steps.config.schema.genrm import GenRmConfig
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.engine.backends.policy import build_policy
 from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
-from nemotron_steps.runs.stage_checks import flat_numbers
-from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.runs.context import Tracker
+from nemotron_steps.runs.hints import flat_numbers
 from nemotron_steps.steps.reward_model import genrm
 from nemotron_steps.steps.rl import dpo
 from nemotron_steps.steps.sft import megatron_bridge

@@ -28,7 +28,7 @@ from nemotron_steps.engine.types import SamplingParams
 from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, Verdict
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.errors import ConfigError, JudgeUnavailableError, StepsError
-from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.runs.context import Tracker
 from tests.engine.rollouts.scripted import cut_once
 from tests.engine.serving.taught_model import MAX_LENGTH, QUESTION, TOOL, embedded
 

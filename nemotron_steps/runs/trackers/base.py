@@ -1,4 +1,4 @@
-"""What mirrors share: they go quiet where they cannot write, and what they write has flat names."""
+"""What experiment trackers share: they go quiet where they cannot write, and what they write has flat names."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.config.mirrors import OpenTable, Table
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.resolver.plan import Plan
+from nemotron_steps.runs.context import Record
 from nemotron_steps.runs.run_folder import RunFolder
-from nemotron_steps.runs.tracker import Record
 from nemotron_steps.stopping import left_to_us
 from nemotron_steps.waiting import waiting
 
@@ -23,10 +24,10 @@ _SAMPLES = 2000
 """Samples of a step at most, the latest kept: W&B draws no larger tables."""
 
 
-class Mirror(ABC):
+class ExperimentTracker(ABC):
     """A listener that is closed at the end of the run, however it ended.
 
-    What cannot be written never stops a run: the mirror says so in the log and goes quiet. UnsupportedError if its
+    What cannot be written never stops a run: the tracker says so in the log and goes quiet. UnsupportedError if its
     package is not installed.
     """
 
@@ -36,6 +37,8 @@ class Mirror(ABC):
     """Of its package."""
     table: ClassVar[str]
     """Of env.toml; the extra that brings the package has the same name."""
+    settings_model: ClassVar[type[Table]] = OpenTable
+    """What the table of a tracker of another package is checked against."""
     _run: Any = None
     """What is open there for a step."""
 
@@ -60,7 +63,7 @@ class Mirror(ABC):
         self._samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES)
 
     def __call__(self, record: Record) -> None:
-        """Mirror one record."""
+        """ExperimentTracker one record."""
         handler = getattr(self, f"_on_{record['kind']}", None)
         if handler is not None and (record["kind"] == "step_started" or self._run is not None):
             self._trying(lambda: handler(record))

@@ -8,7 +8,7 @@ import pytest
 
 from nemotron_steps.errors import ArtifactError
 from nemotron_steps.runs.locks import hold
-from nemotron_steps.runs.work import WorkFolder
+from nemotron_steps.runs.step_workdir import WorkFolder
 
 PRODUCES = {"model": "toy_model", "report": "eval_report"}
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.errors import UnknownNameError
-from nemotron_steps.runs.mirrors.base import Mirror
-from nemotron_steps.runs.tracker import Record
+from nemotron_steps.runs.context import Record
+from nemotron_steps.runs.trackers.base import ExperimentTracker
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ PUBLISHED = {
 steps of a category as versions of one artifact, which has one type."""
 
 
-class WandbMirror(Mirror):
-    """See Mirror."""
+class WandbTracker(ExperimentTracker):
+    """See ExperimentTracker."""
 
     target, module, table = "W&B", "wandb", "wandb"
 

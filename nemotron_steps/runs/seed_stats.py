@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nemotron_steps.artifacts.jsonable import as_float, plain
-from nemotron_steps.runs.lines import is_table, number
+from nemotron_steps.runs.log_format import is_table, number
 
 MEANING = "mean ± standard deviation over seeds"
 _SEED = "seed"

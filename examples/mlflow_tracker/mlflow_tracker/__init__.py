@@ -1,4 +1,4 @@
-"""A mirror of a run in MLflow: one MLflow run per executed step, its config, metrics, summary, signals and samples.
+"""A tracker for MLflow: one MLflow run per executed step, its config, metrics, summary, signals and samples.
 
 The run folder stays the record; MLflow gets a copy of what a listener sees, redacted like everything else. Tags say
 which run and step it is, what it read (`input.PORT`) and what it made (`output.PORT`).
@@ -12,8 +12,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nemotron_steps.runs.mirrors.base import Mirror, leaves
-from nemotron_steps.runs.tracker import Record
+from pydantic import StrictStr
+
+from nemotron_steps.config.mirrors import Table
+from nemotron_steps.runs.context import Record
+from nemotron_steps.runs.trackers.base import ExperimentTracker, leaves
 
 _PARAMS, _METRICS = 100, 1000
 """Of one request, as MLflow's servers bound it."""
@@ -29,10 +32,20 @@ _ENVIRONMENT = {
 """Where the environment does not say otherwise."""
 
 
-class MlflowMirror(Mirror):
-    """See Mirror."""
+class MlflowSettings(Table):
+    """`[mlflow]`: an MLflow run of every executed step."""
+
+    tracking_uri: StrictStr | None = None
+    """`http://HOST:5000`, `sqlite:///FILE` or what else MLflow takes. None: what MLFLOW_TRACKING_URI says, or else
+    MLflow's own default."""
+    experiment: StrictStr = "nemotron-steps"
+
+
+class MlflowTracker(ExperimentTracker):
+    """See ExperimentTracker."""
 
     target, module, table = "MLflow", "mlflow", "mlflow"
+    settings_model = MlflowSettings
     _client: Any = None
     _index = 0
 

@@ -9,9 +9,9 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import InterruptedRunError, StepsError, WorkerLostError
 from nemotron_steps.runs.locks import hold_if_free
 from nemotron_steps.runs.recorder import Recorder
-from nemotron_steps.runs.report import write_report
+from nemotron_steps.runs.report.page import write_report
 from nemotron_steps.runs.run_folder import FAILED, INTERRUPTED, RUNNING, RunFolder, RunInfo, read_events
-from nemotron_steps.runs.work import kept
+from nemotron_steps.runs.step_workdir import kept
 
 
 def record_death(store: ArtifactStore, run_id: str, how: str, *, asked_by: str | None = None) -> StepsError:

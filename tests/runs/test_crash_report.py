@@ -11,7 +11,7 @@ import pytest
 from nemotron_steps.artifacts.backend import FsspecBackend
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import InterruptedRunError
-from nemotron_steps.runs.aftermath import record_death
+from nemotron_steps.runs.crash_report import record_death
 from nemotron_steps.runs.locks import hold
 from nemotron_steps.runs.run_folder import RunFolder, get_run, read_events
 

@@ -172,7 +172,7 @@ def test_a_wandb_error_of_another_class_does_not_stop_the_run(
     def refuse(*_: Any) -> None:
         raise TypeError("not a table")
 
-    monkeypatch.setattr("nemotron_steps.runs.mirrors.wandb.WandbMirror._table", refuse)
+    monkeypatch.setattr("nemotron_steps.runs.trackers.wandb.WandbTracker._table", refuse)
     result = run(store, mirrored=OFFLINE)
     assert result.step("toy/train").outputs
     assert (

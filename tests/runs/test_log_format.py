@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.runs.lines import (
+from nemotron_steps.runs.log_format import (
     better,
     compared,
     in_words,

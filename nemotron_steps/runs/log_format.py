@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.jsonable import as_float
-from nemotron_steps.runs.tracker import Record
+from nemotron_steps.runs.context import Record
 
 _SHOWN_METRICS = 6
 _LOWER_IS_BETTER = ("loss", "kl", "error", "perplexity", "truncat", "seconds")

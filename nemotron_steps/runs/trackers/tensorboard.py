@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.runs.mirrors.base import Mirror, leaves
-from nemotron_steps.runs.tracker import Record
+from nemotron_steps.runs.context import Record
+from nemotron_steps.runs.trackers.base import ExperimentTracker, leaves
 
 
-class TensorBoardMirror(Mirror):
-    """See Mirror.
+class TensorBoardTracker(ExperimentTracker):
+    """See ExperimentTracker.
 
     Event files are in `<folder>/<run id>/<step>`, or `<run folder>/tensorboard/<step>` where no folder is given.
     """

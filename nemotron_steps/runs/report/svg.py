@@ -14,8 +14,8 @@ from itertools import pairwise
 
 from markupsafe import Markup, escape
 
-from nemotron_steps.runs.lines import number, seconds
-from nemotron_steps.runs.report_data import StepReport
+from nemotron_steps.runs.log_format import number, seconds
+from nemotron_steps.runs.report.data import StepReport
 
 WIDTH, HEIGHT = 300, 132
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 10, 20

@@ -1,23 +1,28 @@
-"""The MLflow mirror over a tracking store on disk: what it wrote is read back through MLflow's own client."""
+"""The MLflow tracker over a tracking store on disk: what it wrote is read back through MLflow's own client."""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow_tracker import MlflowSettings, MlflowTracker
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.config.profiles import MirrorSettings, MlflowSettings
-from nemotron_steps.errors import InterruptedRunError, NonFiniteLossError, UnsupportedError
+from nemotron_steps.config.mirrors import MirrorSettings
+from nemotron_steps.config.profiles import MirrorSettings, MlflowSettings, load_environment
+from nemotron_steps.errors import ConfigError, InterruptedRunError, NonFiniteLossError
 from nemotron_steps.runs.execute import execute
-from nemotron_steps.runs.mirrors.mlflow import MlflowMirror
 from nemotron_steps.runs.run_folder import RunFolder
 from tests.runs.runner_toy_plan import make_plan, run
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path / "home")
 
 
 @pytest.fixture
@@ -25,15 +30,16 @@ def mirrored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MirrorSettings:
     """A folder: creating MLflow's database takes seconds, and the mirror is the same."""
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    return MirrorSettings(mlflow=MlflowSettings(tracking_uri=(tmp_path / "tracked").as_uri(), experiment="toys"))
+    return MirrorSettings(
+        others={"mlflow": MlflowSettings(tracking_uri=(tmp_path / "tracked").as_uri(), experiment="toys")}
+    )
 
 
 def runs_in(mirrored: MirrorSettings) -> tuple[Any, dict[str, Any]]:
     """MLflow's client, and its runs by step."""
     import mlflow
 
-    assert mirrored.mlflow is not None
-    client = mlflow.MlflowClient(tracking_uri=mirrored.mlflow.tracking_uri)
+    client = mlflow.MlflowClient(tracking_uri=mirrored.others["mlflow"].tracking_uri)
     experiment = client.get_experiment_by_name("toys")
     return client, {each.data.tags["step"]: each for each in client.search_runs([experiment.experiment_id])}
 
@@ -79,7 +85,7 @@ def test_names_that_are_paths_or_come_out_alike_do_not_end_the_mirror(
     plan = replace(
         plan, steps=tuple(replace(s, config={**s.config, **many, "a:b": 1, "a b?": 2, "a?b": 3}) for s in plan.steps)
     )
-    mirror = MlflowMirror(mirrored.mlflow, RunFolder(store, "a-run"), plan, store, lambda value: value)  # type: ignore[arg-type]
+    mirror = MlflowTracker(mirrored.others["mlflow"], RunFolder(store, "a-run"), plan, store, lambda value: value)  # type: ignore[arg-type]
     record = {"time": 1.0, "step": train.key}
     mirror({"kind": "step_started", **record})
     mirror({"kind": "summary", "values": {"heldout": {"./models/a": 1.0, "/models//b/": 2.0, "../c": 3.0}}, **record})
@@ -107,7 +113,7 @@ def test_a_store_that_cannot_be_reached_does_not_stop_the_run(
     store: ArtifactStore, mirrored: MirrorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    nobody = MirrorSettings(mlflow=MlflowSettings(tracking_uri="http://127.0.0.1:9"))
+    nobody = MirrorSettings(others={"mlflow": MlflowSettings(tracking_uri="http://127.0.0.1:9")})
     result = run(store, mirrored=nobody)
     assert result.step("toy/train").outputs
     assert "the MLflow mirror stops here" in (result.folder / "log.txt").read_text()
@@ -145,17 +151,20 @@ def test_an_interrupted_run_ends_as_one_where_its_mirror_cannot_be_closed(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(mlflow.MlflowClient, "set_terminated", refuse)
-    monkeypatch.setattr("nemotron_steps.runs.mirrors.mlflow.MlflowMirror._on_step_failed", lambda *_: None)
+    monkeypatch.setattr("mlflow_tracker.MlflowTracker._on_step_failed", lambda *_: None)
     with pytest.raises(InterruptedRunError):
         execute(make_plan(), store, listeners=[interrupt], mirrored=mirrored)
     (folder,) = (store.backend.scratch / "runs").iterdir()
     assert "the MLflow mirror stops here" in (folder / "log.txt").read_text()
 
 
-def test_without_the_package_the_error_says_what_to_install(
-    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(UnsupportedError) as caught:
-        run(store, mirrored=MirrorSettings(mlflow=MlflowSettings()))
-    assert caught.value.hints == ("pip install 'nemotron-steps[mlflow]'",)
+def test_the_table_is_checked_and_a_wrong_key_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "env.toml").write_text('[mlflow]\nuri = "x"\n')
+    monkeypatch.chdir(tmp_path)
+    environment = load_environment()
+    assert environment.names == ()
+    with pytest.raises(ConfigError) as caught:
+        _ = environment.mirrors
+    assert caught.value.where == f"{tmp_path / 'env.toml'}:2"
+    (tmp_path / "env.toml").write_text('[mlflow]\nexperiment = "x"\n')
+    assert load_environment().mirrors.others == {"mlflow": MlflowSettings(experiment="x")}
