@@ -76,6 +76,7 @@ def render_page(run: RunReport) -> str:
         spreads={title: as_text(table) for title, table in spread_tables(map(_outcome, run.steps)).items()},
         spread_meaning=MEANING,
         plan=_plan(run),
+        spent={step.key: step.seconds for step in run.steps if step.state == "ran" and step.seconds},
         arranged=svg.arranged,
         by_kind=svg.by_kind,
         chosen_samples=_chosen_samples,
@@ -124,7 +125,7 @@ def _templates() -> Environment:
     found.filters.update(filters)
     found.globals.update(
         asset=lambda name: Markup(_asset(name)),
-        bars=svg.bars,
+        shares=svg.shares,
         columns_of=log_format.columns_of,
         compared=log_format.compared,
         curve=svg.curve,
@@ -147,23 +148,18 @@ def _outcome(step: StepReport) -> Outcome:
 
 
 def _plan(run: RunReport) -> Markup:
-    """The graph of the plan, and where its time went."""
+    """The graph of the plan."""
     nodes = []
     for step in run.steps:
         parents = tuple(
             (str(source.get("step", "")), f"{port} ← {source.get('step') or source.get('ref')}")
             for port, source in step.plan.get("inputs", {}).items()
         )
-        note = step.state
-        if step.seconds is not None and step.state != "pending":
-            note += f" · {log_format.seconds(step.seconds)}"
-        if step.plan.get("inserted"):
-            note += " · inserted"
-        nodes.append(svg.Node(step.key, step.key, note, step.state, parents))
-    if not nodes:
-        return Markup()
-    spent = {step.key: step.seconds for step in run.steps if step.state == "ran" and step.seconds}
-    return svg.plan_graph(nodes) + (svg.bars(spent) if len(spent) > 1 else "")
+        took = step.seconds is not None and step.state != "pending"
+        notes = [step.state, log_format.seconds(step.seconds or 0.0) if took else ""]
+        notes.append("inserted" if step.plan.get("inserted") else "")
+        nodes.append(svg.Node(step.key, " · ".join(filter(None, notes)), step.state, parents))
+    return svg.plan_graph(nodes) if nodes else Markup()
 
 
 def _chosen_samples(samples: Sequence[Mapping[str, Any]]) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:

@@ -1,4 +1,4 @@
-"""The report's drawings as inline SVG: curves, the plan graph, bars. Colours are CSS classes.
+"""The report's drawings as inline SVG: curves and the plan graph. Colours are CSS classes.
 
 And which curves of a step are drawn: metrics that matter first, those of each environment, the others folded away.
 """
@@ -10,11 +10,10 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from markupsafe import Markup, escape
 
-from nemotron_steps.runs.log_format import number, seconds
+from nemotron_steps.runs.log_format import number
 from nemotron_steps.runs.report.data import StepReport
 
 WIDTH, HEIGHT = 300, 132
@@ -155,7 +154,8 @@ def _drawing(label: str, parts: Sequence[str], data: str = "") -> Markup:
 
 def axes(covered: Points) -> tuple[Callable[[float, float], tuple[float, float]], list[str]]:
     """Where a point lies in a drawing that reaches over all of `covered` (finite, at least one), and its grid."""
-    (x_low, x_high), (y_low, y_high) = _extent([x for x, _ in covered]), _extent([y for _, y in covered])
+    x_low, x_high = min(x for x, _ in covered), max(x for x, _ in covered)
+    y_low, y_high = min(y for _, y in covered), max(y for _, y in covered)
     ticks = nice_ticks(y_low, y_high, 3)
     y_low, y_high = min(y_low, ticks[0]), max(y_high, ticks[-1])
 
@@ -210,9 +210,7 @@ def nice_ticks(low: float, high: float, count: int) -> list[float]:
 def tick_labels(ticks: Sequence[float]) -> list[str]:
     """Ticks as texts, with as many digits as it takes to tell one from the next."""
     texts = [number(tick) for tick in ticks]
-    if len(set(texts)) == len(texts):
-        return texts
-    return [f"{tick:{_TICK}}" for tick in ticks]
+    return texts if len(set(texts)) == len(texts) else [f"{tick:{_TICK}}" for tick in ticks]
 
 
 @dataclass(frozen=True)
@@ -220,129 +218,53 @@ class Node:
     """One step of the plan graph. `state` is a CSS class: ran, cached, reused, failed, running, pending."""
 
     key: str
-    title: str
     note: str
     state: str
     parents: tuple[tuple[str, str], ...]
     """(parent key or "", label): where each input comes from; "" is something supplied from outside."""
 
 
-_BOX_WIDTH, _BOX_HEIGHT, _GAP_X, _GAP_Y = 220, 54, 60, 20
-_WIDEST = 3
-"""Columns that fit the page; a plan of more is drawn upright whatever the screen."""
-_UPRIGHT_WIDTH, _MARGIN = 320, 56
+_BOX_HEIGHT, _GAP, _WIDTH, _MARGIN = 54, 20, 320, 56
 
 
 def plan_graph(nodes: Sequence[Node]) -> Markup:
-    """The plan for wide screens and for narrow ones; the style sheet shows the one that fits."""
-    columns = _columns(nodes)
-    wide = f'<div class="wide">{_sideways(nodes, columns)}</div>' if max(columns.values(), default=0) < _WIDEST else ""
-    return Markup(f'{wide}<div class="{"narrow" if wide else "any"}">{_upright(nodes)}</div>')
-
-
-def _columns(nodes: Sequence[Node]) -> dict[str, int]:
-    """Every step right of those it reads from, and as near as that allows to the first that reads from it."""
-    column: dict[str, int] = {}
-    for node in nodes:
-        column[node.key] = 1 + max((column[parent] for parent, _ in node.parents if parent in column), default=-1)
-    for node in reversed(nodes):
-        readers = [column[other.key] for other in nodes if any(parent == node.key for parent, _ in other.parents)]
-        column[node.key] = min(readers, default=column[node.key] + 1) - 1
-    return column
-
-
-def _sideways(nodes: Sequence[Node], column: Mapping[str, int]) -> str:
-    """Steps as boxes in columns. An edge that passes a column does so below its boxes: behind one it would seem to end
-    there."""
-    rows = dict.fromkeys(range(max(column.values(), default=0) + 1), 0)
-
-    def below(at: int) -> tuple[float, float]:
-        rows[at] += 1
-        return 4 + at * (_BOX_WIDTH + _GAP_X), 4 + (rows[at] - 1) * (_BOX_HEIGHT + _GAP_Y)
-
-    place = {node.key: below(column[node.key]) for node in nodes}
-    lanes: dict[tuple[str, int], tuple[float, float]] = {}
-    edges = []
-    for node, parent, label in _edges(nodes, place):
-        passed = [(parent, at) for at in range(column[parent] + 1, column[node.key])]
-        lanes.update({lane: below(lane[1]) for lane in passed if lane not in lanes})
-        stops = [place[parent], *(lanes[lane] for lane in passed), place[node.key]]
-        path = "M"
-        for (x, y), (next_x, next_y) in pairwise(stops):
-            start_x, start_y, end_y = x + _BOX_WIDTH, y + _BOX_HEIGHT / 2, next_y + _BOX_HEIGHT / 2
-            end_x = next_x - 5 if next_x == place[node.key][0] else next_x
-            middle = (start_x + next_x) / 2
-            path += f"{start_x},{start_y} C{middle},{start_y} {middle},{end_y} {end_x},{end_y} L"
-        edges.append(_edge("wide", path.removesuffix(" L"), label))
-    boxes = [_box(node, *place[node.key], _BOX_WIDTH) for node in nodes]
-    width = 8 + len(rows) * (_BOX_WIDTH + _GAP_X) - _GAP_X
-    height = 8 + max(rows.values()) * (_BOX_HEIGHT + _GAP_Y) - _GAP_Y
-    return _svg("wide", width, height, edges, boxes)
-
-
-def _upright(nodes: Sequence[Node]) -> str:
-    """Steps below each other, every step below those it reads from, edges on their left: as narrow as a phone."""
+    """Steps below each other, each below those it reads from, edges on their left."""
     row = {node.key: index for index, node in enumerate(nodes)}
-    place = {key: (float(_MARGIN), 4.0 + index * (_BOX_HEIGHT + _GAP_Y)) for key, index in row.items()}
-    height = 8 + len(nodes) * (_BOX_HEIGHT + _GAP_Y) - _GAP_Y
-    edges = []
-    for node, parent, label in _edges(nodes, place):
-        start, end = place[parent][1] + _BOX_HEIGHT / 2, place[node.key][1] + _BOX_HEIGHT / 2
-        # The farther an edge goes, the farther out it runs, so that edges lie beside each other.
-        out = max(4.0, _MARGIN - 12 - 10 * abs(row[node.key] - row[parent]))
-        path = f"M{_MARGIN},{start} C{out},{start} {out},{end} {_MARGIN - 5},{end}"
-        edges.append(_edge("upright", path, label))
-    width = _UPRIGHT_WIDTH - _MARGIN - 4
-    boxes = [_box(node, *place[node.key], width) for node in nodes]
-    return _svg("upright", _UPRIGHT_WIDTH, height, edges, boxes)
-
-
-def _edges(nodes: Sequence[Node], place: Mapping[str, object]) -> list[tuple[Node, str, str]]:
-    """(node, parent, label) for every input that comes from a step of the plan."""
-    return [(node, parent, label) for node in nodes for parent, label in node.parents if parent in place]
-
-
-def _edge(name: str, path: str, label: str) -> str:
-    return f'<path class="edge" marker-end="url(#arrow-{name})" d="{path}"><title>{escape(label)}</title></path>'
-
-
-def _box(node: Node, x: float, y: float, width: float) -> str:
-    letters = int((width - 36) / 7.4)
-    return (
-        f'<g class="node {escape(node.state)}"><title>{escape(node.key)}</title>'
-        f'<rect x="{x}" y="{y}" width="{width}" height="{_BOX_HEIGHT}" rx="8"/>'
-        f'<circle cx="{x + 16}" cy="{y + 20}" r="4.5"/>'
-        f'<text class="name" x="{x + 28}" y="{y + 24}">{escape(_shortened(node.title, letters))}</text>'
-        f'<text class="note" x="{x + 28}" y="{y + 42}">{escape(_shortened(node.note, letters + 3))}</text></g>'
-    )
-
-
-def _svg(name: str, width: float, height: float, edges: Sequence[str], boxes: Sequence[str]) -> str:
-    return (
-        f'<svg class="plan" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="plan graph"><defs><marker id="arrow-{name}" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" '
-        f'markerHeight="7" orient="auto"><path d="M0,0 L8,4 L0,8 z"/></marker></defs>'
-        f"{''.join(edges)}{''.join(boxes)}</svg>"
-    )
-
-
-def bars(values: Mapping[str, float]) -> Markup:
-    """Horizontal bars of seconds, longest first, each with its share of the sum; without those that took none."""
-    values = {name: value for name, value in values.items() if value > 0} or values
-    total = sum(values.values()) or 1.0
-    longest = max(values.values(), default=1.0) or 1.0
-    rows = []
-    for name, value in sorted(values.items(), key=lambda item: -item[1]):
-        rows.append(
-            f'<div class="bar"><span class="bar-name">{escape(name)}</span><span class="bar-track">'
-            f'<span class="bar-fill" style="width:{100 * value / longest:.2f}%"></span></span>'
-            f'<span class="bar-value">{seconds(value)} <em>{100 * value / total:.0f} %</em></span></div>'
+    top = {key: 4.0 + index * (_BOX_HEIGHT + _GAP) for key, index in row.items()}
+    height, width = 8 + len(nodes) * (_BOX_HEIGHT + _GAP) - _GAP, _WIDTH - _MARGIN - 4
+    parts = []
+    for node in nodes:
+        for parent, label in node.parents:
+            if parent in row:
+                start, end = top[parent] + _BOX_HEIGHT / 2, top[node.key] + _BOX_HEIGHT / 2
+                # The farther an edge goes, the farther out it runs, so that edges lie beside each other.
+                out = max(4.0, _MARGIN - 12 - 10 * abs(row[node.key] - row[parent]))
+                path = f"M{_MARGIN},{start} C{out},{start} {out},{end} {_MARGIN - 5},{end}"
+                parts.append(
+                    f'<path class="edge" marker-end="url(#arrow)" d="{path}"><title>{escape(label)}</title></path>'
+                )
+    for node in nodes:
+        x, y, letters = _MARGIN, top[node.key], int((width - 36) / 7.4)
+        parts.append(
+            f'<g class="node {escape(node.state)}"><title>{escape(node.key)}</title>'
+            f'<rect x="{x}" y="{y}" width="{width}" height="{_BOX_HEIGHT}" rx="8"/>'
+            f'<circle cx="{x + 16}" cy="{y + 20}" r="4.5"/>'
+            f'<text class="name" x="{x + 28}" y="{y + 24}">{escape(_shortened(node.key, letters))}</text>'
+            f'<text class="note" x="{x + 28}" y="{y + 42}">{escape(_shortened(node.note, letters + 3))}</text></g>'
         )
-    return Markup(f'<div class="bars">{"".join(rows)}</div>')
+    return Markup(
+        f'<svg class="plan" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}" role="img" '
+        f'aria-label="plan graph"><defs><marker id="arrow" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" '
+        f'markerHeight="7" orient="auto"><path d="M0,0 L8,4 L0,8 z"/></marker></defs>{"".join(parts)}</svg>'
+    )
 
 
-def _extent(values: Sequence[float]) -> tuple[float, float]:
-    return min(values), max(values)
+def shares(values: Mapping[str, float]) -> list[tuple[str, float, float, float]]:
+    """(name, value, share of the sum, share of the longest), longest first, without what took no time."""
+    values = {name: value for name, value in values.items() if value > 0} or values
+    total, longest = sum(values.values()) or 1.0, max(values.values(), default=1.0) or 1.0
+    ordered = sorted(values.items(), key=lambda item: -item[1])
+    return [(name, value, value / total, value / longest) for name, value in ordered]
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
