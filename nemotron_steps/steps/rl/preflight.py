@@ -12,7 +12,7 @@ from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.layout.processes import raise_if_rl_needs_ray
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import RlConfig
-from nemotron_steps.engine.build.rows import (
+from nemotron_steps.engine.setup.rows import (
     asks_for_validation,
     check_run_rows,
     prompt_stream,

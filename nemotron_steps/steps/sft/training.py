@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.schema.sft import SftConfig
-from nemotron_steps.engine.build.policy import open_policy
 from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
+from nemotron_steps.engine.placement.standalone import open_policy
 from nemotron_steps.engine.supervised.loop import total_steps
 from nemotron_steps.engine.supervised.packed_rows import PackedRows, SftExample
 from nemotron_steps.engine.supervised.sft import finetune, read_chats

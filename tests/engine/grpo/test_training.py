@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nemotron_steps.engine.build import run
+from nemotron_steps.engine.placement import run
 from nemotron_steps.environments import registry
 from nemotron_steps.environments.base import Response, Session, Verdict
 from nemotron_steps.errors import DataError, WorkerLostError

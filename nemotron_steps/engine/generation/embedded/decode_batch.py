@@ -6,7 +6,7 @@ A row may leave the beginning of its prompt to a `Prefix` that it shares with ot
 removing rows moves the last ones into the holes. When the last column is reached, everything shifts left, or there come
 to be more columns: answers are mostly far shorter than the longest one allowed, and the cache is what takes memory.
 
-Not for: knowing what the rows mean (generator.py) or computing anything with them (model.py, hybrid.py).
+Not for: knowing what the rows mean (generator.py) or computing anything with them (dense_model.py, hybrid_model.py).
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from itertools import groupby
 import torch
 import torch.nn.functional as F
 
-from nemotron_steps.engine.generation.embedded.base import CachedModel
-from nemotron_steps.engine.generation.embedded.decode import CacheView
-from nemotron_steps.engine.generation.embedded.grid import PrefixGrid
-from nemotron_steps.engine.generation.embedded.prefix import Prefix
+from nemotron_steps.engine.generation.embedded.cached_model import CachedModel, CacheView, RowStates
+from nemotron_steps.engine.generation.embedded.prefix_cache import Prefix
 from nemotron_steps.engine.generation.embedded.sampling import stream_uniforms
-from nemotron_steps.engine.generation.embedded.states import RowStates
+from nemotron_steps.engine.generation.embedded.shared_prefix_batching import PrefixGrid
 from nemotron_steps.engine.policy.malloc_tuning import release_gpu_memory
 
 _UNIFORM_BLOCK = 32

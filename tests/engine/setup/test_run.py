@@ -12,15 +12,15 @@ import pytest
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig
-from nemotron_steps.engine.build import collector as collector_module
-from nemotron_steps.engine.build import rows as rows_module
-from nemotron_steps.engine.build import run as run_module
-from nemotron_steps.engine.build.collector import build_collector
-from nemotron_steps.engine.build.policy import open_policy
-from nemotron_steps.engine.build.rows import Needs, RunRows, check_run_rows
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.losses.teacher_kl import TeacherKl
+from nemotron_steps.engine.placement import run as run_module
+from nemotron_steps.engine.placement.standalone import open_policy
 from nemotron_steps.engine.rollouts.data import PromptRow
+from nemotron_steps.engine.setup import collector as collector_module
+from nemotron_steps.engine.setup import rows as rows_module
+from nemotron_steps.engine.setup.collector import build_collector
+from nemotron_steps.engine.setup.rows import Needs, RunRows, check_run_rows
 from nemotron_steps.environments.environment_set import POLICY_NAME
 from nemotron_steps.errors import DataError
 
@@ -189,7 +189,7 @@ def test_a_placed_policy_is_closed_with_its_block(monkeypatch: pytest.MonkeyPatc
         resources.callback(closed.append, "closed")
         return "policy", resources, {"backend": "ray"}
 
-    monkeypatch.setattr("nemotron_steps.engine.placement.policy_alone.place_policy", placed)
+    monkeypatch.setattr("nemotron_steps.engine.placement.standalone.place_policy", placed)
     cluster, loss = ClusterConfig(backend="ray"), Any
     with open_policy(cluster, PolicyConfig(), Path("p"), loss, reference=False, total_steps=1) as found:  # type: ignore[arg-type]
         assert found == ("policy", {"backend": "ray"}) and closed == []

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.engine.policy import parallel_dims as parallel
 from nemotron_steps.engine.weight_sync.adapted import FrozenWeights, is_adapter
-from nemotron_steps.engine.weight_sync.objects import get_weights, put_weights
-from nemotron_steps.engine.weight_sync.offers import OBJECTS, SHARED_MEMORY, ReceivingOffer
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
+from nemotron_steps.engine.weight_sync.ray_transport import get_weights, put_weights
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentReader, SegmentWriter
 from nemotron_steps.engine.weight_sync.streams import StreamReceiver, StreamSender
+from nemotron_steps.engine.weight_sync.transport_handle import OBJECTS, SHARED_MEMORY, TransportHandle
 from nemotron_steps.engine.workers.rendezvous import join_store
 from nemotron_steps.errors import EngineError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Weights = Iterator[tuple[str, torch.Tensor]]
 
 
-class SendingEnd:
+class SendingEndpoint:
     """A policy rank's. `weights` is collective, so every rank reads it to the end, whether it sends or not."""
 
     def __init__(self, channel: str, weights: Callable[[], Weights], rank: int, store: Callable[[], Store]) -> None:
@@ -71,14 +71,14 @@ class SendingEnd:
         return None
 
 
-class ReceivingEnd:
+class ReceivingEndpoint:
     """A generation worker's, or that of one of its processes: opened where the weights are to arrive.
 
     Args:
         frozen: what adapters are added to, of all channels of one generator.
     """
 
-    def __init__(self, offered: ReceivingOffer, frozen: FrozenWeights) -> None:
+    def __init__(self, offered: TransportHandle, frozen: FrozenWeights) -> None:
         self._plan, self._frozen = offered.plan, frozen
         self.is_adapter = is_adapter(self._plan)
         """Whether adapters arrive here, and of the weights those that they change are read."""

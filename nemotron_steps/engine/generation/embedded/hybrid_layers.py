@@ -1,10 +1,10 @@
 """The layers of a hybrid model over flat tokens, and what they do for one new token of every row.
 
-A layer is one norm, one mixer and the residual: Mamba-2, attention, MLP or experts. As in decode.py the number of
+A layer is one norm, one mixer and the residual: Mamba-2, attention, MLP or experts. As in dense_model.py the number of
 operators is what counts: experts are two matrix products over all of them, in which those that a token has not chosen
 weigh nothing, and the state is laid out so that a step needs three passes over it.
 
-Not for: what a weight is called and how prompts are fed (hybrid.py).
+Not for: what a weight is called and how prompts are fed (hybrid_model.py).
 
 Shapes: B rows or tokens, H hidden, D head size, R query heads per key-value head; for Mamba-2 G groups, N state size,
 I inner size, C channels and k taps of the convolution; E experts of inner size F.
@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from nemotron_steps.engine.generation.embedded.decode import ModelWeights, norm
-from nemotron_steps.engine.generation.embedded.states import LayerStates
+from nemotron_steps.engine.generation.embedded.cached_model import LayerStates
+from nemotron_steps.engine.generation.embedded.dense_model import ModelWeights, norm
 from nemotron_steps.engine.policy.kernels.dense import linear_forward
 from nemotron_steps.engine.policy.mamba.scan import time_steps
 from nemotron_steps.models.architecture import Architecture, Mamba2

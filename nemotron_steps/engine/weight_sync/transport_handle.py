@@ -15,7 +15,7 @@ OBJECTS = "objects"
 
 
 @dataclass(frozen=True)
-class ReceivingOffer:
+class TransportHandle:
     """How one process gets a policy's weights; may travel to it.
 
     Attributes:
@@ -43,11 +43,11 @@ class ReceivingOffer:
 
 
 @dataclass(frozen=True)
-class OfferedWeights:
+class ChannelHandles:
     """The weights of a channel for a generator of several processes: each takes up its own offer, in rank order."""
 
     channel: str
-    offers: tuple[ReceivingOffer, ...]
+    offers: tuple[TransportHandle, ...]
 
     @property
     def bytes(self) -> int:

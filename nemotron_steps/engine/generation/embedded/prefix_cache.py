@@ -6,7 +6,7 @@ have in common is computed first, then each prompt is fed from there on. Whateve
 token before it is used. Keys and values can be cut anywhere; the states of a recurrent model cannot, so there a prompt
 goes on only from where another one ends.
 
-Not for: the cache of running sequences (batch.py).
+Not for: the cache of running sequences (decode_batch.py).
 
 Shapes: L layers, h key-value heads, D head size, V vocabulary.
 """
@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nemotron_steps.engine.generation.embedded.base import CachedModel
-from nemotron_steps.engine.generation.embedded.states import Continuation, States
+from nemotron_steps.engine.generation.embedded.cached_model import CachedModel, Continuation, States
 
 BLOCK = 16
 _WORTHWHILE_TOKENS = 256  # one more forward pass costs about as much as feeding this many tokens

@@ -1,27 +1,85 @@
-"""A generator with its judges and environments and no policy in training: in this process, or in Ray actors.
-
-On Ray, a generator has vLLM's tensor-parallel size of GPUs, and there are as many as the GPUs that are not kept for
-judges give; on CPU `cluster.policy_workers`. Judges share their devices, or have nodes of their own (`num_gpu_nodes`).
-"""
+"""A policy that trains without a generator (SFT, DPO), where `cluster` puts it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.layout.parallel_config import JudgeLayout, ParallelConfig, judge_copies
-from nemotron_steps.config.schema.policy import GenerationConfig
+from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, EnvConfig, VllmModelConfig
 from nemotron_steps.engine.generation.sampler import AsyncSampler
+from nemotron_steps.engine.losses.loss import Loss
+from nemotron_steps.engine.placement.cluster import RayCluster
+from nemotron_steps.engine.placement.policy_group import RayPolicy
+from nemotron_steps.engine.setup.backends import build_policy
+from nemotron_steps.engine.types import Policy
+from nemotron_steps.engine.workers.workers import places
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.chat import ChatFormat
 
 if TYPE_CHECKING:
+    from nemotron_steps.config.schema.policy import PolicyConfig
+    from nemotron_steps.config.schema.rl import ClusterConfig
+    from nemotron_steps.engine.losses.loss import Loss
     from nemotron_steps.engine.placement.on_ray import DevicePlan
+
+
+@contextmanager
+def open_policy(
+    cluster: ClusterConfig,
+    config: PolicyConfig,
+    checkpoint: Path,
+    loss_fn: Loss,
+    *,
+    reference: bool,
+    total_steps: int,
+) -> Iterator[tuple[Policy, dict[str, Any]]]:
+    """A policy that trains without a generator, where `cluster` puts it, until the block ends; and where that is, for
+    the journal. Further arguments as `build_policy`."""
+    if cluster.backend == "ray":
+        placed, resources, where = place_policy(
+            cluster, config, checkpoint, loss_fn, reference=reference, total_steps=total_steps
+        )
+        with resources:
+            yield placed, where
+    else:
+        policy = build_policy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
+        yield policy, {"backend": "process"}
+
+
+def place_policy(
+    cluster: ClusterConfig,
+    config: PolicyConfig,
+    checkpoint: Path,
+    loss_fn: Loss,
+    *,
+    reference: bool,
+    total_steps: int,
+) -> tuple[RayPolicy, ExitStack, dict[str, Any]]:
+    """Start and load one rank a device; the policy, what ends it, and where it is. Arguments as build_policy's.
+
+    Raises:
+        ConfigError: `cluster.policy_workers` is not the number of GPUs, or the layout does not divide the ranks.
+        UnsupportedError, WorkerLostError: see RayCluster and RayPolicy.
+    """
+    sizes = sizes_of(SimpleNamespace(cluster=cluster, policy=config))
+    refuse(sizes, found=[*device_misfits(sizes)])
+    ranks = sizes.ranks
+    gpu = 1.0 if cluster.gpus_per_node else 0.0
+    with ExitStack() as resources:
+        ray = RayCluster(cluster, workers=ranks)
+        resources.callback(ray.close)
+        ray.reserve([{"GPU": gpu} if gpu else {}] * ranks)
+        policy = RayPolicy([ray.options(rank, gpu) for rank in range(ranks)], local=ray.is_local)
+        resources.callback(policy.close)
+        policy.build(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
+        return policy, resources.pop_all(), {"backend": "ray", "workers": places(policy.workers)}
 
 
 @dataclass(frozen=True)
@@ -73,8 +131,8 @@ def place_sampling(cluster: ClusterConfig, wanted: SamplingWanted) -> SamplingPa
 
 
 def _in_process(wanted: SamplingWanted) -> SamplingParts:
-    from nemotron_steps.engine.backends.generator import build_generator
-    from nemotron_steps.engine.backends.judges import build_judges
+    from nemotron_steps.engine.setup.backends import build_generator
+    from nemotron_steps.engine.setup.judges import build_judges
     from nemotron_steps.environments.judged.judges import HttpJudge
 
     gym = wanted.env.nemo_gym

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.schema.rl import EnvConfig, RlConfig
-from nemotron_steps.engine.build import prompt_lengths
-from nemotron_steps.engine.build.prompt_lengths import ChosenRows, longer_than
-from nemotron_steps.engine.build.rows import check_rows, prompt_stream, read_data
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
+from nemotron_steps.engine.setup import prompt_lengths
+from nemotron_steps.engine.setup.prompt_lengths import ChosenRows, longer_than
+from nemotron_steps.engine.setup.rows import check_rows, prompt_stream, read_data
 from nemotron_steps.errors import ConfigError, DataError, StepsError
 from tests.models.checkpoints import write_tokenizer
 from tests.models.stock_chats import stock_chat

@@ -3,21 +3,24 @@
 Attention over a shared prefix is one matrix product of all its rows' queries with its keys. Products of one batch must
 have one shape, so prefixes get equally many cells; a prefix with more rows than cells takes several grid rows.
 
-Not for: attention itself (model.py, hybrid.py).
+Not for: attention itself (dense_model.py, hybrid_model.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 
-from nemotron_steps.engine.generation.embedded.base import CachedModel
-from nemotron_steps.engine.generation.embedded.decode import PrefixView
-from nemotron_steps.engine.generation.embedded.prefix import Prefix
+from nemotron_steps.engine.generation.embedded.cached_model import CachedModel, PrefixView
+from nemotron_steps.engine.generation.embedded.prefix_cache import Prefix
 
 _ROW_COST = 3  # a grid row costs about as much as this many cells: its keys and values are read once
+MATRIX_ROWS = 16
+"""Queries that a matrix unit takes at once."""
+PREFIX_FIELDS = 5
+"""int64s a row of the prefix table: addresses of its shared prefix's keys and values, tokens, layer and head stride."""
 
 
 def cells_per_row(counts: Sequence[int]) -> int:
@@ -105,3 +108,14 @@ class PrefixGrid:
             list(values.flatten(1, 2).unbind(0)),
             bias.flatten(0, 1),
         )
+
+
+def rows_together(queries: int) -> int:
+    """Rows of one prefix that are looked up together: as many as have MATRIX_ROWS queries of a key-value head."""
+    return max(1, MATRIX_ROWS // queries)
+
+
+def sets_of_rows(sharing: Iterable[Sequence[int]], most: int) -> torch.Tensor:
+    """Rows that share a prefix, at most `most` of them together: int64 [sets, most], filled up with -1."""
+    sets = [rows[i : i + most] for rows in sharing for i in range(0, len(rows), most)]
+    return torch.tensor([[*rows, *[-1] * (most - len(rows))] for rows in sets], dtype=torch.int64).view(-1, most)

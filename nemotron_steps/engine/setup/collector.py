@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from nemotron_steps.config.schema.policy import GenerationConfig
-from nemotron_steps.engine.backends.generator import sampling_params
-from nemotron_steps.engine.build.rows import Needs
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.conversation import TurnFormat
+from nemotron_steps.engine.setup.backends import sampling_params
+from nemotron_steps.engine.setup.rows import Needs
 from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet
 from nemotron_steps.models.chat import ChatFormat
 

@@ -10,8 +10,6 @@ from nemotron_steps.config.layout.parallel_config import parallel_config_of
 from nemotron_steps.config.layout.processes import raise_if_rl_needs_ray
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import RlConfig
-from nemotron_steps.engine.build.collector import build_collector
-from nemotron_steps.engine.build.rows import RunRows, check_run_rows, prompt_stream, teacher_choice
 from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.engine.grpo.distillation import Distillation
 from nemotron_steps.engine.grpo.loop import GrpoRun
@@ -22,9 +20,11 @@ from nemotron_steps.engine.losses.distillation import DistillationLoss
 from nemotron_steps.engine.losses.loss import Loss, SampledFrom
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.losses.teacher_kl import TeacherKl
-from nemotron_steps.engine.placement.parts import Parts, Wanted, WantedTeachers
+from nemotron_steps.engine.placement.parts import Parts, Wanted, WantedTeachers, place_in_process
 from nemotron_steps.engine.placement.teacher_group import teacher_config
 from nemotron_steps.engine.reporting import Reporter
+from nemotron_steps.engine.setup.collector import build_collector
+from nemotron_steps.engine.setup.rows import RunRows, check_run_rows, prompt_stream, teacher_choice
 from nemotron_steps.engine.signals import SignalMonitor
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.errors import ConfigError
@@ -129,9 +129,7 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
         from nemotron_steps.engine.placement import on_ray
 
         return on_ray.place(config, wanted)
-    from nemotron_steps.engine.placement import in_process
-
-    return in_process.place(config, wanted)
+    return place_in_process(config, wanted)
 
 
 def _loss(config: RlConfig) -> Loss:

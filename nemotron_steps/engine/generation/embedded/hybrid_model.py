@@ -3,7 +3,7 @@
 Prompts are fed as flat tokens, without padding, which would cost experts work and must not touch a state; attention
 alone pads, to read the cache. Attention knows no positions: the state tells what came before.
 
-Not for: what a layer computes for one new token (mixers.py).
+Not for: what a layer computes for one new token (hybrid_layers.py).
 
 Shapes: n flat tokens, B rows, T tokens and W cache columns in view, D head size, R query heads per key-value head.
 """
@@ -17,9 +17,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from nemotron_steps.engine.generation.embedded.base import CachedModel, DeviceView, Slot
-from nemotron_steps.engine.generation.embedded.decode import CacheView, ModelWeights, attend
-from nemotron_steps.engine.generation.embedded.mixers import (
+from nemotron_steps.engine.generation.embedded.cached_model import (
+    CachedModel,
+    CacheView,
+    Continuation,
+    DeviceView,
+    RowStates,
+    Slot,
+    States,
+)
+from nemotron_steps.engine.generation.embedded.dense_model import ModelWeights, attend
+from nemotron_steps.engine.generation.embedded.hybrid_layers import (
     AttentionWeights,
     ExpertWeights,
     MambaWeights,
@@ -32,7 +40,6 @@ from nemotron_steps.engine.generation.embedded.mixers import (
     mamba_step_on_device,
     mlp,
 )
-from nemotron_steps.engine.generation.embedded.states import Continuation, RowStates, States
 from nemotron_steps.engine.policy.kernels.dense import linear_forward
 from nemotron_steps.engine.policy.mamba.conv import conv, last_window
 from nemotron_steps.engine.policy.mamba.runs import Runs
@@ -53,7 +60,7 @@ class _Cells(NamedTuple):
     """int64 [B], each row's last flat token"""
 
 
-class HybridModel(CachedModel):
+class CachedHybridModel(CachedModel):
     """Weights and forward pass of a Nemotron-H model."""
 
     UNUSED = ("mtp.",)

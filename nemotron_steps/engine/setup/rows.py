@@ -15,10 +15,9 @@ from jinja2 import TemplateError
 from nemotron_steps.config.layout.model_limits import template_file
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import JUDGE_ROLES, EnvConfig, RlConfig
-from nemotron_steps.engine.build.judge_room import JudgeToBe
-from nemotron_steps.engine.build.prompt_lengths import short_enough
 from nemotron_steps.engine.rollouts.data import JoinedRows, PromptRow, PromptStream, read_rows
 from nemotron_steps.engine.rollouts.teacher_choice import TeacherChoice
+from nemotron_steps.engine.setup.prompt_lengths import JudgeToBe, short_enough
 from nemotron_steps.environments.agents import refuse_unread_settings
 from nemotron_steps.environments.base import Environment, Row
 from nemotron_steps.environments.environment_set import POLICY_NAME, EnvironmentSet

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from nemotron_steps.config.schema.policy import GenerationConfig, VllmConfig
 from nemotron_steps.config.schema.rl import NemoGymConfig, VllmModelConfig
-from nemotron_steps.engine.backends.generator import build_generator
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge
+from nemotron_steps.engine.setup.backends import build_generator
 from nemotron_steps.environments.judged.judges import HttpJudge, Judge
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 from nemotron_steps.models.chat import ChatFormat

@@ -10,7 +10,9 @@ import pytest
 
 from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig
 from nemotron_steps.config.schema.rl import AsyncGrpoConfig, NemoGymConfig, VllmModelConfig
-from nemotron_steps.engine.backends import generator, judges, policy
+from nemotron_steps.engine.setup import backends as generator
+from nemotron_steps.engine.setup import backends as policy
+from nemotron_steps.engine.setup import judges
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 
 CHAT: Any = SimpleNamespace(end_ids=(5,), decode=str)

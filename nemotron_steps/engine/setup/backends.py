@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemotron_steps.config.schema.policy import GenerationConfig
+from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig
 from nemotron_steps.config.schema.rl import AsyncGrpoConfig
-from nemotron_steps.engine.types import Generator, SamplingParams
-from nemotron_steps.engine.weight_sync.offers import OfferedWeights
+from nemotron_steps.engine.losses.loss import Loss
+from nemotron_steps.engine.types import Generator, Policy, SamplingParams, Teachers
+from nemotron_steps.engine.weight_sync.transport_handle import ChannelHandles
+from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.chat import ChatFormat
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ def build_generator(
     *,
     max_total_length: int,
     precision: str,
-    weights: Iterable[tuple[str, torch.Tensor]] | OfferedWeights | None = None,
+    weights: Iterable[tuple[str, torch.Tensor]] | ChannelHandles | None = None,
     asynchronous: AsyncGrpoConfig | None = None,
     record_routed_experts: bool = False,
 ) -> Generator:
@@ -53,7 +55,7 @@ def build_generator(
             record_routed_experts=record_routed_experts,
             options=config.vllm_kwargs,
         )
-    assert not isinstance(weights, OfferedWeights), "only processes of their own take up offers"
+    assert not isinstance(weights, ChannelHandles), "only processes of their own take up offers"
     import torch
 
     from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
@@ -85,3 +87,33 @@ def sampling_params(config: GenerationConfig, chat: ChatFormat, seed: int | None
         stop_strings=config.stop_strings,
         seed=seed,
     )
+
+
+def build_policy(config: PolicyConfig, checkpoint: Path, loss_fn: Loss, *, reference: bool, total_steps: int) -> Policy:
+    """The trained model in this process (or this rank's part of it)."""
+    if config.dtensor_cfg.enabled:
+        from nemotron_steps.engine.policy.dtensor import DTensorPolicy
+
+        fsdp: Policy = DTensorPolicy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
+        return fsdp
+    from nemotron_steps.engine.policy.megatron import MegatronPolicy
+
+    return MegatronPolicy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
+
+
+def build_teachers(policy: Policy, checkpoints: Mapping[str, Path], *, topk: int | None, offload: bool) -> Teachers:
+    """Teachers beside the policy of this process (or rank); arguments as `FrozenTeachers`'s.
+
+    Raises:
+        UnsupportedError: the policy is none that compares whole distributions.
+    """
+    from nemotron_steps.engine.policy.megatron import MegatronPolicy
+    from nemotron_steps.engine.policy.teachers import FrozenTeachers
+
+    if not isinstance(policy, MegatronPolicy):
+        raise UnsupportedError(
+            "only the megatron policy learns from teachers",
+            where="policy.dtensor_cfg.enabled",
+            hints=("policy.dtensor_cfg.enabled=false",),
+        )
+    return FrozenTeachers(policy, checkpoints, topk, offload=offload)

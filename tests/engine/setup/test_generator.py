@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from nemotron_steps.config.schema.policy import GenerationConfig
-from nemotron_steps.engine.backends.generator import sampling_params
+from nemotron_steps.engine.setup.backends import sampling_params
 
 
 def test_a_chats_end_token_stops_a_sample_beside_the_configs_own() -> None:
