@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from nemotron_steps.config.schema.rl import RlConfig
-from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
+from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.loop import GrpoRun
 from nemotron_steps.engine.rollouts.collector import StragglerError

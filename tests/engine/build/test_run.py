@@ -18,8 +18,8 @@ from nemotron_steps.engine.build import run as run_module
 from nemotron_steps.engine.build.collector import build_collector
 from nemotron_steps.engine.build.policy import open_policy
 from nemotron_steps.engine.build.rows import Needs, RunRows, check_run_rows
+from nemotron_steps.engine.losses.distillation import TeacherKl
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
-from nemotron_steps.engine.losses.teacher_kl import TeacherKl
 from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.environments.environment_set import POLICY_NAME
 from nemotron_steps.errors import DataError

@@ -12,8 +12,7 @@ from nemotron_steps.config.layout.sizes import LayoutSizes
 from nemotron_steps.config.layout.teachers import TeacherSizes
 from nemotron_steps.config.schema.opd import NonColocatedTeachersConfig, OpdConfig, TeacherResourceConfig
 from nemotron_steps.config.schema.policy import PolicyConfig
-from nemotron_steps.engine.losses.distillation import DistillationLoss
-from nemotron_steps.engine.losses.teacher_kl import TeacherKl
+from nemotron_steps.engine.losses.distillation import DistillationLoss, TeacherKl
 from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.on_ray import DevicePlan
 from nemotron_steps.engine.placement.teacher_group import PlacedTeachers, teacher_config

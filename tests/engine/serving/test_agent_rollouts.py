@@ -21,9 +21,9 @@ from nemotron_steps.engine.build.run import build_run
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.loop import train
-from nemotron_steps.engine.rollouts.agent_rollouts import BROKEN_TOKENS, BrokenTokensError, trajectory_of
 from nemotron_steps.engine.rollouts.collector import RolloutCollector, StragglerError
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
+from nemotron_steps.engine.rollouts.turns import BROKEN_TOKENS, BrokenTokensError, trajectory_of
 from nemotron_steps.engine.types import SamplingParams
 from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, Verdict
 from nemotron_steps.environments.environment_set import EnvironmentSet
