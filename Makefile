@@ -81,13 +81,13 @@ docs: setup-test
 
 bench-cpu: setup-test
 	$(UV) trl==1.16.0
-	$(BIN)/python -m tests.benchmarks.bench_cpu
+	$(BIN)/python -m benchmarks.bench_cpu
 
 # On a machine with GPUs, in an environment that has torch for CUDA, vLLM, Ray, TRL and matplotlib.
 bench-gpu:
-	python3 -m tests.benchmarks.bench_growth --plot docs/growth.svg
-	if [ "$$(nvidia-smi -L | wc -l)" -gt 1 ]; then python3 -m tests.benchmarks.bench_async_gpu; fi
-	python3 -m tests.benchmarks.bench_gpu
+	python3 -m benchmarks.bench_growth --plot docs/growth.svg
+	if [ "$$(nvidia-smi -L | wc -l)" -gt 1 ]; then python3 -m benchmarks.bench_async_gpu; fi
+	python3 -m benchmarks.bench_gpu
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache

@@ -6,9 +6,9 @@ from unittest import mock
 
 import pytest
 
+from benchmarks.grpo_task import make_checkpoint, prompts, write_rows
 from nemotron_steps.config.schema.rl import ClusterConfig
 from nemotron_steps.environments import registry
-from tests.benchmarks.grpo_task import make_checkpoint, prompts, write_rows
 from tests.engine.grpo.grpo_environments import ENVIRONMENTS
 
 

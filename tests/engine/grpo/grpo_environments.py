@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+from benchmarks.grpo_task import reward_of
 from nemotron_steps.environments.base import JUDGE_UNAVAILABLE, Environment, Response, Session, Verdict
 from nemotron_steps.errors import JudgeUnavailableError
-from tests.benchmarks.grpo_task import reward_of
 
 
 class Vowels(Environment):

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.bench_async_fairness import Reports, Workload, simulate
 from nemotron_steps.errors import EngineError
-from tests.benchmarks.bench_async_fairness import Reports, Workload, simulate
 
 SMALL = Workload(prompts=8, answers=8, steps=40, train_s=30.0)
 

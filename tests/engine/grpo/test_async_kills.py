@@ -1,13 +1,13 @@
 """Kill -9 in the middle of an asynchronous run, whose weights are updated in flight.
 
-Twenty kills of longer runs are a program of their own: `python -m tests.benchmarks.kill_async`.
+Twenty kills of longer runs are a program of their own: `python -m benchmarks.kill_async`.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.benchmarks.kill_async import PROMPTS, kill_until_done
+from benchmarks.kill_async import PROMPTS, kill_until_done
 
 
 @pytest.mark.parametrize(

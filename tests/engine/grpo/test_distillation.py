@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from benchmarks.grpo_task import make_checkpoint
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.engine.grpo.distillation import Distillation
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.errors import DataError
-from tests.benchmarks.grpo_task import make_checkpoint
 from tests.engine.engine_samples import random_batch
 from tests.engine.grpo.grpo_runs import config_of, marked, metrics_of, run_loop, start, stop_after
 

@@ -7,10 +7,10 @@ import statistics
 
 import pytest
 
+from benchmarks.grpo_task import prompts, write_rows
 from nemotron_steps.engine.grpo.loop import evaluate_heldout
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.engine.types import SamplingParams
-from tests.benchmarks.grpo_task import prompts, write_rows
 from tests.engine.grpo.grpo_runs import config_of, run_loop, start
 
 SEEDS = (1, 2, 3)

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from benchmarks import bench_cpu
 from nemotron_steps.engine.native.spinning import SPIN_COUNT, bound_spinning
-from tests.benchmarks import bench_cpu
 
 
 @pytest.mark.parametrize("said", [{"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}])
@@ -34,5 +34,5 @@ def test_the_cpu_benchmark_runs_both_engines_with_it(monkeypatch, tmp_path):
         return subprocess.CompletedProcess(command, 0, json.dumps({}))
 
     monkeypatch.setattr(subprocess, "run", started)
-    bench_cpu._child("tests.benchmarks.grpo_ours", str(tmp_path))
+    bench_cpu._child("benchmarks.grpo_ours", str(tmp_path))
     assert seen == [str(SPIN_COUNT)]

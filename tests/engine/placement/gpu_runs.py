@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.bench_gpu import run_config
+from benchmarks.grpo_task import large_prompts, make_large_checkpoint, write_rows
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.engine.build.rows import RunRows
@@ -26,8 +28,6 @@ from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.environments import registry
 from nemotron_steps.runs.tracker import Tracker
 from nemotron_steps.steps.supervised import sft_megatron_bridge
-from tests.benchmarks.bench_gpu import run_config
-from tests.benchmarks.grpo_task import large_prompts, make_large_checkpoint, write_rows
 from tests.models.hybrid_twins import hybrid_model
 
 STEPS = 3
@@ -107,7 +107,7 @@ def generators(
     if asynchronous:
         config["grpo"]["async_grpo"] = {"enabled": True, "max_trajectory_age_steps": 1}
         config["loss_fn"].update(TIS)
-    registry.BUILT_IN["vowels"] = "tests.benchmarks.grpo_ours:Vowels"
+    registry.BUILT_IN["vowels"] = "benchmarks.grpo_ours:Vowels"
     records: list[dict] = []
     run, _ = build_run(
         RlConfig.model_validate(config),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.grpo_task import large_prompts, make_large_checkpoint, write_rows
 from nemotron_steps.engine.grpo.loop import train
-from tests.benchmarks.grpo_task import large_prompts, make_large_checkpoint, write_rows
 from tests.engine.grpo.grpo_runs import metrics_of
 from tests.engine.placement.conftest import config_of, start
 

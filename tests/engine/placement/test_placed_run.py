@@ -13,13 +13,13 @@ import time
 
 import pytest
 
+from benchmarks.grpo_task import make_checkpoint
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.loop import sample_groups, train
 from nemotron_steps.engine.placement import environment_actor, generator_group
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 from nemotron_steps.errors import EngineError, WorkerLostError
-from tests.benchmarks.grpo_task import make_checkpoint
 from tests.engine.grpo.grpo_runs import metrics_of
 from tests.engine.placement.conftest import config_of, start
 from tests.engine.policy.batches import grouped_batch

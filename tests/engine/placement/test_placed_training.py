@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.grpo_task import prompts
 from nemotron_steps.artifacts.validators import validate
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.genrm import GenRmConfig
@@ -18,7 +19,6 @@ from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
 from nemotron_steps.runs.stage_checks import flat_numbers
 from nemotron_steps.runs.tracker import Tracker
 from nemotron_steps.steps import supervised
-from tests.benchmarks.grpo_task import prompts
 from tests.engine.grpo.grpo_runs import metrics_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]

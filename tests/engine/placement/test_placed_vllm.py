@@ -9,10 +9,10 @@ import signal
 import psutil
 import pytest
 
+from benchmarks.grpo_task import large_prompts, make_large_checkpoint, write_rows
 from nemotron_steps.engine.grpo.loop import train
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 from nemotron_steps.errors import WorkerLostError
-from tests.benchmarks.grpo_task import large_prompts, make_large_checkpoint, write_rows
 from tests.engine.grpo.grpo_runs import metrics_of
 from tests.engine.placement.conftest import config_of, start
 

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from benchmarks.grpo_task import reward_of
 from nemotron_steps.engine.grpo.loop import train
 from nemotron_steps.engine.rollouts.collector import StragglerError
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
@@ -14,7 +15,6 @@ from nemotron_steps.environments.base import Session, Verdict
 from nemotron_steps.environments.judged.judging import JudgedEnvironment, JudgeSampling, ask, last_label
 from nemotron_steps.environments.judged.notes import REASONING_CHARACTERS
 from nemotron_steps.errors import SandboxError
-from tests.benchmarks.grpo_task import reward_of
 from tests.engine.engine_samples import ends_in_a_tool_result
 from tests.engine.grpo.grpo_environments import Vowels
 from tests.engine.grpo.grpo_runs import config_of, start

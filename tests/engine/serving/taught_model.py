@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.grpo_task import make_checkpoint
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.models.huggingface import load_hf_weights
-from tests.benchmarks.grpo_task import make_checkpoint
 
 TEMPLATE = (
     "{% if tools %}<|im_start|>tools\n{% for t in tools %}{{ t.function.name }} {% endfor %}<|im_end|>{% endif %}"

@@ -15,13 +15,13 @@ from unittest import mock
 import numpy as np
 import torch
 
+from benchmarks.grpo_task import make_large_checkpoint
 from nemotron_steps.config.schema.rl import ClusterConfig, LossFnConfig
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.policy_group import RayPolicy
 from nemotron_steps.engine.weight_sync import transfer as transfer_module
 from nemotron_steps.engine.workers.workers import Worker, result_of, start_workers, stop_workers
-from tests.benchmarks.grpo_task import make_large_checkpoint
 from tests.engine.placement.kept_weights import SETTINGS, KeptWeights
 from tests.engine.policy.batches import grouped_batch, policy_config
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.grpo_task import make_checkpoint, prompts, write_rows
 from nemotron_steps.artifacts.validators import validate
 from nemotron_steps.config.schema.difficulty import DifficultyConfig, DifficultySettings
 from nemotron_steps.engine.rollouts.pass_rates import PassRate, RateJournal, by_difficulty
@@ -18,7 +19,6 @@ from nemotron_steps.errors import DataError, JudgeUnavailableError
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps.data_prep import difficulty
 from nemotron_steps.steps.data_prep.difficulty import FIELD, outcome_of, run
-from tests.benchmarks.grpo_task import make_checkpoint, prompts, write_rows
 from tests.engine.grpo.grpo_environments import ENVIRONMENTS
 
 PROMPTS = 24

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import bench_nano
+from benchmarks.bench_gpu import MODELS, run_config
 from nemotron_steps.config.layout.memory.devices import StepMemory, step_memory
 from nemotron_steps.config.layout.memory.generation import GIB
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.sizes import getter
 from nemotron_steps.config.schema.rl import RlConfig
-from tests.benchmarks import bench_nano
-from tests.benchmarks.bench_gpu import MODELS, run_config
 from tests.config.layout.memory.shapes import NANO_4B, NANO_30B
 
 WITHIN = 0.15
@@ -36,7 +36,7 @@ MEASURED = {
 
 
 def benchmarked(model: str) -> ModelShape:
-    """The checkpoint of tests/benchmarks/grpo_task.make_large_checkpoint."""
+    """The checkpoint of benchmarks/grpo_task.make_large_checkpoint."""
     layers, hidden = MODELS[model]
     shape = ModelShape.read(
         {

@@ -1,6 +1,6 @@
 """Who is trained, and how fast, when answers have a long tail: the asynchronous loop on a virtual clock.
 
-    python -m tests.benchmarks.bench_async_fairness [--steps 60] [--seed 0]      the last line is JSON
+    python -m benchmarks.bench_async_fairness [--steps 60] [--seed 0]      the last line is JSON
 
 The loop, its buffer and a step's numbers are the real ones; sampling, training and weight updates only take their time.
 An answer takes a lognormal time (median 120 s, sigma 0.8, at most 30 minutes), of which 0.7 of the log's deviation
@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.virtual_clock import VirtualLoop
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.grpo.async_loop import train_async
@@ -38,7 +39,6 @@ from nemotron_steps.engine.rollouts.collector import StragglerError
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream
 from nemotron_steps.engine.signals import SignalMonitor
 from nemotron_steps.engine.types import Rollout, RolloutGroup, TrainBatch, WeightSyncReport
-from tests.benchmarks.virtual_clock import VirtualLoop
 
 HARDNESS = 0.7
 

@@ -1,6 +1,6 @@
 """This project's engine on the task of grpo_task.py, in one process.
 
-python -m tests.benchmarks.grpo_ours FOLDER    reads FOLDER/config.json's model and FOLDER/run.json (an RlConfig),
+python -m benchmarks.grpo_ours FOLDER    reads FOLDER/config.json's model and FOLDER/run.json (an RlConfig),
                                                prints one JSON object
 """
 
@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from unittest import mock
 
+from benchmarks.grpo_task import PeakMemory, reward_of
 from nemotron_steps.environments.base import Environment, Response, Session, Verdict
-from tests.benchmarks.grpo_task import PeakMemory, reward_of
 
 
 class Vowels(Environment):
@@ -86,6 +86,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    module = sys.modules.setdefault("tests.benchmarks.grpo_ours", sys.modules["__main__"])
-    with mock.patch.object(module, "__name__", "tests.benchmarks.grpo_ours"):
+    module = sys.modules.setdefault("benchmarks.grpo_ours", sys.modules["__main__"])
+    with mock.patch.object(module, "__name__", "benchmarks.grpo_ours"):
         main(Path(sys.argv[1]))

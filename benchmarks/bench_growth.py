@@ -1,7 +1,7 @@
 """How a GRPO step grows with answer length, group size and model size, on one GPU.
 
-    python3 -m tests.benchmarks.bench_growth [--plot FILE.svg]      last line JSON
-    python3 -m tests.benchmarks.bench_growth --from RESULT.json --plot FILE.svg      draw an earlier result
+    python3 -m benchmarks.bench_growth [--plot FILE.svg]      last line JSON
+    python3 -m benchmarks.bench_growth --from RESULT.json --plot FILE.svg      draw an earlier result
 
 Embedded generator, colocated, bfloat16; random weights, so nearly every answer reaches its full length.
 """
@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.benchmarks.bench_gpu import run_config
-from tests.benchmarks.grpo_task import large_prompts, make_large_checkpoint, write_rows
+from benchmarks.bench_gpu import run_config
+from benchmarks.grpo_task import large_prompts, make_large_checkpoint, write_rows
 
 LENGTHS = (256, 512, 1024, 2048, 4096)
 GROUPS = (4, 8, 16, 32)
@@ -43,7 +43,7 @@ def measure(folder: Path, **settings: int) -> dict:
     from nemotron_steps.environments import registry
     from nemotron_steps.runs.tracker import Tracker
 
-    registry.BUILT_IN["vowels"] = "tests.benchmarks.grpo_ours:Vowels"
+    registry.BUILT_IN["vowels"] = "benchmarks.grpo_ours:Vowels"
     records: list[dict] = []
 
     def listen(record: dict) -> None:
@@ -102,7 +102,7 @@ def sweep() -> dict[str, dict[str, dict]]:
     """Every point of the three curves; each varies one thing. A model that fails leaves out its points."""
     results: dict[str, dict[str, dict]] = {"length": {}, "group": {}, "model": {}}
     for name in MODELS:
-        command = [sys.executable, "-m", "tests.benchmarks.bench_growth", "--model", name]
+        command = [sys.executable, "-m", "benchmarks.bench_growth", "--model", name]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             for line in process.stdout:

@@ -1,6 +1,6 @@
 """Kill -9 a small asynchronous run at random moments, go on each time, and account for every prompt.
 
-    python -m tests.benchmarks.kill_async [--kills 20] [--steps 80] [--dynamic-sampling]      the last line is JSON
+    python -m benchmarks.kill_async [--kills 20] [--steps 80] [--dynamic-sampling]      the last line is JSON
 
 Real parts: a 0.6 M-parameter policy, the embedded generator, updates in flight, checkpoints saved beside training.
 Each attempt reports into a folder of its own; of a step that was trained again the later report counts, as in a run's
@@ -23,7 +23,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.grpo_task import make_checkpoint, prompts, write_rows
+from benchmarks.grpo_task import make_checkpoint, prompts, write_rows
 
 PROMPTS = 4
 """Groups a step."""

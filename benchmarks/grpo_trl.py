@@ -1,6 +1,6 @@
 """The peer: TRL's GRPOTrainer on the task of grpo_task.py, with the same model, batch, lengths and learning rate.
 
-python -m tests.benchmarks.grpo_trl FOLDER STEPS [--gpu]    prints one JSON object
+python -m benchmarks.grpo_trl FOLDER STEPS [--gpu]    prints one JSON object
 
 With --gpu: the settings of bench_gpu.py, bfloat16, and vLLM in the trainer's process.
 """
@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.benchmarks.grpo_task import PeakMemory, reward_of
+from benchmarks.grpo_task import PeakMemory, reward_of
 
 CPU = {
     "per_device_train_batch_size": 64,

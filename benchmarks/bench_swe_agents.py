@@ -1,6 +1,6 @@
 """How many agents work at once on two cores, and how many turns they take a second, in bubblewrap.
 
-    python -m tests.benchmarks.bench_swe_agents [8 64 128] [--turns 10] [--commands 6]
+    python -m benchmarks.bench_swe_agents [8 64 128] [--turns 10] [--commands 6]
 
 Every agent has a working copy of its own; a turn is one `bash` command.
 """

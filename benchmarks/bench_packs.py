@@ -1,4 +1,4 @@
-"""How much longer `steps list` takes with 200 installed packs: `python -m tests.benchmarks.bench_packs [--packs N]`.
+"""How much longer `steps list` takes with 200 installed packs: `python -m benchmarks.bench_packs [--packs N]`.
 
 The command is started again and again, by turns with and without the packs, so that what else the machine does falls on
 both alike. Time is that of the processor, user and system, of the whole process; the least of all starts and their

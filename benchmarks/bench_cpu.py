@@ -12,8 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.grpo_task import make_checkpoint, prompts, write_rows
 from nemotron_steps.engine.native.spinning import bound_spinning
-from tests.benchmarks.grpo_task import make_checkpoint, prompts, write_rows
 
 STEPS = 40
 CONFIG = {
@@ -49,8 +49,8 @@ def main() -> None:
         (folder / "run.json").write_text(json.dumps(config))
         # Alternating, so that whatever else the machine does touches both alike.
         for _ in range(2):
-            results["nemotron_steps"].append(_child("tests.benchmarks.grpo_ours", str(folder)))
-            results["trl"].append(_child("tests.benchmarks.grpo_trl", str(folder), str(STEPS)))
+            results["nemotron_steps"].append(_child("benchmarks.grpo_ours", str(folder)))
+            results["trl"].append(_child("benchmarks.grpo_trl", str(folder), str(STEPS)))
     best = {name: min(runs, key=lambda r: r["step_s"]) for name, runs in results.items()}
     print(f"{'engine':16} {'step':>9} {'completions/s':>14} {'reward, first 5':>16} {'reward, last 5':>15}")
     for name, run in best.items():

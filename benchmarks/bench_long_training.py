@@ -1,6 +1,6 @@
 """A training step of long answers on one GPU, with torch's attention and with Transformer Engine's.
 
-    python3 -m tests.benchmarks.bench_long_training [--length 4096]      last line JSON
+    python3 -m benchmarks.bench_long_training [--length 4096]      last line JSON
 
 The model of bench_gpu.py, 64 sequences of random tokens that share 8 prompts; each engine in the same process, in turn.
 """
@@ -17,8 +17,8 @@ from unittest import mock
 
 import torch
 
-from tests.benchmarks.bench_gpu import run_config
-from tests.benchmarks.grpo_task import make_large_checkpoint
+from benchmarks.bench_gpu import run_config
+from benchmarks.grpo_task import make_large_checkpoint
 
 PROMPTS, MEMBERS, PROMPT, STEPS = 8, 8, 64, 4
 

@@ -1,6 +1,6 @@
 """Tokens per second of the embedded generator beside transformers' `generate` and vLLM, on one tiny Qwen3.
 
-    python -m tests.benchmarks.bench_embedded [--repeats N] [--threads N] [--vllm]
+    python -m benchmarks.bench_embedded [--repeats N] [--threads N] [--vllm]
 
 Two loads: `rollouts`, 8 prompts of about 40 tokens with 8 samples of 32 tokens each; and `judge`, 64 different prompts
 of about 200 tokens that begin alike, with answers of 40 tokens. Engines are interleaved, so that a busy moment of the
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from tests.benchmarks.grpo_task import make_checkpoint, prompts
+from benchmarks.grpo_task import make_checkpoint, prompts
 
 VOCAB = 259
 LOADS = {"rollouts": (8, 32), "judge": (1, 40)}  # samples a prompt, new tokens

@@ -1,6 +1,6 @@
 """One Mamba-2 layer's scan, convolution and norm at 16k tokens, forward and backward: libraries against plain code.
 
-    python3 -m tests.benchmarks.bench_scan [--tokens 16384] [--rows 1 8 64] [--chunks 128 256] [--json]
+    python3 -m benchmarks.bench_scan [--tokens 16384] [--rows 1 8 64] [--chunks 128 256] [--json]
 
 On one CUDA GPU in bfloat16, at Nano 3's shapes: 64 heads of 64, state 128, 8 groups, 6,144 channels, kernel 4. A
 candidate that is not installed, or does not work here, is a row that says so. The floor is what must be read and

@@ -1,6 +1,6 @@
 """Time of `resolve` for chains of 10, 100 and 1,000 steps, packs already read.
 
-    python tests/benchmarks/bench_resolver.py
+    python benchmarks/bench_resolver.py
 
 Two shapes: every output fits the next step, and every output has to be converted first (so the plan has almost twice
 as many steps as were asked for). Each figure is the median of several runs, and the best. The last line is JSON.

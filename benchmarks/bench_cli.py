@@ -1,6 +1,6 @@
 """How long the command line takes to answer, beside `python -c pass`.
 
-    python -m tests.benchmarks.bench_cli [REPEATS]
+    python -m benchmarks.bench_cli [REPEATS]
 
 Each command is started REPEATS times (default 15), interleaved with the others so that a busy moment of the machine
 hits all of them alike. Wall time is what a user waits; processor time is what the command costs on a quiet machine.
@@ -55,7 +55,7 @@ def measure(command: list[str], environment: dict[str, str], folder: Path) -> tu
 def main() -> None:
     """Measure, print a table and the JSON line."""
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 15
-    root = Path(__file__).resolve().parent.parent.parent
+    root = Path(__file__).resolve().parent.parent
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

@@ -1,6 +1,6 @@
 """Synchronous against asynchronous GRPO on two GPUs: one generates, one trains, both as Ray actors.
 
-    python3 -m tests.benchmarks.bench_async_gpu [--backend embedded|vllm] [--steps 10] [--seconds 190]
+    python3 -m benchmarks.bench_async_gpu [--backend embedded|vllm] [--steps 10] [--seconds 190]
 
 0.47 B Qwen3 shape, random bfloat16 weights, 64 prompts x 8 answers x 256 tokens: the model and task of bench_gpu.py.
 Each mode runs in a process of its own and stops in time for the other one. Progress goes to stderr; the last line of
@@ -20,8 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.benchmarks.bench_gpu import run_config
-from tests.benchmarks.grpo_task import large_prompts, make_large_checkpoint, write_rows
+from benchmarks.bench_gpu import run_config
+from benchmarks.grpo_task import large_prompts, make_large_checkpoint, write_rows
 
 MODES = ("synchronous", "asynchronous")
 WARM_UP = 2
@@ -69,7 +69,7 @@ def run_mode(folder: Path, mode: str, seconds: float) -> dict:
     from nemotron_steps.runs.tracker import Tracker
 
     faulthandler.dump_traceback_later(max(10.0, seconds - 5.0), exit=False)
-    registry.BUILT_IN["vowels"] = "tests.benchmarks.grpo_ours:Vowels"
+    registry.BUILT_IN["vowels"] = "benchmarks.grpo_ours:Vowels"
     times: list[float] = []
     records: list[dict] = []
     placement: dict = {}
@@ -167,7 +167,7 @@ def main() -> None:
 
 
 def _child(folder: Path, mode: str, arguments: argparse.Namespace, seconds: float) -> dict:
-    command = [sys.executable, "-m", "tests.benchmarks.bench_async_gpu", "--mode", mode, "--folder", str(folder)]
+    command = [sys.executable, "-m", "benchmarks.bench_async_gpu", "--mode", mode, "--folder", str(folder)]
     # A few seconds for ending Ray; a mode that hangs costs the other one nothing.
     command += ["--seconds", str(seconds - 8)]
     try:

@@ -1,6 +1,6 @@
 """Every config named one_gpu, run for a few steps on a GPU, each on what the ones before it made.
 
-    python3 -m tests.benchmarks.one_gpu_configs [--home FOLDER] [--cpu [--vllm]] [NAME ...]
+    python3 -m benchmarks.one_gpu_configs [--home FOLDER] [--cpu [--vllm]] [NAME ...]
 
 Prints a line a config: exit code, seconds, last metrics. The data are those of the tiny configs, the models random: a
 Qwen3 of 0.44 B parameters as policy and as judge, and a small Nemotron-H with experts, trained from nothing with its

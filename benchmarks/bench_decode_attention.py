@@ -1,6 +1,6 @@
 """The embedded generator's attention kernel on a GPU: microseconds and bytes per second for batches of each kind.
 
-    python3 -m tests.benchmarks.bench_decode_attention [--parts 1 2 4 8]      last line JSON
+    python3 -m benchmarks.bench_decode_attention [--parts 1 2 4 8]      last line JSON
 
 One layer of 8 key-value heads of 128 with 2 queries each, bfloat16. `--parts` sets how many programs share a row's keys
 in place of what the generator chooses.

@@ -1,7 +1,7 @@
 """GRPO of Nemotron 3 Nano at its real sizes, random bfloat16 weights, vLLM generating: where each second goes.
 
-    python3 -m tests.benchmarks.bench_nano [--model "4 B"] [--steps 8] [--trl]         one GPU
-    python3 -m tests.benchmarks.bench_nano --model "30 B" --layers 26 --gpus 2 --utilization 0.28    half of its layers
+    python3 -m benchmarks.bench_nano [--model "4 B"] [--steps 8] [--trl]         one GPU
+    python3 -m benchmarks.bench_nano --model "30 B" --layers 26 --gpus 2 --utilization 0.28    half of its layers
 
 The last line is JSON. 64 prompts x 8 answers of 256 tokens. Nano 4B is dense: one process trains, beside a vLLM that
 sleeps. Nano 30B has 128 experts: the policy's ranks share them (EP) and cut the rest (TP), and each GPU has a vLLM of
@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bench_gpu import H200_FLOPS, MEMBERS, NEW_TOKENS, PROMPTS, child, run_config
+from benchmarks.grpo_task import large_prompts, word_tokenizer, write_rows
 from nemotron_steps.config.hybrid_layers import NAMES
-from tests.benchmarks.bench_gpu import H200_FLOPS, MEMBERS, NEW_TOKENS, PROMPTS, child, run_config
-from tests.benchmarks.grpo_task import large_prompts, word_tokenizer, write_rows
 from tests.config.layout.memory.shapes import NANO_4B, NANO_30B
 
 VOCABULARY = NANO_30B["vocab_size"]
@@ -117,12 +117,12 @@ def main() -> None:
             "checkpoint_s": time.perf_counter() - started,
         }
         if asked.trl:
-            results["trl"] = child("tests.benchmarks.grpo_trl", str(folder), "4", "--gpu", "4 B")
+            results["trl"] = child("benchmarks.grpo_trl", str(folder), "4", "--gpu", "4 B")
             print(json.dumps(results), flush=True)
         (folder / "run.json").write_text(
             json.dumps(nano_config(folder, asked.model, asked.steps, asked.gpus, asked.utilization))
         )
-        ours = child("tests.benchmarks.grpo_ours", str(folder))
+        ours = child("benchmarks.grpo_ours", str(folder))
         ours.pop("rewards", None)
         met = met_parameters(asked.model, layers)
         if ours.get("phases_s", {}).get("train"):

@@ -1,6 +1,6 @@
 """What the asynchronous loop adds to the longer of its two sides, with a generator and a policy of known cost.
 
-    python -m tests.benchmarks.bench_async_overlap [--steps 12]      the last line is JSON
+    python -m benchmarks.bench_async_overlap [--steps 12]      the last line is JSON
 
 The loop, sampler, collector, environment, buffer, checkpoints and a step's numbers are the real ones. The generator
 decodes in a thread of its own, as a placed one does in its actor: a token for every running sequence in each 10 ms,
@@ -258,10 +258,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=12)
     arguments = parser.parse_args()
+    from benchmarks.grpo_task import make_checkpoint, prompts, write_rows
     from nemotron_steps.environments import registry
-    from tests.benchmarks.grpo_task import make_checkpoint, prompts, write_rows
 
-    registry.BUILT_IN["vowels"] = "tests.benchmarks.grpo_ours:Vowels"
+    registry.BUILT_IN["vowels"] = "benchmarks.grpo_ours:Vowels"
     torch.set_num_threads(1)
     results = []
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,6 +1,6 @@
 """Held-out gain of the tiny RLHF and RLVR steps over the policy each starts from, several seeds, graded by rule.
 
-    python -m tests.benchmarks.bench_tiny_rl [--home DIR] [--seeds 42 43 44] [--config tiny tiny_hybrid]
+    python -m benchmarks.bench_tiny_rl [--home DIR] [--seeds 42 43 44] [--config tiny tiny_hybrid]
 
 The last line is JSON.
 

@@ -1,6 +1,6 @@
 """GRPO on one GPU: where each millisecond of a step goes, against the arithmetic floor, vLLM alone, and TRL.
 
-    python3 -m tests.benchmarks.bench_gpu [--model "4 B"] [--parts embedded vllm vllm-alone trl]      last line JSON
+    python3 -m benchmarks.bench_gpu [--model "4 B"] [--parts embedded vllm vllm-alone trl]      last line JSON
 
 Qwen3 shape of 0.5 or 4 B, random bfloat16 weights, 64 prompts x 8 answers x 256 tokens. Every part is a process of its
 own. Peak memory is that of the whole GPU, whichever processes have it.
@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.benchmarks.grpo_task import large_prompts, make_large_checkpoint, write_rows
+from benchmarks.grpo_task import large_prompts, make_large_checkpoint, write_rows
 
 PROMPTS, MEMBERS, NEW_TOKENS = 64, 8, 256
 PARTS = ("embedded", "vllm", "vllm-alone", "trl")
@@ -152,14 +152,14 @@ def main() -> None:
         for part in arguments.parts:
             started = time.perf_counter()
             if part == "trl":
-                results[part] = child("tests.benchmarks.grpo_trl", str(folder), "5", "--gpu", arguments.model)
+                results[part] = child("benchmarks.grpo_trl", str(folder), "5", "--gpu", arguments.model)
             elif part == "vllm-alone":
                 same = ("--model", arguments.model, "--vllm-kwargs", json.dumps(arguments.vllm_kwargs))
-                results[part] = child("tests.benchmarks.bench_gpu", "--alone", str(folder), *same)
+                results[part] = child("benchmarks.bench_gpu", "--alone", str(folder), *same)
             else:
                 settings = SETTINGS.get((arguments.model, part), {}) | {"vllm_kwargs": arguments.vllm_kwargs}
                 (folder / "run.json").write_text(json.dumps(run_config(folder, arguments.steps, part, **settings)))
-                results[part] = child("tests.benchmarks.grpo_ours", str(folder))
+                results[part] = child("benchmarks.grpo_ours", str(folder))
                 results[part].pop("rewards", None)
                 phases = results[part].get("phases_s", {})
                 if phases.get("train"):

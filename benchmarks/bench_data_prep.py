@@ -1,6 +1,6 @@
 """rl_prep over rows of a blend, beside `datasets` (load, map with the same check, to_json): rows a second and memory.
 
-    python -m tests.benchmarks.bench_data_prep [--small] [ROWS ...]
+    python -m benchmarks.bench_data_prep [--small] [ROWS ...]
 
 Both check that a row's environment could score it, with two processes each. Peak memory is of the largest process, peak
 disk of all that the step has written at a time. --small: rl_prep alone, over rows of about 200 bytes.
@@ -86,7 +86,7 @@ def measure(which: str, source: Path) -> dict[str, float]:
     """Wall and processor seconds and peak MiB of one preparation in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        command = [sys.executable, "-m", "tests.benchmarks.bench_data_prep", which, str(source), folder]
+        command = [sys.executable, "-m", "benchmarks.bench_data_prep", which, str(source), folder]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             disk = 0
             while process.poll() is None:

@@ -1,5 +1,5 @@
 """What the sandbox costs: its start-up probe, one execution, executions a second with two workers, with and without the
-system call filter. `python -m tests.benchmarks.bench_sandbox [EXECUTIONS]`
+system call filter. `python -m benchmarks.bench_sandbox [EXECUTIONS]`
 """
 
 from __future__ import annotations
