@@ -10,16 +10,15 @@ from nemotron_steps.config.layout.parallel_config import parallel_config_of
 from nemotron_steps.config.layout.processes import raise_if_rl_needs_ray
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import RlConfig
-from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
+from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.grpo.distillation import Distillation
 from nemotron_steps.engine.grpo.loop import GrpoRun
-from nemotron_steps.engine.grpo.reward_penalties import RewardPenalties
+from nemotron_steps.engine.grpo.rewards import RewardPenalties
 from nemotron_steps.engine.grpo.step import needs_reference_logprobs
 from nemotron_steps.engine.kept_objects import free_left_gpu_memory
-from nemotron_steps.engine.losses.distillation import DistillationLoss
+from nemotron_steps.engine.losses.distillation import DistillationLoss, TeacherKl
 from nemotron_steps.engine.losses.loss import Loss, SampledFrom
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
-from nemotron_steps.engine.losses.teacher_kl import TeacherKl
 from nemotron_steps.engine.placement.parts import Parts, Wanted, WantedTeachers, place_in_process
 from nemotron_steps.engine.placement.teacher_group import teacher_config
 from nemotron_steps.engine.reporting import Reporter

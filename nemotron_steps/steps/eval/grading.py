@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from nemotron_steps.engine.grpo.ungraded import refuse_failures
+
 from nemotron_steps.config.schema.eval import GradingConfig
 from nemotron_steps.engine.generation.sampler import AsyncSampler
-from nemotron_steps.engine.grpo.ungraded import refuse_failures
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow

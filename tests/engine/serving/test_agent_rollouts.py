@@ -20,9 +20,9 @@ from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.loop import train
 from nemotron_steps.engine.placement.run import build_run
-from nemotron_steps.engine.rollouts.agent_rollouts import BROKEN_TOKENS, BrokenTokensError, trajectory_of
 from nemotron_steps.engine.rollouts.collector import RolloutCollector, StragglerError
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
+from nemotron_steps.engine.rollouts.turns import BROKEN_TOKENS, BrokenTokensError, trajectory_of
 from nemotron_steps.engine.setup.rows import RunRows
 from nemotron_steps.engine.types import SamplingParams
 from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, Verdict

@@ -10,8 +10,8 @@ import pytest
 
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.engine.generation.sampler import AsyncSampler
-from nemotron_steps.engine.rollouts.agent_rollouts import trajectory_of
 from nemotron_steps.engine.rollouts.conversation import TurnFormat
+from nemotron_steps.engine.rollouts.turns import trajectory_of
 from nemotron_steps.engine.serving.endpoint import Endpoint
 from nemotron_steps.engine.serving.known_conversations import KnownConversations, said_in_chat, said_in_item
 from nemotron_steps.engine.serving.served_model import Begun, SamplerBridge, ServedModel

@@ -15,6 +15,7 @@ import re
 import shlex
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,7 +29,6 @@ from safetensors.torch import load_file, save_file
 from nemotron_steps.config.names import meant
 from nemotron_steps.config.schema.durations import parse_duration
 from nemotron_steps.config.schema.rl import CheckpointingConfig
-from nemotron_steps.engine.checkpoints.deadline import Deadline
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.types import Policy
 from nemotron_steps.errors import RESUME, ConfigError, RetryableError, StepsError, StorageError
@@ -287,3 +287,44 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+RECENT = 20
+"""Steps and saves whose longest is expected of the next."""
+
+
+class Deadline:
+    """When to save and stop. Written to by a checkpoint's writing thread as well.
+
+    Args:
+        seconds: from `started` on; None for no deadline.
+        started: when the run began, before anything was loaded; `time.monotonic()`.
+    """
+
+    def __init__(self, seconds: float | None, started: float) -> None:
+        self._seconds = seconds
+        self._started = started
+        self._steps: deque[float] = deque(maxlen=RECENT)
+        self._saves: deque[float] = deque(maxlen=RECENT)
+        self._step_began = time.monotonic()
+
+    @property
+    def reached(self) -> bool:
+        """Whether another step and its save might not be over in time."""
+        if self._seconds is None:
+            return False
+        needed = max(self._steps, default=0.0) + max(self._saves, default=0.0)
+        return time.monotonic() - self._started + needed >= self._seconds
+
+    def step_begins(self) -> None:
+        """What came before (loading, a save) is no part of the step's time."""
+        self._step_began = time.monotonic()
+
+    def step_ended(self) -> None:
+        """A step is over, and with what comes after it the next begins."""
+        self._steps.append(time.monotonic() - self._step_began)
+        self.step_begins()
+
+    def saved(self, seconds: float) -> None:
+        """A save took so long, from being asked for to being committed."""
+        self._saves.append(seconds)

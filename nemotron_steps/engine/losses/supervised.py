@@ -1,8 +1,4 @@
-"""The DPO loss (arXiv:2305.18290).
-
-Rows come in pairs: row 2k is the chosen and row 2k + 1 the rejected answer of pair k. A policy must keep pairs in one
-micro-batch; `rows_per_unit` tells it so.
-"""
+"""The loss of supervised fine-tuning: the negative log likelihood of trained tokens."""
 
 from __future__ import annotations
 
@@ -10,15 +6,42 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nemotron_steps.engine.batches.batching import check_units
-from nemotron_steps.engine.losses.loss import Loss
-from nemotron_steps.engine.losses.metrics import MetricSums
-from nemotron_steps.engine.losses.reduction import EPSILON, LossNormalizers, counts, loss_mask
+from nemotron_steps.engine.batching import check_units
+from nemotron_steps.engine.losses.loss import (
+    EPSILON,
+    Loss,
+    LossNormalizers,
+    MetricSums,
+    counts,
+    loss_mask,
+    masked_sum,
+    reduce_over_batch,
+)
 from nemotron_steps.errors import EngineError
 
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.dpo import DpoTrainConfig
     from nemotron_steps.engine.types import TrainBatch
+
+
+class NegativeLogLikelihood(Loss):
+    """Sum over trained tokens of -lp, / N_tokens of the global batch."""
+
+    def __call__(
+        self,
+        logprobs: torch.Tensor,
+        batch: TrainBatch,
+        normalizers: LossNormalizers,
+        entropy: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, MetricSums]:
+        """Loss and metric sums of one micro-batch; arguments as `Loss.__call__`."""
+        mask = loss_mask(batch.token_mask, batch.sample_mask)
+        loss = reduce_over_batch(-logprobs.float(), mask, normalizers, token_level=True)
+        with torch.no_grad():
+            sums = {"loss": loss.detach(), "nll": masked_sum(-logprobs.float(), mask), **counts(batch, mask)}
+            if entropy is not None:
+                sums["entropy"] = masked_sum(entropy.float(), mask)
+        return loss, sums
 
 
 class DpoLoss(Loss):
@@ -57,9 +80,9 @@ class DpoLoss(Loss):
         """
         check_units(len(batch), self.rows_per_unit)
         if batch.reference_logprobs is None:
-            raise EngineError("DPO needs reference_logprobs", where="engine/losses/dpo.py", found="None")
+            raise EngineError("DPO needs reference_logprobs", where="engine/losses/supervised.py", found="None")
         if not torch.equal(batch.sample_mask[0::2], batch.sample_mask[1::2]):
-            raise EngineError("a preference pair is masked on one side only", where="engine/losses/dpo.py")
+            raise EngineError("a preference pair is masked on one side only", where="engine/losses/supervised.py")
         config = self.config
         mask = loss_mask(batch.token_mask, batch.sample_mask)
         trained = mask > 0

@@ -36,7 +36,7 @@ def run_grpo(context: StepContext[RlConfig]) -> None:
     summary: dict[str, Any] = {}
     baseline_file = context.work / "heldout_before.json"
     try:
-        with _started(environments) as runner:
+        with _started_environments(environments) as runner:
             if heldout and not baseline_file.is_file():
                 context.tracker.progress("held-out prompts, before", 0, None)
                 run.generator.update_weights(run.policy.weights(), 0)
@@ -58,7 +58,7 @@ def run_grpo(context: StepContext[RlConfig]) -> None:
 
 
 @contextmanager
-def _started(environments: EnvironmentSet) -> Iterator[asyncio.Runner]:
+def _started_environments(environments: EnvironmentSet) -> Iterator[asyncio.Runner]:
     """Environments from their start to their end, whatever ends the run between. Helper processes and locks of an
     environment belong to one event loop: the one that is given."""
 
