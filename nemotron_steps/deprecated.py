@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-MOVED: dict[str, str] = {}
+MOVED: dict[str, str] = {
+    "environments.judged.notes": "environments.judged.judge_transcripts",
+    "environments.remote.json_http": "environments.http_client",
+}
 """Old module → new module, below nemotron_steps."""
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import Response, Row, RowError, Session, Verdict
+from nemotron_steps.environments.base import GradeResult, Response, Row, RowError, Session
 from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, blocks, last_label
 from nemotron_steps.environments.responses import json_of
@@ -114,30 +114,30 @@ class TerminusJudge(JudgedEnvironment):
         if not (threshold is None or (isinstance(threshold, int | float) and 0 <= threshold <= 1)):
             raise RowError("threshold", "a number from 0 to 1, or null", repr(threshold))
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 or 0; `gate` in the details names what stopped it."""
         expected = json.loads(row["expected_answer"])
         if len(response.text) > MAX_LENGTH:
-            return Verdict(0.0, details={"gate": "too_long"})
+            return GradeResult(0.0, details={"gate": "too_long"})
         try:
             step = json_of(response.text)
         except (ValueError, RecursionError):
-            return Verdict(0.0, details={"gate": "not_json"})
+            return GradeResult(0.0, details={"gate": "not_json"})
         problem = validation_problem(step, SCHEMAS[row["metadata"]["harness"]])
         if problem is not None:
-            return Verdict(0.0, details={"gate": "schema", "problem": problem})
+            return GradeResult(0.0, details={"gate": "schema", "problem": problem})
         if _complete(step) != _complete(expected):
-            return Verdict(0.0, details={"gate": "task_complete"})
+            return GradeResult(0.0, details={"gate": "task_complete"})
         threshold = row.get("threshold")
         threshold = self.config.string_similarity_threshold if threshold is None else threshold
         score = await self._similarity(keystrokes(expected), keystrokes(step), threshold)
         if score >= threshold:
-            return Verdict(1.0, {"similarity": score}, details={"gate": "none"})
+            return GradeResult(1.0, {"similarity": score}, details={"gate": "none"})
         equal = await self._equal(str(row["expected_answer"]), response.text)
         if equal and self.config.check_twice_swap:
             equal = await self._equal(response.text, str(row["expected_answer"]))
         components = {"similarity": score, "judge_reward": float(equal)}
-        return Verdict(float(equal), components, details={"gate": "none" if equal else "judge"})
+        return GradeResult(float(equal), components, details={"gate": "none" if equal else "judge"})
 
     async def _similarity(self, expected: str, actual: str, threshold: float) -> float:
         if not expected or not actual:

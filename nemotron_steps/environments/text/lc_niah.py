@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from nemotron_steps.environments.base import (
     Environment,
     EnvironmentConfig,
+    GradeResult,
     Response,
     Row,
     RowError,
     Session,
-    Verdict,
 )
 from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.responses import conversation
@@ -64,7 +64,7 @@ class LcNiah(Environment):
         if not valid:
             raise RowError("expected_answer", "a JSON list of nodes, as text", repr(row["expected_answer"])[:80])
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """F1 x (1 - overlap)."""
         expected = {str(node) for node in json.loads(row["expected_answer"])}
         found = final_nodes(response.text)
@@ -75,7 +75,7 @@ class LcNiah(Environment):
             copied = overlap(response.reasoning, prompt, rule)
         else:  # what difflib compares takes quadratic time
             copied = await self._overlap.call(response.reasoning, prompt, rule)
-        return Verdict(score * (1.0 - copied), {"answer_score": score, "reasoning_overlap": copied})
+        return GradeResult(score * (1.0 - copied), {"answer_score": score, "reasoning_overlap": copied})
 
 
 def final_nodes(text: str) -> set[str] | None:

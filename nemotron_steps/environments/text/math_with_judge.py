@@ -14,11 +14,11 @@ from nemotron_steps.environments.base import (
     CannotJudgeError,
     Environment,
     EnvironmentConfig,
+    GradeResult,
     Response,
     Row,
     RowError,
     Session,
-    Verdict,
 )
 from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.judged.judging import JudgeSampling, ask, blocks, least_label
@@ -92,21 +92,21 @@ class MathWithJudge(Environment):
         """The expected answer in a box."""
         return Response(f"\\boxed{{{strip_delimiters(str(row['expected_answer']))}}}")
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 if equal, else 0."""
         return await self.verify_answer(str(row["question"]), str(row["expected_answer"]), response.text)
 
-    async def verify_answer(self, question: str, expected: str, text: str) -> Verdict:
+    async def verify_answer(self, question: str, expected: str, text: str) -> GradeResult:
         """The same for any text; shared with environments that end in a boxed answer."""
         answer = last_boxed(text)
         components = {"boxed": float(bool(answer))}
         if answer is None:
             answer = text.strip()
         if not answer:
-            return Verdict(0.0, {"boxed": 0.0, "library_reward": 0.0})
+            return GradeResult(0.0, {"boxed": 0.0, "library_reward": 0.0})
         if len(answer) > max(MAX_LENGTH, 4 * len(expected)):
             details = {"extracted_answer": answer[:MAX_LENGTH]}
-            return Verdict(0.0, {**components, "library_reward": 0.0}, details=details)
+            return GradeResult(0.0, {**components, "library_reward": 0.0}, details=details)
         details = {"extracted_answer": answer}
         problem = None
         try:
@@ -119,14 +119,14 @@ class MathWithJudge(Environment):
             else:
                 components["library_reward"] = float(equal)
                 if equal:
-                    return Verdict(1.0, components, details=details)
+                    return GradeResult(1.0, components, details=details)
         if not self.config.should_use_judge or not components["boxed"]:
             if problem is not None:
                 raise problem
-            return Verdict(0.0, components, details=details)
+            return GradeResult(0.0, components, details=details)
         equal = await self._judge(question, expected, answer) and await self._judge(question, answer, expected)
         components["judge_reward"] = float(equal)
-        return Verdict(float(equal), components, details=details)
+        return GradeResult(float(equal), components, details=details)
 
     async def close(self) -> None:
         """End the helper processes."""

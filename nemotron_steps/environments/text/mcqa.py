@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 from nemotron_steps.environments.base import (
     Environment,
     EnvironmentConfig,
+    GradeResult,
     Response,
     Row,
     RowError,
     Session,
-    Verdict,
 )
 from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.text.extraction import (
@@ -89,7 +89,7 @@ class Mcqa(Environment):
         if mode is not None and mode not in get_args(GradingMode):
             raise RowError("grading_mode", f"one of {', '.join(get_args(GradingMode))}", repr(mode))
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 if the extracted letter equals the key, else 0."""
         text, options, letter = response.text, options_of(row), None
         patterns = output_regexes(row)
@@ -107,7 +107,9 @@ class Mcqa(Environment):
             else:
                 letter = _by_box(text, options, lenient=mode == "lenient_boxed")
         correct = letter is not None and letter == _key(row)
-        return Verdict(float(correct), {"extracted": float(letter is not None)}, details={"extracted_answer": letter})
+        return GradeResult(
+            float(correct), {"extracted": float(letter is not None)}, details={"extracted_answer": letter}
+        )
 
 
 def options_of(row: Row) -> dict[str, str]:

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from nemotron_steps.environments.base import (
     Environment,
     EnvironmentConfig,
+    GradeResult,
     Response,
     Row,
     RowError,
     Session,
-    Verdict,
 )
 from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.text.expression_guard import (
@@ -97,7 +97,7 @@ class ReasoningGym(Environment):
         if score is None:
             raise RowError("metadata", f"what the scorer of {source} needs", failure[:200])
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """The library's score in [0, 1]."""
         answer, vetted, entry = _vetted(row, response.text)
         if row["metadata"]["source_dataset"] in EVALUATED_AS_EXPRESSION and vetted is answer:
@@ -107,7 +107,7 @@ class ReasoningGym(Environment):
             score, failure = await asyncio.to_thread(score_answer, vetted, entry)
         return _verdict(answer, vetted, score, failure)
 
-    def grade(self, row: Row, text: str) -> Verdict:
+    def grade(self, row: Row, text: str) -> GradeResult:
         """As verify, for callers outside an event loop. `row` needs the verifier fields only."""
         answer, vetted, entry = _vetted(row, text)
         return _verdict(answer, vetted, *score_answer(vetted, entry))
@@ -124,11 +124,11 @@ def _vetted(row: Row, text: str) -> tuple[str, str, dict[str, Any]]:
     return answer, answer if safe else refused, {key: row.get(key) for key in ("question", "answer", "metadata")}
 
 
-def _verdict(answer: str, vetted: str, score: float | None, failure: str) -> Verdict:
+def _verdict(answer: str, vetted: str, score: float | None, failure: str) -> GradeResult:
     details = {"extracted_answer": answer[:MAX_LENGTH]}
     if score is None:
-        return Verdict.failed(SCORER_FAILED, message=failure, **details)
-    return Verdict(score, {"score": score, "answer_refused": float(vetted is not answer)}, details=details)
+        return GradeResult.failed(SCORER_FAILED, message=failure, **details)
+    return GradeResult(score, {"score": score, "answer_refused": float(vetted is not answer)}, details=details)
 
 
 def score_answer(answer: str, entry: dict[str, Any]) -> tuple[float | None, str]:

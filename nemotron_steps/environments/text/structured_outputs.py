@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 from nemotron_steps.environments.base import (
     Environment,
     EnvironmentConfig,
+    GradeResult,
     Response,
     Row,
     RowError,
     Session,
-    Verdict,
 )
 from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.responses import finite, json_of
@@ -206,14 +206,14 @@ class StructuredOutputs(Environment):
         if _is_tool_call(row) and not row.get("tool_name"):
             raise RowError("tool_name", "the tool to call, since response_mode is tool_call", "none")
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 or 0; `details` names what was wrong."""
         schema, key = str(row["schema_str"]), row.get("tool_payload_key") if _is_tool_call(row) else None
         if _is_tool_call(row):
             names = [call.name for call in response.tool_calls]
             if names != [row["tool_name"]]:
                 wrong = f"expected one call of {row['tool_name']}, found {names}"[:300]
-                return Verdict(0.0, {"parsed": 0.0}, details={"problem": wrong})
+                return GradeResult(0.0, {"parsed": 0.0}, details={"problem": wrong})
             text, kind = response.tool_calls[0].arguments, "json"
         else:
             text, kind = response.text, _format(row)
@@ -221,7 +221,7 @@ class StructuredOutputs(Environment):
             parsed, problem = problem_of(text, kind, schema, key, _is_tool_call(row))
         else:
             parsed, problem = await self._pool.call(text, kind, schema, key, _is_tool_call(row))
-        return Verdict(float(problem is None), {"parsed": float(parsed)}, details={"problem": problem})
+        return GradeResult(float(problem is None), {"parsed": float(parsed)}, details={"problem": problem})
 
 
 def problem_of(text: str, kind: str, schema_text: str, key: str | None, is_call: bool) -> tuple[bool, str | None]:

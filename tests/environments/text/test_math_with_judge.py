@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import CannotJudgeError, Response, Session, Verdict
+from nemotron_steps.environments.base import CannotJudgeError, GradeResult, Response, Session
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.text.math_with_judge import JUDGE_ROLE, MAX_LENGTH, strip_delimiters
 from nemotron_steps.errors import ConfigError, DataError
@@ -15,12 +15,12 @@ def row(expected: str) -> dict[str, Any]:
     return {"responses_create_params": {"input": "Solve."}, "question": "Solve.", "expected_answer": expected}
 
 
-def grade(pairs: list[tuple[str, str]], judge: Any = None, **config: Any) -> list[Verdict]:
+def grade(pairs: list[tuple[str, str]], judge: Any = None, **config: Any) -> list[GradeResult]:
     environment = create(
         "math_with_judge", {"should_use_judge": judge is not None, **config}, {JUDGE_ROLE: judge} if judge else {}
     )
 
-    async def run() -> list[Verdict]:
+    async def run() -> list[GradeResult]:
         verdicts = []
         for expected, text in pairs:
             environment.check_row(row(expected), "f:1")
@@ -140,7 +140,7 @@ class Algebra:
         return self.says
 
 
-def told(says: Any, expected: str, box: str, judge: Any = None, **config: Any) -> tuple[Verdict, Algebra]:
+def told(says: Any, expected: str, box: str, judge: Any = None, **config: Any) -> tuple[GradeResult, Algebra]:
     judges = {JUDGE_ROLE: judge} if judge else {}
     environment: Any = create("math_with_judge", {"should_use_judge": judge is not None, **config}, judges)
     environment._algebra = Algebra(says)

@@ -37,11 +37,11 @@ from nemotron_steps.environments.base import (
     VERIFIER_CRASHED,
     Environment,
     EnvironmentConfig,
+    GradeResult,
     GraderFailedError,
     Response,
     Row,
     Session,
-    Verdict,
 )
 from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.responses import text_of
@@ -100,12 +100,14 @@ class RewardFunctionEnvironment(Environment):
         """End the helper processes."""
         await self._pool.close()
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """One answer, as a group of its own."""
         (verdict,) = await self.verify_group(row, [response], [session])
         return verdict
 
-    async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
+    async def verify_group(
+        self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]
+    ) -> list[GradeResult]:
         """Every function on all answers; the weighted sum of what each gives an answer."""
         texts = [response.text for response in responses]
         columns = {key: value for key, value in row.items() if key not in ("responses_create_params", "agent_ref")}
@@ -125,19 +127,19 @@ class RewardFunctionEnvironment(Environment):
             raise GraderFailedError(error.failure, f"reward={function}: {error.message}", hint) from error
         return given
 
-    def _verdict(self, rewards: tuple[float | None, ...]) -> Verdict:
+    def _verdict(self, rewards: tuple[float | None, ...]) -> GradeResult:
         """Of one answer."""
         pairs = [(each, reward) for each, reward in zip(self.config.functions, rewards, strict=True)]
         told = {each.function.rpartition(":")[2]: reward for each, reward in pairs if reward is not None}
         if not told:
-            return Verdict.failed("no_reward", message="every reward function gave None")
+            return GradeResult.failed("no_reward", message="every reward function gave None")
         total = sum(each.weight * reward for each, reward in pairs if reward is not None)
         if not abs(total) <= FLOAT32_MAX:
             parts = ", ".join(f"{each.weight} * {each.function} {reward}" for each, reward in pairs)
-            return Verdict.failed(
+            return GradeResult.failed(
                 VERIFIER_CRASHED, message=f"the sum of the rewards is {total}, no finite float32: {parts}"
             )
-        return Verdict(total, told)
+        return GradeResult(total, told)
 
 
 def _alone(function: str, prompt: Any, completions: list[str], columns: dict[str, Any]) -> str:
