@@ -53,6 +53,7 @@ from nemotron_steps.rows.layouts import read_request
 from nemotron_steps.rows.messages import decoded, flat, read_tools, wrong
 
 if TYPE_CHECKING:
+    from nemotron_steps.environments.grading_pool import GradingPool
     from nemotron_steps.environments.judged.judges import Judge
 
 __all__ = [
@@ -244,6 +245,7 @@ class Environment(ABC):
     def __init__(self, config: EnvironmentConfig, judges: Mapping[str, Judge]) -> None:
         self.config = config
         self.judges = dict(judges)
+        self._pools: dict[Callable[..., Any], GradingPool] = {}
         self._gradable: dict[bytes, bool] = {}
         self._trying = asyncio.Lock()
 
@@ -260,8 +262,24 @@ class Environment(ABC):
     async def start(self) -> None:  # noqa: B027  an optional hook
         """Check that what the environment needs is there (sandbox, servers). Called once before the first rollout."""
 
-    async def close(self) -> None:  # noqa: B027  an optional hook
-        """Release what start acquired."""
+    async def close(self) -> None:
+        """Release what start acquired, and end the helper processes."""
+        for pool in self._pools.values():
+            await pool.close()
+
+    async def in_helper(self, grade: Callable[..., Any], *arguments: Any, size: int = 2, cpu_s: float = 10.0) -> Any:
+        """What a top-level function returns in a helper process, see GradingPool: for graders that an answer could make
+        slow.
+
+        Args:
+            size: helper processes for this function.
+            cpu_s: seconds of processor time of one call.
+        """
+        if grade not in self._pools:
+            from nemotron_steps.environments.grading_pool import GradingPool
+
+            self._pools[grade] = GradingPool(grade, size=size, cpu_s=cpu_s)
+        return await self._pools[grade].call(*arguments)
 
     def check_row(self, row: Row, where: str) -> None:
         """Refuse a row the environment could not score.

@@ -28,7 +28,7 @@ from functools import lru_cache
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
@@ -43,12 +43,8 @@ from nemotron_steps.environments.base import (
     Row,
     Session,
 )
-from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.responses import text_of
 from nemotron_steps.errors import ConfigError
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 _TRAINERS_OWN = frozenset({"completion_ids", "prompt_ids", "trainer_state", "log_extra", "log_metric"})
 """What TRL gives a function besides: tokens and state of its own trainer."""
@@ -86,19 +82,11 @@ class RewardFunctionEnvironment(Environment):
     config_class = RewardFunctionConfig
     config: RewardFunctionConfig
 
-    def __init__(self, config: RewardFunctionConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        self._pool = GradingPool(call, size=config.workers, cpu_s=config.timeout_s)
-
     async def start(self) -> None:
         """Load every function here, so that a wrong name is told before the first rollout."""
         for each in self.config.functions:
             loaded = load(each.function)
             _refuse_unfillable(loaded, each.function)
-
-    async def close(self) -> None:
-        """End the helper processes."""
-        await self._pool.close()
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """One answer, as a group of its own."""
@@ -121,7 +109,9 @@ class RewardFunctionEnvironment(Environment):
         self, function: str, prompt: Any, texts: list[str], columns: dict[str, Any]
     ) -> list[float | None]:
         try:
-            given: list[float | None] = await self._pool.call(function, prompt, texts, columns)
+            given: list[float | None] = await self.in_helper(
+                call, function, prompt, texts, columns, size=self.config.workers, cpu_s=self.config.timeout_s
+            )
         except GraderFailedError as error:
             hint = _alone(function, prompt, texts[:2], columns)
             raise GraderFailedError(error.failure, f"reward={function}: {error.message}", hint) from error

@@ -16,7 +16,6 @@ from nemotron_steps.environments.base import VERIFIER_TIMEOUT, CannotJudgeError,
 from nemotron_steps.environments.code.math_formal_lean import MathFormalLean
 from nemotron_steps.environments.code.swerl_gen import SwerlGen
 from nemotron_steps.environments.grading_pool import GradingPool
-from nemotron_steps.environments.text import mcqa
 from nemotron_steps.sandbox import Outcome, SandboxResult
 from nemotron_steps.testing.environment_subject import VALUES
 from tests.environments.cases import CASES, Case, build
@@ -135,8 +134,7 @@ def test_no_value_of_another_type_is_a_failure(case: Case, impatient: None, monk
     asyncio.run(run())
 
 
-def test_a_grader_that_does_not_end_is_cut_off_and_the_next_one_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcqa, "REGEX_CPU_S", 2.0)  # in place of 10; the grader would need minutes
+def test_a_grader_that_does_not_end_is_cut_off_and_the_next_one_is_served(impatient: None) -> None:
     case = next(case for case in CASES if case.name == "mcqa/regex")
     environment = build(case)
 

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from nemotron_steps.environments.base import GradeResult, Response, Row, RowError, Session
-from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, blocks, least_label
 from nemotron_steps.environments.responses import last_user_text
 from nemotron_steps.environments.text.extraction import (
-    REGEX_CPU_S,
     last_captures,
     output_regexes,
     regex_problem,
@@ -73,12 +71,7 @@ class EquivalenceLlmJudge(JudgedEnvironment):
 
     def __init__(self, config: EquivalenceConfig, judges: Mapping[str, Judge]) -> None:
         super().__init__(config, judges)
-        self._captures = GradingPool(last_captures, cpu_s=REGEX_CPU_S)
         self.reward_range = (min(0.0, config.reward_if_swap_fails), 1.0)
-
-    async def close(self) -> None:
-        """End the helper processes."""
-        await self._captures.close()
 
     def check_values(self, row: Row) -> None:
         """The expected answer has text, and a row's own regexes compile."""
@@ -116,7 +109,7 @@ class EquivalenceLlmJudge(JudgedEnvironment):
         """What the first of the patterns that matches captures; the whole text without pattern or match."""
         wanted = [pattern for pattern in patterns if pattern]
         if wanted and text.strip():
-            captures: list[str | None] = await self._captures.call(text, wanted, re.MULTILINE | re.DOTALL)
+            captures = await self.in_helper(last_captures, text, wanted, re.MULTILINE | re.DOTALL)
             text = next((capture for capture in captures if capture is not None), text)
         return text.strip()
 

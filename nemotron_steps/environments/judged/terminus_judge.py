@@ -4,20 +4,15 @@ flag must hold; then the commands must be nearly the recorded ones, or a judge m
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from nemotron_steps.environments.base import GradeResult, Response, Row, RowError, Session
-from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, blocks, last_label
 from nemotron_steps.environments.responses import json_of
 from nemotron_steps.environments.text.json_schema import validation_problem
 from nemotron_steps.environments.text.similarity import matching_ratio
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 EQUAL, DIFFERENT = "[[A=B]]", "[[A!=B]]"
 
@@ -90,14 +85,6 @@ class TerminusJudge(JudgedEnvironment):
     config_class = TerminusConfig
     config: TerminusConfig
 
-    def __init__(self, config: TerminusConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        self._pool = GradingPool(matching_ratio)
-
-    async def close(self) -> None:
-        """End the helper processes."""
-        await self._pool.close()
-
     def check_values(self, row: Row) -> None:
         """The harness is known, the expected step is of its schema, a threshold is a number."""
         harness = row["metadata"]["harness"]
@@ -144,8 +131,7 @@ class TerminusJudge(JudgedEnvironment):
             return float(expected == actual)
         if max(len(expected), len(actual)) <= INLINE_LENGTH:
             return matching_ratio(expected, actual, threshold)
-        ratio: float = await self._pool.call(expected, actual, threshold)
-        return ratio
+        return float(await self.in_helper(matching_ratio, expected, actual, threshold))
 
     async def _equal(self, reference: str, candidate: str) -> bool:
         prompt = blocks(reference=reference, candidate=candidate)

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from nemotron_steps.environments.base import (
     Environment,
@@ -18,11 +17,7 @@ from nemotron_steps.environments.base import (
     RowError,
     Session,
 )
-from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.responses import conversation
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 NGRAM = 16
 
@@ -47,14 +42,6 @@ class LcNiah(Environment):
     config_class = LcNiahConfig
     config: LcNiahConfig
 
-    def __init__(self, config: LcNiahConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        self._overlap = GradingPool(overlap, cpu_s=60.0)  # an honest answer over a long prompt takes many seconds
-
-    async def close(self) -> None:
-        """End the helper processes."""
-        await self._overlap.close()
-
     def check_values(self, row: Row) -> None:
         """The expected answer is a JSON list."""
         try:
@@ -73,8 +60,8 @@ class LcNiah(Environment):
         rule = self.config.overlap_metric_rule
         if rule == "ngram16":
             copied = overlap(response.reasoning, prompt, rule)
-        else:  # what difflib compares takes quadratic time
-            copied = await self._overlap.call(response.reasoning, prompt, rule)
+        else:  # difflib takes quadratic time: many seconds for an honest answer over a long prompt
+            copied = await self.in_helper(overlap, response.reasoning, prompt, rule, cpu_s=60.0)
         return GradeResult(score * (1.0 - copied), {"answer_score": score, "reasoning_overlap": copied})
 
 

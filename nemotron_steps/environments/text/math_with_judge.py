@@ -5,8 +5,7 @@ What is longer than MAX_LENGTH characters, and far longer than the expected answ
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -20,13 +19,9 @@ from nemotron_steps.environments.base import (
     RowError,
     Session,
 )
-from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.judged.judging import JudgeSampling, ask, blocks, least_label
 from nemotron_steps.environments.text.extraction import last_boxed
 from nemotron_steps.environments.text.math_equality import compare
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 JUDGE_ROLE = "judge_model"
 EQUAL, DIFFERENT = "[[A=B]]", "[[A!=B]]"
@@ -68,14 +63,6 @@ class MathWithJudge(Environment):
     config_class: ClassVar[type[EnvironmentConfig]] = MathWithJudgeConfig
     config: MathWithJudgeConfig
 
-    def __init__(self, config: MathWithJudgeConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        self._algebra = GradingPool(
-            compare,
-            size=config.library_verifier_max_concurrency,
-            cpu_s=config.library_verifier_timeout_seconds,
-        )
-
     def needed_judges(self) -> tuple[str, ...]:
         """The judge, when it is on."""
         return (JUDGE_ROLE,) if self.config.should_use_judge else ()
@@ -110,7 +97,14 @@ class MathWithJudge(Environment):
         details = {"extracted_answer": answer}
         problem = None
         try:
-            equal = await self._algebra.call(answer, strip_delimiters(expected), bool(components["boxed"]))
+            equal = await self.in_helper(
+                compare,
+                answer,
+                strip_delimiters(expected),
+                bool(components["boxed"]),
+                size=self.config.library_verifier_max_concurrency,
+                cpu_s=self.config.library_verifier_timeout_seconds,
+            )
         except CannotJudgeError as error:
             problem = error
         else:
@@ -127,10 +121,6 @@ class MathWithJudge(Environment):
         equal = await self._judge(question, expected, answer) and await self._judge(question, answer, expected)
         components["judge_reward"] = float(equal)
         return GradeResult(float(equal), components, details=details)
-
-    async def close(self) -> None:
-        """End the helper processes."""
-        await self._algebra.close()
 
     async def _judge(self, question: str, first: str, second: str) -> bool:
         prompt = f"{blocks(question=question)}\nA:\n{blocks(answer_1=first)}\nB:\n{blocks(answer_2=second)}"

@@ -8,25 +8,19 @@ import io
 import json
 import tomllib
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from nemotron_steps.environments.base import (
     Environment,
-    EnvironmentConfig,
     GradeResult,
     Response,
     Row,
     RowError,
     Session,
 )
-from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.responses import finite, json_of
 from nemotron_steps.environments.text.json_schema import problem_with, schema_problem, strictify, validator_of
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 Format = Literal["json", "yaml", "xml", "toml", "csv"]
 
@@ -182,14 +176,6 @@ class StructuredOutputs(Environment):
     name: ClassVar[str] = "structured_outputs"
     required_fields: ClassVar[tuple[str, ...]] = ("schema_str",)
 
-    def __init__(self, config: EnvironmentConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        self._pool = GradingPool(problem_of)
-
-    async def close(self) -> None:
-        """End the helper processes."""
-        await self._pool.close()
-
     def check_values(self, row: Row) -> None:
         """The schema must be a valid JSON Schema and the format, json where none is named, a known one."""
         if _format(row) not in get_args(Format):
@@ -220,7 +206,7 @@ class StructuredOutputs(Environment):
         if len(text) <= INLINE_LENGTH and '"pattern' not in schema:
             parsed, problem = problem_of(text, kind, schema, key, _is_tool_call(row))
         else:
-            parsed, problem = await self._pool.call(text, kind, schema, key, _is_tool_call(row))
+            parsed, problem = await self.in_helper(problem_of, text, kind, schema, key, _is_tool_call(row))
         return GradeResult(float(problem is None), {"parsed": float(parsed)}, details={"problem": problem})
 
 

@@ -55,7 +55,7 @@ class InThisProcess:
 def verdict(name: str, row: dict[str, Any], text: str, script: Script, **config: Any) -> GradeResult:
     environment = create(name, config, {ROLES.get(name, "judge_model"): script})
     if isinstance(environment, EquivalenceLlmJudge):
-        environment._captures = InThisProcess()  # type: ignore[assignment]
+        environment._pools[last_captures] = InThisProcess()  # type: ignore[assignment]
 
     async def run() -> GradeResult:
         found = await environment.verify({**ASKED, **row}, Response(text), Session())
