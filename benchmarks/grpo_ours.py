@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 from benchmarks.grpo_task import PeakMemory, reward_of
-from nemotron_steps.environments.base import Environment, Response, Session, Verdict
+from nemotron_steps.environments.base import Environment, GradeResult, Response, Session
 
 
 class Vowels(Environment):
@@ -22,8 +22,8 @@ class Vowels(Environment):
 
     name = "vowels"
 
-    async def verify(self, row, response: Response, session: Session) -> Verdict:
-        return Verdict(reward_of(response.text))
+    async def verify(self, row, response: Response, session: Session) -> GradeResult:
+        return GradeResult(reward_of(response.text))
 
 
 def main(folder: Path) -> None:

@@ -19,7 +19,7 @@ from nemotron_steps.engine.setup.rows import (
     read_data,
     teacher_choice,
 )
-from nemotron_steps.environments.own.reward_function import load
+from nemotron_steps.environments.custom_reward import load
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.steps.hub_folder import check_judges
 from nemotron_steps.steps.placement import refuse_violations

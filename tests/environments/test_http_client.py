@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from nemotron_steps.environments import http_client
+from nemotron_steps.environments.http_client import HttpStatusError, JsonClient, ServerUnreachableError
 from nemotron_steps.environments.http_server import EventStream, HttpServer, Reply, Request
 from nemotron_steps.environments.loop_thread import LoopThread
-from nemotron_steps.environments.remote import json_http
-from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError
 
 Answer = Callable[[Request], Awaitable[Reply | EventStream]]
 
@@ -118,7 +118,7 @@ def test_an_attempt_ends_with_its_time_out_however_long_others_wait_before_it() 
 
 
 def test_a_redirect_and_an_answer_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_http, "MAX_ANSWER", 10_000)
+    monkeypatch.setattr(http_client, "MAX_ANSWER", 10_000)
 
     async def flood(request: Request) -> Reply | EventStream:
         async def events():  # type: ignore[no-untyped-def]
@@ -146,8 +146,8 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         taken.extend([seconds] if seconds else [])
         await sleep(0)
 
-    monkeypatch.setattr(json_http.asyncio, "sleep", note)
-    monkeypatch.setattr(json_http.random, "uniform", lambda low, high: high)
+    monkeypatch.setattr(http_client.asyncio, "sleep", note)
+    monkeypatch.setattr(http_client.random, "uniform", lambda low, high: high)
     return taken
 
 
@@ -181,14 +181,14 @@ def test_a_server_is_ready_with_its_first_answer_that_is_no_failure_of_its_own(
 
 def test_requests_from_several_threads_share_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    real = json_http.LoopThread
+    real = http_client.LoopThread
 
     def slow(name: str) -> Any:
         time.sleep(0.02)
         made.append(real(name))
         return made[-1]
 
-    monkeypatch.setattr(json_http, "LoopThread", slow)
+    monkeypatch.setattr(http_client, "LoopThread", slow)
     client = JsonClient("http://127.0.0.1:9")
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: client._line.thread(), range(4)))
@@ -236,7 +236,7 @@ def test_pauses_are_shortened_by_chance_down_to_their_half(monkeypatch: pytest.M
         bounds.append((low, high))
         return 0.0
 
-    monkeypatch.setattr(json_http.random, "uniform", uniform)
+    monkeypatch.setattr(http_client.random, "uniform", uniform)
     client = JsonClient("http://127.0.0.1:9", retries=2)
     with pytest.raises(ServerUnreachableError):
         asyncio.run(client.get("/"))

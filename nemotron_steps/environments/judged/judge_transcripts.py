@@ -1,4 +1,4 @@
-"""What judges said of an answer, kept beside its verdict for people to read: `Verdict.details["judge"]`.
+"""What judges said of an answer, kept beside its verdict for people to read: `GradeResult.details["judge"]`.
 
 A note is a few short texts. However long a judge thinks, what is kept of an answer stays below
 MAX_NOTES · (REASONING_CHARACTERS + VERDICT_CHARACTERS) characters and a few.

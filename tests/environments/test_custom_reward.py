@@ -13,22 +13,22 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import Session, Verdict
-from nemotron_steps.environments.own.reward_function import call, load
+from nemotron_steps.environments.base import GradeResult, Session
+from nemotron_steps.environments.custom_reward import call, load
 from nemotron_steps.environments.registry import create, settings_of
 from nemotron_steps.environments.responses import Response
 from nemotron_steps.errors import ConfigError
 
-FILE = Path(__file__).parent / "own_rewards.py"
+FILE = Path(__file__).parent / "reward_functions.py"
 CHAT = {"responses_create_params": {"input": [{"role": "user", "content": "1 + 1?"}]}, "answer": "2"}
 TEXT = {**CHAT, "prompt": "1 + 1?"}
 
 
-def graded(functions: Any, answers: list[str], row: dict[str, Any] | None = None, **settings: Any) -> list[Verdict]:
+def graded(functions: Any, answers: list[str], row: dict[str, Any] | None = None, **settings: Any) -> list[GradeResult]:
     names = [functions] if isinstance(functions, str) else functions
     entries = [{"function": f"{FILE}:{each}"} if isinstance(each, str) else each for each in names]
 
-    async def judge() -> list[Verdict]:
+    async def judge() -> list[GradeResult]:
         environment = create("reward_function", {"functions": entries, "workers": 1, **settings})
         try:
             await environment.start()
@@ -107,10 +107,10 @@ def test_an_answer_that_no_function_judges_has_no_reward() -> None:
         ("without_a_score", "gave a dict without 'score': it has 'acc', 'pred'"),
         ("of_nothing", "gave a dict without 'score': it has no keys"),
         ("a_nested_score", "gave {'acc': 1.0}: a reward must be a number or None"),
-        ("not_a_number", "own_rewards.py:not_a_number gave nan, which is no finite float32 and not None"),
-        ("infinite", "own_rewards.py:infinite gave -inf, which is no finite float32 and not None"),
-        ("beyond_float32", "own_rewards.py:beyond_float32 gave 1e+39, which is no finite float32 and not None"),
-        ("too_large", "own_rewards.py:too_large gave a number that is too large for a float"),
+        ("not_a_number", "reward_functions.py:not_a_number gave nan, which is no finite float32 and not None"),
+        ("infinite", "reward_functions.py:infinite gave -inf, which is no finite float32 and not None"),
+        ("beyond_float32", "reward_functions.py:beyond_float32 gave 1e+39, which is no finite float32 and not None"),
+        ("too_large", "reward_functions.py:too_large gave a number that is too large for a float"),
         ("raises", "no such key: gold"),
     ],
 )

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import Response, Session, Verdict
+from nemotron_steps.environments.base import GradeResult, Response, Session
 from nemotron_steps.environments.judged.genrm_messages import verdict_text
-from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, last_label
-from nemotron_steps.environments.judged.notes import (
+from nemotron_steps.environments.judged.judge_transcripts import (
     MAX_NOTES,
     REASONING_CHARACTERS,
     VERDICT_CHARACTERS,
@@ -18,6 +17,7 @@ from nemotron_steps.environments.judged.notes import (
     note_of,
     notes_from,
 )
+from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, last_label
 from nemotron_steps.environments.registry import create
 
 
@@ -41,7 +41,7 @@ class Asks(JudgedEnvironment):
     async def verify(self, row: Any, response: Any, session: Any) -> Any:
         read = last_label(["[[YES]]", "[[NO]]"])
         labels = await asyncio.gather(*(self.ask("", f"{response.text} {number}", read) for number in range(6)))
-        return Verdict(float(all(label == "[[YES]]" for label in labels)))
+        return GradeResult(float(all(label == "[[YES]]" for label in labels)))
 
 
 def verdicts(environment: Any, row: dict[str, Any], *texts: str) -> list[Any]:

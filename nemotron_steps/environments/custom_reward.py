@@ -28,7 +28,7 @@ from functools import lru_cache
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
@@ -37,18 +37,14 @@ from nemotron_steps.environments.base import (
     VERIFIER_CRASHED,
     Environment,
     EnvironmentConfig,
+    GradeResult,
     GraderFailedError,
     Response,
     Row,
     Session,
-    Verdict,
 )
-from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.responses import text_of
 from nemotron_steps.errors import ConfigError
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 _TRAINERS_OWN = frozenset({"completion_ids", "prompt_ids", "trainer_state", "log_extra", "log_metric"})
 """What TRL gives a function besides: tokens and state of its own trainer."""
@@ -86,26 +82,20 @@ class RewardFunctionEnvironment(Environment):
     config_class = RewardFunctionConfig
     config: RewardFunctionConfig
 
-    def __init__(self, config: RewardFunctionConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        self._pool = GradingPool(call, size=config.workers, cpu_s=config.timeout_s)
-
     async def start(self) -> None:
         """Load every function here, so that a wrong name is told before the first rollout."""
         for each in self.config.functions:
             loaded = load(each.function)
             _refuse_unfillable(loaded, each.function)
 
-    async def close(self) -> None:
-        """End the helper processes."""
-        await self._pool.close()
-
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """One answer, as a group of its own."""
         (verdict,) = await self.verify_group(row, [response], [session])
         return verdict
 
-    async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
+    async def verify_group(
+        self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]
+    ) -> list[GradeResult]:
         """Every function on all answers; the weighted sum of what each gives an answer."""
         texts = [response.text for response in responses]
         columns = {key: value for key, value in row.items() if key not in ("responses_create_params", "agent_ref")}
@@ -119,25 +109,27 @@ class RewardFunctionEnvironment(Environment):
         self, function: str, prompt: Any, texts: list[str], columns: dict[str, Any]
     ) -> list[float | None]:
         try:
-            given: list[float | None] = await self._pool.call(function, prompt, texts, columns)
+            given: list[float | None] = await self.in_helper(
+                call, function, prompt, texts, columns, size=self.config.workers, cpu_s=self.config.timeout_s
+            )
         except GraderFailedError as error:
             hint = _alone(function, prompt, texts[:2], columns)
             raise GraderFailedError(error.failure, f"reward={function}: {error.message}", hint) from error
         return given
 
-    def _verdict(self, rewards: tuple[float | None, ...]) -> Verdict:
+    def _verdict(self, rewards: tuple[float | None, ...]) -> GradeResult:
         """Of one answer."""
         pairs = [(each, reward) for each, reward in zip(self.config.functions, rewards, strict=True)]
         told = {each.function.rpartition(":")[2]: reward for each, reward in pairs if reward is not None}
         if not told:
-            return Verdict.failed("no_reward", message="every reward function gave None")
+            return GradeResult.failed("no_reward", message="every reward function gave None")
         total = sum(each.weight * reward for each, reward in pairs if reward is not None)
         if not abs(total) <= FLOAT32_MAX:
             parts = ", ".join(f"{each.weight} * {each.function} {reward}" for each, reward in pairs)
-            return Verdict.failed(
+            return GradeResult.failed(
                 VERIFIER_CRASHED, message=f"the sum of the rewards is {total}, no finite float32: {parts}"
             )
-        return Verdict(total, told)
+        return GradeResult(total, told)
 
 
 def _alone(function: str, prompt: Any, completions: list[str], columns: dict[str, Any]) -> str:

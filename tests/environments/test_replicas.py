@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from nemotron_steps.environments import http_client
 from nemotron_steps.environments.base import Response, Session
+from nemotron_steps.environments.http_client import JsonClient, ServerUnreachableError
 from nemotron_steps.environments.http_server import HttpServer, Reply, Request
 from nemotron_steps.environments.judged.judges import HttpJudge
 from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.remote import json_http
-from nemotron_steps.environments.remote.json_http import JsonClient, ServerUnreachableError
 from nemotron_steps.errors import JudgeUnavailableError
 
 EQUAL = "[[A=B]]"
@@ -96,7 +96,7 @@ def test_questions_go_to_the_least_loaded_server_and_in_turn() -> None:
 
 def test_a_lost_server_is_asked_last_however_much_the_others_have_to_do() -> None:
     async def order() -> list[str]:
-        equal = json_http.Replicas(["a", "b", "c"], 4, lambda _: asyncio.sleep(60))
+        equal = http_client.Replicas(["a", "b", "c"], 4, lambda _: asyncio.sleep(60))
         first, second, third = equal.all
         first.lost, second.in_flight, third.in_flight = True, 3, 2
         return [each.url for each in equal.in_order()]
@@ -154,10 +154,10 @@ def test_a_server_lost_while_a_question_waited_has_the_last_word_where_no_other_
 
 
 def test_a_server_lost_again_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_http, "LOST_FOR_S", 0.0)
+    monkeypatch.setattr(http_client, "LOST_FOR_S", 0.0)
     waiting: list[str] = []
 
-    async def ready(replica: json_http.Replica) -> None:
+    async def ready(replica: http_client.Replica) -> None:
         waiting.append(replica.url)
         try:
             await asyncio.Event().wait()
@@ -165,7 +165,7 @@ def test_a_server_lost_again_is_waited_for_once(monkeypatch: pytest.MonkeyPatch)
             waiting.remove(replica.url)
 
     async def body() -> None:
-        equal = json_http.Replicas(["http://a", "http://b"], 1, ready)
+        equal = http_client.Replicas(["http://a", "http://b"], 1, ready)
         (a, _) = equal.all
         for _ in range(3):
             equal.find(a)
@@ -211,7 +211,7 @@ def test_all_servers_dead_is_one_error_that_names_each_and_never_a_reward() -> N
 def test_a_lost_server_that_is_ready_again_gets_questions_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_http, "LOST_FOR_S", 0.01)
+    monkeypatch.setattr(http_client, "LOST_FOR_S", 0.01)
 
     async def body(judge: HttpJudge, asked: Counter[str], port: int) -> Server:
         assert [await ask(judge) for _ in range(2)] == ["a"] * 2
@@ -232,7 +232,7 @@ def test_a_lost_server_that_is_ready_again_gets_questions_again(
 def test_a_run_begins_with_the_servers_that_are_ready(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_http, "READY_GRACE_S", 0.2)
+    monkeypatch.setattr(http_client, "READY_GRACE_S", 0.2)
     with servers("a", "b") as ((a, b), _):
         b.kill()
         judge = HttpJudge([b.url, a.url], "judge", retries=0)
@@ -257,7 +257,7 @@ def test_a_server_that_is_ready_soon_after_the_first_is_waited_for(
             await asyncio.sleep(0.2)
             return await super()._answer(request)
 
-    monkeypatch.setattr(json_http, "READY_GRACE_S", 30.0)
+    monkeypatch.setattr(http_client, "READY_GRACE_S", 30.0)
     asked: Counter[str] = Counter()
     a, b = Server("a", asked), Slow("b", asked)
     try:
