@@ -27,12 +27,13 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StrictStr, ValidationError
+from pydantic import ConfigDict, Field, PositiveInt, StrictStr, ValidationError
 
 from nemotron_steps.config.compose import raise_problems
 from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
+from nemotron_steps.config.mirrors import BUILT_IN, MirrorSettings, Table, mirror_names, settings_model
 from nemotron_steps.config.names import meant, nearest
 from nemotron_steps.config.schema.base import Section
 from nemotron_steps.config.secrets import mask, note_variables, redact, redact_text
@@ -43,57 +44,6 @@ VariableName = Annotated[StrictStr, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
 Text = Annotated[StrictStr, Field(pattern=r"^[^\x00]*$")]
 """What a process can be given: without the character that ends a text there."""
 
-
-class Table(BaseModel):
-    """Any table of env.toml: unknown keys are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class WandbSettings(Table):
-    """`[wandb]`: where metrics and artifacts are mirrored."""
-
-    project: StrictStr
-    entity: StrictStr | None = None
-    mode: Literal["online", "offline"] | None = None
-    """None: what wandb's own settings and environment say."""
-
-
-class TensorBoardSettings(Table):
-    """`[tensorboard]`: event files of every run."""
-
-    folder: StrictStr | None = None
-    """Has a folder for each run. None: `tensorboard` in the run's own folder."""
-
-
-class MlflowSettings(Table):
-    """`[mlflow]`: an MLflow run of every executed step."""
-
-    tracking_uri: StrictStr | None = None
-    """`http://HOST:5000`, `sqlite:///FILE` or what else MLflow takes. None: what MLFLOW_TRACKING_URI says, or else
-    MLflow's own default."""
-    experiment: StrictStr = "nemotron-steps"
-
-
-class MirrorSettings(Table):
-    """Every mirror; None for one that env.toml has no table for."""
-
-    wandb: WandbSettings | None = None
-    tensorboard: TensorBoardSettings | None = None
-    mlflow: MlflowSettings | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The tables that are there."""
-        return tuple(name for name in type(self).model_fields if getattr(self, name) is not None)
-
-
-MIRRORS: Mapping[str, type[Table]] = {
-    "wandb": WandbSettings,
-    "tensorboard": TensorBoardSettings,
-    "mlflow": MlflowSettings,
-}
-"""Tables of env.toml that are no profiles."""
 
 TableT = TypeVar("TableT", bound=Table)
 
@@ -215,7 +165,7 @@ class _Source:
 
 @dataclass(frozen=True)
 class Environment:
-    """Every profile found, and the tables of mirrors (`[wandb]`, `[tensorboard]`, `[mlflow]`)."""
+    """Every profile found, and the tables of mirrors (`[wandb]`, `[tensorboard]`, those of other packages)."""
 
     profiles: Mapping[str, _Source]
     files: tuple[Path, ...]
@@ -231,9 +181,12 @@ class Environment:
     @property
     def mirrors(self) -> MirrorSettings:
         """The tables of mirrors, checked. ConfigError if one is malformed."""
-        return MirrorSettings(
-            **{name: _validated(MIRRORS[name], values, name, self.lines) for name, values in self.mirror_tables.items()}
-        )
+        tables = {
+            name: _validated(settings_model(name), values, name, self.lines)
+            for name, values in self.mirror_tables.items()
+        }
+        own = {name: tables.pop(name) for name in BUILT_IN if name in tables}
+        return MirrorSettings(**own, others=tables)
 
     def profile(self, name: str, models: ProfileModels, job: Mapping[str, Sequence[Any]] | None = None) -> Profile:
         """A profile with everything it extends merged in, nearest last, as its executor's model.
@@ -322,7 +275,7 @@ class Environment:
         hints = [f"-r {other}" for other in close]
         others = {
             **dict.fromkeys(OTHER_TABLES, "which other tools read"),
-            **dict.fromkeys(MIRRORS, "a mirror, not a profile"),
+            **dict.fromkeys(mirror_names(), "a mirror, not a profile"),
         }
         other = others.get(name)
         if not close and not other and re.fullmatch(r"[\w-]+", name):
@@ -354,6 +307,7 @@ def load_environment(cwd: Path | None = None) -> Environment:
     profiles: dict[str, _Source] = {}
     lines: dict[tuple[str, str], str] = {}
     mirrors: dict[str, Mapping[str, Any]] = {}
+    trackers = mirror_names()
     files = tuple(file for file in environment_files(cwd) if file.is_file())
     for file in files:
         try:
@@ -374,7 +328,7 @@ def load_environment(cwd: Path | None = None) -> Environment:
                 )
             if name in profiles or name in mirrors or name in OTHER_TABLES:
                 continue
-            if name in MIRRORS:
+            if name in trackers:
                 mirrors[name] = values
             else:
                 line = found.get((name, ""), found.get(("", name), 1))  # a [table], or `table = {...}`

@@ -8,7 +8,7 @@ from pathlib import Path
 from nemotron_steps.config.schema.eval import EvalConfig
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.engine.rollouts.evaluation import summarize
-from nemotron_steps.environments.judged.notes import JUDGE_NOTES
+from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.eval.grading import grade
