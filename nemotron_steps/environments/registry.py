@@ -48,7 +48,7 @@ BUILT_IN: dict[str, str] = {
     "remote_agent": f"{_PACKAGE}.remote.remote_agent:RemoteAgent",
     "reasoning_gym": f"{_PACKAGE}.text.reasoning_gym:ReasoningGym",
     "single_step_tool_use_with_argument_comparison": f"{_PACKAGE}.tools.single_step_tool_use:SingleStepToolUse",
-    "reward_function": f"{_PACKAGE}.own.reward_function:RewardFunctionEnvironment",
+    "reward_function": f"{_PACKAGE}.custom_reward:RewardFunctionEnvironment",
     "structured_outputs": f"{_PACKAGE}.text.structured_outputs:StructuredOutputs",
     "swerl_gen": f"{_PACKAGE}.code.swerl_gen:SwerlGen",
     "workplace_assistant": f"{_PACKAGE}.tools.workplace_assistant:WorkplaceAssistant",

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from nemotron_steps.config.schema.rl import RlConfig
-from nemotron_steps.engine.build.rows import read_data
+from nemotron_steps.engine.setup.rows import read_data
 from nemotron_steps.errors import DataError
 from nemotron_steps.steps import preflight
 from tests.models.checkpoints import write_tokenizer

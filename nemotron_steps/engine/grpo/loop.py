@@ -62,7 +62,7 @@ from nemotron_steps.engine.rollouts.low_effort import reward_brevity
 from nemotron_steps.engine.schedules import sequence_length
 from nemotron_steps.engine.signals import Signal, SignalMonitor
 from nemotron_steps.engine.types import Generator, Policy, RolloutGroup
-from nemotron_steps.environments.judged.notes import JUDGE_NOTES
+from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES
 from nemotron_steps.errors import DataError, EngineError
 
 SETTLED = 8

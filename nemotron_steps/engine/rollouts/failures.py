@@ -24,8 +24,8 @@ from nemotron_steps.environments.base import (
     VERIFY_FAILED,
     AgentRun,
     Environment,
+    GradeResult,
     Session,
-    Verdict,
 )
 from nemotron_steps.environments.judged.judges import JudgeLostError
 from nemotron_steps.errors import RESUME, WorkerLostError
@@ -68,15 +68,15 @@ class Failure:
     """A command that shows it again."""
 
     @classmethod
-    def of(cls, verdict: Verdict) -> Failure:
+    def of(cls, verdict: GradeResult) -> Failure:
         """What a failed verdict says, or one of an answer that the grader failed over."""
         message, trace, hint = (str(verdict.details.get(name) or "") for name in ("message", "traceback", "hint"))
         return cls(verdict.failure or GRADER_FAILED, message, trace, hint)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> GradeResult:
         """The inverse of `of`."""
-        return Verdict.failed(self.name, **self.metadata)
+        return GradeResult.failed(self.name, **self.metadata)
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -109,7 +109,7 @@ async def ask(environment: Environment, call: str, answer: Awaitable[Answer]) ->
     except JudgeLostError:
         raise
     except Exception as error:
-        raise RolloutFailedError(Failure.of(Verdict.of_error(error, name))) from error
+        raise RolloutFailedError(Failure.of(GradeResult.of_error(error, name))) from error
     if not isinstance(result, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
         said = f"`{call}` of environment `{environment.name}` returned {result!r:.200}, which is no {wanted}"

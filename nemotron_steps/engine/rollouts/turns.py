@@ -19,7 +19,7 @@ from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts.conversation import AssistantTurn, TurnFormat, parse_assistant
 from nemotron_steps.engine.rollouts.failures import PROMPT_UNUSABLE, Failure, RolloutFailedError, ask
 from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
-from nemotron_steps.environments.base import AgentRun, Environment, Row, Session, Verdict
+from nemotron_steps.environments.base import AgentRun, Environment, GradeResult, Row, Session
 from nemotron_steps.environments.responses import Response, ToolCall, function_call_output_item
 from nemotron_steps.models.chat import ChatFormat
 
@@ -132,7 +132,7 @@ class Turns:
             try:
                 trajectory.append_context(self._chat.render_continuation(new, session.tools, turn_ended=ended))
             except Exception as error:  # as in _prompt_ids
-                trajectory.failure = Failure.of(Verdict.of_error(error, PROMPT_UNUSABLE))
+                trajectory.failure = Failure.of(GradeResult.of_error(error, PROMPT_UNUSABLE))
                 break
             room = max_total_length - len(trajectory.token_ids)
             if room < 1:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import Response, Row, RowError, Session, Verdict
+from nemotron_steps.environments.base import GradeResult, Response, Row, RowError, Session
 from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, blocks, least_label
 from nemotron_steps.environments.responses import last_user_text
 
@@ -77,10 +77,10 @@ class JailbreakDetection(JudgedEnvironment):
         if policy is not None and policy not in known:
             raise RowError("response_policy_mapped", f"one of {', '.join(known)}", repr(policy))
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """The product of what the policy asks; no answer scores 0."""
         if not response.text.strip():
-            return Verdict(0.0, {"answered": 0.0})
+            return GradeResult(0.0, {"answered": 0.0})
         prompt = str(row.get("adversarial_prompt") or last_user_text(row))
         text = blocks(question=prompt, candidate=response.text)
         policy = row.get("response_policy_mapped") or DEFAULT_POLICY
@@ -100,4 +100,4 @@ class JailbreakDetection(JudgedEnvironment):
             reward *= components[name]
             if reward == 0.0:
                 break
-        return Verdict(reward, components)
+        return GradeResult(reward, components)

@@ -20,14 +20,14 @@ from nemotron_steps.environments.base import (
     CannotJudgeError,
     Environment,
     EnvironmentConfig,
+    GradeResult,
     Response,
     Row,
     RowError,
     Session,
-    Verdict,
 )
 from nemotron_steps.environments.judged.genrm_messages import neutralize
-from nemotron_steps.environments.judged.notes import begun_note, note_of
+from nemotron_steps.environments.judged.judge_transcripts import begun_note, note_of
 from nemotron_steps.environments.responses import split_reasoning
 
 if TYPE_CHECKING:
@@ -183,14 +183,14 @@ class RubricEnvironment(JudgedEnvironment):
     config_class = RubricConfig
     config: RubricConfig
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """The aggregated verdicts; an empty answer passes nothing."""
         if not response.text.strip():
-            return Verdict(0.0, {"answered": 0.0})
+            return GradeResult(0.0, {"answered": 0.0})
         rubric = row["rubric"]
         passed = await asyncio.gather(*(self.passes(row, response.text, item) for item in rubric))
         reward = aggregate(passed, weights_of(rubric), self.config.aggregation_mode)
-        return Verdict(reward, {"answered": 1.0, "items_passed": sum(passed) / len(passed)})
+        return GradeResult(reward, {"answered": 1.0, "items_passed": sum(passed) / len(passed)})
 
     @abstractmethod
     async def passes(self, row: Row, answer: str, item: dict[str, Any]) -> bool:

@@ -20,17 +20,17 @@ from nemotron_steps.environments.base import (
     CannotJudgeError,
     Environment,
     EnvironmentConfig,
+    GradeResult,
     GraderFailedError,
     Response,
     Row,
     RowError,
     Session,
-    Verdict,
     lookup,
 )
-from nemotron_steps.environments.judged.notes import JUDGE_NOTES, notes_from
+from nemotron_steps.environments.http_client import HttpStatusError, JsonClient, ServerUnreachableError
+from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES, notes_from
 from nemotron_steps.environments.remote.head_server import HeadServer, HeadServerConfig, UnknownServerError
-from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError
 from nemotron_steps.environments.responses import response_object, text_of
 from nemotron_steps.errors import ConfigError, WorkerLostError
 
@@ -220,7 +220,7 @@ class RemoteEnvironment(Environment):
         except RecursionError:
             return "error: the answer is nested too deep"
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """The server's reward; a masked or missing one is a failure, and so is an error of the server unless it grades
         another answer to the row."""
         try:
@@ -231,7 +231,9 @@ class RemoteEnvironment(Environment):
             raise no_verdict(error) from error
         return self._verdict(answer)
 
-    async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
+    async def verify_group(
+        self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]
+    ) -> list[GradeResult]:
         """One by one, or together for an environment that judges groups."""
         if not self.judges_groups:
             return await super().verify_group(row, responses, sessions)
@@ -242,10 +244,10 @@ class RemoteEnvironment(Environment):
             raise no_verdict(error) from error
         verdicts = answer.get("verdicts") if isinstance(answer, dict) else None
         if not isinstance(verdicts, list) or len(verdicts) != len(responses):
-            return [Verdict.failed(ENVIRONMENT_REFUSED, message="not one verdict a response") for _ in responses]
+            return [GradeResult.failed(ENVIRONMENT_REFUSED, message="not one verdict a response") for _ in responses]
         return [self._verdict(item) for item in verdicts]
 
-    def _verdict(self, answer: Any) -> Verdict:
+    def _verdict(self, answer: Any) -> GradeResult:
         """A server's answer as a verdict. A reward beside a `failure` is none; `failure_reason` only names one, because
         public servers also write there why an answer earned 0."""
         if not isinstance(answer, dict):
@@ -257,7 +259,7 @@ class RemoteEnvironment(Environment):
         if failure or reward is None or answer.get("mask_sample") or (instance or {}).get("mask_sample"):
             reason = failure or answer.get("failure_kind") or answer.get("failure_reason")
             named = reason if isinstance(reason, str) else ENVIRONMENT_REFUSED
-            return Verdict.failed(named[:100], message=text_of(answer.get("details") or "", 500))
+            return GradeResult.failed(named[:100], message=text_of(answer.get("details") or "", 500))
         low, high = max(self.reward_range[0], -FLOAT32_MAX), min(self.reward_range[1], FLOAT32_MAX)
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not low <= reward <= high:
             return _refused(f"reward outside [{low}, {high}]", reward)
@@ -269,7 +271,7 @@ class RemoteEnvironment(Environment):
                     return _refused(f"component {key}", value)
                 numbers[key] = float(value)
         notes = notes_from(answer.get("details"))
-        return Verdict(float(reward), numbers, details={JUDGE_NOTES: notes} if notes else {})
+        return GradeResult(float(reward), numbers, details={JUDGE_NOTES: notes} if notes else {})
 
     def _lost(self, client: JsonClient, error: Exception) -> WorkerLostError:
         return WorkerLostError(
@@ -289,5 +291,5 @@ def no_verdict(error: ServerUnreachableError | HttpStatusError) -> CannotJudgeEr
     return kind(ENVIRONMENT_UNAVAILABLE, str(error))
 
 
-def _refused(what: str, found: Any) -> Verdict:
-    return Verdict.failed(ENVIRONMENT_REFUSED, message=f"{what}: {text_of(found, 200, repr)}")
+def _refused(what: str, found: Any) -> GradeResult:
+    return GradeResult.failed(ENVIRONMENT_REFUSED, message=f"{what}: {text_of(found, 200, repr)}")

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from nemotron_steps.environments.base import AgentRun, Response, Row, Session, Verdict
-from nemotron_steps.environments.remote.json_http import HttpStatusError, ServerUnreachableError
+from nemotron_steps.environments.base import AgentRun, GradeResult, Response, Row, Session
+from nemotron_steps.environments.http_client import HttpStatusError, ServerUnreachableError
 from nemotron_steps.environments.remote.remote import ENVIRONMENT_REFUSED, RemoteEnvironment, no_verdict
 from nemotron_steps.environments.responses import text_of
 from nemotron_steps.errors import ConfigError
@@ -44,13 +44,15 @@ class RemoteAgent(RemoteEnvironment):
         try:
             answer, _ = await self._client_of(row).post("/run", body)
         except (ServerUnreachableError, HttpStatusError) as error:
-            return AgentRun([], Verdict.of_error(no_verdict(error)))
+            return AgentRun([], GradeResult.of_error(no_verdict(error)))
         response = (answer.get("response") if isinstance(answer, dict) else None) or {}
         output = response.get("output") if isinstance(response, dict) else None
         if not isinstance(output, list) or not all(isinstance(item, dict) for item in output):
-            return AgentRun([], Verdict.failed(ENVIRONMENT_REFUSED, message=f"no output items: {text_of(answer, 200)}"))
+            return AgentRun(
+                [], GradeResult.failed(ENVIRONMENT_REFUSED, message=f"no output items: {text_of(answer, 200)}")
+            )
         return AgentRun(output, self._verdict(answer), truncated=bool(response.get("incomplete_details")))
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """Never asked for: the verdict comes with the rollout."""
         raise AssertionError("an agent's rollout carries its own verdict")

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from nemotron_steps.engine.build import run
+from nemotron_steps.engine.placement import run
 from nemotron_steps.environments import registry
-from nemotron_steps.environments.base import Response, Session, Verdict
+from nemotron_steps.environments.base import GradeResult, Response, Session
 from nemotron_steps.errors import DataError, WorkerLostError
-from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.runs.context import Tracker
 from nemotron_steps.steps import grpo
 from tests.engine.grpo.grpo_environments import Vowels
 from tests.engine.grpo.grpo_runs import config_of
@@ -31,7 +31,7 @@ class Noted(Vowels):
     async def start(self) -> None:
         self.note("start")
 
-    async def verify(self, row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row, response: Response, session: Session) -> GradeResult:
         self.note("verify")
         return await super().verify(row, response, session)
 

@@ -20,13 +20,13 @@ from benchmarks.bench_gpu import run_config
 from benchmarks.grpo_task import large_prompts, make_large_checkpoint, write_rows
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.schema.sft import SftConfig
-from nemotron_steps.engine.build.rows import RunRows
-from nemotron_steps.engine.build.run import build_run
 from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.loop import train
+from nemotron_steps.engine.placement.run import build_run
 from nemotron_steps.engine.rollouts.data import read_rows
+from nemotron_steps.engine.setup.rows import RunRows
 from nemotron_steps.environments import registry
-from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.runs.context import Tracker
 from nemotron_steps.steps.supervised import sft_megatron_bridge
 from tests.models.hybrid_twins import hybrid_model
 

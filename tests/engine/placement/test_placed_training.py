@@ -14,10 +14,10 @@ from nemotron_steps.artifacts.validators import validate
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.genrm import GenRmConfig
 from nemotron_steps.config.schema.sft import SftConfig
-from nemotron_steps.engine.backends.policy import build_policy
 from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
-from nemotron_steps.runs.stage_checks import flat_numbers
-from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.engine.setup.backends import build_policy
+from nemotron_steps.runs.context import Tracker
+from nemotron_steps.runs.hints import flat_numbers
 from nemotron_steps.steps import supervised
 from tests.engine.grpo.grpo_runs import metrics_of
 

@@ -12,7 +12,7 @@ import pytest
 
 from nemotron_steps.config.schema.eval import EvalConfig
 from nemotron_steps.engine.types import RolloutGroup
-from nemotron_steps.environments.judged.notes import JUDGE_NOTES
+from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps import evaluation
