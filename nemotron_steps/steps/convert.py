@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nemotron_steps.config.hybrid_layers import pattern_of
+from nemotron_steps.config.families import pattern_of
 from nemotron_steps.config.schema.convert import ConvertConfig, MergeConfig
 from nemotron_steps.models import adapters
 from nemotron_steps.models.architecture import Architecture, read_config
