@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MOVED: dict[str, str] = {
+    "runs.tracker": "runs.context",
     "environments.judged.notes": "environments.judged.judge_transcripts",
     "environments.remote.json_http": "environments.http_client",
 }
@@ -29,7 +30,7 @@ class MovedModules:
             return None
         from importlib.machinery import ModuleSpec
 
-        return ModuleSpec(name, _Loader())
+        return ModuleSpec(name, _Loader())  # type: ignore[arg-type]
 
 
 class _Loader:

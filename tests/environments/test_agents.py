@@ -12,7 +12,7 @@ from nemotron_steps.environments.base import Response, Session, ToolCall
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.registry import AGENT_SUFFIXES, create, names
 from nemotron_steps.errors import ConfigError, DataError, UnknownNameError, UnsupportedError
-from nemotron_steps.steps.data_prep.prompt_work import EnvironmentChecks
+from nemotron_steps.steps.data_prep.rl_prep import EnvironmentChecks
 
 SINGLE = "single_step_tool_use_with_argument_comparison"
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.reporting import Reporter
-from nemotron_steps.engine.rollouts.agent_rollouts import BROKEN_TOKENS, BrokenTokensError, trajectory_of
 from nemotron_steps.engine.rollouts.conversation import (
     DEFAULT_FORMAT,
     FORMAT_KEY,
@@ -31,8 +30,14 @@ from nemotron_steps.engine.rollouts.failures import (
     ask,
     failed_rollout,
 )
-from nemotron_steps.engine.rollouts.trajectory import Trajectory
-from nemotron_steps.engine.rollouts.turns import Voice, response_of
+from nemotron_steps.engine.rollouts.turns import (
+    BROKEN_TOKENS,
+    BrokenTokensError,
+    Trajectory,
+    Voice,
+    response_of,
+    trajectory_of,
+)
 from nemotron_steps.engine.types import Rollout, RolloutGroup, SamplingParams
 from nemotron_steps.environments.base import (
     GRADER_FAILED,

@@ -6,16 +6,17 @@ import gc
 import json
 from pathlib import Path
 
+from nemotron_steps.engine.rollouts.agreement import measure_agreement
+
 from nemotron_steps.artifacts.prompt_data import first_row
 from nemotron_steps.config.layout.memory.generation import rows_that_fit
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.schema.genrm import GenRmConfig
 from nemotron_steps.config.schema.policy import GenerationConfig
-from nemotron_steps.engine.backends.generator import build_generator
 from nemotron_steps.engine.generation.sampler import AsyncSampler
-from nemotron_steps.engine.rollouts.agreement import measure_agreement
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge
+from nemotron_steps.engine.setup.backends import build_generator
 from nemotron_steps.environments.judged.genrm_messages import layout_of
 from nemotron_steps.errors import StepFailedError
 from nemotron_steps.runs.context import StepContext

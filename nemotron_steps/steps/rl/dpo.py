@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nemotron_steps.config.schema.dpo import DpoConfig
-from nemotron_steps.engine.build.policy import open_policy
 from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.engine.losses.dpo import DpoLoss
+
+from nemotron_steps.config.schema.dpo import DpoConfig
+from nemotron_steps.engine.placement.standalone import open_policy
 from nemotron_steps.engine.supervised.dpo import PreferencePair, optimize_preferences, read_pairs
 from nemotron_steps.engine.supervised.loop import total_steps
 from nemotron_steps.errors import ConfigError

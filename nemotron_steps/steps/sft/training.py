@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.config.schema.sft import SftConfig
-from nemotron_steps.engine.build.policy import open_policy
 from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
-from nemotron_steps.engine.supervised.loop import total_steps
 from nemotron_steps.engine.supervised.packed_rows import PackedRows, SftExample
+from nemotron_steps.steps.sft.preflight import nothing_to_train
+
+from nemotron_steps.config.schema.sft import SftConfig
+from nemotron_steps.engine.placement.standalone import open_policy
+from nemotron_steps.engine.supervised.loop import total_steps
 from nemotron_steps.engine.supervised.sft import finetune, read_chats
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.architecture import hf_folder
@@ -23,7 +25,6 @@ from nemotron_steps.rows.layouts import sniff_row
 from nemotron_steps.rows.lines import read_rows
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps import placement
-from nemotron_steps.steps.sft.preflight import nothing_to_train
 
 if TYPE_CHECKING:
     from nemotron_steps.engine.types import Policy

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nemotron_steps.engine.grpo.buffer import MAX_FAILURES
-from nemotron_steps.engine.grpo.ungraded import (
+from nemotron_steps.engine.grpo.filters import (
     FailureWatch,
     has_no_verdict,
     is_ungraded,

@@ -13,10 +13,14 @@ import torch
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, VllmModelConfig
 from nemotron_steps.engine.placement import environment_actor
-from nemotron_steps.engine.placement.environment_actor import EnvironmentWorker, PlacedEnvironment
-from nemotron_steps.engine.placement.judge_actor import HttpJudgeRecipe, copy_for
+from nemotron_steps.engine.placement.environment_actor import (
+    EnvironmentWorker,
+    HttpJudgeRecipe,
+    PlacedEnvironment,
+    copy_for,
+)
 from nemotron_steps.engine.placement.policy_worker import PolicyWorker, arrays_of, batch_of
-from nemotron_steps.engine.placement.sampling import device_plan
+from nemotron_steps.engine.placement.standalone import device_plan
 from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Response, Session
 from nemotron_steps.errors import ConfigError, StorageError, WorkerLostError
 from tests.engine.engine_samples import random_batch
@@ -162,7 +166,7 @@ CHOSEN = [2, 3, 2, 2, 2, 3, 3, 0]
 def test_a_recipe_builds_its_own_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
     monkeypatch.setattr(
-        "nemotron_steps.engine.backends.judges.build_judge", lambda *given, **more: built.append((given, more)) or "j"
+        "nemotron_steps.engine.setup.judges.build_judge", lambda *given, **more: built.append((given, more)) or "j"
     )
     config = VllmModelConfig(model="m")
     assert HttpJudgeRecipe("judge_model", config, 3).build() == "j"  # type: ignore[comparison-overlap]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.engine.rollouts.agent_rollouts import BrokenTokensError, trajectory_of
+from nemotron_steps.engine.rollouts.turns import BrokenTokensError, trajectory_of
 from nemotron_steps.engine.types import SamplingParams
 from nemotron_steps.environments.base import AgentRun, GradeResult
 

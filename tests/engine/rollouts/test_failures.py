@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from nemotron_steps.engine.generation.sampler import AsyncSampler
-from nemotron_steps.engine.rollouts import failures, timeouts
+from nemotron_steps.engine.rollouts import failures
 from nemotron_steps.engine.rollouts.collector import RolloutCollector, StragglerError
 from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.rollouts.failures import REPORTED
-from nemotron_steps.engine.rollouts.trajectory import Trajectory
+from nemotron_steps.engine.rollouts.turns import Trajectory
 from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
 from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, GradeResult, Session
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.judged.judges import JudgeLostError
 from nemotron_steps.errors import JudgeUnavailableError
-from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.runs.context import Tracker
 from tests.engine.engine_samples import rollout
 from tests.engine.rollouts.scripted import TOOL, ScriptedGenerator, Talk, a_call, cut_once
 from tests.models.stock_chats import stock_chat
@@ -169,7 +169,7 @@ def test_an_environment_that_does_not_answer_is_lost_for_that_rollout(monkeypatc
                 await asyncio.Event().wait()
             return "done"
 
-    monkeypatch.setattr(timeouts, "ENVIRONMENT_SECONDS", 0.2)
+    monkeypatch.setattr(failures, "ENVIRONMENT_SECONDS", 0.2)
     group = collect(Hangs("", None))
     assert [r.failure for r in group.rollouts] == [None, None, "environment_lost", None]
 

@@ -16,19 +16,19 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.schema.rl import RlConfig
-from nemotron_steps.engine.build.rows import RunRows
-from nemotron_steps.engine.build.run import build_run
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.loop import train
-from nemotron_steps.engine.rollouts.agent_rollouts import BROKEN_TOKENS, BrokenTokensError, trajectory_of
+from nemotron_steps.engine.placement.run import build_run
 from nemotron_steps.engine.rollouts.collector import RolloutCollector, StragglerError
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
+from nemotron_steps.engine.rollouts.turns import BROKEN_TOKENS, BrokenTokensError, trajectory_of
+from nemotron_steps.engine.setup.rows import RunRows
 from nemotron_steps.engine.types import SamplingParams
 from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, GradeResult
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.errors import ConfigError, JudgeUnavailableError, StepsError
-from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.runs.context import Tracker
 from tests.engine.rollouts.scripted import cut_once
 from tests.engine.serving.taught_model import MAX_LENGTH, QUESTION, TOOL, embedded
 

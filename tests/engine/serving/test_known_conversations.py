@@ -10,12 +10,11 @@ import pytest
 
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.engine.generation.sampler import AsyncSampler
-from nemotron_steps.engine.rollouts.agent_rollouts import trajectory_of
 from nemotron_steps.engine.rollouts.conversation import TurnFormat
+from nemotron_steps.engine.rollouts.turns import trajectory_of
 from nemotron_steps.engine.serving.endpoint import Endpoint
 from nemotron_steps.engine.serving.known_conversations import KnownConversations, said_in_chat, said_in_item
-from nemotron_steps.engine.serving.sampling import SamplerBridge
-from nemotron_steps.engine.serving.served_model import Begun, ServedModel
+from nemotron_steps.engine.serving.served_model import Begun, SamplerBridge, ServedModel
 from nemotron_steps.engine.types import FinishReason, SamplingParams
 from nemotron_steps.environments.base import AgentRun, GradeResult
 from tests.engine.rollouts.scripted import TOOL, WORDS, ScriptedGenerator, a_turn

@@ -1,0 +1,105 @@
+"""The TensorBoard mirror: what it wrote is read back record by record from its event files."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.config.profiles import MirrorSettings, TensorBoardSettings
+from nemotron_steps.errors import NonFiniteLossError
+from tests.runs.runner_toy_plan import run
+
+pytest.importorskip("tensorboardX")
+
+HERE = MirrorSettings(tensorboard=TensorBoardSettings())
+
+
+def values(folder: Path) -> dict[str, list[tuple[int, Any]]]:
+    """Tag → (index, number or text) of every event file of a folder (TFRecord: length, its checksum, data, its own)."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found: dict[str, list[tuple[int, Any]]] = {}
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        data, offset = path.read_bytes(), 0
+        while offset < len(data):
+            (length,) = struct.unpack_from("<Q", data, offset)
+            event = Event.FromString(data[offset + 12 : offset + 12 + length])
+            offset += 16 + length
+            for value in event.summary.value:
+                is_text = value.HasField("tensor")
+                read = value.tensor.string_val[0].decode() if is_text else value.simple_value
+                found.setdefault(value.tag, []).append((event.step, read))
+    return found
+
+
+def test_event_files_have_metrics_summary_and_samples(store: ArtifactStore) -> None:
+    result = run(store, mirrored=HERE, make={"api_key": "sk-not-for-tensorboard"}, train={"fail": "signal"})
+    found = values(result.folder / "tensorboard" / "toy" / "train")
+    assert [index for index, _ in found["sum"]] == list(range(1, 11))
+    assert found["sum"][-1] == (10, 285.0)
+    assert found["loss"][1] == (2, 0.5)
+    assert found["summary/sum/after"] == [(10, 285.0)]
+    assert found["summary/steps"] == [(10, 10.0)]
+    (text,) = found["samples/text_summary"]
+    assert text[0] == 10 and "    <b>4</b>" in text[1]
+    assert found["signals/text_summary"][-1] == (5, "**kl_spike** kl=0.9123456, step=6")
+    for path in (result.folder / "tensorboard").rglob("*"):
+        assert not path.is_file() or b"sk-not-for-tensorboard" not in path.read_bytes(), path
+
+
+def test_a_summary_has_its_tables_and_its_texts(store: ArtifactStore) -> None:
+    result = run(store, mirrored=HERE, train={"fail": "table"})
+    found = values(result.folder / "tensorboard" / "toy" / "train")
+    assert found["summary/heldout_reward/org/model/math"] == [(5, 0.5)]
+    assert found["summary/heldout_reward/org/model/code"] == [(5, 0.25)]
+    ((_, text),) = found["summary/column/text_summary"]
+    assert text.strip() == "question"
+
+
+def test_a_given_folder_has_a_folder_for_each_run(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    result = run(store, mirrored=MirrorSettings(tensorboard=TensorBoardSettings(folder="~/boards")))
+    assert not (result.folder / "tensorboard").exists()
+    assert values(tmp_path / "boards" / result.folder.name / "toy" / "train")["sum"]
+
+
+def test_a_failed_step_leaves_its_numbers_and_its_error(store: ArtifactStore) -> None:
+    with pytest.raises(NonFiniteLossError):
+        run(store, mirrored=HERE, train={"fail": "nan"})
+    (folder,) = (store.backend.scratch / "runs").iterdir()
+    found = values(folder / "tensorboard" / "toy" / "train")
+    assert [index for index, _ in found["sum"]] == [1, 2, 3, 4, 5]
+    assert "loss" in found["error/text_summary"][0][1]
+
+
+def test_a_writer_that_raises_an_error_of_its_own_does_not_stop_the_run(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tensorboardX
+
+    class NoCredentialsError(Exception):
+        pass
+
+    def refuse(*_: Any) -> None:
+        raise NoCredentialsError("Unable to locate credentials")
+
+    monkeypatch.setattr(tensorboardX.SummaryWriter, "close", refuse)
+    result = run(store, mirrored=HERE)
+    assert result.step("toy/train").outputs
+    log = (result.folder / "log.txt").read_text()
+    assert (
+        "the TensorBoard mirror stops here, the run goes on: Unable to locate credentials (NoCredentialsError)" in log
+    )
+
+
+def test_a_folder_that_cannot_be_written_does_not_stop_the_run(store: ArtifactStore, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = run(store, mirrored=MirrorSettings(tensorboard=TensorBoardSettings(folder=str(tmp_path / "file"))))
+    assert result.step("toy/train").outputs
+    assert "the TensorBoard mirror stops here" in (result.folder / "log.txt").read_text()
