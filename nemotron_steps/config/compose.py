@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nemotron_steps.config.names import meant, nearest
-from nemotron_steps.config.redaction import note_variables, shown_override
 from nemotron_steps.config.references import RUN_KEY, drop_names, register, set_variables, variables_in
 from nemotron_steps.config.search import SearchPath
+from nemotron_steps.config.secrets import note_variables, shown_override
 from nemotron_steps.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.redaction import MASK, may_be_secret, shown_override
 from nemotron_steps.config.search import Mount
+from nemotron_steps.config.secrets import MASK, may_be_secret, shown_override
 from nemotron_steps.config.yaml_lines import KeyPath, load_yaml
 from nemotron_steps.errors import ConfigError, first_line
 

@@ -24,7 +24,7 @@ from nemotron_steps.artifacts.models import Artifact, Edge, short_digest
 from nemotron_steps.artifacts.records import DIGEST, NUMBER, TEXT, Optional, Values, opened, require_shape, sealed
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.redaction import redact
+from nemotron_steps.config.secrets import redact
 from nemotron_steps.errors import ArtifactError, RequestError, UnknownNameError, UnsupportedError
 from nemotron_steps.resolver.plan import Changes, Plan, PlannedStep, StepOutput
 from nemotron_steps.runs.depends import config_texts, depends_on, key_of, recorded, text_of

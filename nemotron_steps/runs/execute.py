@@ -35,7 +35,7 @@ from nemotron_steps.artifacts.jsonable import plain
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.artifacts.validators import declare
-from nemotron_steps.config.process_variables import of_launcher, variables_set
+from nemotron_steps.config.locations import of_launcher, variables_set
 from nemotron_steps.errors import (
     InterruptedRunError,
     RequestError,
@@ -79,7 +79,7 @@ from nemotron_steps.runs.trackers.base import ExperimentTracker
 from nemotron_steps.stopping import deferred, interruptible, stop_if_asked, was_interrupted
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.mirrors import MirrorSettings
+    from nemotron_steps.config.profiles import MirrorSettings
 
 
 _LOG = logging.getLogger(__name__)

@@ -40,7 +40,7 @@ from nemotron_steps.artifacts.records import (
     require_shape,
 )
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.config.redaction import Redactor, secrets_in
+from nemotron_steps.config.secrets import Redactor, secrets_in
 from nemotron_steps.errors import ArtifactError, StepsError, StorageError, UnknownNameError, did_you_mean
 from nemotron_steps.runs.locks import is_held
 

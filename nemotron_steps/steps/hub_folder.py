@@ -11,10 +11,10 @@ from pathlib import Path
 from nemotron_steps.artifacts.checkpoints import read_safetensors_header, safetensors_shards
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.families import FAMILIES
-from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.limits import beyond
-from nemotron_steps.config.layout.sizes import JUDGES, getter
-from nemotron_steps.config.layout.vllm_fit import refuse_vllm_misfits, vllm_keys
+from nemotron_steps.config.layout.model_limits import limit_violations
+from nemotron_steps.config.layout.model_spec import ModelSpec
+from nemotron_steps.config.layout.other_models import raise_if_vllm_violates, vllm_keys
+from nemotron_steps.config.layout.parallel_config import JUDGES, getter
 from nemotron_steps.config.schema.base import Section
 from nemotron_steps.config.schema.convert import ConvertConfig, MergeConfig
 from nemotron_steps.config.schema.difficulty import DifficultyConfig
@@ -37,7 +37,7 @@ def check(config: EvalConfig | StagesEvalConfig | DifficultyConfig, inputs: Mapp
         models = {f"models.{name}": folder for name, folder in config.models.items()}
     else:
         models = {} if config.model is None else {"model": config.model}
-    known: dict[str, ModelFacts] = {}
+    known: dict[str, ModelSpec] = {}
     for port, folder in models.items():
         made_later = port in inputs and inputs[port] is None
         if not made_later and Path(folder).is_dir():
@@ -54,7 +54,7 @@ def check_judges(
     Args:
         inputs: see StepTable.preflight.
     """
-    known: dict[str, ModelFacts] = {}
+    known: dict[str, ModelSpec] = {}
     for role in JUDGE_ROLES:
         judge = config.env.nemo_gym.judge(role)
         if judge is None or judge.backend == "http" or judge.model is None:
@@ -69,12 +69,12 @@ def check_judges(
     _refuse_of_vllm(known, config)
 
 
-def _refuse_of_vllm(models: Mapping[str, ModelFacts], config: Section) -> None:
+def _refuse_of_vllm(models: Mapping[str, ModelSpec], config: Section) -> None:
     """ConfigError for what vLLM would refuse of models that no plan could look at: cuts, and lengths."""
     get = getter(config)
-    refuse_vllm_misfits(models, get)
+    raise_if_vllm_violates(models, get)
     for model_key, model in models.items():
-        for each in beyond(model_key, model_key, model, get) if vllm_keys(model_key, get) is not None else ():
+        for each in limit_violations(model_key, model_key, model, get) if vllm_keys(model_key, get) is not None else ():
             raise ConfigError(each.what, where=each.key, expected=each.expected, found=each.found, hints=each.hints)
 
 

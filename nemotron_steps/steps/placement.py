@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.processes import refuse_without_ray
-from nemotron_steps.config.layout.sizes import getter, sizes_of
-from nemotron_steps.config.layout.suggestions import refuse
+from nemotron_steps.config.layout.constraints import raise_if_violated
+from nemotron_steps.config.layout.model_spec import ModelSpec
+from nemotron_steps.config.layout.parallel_config import getter, parallel_config_of
+from nemotron_steps.config.layout.processes import raise_if_ray_needed
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.schema.sft import SftConfig
@@ -26,11 +26,11 @@ MODEL_PORTS = ("policy", "model")
 
 def check(config: SftConfig | DpoConfig, inputs: Mapping[str, Artifact | None]) -> None:
     """Refuse what a step that trains without generating cannot place. See StepTable.preflight."""
-    refuse_without_ray(config.cluster, config.policy)
-    refuse_misfits(config, inputs)
+    raise_if_ray_needed(config.cluster, config.policy)
+    refuse_violations(config, inputs)
 
 
-def refuse_misfits(config: SftConfig | DpoConfig | RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
+def refuse_violations(config: SftConfig | DpoConfig | RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
     """A layout that does not come out even over the model, as far as it is there, the devices and the batch.
 
     Args:
@@ -44,8 +44,8 @@ def refuse_misfits(config: SftConfig | DpoConfig | RlConfig, inputs: Mapping[str
     folder = config.policy.checkpoint
     made_later = any(port in inputs and inputs[port] is None for port in MODEL_PORTS)
     known = folder is not None and not made_later and Path(folder).is_dir()
-    model = facts_of(folder) if known and folder is not None else ModelFacts.from_scratch(getter(config))
-    refuse(sizes_of(config), model)
+    model = facts_of(folder) if known and folder is not None else ModelSpec.from_scratch(getter(config))
+    raise_if_violated(parallel_config_of(config), model)
     reads_hub = config.policy.dtensor_cfg.enabled and model is not None
     if reads_hub and known and folder is not None and hf_folder(folder) == Path(folder):
         check_tensors(Path(folder))

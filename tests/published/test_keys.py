@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.published.table import TABLE
 from nemotron_steps.config.published.translate import find, translate
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.validation import has_key
 from nemotron_steps.errors import ConfigError
+from nemotron_steps.session.session import Session
 from tests.published.page import page, schema_of, status
 from tests.published.tables import TABLES, nested, published
 
@@ -25,7 +25,7 @@ KEYS = sorted({key for table in TABLES for key in published(table)})
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return Workbench(home=str(tmp_path / "home"))
+    return Session(home=str(tmp_path / "home"))
 
 
 def composed(bench, tmp_path, text, *overrides):

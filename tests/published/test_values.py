@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.profiles import RunTable
 from nemotron_steps.config.published.translate import translate
 from nemotron_steps.config.schema.rl import RlConfig
@@ -12,6 +11,7 @@ from nemotron_steps.config.validation import has_key
 from nemotron_steps.environments.agents import AGENTS
 from nemotron_steps.environments.registry import environment_class
 from nemotron_steps.resolver.request import StepConfig
+from nemotron_steps.session.session import Session
 from tests.published.page import status
 from tests.published.tables import TABLES, flat, nested, published, resolved
 
@@ -85,7 +85,7 @@ NOT_COMPARED = {
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    return Workbench(home=str(tmp_path_factory.mktemp("home")))
+    return Session(home=str(tmp_path_factory.mktemp("home")))
 
 
 def theirs(table):

@@ -7,9 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.config.layout.misfits import device_misfits
-from nemotron_steps.config.layout.sizes import sizes_of
-from nemotron_steps.config.layout.suggestions import refuse
+from nemotron_steps.config.layout.constraints import device_violations, raise_if_violated
+from nemotron_steps.config.layout.parallel_config import parallel_config_of
 from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.policy_group import RayPolicy
 from nemotron_steps.engine.workers.workers import places
@@ -35,8 +34,8 @@ def place_policy(
         ConfigError: `cluster.policy_workers` is not the number of GPUs, or the layout does not divide the ranks.
         UnsupportedError, WorkerLostError: see RayCluster and RayPolicy.
     """
-    sizes = sizes_of(SimpleNamespace(cluster=cluster, policy=config))
-    refuse(sizes, found=[*device_misfits(sizes)])
+    sizes = parallel_config_of(SimpleNamespace(cluster=cluster, policy=config))
+    raise_if_violated(sizes, found=[*device_violations(sizes)])
     ranks = sizes.ranks
     gpu = 1.0 if cluster.gpus_per_node else 0.0
     with ExitStack() as resources:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.config.layout.sizes import JudgeSizes, LayoutSizes, judge_copies
+from nemotron_steps.config.layout.parallel_config import JudgeLayout, ParallelConfig, judge_copies
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, EnvConfig, VllmModelConfig
 from nemotron_steps.engine.generation.sampler import AsyncSampler
@@ -150,7 +150,7 @@ def device_plan(
 
     width = generation.devices_per_generator
     gpus = cluster.gpus_per_node
-    sizes = LayoutSizes(nodes=cluster.num_nodes, gpus_per_node=gpus, judge_nodes=judge_nodes)
+    sizes = ParallelConfig(nodes=cluster.num_nodes, gpus_per_node=gpus, judge_nodes=judge_nodes)
     generators = (gpus // width) * (cluster.num_nodes - judge_nodes) if gpus else cluster.policy_workers or 1
     if generators < 1:
         raise ConfigError(
@@ -160,7 +160,7 @@ def device_plan(
             found=f"{cluster.num_nodes} nodes of {gpus} GPUs, {judge_nodes} of them for judges",
             hints=(f"cluster.num_nodes={judge_nodes + 1} cluster.gpus_per_node={max(width, gpus)}",),
         )
-    judges = tuple(JudgeSizes(role, judge.tensor_parallel_size, judge.replicas) for role, judge in local.items())
+    judges = tuple(JudgeLayout(role, judge.tensor_parallel_size, judge.replicas) for role, judge in local.items())
     copies = judge_copies(sizes, judges)
     alone = [judge.width for judge in judges for _ in range(copies[judge.role])]
     return DevicePlan(

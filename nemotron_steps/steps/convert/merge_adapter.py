@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nemotron_steps.config.hybrid_layers import pattern_of
+from nemotron_steps.config.families import pattern_of
 from nemotron_steps.config.schema.convert import MergeConfig
 from nemotron_steps.models.adapters import merge_adapter
 from nemotron_steps.models.architecture import read_config

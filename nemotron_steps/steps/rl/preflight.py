@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.config.layout.processes import refuse_rl_without_ray
+from nemotron_steps.config.layout.processes import raise_if_rl_needs_ray
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.build.rows import (
@@ -22,7 +22,7 @@ from nemotron_steps.engine.build.rows import (
 from nemotron_steps.environments.own.reward_function import load
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.steps.hub_folder import check_judges
-from nemotron_steps.steps.placement import refuse_misfits
+from nemotron_steps.steps.placement import refuse_violations
 
 
 def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> Iterable[str]:
@@ -31,8 +31,8 @@ def check(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> Iterable[s
     Returns:
         What the rows need of the machine.
     """
-    refuse_rl_without_ray(config)
-    refuse_misfits(config, inputs)
+    raise_if_rl_needs_ray(config)
+    refuse_violations(config, inputs)
     check_judges(config, inputs)
     load_reward_functions(config)
     refuse_idle_validation(config, inputs)

@@ -14,28 +14,27 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.cli.parser import UsageError
 from nemotron_steps.errors import ArtifactError, ConfigError, RequestError, StepsError, UnknownNameError, did_you_mean
+from nemotron_steps.session.run_request import UsageError
 
 if TYPE_CHECKING:
     from nemotron_steps.artifacts.store import ArtifactStore
-    from nemotron_steps.cli.asked import Asked
     from nemotron_steps.config.compose import ComposedConfig
-    from nemotron_steps.config.mirrors import MirrorSettings
-    from nemotron_steps.config.profiles import Profile
+    from nemotron_steps.config.profiles import MirrorSettings, Profile
     from nemotron_steps.config.search import SearchPath
     from nemotron_steps.manifest.models import StepManifest
     from nemotron_steps.manifest.pipeline_models import PipelineManifest
     from nemotron_steps.manifest.registry import Registry
     from nemotron_steps.resolver.plan import Plan, SuppliedInput
     from nemotron_steps.resolver.request import Goal, Request, StepConfig
+    from nemotron_steps.session.run_request import RunRequest
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 PASSTHROUGH_KEY = "passthrough"
 """Config key that receives the arguments after `--`, in steps that have one."""
 
 
-class Workbench:
+class Session:
     """Everything one command plans with, each part loaded when first needed.
 
     Args:
@@ -70,12 +69,12 @@ class Workbench:
 
         return ArtifactStore(self._home)
 
-    def settled(self, asked: Asked) -> Asked:
+    def settled(self, asked: RunRequest) -> RunRequest:
         """The request with `-c NAME` as `./NAME.yaml`, where no step asked for has a config NAME and that file is."""
         file = self._file_called(asked)
         return asked if file is None or self._own_config(asked) else replace(asked, config=file)
 
-    def _file_called(self, asked: Asked) -> str | None:
+    def _file_called(self, asked: RunRequest) -> str | None:
         """`./NAME.yaml` for `-c NAME`, if it is a file of the working directory."""
         from nemotron_steps.config.search import is_path
 
@@ -84,7 +83,7 @@ class Workbench:
         file = f"./{asked.config}.yaml"
         return file if Path(file).is_file() else None
 
-    def _own_config(self, asked: Asked) -> str | None:
+    def _own_config(self, asked: RunRequest) -> str | None:
         """The first step asked for that has a config of that name; a pipeline's `-c` is always for its steps."""
         pipeline = self._pipeline(asked)
         if pipeline is not None:
@@ -92,7 +91,7 @@ class Workbench:
         steps = (self.registry.find_step(target) for target in asked.targets)
         return next((s.id for s in steps if s is not None and asked.config in self._search_path(s).names()), None)
 
-    def plan(self, asked: Asked, *, allow_unfilled: bool = False) -> Plan:
+    def plan(self, asked: RunRequest, *, allow_unfilled: bool = False) -> Plan:
         """Resolve a request, as one that may still have to be filled in if so asked.
 
         Raises:
@@ -158,7 +157,7 @@ class Workbench:
                 notes.append(f"run.env.nodes={wanted}: {step.key} works on {uses} of them, its cluster.num_nodes")
         return replace(found, warnings=(*found.warnings, *notes))
 
-    def job_profile(self, asked: Asked, plan: Plan, *, looked_up: bool = True) -> Profile | None:
+    def job_profile(self, asked: RunRequest, plan: Plan, *, looked_up: bool = True) -> Profile | None:
         """The profile as a plan's job is submitted under it: with the image, the nodes and the GPUs of its steps.
 
         Args:
@@ -184,13 +183,13 @@ class Workbench:
         for problem in problems:
             problem.hints = tuple(map(self.respell, problem.hints))
 
-    def request(self, asked: Asked) -> Request:
+    def request(self, asked: RunRequest) -> Request:
         """The resolver's form of a request: a pipeline's stages, or steps to be chained."""
         from nemotron_steps.resolver.request import request_for_steps
 
         pipeline = self._pipeline(asked)
         if pipeline is not None:
-            from nemotron_steps.cli.pipelines import pipeline_request
+            from nemotron_steps.session.pipelines import pipeline_request
 
             return pipeline_request(asked, pipeline, self._has_key)
         if asked.ignore_checks:
@@ -198,7 +197,7 @@ class Workbench:
         if asked.first is not None or asked.until is not None:
             raise UsageError("--from and --until name stages of a pipeline", found=" ".join(asked.targets))
         if asked.over:
-            from nemotron_steps.cli.pipelines import fanned_out_step
+            from nemotron_steps.session.pipelines import fanned_out_step
 
             return fanned_out_step(asked, self._passthrough(asked) if asked.passthrough else None)
         own = [list[str]() for _ in asked.targets]
@@ -350,7 +349,7 @@ class Workbench:
 
         return load_environment().profile(name, profile_model, job)
 
-    def profile_of(self, asked: Asked, *, allow_unfilled: bool = False) -> Profile | None:
+    def profile_of(self, asked: RunRequest, *, allow_unfilled: bool = False) -> Profile | None:
         """A request's profile; one that cannot be read is told with everything else that is wrong with the request.
 
         Args:
@@ -412,7 +411,7 @@ class Workbench:
         schema = self.registry.step(step_id).step.config_schema
         return schema is not None and has_key(load_schema(schema), key)
 
-    def _passthrough(self, asked: Asked) -> str:
+    def _passthrough(self, asked: RunRequest) -> str:
         """The override that hands what stands after `--` to the last step. UsageError if it takes none."""
         last = asked.targets[-1]
         schema = self.registry.step(last).step.config_schema
@@ -430,7 +429,7 @@ class Workbench:
         quoted = ("'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in asked.passthrough)
         return f"{PASSTHROUGH_KEY}=[{','.join(quoted)}]"
 
-    def _pipeline(self, asked: Asked) -> PipelineManifest | None:
+    def _pipeline(self, asked: RunRequest) -> PipelineManifest | None:
         """The pipeline a request names: by name, or by the path of its file."""
         find = self.registry.find_pipeline
         named = [target for target in asked.targets if target.endswith(".toml") or find(target) is not None]

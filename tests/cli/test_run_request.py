@@ -8,10 +8,11 @@ from dataclasses import fields, replace
 
 import pytest
 
-from nemotron_steps.cli.asked import SWITCHES, Asked, Typed, asked_from
-from nemotron_steps.cli.parser import UsageError, build
+from nemotron_steps.cli.errors import SWITCHES, Typed
+from nemotron_steps.cli.parser import build, request_of
+from nemotron_steps.session.run_request import RunRequest, UsageError
 
-EVERYTHING = Asked(
+EVERYTHING = RunRequest(
     targets=("sft", "rl"),
     overrides=("a.b=two words", "~c", "+d=[1,2]"),
     config="tiny",
@@ -26,12 +27,12 @@ EVERYTHING = Asked(
 
 
 def test_a_kept_request_is_read_back_whole_whichever_parts_it_has():
-    assert Asked.from_dict(json.loads(json.dumps(EVERYTHING.to_dict()))) == EVERYTHING
-    for part in fields(Asked):
+    assert RunRequest.from_dict(json.loads(json.dumps(EVERYTHING.to_dict()))) == EVERYTHING
+    for part in fields(RunRequest):
         if part.name != "targets":
-            alone = Asked(("rl",), **{part.name: getattr(EVERYTHING, part.name)})
-            assert alone != Asked(("rl",))
-            assert Asked.from_dict(json.loads(json.dumps(alone.to_dict()))) == alone
+            alone = RunRequest(("rl",), **{part.name: getattr(EVERYTHING, part.name)})
+            assert alone != RunRequest(("rl",))
+            assert RunRequest.from_dict(json.loads(json.dumps(alone.to_dict()))) == alone
 
 
 def test_the_printed_command_asks_for_the_same():
@@ -39,7 +40,7 @@ def test_the_printed_command_asks_for_the_same():
     assert tuple(shlex.split(passthrough)) == EVERYTHING.passthrough
     parsed, later = build("steps").parse_known_args(["run", *shlex.split(words)])
     parsed.words = [*parsed.words, *later]
-    assert asked_from(parsed) == replace(EVERYTHING, passthrough=())
+    assert request_of(parsed) == replace(EVERYTHING, passthrough=())
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_the_printed_command_asks_for_the_same():
 )
 def test_a_request_that_says_too_little_or_too_much_is_refused(given, says):
     with pytest.raises(UsageError, match=says):
-        asked_from(build("steps").parse_args(["run", *given]))
+        request_of(build("steps").parse_args(["run", *given]))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_a_request_that_says_too_little_or_too_much_is_refused(given, says):
 )
 def test_a_record_that_no_request_writes_is_told_by_its_field(change):
     with pytest.raises(ValueError, match=f"`{next(iter(change))}`"):
-        Asked.from_dict({**EVERYTHING.to_dict(), **change})
+        RunRequest.from_dict({**EVERYTHING.to_dict(), **change})
 
 
 def test_a_secret_is_hidden_in_whichever_part_it_stands_and_nothing_else_is():
@@ -79,7 +80,7 @@ def test_a_secret_is_hidden_in_whichever_part_it_stands_and_nothing_else_is():
     told = {"overrides": (f"a.url={url}",), "inputs": {"policy": url}, "over": (f"a.url={url},b",)}
     asked = replace(EVERYTHING, **told, passthrough=("--api-key", "hunter2hunter2"))
     shown = asked.redacted()
-    for part in fields(Asked):
+    for part in fields(RunRequest):
         text = repr(getattr(shown, part.name))
         assert "hunter2" not in text
         if "hunter2" not in repr(getattr(asked, part.name)):
@@ -88,7 +89,7 @@ def test_a_secret_is_hidden_in_whichever_part_it_stands_and_nothing_else_is():
 
 
 def test_a_request_of_a_profile_that_nobody_waits_for_names_it_too():
-    assert asked_from(build("steps").parse_args(["run", "rl", "-b", "far"])).profile == "far"
+    assert request_of(build("steps").parse_args(["run", "rl", "-b", "far"])).profile == "far"
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 
 from nemotron_steps.errors import PlanError
 from nemotron_steps.manifest.models import Consumes, StepManifest, StepTable
-from nemotron_steps.resolver.earlier import without_absent
 from nemotron_steps.resolver.plan import Instance, Plan, PlannedStep, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import MissingInput
+from nemotron_steps.resolver.resume_from_stage import without_absent
 
 
 def step(key: str, _earlier: bool = False, _cached: bool = False, **inputs: str) -> PlannedStep:

@@ -1,6 +1,6 @@
 """What a config asks of a model that the model was not made for: longer sequences, chats, tokens that it lacks.
 
-Not here: the lengths that a policy is trained at (misfits.py), which smaller layouts go along with.
+Not here: the lengths that a policy is trained at (constraints.py), which smaller layouts go along with.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nemotron_steps.config.families import FAMILIES, ROPE_TYPES
-from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.sizes import JUDGE_ROLES, JUDGES
+from nemotron_steps.config.layout.model_spec import ModelSpec
+from nemotron_steps.config.layout.parallel_config import JUDGE_ROLES, JUDGES
 
 POLICY = "policy.checkpoint"
 _SET_END = (
@@ -38,7 +38,7 @@ LENGTHS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class BeyondModel:
+class LimitViolation:
     """Something that a model was not made for; `key` is the config key at fault."""
 
     what: str
@@ -59,9 +59,9 @@ def template_file(folder: str | None) -> str:
     return shlex.quote(f"{folder or 'MODEL'}/chat_template.jinja")
 
 
-def beyond(
-    model_key: str, port: str, model: ModelFacts, get: Callable[[str], Any], folder: str | None = None
-) -> Iterator[BeyondModel]:
+def limit_violations(
+    model_key: str, port: str, model: ModelSpec, get: Callable[[str], Any], folder: str | None = None
+) -> Iterator[LimitViolation]:
     """What a config asks of one of its models that the model was not made for.
 
     Args:
@@ -73,7 +73,7 @@ def beyond(
     lengths = {key: get(key) for key in lengths_of(model_key) or ()}
     longer = [key for key, length in lengths.items() if type(length) is int and length > (model.positions or length)]
     if longer:
-        yield BeyondModel(
+        yield LimitViolation(
             f"the model of '{port}' has fewer positions than the longest sequence asked of it",
             longer[0],
             f"at most {model.positions}",
@@ -85,7 +85,7 @@ def beyond(
     served = model_key.endswith(".vllm_model.model") and get(f"{model_key.rpartition('.')[0]}.backend") == "vllm"
     if model.quantised is not None and not served:
         whole = shlex.quote(f"{folder or 'MODEL'}-BF16")
-        yield BeyondModel(
+        yield LimitViolation(
             f"the model of '{port}' is quantised, and only whole weights can be converted and trained",
             model_key,
             "bfloat16, float16 or float32 weights",
@@ -96,7 +96,7 @@ def beyond(
             ),
         )
     if model.has_chat_template is False:
-        yield BeyondModel(
+        yield LimitViolation(
             f"the model of '{port}' has no chat template: its tokenizer cannot write chats",
             model_key,
             "chat_template.jinja, or a chat_template in tokenizer_config.json",
@@ -107,7 +107,7 @@ def beyond(
             ),
         )
     if model.has_end_token is False:
-        yield BeyondModel(
+        yield LimitViolation(
             f"the tokenizer of '{port}' has no token that ends an answer",
             model_key,
             "an eos_token in tokenizer_config.json that is one of the tokenizer's tokens",
@@ -119,7 +119,7 @@ def beyond(
             ),
         )
     if model.tokens is not None and model.vocabulary is not None and model.tokens > model.vocabulary:
-        yield BeyondModel(
+        yield LimitViolation(
             f"the tokenizer of '{port}' has tokens that the model has no embedding for",
             model_key,
             f"at most {model.vocabulary} tokens (vocab_size of config.json)",
@@ -128,20 +128,20 @@ def beyond(
         )
 
 
-def _uncomputed(model_key: str, port: str, model: ModelFacts, get: Callable[[str], Any]) -> Iterator[BeyondModel]:
+def _uncomputed(model_key: str, port: str, model: ModelSpec, get: Callable[[str], Any]) -> Iterator[LimitViolation]:
     """Layers and positions that whoever trains the model, or generates from it, does not compute."""
     section = {POLICY: "policy.generation"}.get(model_key, "generation")
     section = model_key.rpartition(".")[0] if model_key.endswith(".vllm_model.model") else section
     backend = get(f"{section}.backend")
     if backend == "embedded" and model.model_type in FAMILIES and FAMILIES[model.model_type].kind == "mixture":
         what = f"the embedded generator has no experts of {model.model_type}"
-        yield BeyondModel(what, f"{section}.backend", "vllm", "embedded", (f"{section}.backend=vllm",))
+        yield LimitViolation(what, f"{section}.backend", "vllm", "embedded", (f"{section}.backend=vllm",))
     dtensor = model_key == POLICY and get("policy.dtensor_cfg.enabled") is True
     # Known families are read whole before a run, whatever trains them (steps/placement.py).
     ours = backend == "embedded" or (model_key == POLICY and not (dtensor and model.model_type not in FAMILIES))
     fixed = model.fixed_positions
     if (ours and model.rope_type not in ROPE_TYPES) or (backend == "vllm" and dtensor and "dynamic" in model.rope_type):
-        yield BeyondModel(
+        yield LimitViolation(
             f"the rotary scaling of the model of '{port}' is not computed here, or is another one in vLLM",
             model_key,
             f"rope_type {' | '.join(ROPE_TYPES)}",
@@ -153,7 +153,7 @@ def _uncomputed(model_key: str, port: str, model: ModelFacts, get: Callable[[str
         lengths = {each: get(each) for each in (key, f"{key}_end")}
         longer = [key for key, length in lengths.items() if type(length) is int and length > fixed]
         if longer:
-            yield BeyondModel(
+            yield LimitViolation(
                 f"a row longer than {fixed} positions would change the positions of the rows beside it "
                 f"(rope_type {model.rope_type})",
                 longer[0],

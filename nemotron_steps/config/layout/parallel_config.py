@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
-
-from nemotron_steps.config.layout.teachers import TeacherSizes, read_teachers
 
 MEGATRON, DTENSOR = "policy.megatron_cfg", "policy.dtensor_cfg"
 VLLM = "policy.generation.vllm_cfg"
@@ -46,7 +44,7 @@ KEYS = {
     "length_end": "policy.max_total_sequence_length_end",
     "new_tokens": "policy.generation.max_new_tokens",
 }
-"""Field of `LayoutSizes` → config key. Under the dtensor policy `tensor` is its own (`key_of`)."""
+"""Field of `ParallelConfig` → config key. Under the dtensor policy `tensor` is its own (`key_of`)."""
 _FLAGS = {"dtensor", "sequence_parallel", "mtp_repeated", "router_replay", "on_policy", "colocated"}
 _TEXTS = {"backend", "model_type"}
 _OF_MEGATRON = {"tensor", "pipeline", "context", "expert", "sequence_parallel", "router_bias_update_rate", "mtp_layers"}
@@ -54,7 +52,7 @@ _OF_VLLM = {"generator_width", "generator_experts"}
 
 
 @dataclass(frozen=True)
-class JudgeSizes:
+class JudgeLayout:
     """A local judge: GPUs of one copy, and copies (None: as many as there is room for)."""
 
     role: str
@@ -68,7 +66,7 @@ class JudgeSizes:
 
 
 @dataclass(frozen=True)
-class LayoutSizes:
+class ParallelConfig:
     """Sizes under the names of `KEYS`.
 
     Attributes:
@@ -103,15 +101,15 @@ class LayoutSizes:
     generation_devices: int | None = None
     generator_width: int = 1
     generator_experts: int = 1
-    judges: tuple[JudgeSizes, ...] = ()
-    teachers: tuple[TeacherSizes, ...] = ()
+    judges: tuple[JudgeLayout, ...] = ()
+    teachers: tuple[TeacherLayout, ...] = ()
     model_type: str | None = None
     length: int | None = None
     length_end: int | None = None
     new_tokens: int | None = None
 
     @classmethod
-    def read(cls, get: Callable[[str], Any]) -> LayoutSizes:
+    def read(cls, get: Callable[[str], Any]) -> ParallelConfig:
         """From a config.
 
         Args:
@@ -186,7 +184,7 @@ def _kind(field: str) -> type:
 
 
 def key_of(field: str, dtensor: bool) -> str:
-    """The config key behind a field of `LayoutSizes`."""
+    """The config key behind a field of `ParallelConfig`."""
     return f"{DTENSOR}.tensor_parallel_size" if field == "tensor" and dtensor else KEYS[field]
 
 
@@ -202,12 +200,12 @@ def getter(config: Any) -> Callable[[str], Any]:
     return get
 
 
-def sizes_of(config: Any) -> LayoutSizes:
+def parallel_config_of(config: Any) -> ParallelConfig:
     """Of a step's validated config."""
-    return LayoutSizes.read(getter(config))
+    return ParallelConfig.read(getter(config))
 
 
-def judge_copies(sizes: LayoutSizes, judges: tuple[JudgeSizes, ...]) -> Mapping[str, int]:
+def judge_copies(sizes: ParallelConfig, judges: tuple[JudgeLayout, ...]) -> Mapping[str, int]:
     """Copies of each judge: those asked for, else as many as fill its equal share of the nodes kept for judges."""
     copies = {judge.role: judge.replicas or 1 for judge in judges}
     if sizes.gpus_per_node and sizes.judge_nodes:
@@ -217,7 +215,7 @@ def judge_copies(sizes: LayoutSizes, judges: tuple[JudgeSizes, ...]) -> Mapping[
     return copies
 
 
-def _judges(get: Callable[[str], Any]) -> tuple[JudgeSizes, ...]:
+def _judges(get: Callable[[str], Any]) -> tuple[JudgeLayout, ...]:
     """Judges that have a model to load here."""
     found = []
     for role in JUDGE_ROLES:
@@ -225,7 +223,7 @@ def _judges(get: Callable[[str], Any]) -> tuple[JudgeSizes, ...]:
         if get(f"{section}.model") is None or get(f"{section}.backend") not in ("vllm", "embedded"):
             continue
         width, replicas = get(f"{section}.tensor_parallel_size"), get(f"{section}.replicas")
-        found.append(JudgeSizes(role, width if type(width) is int else 1, replicas if type(replicas) is int else None))
+        found.append(JudgeLayout(role, width if type(width) is int else 1, replicas if type(replicas) is int else None))
     return tuple(found)
 
 
@@ -242,3 +240,98 @@ def stage_layers(layers: int, stages: int) -> list[range]:
     each, extra = divmod(layers, stages)
     starts = [stage * each + min(stage, extra) for stage in range(stages + 1)]
     return [range(start, end) for start, end in pairwise(starts)]
+
+
+TEACHERS = "on_policy_distillation.teachers"
+APART = "on_policy_distillation.non_colocated_teachers"
+_NAMES = {
+    "tensor": "tensor_model_parallel_size",
+    "pipeline": "pipeline_model_parallel_size",
+    "context": "context_parallel_size",
+    "expert": "expert_model_parallel_size",
+    "nodes": "num_nodes",
+    "gpus_per_node": "gpus_per_node",
+    "sequence_parallel": "sequence_parallel",
+    "micro_batch": "micro_batch_size",
+    "precision": "precision",
+}
+
+_KINDS = {"sequence_parallel": bool, "precision": str}
+
+
+@dataclass(frozen=True)
+class TeacherLayout:
+    """One teacher's.
+
+    Attributes:
+        gpus_per_node: None for all GPUs of its nodes.
+        section: of the config, where its layout is from.
+    """
+
+    name: str
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    nodes: int = 1
+    gpus_per_node: int | None = None
+    sequence_parallel: bool = False
+    micro_batch: int | None = None
+    precision: str | None = None
+    section: str = f"{APART}.default_teacher_cfg"
+
+    @property
+    def copy_size(self) -> int:
+        """Ranks that hold one copy."""
+        return self.tensor * self.pipeline * self.context
+
+    def ranks(self, cluster: int) -> int:
+        """Its ranks, on nodes of so many GPUs; 0: as many processes as hold one copy."""
+        if not cluster:
+            return math.lcm(self.copy_size, self.pipeline * self.expert)
+        return self.nodes * (self.gpus_per_node or cluster)
+
+    def with_values(self, values: Mapping[str, Any]) -> TeacherLayout:
+        """The same under other values of config keys."""
+        changed = {name: values[self.key(name)] for name in _NAMES if self.key(name) in values}
+        return replace(self, **changed)
+
+    def key(self, field: str) -> str:
+        """The config key behind a field."""
+        return f"{self.section}.{_NAMES[field]}"
+
+
+def teachers_named(names: Sequence[str]) -> str:
+    """Teachers, in words."""
+    *others, last = names
+    return f"teachers {', '.join(others)} and {last}" if others else f"teacher {last}"
+
+
+def read_teachers(get: Callable[[str], Any]) -> tuple[TeacherLayout, ...]:
+    """Those that have devices of their own, by a config; none where teachers share the
+    policy's."""
+    if get(f"{APART}.enabled") is not True:
+        return ()
+    given = get(TEACHERS)
+    return tuple(_read(name, get) for name in given) if isinstance(given, Mapping) else ()
+
+
+def _read(name: str, get: Callable[[str], Any]) -> TeacherLayout:
+    values: dict[str, Any] = {}
+    own = f"{APART}.teacher_overrides.{name}"
+    overrides = get(own)
+    for section in (f"{APART}.default_teacher_cfg", own):
+        for field, key in _NAMES.items():
+            value = get(f"{section}.{key}")
+            if type(value) is _KINDS.get(field, int):  # of another type: the config's own check reports it
+                values[field] = value
+            elif section == own and value is None and _names(overrides, key):
+                values.pop(field, None)  # null takes the default section's back
+    if overrides is not None:
+        values["section"] = own
+    return TeacherLayout(name, **values)
+
+
+def _names(section: Any, key: str) -> bool:
+    """Whether a section says something of a key: plain values may leave it out, a validated section has them all."""
+    return key in section if isinstance(section, Mapping) else hasattr(section, key)

@@ -7,13 +7,12 @@ for as long as it lasts, and everything is asked for again at the next look.
 from __future__ import annotations
 
 import math
-import sys
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemotron_steps.cli.summary import shown_path
-from nemotron_steps.cli.terminal import Terminal, printable
 from nemotron_steps.errors import RequestError, StepsError
 
 if TYPE_CHECKING:
@@ -32,13 +31,12 @@ class JobView:
 
     Args:
         run: its id, a part of it, or `latest`.
-        aloud: say on standard error what is missing; else only `lines` has it.
+        say: is called with what is missing when it begins to be, and when it is there again.
     """
 
-    def __init__(self, store: ArtifactStore, run: str, *, aloud: bool = True) -> None:
+    def __init__(self, store: ArtifactStore, run: str, say: Callable[[str], None] = lambda text: None) -> None:
         self._store = store
         self._run = run
-        say = _say_on_stderr if aloud else lambda text: None
         self._files = _Outage("what its job wrote lately is missing", say)
         self._state = _Outage("its job cannot be asked about", say)
         self._followed = -math.inf
@@ -96,13 +94,9 @@ class JobView:
         job = self.ask(info)
         return job is not None and job.state.over
 
-    def lines(self, info: RunInfo, terminal: Terminal) -> Iterator[str]:
-        """What there is to say of the job beside what the run says itself."""
-        if self.job is not None and info.status in AT_WORK:
-            yield f"  {printable(info.executor)} job {printable(info.job)}: {printable(said(self.job))}"
-        for outage in (self._files, self._state):
-            if outage.why is not None:
-                yield f"  {terminal.style('▲', 'yellow')} {outage.what}: {outage.why}"
+    def missing(self) -> list[str]:
+        """What was asked for and did not come, at the last look."""
+        return [f"{each.what}: {each.why}" for each in (self._files, self._state) if each.why is not None]
 
 
 class _Outage:
@@ -115,7 +109,7 @@ class _Outage:
 
     def goes_on(self, error: StepsError) -> None:
         begins = self.why is None
-        self.why = printable(f"{error.what} ({error.found})" if error.found else error.what)
+        self.why = f"{error.what} ({error.found})" if error.found else error.what
         if begins:
             self._say(f"{self.what}: {self.why}")
 
@@ -123,11 +117,6 @@ class _Outage:
         if self.why is not None:
             self.why = None
             self._say(f"no longer: {self.what}")
-
-
-def _say_on_stderr(text: str) -> None:
-    terminal = Terminal.of(sys.stderr)
-    terminal.print(f"{terminal.style('▲', 'yellow')} {text}")
 
 
 def said(job: JobStatus) -> str:
@@ -143,6 +132,12 @@ def not_started(store: ArtifactStore, info: RunInfo) -> StepsError:
     return RequestError(
         f"run '{info.id}' ended before it started",
         where=shown_path(printed) if printed is not None else f"run {info.id}",
-        found="\n".join(map(printable, said)) or None,
+        found="\n".join(said) or None,
         hints=(f"steps run --resume {info.id}" + ("   # once that is mended" if said else ""),),
     )
+
+
+def shown_path(path: Path) -> str:
+    """A path as short as it can be pasted: relative to the working directory when it is below it."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.layout.facts import ModelFacts
+from nemotron_steps.config.layout.model_spec import ModelSpec
 
 RECORDED: dict[str, Any] = {
     "model_type": "qwen3_moe",
@@ -45,12 +45,12 @@ HYBRID = {
 }
 
 
-def recorded(**changes: Any) -> ModelFacts | None:
-    return ModelFacts.from_attributes({k: v for k, v in {**RECORDED, **changes}.items() if v is not ...})
+def recorded(**changes: Any) -> ModelSpec | None:
+    return ModelSpec.from_attributes({k: v for k, v in {**RECORDED, **changes}.items() if v is not ...})
 
 
 def test_every_fact_is_of_its_own_attribute() -> None:
-    assert recorded() == ModelFacts(
+    assert recorded() == ModelSpec(
         "qwen3_moe", layers=3, attention_heads=8, key_value_heads=2, head_dim=16, experts=4, mlp_width=24,
         shared_width=40, positions=512, mtp_layers=0, has_chat_template=True, has_end_token=True, vocabulary=300,
         tokens=290,
@@ -91,17 +91,17 @@ def test_a_record_that_does_not_say_what_a_model_is_has_no_facts(changes: dict[s
     assert recorded(model_type="qwen3", num_experts=...) is not None
 
 
-def new(hybrid: dict[str, Any] | None = None, **changes: Any) -> ModelFacts | None:
+def new(hybrid: dict[str, Any] | None = None, **changes: Any) -> ModelSpec | None:
     values = {f"from_scratch.{key}": value for key, value in {**SCRATCH, **changes}.items()}
     values |= {f"from_scratch.hybrid.{key}": value for key, value in (hybrid or {}).items()}
-    return ModelFacts.from_scratch(values.get)
+    return ModelSpec.from_scratch(values.get)
 
 
 def test_a_new_decoder_has_the_facts_of_its_config() -> None:
-    assert new() == ModelFacts(
+    assert new() == ModelSpec(
         "qwen3", layers=3, attention_heads=8, key_value_heads=2, head_dim=16, mlp_width=96, positions=512, mtp_layers=0
     )
-    assert ModelFacts.from_scratch({}.get) is None
+    assert ModelSpec.from_scratch({}.get) is None
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,14 @@ def test_a_new_decoder_has_the_facts_of_its_config() -> None:
 def test_a_new_hybrid_has_the_facts_of_the_layers_in_its_pattern(pattern: str, facts: dict[str, Any]) -> None:
     common: dict[str, Any] = {"attention_heads": 8, "key_value_heads": 2, "head_dim": 16, "positions": 512}
     found = new({**HYBRID, "pattern": pattern}, architecture="nemotron_h")
-    assert found == ModelFacts("nemotron_h", layers=len(pattern), **{**common, "mtp_layers": 0, **facts})
+    assert found == ModelSpec("nemotron_h", layers=len(pattern), **{**common, "mtp_layers": 0, **facts})
 
 
 @pytest.mark.parametrize("pattern", [None, "M*", "*-", "ME", "E-*"])
 def test_what_will_be_recorded_of_a_new_model_has_its_facts(pattern: str | None) -> None:
     model = new() if pattern is None else new({**HYBRID, "pattern": pattern}, architecture="nemotron_h")
     assert model is not None
-    assert ModelFacts.from_attributes(model.attributes()) == model
+    assert ModelSpec.from_attributes(model.attributes()) == model
 
 
 def test_a_new_hybrids_experts_are_counted_or_nothing_is_known() -> None:

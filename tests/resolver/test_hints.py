@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.manifest.models import Consumes
-from nemotron_steps.resolver.advice import (
+from nemotron_steps.resolver.hints import (
     missing_input_hints,
     missing_stage_input_hints,
     producers_of,

@@ -6,16 +6,19 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.limits import LENGTHS, POLICY, beyond
+from nemotron_steps.config.layout.model_limits import LENGTHS, POLICY, limit_violations
+from nemotron_steps.config.layout.model_spec import ModelSpec
 
-FIT = ModelFacts("qwen3", positions=512, vocabulary=300, tokens=300, has_chat_template=True, has_end_token=True)
+FIT = ModelSpec("qwen3", positions=512, vocabulary=300, tokens=300, has_chat_template=True, has_end_token=True)
 ASKED = {"evaluation.max_total_sequence_length": 512, "generation.max_new_tokens": 512}
 
 
 def found(model_key: str, asked: dict[str, Any], **facts: Any) -> list[tuple[str, str, str, tuple[str, ...]]]:
-    model = ModelFacts(**{**vars(FIT), **facts})
-    return [(each.key, each.expected, each.found, each.hints) for each in beyond(model_key, "model", model, asked.get)]
+    model = ModelSpec(**{**vars(FIT), **facts})
+    return [
+        (each.key, each.expected, each.found, each.hints)
+        for each in limit_violations(model_key, "model", model, asked.get)
+    ]
 
 
 def test_a_model_is_asked_for_all_that_it_has_and_for_what_nobody_knows() -> None:

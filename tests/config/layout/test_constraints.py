@@ -6,19 +6,18 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.misfits import (
-    Misfit,
-    _megatron_misfits,
+from nemotron_steps.config.layout.constraints import (
+    Violation,
+    _megatron_violations,
     causes,
-    device_misfits,
-    judge_misfits,
-    misfits,
-    model_misfits,
-    told,
+    device_violations,
+    format_violations,
+    judge_violations,
+    model_violations,
+    violations,
 )
-from nemotron_steps.config.layout.sizes import JudgeSizes, LayoutSizes, judge_copies
-from nemotron_steps.config.layout.teachers import TeacherSizes
+from nemotron_steps.config.layout.model_spec import ModelSpec
+from nemotron_steps.config.layout.parallel_config import JudgeLayout, ParallelConfig, TeacherLayout, judge_copies
 
 
 @pytest.mark.parametrize(
@@ -35,12 +34,12 @@ def test_tensor_parallelism_may_exceed_the_key_value_heads(
     tensor: int, heads: int, shared: int, head_dim: int, wrong: str | None
 ) -> None:
     facts = {"num_attention_heads": heads, "num_key_value_heads": shared, "head_dim": head_dim}
-    model = ModelFacts.from_attributes({"model_type": "llama", **facts})
+    model = ModelSpec.from_attributes({"model_type": "llama", **facts})
     assert model is not None
-    sizes = LayoutSizes(tensor=tensor, context=8)
-    found = [misfit.what for misfit in misfits(sizes, model)]
+    sizes = ParallelConfig(tensor=tensor, context=8)
+    found = [violation.what for violation in violations(sizes, model)]
     assert found == ([] if wrong is None else [wrong])
-    assert wrong is None or not misfits(LayoutSizes(tensor=2, context=8), model)
+    assert wrong is None or not violations(ParallelConfig(tensor=2, context=8), model)
 
 
 @pytest.mark.parametrize(("model_type", "pipeline", "fits"), [
@@ -50,20 +49,20 @@ def test_tensor_parallelism_may_exceed_the_key_value_heads(
 def test_every_pipeline_stage_has_a_layer_and_of_alike_layers_as_many(
     model_type: str, pipeline: int, fits: bool
 ) -> None:
-    found = list(_megatron_misfits(LayoutSizes(pipeline=pipeline), ModelFacts(model_type, layers=4)))
+    found = list(_megatron_violations(ParallelConfig(pipeline=pipeline), ModelSpec(model_type, layers=4)))
     assert (found == []) == fits
 
 
 def test_judges_fill_an_equal_share_of_their_nodes_each() -> None:
-    kept = LayoutSizes(nodes=4, judge_nodes=2, gpus_per_node=8)
-    judges = (JudgeSizes("a", width=2), JudgeSizes("b", width=3))
+    kept = ParallelConfig(nodes=4, judge_nodes=2, gpus_per_node=8)
+    judges = (JudgeLayout("a", width=2), JudgeLayout("b", width=3))
     assert judge_copies(kept, judges) == {"a": 4, "b": 2}  # of width 3 a node holds two
-    assert [*judge_misfits(kept, judges)] == []
-    assert judge_copies(kept, (*judges[:1], JudgeSizes("b", width=8, replicas=2))) == {"a": 4, "b": 2}
-    assert [misfit.expected for misfit in judge_misfits(kept, (*judges[:1], JudgeSizes("b", width=8, replicas=2)))] == [
-        "24 GPUs for 4 x a, 2 x b"
-    ]
-    assert judge_copies(LayoutSizes(), judges) == {"a": 1, "b": 1}
+    assert [*judge_violations(kept, judges)] == []
+    assert judge_copies(kept, (*judges[:1], JudgeLayout("b", width=8, replicas=2))) == {"a": 4, "b": 2}
+    assert [
+        violation.expected for violation in judge_violations(kept, (*judges[:1], JudgeLayout("b", width=8, replicas=2)))
+    ] == ["24 GPUs for 4 x a, 2 x b"]
+    assert judge_copies(ParallelConfig(), judges) == {"a": 1, "b": 1}
 
 
 @pytest.mark.parametrize(
@@ -83,8 +82,8 @@ def test_judges_fill_an_equal_share_of_their_nodes_each() -> None:
     ],
 )
 def test_mamba_is_cut_by_heads_and_groups_of_them(layout: dict[str, Any], groups: int, wrong: str | None) -> None:
-    model = ModelFacts("nemotron_h", mamba_heads=24 if groups == 6 else 8, mamba_groups=groups)
-    found = [misfit.what for misfit in model_misfits(LayoutSizes(samples=True, **layout), model)]
+    model = ModelSpec("nemotron_h", mamba_heads=24 if groups == 6 else 8, mamba_groups=groups)
+    found = [violation.what for violation in model_violations(ParallelConfig(samples=True, **layout), model)]
     assert len(found) == (wrong is not None) and all(wrong in what for what in found if wrong is not None)
 
 
@@ -97,20 +96,20 @@ def test_mamba_is_cut_by_heads_and_groups_of_them(layout: dict[str, Any], groups
     ],
 )
 def test_sequences_are_at_most_as_long_as_the_models_positions(field: str, key: str) -> None:
-    model = ModelFacts("qwen3", positions=512)
-    assert misfits(LayoutSizes(**{field: 512}), model) == []
-    assert misfits(LayoutSizes(**{field: 513}), ModelFacts("qwen3")) == []
-    (found,) = misfits(LayoutSizes(**{field: 513}), model)
+    model = ModelSpec("qwen3", positions=512)
+    assert violations(ParallelConfig(**{field: 512}), model) == []
+    assert violations(ParallelConfig(**{field: 513}), ModelSpec("qwen3")) == []
+    (found,) = violations(ParallelConfig(**{field: 513}), model)
     what = f"{key.rpartition('.')[2]}=513 is more than the positions of the model"
-    assert found == Misfit("model", key, what, "at most 512", "513")
+    assert found == Violation("model", key, what, "at most 512", "513")
 
 
 @pytest.mark.parametrize(("shared", "wrong"), [(None, True), (6, True), (8, False)])
 def test_a_model_that_does_not_share_keys_and_values_has_as_many_heads_of_them(shared: int | None, wrong: bool) -> None:
     counted = {} if shared is None else {"num_key_value_heads": shared}
-    model = ModelFacts.from_attributes({"model_type": "llama", "num_attention_heads": 6, **counted})
+    model = ModelSpec.from_attributes({"model_type": "llama", "num_attention_heads": 6, **counted})
     assert model is not None
-    found = [misfit.what for misfit in model_misfits(LayoutSizes(dtensor=True, tensor=4), model)]
+    found = [violation.what for violation in model_violations(ParallelConfig(dtensor=True, tensor=4), model)]
     assert found == (["tensor_parallel_size=4 does not divide key-value heads"] if wrong else [])
 
 
@@ -124,31 +123,32 @@ def test_a_model_that_does_not_share_keys_and_values_has_as_many_heads_of_them(s
     ],
 )
 def test_a_copy_of_the_model_is_told_as_the_sizes_that_make_it(layout: dict[str, int], product: str) -> None:
-    (found,) = misfits(LayoutSizes(gpus_per_node=8, **layout))
+    (found,) = violations(ParallelConfig(gpus_per_node=8, **layout))
     assert (found.expected, found.found) == (f"a multiple of {product}", "8 GPUs for training")
-    (found,) = misfits(LayoutSizes(backend="ray", **layout))
+    (found,) = violations(ParallelConfig(backend="ray", **layout))
     assert (found.expected, found.found) == (f"a multiple of {product}", "1 rank on CPU")
-    assert misfits(LayoutSizes(**layout)) == []  # of one process nothing is placed
+    assert violations(ParallelConfig(**layout)) == []  # of one process nothing is placed
 
 
-NANO = ModelFacts(
+NANO = ModelSpec(
     "nemotron_h", layers=52, attention_heads=32, key_value_heads=2, experts=128, shared_width=3712, mamba_heads=64,
     mamba_groups=8,
 )  # fmt: skip
 
 
 def test_a_size_that_several_counts_are_not_divided_by_is_told_once() -> None:
-    found = misfits(LayoutSizes(tensor=3, sequence_parallel=True, gpus_per_node=8), NANO)
+    found = violations(ParallelConfig(tensor=3, sequence_parallel=True, gpus_per_node=8), NANO)
     assert len(found) == 3
     what = "attention heads, nor Mamba heads and their groups, nor the shared expert's width"
-    assert told(found) == (f"tensor_model_parallel_size=3 does not divide {what}", "a divisor of 8", "3")
-    assert told([*found, *found]) == told(found)  # of several models alike
-    shared = ModelFacts("llama", attention_heads=36, key_value_heads=4, mlp_width=1024)
-    assert told(misfits(LayoutSizes(tensor=6), shared))[1] == "a divisor of 1024, and a divisor or multiple of 4"
-    lengths = misfits(
-        LayoutSizes(tensor=3, length=9, new_tokens=9), ModelFacts("llama", attention_heads=4, positions=8)
+    assert format_violations(found) == (f"tensor_model_parallel_size=3 does not divide {what}", "a divisor of 8", "3")
+    assert format_violations([*found, *found]) == format_violations(found)  # of several models alike
+    shared = ModelSpec("llama", attention_heads=36, key_value_heads=4, mlp_width=1024)
+    whole = "a divisor of 1024, and a divisor or multiple of 4"
+    assert format_violations(violations(ParallelConfig(tensor=6), shared))[1] == whole
+    lengths = violations(
+        ParallelConfig(tensor=3, length=9, new_tokens=9), ModelSpec("llama", attention_heads=4, positions=8)
     )
-    assert told(lengths)[1:] == (
+    assert format_violations(lengths)[1:] == (
         "tensor_model_parallel_size: a divisor of 4; max_total_sequence_length: at most 8; max_new_tokens: at most 8",
         "tensor_model_parallel_size: 3; max_total_sequence_length: 9; max_new_tokens: 9",
     )
@@ -168,16 +168,16 @@ def test_a_size_that_several_counts_are_not_divided_by_is_told_once() -> None:
 def test_a_cut_that_the_model_has_not_is_not_told_of_the_devices_too(
     layout: dict[str, Any], devices: list[str]
 ) -> None:
-    found = misfits(LayoutSizes(sequence_parallel=True, gpus_per_node=8, **layout), NANO)
+    found = violations(ParallelConfig(sequence_parallel=True, gpus_per_node=8, **layout), NANO)
     assert found[0].about == "model"
-    assert [misfit.what for misfit in found if misfit.about == "devices"] == devices
+    assert [violation.what for violation in found if violation.about == "devices"] == devices
 
 
 def test_a_cut_that_is_wrong_anyway_is_no_cause_of_what_devices_lack() -> None:
-    teachers = (TeacherSizes("a", tensor=3), TeacherSizes("b", tensor=3), TeacherSizes("c", tensor=3, section="own"))
-    sizes = LayoutSizes(nodes=4, gpus_per_node=8, backend="ray", pipeline=3, teachers=teachers)
-    found = list(device_misfits(sizes))
-    assert [misfit.what for misfit in found] == [
+    teachers = (TeacherLayout("a", tensor=3), TeacherLayout("b", tensor=3), TeacherLayout("c", tensor=3, section="own"))
+    sizes = ParallelConfig(nodes=4, gpus_per_node=8, backend="ray", pipeline=3, teachers=teachers)
+    found = list(device_violations(sizes))
+    assert [violation.what for violation in found] == [
         "the layout of teachers a and b does not divide their GPUs",
         "the layout of teacher c does not divide its GPUs",
         "the layout does not divide the GPUs that train",

@@ -9,19 +9,19 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nemotron_steps.cli.fan_out import HasKey, pipeline_axes, step_axes
-from nemotron_steps.cli.parser import UsageError
 from nemotron_steps.config.names import meant
-from nemotron_steps.config.redaction import shown_override
+from nemotron_steps.config.secrets import shown_override
 from nemotron_steps.resolver.fan_out import Axis, fanned_out
 from nemotron_steps.resolver.request import Goal, Request, request_for_pipeline, request_for_steps
+from nemotron_steps.session.fan_out import HasKey, pipeline_axes, step_axes
+from nemotron_steps.session.run_request import UsageError
 
 if TYPE_CHECKING:
-    from nemotron_steps.cli.asked import Asked
     from nemotron_steps.manifest.pipeline_models import PipelineManifest
+    from nemotron_steps.session.run_request import RunRequest
 
 
-def pipeline_request(asked: Asked, pipeline: PipelineManifest, has_key: HasKey) -> Request:
+def pipeline_request(asked: RunRequest, pipeline: PipelineManifest, has_key: HasKey) -> Request:
     """A pipeline's stages from --from to --until, with their configs and overrides, fanned out.
 
     `-c NAME` is the pipeline's own table of that name, else that config of every stage.
@@ -59,7 +59,7 @@ def pipeline_request(asked: Asked, pipeline: PipelineManifest, has_key: HasKey) 
     return _overridden(request, axes, asked, list(step_of) + names[end + 1 :])
 
 
-def fanned_out_step(asked: Asked, passthrough: str | None) -> Request:
+def fanned_out_step(asked: RunRequest, passthrough: str | None) -> Request:
     """One step as many, over what `--over` says. UsageError for several steps, which would have to be wired.
 
     Args:
@@ -79,7 +79,9 @@ def fanned_out_step(asked: Asked, passthrough: str | None) -> Request:
     return _overridden(request, step_axes(asked.over, name), asked, [name], own=name)
 
 
-def _overridden(request: Request, axes: list[Axis], asked: Asked, names: list[str], own: str | None = None) -> Request:
+def _overridden(
+    request: Request, axes: list[Axis], asked: RunRequest, names: list[str], own: str | None = None
+) -> Request:
     """The request fanned out, with overrides of stages and, after what they are fanned out over, of instances."""
     instances = [goal.name or "" for goal in fanned_out(request, axes).goals if goal.instance is not None]
     overrides = _overrides_by_stage(asked, names, instances, own)
@@ -92,7 +94,7 @@ def _overridden(request: Request, axes: list[Axis], asked: Asked, names: list[st
     return replace(request, goals=_with_ignored_checks(goals, asked, [*names, *instances]))
 
 
-def _with_ignored_checks(goals: tuple[Goal, ...], asked: Asked, names: list[str]) -> tuple[Goal, ...]:
+def _with_ignored_checks(goals: tuple[Goal, ...], asked: RunRequest, names: list[str]) -> tuple[Goal, ...]:
     """The stages with the checks of those that `--ignore-checks` names as warnings."""
     for stage in asked.ignore_checks:
         _position("--ignore-checks", stage, names)
@@ -118,7 +120,9 @@ def _position(flag: str, stage: str, names: list[str]) -> int:
     )
 
 
-def _overrides_by_stage(asked: Asked, names: list[str], instances: list[str], own: str | None) -> dict[str, list[str]]:
+def _overrides_by_stage(
+    asked: RunRequest, names: list[str], instances: list[str], own: str | None
+) -> dict[str, list[str]]:
     """`STAGE.key=value` as `key=value` of each stage, or instance of one; others are those of the stage `own`."""
     extra: dict[str, list[str]] = {}
     for text in asked.overrides:

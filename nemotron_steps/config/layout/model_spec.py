@@ -20,7 +20,7 @@ _SCRATCH = (
 
 
 @dataclass(frozen=True)
-class ModelFacts:
+class ModelSpec:
     """Counts of a decoder-only model; None where unknown.
 
     Attributes:
@@ -74,7 +74,7 @@ class ModelFacts:
         return self.model_type in FAMILIES and FAMILIES[self.model_type].kind == "hybrid"
 
     @classmethod
-    def from_scratch(cls, get: Callable[[str], Any]) -> ModelFacts | None:
+    def from_scratch(cls, get: Callable[[str], Any]) -> ModelSpec | None:
         """Of the new model that `from_scratch.*` describes; None where it describes none.
 
         Args:
@@ -91,7 +91,7 @@ class ModelFacts:
         return cls(model_type, layers, heads, shared, **sizes)
 
     @classmethod
-    def _of_pattern(cls, pattern: str, get: Callable[[str], Any]) -> ModelFacts | None:
+    def _of_pattern(cls, pattern: str, get: Callable[[str], Any]) -> ModelSpec | None:
         """Of a new hybrid; None where its experts are not counted."""
         mixture, dense, mamba = "E" in pattern, get("intermediate_size"), "M" in pattern
         if mixture and get("hybrid.n_routed_experts") is None:
@@ -133,7 +133,7 @@ class ModelFacts:
         return {name: value for name, value in found.items() if value is not None}
 
     @classmethod
-    def from_attributes(cls, attributes: Mapping[str, Any]) -> ModelFacts | None:
+    def from_attributes(cls, attributes: Mapping[str, Any]) -> ModelSpec | None:
         """From what is recorded of a checkpoint (artifacts/checkpoints.py); None if that does not say what it is."""
         model_type = attributes.get("model_type")
         if not isinstance(model_type, str) or ("moe" in model_type and "num_experts" not in attributes):

@@ -15,10 +15,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nemotron_steps import stopping
-from nemotron_steps.cli.pipes import Relay
+from nemotron_steps.session.pipes import Relay
+
+if TYPE_CHECKING:
+    from nemotron_steps.errors import StepsError
 
 _PR_SET_PDEATHSIG = 1
 _SI_KERNEL = 0x80
@@ -38,8 +41,8 @@ def announce(run: str, home: str) -> None:
     _tell({"run": run, "home": home})
 
 
-def supervise(work: Callable[[], int], *, as_json: bool) -> int:
-    """Do `work` in a process of its own; returns its exit code, or that of a lost worker if it died abruptly.
+def supervise(work: Callable[[], int], report: Callable[[StepsError], int]) -> int:
+    """Do `work` in a process of its own; returns its exit code, or what `report` makes of its abrupt death.
 
     Returns in both processes: in the working one what `work` returned.
     """
@@ -75,7 +78,7 @@ def supervise(work: Callable[[], int], *, as_json: bool) -> int:
     said.update(_said(told))
     if "code" in said:
         return int(said["code"])
-    return _died(said, status, as_json=as_json)
+    return report(_death(said, status))
 
 
 def _tell(fields: dict[str, Any]) -> None:
@@ -127,10 +130,9 @@ def _wait(worker: int, signals: set[signal.Signals], told: int, said: dict[str, 
             return status
 
 
-def _died(said: dict[str, Any], status: int, *, as_json: bool) -> int:
-    """Write down and tell that the working process died without doing so."""
+def _death(said: dict[str, Any], status: int) -> StepsError:
+    """Write down that the working process died without doing so; the error that says it."""
     from nemotron_steps.artifacts.store import ArtifactStore
-    from nemotron_steps.cli.errors import report
     from nemotron_steps.errors import InterruptedRunError, StepsError, WorkerLostError
     from nemotron_steps.runs.crash_report import record_death
 
@@ -147,4 +149,4 @@ def _died(said: dict[str, Any], status: int, *, as_json: bool) -> int:
             error = record_death(ArtifactStore(said["home"]), said["run"], how, asked_by=asked_by)
         except StepsError as unwritable:
             error.hints = (f"what happened could not be written down: {unwritable.what}",)
-    return report(error, as_json=as_json)
+    return error

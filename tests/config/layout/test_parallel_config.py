@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.layout.sizes import JudgeSizes, LayoutSizes, key_of
-from nemotron_steps.config.layout.teachers import TeacherSizes
+from nemotron_steps.config.layout.parallel_config import JudgeLayout, ParallelConfig, TeacherLayout, key_of
 from tests.config.layout.memory.shapes import flat
 
 APART = {"samples": True, "colocated": False}
@@ -32,15 +31,15 @@ APART = {"samples": True, "colocated": False}
         ({"gpus_per_node": 8, "nodes": 1, "judge_nodes": 2}, -8, -8, 0, 0, None),
         ({"gpus_per_node": 8, "tensor": 3}, 8, 8, 0, 0, None),
         ({"gpus_per_node": 8, "expert": 3}, 8, 8, 0, 0, 8),
-        ({"gpus_per_node": 8, "nodes": 2, "teachers": (TeacherSizes("a"),)}, 8, 8, 0, 0, 8),
-        ({"workers": 2, "teachers": (TeacherSizes("a", tensor=2),)}, 0, 2, 0, 0, 2),
+        ({"gpus_per_node": 8, "nodes": 2, "teachers": (TeacherLayout("a"),)}, 8, 8, 0, 0, 8),
+        ({"workers": 2, "teachers": (TeacherLayout("a", tensor=2),)}, 0, 2, 0, 0, 2),
     ],
     ids=str,
 )
 def test_devices_that_train_and_generate(
     sizes: dict[str, Any], gpus: int, ranks: int, separate: int, generating: int, copies: int | None
 ) -> None:
-    found = LayoutSizes(**sizes)
+    found = ParallelConfig(**sizes)
     assert (found.gpus, found.ranks, found.separate, found.generating) == (gpus, ranks, separate, generating)
     assert found.data_parallel == copies
 
@@ -49,7 +48,7 @@ def test_devices_that_train_and_generate(
 def test_rollouts_are_counted_where_there_are_prompts_and_groups(
     prompts: int | None, group: int | None, rollouts: int | None
 ) -> None:
-    assert LayoutSizes(prompts=prompts, group=group).rollouts == rollouts
+    assert ParallelConfig(prompts=prompts, group=group).rollouts == rollouts
 
 
 def test_under_the_dtensor_policy_its_own_size_counts_and_none_that_it_has_not() -> None:
@@ -61,10 +60,10 @@ def test_under_the_dtensor_policy_its_own_size_counts_and_none_that_it_has_not()
     }  # fmt: skip
     values |= {f"{megatron}.sequence_parallel": True, f"{megatron}.moe_router_bias_update_rate": 1}
     values |= {f"{dtensor}.tensor_parallel_size": 4}
-    found = LayoutSizes.read(values.get)
+    found = ParallelConfig.read(values.get)
     assert (found.tensor, found.pipeline, found.context, found.expert, found.mtp_layers) == (2, 2, 2, 2, 2)
     assert (found.sequence_parallel, found.router_bias_update_rate) == (True, 1.0)
-    assert LayoutSizes.read({**values, f"{dtensor}.enabled": True}.get) == LayoutSizes(dtensor=True, tensor=4)
+    assert ParallelConfig.read({**values, f"{dtensor}.enabled": True}.get) == ParallelConfig(dtensor=True, tensor=4)
     assert key_of("nodes", True) == key_of("nodes", False) == "cluster.num_nodes"
     assert [key_of("tensor", on) for on in (False, True)] == [
         f"{megatron}.tensor_model_parallel_size", f"{dtensor}.tensor_parallel_size"
@@ -87,14 +86,14 @@ def test_only_vllms_generators_spread(backend: Any, read: tuple[bool, bool, int,
         f"{key}.vllm_cfg.tensor_parallel_size": 4,
         f"{key}.vllm_cfg.expert_parallel_size": 2,
     }
-    found = LayoutSizes.read(values.get)
+    found = ParallelConfig.read(values.get)
     assert (found.samples, found.uses_vllm, found.generator_width, found.generator_experts) == read
 
 
 def test_values_of_another_kind_count_as_missing() -> None:
     values = {"cluster.num_nodes": True, "cluster.gpus_per_node": "8", "cluster.backend": 3, "policy.model_type": 1,
               "policy.train_global_batch_size": 8.0, "loss_fn.force_on_policy_ratio": 1}  # fmt: skip
-    assert LayoutSizes.read(values.get) == LayoutSizes()
+    assert ParallelConfig.read(values.get) == ParallelConfig()
 
 
 @pytest.mark.parametrize(
@@ -110,8 +109,8 @@ def test_values_of_another_kind_count_as_missing() -> None:
 )
 def test_judges_that_are_loaded_here_take_room(said: dict[str, Any], sizes: tuple[int, int | None] | None) -> None:
     section = "env.nemo_gym.judge_model.responses_api_models.vllm_model"
-    found = LayoutSizes.read({f"{section}.{key}": value for key, value in said.items()}.get).judges
-    assert found == (() if sizes is None else (JudgeSizes("judge_model", *sizes),))
+    found = ParallelConfig.read({f"{section}.{key}": value for key, value in said.items()}.get).judges
+    assert found == (() if sizes is None else (JudgeLayout("judge_model", *sizes),))
     assert all(judge.section == section for judge in found)
 
 
@@ -144,10 +143,12 @@ def test_every_size_is_read_from_its_own_key() -> None:
         "cluster": {"num_nodes": 14, "gpus_per_node": 15, "policy_workers": 16, "backend": "ray"},
         "env": {"nemo_gym": {"num_gpu_nodes": 17}},
     }
-    assert LayoutSizes.read(flat(values).get) == LayoutSizes(
+    assert ParallelConfig.read(flat(values).get) == ParallelConfig(
         tensor=2, pipeline=3, context=4, expert=5, router_bias_update_rate=0.5, mtp_layers=6, mtp_repeated=True,
         router_replay=True, batch=11, prompts=12, group=13, on_policy=True, nodes=14, gpus_per_node=15, workers=16,
         backend="ray", judge_nodes=17, samples=True, uses_vllm=True, colocated=False, generation_devices=24,
         generator_width=7, generator_experts=8, model_type="qwen3", length=21, length_end=22, new_tokens=23,
     )  # fmt: skip
-    assert LayoutSizes.read({"policy.megatron_cfg.sequence_parallel": True}.get) == LayoutSizes(sequence_parallel=True)
+    assert ParallelConfig.read({"policy.megatron_cfg.sequence_parallel": True}.get) == ParallelConfig(
+        sequence_parallel=True
+    )

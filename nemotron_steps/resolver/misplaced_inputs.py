@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from nemotron_steps.config.redaction import redact_text
+from nemotron_steps.config.secrets import redact_text
 from nemotron_steps.errors import ConfigError, StepsError
 from nemotron_steps.manifest.models import Consumes, StepManifest
 from nemotron_steps.resolver.graph import Graph

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nemotron_steps.cli.parser import UsageError
 from nemotron_steps.config.names import meant
 from nemotron_steps.resolver.fan_out import Axis
+from nemotron_steps.session.run_request import UsageError
 
 EVERY = "*"
 """The stage in `*.KEY`: every stage whose config has that key."""
