@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 MOVED: dict[str, str] = {
     "runs.tracker": "runs.context",
+    "environments.judged.notes": "environments.judged.judge_transcripts",
+    "environments.remote.json_http": "environments.http_client",
 }
 """Old module → new module, below nemotron_steps."""
 

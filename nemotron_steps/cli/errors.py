@@ -74,7 +74,7 @@ class Typed:
         Args:
             where: what the error is about: `override 'KEY=VALUE'`, or `FLAG VALUE`.
         """
-        from nemotron_steps.config.redaction import redact_text
+        from nemotron_steps.config.secrets import redact_text
 
         if not self.words or not _CHANGE.match(hint) or any(redact_text(word) != word for word in self.words):
             return None

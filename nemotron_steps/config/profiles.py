@@ -27,100 +27,22 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StrictStr, ValidationError
+from pydantic import ConfigDict, Field, PositiveInt, StrictStr, ValidationError
 
 from nemotron_steps.config.compose import raise_problems
 from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
+from nemotron_steps.config.mirrors import BUILT_IN, MirrorSettings, Table, mirror_names, settings_model
 from nemotron_steps.config.names import meant, nearest
 from nemotron_steps.config.schema.base import Section
 from nemotron_steps.config.secrets import mask, note_variables, redact, redact_text
-from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError, UnsupportedError, renamed_key
-from nemotron_steps.errors.entry_points import entry_points
-from nemotron_steps.errors.plugins import load_object
+from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError, renamed_key
 
 Count = Annotated[PositiveInt, Field(strict=True)]
 VariableName = Annotated[StrictStr, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
 Text = Annotated[StrictStr, Field(pattern=r"^[^\x00]*$")]
 """What a process can be given: without the character that ends a text there."""
-
-
-class Table(BaseModel):
-    """Any table of env.toml: unknown keys are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class WandbSettings(Table):
-    """`[wandb]`: where metrics and artifacts are mirrored."""
-
-    project: StrictStr
-    entity: StrictStr | None = None
-    mode: Literal["online", "offline"] | None = None
-    """None: what wandb's own settings and environment say."""
-
-
-class TensorBoardSettings(Table):
-    """`[tensorboard]`: event files of every run."""
-
-    folder: StrictStr | None = None
-    """Has a folder for each run. None: `tensorboard` in the run's own folder."""
-
-
-class OpenTable(Table):
-    """The table of a tracker that says nothing about its keys, or that is not installed: any key."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-TRACKERS = "nemotron_steps.trackers"
-"""Entry-point group: a table's name → the class that mirrors runs, and checks the table with its `settings_model`."""
-MIRRORS: Mapping[str, type[Table]] = {"wandb": WandbSettings, "tensorboard": TensorBoardSettings}
-_IN_EXAMPLES = {"mlflow": "./examples/mlflow_tracker   # in a checkout of nemotron-steps"}
-"""Tables whose trackers are packages under examples/, and what to install for them."""
-
-
-class MirrorSettings(Table):
-    """Every mirror; None for one that env.toml has no table for."""
-
-    wandb: WandbSettings | None = None
-    tensorboard: TensorBoardSettings | None = None
-    others: dict[str, Any] = Field(default_factory=dict)
-    """Tables of trackers that other packages bring, by name, each as its tracker's `settings_model`."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The tables that are there."""
-        return (*(name for name in MIRRORS if getattr(self, name) is not None), *self.others)
-
-
-def mirror_names() -> frozenset[str]:
-    """Tables of env.toml that are mirrors rather than profiles."""
-    return frozenset({*MIRRORS, *_IN_EXAMPLES, *(point.name for point in entry_points(TRACKERS))})
-
-
-def tracker_class(name: str) -> Any:
-    """The class that another package brings for a table. UnsupportedError if none does, or it cannot be loaded."""
-    entry = next((point.value for point in entry_points(TRACKERS) if point.name == name), None)
-    if entry is None:
-        raise UnsupportedError(
-            f"the [{name}] table of env.toml needs a package that brings a tracker '{name}'",
-            where=f"[{name}]",
-            hints=(f"pip install {_IN_EXAMPLES[name]}",),
-        )
-    try:
-        return load_object(entry)
-    except (ImportError, AttributeError) as error:
-        raise UnsupportedError(f"tracker '{name}' cannot be loaded: {error}", where=entry) from error
-
-
-def _settings_model(name: str) -> type[Table]:
-    if name in MIRRORS:
-        return MIRRORS[name]
-    installed = any(point.name == name for point in entry_points(TRACKERS))
-    model: type[Table] = getattr(tracker_class(name), "settings_model", OpenTable) if installed else OpenTable
-    return model
 
 
 TableT = TypeVar("TableT", bound=Table)
@@ -260,10 +182,10 @@ class Environment:
     def mirrors(self) -> MirrorSettings:
         """The tables of mirrors, checked. ConfigError if one is malformed."""
         tables = {
-            name: _validated(_settings_model(name), values, name, self.lines)
+            name: _validated(settings_model(name), values, name, self.lines)
             for name, values in self.mirror_tables.items()
         }
-        own = {name: tables.pop(name) for name in MIRRORS if name in tables}
+        own = {name: tables.pop(name) for name in BUILT_IN if name in tables}
         return MirrorSettings(**own, others=tables)
 
     def profile(self, name: str, models: ProfileModels, job: Mapping[str, Sequence[Any]] | None = None) -> Profile:

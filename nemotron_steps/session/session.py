@@ -20,7 +20,8 @@ from nemotron_steps.session.run_request import UsageError
 if TYPE_CHECKING:
     from nemotron_steps.artifacts.store import ArtifactStore
     from nemotron_steps.config.compose import ComposedConfig
-    from nemotron_steps.config.profiles import MirrorSettings, Profile
+    from nemotron_steps.config.mirrors import MirrorSettings
+    from nemotron_steps.config.profiles import Profile
     from nemotron_steps.config.search import SearchPath
     from nemotron_steps.manifest.models import StepManifest
     from nemotron_steps.manifest.pipeline_models import PipelineManifest
@@ -462,7 +463,7 @@ def _at_a_glance(path: Path) -> dict[str, Any]:
 
 def _idle_variables(search: SearchPath, composed: ComposedConfig) -> tuple[tuple[str, str], ...]:
     """Environment variables that are set and that another config of the step reads, and which config that is."""
-    from nemotron_steps.config.references import variables_in
+    from nemotron_steps.config.compose import variables_in
 
     def read(files: Iterable[Path]) -> set[str]:
         return {name for file in files for name in variables_in(file.read_text(encoding="utf-8", errors="replace"))}

@@ -232,7 +232,7 @@ SAID = [
         ("nemotron_steps/engine/native/attention.c", "code: engine/native/attention.c"),
         ("nemotron_steps/config/schema/rl.py", "code: config/schema/rl.py"),
         ("nemotron_steps/models/families/decoder.py", "code: models/families/decoder.py"),
-        ("nemotron_steps/environments/own/reward_function.py", "code: environments/own/reward_function.py"),
+        ("nemotron_steps/environments/custom_reward.py", "code: environments/custom_reward.py"),
         ("nemotron_steps/environments/grading_pool.py", "code: environments/grading_pool.py"),
         ("nemotron_steps/environments/text/mcqa.py", None),
         ("nemotron_steps/runs/report/page.py", None),

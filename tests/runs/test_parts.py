@@ -92,7 +92,7 @@ def test_code_digest_tells_c_sources_apart_that_have_one_name_in_folders_of_one_
 
 
 def test_closure_of_a_built_in_step_has_the_engine_and_not_the_runner() -> None:
-    closure = import_closure("nemotron_steps.steps.rl.training")
+    closure = import_closure("nemotron_steps.steps.grpo")
     assert "nemotron_steps.engine.losses.policy_gradient" in closure and "nemotron_steps.config.schema.rl" in closure
     assert not any(name.startswith(("nemotron_steps.runs", "nemotron_steps.cli")) for name in closure)
 

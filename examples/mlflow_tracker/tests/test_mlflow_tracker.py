@@ -12,7 +12,8 @@ import pytest
 from mlflow_tracker import MlflowSettings, MlflowTracker
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.config.profiles import MirrorSettings, load_environment
+from nemotron_steps.config.mirrors import MirrorSettings
+from nemotron_steps.config.profiles import load_environment
 from nemotron_steps.errors import ConfigError, InterruptedRunError, NonFiniteLossError
 from nemotron_steps.runs.execute import execute
 from nemotron_steps.runs.run_folder import RunFolder

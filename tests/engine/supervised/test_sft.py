@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.schema.sft import SftConfig
-from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
-from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
+from nemotron_steps.engine.checkpoints import CheckpointManager
+from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.supervised.chat_tokens import encode_chat
 from nemotron_steps.engine.supervised.sft import finetune, read_chats
