@@ -13,19 +13,19 @@ from typing import Any
 from nemotron_steps.artifacts.files import write_atomic
 from nemotron_steps.artifacts.models import split_file
 from nemotron_steps.config.schema.eval import EvalConfig, GradingConfig, StagesEvalConfig
-from nemotron_steps.engine.backends.generator import build_generator
-from nemotron_steps.engine.backends.judges import build_judges
-from nemotron_steps.engine.build.collector import build_collector
-from nemotron_steps.engine.build.rows import check_rows
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo.filters import refuse_failures
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
 from nemotron_steps.engine.rollouts.evaluation import summarize
+from nemotron_steps.engine.setup.backends import build_generator
+from nemotron_steps.engine.setup.collector import build_collector
+from nemotron_steps.engine.setup.judges import build_judges
+from nemotron_steps.engine.setup.rows import check_rows
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.environments.environment_set import EnvironmentSet
-from nemotron_steps.environments.judged.notes import JUDGE_NOTES
+from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES
 from nemotron_steps.errors import ConfigError, DataError, StepsError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.runs.context import StepContext

@@ -11,12 +11,12 @@ from pathlib import Path
 from nemotron_steps.artifacts.checkpoints import read_safetensors_header, safetensors_shards
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.families import FAMILIES
-from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.limits import beyond
-from nemotron_steps.config.layout.processes import refuse_rl_without_ray, refuse_without_ray
-from nemotron_steps.config.layout.sizes import JUDGES, getter, sizes_of
-from nemotron_steps.config.layout.suggestions import refuse
-from nemotron_steps.config.layout.vllm_fit import refuse_vllm_misfits, vllm_keys
+from nemotron_steps.config.layout.constraints import raise_if_violated
+from nemotron_steps.config.layout.model_limits import limit_violations
+from nemotron_steps.config.layout.model_spec import ModelSpec
+from nemotron_steps.config.layout.other_models import raise_if_vllm_violates, vllm_keys
+from nemotron_steps.config.layout.parallel_config import JUDGES, getter, parallel_config_of
+from nemotron_steps.config.layout.processes import raise_if_ray_needed, raise_if_rl_needs_ray
 from nemotron_steps.config.schema.base import Section
 from nemotron_steps.config.schema.convert import ConvertConfig, MergeConfig
 from nemotron_steps.config.schema.difficulty import DifficultyConfig
@@ -26,14 +26,14 @@ from nemotron_steps.config.schema.genrm import GenRmConfig
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import JUDGE_ROLES, RlConfig
 from nemotron_steps.config.schema.sft import SftConfig
-from nemotron_steps.engine.build.rows import (
+from nemotron_steps.engine.setup.rows import (
     asks_for_validation,
     check_run_rows,
     prompt_stream,
     read_data,
     teacher_choice,
 )
-from nemotron_steps.environments.own.reward_function import load
+from nemotron_steps.environments.custom_reward import load
 from nemotron_steps.errors import ConfigError, UnsupportedError
 from nemotron_steps.models.adapters import adapter_pairs, lora_candidates, lora_modules, recorded_base
 from nemotron_steps.models.architecture import Architecture, facts_of, hf_folder, read_config
@@ -46,11 +46,11 @@ MODEL_PORTS = ("policy", "model")
 
 def check_placement(config: SftConfig | DpoConfig, inputs: Mapping[str, Artifact | None]) -> None:
     """Refuse what a step that trains without generating cannot place. See StepTable.preflight."""
-    refuse_without_ray(config.cluster, config.policy)
-    refuse_misfits(config, inputs)
+    raise_if_ray_needed(config.cluster, config.policy)
+    refuse_violations(config, inputs)
 
 
-def refuse_misfits(config: SftConfig | DpoConfig | RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
+def refuse_violations(config: SftConfig | DpoConfig | RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
     """A layout that does not come out even over the model, as far as it is there, the devices and the batch.
 
     Args:
@@ -64,8 +64,8 @@ def refuse_misfits(config: SftConfig | DpoConfig | RlConfig, inputs: Mapping[str
     folder = config.policy.checkpoint
     made_later = any(port in inputs and inputs[port] is None for port in MODEL_PORTS)
     known = folder is not None and not made_later and Path(folder).is_dir()
-    model = facts_of(folder) if known and folder is not None else ModelFacts.from_scratch(getter(config))
-    refuse(sizes_of(config), model)
+    model = facts_of(folder) if known and folder is not None else ModelSpec.from_scratch(getter(config))
+    raise_if_violated(parallel_config_of(config), model)
     reads_hub = config.policy.dtensor_cfg.enabled and model is not None
     if reads_hub and known and folder is not None and hf_folder(folder) == Path(folder):
         check_tensors(Path(folder))
@@ -90,7 +90,7 @@ def check_generation(
         models = {f"models.{name}": folder for name, folder in config.models.items()}
     else:
         models = {} if config.model is None else {"model": config.model}
-    known: dict[str, ModelFacts] = {}
+    known: dict[str, ModelSpec] = {}
     for port, folder in models.items():
         made_later = port in inputs and inputs[port] is None
         if not made_later and Path(folder).is_dir():
@@ -107,7 +107,7 @@ def check_judges(
     Args:
         inputs: see StepTable.preflight.
     """
-    known: dict[str, ModelFacts] = {}
+    known: dict[str, ModelSpec] = {}
     for role in JUDGE_ROLES:
         judge = config.env.nemo_gym.judge(role)
         if judge is None or judge.backend == "http" or judge.model is None:
@@ -122,12 +122,12 @@ def check_judges(
     _refuse_of_vllm(known, config)
 
 
-def _refuse_of_vllm(models: Mapping[str, ModelFacts], config: Section) -> None:
+def _refuse_of_vllm(models: Mapping[str, ModelSpec], config: Section) -> None:
     """ConfigError for what vLLM would refuse of models that no plan could look at: cuts, and lengths."""
     get = getter(config)
-    refuse_vllm_misfits(models, get)
+    raise_if_vllm_violates(models, get)
     for model_key, model in models.items():
-        for each in beyond(model_key, model_key, model, get) if vllm_keys(model_key, get) is not None else ():
+        for each in limit_violations(model_key, model_key, model, get) if vllm_keys(model_key, get) is not None else ():
             raise ConfigError(each.what, where=each.key, expected=each.expected, found=each.found, hints=each.hints)
 
 
@@ -193,8 +193,8 @@ def check_rl(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> Iterabl
     Returns:
         What the rows need of the machine.
     """
-    refuse_rl_without_ray(config)
-    refuse_misfits(config, inputs)
+    raise_if_rl_needs_ray(config)
+    refuse_violations(config, inputs)
     check_judges(config, inputs)
     load_reward_functions(config)
     refuse_idle_validation(config, inputs)

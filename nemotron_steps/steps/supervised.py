@@ -17,14 +17,14 @@ from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.genrm import GenRmConfig
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.config.schema.sft import SftConfig
-from nemotron_steps.engine.backends.generator import build_generator
-from nemotron_steps.engine.build.policy import open_policy
 from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.losses.supervised import DpoLoss, NegativeLogLikelihood
+from nemotron_steps.engine.placement.standalone import open_policy
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.engine.rollouts.evaluation import measure_agreement
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge
+from nemotron_steps.engine.setup.backends import build_generator
 from nemotron_steps.engine.supervised.chat_tokens import PackedRows, SftExample
 from nemotron_steps.engine.supervised.dpo import PreferencePair, optimize_preferences, read_pairs
 from nemotron_steps.engine.supervised.loop import total_steps

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -34,9 +34,6 @@ from nemotron_steps.sandbox import Limits, Outcome, SandboxResult
 from nemotron_steps.sandbox.base import MIB
 from nemotron_steps.sandbox.container_session import ContainerSession
 from nemotron_steps.sandbox.containers import check_engine
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 SETUP_FAILED = "setup_failed"
 """Failure class: the repository's own preparation did not finish."""
@@ -86,8 +83,7 @@ class SwerlGen(Environment):
         """The container engine."""
         return (config.engine,)
 
-    def __init__(self, config: SwerlGenConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
+    def _setup(self) -> None:
         self._grader = Grader()
 
     async def start(self) -> None:

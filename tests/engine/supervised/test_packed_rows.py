@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from nemotron_steps.config.schema.policy import PolicyConfig
-from nemotron_steps.engine.batching import pack
 from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
+from nemotron_steps.engine.packing import pack
 from nemotron_steps.engine.policy.dtensor import DTensorPolicy
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches
