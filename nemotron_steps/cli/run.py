@@ -14,7 +14,7 @@ from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.parser import request_of
 from nemotron_steps.cli.plans import plan_fields, show_needs, show_plan, show_unfilled
 from nemotron_steps.cli.terminal import Terminal, duration, number, printable
-from nemotron_steps.config.redaction import redact
+from nemotron_steps.config.secrets import redact
 from nemotron_steps.errors import RequestError
 from nemotron_steps.runs.lines import columns_of, compared, is_change, is_table, values_of
 from nemotron_steps.runs.spread import MEANING, as_text

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nemotron_steps.config.redaction import MASK
+from nemotron_steps.config.secrets import MASK
 from nemotron_steps.engine.native.spinning import bound_spinning
 from nemotron_steps.errors import (
     InterruptedRunError,
