@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.cli.plans import plan_fields, show_plan
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.config.process_variables import variables_set
+from nemotron_steps.config.locations import variables_set
 from nemotron_steps.config.profiles import Profile
 from nemotron_steps.errors import RequestError
 from nemotron_steps.session.fan_out import quoted
@@ -239,7 +239,7 @@ class Planned:
 
     def config(self, step: str | None = None) -> dict[str, Any]:
         """The merged config of a step, redacted; default: the last one's. KeyError if there is no such step."""
-        from nemotron_steps.config.redaction import redact
+        from nemotron_steps.config.secrets import redact
 
         redacted: dict[str, Any] = redact(dict(self.plan.step(step or self.plan.goals[-1]).config))
         return redacted

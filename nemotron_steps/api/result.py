@@ -15,9 +15,9 @@ from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import RequestError, UnknownNameError
-from nemotron_steps.runs.lines import in_words, number, seconds
-from nemotron_steps.runs.report_data import RunReport, StepReport, read_report
-from nemotron_steps.runs.report_svg import curve, headlines
+from nemotron_steps.runs.log_format import in_words, number, seconds
+from nemotron_steps.runs.report.data import RunReport, StepReport, read_report
+from nemotron_steps.runs.report.svg import curve, headlines
 from nemotron_steps.runs.run_folder import DONE, KILLED, get_run, run_file
 from nemotron_steps.session.jobs import AT_WORK, JobView
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.terminal import Terminal, printable
-from nemotron_steps.runs.lines import readable_size as size
+from nemotron_steps.runs.log_format import readable_size as size
 from nemotron_steps.runs.prerequisites import ABSENT, FAILED, NEEDS, OK, WARNING, Finding, look, package
 from nemotron_steps.session.session import Session
 

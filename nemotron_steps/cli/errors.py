@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nemotron_steps.cli.terminal import Terminal, printable
-from nemotron_steps.config.redaction import MASK, may_be_secret, redact_text
+from nemotron_steps.config.secrets import MASK, may_be_secret, redact_text
 from nemotron_steps.errors import InterruptedRunError, RequestError, StepsError, UnknownNameError
 
 UNEXPECTED_EXIT = 1
@@ -74,7 +74,7 @@ class Typed:
         Args:
             where: what the error is about: `override 'KEY=VALUE'`, or `FLAG VALUE`.
         """
-        from nemotron_steps.config.redaction import redact_text
+        from nemotron_steps.config.secrets import redact_text
 
         if not self.words or not _CHANGE.match(hint) or any(redact_text(word) != word for word in self.words):
             return None

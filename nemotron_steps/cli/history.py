@@ -257,7 +257,7 @@ def _cancel_job(arguments: argparse.Namespace, store: ArtifactStore, info: RunIn
 
 def report(arguments: argparse.Namespace) -> int:
     """`steps report RUN`: write report.html anew from what the run recorded; of several runs, a comparison."""
-    from nemotron_steps.runs.report import write_comparison, write_report
+    from nemotron_steps.runs.report.page import write_comparison, write_report
     from nemotron_steps.runs.run_folder import run_file
 
     store = Session(arguments.home).store
@@ -277,7 +277,7 @@ def report(arguments: argparse.Namespace) -> int:
 
 def index(arguments: argparse.Namespace) -> int:
     """`steps index [--out FILE]`: write the page and say where it is."""
-    from nemotron_steps.runs.index_page import write_index
+    from nemotron_steps.runs.report.page import write_index
 
     store = Session(arguments.home).store
     out = Path(arguments.out).expanduser() if arguments.out is not None else None

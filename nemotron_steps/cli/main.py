@@ -169,7 +169,7 @@ def _guarded(action: Callable[[], int], arguments: Sequence[str], *, as_json: bo
         from contextlib import suppress
 
         from nemotron_steps.cli.errors import exit_code, report, secrets_apart
-        from nemotron_steps.config.redaction import masking
+        from nemotron_steps.config.secrets import masking
 
         if stopping.was_interrupted(error) and exit_code(error) != exit_code(KeyboardInterrupt()):
             error = KeyboardInterrupt()  # what it became

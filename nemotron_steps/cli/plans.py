@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from nemotron_steps.artifacts.models import made_by
 from nemotron_steps.cli.errors import typed
 from nemotron_steps.cli.terminal import Terminal, printable
-from nemotron_steps.config.redaction import redact, redact_text
+from nemotron_steps.config.secrets import redact, redact_text
 from nemotron_steps.resolver.plan import StepOutput
 from nemotron_steps.session.run_request import RunRequest
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.layout.memory.batch import BatchArithmetic
     from nemotron_steps.config.layout.memory.devices import DeviceMemory, StepMemory
+    from nemotron_steps.config.layout.memory.settings import BatchArithmetic
     from nemotron_steps.resolver.plan import InputSource, Plan, PlannedStep
 
 _ORDER = ("weights", "optimizer", "gradients", "reference weights", "activations", "logprobs", "cache", "logits")

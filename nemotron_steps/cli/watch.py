@@ -21,8 +21,8 @@ from nemotron_steps.cli.errors import exit_code, render
 from nemotron_steps.cli.history import COLORS, advice, headline, job_lines, say_on_stderr
 from nemotron_steps.cli.terminal import Terminal, duration, number, printable, shorten
 from nemotron_steps.runs.follow import Follower, StepSeen
-from nemotron_steps.runs.lines import render as record_line
-from nemotron_steps.runs.lines import signal_text
+from nemotron_steps.runs.log_format import render as record_line
+from nemotron_steps.runs.log_format import signal_text
 from nemotron_steps.session.jobs import AT_WORK, JobView, not_started
 from nemotron_steps.session.session import Session
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from nemotron_steps.artifacts.store import ArtifactStore
     from nemotron_steps.resolver.plan import Plan
+    from nemotron_steps.runs.context import Record
     from nemotron_steps.runs.run_folder import RunInfo
-    from nemotron_steps.runs.tracker import Record
 
 _EVERY_S = 1.0
 _EACH_SECOND = 4

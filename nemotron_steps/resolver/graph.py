@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.config.references import Reference, read_reference
+from nemotron_steps.config.compose import Reference, read_reference
 from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.models import Consumes, StepManifest
 from nemotron_steps.manifest.pipeline_models import StageCheck

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nemotron_steps.config.names import meant
-from nemotron_steps.config.redaction import redact_text
+from nemotron_steps.config.secrets import redact_text
 from nemotron_steps.errors import ConfigError, StepsError
 from nemotron_steps.manifest.models import Consumes, StepManifest
 from nemotron_steps.resolver import hints

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nemotron_steps.config.layout.facts import ModelFacts
+from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.packs import BUILT_IN, unusable_code
 from nemotron_steps.manifest.registry import Registry
@@ -251,7 +251,7 @@ def _new_model(node: Node) -> dict[str, Any]:
     """What will be recorded of the model that a step makes from scratch; nothing where one is given to start from."""
     if node.config is None or any(output.inherits in node.inputs for output in node.manifest.produces):
         return {}
-    model = ModelFacts.from_scratch(node.config.flat.get)
+    model = ModelSpec.from_scratch(node.config.flat.get)
     # Its positions are left out: small models made to try a config of a large one have fewer than that asks for.
     return {} if model is None else replace(model, positions=None).attributes()
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nemotron_steps.config.names import meant
-from nemotron_steps.config.redaction import shown_override
+from nemotron_steps.config.secrets import shown_override
 from nemotron_steps.resolver.request import Goal, Request, request_for_pipeline, request_for_steps
 from nemotron_steps.session.fan_out import Axis, HasKey, fanned_out, pipeline_axes, step_axes
 from nemotron_steps.session.run_request import UsageError

@@ -86,7 +86,7 @@ class RunRequest:
 
     def redacted(self) -> RunRequest:
         """The same without secrets, for files and print."""
-        from nemotron_steps.config.redaction import redact, redact_text
+        from nemotron_steps.config.secrets import redact, redact_text
 
         return replace(
             self,

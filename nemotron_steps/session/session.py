@@ -264,7 +264,7 @@ class Session:
 
     def newest(self, step_id: str, config_name: str | None, port: str) -> str | None:
         """The resolver's Newest."""
-        from nemotron_steps.runs.outputs import artifact_name
+        from nemotron_steps.runs.step_workdir import artifact_name
 
         for artifact in reversed(self.store.list_artifacts(name=artifact_name(step_id, port))):
             made_by = artifact.producer
@@ -382,7 +382,7 @@ class Session:
 
 def _idle_variables(search: SearchPath, composed: ComposedConfig) -> tuple[tuple[str, str], ...]:
     """Environment variables that are set and that another config of the step reads, and which config that is."""
-    from nemotron_steps.config.references import variables_in
+    from nemotron_steps.config.compose import variables_in
 
     def read(files: Iterable[Path]) -> set[str]:
         return {name for file in files for name in variables_in(file.read_text(encoding="utf-8", errors="replace"))}

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.config.redaction import MASK, mask
-from nemotron_steps.config.secret_shapes import looks_random
+from nemotron_steps.config.secrets import MASK, looks_random, mask
 from nemotron_steps.errors import InterruptedRunError, RequestError
 from nemotron_steps.session.run import plan_run
 from nemotron_steps.session.run_request import RunRequest

@@ -238,7 +238,7 @@ class StepSubject:
         from nemotron_steps.artifacts.store import ArtifactStore
         from nemotron_steps.resolver.plan import StepOutput
         from nemotron_steps.runs.cache import cache_key
-        from nemotron_steps.runs.inputs import open_input
+        from nemotron_steps.runs.step_workdir import open_input
         from nemotron_steps.session.run_request import RunRequest
 
         fed = {port: str(path) for port, path in self.fed.items()}

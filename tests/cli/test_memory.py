@@ -10,8 +10,8 @@ import pytest
 
 from nemotron_steps.cli.plans import _show_memory, _show_step_memory
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.config.layout.memory.batch import BatchArithmetic
 from nemotron_steps.config.layout.memory.devices import StepMemory
+from nemotron_steps.config.layout.memory.settings import BatchArithmetic
 from nemotron_steps.session.run_request import RunRequest
 from nemotron_steps.session.session import Session
 from tests.config.layout.memory.shapes import QWEN3_8B

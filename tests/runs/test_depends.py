@@ -20,7 +20,7 @@ from nemotron_steps.config.validation import default_of
 from nemotron_steps.resolver.plan import Plan, PlannedStep, SuppliedInput
 from nemotron_steps.runs.cache import CacheEntry, remember, with_cached
 from nemotron_steps.runs.depends import depends_on, key_of, recorded
-from nemotron_steps.runs.inputs import open_input
+from nemotron_steps.runs.step_workdir import open_input
 from nemotron_steps.session.run_request import RunRequest
 from nemotron_steps.session.session import Session
 
@@ -232,10 +232,10 @@ SAID = [
         ("nemotron_steps/engine/native/attention.c", "code: engine/native/attention.c"),
         ("nemotron_steps/config/schema/rl.py", "code: config/schema/rl.py"),
         ("nemotron_steps/models/families/decoder.py", "code: models/families/decoder.py"),
-        ("nemotron_steps/environments/own/reward_function.py", "code: environments/own/reward_function.py"),
+        ("nemotron_steps/environments/custom_reward.py", "code: environments/custom_reward.py"),
         ("nemotron_steps/environments/grading_pool.py", "code: environments/grading_pool.py"),
         ("nemotron_steps/environments/text/mcqa.py", None),
-        ("nemotron_steps/runs/report.py", None),
+        ("nemotron_steps/runs/report/page.py", None),
         ("nemotron_steps/runs/execute.py", None),
         ("nemotron_steps/artifacts/store.py", None),
         ("nemotron_steps/cli/planning.py", None),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.config.layout.sizes import LayoutSizes
+from nemotron_steps.config.layout.parallel_config import ParallelConfig
 from nemotron_steps.errors import PlanError
 from nemotron_steps.manifest.packs import builtin_pack_root
 from nemotron_steps.session.run_request import RunRequest
@@ -88,7 +88,7 @@ def mended(bench, given, step, config, model):
 def test_a_config_takes_a_model_or_says_once_what_mends_it(step, config, model, bench, given):
     found = mended(bench, given, step, config, model)
     assert found["policy"]["model_type"] in (None, TWINS[model][0])
-    asked, sizes = (LayoutSizes.read(_flat(of).get) for of in (bench.compose(step, config, ()).values, found))
+    asked, sizes = (ParallelConfig.read(_flat(of).get) for of in (bench.compose(step, config, ()).values, found))
     if not sizes.dtensor:  # no model has too few heads for a shipped layout
         assert (sizes.tensor, sizes.context) == (asked.tensor, asked.context)
 
@@ -103,7 +103,7 @@ def test_the_recipes_configs_are_for_nemotron(step, config, model, bench, given)
 @pytest.mark.parametrize(("step", "config"), [pair for pair in CONFIGS if pair[1] not in PUBLISHED])
 def test_a_config_of_one_node_or_less_takes_a_small_model_as_it_is(step, config, bench, given):
     for model in ("Qwen3-0.6B", "Qwen3-8B", "Llama-3.1-8B"):
-        sizes = LayoutSizes.read(_flat(planned(bench, given, step, config, model)).get)
+        sizes = ParallelConfig.read(_flat(planned(bench, given, step, config, model)).get)
         assert sizes.nodes == 1 and sizes.gpus_per_node in ((0,) if config == "cpu" else (1, 8))
 
 
@@ -142,7 +142,7 @@ def test_what_is_planned_is_built_on_every_rank(bench, given, tmp_path):
             if model == "Nemotron-3-Super" and config not in PUBLISHED - {"nano3", "nano3_genrm"}:
                 continue  # its 41,000 tensors take long to read
             values = mended(bench, given, step, config, model)
-            sizes = LayoutSizes.read(_flat(values).get)
+            sizes = ParallelConfig.read(_flat(values).get)
             layout = (sizes.tensor, sizes.pipeline, sizes.context, sizes.expert, sizes.sequence_parallel)
             if not sizes.dtensor:
                 policy = {"megatron_cfg": values["policy"]["megatron_cfg"], "precision": "bfloat16"}
