@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-MOVED: dict[str, str] = {}
+MOVED: dict[str, str] = {
+    "engine.native": "engine.kernels",
+}
 """Old module → new module, below nemotron_steps."""
 
 

@@ -19,7 +19,7 @@ from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.supervise import announce
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.config.redaction import MASK
-from nemotron_steps.engine.native.spinning import bound_spinning
+from nemotron_steps.engine.kernels.spinning import bound_spinning
 from nemotron_steps.errors import (
     InterruptedRunError,
     PlanError,

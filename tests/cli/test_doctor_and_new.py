@@ -186,8 +186,8 @@ def compiler_finding(cli):
 @pytest.mark.parametrize(("code", "state"), [(0, "ok"), (1, "warning"), (-11, "warning")])
 def test_kernels_that_fail_or_crash_when_they_are_loaded_are_told(code, state, monkeypatch, tmp_path):
     loaded = subprocess.CompletedProcess([], code, "", "Traceback\nno such symbol\n")
-    monkeypatch.setattr("nemotron_steps.engine.native.compiler.find_compiler", lambda: ["cc"])
-    monkeypatch.setattr("nemotron_steps.engine.native.compiler.build", lambda command, folder: tmp_path)
+    monkeypatch.setattr("nemotron_steps.engine.kernels.compiler.find_compiler", lambda: ["cc"])
+    monkeypatch.setattr("nemotron_steps.engine.kernels.compiler.build", lambda command, folder: tmp_path)
     monkeypatch.setattr("nemotron_steps.cli.doctor._probe", lambda *words: loaded)
     finding = doctor._compiler()
     assert finding.state == state and ("no such symbol" in finding.detail) == (code != 0)
@@ -205,7 +205,7 @@ def one_kernel(tmp_path, monkeypatch):
     monkeypatch.setattr("nemotron_steps.cli.doctor._software", lambda: iter(()))
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "one.c").write_text("int one(void) { return 1; }\n")
-    monkeypatch.setattr("nemotron_steps.engine.native.compiler._SOURCES", tmp_path / "kernels")
+    monkeypatch.setattr("nemotron_steps.engine.kernels.compiler._SOURCES", tmp_path / "kernels")
     monkeypatch.delenv("CC", raising=False)
     return tmp_path / "kernels" / "one.c"
 

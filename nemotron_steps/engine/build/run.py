@@ -17,11 +17,11 @@ from nemotron_steps.engine.grpo.distillation import Distillation
 from nemotron_steps.engine.grpo.loop import GrpoRun
 from nemotron_steps.engine.grpo.reward_penalties import RewardPenalties
 from nemotron_steps.engine.grpo.step import needs_reference_logprobs
-from nemotron_steps.engine.kept_objects import free_left_gpu_memory
 from nemotron_steps.engine.losses.distillation import DistillationLoss
 from nemotron_steps.engine.losses.loss import Loss, SampledFrom
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.losses.teacher_kl import TeacherKl
+from nemotron_steps.engine.memory_tuning import free_left_gpu_memory
 from nemotron_steps.engine.placement.parts import Parts, Wanted, WantedTeachers
 from nemotron_steps.engine.placement.teacher_group import teacher_config
 from nemotron_steps.engine.reporting import Reporter

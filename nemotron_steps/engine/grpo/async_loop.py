@@ -19,7 +19,12 @@ from dataclasses import asdict
 from typing import Any
 
 from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, GroupBuffer, Ticket, max_policy_lag
-from nemotron_steps.engine.grpo.dynamic_sampling import failures_of, has_signal, too_few_groups, unshaped_rewards
+from nemotron_steps.engine.grpo.dynamic_sampling import (
+    failures_of,
+    has_signal,
+    too_few_groups,
+    unshaped_rewards,
+)
 from nemotron_steps.engine.grpo.loop import (
     GrpoRun,
     StepRecord,

@@ -44,9 +44,9 @@ from nemotron_steps.engine.grpo.step import (
     prepare_batch,
 )
 from nemotron_steps.engine.grpo.ungraded import FailureWatch, has_no_verdict, is_ungraded, refuse_ungraded
-from nemotron_steps.engine.kept_objects import freeze_objects
 from nemotron_steps.engine.losses.loss import SampledFrom
 from nemotron_steps.engine.losses.metrics import combine_updates
+from nemotron_steps.engine.memory_tuning import freeze_objects
 from nemotron_steps.engine.reporting import PhaseTimer, Reporter, first_and_last
 from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream

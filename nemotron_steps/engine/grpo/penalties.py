@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nemotron_steps.engine.rollouts.conversation import DEFAULT_FORMAT, FORMAT_KEY, TurnFormat, parse_assistant
+from nemotron_steps.engine.rollouts.conversation import (
+    DEFAULT_FORMAT,
+    FORMAT_KEY,
+    TurnFormat,
+    parse_assistant,
+)
 from nemotron_steps.engine.rollouts.parsers.reasoning import OPENED_BY_TEMPLATE
 from nemotron_steps.engine.rollouts.parsers.tools import TOOL_CALL_MARKERS
 from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN

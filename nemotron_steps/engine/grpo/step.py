@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from nemotron_steps.engine.batches.batching import pad_rows
-from nemotron_steps.engine.grpo.advantages import ESTIMATORS, GradedRewards, clip_advantages, group_statistics
+from nemotron_steps.engine.grpo.advantages import (
+    ESTIMATORS,
+    GradedRewards,
+    clip_advantages,
+    group_statistics,
+)
 from nemotron_steps.engine.grpo.dynamic_sampling import epsilon_filter
 from nemotron_steps.engine.grpo.penalties import apply_penalties, find_violations, mask_turns, treatments
 from nemotron_steps.engine.grpo.rewards import scale_rewards, shape_rewards

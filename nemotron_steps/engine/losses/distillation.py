@@ -14,7 +14,13 @@ import torch
 from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.losses.metrics import MetricSums
 from nemotron_steps.engine.losses.policy_gradient import mismatch_sums
-from nemotron_steps.engine.losses.reduction import LossNormalizers, counts, loss_mask, masked_sum, reduce_over_batch
+from nemotron_steps.engine.losses.reduction import (
+    LossNormalizers,
+    counts,
+    loss_mask,
+    masked_sum,
+    reduce_over_batch,
+)
 from nemotron_steps.engine.losses.teacher_kl import TeacherKl
 from nemotron_steps.errors import EngineError
 

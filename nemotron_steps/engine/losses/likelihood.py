@@ -8,7 +8,13 @@ import torch
 
 from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.losses.metrics import MetricSums
-from nemotron_steps.engine.losses.reduction import LossNormalizers, counts, loss_mask, masked_sum, reduce_over_batch
+from nemotron_steps.engine.losses.reduction import (
+    LossNormalizers,
+    counts,
+    loss_mask,
+    masked_sum,
+    reduce_over_batch,
+)
 
 if TYPE_CHECKING:
     from nemotron_steps.engine.types import TrainBatch

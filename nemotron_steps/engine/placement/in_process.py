@@ -9,8 +9,8 @@ from nemotron_steps.engine.backends.generator import build_generator
 from nemotron_steps.engine.backends.judges import build_judges
 from nemotron_steps.engine.backends.policy import build_policy, build_teachers
 from nemotron_steps.engine.generation.sampler import AsyncSampler
+from nemotron_steps.engine.memory_tuning import share_gpu_memory
 from nemotron_steps.engine.placement.parts import Parts, Wanted
-from nemotron_steps.engine.policy.malloc_tuning import share_gpu_memory
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge, StepwiseJudge
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.judged.judges import HttpJudge

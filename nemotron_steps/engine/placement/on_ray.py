@@ -27,7 +27,11 @@ from nemotron_steps.config.layout.suggestions import refuse
 from nemotron_steps.config.schema.rl import NemoGymConfig, RlConfig, VllmModelConfig
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.placement.cluster import RayCluster
-from nemotron_steps.engine.placement.environment_actor import EnvironmentWorker, JudgesBehindHttp, PlacedEnvironmentSet
+from nemotron_steps.engine.placement.environment_actor import (
+    EnvironmentWorker,
+    JudgesBehindHttp,
+    PlacedEnvironmentSet,
+)
 from nemotron_steps.engine.placement.generation_worker import GeneratorSettings
 from nemotron_steps.engine.placement.generator_group import RayGenerator
 from nemotron_steps.engine.placement.judge_actor import HttpJudgeRecipe, PlacedJudge, start_judge

@@ -14,7 +14,11 @@ from hypothesis import strategies as st
 
 from nemotron_steps.config.schema.dpo import DpoConfig, DpoTrainConfig
 from nemotron_steps.config.schema.rl import CheckpointingConfig
-from nemotron_steps.engine.batches.batching import fixed_micro_batches, select_rows, token_budget_micro_batches
+from nemotron_steps.engine.batches.batching import (
+    fixed_micro_batches,
+    select_rows,
+    token_budget_micro_batches,
+)
 from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
 from nemotron_steps.engine.losses.dpo import DpoLoss
 from nemotron_steps.engine.losses.metrics import finalize_metrics, merge_metric_sums

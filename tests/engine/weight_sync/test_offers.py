@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from nemotron_steps.engine.weight_sync import transfer as module
-from nemotron_steps.engine.weight_sync.offers import OBJECTS, SHARED_MEMORY, STREAM, OfferedWeights, ReceivingOffer
+from nemotron_steps.engine.weight_sync.offers import (
+    OBJECTS,
+    SHARED_MEMORY,
+    STREAM,
+    OfferedWeights,
+    ReceivingOffer,
+)
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.transfer import AdapterTransfer, WeightTransfer
 from nemotron_steps.errors import EngineError

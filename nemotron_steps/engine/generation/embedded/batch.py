@@ -24,7 +24,7 @@ from nemotron_steps.engine.generation.embedded.grid import PrefixGrid
 from nemotron_steps.engine.generation.embedded.prefix import Prefix
 from nemotron_steps.engine.generation.embedded.sampling import stream_uniforms
 from nemotron_steps.engine.generation.embedded.states import RowStates
-from nemotron_steps.engine.policy.malloc_tuning import release_gpu_memory
+from nemotron_steps.engine.memory_tuning import release_gpu_memory
 
 _UNIFORM_BLOCK = 32
 _FIRST_COLUMNS = {"cpu": 64, "cuda": 512}

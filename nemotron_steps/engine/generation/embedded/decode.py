@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from nemotron_steps.engine.generation.embedded.states import RowStates
-from nemotron_steps.engine.policy.kernels.dense import linear_forward
+from nemotron_steps.engine.kernels.linear import linear_forward
 
 
 class PrefixView(NamedTuple):

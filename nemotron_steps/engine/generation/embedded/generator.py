@@ -28,9 +28,15 @@ from nemotron_steps.engine.generation.embedded.model import EmbeddedModel
 from nemotron_steps.engine.generation.embedded.native import NativeDecoder
 from nemotron_steps.engine.generation.embedded.prefix import Prefix, PrefixCache
 from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan, make_plan, sample, stream_key
-from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights, ChangedWeights, after
-from nemotron_steps.engine.policy.malloc_tuning import release_gpu_memory
-from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams, WeightSyncReport
+from nemotron_steps.engine.memory_tuning import release_gpu_memory
+from nemotron_steps.engine.policy.lora import AdaptedWeights, ChangedWeights, after
+from nemotron_steps.engine.types import (
+    Completion,
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    WeightSyncReport,
+)
 from nemotron_steps.errors import EngineError
 from nemotron_steps.models.architecture import Architecture
 

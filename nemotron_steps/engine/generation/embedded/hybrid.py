@@ -33,10 +33,9 @@ from nemotron_steps.engine.generation.embedded.mixers import (
     mlp,
 )
 from nemotron_steps.engine.generation.embedded.states import Continuation, RowStates, States
-from nemotron_steps.engine.policy.kernels.dense import linear_forward
-from nemotron_steps.engine.policy.mamba.conv import conv, last_window
-from nemotron_steps.engine.policy.mamba.runs import Runs
-from nemotron_steps.engine.policy.mamba.scan import scan, time_steps
+from nemotron_steps.engine.kernels.linear import linear_forward
+from nemotron_steps.engine.policy.mamba.scan import conv, last_window, scan, time_steps
+from nemotron_steps.engine.policy.mamba.segments import Runs
 from nemotron_steps.models.architecture import Architecture, Mamba2
 
 

@@ -1,7 +1,7 @@
 """Decoding on CPU in float32 with a kernel in C: one whole step, from the newest tokens to the next ones, as one call.
 
 A step of a tiny model is two hundred operators of a few microseconds, at each of which threads wait for each other; in
-C they meet once a step (engine/native/decode.c).
+C they meet once a step (engine/kernels/decode.c).
 
 Not for: batches that sample with top-p, top-k or mixed temperatures, which are decoded operator by operator.
 """
@@ -18,7 +18,7 @@ from nemotron_steps.engine.generation.embedded.base import CachedModel
 from nemotron_steps.engine.generation.embedded.batch import DecodeBatch
 from nemotron_steps.engine.generation.embedded.model import EmbeddedModel
 from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan
-from nemotron_steps.engine.native.compiler import library
+from nemotron_steps.engine.kernels.compiler import library
 
 _PANEL, _BLOCK = 32, 8  # products.h
 _MOST_WEIGHTS = 2**23

@@ -18,7 +18,7 @@ from nemotron_steps.engine.generation.vllm.engine import default_group_kept, on_
 from nemotron_steps.engine.generation.vllm.liveness import call, wait_for_output
 from nemotron_steps.engine.generation.vllm.recorded import recorded_experts
 from nemotron_steps.engine.generation.vllm.transfer import WorkersTransfer, hand_over
-from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights, after
+from nemotron_steps.engine.policy.lora import AdaptedWeights, after
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, WeightSyncReport
 from nemotron_steps.engine.weight_sync.offers import OfferedWeights
 from nemotron_steps.errors import EngineError

@@ -20,7 +20,7 @@ import torch
 
 from nemotron_steps.engine.generation.vllm import offer_codec
 from nemotron_steps.engine.generation.vllm.liveness import call, lost_engine
-from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights
+from nemotron_steps.engine.policy.lora import AdaptedWeights
 from nemotron_steps.engine.weight_sync.offers import SHARED_MEMORY, STREAM, OfferedWeights, ReceivingOffer
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentWriter

@@ -18,7 +18,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nemotron_steps.engine.rollouts.parsers.tool_calls import MalformedCallError, ParsedCalls, skip_space, take_tagged
+from nemotron_steps.engine.rollouts.parsers.tool_calls import (
+    MalformedCallError,
+    ParsedCalls,
+    skip_space,
+    take_tagged,
+)
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>")

@@ -20,8 +20,8 @@ from nemotron_steps.config.layout.memory.teachers import beside_policy, settings
 from nemotron_steps.config.layout.teachers import TeacherSizes
 from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
 from nemotron_steps.engine.losses.teacher_kl import TeacherKl
+from nemotron_steps.engine.policy.logprob import OutputLayer
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.engine.policy.output_layer import OutputLayer
 from nemotron_steps.engine.policy.teacher_logprob import (
     HeaviestTokens,
     WholeDistributions,

@@ -12,10 +12,20 @@ import torch
 from nemotron_steps.config.schema.policy import VllmConfig
 from nemotron_steps.engine.generation.vllm import transfer
 from nemotron_steps.engine.generation.vllm.engine import runs_elsewhere
-from nemotron_steps.engine.generation.vllm.generator import VllmGenerator, _sampled_logprobs, _Sequence, _versions
+from nemotron_steps.engine.generation.vllm.generator import (
+    VllmGenerator,
+    _sampled_logprobs,
+    _Sequence,
+    _versions,
+)
 from nemotron_steps.engine.generation.vllm.offer_codec import from_plain, to_plain
-from nemotron_steps.engine.generation.vllm.transfer import WorkersTransfer, _LocalSender, hand_over, lost_worker
-from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights, ChangedWeights
+from nemotron_steps.engine.generation.vllm.transfer import (
+    WorkersTransfer,
+    _LocalSender,
+    hand_over,
+    lost_worker,
+)
+from nemotron_steps.engine.policy.lora import AdaptedWeights, ChangedWeights
 from nemotron_steps.engine.types import FinishReason
 from nemotron_steps.engine.weight_sync.offers import SHARED_MEMORY, STREAM, OfferedWeights, ReceivingOffer
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
