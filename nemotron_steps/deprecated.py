@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 MOVED: dict[str, str] = {
     "engine.native": "engine.kernels",
+    "runs.tracker": "runs.context",
+    "environments.judged.notes": "environments.judged.judge_transcripts",
+    "environments.remote.json_http": "environments.http_client",
 }
 """Old module → new module, below nemotron_steps."""
 
@@ -28,7 +31,7 @@ class MovedModules:
             return None
         from importlib.machinery import ModuleSpec
 
-        return ModuleSpec(name, _Loader())
+        return ModuleSpec(name, _Loader())  # type: ignore[arg-type]
 
 
 class _Loader:

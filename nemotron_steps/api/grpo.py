@@ -31,10 +31,10 @@ from nemotron_steps.api.planned import (
 )
 from nemotron_steps.api.result import Result
 from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.cli.asked import Asked
 from nemotron_steps.config.profiles import Profile
 from nemotron_steps.errors import ConfigError, DataError, RequestError, UnsupportedError
 from nemotron_steps.rows.layouts import has_pair, prompt_layout, without_padding
+from nemotron_steps.session.run_request import RunRequest
 
 _CORRECT = '{"prompt": "What is 1 + 1?", "answer": "2"}'
 
@@ -270,7 +270,7 @@ class GRPO:
 
         return run_asked(self._bench, self._asked, force=force, resume=resume, wait=wait, progress=progress)
 
-    def _says_when_to_validate(self, asked: Asked) -> bool:
+    def _says_when_to_validate(self, asked: RunRequest) -> bool:
         """Whether the config does, with the request's overrides. ConfigError for a config that cannot be read."""
         settled = self._bench.settled(asked)
         with variables_of(self._bench.profile_of(settled)):

@@ -16,14 +16,14 @@ from html import escape
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.cli.asked import Asked
-from nemotron_steps.cli.fan_out import quoted
 from nemotron_steps.cli.planning import plan_fields, show_plan, with_cached
-from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.config.process_variables import variables_set
+from nemotron_steps.config.locations import variables_set
 from nemotron_steps.config.profiles import Profile
 from nemotron_steps.errors import RequestError
+from nemotron_steps.session.fan_out import quoted
+from nemotron_steps.session.run_request import RunRequest
+from nemotron_steps.session.session import Session
 
 if TYPE_CHECKING:
     from nemotron_steps.api.result import Result
@@ -52,7 +52,7 @@ def asked_for(
     over: Over = (),
     ignore_checks: str | Iterable[str] = (),
     **sections: Any,
-) -> Asked:
+) -> RunRequest:
     """A request. Its arguments are those of `plan` and `run` as well.
 
     Args:
@@ -72,7 +72,7 @@ def asked_for(
     targets = (target,) if isinstance(target, str) else tuple(target)
     if not targets or not all(isinstance(each, str) and each for each in targets):
         raise RequestError("name a step or a pipeline", found=repr(target), hints=("run('rl/nemo_rl/rlvr')",))
-    return Asked(
+    return RunRequest(
         targets,
         (*override_list(overrides), *override_texts(sections)),
         None if config is None else os.fspath(config),
@@ -219,7 +219,7 @@ class Planned:
         command: the same request on the command line, after `steps run`.
     """
 
-    def __init__(self, bench: Workbench, asked: Asked) -> None:
+    def __init__(self, bench: Session, asked: RunRequest) -> None:
         self._bench = bench
         self._asked = bench.settled(asked)
         with variables_of(bench.profile_of(self._asked)):
@@ -238,7 +238,7 @@ class Planned:
 
     def config(self, step: str | None = None) -> dict[str, Any]:
         """The merged config of a step, redacted; default: the last one's. KeyError if there is no such step."""
-        from nemotron_steps.config.redaction import redact
+        from nemotron_steps.config.secrets import redact
 
         redacted: dict[str, Any] = redact(dict(self.plan.step(step or self.plan.goals[-1]).config))
         return redacted
@@ -282,9 +282,9 @@ def plan(target: Target, *, home: str | os.PathLike[str] | None = None, **reques
     return Planned(bench_of(home), asked_for(target, **request))
 
 
-def bench_of(home: str | os.PathLike[str] | None) -> Workbench:
+def bench_of(home: str | os.PathLike[str] | None) -> Session:
     """What requests are planned with."""
-    return Workbench(None if home is None else os.fspath(home))
+    return Session(None if home is None else os.fspath(home))
 
 
 def variables_of(profile: Profile | None) -> AbstractContextManager[None]:

@@ -13,12 +13,12 @@ from typing import Any
 
 from nemotron_steps.api.planned import Target, arguments_of, asked_for, bench_of, variables_of
 from nemotron_steps.api.result import Result
-from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.launching import follow_attached, submit_asked
-from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.running import asked_before, run_here
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.errors import RequestError
+from nemotron_steps.session.run_request import RunRequest
+from nemotron_steps.session.session import Session
 
 
 @arguments_of(asked_for)
@@ -60,8 +60,8 @@ def run(
 
 
 def _asked_again(
-    bench: Workbench, run: str, *, profile: str | None = None, ignore_checks: str | Iterable[str] = (), **more: Any
-) -> Asked:
+    bench: Session, run: str, *, profile: str | None = None, ignore_checks: str | Iterable[str] = (), **more: Any
+) -> RunRequest:
     """What an earlier run was asked for. RequestError for another request, or no argument of one."""
     known = [name for name, each in signature(asked_for).parameters.items() if each.kind is each.KEYWORD_ONLY]
     # Another name is a key of the config where steps are named; without any, it is a mistake whatever its value.
@@ -76,7 +76,9 @@ def _asked_again(
     return asked_before(bench, run, profile=profile, ignore_checks=ignored)
 
 
-def run_asked(bench: Workbench, asked: Asked, *, force: bool, resume: str | None, wait: bool, progress: bool) -> Result:
+def run_asked(
+    bench: Session, asked: RunRequest, *, force: bool, resume: str | None, wait: bool, progress: bool
+) -> Result:
     """Run a request; see `run`."""
     asked = bench.settled(asked)
     profile = bench.profile_of(asked)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import print_json, render
-from nemotron_steps.cli.request import Workbench
-from nemotron_steps.cli.summary import shown_path
 from nemotron_steps.cli.terminal import Terminal, printable
 from nemotron_steps.errors import ArtifactError
-from nemotron_steps.runs.lines import readable_size as size
+from nemotron_steps.runs.log_format import readable_size as size
+from nemotron_steps.session.jobs import shown_path
+from nemotron_steps.session.session import Session
 
 if TYPE_CHECKING:
     import argparse
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def list_artifacts(arguments: argparse.Namespace) -> int:
     """`steps artifacts list`."""
-    bench = Workbench(arguments.home)
+    bench = Session(arguments.home)
     found = bench.store.list_artifacts(name=arguments.name)
     if arguments.type is not None:
         wanted = bench.registry.type(arguments.type).name
@@ -56,7 +56,7 @@ def show_artifacts(arguments: argparse.Namespace) -> int:
     """`steps artifacts show REF`."""
     from nemotron_steps.artifacts.integrity import place_of
 
-    store = Workbench(arguments.home).store
+    store = Session(arguments.home).store
     artifact = store.find(arguments.ref)
     place = place_of(store, artifact)
     if arguments.as_json:
@@ -84,7 +84,7 @@ def lineage_artifacts(arguments: argparse.Namespace) -> int:
     """`steps artifacts lineage REF`: a tree of what it was made from, and what was made from it."""
     from nemotron_steps.artifacts.lineage import lineage
 
-    store = Workbench(arguments.home).store
+    store = Session(arguments.home).store
     found = lineage(store, store.find(arguments.ref))
     if arguments.as_json:
         return print_json(found.to_dict())
@@ -106,7 +106,7 @@ def verify_artifacts(arguments: argparse.Namespace) -> int:
 
     Without a reference it looks at all there is: artifacts, records that no name leads to, and what counts as cached.
     """
-    store = Workbench(arguments.home).store
+    store = Session(arguments.home).store
     terminal = Terminal.of()
     results = []
     failed = None
@@ -142,7 +142,7 @@ def _looked_at(store: ArtifactStore, refs: Sequence[str]) -> Iterator[Verified]:
 
 def add_artifacts(arguments: argparse.Namespace) -> int:
     """`steps artifacts add PATH`."""
-    bench = Workbench(arguments.home)
+    bench = Session(arguments.home)
     supertypes: tuple[str, ...] = ()
     if arguments.type is not None:
         supertypes = tuple(bench.registry.types.ancestors(bench.registry.type(arguments.type).name))

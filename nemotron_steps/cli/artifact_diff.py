@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import print_json
-from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal, number, printable
-from nemotron_steps.runs.lines import readable_size as size
+from nemotron_steps.runs.log_format import readable_size as size
+from nemotron_steps.session.session import Session
 
 if TYPE_CHECKING:
     import argparse
@@ -24,7 +24,7 @@ def diff_artifacts(arguments: argparse.Namespace) -> int:
     from nemotron_steps.artifacts.jsonable import plain
     from nemotron_steps.runs.cache import config_of
 
-    store = Workbench(arguments.home).store
+    store = Session(arguments.home).store
     found = compare(store, arguments.a, arguments.b)
     configs = [config_of(store, each) for each in (found.a, found.b)]
     config = None if None in configs else config_changes(configs[0] or {}, configs[1] or {})

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemotron_steps.cli.errors import print_json
-from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal, printable
-from nemotron_steps.runs.lines import readable_size as size
+from nemotron_steps.runs.log_format import readable_size as size
 from nemotron_steps.runs.prerequisites import ABSENT, FAILED, NEEDS, OK, WARNING, Finding, look, package
+from nemotron_steps.session.session import Session
 
 if TYPE_CHECKING:
     import argparse
@@ -39,7 +39,7 @@ _KERNEL_PROBE = "import ctypes, sys, torch; ctypes.CDLL(sys.argv[1])"
 
 def doctor(arguments: argparse.Namespace) -> int:
     """`steps doctor`."""
-    bench = Workbench(arguments.home)
+    bench = Session(arguments.home)
     terminal = Terminal.of()
     findings = []
     sections: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
@@ -159,7 +159,7 @@ def _probe(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_SECONDS, check=False)
 
 
-def _home(bench: Workbench) -> Iterator[Finding]:
+def _home(bench: Session) -> Iterator[Finding]:
     from nemotron_steps.errors import StepsError
 
     try:
@@ -193,7 +193,7 @@ def _memory() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def _packs(bench: Workbench) -> Iterator[Finding]:
+def _packs(bench: Session) -> Iterator[Finding]:
     from nemotron_steps.manifest.packs import BUILT_IN, unusable_code
 
     registry = bench.registry

@@ -182,7 +182,7 @@ def _setting(word: str) -> tuple[str, Any]:
 
 
 def _judges(arguments: argparse.Namespace) -> dict[str, Judge]:
-    from nemotron_steps.config.layout.sizes import JUDGE_ROLES
+    from nemotron_steps.config.layout.parallel_config import JUDGE_ROLES
     from nemotron_steps.environments.judged.judges import HttpJudge, served_model
 
     urls: dict[str, str] = {}

@@ -14,14 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.planning import show_needs, show_plan, with_cached
-from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal, printable
-from nemotron_steps.config.redaction import MASK, mask
-from nemotron_steps.config.secret_shapes import looks_random
+from nemotron_steps.config.secrets import MASK, looks_random, mask
 from nemotron_steps.errors import InterruptedRunError, RequestError
+from nemotron_steps.session.run_request import RunRequest
+from nemotron_steps.session.session import Session
 
 if TYPE_CHECKING:
     import argparse
@@ -41,7 +40,7 @@ def inside_job(run_id: str | None) -> bool:
     return run_id is not None and os.environ.get(JOB_VARIABLE) == run_id
 
 
-def launch(arguments: argparse.Namespace, bench: Workbench, asked: Asked, profile: Profile) -> int:
+def launch(arguments: argparse.Namespace, bench: Session, asked: RunRequest, profile: Profile) -> int:
     """Submit the run; with `-r` follow its log to the end, with `-b` return at once."""
     terminal = Terminal.of()
     info = submit_asked(
@@ -71,8 +70,8 @@ def launch(arguments: argparse.Namespace, bench: Workbench, asked: Asked, profil
 
 
 def submit_asked(
-    bench: Workbench,
-    asked: Asked,
+    bench: Session,
+    asked: RunRequest,
     profile: Profile,
     *,
     force: bool,
@@ -137,8 +136,8 @@ def submit_asked(
 
 
 def checked_launch(
-    bench: Workbench,
-    asked: Asked,
+    bench: Session,
+    asked: RunRequest,
     plan: Plan,
     profile: Profile,
     run_id: str,
@@ -192,7 +191,7 @@ _OF_AN_IMAGE = frozenset(
 """Folders of `/` that an image has of its own: a file there that a config names is the container's."""
 
 
-def _paths(plan: Plan, asked: Asked) -> tuple[Path, ...]:
+def _paths(plan: Plan, asked: RunRequest) -> tuple[Path, ...]:
     """What a request, its plan's inputs and configs name of this machine's files: a container has to see it."""
     from nemotron_steps.manifest.packs import PATH_VARIABLE
     from nemotron_steps.resolver.plan import SuppliedInput

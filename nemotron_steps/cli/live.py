@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nemotron_steps.resolver.plan import Plan
-    from nemotron_steps.runs.tracker import Record
+    from nemotron_steps.runs.context import Record
 
 _HEADLINES = (
     ("reward", "reward/mean"),
@@ -122,7 +122,7 @@ class LineDisplay:
 
 def _line(record: Record) -> str | None:
     """A record as one line; None for what is not worth one."""
-    from nemotron_steps.runs.lines import render
+    from nemotron_steps.runs.log_format import render
 
     if record["kind"] == "progress":
         total = record["total"]

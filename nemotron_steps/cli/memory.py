@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from nemotron_steps.cli.terminal import Terminal, printable
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.layout.memory.batch import BatchArithmetic
     from nemotron_steps.config.layout.memory.devices import DeviceMemory, StepMemory
+    from nemotron_steps.config.layout.memory.settings import BatchArithmetic
     from nemotron_steps.resolver.plan import Plan
 
 _ORDER = ("weights", "optimizer", "gradients", "reference weights", "activations", "logprobs", "cache", "logits")

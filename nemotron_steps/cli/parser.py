@@ -9,16 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from nemotron_steps.config.names import meant
-from nemotron_steps.errors import RequestError, did_you_mean
+from nemotron_steps.errors import did_you_mean
+from nemotron_steps.session.run_request import RunRequest, UsageError
 
 HANDLERS = "nemotron_steps.cli."
 """Where the modules of commands are."""
-
-
-class UsageError(RequestError, ValueError):
-    """The command line itself is wrong: an unknown command or flag, a missing argument."""
-
-    code = "E120"
 
 
 class Parser(argparse.ArgumentParser):
@@ -352,3 +347,34 @@ def split_passthrough(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         at = words.index("--")
         return words[:at], words[at + 1 :]
     return words, []
+
+
+def request_of(arguments: argparse.Namespace) -> RunRequest:
+    """The request in parsed arguments.
+
+    Raises:
+        UsageError: no step is named, or an `--input` is not PORT=REF or names a port twice.
+    """
+    targets = tuple(word for word in arguments.words if not _is_override(word))
+    overrides = tuple(word for word in arguments.words if _is_override(word))
+    if not targets:
+        command = f"{arguments.prog} {arguments.command}"
+        raise UsageError("name a step or a pipeline", hints=(f"{command} STEP", "steps list"))
+    inputs: dict[str, str] = {}
+    for text in arguments.input:
+        port, equals, ref = text.partition("=")
+        if not equals or not port or not ref:
+            raise UsageError("an input is PORT=REF", where=f"--input {text}", hints=("--input policy=PATH",))
+        if port in inputs:
+            raise UsageError(f"input '{port}' is given twice", where=f"--input {text}", found=inputs[port])
+        inputs[port] = ref
+    passthrough = tuple(getattr(arguments, "passthrough", ()))
+    batch = getattr(arguments, "batch", None)
+    profile = arguments.run or batch
+    first, until = arguments.first, arguments.until
+    over, ignored = tuple(arguments.over), tuple(arguments.ignore_checks)
+    return RunRequest(targets, overrides, arguments.config, inputs, profile, passthrough, first, until, over, ignored)
+
+
+def _is_override(word: str) -> bool:
+    return "=" in word or word.startswith(("~", "+"))

@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.artifacts.models import made_by
-from nemotron_steps.cli.asked import Asked, asked_from, typed
-from nemotron_steps.cli.errors import print_json
+from nemotron_steps.cli.errors import print_json, typed
 from nemotron_steps.cli.memory import show_memory
-from nemotron_steps.cli.parser import UsageError
-from nemotron_steps.cli.request import Workbench
+from nemotron_steps.cli.parser import request_of
 from nemotron_steps.cli.terminal import Terminal, printable
-from nemotron_steps.config.redaction import redact, redact_text
+from nemotron_steps.config.secrets import redact, redact_text
 from nemotron_steps.errors import RequestError
+from nemotron_steps.session.run_request import RunRequest, UsageError
+from nemotron_steps.session.session import Session
 
 if TYPE_CHECKING:
     import argparse
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 def plan(arguments: argparse.Namespace) -> int:
     """`steps plan`."""
-    bench = Workbench(arguments.home)
-    asked = bench.settled(asked_from(arguments))
+    bench = Session(arguments.home)
+    asked = bench.settled(request_of(arguments))
     profile = bench.profile_of(asked)
     if profile is not None:
         os.environ.update(profile.variables_here)
@@ -42,7 +42,7 @@ def plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def refuse_accept(arguments: argparse.Namespace, asked: Asked, *, forgets: bool) -> None:
+def refuse_accept(arguments: argparse.Namespace, asked: RunRequest, *, forgets: bool) -> None:
     """UsageError for `--accept` beside what forgets it."""
     if arguments.accept and forgets:
         raise UsageError(
@@ -52,7 +52,7 @@ def refuse_accept(arguments: argparse.Namespace, asked: Asked, *, forgets: bool)
         )
 
 
-def dry_run(arguments: argparse.Namespace, bench: Workbench, asked: Asked) -> int:
+def dry_run(arguments: argparse.Namespace, bench: Session, asked: RunRequest) -> int:
     """`steps run --dry-run`: the merged config of every step asked for, the profile, the plan, what it still lacks.
 
     All of it redacted. Inputs that are not given, or not here, are no mistake yet.
@@ -93,7 +93,7 @@ def dry_run(arguments: argparse.Namespace, bench: Workbench, asked: Asked) -> in
     return 0
 
 
-def show_needs(found: Plan, terminal: Terminal, asked: Asked) -> None:
+def show_needs(found: Plan, terminal: Terminal, asked: RunRequest) -> None:
     """What the steps still to run need and this machine lacks; under a profile, what was not asked of its machines."""
     from nemotron_steps.runs.prerequisites import missing, needs_of
 
@@ -123,7 +123,7 @@ def _show_unfilled(found: Plan, terminal: Terminal) -> None:
 
 
 def with_cached(
-    bench: Workbench,
+    bench: Session,
     found: Plan,
     *,
     force: bool = False,
@@ -139,8 +139,8 @@ def with_cached(
         allow_unfilled: what an earlier stage did not leave is the plan's `unfilled` instead of an error.
         accept: steps whose earlier result is taken though their code changed (see `runs.cache.with_cached`).
     """
-    from nemotron_steps.resolver.earlier import without_absent
     from nemotron_steps.resolver.plan import Changes, StepOutput
+    from nemotron_steps.resolver.resume_from_stage import without_absent
     from nemotron_steps.runs.cache import with_cached as look_up
     from nemotron_steps.runs.run_folder import get_run
 
@@ -171,7 +171,7 @@ def plan_fields(found: Plan) -> dict[str, Any]:
     return fields
 
 
-def show_plan(found: Plan, terminal: Terminal, asked: Asked, *, why: bool = False) -> None:
+def show_plan(found: Plan, terminal: Terminal, asked: RunRequest, *, why: bool = False) -> None:
     """The plan as a table: what is cached, what runs, where each input comes from, which converters were inserted.
 
     Args:

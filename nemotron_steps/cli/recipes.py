@@ -11,8 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nemotron_steps.cli.parser import HANDLERS, Parser, UsageError, run_flags
+from nemotron_steps.cli.parser import HANDLERS, Parser, run_flags
 from nemotron_steps.config.names import nearest
+from nemotron_steps.session.run_request import UsageError
 
 
 @dataclass(frozen=True)

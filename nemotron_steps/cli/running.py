@@ -11,14 +11,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.cli.asked import Asked, asked_from
 from nemotron_steps.cli.errors import print_json
-from nemotron_steps.cli.parser import UsageError
+from nemotron_steps.cli.parser import request_of
 from nemotron_steps.cli.planning import dry_run, refuse_accept, show_plan, with_cached
-from nemotron_steps.cli.request import Workbench
-from nemotron_steps.cli.supervise import announce
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.config.redaction import MASK
+from nemotron_steps.config.secrets import MASK
 from nemotron_steps.engine.kernels.spinning import bound_spinning
 from nemotron_steps.errors import (
     InterruptedRunError,
@@ -28,13 +25,16 @@ from nemotron_steps.errors import (
     StepsError,
     UnsupportedError,
 )
+from nemotron_steps.session.run_request import RunRequest, UsageError
+from nemotron_steps.session.session import Session
+from nemotron_steps.session.supervise import announce
 
 if TYPE_CHECKING:
     import argparse
 
     from nemotron_steps.resolver.plan import Plan
-    from nemotron_steps.runs.results import RunResult
-    from nemotron_steps.runs.tracker import Listener, Record
+    from nemotron_steps.runs.context import Listener, Record
+    from nemotron_steps.runs.execute import RunResult
 
 
 _NO_GPUS = re.compile(r"cluster\.gpus_per_node|.*backend=vllm")
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             hints=(f"-r {arguments.run}", f"-b {arguments.batch}"),
         )
     in_job = inside_job(arguments.resume)
-    bench = Workbench(arguments.home, in_job=in_job)
+    bench = Session(arguments.home, in_job=in_job)
     if arguments.prog != "steps":
         from nemotron_steps.cli.recipes import respelled
 
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     return _attached(arguments, bench, asked)
 
 
-def _attached(arguments: argparse.Namespace, bench: Workbench, asked: Asked) -> int:
+def _attached(arguments: argparse.Namespace, bench: Session, asked: RunRequest) -> int:
     terminal = None if arguments.as_json else Terminal.of()
     with stdout_to_stderr() if arguments.as_json else nullcontext():
         result, plan = run_here(
@@ -90,8 +90,8 @@ def _attached(arguments: argparse.Namespace, bench: Workbench, asked: Asked) -> 
 
 
 def run_here(
-    bench: Workbench,
-    asked: Asked,
+    bench: Session,
+    asked: RunRequest,
     *,
     force: bool = False,
     resume: str | None = None,
@@ -136,8 +136,8 @@ def run_here(
 
 
 def _execute(
-    bench: Workbench,
-    asked: Asked,
+    bench: Session,
+    asked: RunRequest,
     plan: Plan,
     listeners: Sequence[Listener],
     force: bool,
@@ -170,7 +170,7 @@ def _execute(
     )
 
 
-def _refuse(bench: Workbench, plan: Plan) -> None:
+def _refuse(bench: Session, plan: Plan) -> None:
     """PlanError for what a step that is still to run would refuse when it starts."""
     from nemotron_steps.runs import prerequisites
 
@@ -179,7 +179,7 @@ def _refuse(bench: Workbench, plan: Plan) -> None:
     prerequisites.refuse_unready(plan, bench.store, bench.registry.types)
 
 
-def _on_cpu(bench: Workbench, plan: Plan) -> Iterator[str]:
+def _on_cpu(bench: Session, plan: Plan) -> Iterator[str]:
     """What has a step run without GPUs, tried: under the same overrides, nothing of the plan is refused."""
     (key, *others) = plan.goals
     planned = plan.step(key)
@@ -279,10 +279,10 @@ def result_fields(result: RunResult) -> dict[str, Any]:
     }
 
 
-def _asked(arguments: argparse.Namespace, bench: Workbench) -> Asked:
+def _asked(arguments: argparse.Namespace, bench: Session) -> RunRequest:
     """The request as typed, or, for `--resume RUN` alone, as that run was asked for."""
     if arguments.words or not arguments.resume:
-        return asked_from(arguments)
+        return request_of(arguments)
     profile = arguments.run or arguments.batch
     asked = asked_before(bench, arguments.resume, profile=profile, ignore_checks=arguments.ignore_checks)
     if arguments.config or arguments.input or arguments.first or arguments.until or arguments.over:
@@ -290,7 +290,9 @@ def _asked(arguments: argparse.Namespace, bench: Workbench) -> Asked:
     return asked
 
 
-def asked_before(bench: Workbench, run: str, *, profile: str | None = None, ignore_checks: Sequence[str] = ()) -> Asked:
+def asked_before(
+    bench: Session, run: str, *, profile: str | None = None, ignore_checks: Sequence[str] = ()
+) -> RunRequest:
     """What an earlier run was asked for. RequestError where it does not say, or was given a secret.
 
     Args:
@@ -306,7 +308,7 @@ def asked_before(bench: Workbench, run: str, *, profile: str | None = None, igno
             hints=(f"steps run STEP -c CONFIG --resume {info.id}",),
         )
     try:
-        asked = Asked.from_dict(info.request)
+        asked = RunRequest.from_dict(info.request)
     except ValueError as error:
         raise RequestError(
             f"what run '{info.id}' was asked for cannot be read",

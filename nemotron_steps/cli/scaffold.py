@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemotron_steps.cli.errors import print_json
-from nemotron_steps.cli.parser import UsageError
-from nemotron_steps.cli.summary import shown_path
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import RequestError
 from nemotron_steps.manifest.index import load_index
+from nemotron_steps.session.jobs import shown_path
+from nemotron_steps.session.run_request import UsageError
 
 if TYPE_CHECKING:
     import argparse

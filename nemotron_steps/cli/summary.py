@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.terminal import Terminal, duration, number, printable
-from nemotron_steps.runs.lines import columns_of, compared, is_change, is_table, values_of
-from nemotron_steps.runs.spread import MEANING, as_text
+from nemotron_steps.runs.log_format import columns_of, compared, is_change, is_table, values_of
+from nemotron_steps.runs.seed_stats import MEANING, as_text
+from nemotron_steps.session.jobs import shown_path
 
 if TYPE_CHECKING:
     from nemotron_steps.manifest.registry import Registry
     from nemotron_steps.resolver.plan import Plan
-    from nemotron_steps.runs.results import RunResult, StepResult
-    from nemotron_steps.runs.spread import Table
+    from nemotron_steps.runs.execute import RunResult, StepResult
+    from nemotron_steps.runs.seed_stats import Table
 
 _COLORS = {"good": "green", "bad": "red", "same": "dim"}
 """Of a change."""
@@ -163,9 +162,3 @@ def _consumers(type_name: str, made_by: str, done: set[str], registry: Registry)
                 best.setdefault(kind, (step_id, port.name))
     preferred = [best[kind] for kind in ("eval", "convert") if kind in best]
     return preferred or list(best.values())
-
-
-def shown_path(path: Path) -> str:
-    """A path as short as it can be pasted: relative to the working directory when it is below it."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative

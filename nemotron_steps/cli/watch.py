@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import exit_code, render
-from nemotron_steps.cli.history import COLORS, advice
-from nemotron_steps.cli.jobs import AT_WORK, JobView, not_started
+from nemotron_steps.cli.history import COLORS, advice, job_lines, say_on_stderr
 from nemotron_steps.cli.live import LineDisplay
-from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal, duration, number, printable, shorten
 from nemotron_steps.runs.follow import Follower, StepSeen
-from nemotron_steps.runs.lines import signal_text
+from nemotron_steps.runs.log_format import signal_text
+from nemotron_steps.session.jobs import AT_WORK, JobView, not_started
+from nemotron_steps.session.session import Session
 
 if TYPE_CHECKING:
     import argparse
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from nemotron_steps.artifacts.store import ArtifactStore
     from nemotron_steps.resolver.plan import Plan
+    from nemotron_steps.runs.context import Record
     from nemotron_steps.runs.run_folder import RunInfo
-    from nemotron_steps.runs.tracker import Record
 
 _EVERY_S = 1.0
 _EACH_SECOND = 4
@@ -62,12 +62,12 @@ _MARKS = {"ran": "✓", "cached": "✓", "reused": "✓", "running": "●", "fai
 
 def watch(arguments: argparse.Namespace) -> int:
     """`steps watch [RUN]`. Returns the exit code that the run ends with; 0 with --once and where the user leaves."""
-    store = Workbench(arguments.home).store
+    store = Session(arguments.home).store
     drawn = sys.stdout.isatty() and not arguments.once
-    view = JobView(store, arguments.run, aloud=not drawn and not arguments.once)
+    view = JobView(store, arguments.run, *([] if drawn or arguments.once else [say_on_stderr]))
     info = view.look()
     folder = store.backend.scratch / "runs" / info.id
-    follower, asked = Follower(folder), _Asked(folder)
+    follower, asked = Follower(folder), _RunConfigs(folder)
     terminal = Terminal.of()
     if arguments.once:
         follower.look()
@@ -93,7 +93,7 @@ def picture(
     info: RunInfo,
     follower: Follower,
     terminal: Terminal,
-    asked: _Asked,
+    asked: _RunConfigs,
     *,
     samples: bool,
     curves: bool = True,
@@ -113,7 +113,7 @@ def picture(
     ran_for = (now if info.status in AT_WORK else info.updated) - (follower.started or info.created)
     status = style(info.status, *([COLORS[info.status]] if info.status in COLORS else ["dim"]))
     lines = [f"{style(info.id, 'bold')}  {status}  {printable(info.name)}  {style(duration(max(ran_for, 0)), 'dim')}"]
-    lines += view.lines(info, terminal) if view is not None else ()
+    lines += job_lines(view, info, terminal) if view is not None else ()
     width = max((len(key) for key in info.steps), default=0)
     for key, step in info.steps.items():
         state = str(step.get("state", "pending"))
@@ -176,7 +176,7 @@ def _curves(seen: StepSeen, terminal: Terminal) -> Iterator[str]:
         yield f"  {terminal.style(label.ljust(10), 'dim')} {number(curve.values[-1]).rjust(10)}  {line}".rstrip()
 
 
-def _warnings(follower: Follower, terminal: Terminal, asked: _Asked) -> Iterator[str]:
+def _warnings(follower: Follower, terminal: Terminal, asked: _RunConfigs) -> Iterator[str]:
     found = [(key, name, numbers) for key, seen in follower.steps.items() for name, numbers in seen.signals.items()]
     if found or follower.warnings:
         yield ""
@@ -200,7 +200,7 @@ def _samples(seen: StepSeen, terminal: Terminal) -> Iterator[str]:
                 yield f"  {key.rjust(8)}  {' '.join(printable(str(text)).split())[:400]}"
 
 
-class _Asked:
+class _RunConfigs:
     """What the run was asked for: its steps' configs, by its plan or read once they are written, and what manifests
     advise."""
 
@@ -254,7 +254,7 @@ class PictureDisplay:
 
         steps = {step.key: {"state": "pending"} for step in plan.steps}
         self._info = RunInfo("", name=plan.name, steps=steps, created=time.time())
-        self._terminal, self._seen, self._asked = terminal, Follower(), _Asked(Path(), plan)
+        self._terminal, self._seen, self._asked = terminal, Follower(), _RunConfigs(Path(), plan)
         self._lock = threading.Lock()  # it is drawn by a thread of rich's
         self._console = console = _console(terminal)
         self._live = Live(console=console, get_renderable=self._drawn, transient=True, refresh_per_second=_EACH_SECOND)
@@ -291,7 +291,7 @@ def _draw(
     info: RunInfo,
     follower: Follower,
     terminal: Terminal,
-    asked: _Asked,
+    asked: _RunConfigs,
     view: JobView,
     *,
     samples: bool,

@@ -6,7 +6,7 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-from nemotron_steps.config.references import Reference, read_reference
+from nemotron_steps.config.compose import Reference, read_reference
 from nemotron_steps.manifest.models import Consumes, StepManifest
 from nemotron_steps.resolver.problems import AmbiguousSource, PlanProblem, UnknownPort
 from nemotron_steps.resolver.request import StepConfig

@@ -9,9 +9,9 @@ from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import did_you_mean
 from nemotron_steps.manifest.models import Consumes
 from nemotron_steps.manifest.registry import Registry
-from nemotron_steps.resolver.advice import producers_of, steps_between
 from nemotron_steps.resolver.foreign_data import ROWS
 from nemotron_steps.resolver.graph import Node
+from nemotron_steps.resolver.hints import producers_of, steps_between
 from nemotron_steps.resolver.problems import AmbiguousSource, MissingInput, TypeMismatch, UnknownPort, WrongDirection
 
 

@@ -20,14 +20,14 @@ from nemotron_steps.errors import StepsError, did_you_mean
 from nemotron_steps.manifest.models import Consumes
 from nemotron_steps.manifest.pipeline_models import StageSource
 from nemotron_steps.resolver import reports
-from nemotron_steps.resolver.advice import missing_input_hints, missing_stage_input_hints
 from nemotron_steps.resolver.chain import Chain
 from nemotron_steps.resolver.config_checks import is_placeholder
 from nemotron_steps.resolver.graph import DEFAULT, Graph, Identity, Node
+from nemotron_steps.resolver.hints import missing_input_hints, missing_stage_input_hints
+from nemotron_steps.resolver.input_binding import with_named_ports, with_sources_of_config
 from nemotron_steps.resolver.plan import InputSource, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import UnknownPort
 from nemotron_steps.resolver.request import DescribeInput, Goal, Newest, Request
-from nemotron_steps.resolver.supplied import with_named_ports, with_sources_of_config
 
 _SOURCE_KEYS = frozenset({"step", "config", "overrides", "port", "existing", "ref"})
 _EXISTING = (None, "prefer", "require")

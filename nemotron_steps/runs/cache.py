@@ -24,13 +24,12 @@ from nemotron_steps.artifacts.models import Artifact, Edge, short_digest
 from nemotron_steps.artifacts.records import DIGEST, NUMBER, TEXT, Optional, Values, opened, require_shape, sealed
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.redaction import redact
+from nemotron_steps.config.secrets import redact
 from nemotron_steps.errors import ArtifactError, RequestError, UnknownNameError, UnsupportedError
 from nemotron_steps.resolver.plan import Changes, Plan, PlannedStep, StepOutput
 from nemotron_steps.runs.depends import config_texts, depends_on, key_of, recorded, text_of
-from nemotron_steps.runs.inputs import open_input
-from nemotron_steps.runs.outputs import artifact_name
 from nemotron_steps.runs.run_folder import get_run, run_file
+from nemotron_steps.runs.step_workdir import artifact_name, open_input
 
 _FOLDER = "artifacts/steps"
 _KEY = re.compile(r"[0-9a-f]{32}")

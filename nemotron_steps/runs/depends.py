@@ -27,14 +27,13 @@ from typing import Any
 from nemotron_steps.artifacts.files import sha256_file
 from nemotron_steps.artifacts.imports import stat_of
 from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.config.json_cache import read_json, write_json
-from nemotron_steps.config.locations import cache_folder
-from nemotron_steps.config.redaction import MASK, is_secret_key, redact
+from nemotron_steps.config.locations import cache_folder, read_json, write_json
+from nemotron_steps.config.secrets import MASK, is_secret_key, redact
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.resolver.plan import PlannedStep
 from nemotron_steps.runs.code_digest import SYSTEM, Code
-from nemotron_steps.runs.inputs import bound_values
 from nemotron_steps.runs.step_entry import ENGINE_PACKAGES
+from nemotron_steps.runs.step_workdir import bound_values
 
 _FORMAT = 3
 _LONGEST = 400

@@ -16,7 +16,7 @@ from nemotron_steps import errors
 from nemotron_steps.artifacts.files import to_json_bytes, write_atomic
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.profiles import Profile
-from nemotron_steps.config.redaction import redact, redact_text
+from nemotron_steps.config.secrets import redact, redact_text
 from nemotron_steps.errors import (
     InterruptedRunError,
     RequestError,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from nemotron_steps.api.planned import asked_for, override_texts, reference
 from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.cli.asked import Asked
 from nemotron_steps.errors import RequestError
+from nemotron_steps.session.run_request import RunRequest
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"])).filter(lambda t: "${" not in t)
 NAMES = st.from_regex(r"[a-z][a-z_0-9]{0,5}", fullmatch=True)
@@ -103,7 +103,7 @@ def test_every_argument_has_its_place_in_the_request() -> None:
         ignore_checks="sft",
         grpo={"seed": None},
     )
-    assert asked == Asked(
+    assert asked == RunRequest(
         ("sft", "rl"),
         ("a=1", "grpo.seed=null"),
         "own.yaml",
@@ -114,7 +114,7 @@ def test_every_argument_has_its_place_in_the_request() -> None:
         over=("rl.inputs.policy=sft/model:v2,other", "seed=1,2"),
         ignore_checks=("sft",),
     )
-    assert asked_for("s", over=["seed=1,2", "lr=3,4"], ignore_checks=["a", "b"]) == Asked(
+    assert asked_for("s", over=["seed=1,2", "lr=3,4"], ignore_checks=["a", "b"]) == RunRequest(
         ("s",), over=("seed=1,2", "lr=3,4"), ignore_checks=("a", "b")
     )
 

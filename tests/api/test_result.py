@@ -8,7 +8,7 @@ import pytest
 from nemotron_steps.api.result import Result
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.runs.report_data import StepReport
+from nemotron_steps.runs.report.data import StepReport
 from nemotron_steps.runs.run_folder import RunInfo
 from tests.runs.report_samples import run_report
 

@@ -10,7 +10,7 @@ import pytest
 
 from nemotron_steps.cli.environment_commands import _judges, _print_verified
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.environments.base import Verdict
+from nemotron_steps.environments.base import GradeResult
 from nemotron_steps.environments.recorded import Regraded
 
 
@@ -21,7 +21,7 @@ def lines_of(show: Any, *given: Any) -> list[str]:
 
 
 def graded(recorded: float | None, reward: float | None) -> Regraded:
-    return Regraded("r.jsonl:1", recorded, Verdict(reward, failure="no_judge" if reward is None else None))
+    return Regraded("r.jsonl:1", recorded, GradeResult(reward, failure="no_judge" if reward is None else None))
 
 
 def test_means_are_of_the_rollouts_that_have_both_rewards() -> None:

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from nemotron_steps.cli.environment_commands import _setting
+from nemotron_steps.environments.http_client import JsonClient
 from nemotron_steps.environments.http_server import HttpServer, Reply, Request
 from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.environments.registry import BUILT_IN
-from nemotron_steps.environments.remote.json_http import JsonClient
 from nemotron_steps.environments.responses import message_item
 from nemotron_steps.errors import RequestError
 

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from nemotron_steps.cli.fan_out import pipeline_axes
+from nemotron_steps.session.fan_out import pipeline_axes
 from tests.cli.test_pipelines import COMPARE
 
 STAGES = """

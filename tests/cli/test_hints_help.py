@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from nemotron_steps.config.schema.data_prep import JsonlSource, RlPrepConfig, SplitRows
-from nemotron_steps.engine.grpo.dynamic_sampling import too_few_groups
+from nemotron_steps.engine.grpo.filters import too_few_groups
 from nemotron_steps.environments.agents import route
 from nemotron_steps.environments.registry import create
 from nemotron_steps.errors import ConfigError, DataError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.artifacts.checkpoints import validate_model_folder
-from nemotron_steps.cli.request import Workbench
+from nemotron_steps.session.session import Session
 from tests.cli.conftest import Cli
 from tests.config.layout.memory.shapes import NANO_30B
 from tests.models.checkpoints import write_tokenizer
@@ -65,7 +65,7 @@ def test_types_declare_what_is_recorded_of_a_checkpoint(tmp_path: Path) -> None:
     }
     recorded = validate_model_folder(hub_folder(tmp_path / "hub", num_nextn_predict_layers=1, **changes))
     assert {"mtp_layers", "bounded_time_steps", "head_dim", "quantised"} <= recorded.keys()
-    types = Workbench(home=str(tmp_path / "home")).registry.types.types
+    types = Session(home=str(tmp_path / "home")).registry.types.types
     for name in ("checkpoint_hf", "checkpoint_megatron"):
         assert recorded.keys() <= types[name].attributes.keys()
 

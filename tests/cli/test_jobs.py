@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.cli import history, jobs, watch
-from nemotron_steps.cli.jobs import JobView, not_started
+from nemotron_steps.cli import history, watch
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.runs.run_folder import RunFolder, RunInfo
+from nemotron_steps.session import jobs
+from nemotron_steps.session.jobs import JobView, not_started
 from tests.cli.conftest import Cli
 from tests.runs.executors.jobs import wait_until
 
@@ -126,11 +127,11 @@ def test_the_queues_word_is_gone_once_the_run_speaks_for_itself(far: Far) -> Non
     far.program("scontrol", SCONTROL.format(state="PENDING"))
     view, terminal = JobView(far.store, RUN), Terminal.of()
     assert not view.never_began(far.info)
-    assert "pending" in "".join(view.lines(far.info, terminal))
-    assert list(view.lines(replace(far.info, status="done"), terminal)) == []
+    assert "pending" in "".join(history.job_lines(view, far.info, terminal))
+    assert list(history.job_lines(view, replace(far.info, status="done"), terminal)) == []
     running = replace(far.info, status="running")
     assert not view.never_began(running)
-    assert list(view.lines(running, terminal)) == []
+    assert list(history.job_lines(view, running, terminal)) == []
 
 
 @pytest.mark.parametrize("command", [("logs", RUN, "-f"), ("watch", RUN)])
@@ -173,11 +174,11 @@ def test_the_run_that_was_the_latest_at_the_first_look_is_the_one_that_is_looked
 
 def test_what_the_queue_said_before_is_not_said_again_when_it_cannot_be_asked(far: Far) -> None:
     far.program("scontrol", SCONTROL.format(state="PENDING"))
-    view, terminal = JobView(far.store, RUN, aloud=False), Terminal.of()
+    view, terminal = JobView(far.store, RUN), Terminal.of()
     assert view.ask(far.info) is not None
     far.away.touch()
     assert view.ask(far.info) is None
-    (line,) = view.lines(far.info, terminal)
+    (line,) = history.job_lines(view, far.info, terminal)
     assert "its job cannot be asked about" in line
     assert view.ask(replace(far.info, job="")) is None
 

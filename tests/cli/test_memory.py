@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from nemotron_steps.cli.asked import Asked
 from nemotron_steps.cli.memory import _show, _size, show_memory
-from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.config.layout.memory.batch import BatchArithmetic
 from nemotron_steps.config.layout.memory.devices import DeviceMemory, StepMemory
+from nemotron_steps.config.layout.memory.settings import BatchArithmetic
+from nemotron_steps.session.run_request import RunRequest
+from nemotron_steps.session.session import Session
 from tests.config.layout.memory.shapes import QWEN3_8B
 from tests.models.checkpoints import write_tokenizer
 
@@ -87,7 +87,7 @@ def test_a_run_on_cpu_shows_the_batch_alone(cli, workplace):
 @pytest.mark.parametrize("width", [50, 80])
 def test_a_narrow_terminal_cuts_no_number(width, inputs):
     values = dict(text.partition("=")[::2] for text in inputs[1::2])
-    plan = Workbench(home="home").plan(Asked(targets=("rl/nemo_rl/rlvr",), config="one_node", inputs=values))
+    plan = Session(home="home").plan(RunRequest(targets=("rl/nemo_rl/rlvr",), config="one_node", inputs=values))
     stream = io.StringIO()
     show_memory(plan, Terminal(stream, color=False, width=width))
     lines = stream.getvalue().splitlines()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nemotron_steps.cli.main import _unknown_flag
-from nemotron_steps.cli.parser import UsageError, build, refuse_flags_first, split_passthrough
+from nemotron_steps.cli.parser import build, refuse_flags_first, split_passthrough
+from nemotron_steps.session.run_request import UsageError
 
 
 @pytest.mark.parametrize(

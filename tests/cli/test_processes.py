@@ -138,7 +138,7 @@ def test_a_worker_that_hears_no_signal_is_ended_sooner_after_a_second(workplace:
     code = (
         "import signal, sys, time\n"
         "from nemotron_steps import stopping\n"
-        "from nemotron_steps.cli import supervise\n"
+        "from nemotron_steps.session import supervise\n"
         "def work():\n"
         "    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
         "    print('deaf', flush=True)\n"
@@ -201,7 +201,7 @@ def test_a_signal_that_comes_by_several_ways_is_one(workplace: Path) -> None:
 
 COUNTING = """
 import os, signal, sys, time
-from nemotron_steps.cli.supervise import supervise
+from nemotron_steps.session.supervise import supervise
 
 kill = os.kill
 os.kill = lambda *to: (time.sleep(0.2), kill(*to))  # a second signal that comes too soon would be one with the first

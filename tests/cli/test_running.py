@@ -15,11 +15,11 @@ from unittest.mock import Mock
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.cli.asked import Asked
-from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.running import _RunSeen, asked_before
 from nemotron_steps.errors import JudgeUnavailableError, RequestError, StorageError
 from nemotron_steps.runs.run_folder import RunFolder
+from nemotron_steps.session.run_request import RunRequest
+from nemotron_steps.session.session import Session
 
 COMMAND = [sys.executable, "-m", "nemotron_steps.cli.main"]
 
@@ -294,8 +294,8 @@ def test_the_step_that_a_killed_run_was_at_is_shown_as_killed(cli, workplace):
 
 
 def test_a_request_is_kept_whole_in_its_run():
-    asked = Asked(("toy/train",), ("steps=2",), "tiny", {"rows": "mine:v1"}, "there", ("--seed", "3"))
-    assert Asked.from_dict(json.loads(json.dumps(asked.to_dict()))) == asked
+    asked = RunRequest(("toy/train",), ("steps=2",), "tiny", {"rows": "mine:v1"}, "there", ("--seed", "3"))
+    assert RunRequest.from_dict(json.loads(json.dumps(asked.to_dict()))) == asked
 
 
 def test_a_closed_pipe_is_no_error(workplace):
@@ -421,9 +421,9 @@ def test_training_of_nothing_is_told_before_it_runs(cli, tmp_path):
 
 def test_what_a_run_was_asked_for_is_asked_again_with_more_checks_left_out(workplace):
     store = ArtifactStore(workplace / "home")
-    first = Asked(("toy/train",), profile="one", ignore_checks=("score",))
+    first = RunRequest(("toy/train",), profile="one", ignore_checks=("score",))
     RunFolder(store, "r1").create("toy/train", first.to_dict())
-    bench = Workbench(None)
+    bench = Session(None)
     assert asked_before(bench, "r1") == first
     again = asked_before(bench, "r1", profile="two", ignore_checks=["train"])
     assert again == replace(first, profile="two", ignore_checks=("score", "train"))
@@ -433,7 +433,7 @@ def test_what_a_run_was_asked_for_is_asked_again_with_more_checks_left_out(workp
     "flags", [("-c", "tiny"), ("--input", "rows=x"), ("--from", "a"), ("--until", "a"), ("--over", "seed=1,2")]
 )
 def test_a_run_that_is_gone_on_with_by_its_id_alone_is_not_changed(cli, workplace, flags):
-    asked = Asked(("toy/train",), config="tiny")
+    asked = RunRequest(("toy/train",), config="tiny")
     RunFolder(ArtifactStore(workplace / "home"), "r1").create("toy/train", asked.to_dict())
     refused = cli("run", "--resume", "r1", *flags)
     assert refused.code == 2 and "--resume RUN alone goes on with what that run was asked for" in refused.err

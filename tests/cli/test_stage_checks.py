@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from nemotron_steps.cli.asked import Asked
-from nemotron_steps.cli.request import Workbench
+from nemotron_steps.session.run_request import RunRequest
+from nemotron_steps.session.session import Session
 
 STAGES = """
 [pipeline]
@@ -157,7 +157,7 @@ def test_checks_of_one_instance_are_ignored_and_those_of_the_others_are_not(work
     gated('metric = "seeded_reward"\nat_least = 0.5', fan_out="fan_out = { seed = [4, 6] }")
 
     def severities(*ignored: str) -> dict[str, str]:
-        request = Workbench().request(Asked(("gated",), ignore_checks=ignored))
+        request = Session().request(RunRequest(("gated",), ignore_checks=ignored))
         return {goal.name: check.severity for goal in request.goals for check in goal.checks}
 
     assert severities() == {"train-4": "block", "train-6": "block"}

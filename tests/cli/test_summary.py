@@ -7,8 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nemotron_steps.cli.summary import _consumers, _show_next, show_values, shown_path, summary_rows
+from nemotron_steps.cli.summary import _consumers, _show_next, show_values, summary_rows
 from nemotron_steps.cli.terminal import Terminal
+from nemotron_steps.session.jobs import shown_path
 
 GREEN, RED, DIM = "\x1b[32m", "\x1b[31m", "\x1b[2m"
 

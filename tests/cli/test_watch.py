@@ -20,7 +20,7 @@ import pytest
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.cli import watch
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.cli.watch import _Asked, _draw, _pace, _samples, picture, sparkline
+from nemotron_steps.cli.watch import _draw, _pace, _RunConfigs, _samples, picture, sparkline
 from nemotron_steps.runs.follow import Follower, StepSeen
 from nemotron_steps.runs.run_folder import RunFolder, RunInfo, get_run
 from tests.cli.conftest import Cli
@@ -234,7 +234,7 @@ def lines_of(info: RunInfo, folder: Path, **fields: float) -> list[str]:
     follower = Follower(folder)
     follower.look()
     terminal = Terminal(io.StringIO(), color=False, width=None)
-    found = picture(info, follower, terminal, _Asked(folder), samples=False, now=130.0, **fields)
+    found = picture(info, follower, terminal, _RunConfigs(folder), samples=False, now=130.0, **fields)
     return [" ".join(line.split()) for line in found]
 
 
@@ -281,12 +281,12 @@ def test_of_many_signals_the_last_five_are_shown_with_what_explains_them_and_eve
 
 
 def test_how_many_steps_there_are_is_read_from_the_config_wherever_it_says_so(tmp_path: Path) -> None:
-    assert _Asked(tmp_path).total("a") is None  # nothing is written yet
+    assert _RunConfigs(tmp_path).total("a") is None  # nothing is written yet
     (tmp_path / "plan.json").write_text(json.dumps({"steps": [{"key": key, "step": "toy/x"} for key in "abc"]}))
     (tmp_path / "config.yaml").write_text(
         "a: {max_num_steps: 3, sft: {max_num_steps: 9}}\nb: {sft: {max_num_steps: 4}}\n"
     )
-    asked = _Asked(tmp_path)
+    asked = _RunConfigs(tmp_path)
     assert [asked.total(key) for key in "abcd"] == [3, 4, None, None]
 
 
@@ -297,11 +297,11 @@ def test_the_key_s_shows_samples_and_hides_them_again(tmp_path: Path, monkeypatc
     monkeypatch.setattr(watch, "picture", lambda *_, samples, view: shown.append(samples) or [])
     info = RunInfo("r1", status="running")
     terminal = Terminal(io.StringIO(), color=False, width=80)
-    left = _draw(None, info, Follower(tmp_path), terminal, _Asked(tmp_path), None, samples=False)
+    left = _draw(None, info, Follower(tmp_path), terminal, _RunConfigs(tmp_path), None, samples=False)
     assert left is info and shown == [False, True, True, True, False]
     shown.clear()
     done = RunInfo("r1", status="done")  # it is drawn once more, as it ended
-    assert _draw(None, done, Follower(tmp_path), terminal, _Asked(tmp_path), None, samples=True) is done
+    assert _draw(None, done, Follower(tmp_path), terminal, _RunConfigs(tmp_path), None, samples=True) is done
     assert shown == [True]
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.errors import PlanError
+from nemotron_steps.resolver.input_binding import with_sources_of_config
 from nemotron_steps.resolver.plan import SuppliedInput
-from nemotron_steps.resolver.supplied import with_sources_of_config
 from tests.resolver.worlds import World, pipeline, problems, types_of, wiring, world_of
 
 DISTIL = """

@@ -26,15 +26,15 @@ from torch.distributed.tensor import DTensor
 
 from nemotron_steps.config.families import rope_type
 from nemotron_steps.config.schema.policy import PolicyConfig, TorchOptimizerConfig
-from nemotron_steps.engine.batches.batching import select_rows
-from nemotron_steps.engine.losses.loss import Loss
-from nemotron_steps.engine.losses.metrics import (
+from nemotron_steps.engine.batching import select_rows
+from nemotron_steps.engine.losses.loss import (
+    Loss,
     MetricSums,
     all_reduce_metric_sums,
+    count_normalizers,
     finalize_metrics,
     merge_metric_sums,
 )
-from nemotron_steps.engine.losses.reduction import count_normalizers
 from nemotron_steps.engine.policy.checkpoint import (
     KEY,
     STATE_FILE,

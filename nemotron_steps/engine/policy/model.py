@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from nemotron_steps.config.layout.sizes import stage_layers
+from nemotron_steps.config.layout.parallel_config import stage_layers
 from nemotron_steps.engine.policy.attention.attention import FlatSelfAttention
 from nemotron_steps.engine.policy.distributed.parallel_dims import ParallelDims, device
 from nemotron_steps.engine.policy.layers import Mlp, RmsNorm

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from nemotron_steps.engine.kernels.linear import linear
-from nemotron_steps.engine.losses.reduction import loss_mask
+from nemotron_steps.engine.losses.loss import loss_mask
 from nemotron_steps.engine.policy.distributed.parallel_dims import Groups, device
 from nemotron_steps.engine.policy.layers import RmsNorm
 from nemotron_steps.engine.policy.logprob import Results

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from nemotron_steps.engine.kernels.linear import linear_forward, outer_product
-from nemotron_steps.engine.losses.teacher_kl import TeacherKl
+from nemotron_steps.engine.losses.distillation import TeacherKl
 from nemotron_steps.engine.policy.logprob import OutputLayer
 from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.engine.types import TrainBatch

@@ -14,7 +14,6 @@ from typing import Any
 
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.reporting import Reporter
-from nemotron_steps.engine.rollouts.agent_rollouts import BROKEN_TOKENS, BrokenTokensError, trajectory_of
 from nemotron_steps.engine.rollouts.conversation import (
     DEFAULT_FORMAT,
     FORMAT_KEY,
@@ -31,19 +30,25 @@ from nemotron_steps.engine.rollouts.failures import (
     ask,
     failed_rollout,
 )
-from nemotron_steps.engine.rollouts.trajectory import Trajectory
-from nemotron_steps.engine.rollouts.turns import Voice, response_of
+from nemotron_steps.engine.rollouts.turns import (
+    BROKEN_TOKENS,
+    BrokenTokensError,
+    Trajectory,
+    Voice,
+    response_of,
+    trajectory_of,
+)
 from nemotron_steps.engine.types import Rollout, RolloutGroup, SamplingParams
 from nemotron_steps.environments.base import (
     GRADER_FAILED,
     Environment,
+    GradeResult,
     InvalidVerdictError,
     Row,
     Session,
-    Verdict,
 )
 from nemotron_steps.environments.environment_set import EnvironmentSet
-from nemotron_steps.environments.judged.notes import JUDGE_NOTES, notes_from
+from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES, notes_from
 from nemotron_steps.environments.responses import Response
 from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
@@ -174,7 +179,7 @@ class RolloutCollector:
             )
         voice = self._plain
         sessions: dict[int, Session] = {}
-        verdicts: dict[int, Verdict] = {}
+        verdicts: dict[int, GradeResult] = {}
         trajectories: dict[int, Trajectory] = {}
         responses: dict[int, Response] = {}
         try:
@@ -184,7 +189,7 @@ class RolloutCollector:
                 try:
                     voice = self._voice(prompt, environment)
                 except DataError as error:
-                    failure = Failure.of(Verdict.of_error(error, PROMPT_UNUSABLE))
+                    failure = Failure.of(GradeResult.of_error(error, PROMPT_UNUSABLE))
                     return self._unsampled(prompt, group_id, environment, num_generations, failure, version)
                 prompt_ids = self._prompt_ids(prompt, voice, sessions[min(sessions)].tools)
                 if isinstance(prompt_ids, Failure):
@@ -211,7 +216,12 @@ class RolloutCollector:
         return self._group(prompt, group_id, rollouts, version)
 
     async def _seed(
-        self, environment: Environment, row: Row, index: int, sessions: dict[int, Session], failed: dict[int, Verdict]
+        self,
+        environment: Environment,
+        row: Row,
+        index: int,
+        sessions: dict[int, Session],
+        failed: dict[int, GradeResult],
     ) -> None:
         """Open a member's session, into `sessions` or else `failed`."""
         try:
@@ -271,7 +281,7 @@ class RolloutCollector:
         try:
             ids = voice.chat.render(read_request(prompt.row, prompt.where).messages, tools)
         except Exception as error:  # templates raise whatever they stumble over in a row
-            return Failure.of(Verdict.of_error(error, PROMPT_UNUSABLE))
+            return Failure.of(GradeResult.of_error(error, PROMPT_UNUSABLE))
         if len(ids) >= self.max_total_length:
             return Failure(PROMPT_TOO_LONG, f"{len(ids)} tokens, of {self.max_total_length} with the answer")
         return ids
@@ -282,7 +292,7 @@ class RolloutCollector:
         environment: Environment,
         responses: Mapping[int, Response],
         sessions: Mapping[int, Session],
-    ) -> dict[int, Verdict]:
+    ) -> dict[int, GradeResult]:
         """The verdicts of rollouts that got to their end."""
         if not responses:
             return {}
@@ -362,7 +372,7 @@ class RolloutCollector:
 
     async def _run_agent(
         self, environment: Environment, row: Row, sampling: dict[str, Any], params: SamplingParams, version: int
-    ) -> tuple[Trajectory, Response, Verdict] | Failure:
+    ) -> tuple[Trajectory, Response, GradeResult] | Failure:
         """One rollout of an agent."""
         try:
             run = await ask(environment, "run_agent", environment.run_agent(row, sampling))
@@ -370,7 +380,7 @@ class RolloutCollector:
         except RolloutFailedError as error:
             return error.failure
         except InvalidVerdictError as error:
-            return Failure.of(Verdict.of_error(error))
+            return Failure.of(GradeResult.of_error(error))
         if verdict.failure is not None:
             return Failure.of(verdict)
         try:
@@ -393,7 +403,7 @@ class RolloutCollector:
         environment: str,
         trajectory: Trajectory,
         response: Response,
-        verdict: Verdict,
+        verdict: GradeResult,
         voice: Voice,
     ) -> Rollout:
         return Rollout(
@@ -423,8 +433,8 @@ class RolloutCollector:
 
 
 async def _verdicts(
-    judging: Coroutine[Any, Any, dict[int, Verdict]], cut: asyncio.Event | None, group_id: str
-) -> dict[int, Verdict]:
+    judging: Coroutine[Any, Any, dict[int, GradeResult]], cut: asyncio.Event | None, group_id: str
+) -> dict[int, GradeResult]:
     """The verdicts of a group; a cut while it is judged makes it a straggler.
 
     A group whose cut came before, while it was sampled, is judged in full: its rollouts are what the cut is to save.

@@ -21,11 +21,11 @@ from nemotron_steps.environments.base import (
     CannotJudgeError,
     Environment,
     EnvironmentConfig,
+    GradeResult,
     Response,
     Row,
     RowError,
     Session,
-    Verdict,
 )
 from nemotron_steps.environments.line_worker import WALL_FACTOR
 from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN, content_text
@@ -237,15 +237,15 @@ class CodeGen(Environment):
                 except (ValueError, RecursionError) as error:
                     raise RowError(f"{where}.{name}[{index}]", "JSON", text[:80]) from error
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 if every test passes, 0 if not, the penalty for broken thinking tags."""
         tests = unit_tests_of(row)
         if breaks_thinking_tags(response):
-            return Verdict(self.config.reasoning_format_penalty, {"reasoning_format_violation": 1.0})
+            return GradeResult(self.config.reasoning_format_penalty, {"reasoning_format_violation": 1.0})
         program = extract_program(response.text)
         components = {"reasoning_format_violation": 0.0, "code_found": float(program is not None)}
         if program is None:
-            return Verdict(0.0, components)
+            return GradeResult(0.0, components)
         passed, problem = 0, None
         for begin in range(0, len(tests.inputs), CHUNK):
             part = Tests(tests.inputs[begin : begin + CHUNK], tests.outputs[begin : begin + CHUNK], tests.function)
@@ -254,7 +254,7 @@ class CodeGen(Environment):
             if problem is not None:
                 break
         components["tests_passed"] = passed / len(tests.inputs)
-        return Verdict(float(problem is None), components, details={"problem": problem})
+        return GradeResult(float(problem is None), components, details={"problem": problem})
 
     async def _run(self, program: str, tests: Tests) -> tuple[int, str | None]:
         """(tests passed, what went wrong first)."""

@@ -27,11 +27,11 @@ from nemotron_steps.environments.base import (
     CannotJudgeError,
     Environment,
     EnvironmentConfig,
+    GradeResult,
     Response,
     Row,
     RowError,
     Session,
-    Verdict,
 )
 from nemotron_steps.environments.text.extraction import fenced_blocks
 from nemotron_steps.errors import UnsupportedError
@@ -168,7 +168,7 @@ class MathFormalLean(Environment):
         session.state["corrections"] += 1
         return f"The proof was not accepted:\n\n{message[-4000:]}\n\nGive the complete corrected Lean 4 code."
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 if the last proof is accepted, else 0."""
         state: dict[str, Any] = session.state or {"corrections": 0, "last": None}
         last = state["last"]
@@ -177,7 +177,7 @@ class MathFormalLean(Environment):
         else:
             accepted, message = await self._grade(row, response.text)
         components = {"corrections": float(state["corrections"])}
-        return Verdict(float(accepted), components, details={"compiler": message[-2000:]})
+        return GradeResult(float(accepted), components, details={"compiler": message[-2000:]})
 
     async def _grade(self, row: Row, text: str) -> tuple[bool, str]:
         proof = extract_proof(text)

@@ -21,11 +21,11 @@ from nemotron_steps.environments.base import (
     CannotJudgeError,
     Environment,
     EnvironmentConfig,
+    GradeResult,
     Response,
     Row,
     RowError,
     Session,
-    Verdict,
 )
 from nemotron_steps.environments.swe.grading import Grader, Ready, test_modules
 from nemotron_steps.environments.swe.harness import tests_of
@@ -113,7 +113,7 @@ class SwerlGen(Environment):
                 except (ValueError, TypeError) as error:
                     raise RowError(f"instance.{key}", "a list of tests, or one as JSON", repr(error)) from error
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """See the module docstring. What cannot be extracted or applied scores 0."""
         if row["mode"] == "repro-gen":
             return await self._reproduction(row, response.text)
@@ -121,7 +121,7 @@ class SwerlGen(Environment):
         strip = 1 if row["metadata"].get("remove_repo_name") else 0
         patch = None if body is None else make_patch(files_of(row), body, strip)
         if patch is None:
-            return Verdict(0.0, {"extracted": 0.0})
+            return GradeResult(0.0, {"extracted": 0.0})
         instance = row["instance"]
         asked, kept = tests_of(instance, "FAIL_TO_PASS"), tests_of(instance, "PASS_TO_PASS")
         modules = test_modules(name.split("::")[0] for name in asked | kept)
@@ -141,13 +141,13 @@ class SwerlGen(Environment):
             "proved": len(asked & graded.proved) / len(asked),
         }
         if graded.outcome is not Outcome.EXITED:
-            return Verdict(0.0, components, details={"patch": patch, "outcome": graded.outcome.value})
-        return Verdict(resolution(graded.passed, asked, kept), components, details={"patch": patch})
+            return GradeResult(0.0, components, details={"patch": patch, "outcome": graded.outcome.value})
+        return GradeResult(resolution(graded.passed, asked, kept), components, details={"patch": patch})
 
-    async def _reproduction(self, row: Row, text: str) -> Verdict:
+    async def _reproduction(self, row: Row, text: str) -> GradeResult:
         blocks = [content for info, content in fenced_blocks(text) if info.lower() in ("", "python")]
         if not blocks:
-            return Verdict(0.0, {"extracted": 0.0})
+            return GradeResult(0.0, {"extracted": 0.0})
         known = str(row["instance"]["patch"])
         codes = {
             name: await self._exit_code(row, blocks[-1], patch) for name, patch in (("as it is", ""), ("mended", known))
@@ -156,7 +156,7 @@ class SwerlGen(Environment):
             # A script that only looks whether something has been changed calls this mended, too.
             codes["with a comment"] = await self._exit_code(row, blocks[-1], "", commented=_PATCHED.findall(known))
         reproduced = codes == {**REPRODUCED, "with a comment": 2}
-        return Verdict(float(reproduced), {"extracted": 1.0}, details={"exit_codes": codes})
+        return GradeResult(float(reproduced), {"extracted": 1.0}, details={"exit_codes": codes})
 
     async def _exit_code(self, row: Row, test: str, patch: str, commented: Sequence[str] = ()) -> int | None:
         """Of a reproduction in a repository with a patch and with a comment at the end of some files."""

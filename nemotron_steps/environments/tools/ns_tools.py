@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import Response, Row, Session, Verdict
+from nemotron_steps.environments.base import GradeResult, Response, Row, Session
 from nemotron_steps.environments.text.math_with_judge import MathWithJudge, MathWithJudgeConfig
 from nemotron_steps.sandbox import Limits, Outcome, create_sandbox
 from nemotron_steps.sandbox.base import MIB
@@ -145,8 +146,8 @@ class NsTools(MathWithJudge):
             return f"{shown}\nerror: stopped by {result.outcome.value.replace('_', ' ')}".strip()
         return shown or result.stderr[-SHOWN:]
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """As math_with_judge, with the number of tool calls."""
         verdict = await super().verify(row, response, session)
         calls = float(session.state["calls"]) if session.state else float(len(response.tool_calls))
-        return Verdict(verdict.reward, {**verdict.components, "tool_calls": calls}, verdict.failure, verdict.details)
+        return replace(verdict, components={**verdict.components, "tool_calls": calls})

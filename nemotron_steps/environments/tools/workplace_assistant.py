@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from nemotron_steps.environments.base import (
     Environment,
     EnvironmentConfig,
+    GradeResult,
     Response,
     Row,
     RowError,
     Session,
     ToolCall,
-    Verdict,
 )
 from nemotron_steps.environments.tools.workplace_tables import FILES, Table, Workplace, company, load
 from nemotron_steps.errors import UnsupportedError
@@ -87,19 +87,21 @@ class WorkplaceAssistant(Environment):
         """Run one tool; its result as JSON."""
         return json.dumps({"output": session.state.call(name, arguments)})
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 if both ends are the same, else 0. Without a session, the response's own calls are replayed. A ground truth
         that fails is a failure: who changes nothing would be right."""
         try:
             wanted = self._wanted(row)
         except RowError as error:
-            return Verdict.failed(GROUND_TRUTH_FAILS, message=str(error))
+            return GradeResult.failed(GROUND_TRUTH_FAILS, message=str(error))
         reached = session.state
         if reached is None:
             reached = self._replay(response.tool_calls)
         got, want = reached.state(), wanted.state()
         wrong = [name for name in want if got[name] != want[name]]
-        return Verdict(float(not wrong), {"tool_calls": float(len(response.tool_calls))}, details={"differs": wrong})
+        return GradeResult(
+            float(not wrong), {"tool_calls": float(len(response.tool_calls))}, details={"differs": wrong}
+        )
 
     def _wanted(self, row: Row) -> Workplace:
         """The databases after the ground truth.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nemotron_steps.config.names import meant
 from nemotron_steps.config.profiles import OpenProfile, Profile
-from nemotron_steps.config.redaction import mask
+from nemotron_steps.config.secrets import mask
 from nemotron_steps.errors import UnsupportedError, did_you_mean
 from nemotron_steps.errors.entry_points import entry_points
 from nemotron_steps.errors.plugins import load_object

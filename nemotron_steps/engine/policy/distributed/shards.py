@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nemotron_steps.config.layout.sizes import stage_layers
+from nemotron_steps.config.layout.parallel_config import stage_layers
 from nemotron_steps.engine.policy.distributed.parallel_dims import Groups, device
 from nemotron_steps.engine.policy.lora import AdaptedWeights
 from nemotron_steps.engine.policy.model import PolicyModel
