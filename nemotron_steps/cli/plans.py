@@ -13,8 +13,8 @@ from nemotron_steps.resolver.plan import StepOutput
 from nemotron_steps.session.run_request import RunRequest
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.layout.memory.batch import BatchArithmetic
     from nemotron_steps.config.layout.memory.devices import DeviceMemory, StepMemory
+    from nemotron_steps.config.layout.memory.settings import BatchArithmetic
     from nemotron_steps.resolver.plan import InputSource, Plan, PlannedStep
 
 _ORDER = ("weights", "optimizer", "gradients", "reference weights", "activations", "logprobs", "cache", "logits")

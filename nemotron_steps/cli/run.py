@@ -16,8 +16,8 @@ from nemotron_steps.cli.plans import plan_fields, show_needs, show_plan, show_un
 from nemotron_steps.cli.terminal import Terminal, duration, number, printable
 from nemotron_steps.config.secrets import redact
 from nemotron_steps.errors import RequestError
-from nemotron_steps.runs.lines import columns_of, compared, is_change, is_table, values_of
-from nemotron_steps.runs.spread import MEANING, as_text
+from nemotron_steps.runs.log_format import columns_of, compared, is_change, is_table, values_of
+from nemotron_steps.runs.seed_stats import MEANING, as_text
 from nemotron_steps.session.jobs import shown_path
 from nemotron_steps.session.run import plan_run, request_of_run, run_here
 from nemotron_steps.session.run_request import RunRequest, UsageError
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from nemotron_steps.config.profiles import Profile
     from nemotron_steps.manifest.registry import Registry
     from nemotron_steps.resolver.plan import Plan
-    from nemotron_steps.runs.results import RunResult, StepResult
+    from nemotron_steps.runs.context import Listener
+    from nemotron_steps.runs.execute import RunResult, StepResult
     from nemotron_steps.runs.run_folder import RunInfo
-    from nemotron_steps.runs.spread import Table
-    from nemotron_steps.runs.tracker import Listener
+    from nemotron_steps.runs.seed_stats import Table
 
 _COLORS = {"good": "green", "bad": "red", "same": "dim"}
 """Of a change."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nemotron_steps.config.secrets import MASK
-from nemotron_steps.engine.native.spinning import bound_spinning
+from nemotron_steps.engine.kernels.spinning import bound_spinning
 from nemotron_steps.errors import (
     InterruptedRunError,
     PlanError,
@@ -27,8 +27,8 @@ from nemotron_steps.session.supervise import announce
 
 if TYPE_CHECKING:
     from nemotron_steps.resolver.plan import Plan
-    from nemotron_steps.runs.results import RunResult
-    from nemotron_steps.runs.tracker import Listener, Record
+    from nemotron_steps.runs.context import Listener, Record
+    from nemotron_steps.runs.execute import RunResult
 
 Display = Callable[["Plan"], AbstractContextManager["Listener | None"]]
 """Shows a plan, and within the context what the run records."""
