@@ -11,7 +11,11 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-MOVED: dict[str, str] = {}
+MOVED: dict[str, str] = {
+    "config.schema.difficulty": "config.schema.eval",
+    "config.schema.genrm": "config.schema.sft",
+    "config.schema.sft_packing": "config.schema.sft",
+}
 """Old module → new module, below nemotron_steps."""
 
 

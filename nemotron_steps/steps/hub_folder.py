@@ -17,8 +17,7 @@ from nemotron_steps.config.layout.other_models import raise_if_vllm_violates, vl
 from nemotron_steps.config.layout.parallel_config import JUDGES, getter
 from nemotron_steps.config.schema.base import Section
 from nemotron_steps.config.schema.convert import ConvertConfig, MergeConfig
-from nemotron_steps.config.schema.difficulty import DifficultyConfig
-from nemotron_steps.config.schema.eval import EvalConfig, StagesEvalConfig
+from nemotron_steps.config.schema.eval import DifficultyConfig, EvalConfig, StagesEvalConfig
 from nemotron_steps.config.schema.rl import JUDGE_ROLES, RlConfig
 from nemotron_steps.errors import ConfigError, UnsupportedError
 from nemotron_steps.models.adapters import recorded_base

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nemotron_steps.config.schema.grpo import AsyncGrpoConfig
 from nemotron_steps.config.schema.policy import GenerationConfig
-from nemotron_steps.config.schema.rl import AsyncGrpoConfig
 from nemotron_steps.engine.types import Generator, SamplingParams
 from nemotron_steps.engine.weight_sync.offers import OfferedWeights
 from nemotron_steps.models.chat import ChatFormat

@@ -26,8 +26,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nemotron_steps.config.names import meant
-from nemotron_steps.config.schema.durations import parse_duration
-from nemotron_steps.config.schema.rl import CheckpointingConfig
+from nemotron_steps.config.schema.rl import CheckpointingConfig, parse_duration
 from nemotron_steps.engine.checkpoints.deadline import Deadline
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.types import Policy

@@ -19,7 +19,7 @@ from nemotron_steps.engine.grpo.ungraded import is_ungraded
 from nemotron_steps.errors import EngineError
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.schema.rl import RewardScalingConfig
+    from nemotron_steps.config.schema.grpo import RewardScalingConfig
     from nemotron_steps.engine.types import RolloutGroup
 
 

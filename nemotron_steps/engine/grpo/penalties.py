@@ -20,7 +20,7 @@ from nemotron_steps.engine.rollouts.parsers.tools import TOOL_CALL_MARKERS
 from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.schema.rl import GrpoConfig
+    from nemotron_steps.config.schema.grpo import GrpoConfig
     from nemotron_steps.engine.types import Rollout
 
 

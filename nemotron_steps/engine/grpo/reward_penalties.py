@@ -17,7 +17,7 @@ from nemotron_steps.engine.types import Rollout, RolloutGroup
 from nemotron_steps.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.schema.rl import RewardPenaltiesConfig
+    from nemotron_steps.config.schema.grpo import RewardPenaltiesConfig
 
 METADATA_KEY = "reward_penalties"
 """`Rollout.metadata[METADATA_KEY]`: names of the penalties a rollout got."""

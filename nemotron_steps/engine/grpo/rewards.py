@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.schema.rl import RewardScalingConfig, RewardShapingConfig
+    from nemotron_steps.config.schema.grpo import RewardScalingConfig, RewardShapingConfig
 
 
 def scale_rewards(rewards: torch.Tensor, config: RewardScalingConfig) -> torch.Tensor:

@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Literal
 
-from nemotron_steps.config.schema.difficulty import DifficultyConfig, DifficultySettings
+from nemotron_steps.config.schema.eval import DifficultyConfig, DifficultySettings
 from nemotron_steps.engine.build.collector import build_collector
 from nemotron_steps.engine.build.rows import Needs, check_rows
 from nemotron_steps.engine.grpo.ungraded import FailureWatch

@@ -18,9 +18,9 @@ from nemotron_steps.config.schema.data_prep import (
     ReasoningGymSource,
     SftPrepConfig,
     SplitRows,
+    SweDemonstrations,
     TokenizerTrainingConfig,
 )
-from nemotron_steps.config.schema.swe_packages import SweDemonstrations
 from nemotron_steps.environments.responses import content_text
 from nemotron_steps.rows.lines import Row, read_rows
 from nemotron_steps.runs.context import StepContext

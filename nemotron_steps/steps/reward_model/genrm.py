@@ -9,8 +9,8 @@ from pathlib import Path
 from nemotron_steps.artifacts.prompt_data import first_row
 from nemotron_steps.config.layout.memory.generation import rows_that_fit
 from nemotron_steps.config.layout.memory.shape import ModelShape
-from nemotron_steps.config.schema.genrm import GenRmConfig
 from nemotron_steps.config.schema.policy import GenerationConfig
+from nemotron_steps.config.schema.sft import GenRmConfig
 from nemotron_steps.engine.backends.generator import build_generator
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts.agreement import measure_agreement

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.config.schema.genrm import GenRmConfig
-from nemotron_steps.config.schema.sft import SftConfig
+from nemotron_steps.config.schema.sft import GenRmConfig, SftConfig
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.steps import placement
 

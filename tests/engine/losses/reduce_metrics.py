@@ -12,7 +12,7 @@ from pathlib import Path
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from nemotron_steps.config.schema.rl import LossFnConfig
+from nemotron_steps.config.schema.grpo import LossFnConfig
 from nemotron_steps.engine.losses.metrics import all_reduce_metric_sums, finalize_metrics
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.losses.reduction import count_normalizers

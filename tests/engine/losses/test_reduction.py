@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nemotron_steps.config.schema.dpo import DpoTrainConfig
-from nemotron_steps.config.schema.rl import LossFnConfig
+from nemotron_steps.config.schema.grpo import LossFnConfig
 from nemotron_steps.engine.losses.distillation import DistillationLoss
 from nemotron_steps.engine.losses.dpo import DpoLoss
 from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from nemotron_steps.config.schema.swe_packages import SweDemonstrations
+from nemotron_steps.config.schema.data_prep import SweDemonstrations
 from nemotron_steps.errors import DataError
 from nemotron_steps.rows.lines import Row
 from nemotron_steps.steps.data_prep.split_files import SPLITS, Split

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from nemotron_steps.config.schema.swe_packages import MadeUpPackages
+from nemotron_steps.config.schema.data_prep import MadeUpPackages
 from nemotron_steps.steps.data_prep.split_files import Split
 from nemotron_steps.steps.data_prep.swe.mutations import Mutation, mutations_of
 from nemotron_steps.steps.data_prep.swe.packages import Package
