@@ -60,13 +60,13 @@ class OutOfTime(Exception):
 def run_mode(folder: Path, mode: str, seconds: float) -> dict:
     """Train one mode and measure its steps."""
     from nemotron_steps.config.schema.rl import RlConfig
-    from nemotron_steps.engine.build.rows import RunRows
-    from nemotron_steps.engine.build.run import build_run
     from nemotron_steps.engine.grpo.async_loop import train_async
     from nemotron_steps.engine.grpo.loop import train
+    from nemotron_steps.engine.placement.run import build_run
     from nemotron_steps.engine.rollouts.data import read_rows
+    from nemotron_steps.engine.setup.rows import RunRows
     from nemotron_steps.environments import registry
-    from nemotron_steps.runs.tracker import Tracker
+    from nemotron_steps.runs.context import Tracker
 
     faulthandler.dump_traceback_later(max(10.0, seconds - 5.0), exit=False)
     registry.BUILT_IN["vowels"] = "benchmarks.grpo_ours:Vowels"

@@ -36,12 +36,12 @@ def measure(folder: Path, **settings: int) -> dict:
     import torch
 
     from nemotron_steps.config.schema.rl import RlConfig
-    from nemotron_steps.engine.build.rows import RunRows
-    from nemotron_steps.engine.build.run import build_run
     from nemotron_steps.engine.grpo.loop import train
+    from nemotron_steps.engine.placement.run import build_run
     from nemotron_steps.engine.rollouts.data import read_rows
+    from nemotron_steps.engine.setup.rows import RunRows
     from nemotron_steps.environments import registry
-    from nemotron_steps.runs.tracker import Tracker
+    from nemotron_steps.runs.context import Tracker
 
     registry.BUILT_IN["vowels"] = "benchmarks.grpo_ours:Vowels"
     records: list[dict] = []

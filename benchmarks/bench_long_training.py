@@ -48,9 +48,9 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=4096)
     length = parser.parse_args().length
     from nemotron_steps.config.schema.rl import RlConfig
-    from nemotron_steps.engine.backends.policy import build_policy
     from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
     from nemotron_steps.engine.policy.attention import te_attention
+    from nemotron_steps.engine.setup.backends import build_policy
 
     batch, seconds, norms = batch_of(length), {}, {}
     with tempfile.TemporaryDirectory() as scratch:

@@ -15,6 +15,9 @@ MOVED: dict[str, str] = {
     "config.schema.difficulty": "config.schema.eval",
     "config.schema.genrm": "config.schema.sft",
     "config.schema.sft_packing": "config.schema.sft",
+    "runs.tracker": "runs.context",
+    "environments.judged.notes": "environments.judged.judge_transcripts",
+    "environments.remote.json_http": "environments.http_client",
 }
 """Old module → new module, below nemotron_steps."""
 
@@ -30,7 +33,7 @@ class MovedModules:
             return None
         from importlib.machinery import ModuleSpec
 
-        return ModuleSpec(name, _Loader())
+        return ModuleSpec(name, _Loader())  # type: ignore[arg-type]
 
 
 class _Loader:

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.config.families import FAMILIES
-from nemotron_steps.config.hybrid_layers import bounds_time_steps
+from nemotron_steps.config.families import FAMILIES, bounds_time_steps
 from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 

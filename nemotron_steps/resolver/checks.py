@@ -16,14 +16,13 @@ from typing import Any
 
 import yaml
 
-from nemotron_steps.config.families import FAMILIES, ROPE_TYPES
+from nemotron_steps.config.families import FAMILIES, ROPE_TYPES, misdescribed
 from nemotron_steps.config.layout.constraints import Violation, violations
 from nemotron_steps.config.layout.memory.devices import StepMemory
 from nemotron_steps.config.layout.model_limits import POLICY, lengths_of, limit_violations, template_file
 from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.config.layout.other_models import TeacherViolation, teacher_violations
 from nemotron_steps.config.layout.parallel_config import TEACHERS, ParallelConfig, read_teachers
-from nemotron_steps.config.model_sizes import misdescribed
 from nemotron_steps.manifest.models import StepManifest
 from nemotron_steps.resolver.layout import generators_have_gpus, layout_fits, profile_size, teachers_fit, vllm_fits
 from nemotron_steps.resolver.memory import memory_fits, memory_of
@@ -174,7 +173,7 @@ def model_limits(subject: CheckSubject) -> Iterator[PlanProblem]:
 
 
 def models_are_described(subject: CheckSubject) -> Iterator[PlanProblem]:
-    """What config.json of a model says of its layers and sizes can be (config/model_sizes.py). Told of the input that
+    """What config.json of a model says of its layers and sizes can be (config/families.py). Told of the input that
     the user gave, and not again of what is made from it."""
     for port, source in subject.inputs.items():
         recorded = subject.artifacts.get(port, {})

@@ -15,11 +15,11 @@ from nemotron_steps.config.layout.constraints import model_violations
 from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.config.layout.parallel_config import ParallelConfig
 from nemotron_steps.config.schema.convert import ConvertConfig
-from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
+from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 from nemotron_steps.models.megatron_checkpoint import convert_hf_to_megatron
-from nemotron_steps.steps.hub_folder import check_converted as check
+from nemotron_steps.steps.preflight import check_converted as check
 from tests.engine.policy.batches import policy_config
 from tests.models.hybrid_twins import write_hybrid
 

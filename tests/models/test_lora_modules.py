@@ -9,7 +9,7 @@ from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.adapters import lora_candidates
 from nemotron_steps.models.architecture import Architecture
-from nemotron_steps.steps.placement import refuse_violations
+from nemotron_steps.steps.preflight import refuse_violations
 from tests.models import hybrid_twins
 from tests.models.checkpoints import write_checkpoint
 

@@ -64,7 +64,7 @@ def test_the_aligned_policy_loads_with_plain_transformers_and_says_the_same(home
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from nemotron_steps.config.schema.policy import GenerationConfig
-    from nemotron_steps.engine.backends.generator import build_generator
+    from nemotron_steps.engine.setup.backends import build_generator
     from nemotron_steps.engine.types import GenerationRequest, SamplingParams
     from nemotron_steps.models.chat import ChatFormat
 

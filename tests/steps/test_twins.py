@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.cli.asked import Asked
-from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.layout.parallel_config import ParallelConfig
 from nemotron_steps.errors import PlanError
 from nemotron_steps.manifest.packs import builtin_pack_root
+from nemotron_steps.session.run_request import RunRequest
+from nemotron_steps.session.session import Session
 from tests.steps.twins import TWINS, write_twin
 
 STEPS = {
@@ -60,7 +60,7 @@ def given(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    bench = Workbench(home=str(tmp_path_factory.mktemp("home")))
+    bench = Session(home=str(tmp_path_factory.mktemp("home")))
     bench.describe_input = functools.cache(bench.describe_input)  # a model is looked at once, not at every plan
     return bench
 
@@ -69,7 +69,7 @@ def planned(bench, given, step, config, model, overrides=()):
     """The config of the planned step."""
     port, others = STEPS[step]
     inputs = {port: str(given / model), **{name: str(given / what) for name, what in others.items()}}
-    plan = bench.plan(Asked(targets=(step,), config=config, inputs=inputs, overrides=overrides))
+    plan = bench.plan(RunRequest(targets=(step,), config=config, inputs=inputs, overrides=overrides))
     return next(entry for entry in plan if entry.step_id == step).config
 
 
@@ -124,7 +124,7 @@ def test_teachers_with_gpus_of_their_own_are_planned_over_what_the_cluster_has(b
     inputs = {name: str(given / what) for name, what in inputs.items()}
     apart = f"{section}.enabled=true", f"{section}.default_teacher_cfg.gpus_per_node=4"
     for overrides, kinds in (((), ["trains and generates"]), (apart, ["trains and generates", "is teacher larger's"])):
-        plan = bench.plan(Asked(targets=asked[:1], config=asked[1], inputs=inputs, overrides=overrides))
+        plan = bench.plan(RunRequest(targets=asked[:1], config=asked[1], inputs=inputs, overrides=overrides))
         memory = next(entry for entry in plan if entry.step_id == asked[0]).memory
         assert [device.name for device in memory.devices] == kinds and "teach" in memory.devices[-1].phases
     with pytest.raises(PlanError, match="teacher larger") as caught:  # 32 heads

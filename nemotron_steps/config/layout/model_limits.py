@@ -137,7 +137,7 @@ def _uncomputed(model_key: str, port: str, model: ModelSpec, get: Callable[[str]
         what = f"the embedded generator has no experts of {model.model_type}"
         yield LimitViolation(what, f"{section}.backend", "vllm", "embedded", (f"{section}.backend=vllm",))
     dtensor = model_key == POLICY and get("policy.dtensor_cfg.enabled") is True
-    # Known families are read whole before a run, whatever trains them (steps/placement.py).
+    # Known families are read whole before a run, whatever trains them (steps/preflight.py).
     ours = backend == "embedded" or (model_key == POLICY and not (dtensor and model.model_type not in FAMILIES))
     fixed = model.fixed_positions
     if (ours and model.rope_type not in ROPE_TYPES) or (backend == "vllm" and dtensor and "dynamic" in model.rope_type):

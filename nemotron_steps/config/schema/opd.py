@@ -32,7 +32,7 @@ _SAMPLED = ("policy.generation.temperature", "policy.generation.top_p", "policy.
 
 
 class DistillationLossFnConfig(LossFnConfig):
-    """`loss_fn.*` of distillation. Formulas: `nemotron_steps/engine/losses/teacher_kl.py`. The keys of the
+    """`loss_fn.*` of distillation. Formulas: `nemotron_steps/engine/losses/distillation.py`. The keys of the
     policy-gradient loss have a part in it under grpo.adv_estimator.name=opd, and else keep their defaults."""
 
     kl_type: Annotated[Literal["forward", "reverse", "mixed"], OnlyIf("grpo.adv_estimator.name", "grpo")] = "mixed"

@@ -9,13 +9,16 @@ is asked again, but sessions that it held are lost, and their rollouts with them
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
+import json
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nemotron_steps.engine.placement.judge_actor import HttpJudgeRecipe, PlacedJudge
+from nemotron_steps.config.schema.rl import VllmModelConfig
 from nemotron_steps.engine.workers.workers import (
     PING_SECONDS,
     SILENT_SECONDS,
@@ -24,12 +27,130 @@ from nemotron_steps.engine.workers.workers import (
     WorkerProcess,
     answer,
     result_of,
+    start_workers,
     stop_workers,
 )
-from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, Response, Row, Session, Verdict
+from nemotron_steps.environments.base import (
+    AgentRun,
+    Environment,
+    EnvironmentConfig,
+    GradeResult,
+    Response,
+    Row,
+    Session,
+)
 from nemotron_steps.environments.environment_set import EnvironmentSet
-from nemotron_steps.environments.judged.judges import HttpJudge, Judge, JudgeLostError
-from nemotron_steps.errors import WorkerLostError
+from nemotron_steps.environments.judged.judges import HttpJudge, Judge, JudgeLostError, Messages
+from nemotron_steps.errors import JudgeUnavailableError, WorkerLostError
+from nemotron_steps.waiting import waiting
+
+
+class JudgeWorker(WorkerProcess):
+    """See the module docstring."""
+
+    async def build(self, role: str, config: VllmModelConfig, seed: int) -> None:
+        """Load the model; arguments as setup.backends' build_judge."""
+        from nemotron_steps.engine.rollouts.judges import GeneratorJudge
+        from nemotron_steps.engine.setup.judges import build_judge
+
+        judge = build_judge(role, config, defer_to=None, seed=seed)
+        assert isinstance(judge, GeneratorJudge), "judges behind HTTP have a place of their own"
+        self._judge = judge
+
+    async def start_step(self, step: str) -> None:
+        """See GeneratorJudge.start_step."""
+        self._judge.start_step(step)
+
+    async def complete(
+        self, messages: Sequence[dict[str, Any]], temperature: float, top_p: float, max_tokens: int
+    ) -> str:
+        """See Judge.complete."""
+        return await self._judge.complete(messages, temperature=temperature, top_p=top_p, max_tokens=max_tokens)
+
+
+@dataclass(frozen=True)
+class PlacedJudge:
+    """A `Judge` whose model lives in actors, a copy in each; may be handed to other actors.
+
+    A worker's death is a JudgeLostError and ends the run: no rollout is graded without its judge.
+    """
+
+    workers: tuple[Worker, ...]
+
+    async def complete(self, messages: Messages, *, temperature: float, top_p: float, max_tokens: int) -> str:
+        """See Judge."""
+        worker = self.workers[copy_for(messages, len(self.workers))]
+        call = worker.call("complete", list(messages), temperature, top_p, max_tokens)
+        try:
+            text: str = await answer(call, worker)
+        except WorkerLostError as error:
+            raise JudgeLostError.of(error) from error
+        return text
+
+    def start_step(self, step: str) -> None:
+        """See GeneratorJudge.start_step."""
+        calls = [worker.call("start_step", step) for worker in self.workers]
+        for call, worker in zip(calls, self.workers, strict=True):
+            result_of(call, worker, timeout_s=SILENT_SECONDS)
+
+
+def copy_for(messages: Messages, copies: int) -> int:
+    """Which of a judge's copies answers a question: the same whenever it is asked."""
+    if copies == 1:
+        return 0
+    text = json.dumps(messages, sort_keys=True)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % copies
+
+
+@dataclass(frozen=True)
+class HttpJudgeRecipe:
+    """A judge behind HTTP, built in the process that asks it: connections do not travel."""
+
+    role: str
+    config: VllmModelConfig
+    seed: int
+
+    def build(self) -> Judge:
+        """The judge, once its server is ready; see setup.backends' build_judge."""
+        from nemotron_steps.engine.setup.judges import build_judge
+
+        return build_judge(self.role, self.config, defer_to=None, seed=self.seed)
+
+
+def start_judge(role: str, config: VllmModelConfig, options: Sequence[Mapping[str, Any]], *, seed: int) -> PlacedJudge:
+    """Start a judge, a copy for each of `options`, and wait until all are ready.
+
+    Raises:
+        JudgeUnavailableError: a model is not loaded within readiness_timeout_s.
+    """
+    names = [f"judge {role}"] if len(options) == 1 else [f"judge {role} {number}" for number in range(len(options))]
+    workers = start_workers(JudgeWorker, names, options)
+    try:
+        loading = [worker.call("build", role, config, seed) for worker in workers]
+        deadline = time.monotonic() + config.readiness_timeout_s
+        for call, worker in zip(loading, workers, strict=True):
+            _wait_until_ready(call, worker, role, config, deadline - time.monotonic())
+    except BaseException:
+        stop_workers(workers)
+        raise
+    return PlacedJudge(tuple(workers))
+
+
+def _wait_until_ready(loading: Any, worker: Worker, role: str, config: VllmModelConfig, seconds: float) -> None:
+    import ray
+
+    with waiting(f"{worker.name} to load its model", config.readiness_timeout_s):
+        ready, _ = ray.wait([loading], timeout=max(0.0, seconds))
+    if not ready:
+        raise JudgeUnavailableError(
+            f"the judge {role} did not become ready",
+            where=f"env.nemo_gym.{role}.responses_api_models.vllm_model",
+            expected=f"a loaded model within readiness_timeout_s={config.readiness_timeout_s:g}",
+            found="still loading",
+            hints=[f"tail -n 50 {worker.log}   # what it is doing"],
+        )
+    result_of(loading, worker)
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -81,7 +202,7 @@ class EnvironmentWorker(WorkerProcess):
 
     async def verify_group(
         self, name: str, row: Row, responses: Sequence[Response], places: Sequence[int | Session]
-    ) -> list[Verdict]:
+    ) -> list[GradeResult]:
         """See Environment."""
         sessions = [self._session(place) for place in places]
         return await self._environments[name].judge_group(row, responses, sessions)
@@ -152,17 +273,19 @@ class PlacedEnvironment(Environment):
         """See Environment. It only talks to a server, and the policy's endpoint is on the driver's machine."""
         return await self.local.run_agent(row, sampling)
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """See Environment."""
         return (await self.verify_group(row, [response], [session]))[0]
 
-    async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
+    async def verify_group(
+        self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]
+    ) -> list[GradeResult]:
         """See Environment."""
 
         def arguments() -> tuple[Any, ...]:
             return row, list(responses), [self._place(session) for session in sessions]
 
-        verdicts: list[Verdict] = await self._ask("verify_group", arguments)
+        verdicts: list[GradeResult] = await self._ask("verify_group", arguments)
         return verdicts
 
     async def release(self, session: Session) -> None:

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 from nemotron_steps.config.schema.grpo import AsyncGrpoConfig
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.engine.types import Completion, GenerationRequest, Generator
-from nemotron_steps.engine.weight_sync.offers import OBJECTS, OfferedWeights, ReceivingOffer
+from nemotron_steps.engine.weight_sync.transport_handle import OBJECTS, ChannelHandles, TransportHandle
 from nemotron_steps.engine.workers.workers import WorkerProcess
 
 if TYPE_CHECKING:
     from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
     from nemotron_steps.engine.weight_sync.adapted import FrozenWeights
-    from nemotron_steps.engine.weight_sync.ends import ReceivingEnd
+    from nemotron_steps.engine.weight_sync.endpoints import ReceivingEndpoint
 
 
 @dataclass(frozen=True)
 class GeneratorSettings:
-    """Arguments of engine.backends' build_generator."""
+    """Arguments of setup.backends' build_generator."""
 
     hf_folder: Path
     config: GenerationConfig
@@ -40,7 +40,7 @@ class GenerationWorker(WorkerProcess):
 
     def __init__(self, settings: GeneratorSettings) -> None:
         self._settings = settings
-        self._receiving: dict[str, ReceivingEnd | OfferedWeights] = {}
+        self._receiving: dict[str, ReceivingEndpoint | ChannelHandles] = {}
         self._frozen: FrozenWeights | None = None
         self._generator: Generator | None = None
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any] | None]] = queue.SimpleQueue()
@@ -78,24 +78,24 @@ class GenerationWorker(WorkerProcess):
         """See Generator."""
         self._between_steps(lambda: self._built().finish_generation())
 
-    def open_receiver(self, channel: str, offers: Sequence[ReceivingOffer]) -> None:
+    def open_receiver(self, channel: str, offers: Sequence[TransportHandle]) -> None:
         """Get ready to receive: here, or in each of the generator's own processes."""
         self._between_steps(lambda: self._open(channel, tuple(offers)))
 
-    def _open(self, channel: str, offers: tuple[ReceivingOffer, ...]) -> None:
+    def _open(self, channel: str, offers: tuple[TransportHandle, ...]) -> None:
         from nemotron_steps.engine.weight_sync.adapted import FrozenWeights
-        from nemotron_steps.engine.weight_sync.ends import ReceivingEnd
+        from nemotron_steps.engine.weight_sync.endpoints import ReceivingEndpoint
 
         self._frozen = self._frozen or FrozenWeights()
         if offers[0].transport == OBJECTS or not self._takes_offers():
-            self._receiving[channel] = ReceivingEnd(offers[0], self._frozen)
+            self._receiving[channel] = ReceivingEndpoint(offers[0], self._frozen)
             return
         # The processes take up their offers now: what is offered under a name loses it when all have.
-        offered = self._receiving[channel] = OfferedWeights(channel, offers)
+        offered = self._receiving[channel] = ChannelHandles(channel, offers)
         if self._generator is None:
             self._generator = self._build(offered)
         else:
-            self._elsewhere().take_up(offered)
+            self._elsewhere().open_channel(offered)
 
     def update_weights(self, channel: str, version: int, references: Sequence[Any] | None = None) -> int:
         """Load what the policy sends; the first time, build the generator with it. Returns the bytes received."""
@@ -105,7 +105,7 @@ class GenerationWorker(WorkerProcess):
         from nemotron_steps.engine.policy.adapted_weights import ChangedWeights
 
         receiving = self._receiving[channel]
-        if isinstance(receiving, OfferedWeights):
+        if isinstance(receiving, ChannelHandles):
             return self._elsewhere().update_weights(receiving, version).bytes
         weights = receiving.weights(references)
         if self._generator is None:
@@ -116,7 +116,7 @@ class GenerationWorker(WorkerProcess):
         return receiving.bytes
 
     def _build(self, weights: Any) -> Generator:
-        from nemotron_steps.engine.backends.generator import build_generator
+        from nemotron_steps.engine.setup.backends import build_generator
         from nemotron_steps.models.chat import ChatFormat
 
         settings = self._settings

@@ -8,6 +8,7 @@ the fewest.
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,11 +17,10 @@ import torch
 
 from nemotron_steps.engine.placement.generation_worker import GenerationWorker, GeneratorSettings
 from nemotron_steps.engine.placement.policy_group import PlacedWeights, RayPolicy
-from nemotron_steps.engine.placement.prefix_memory import PrefixMemory
 from nemotron_steps.engine.types import Completion, GenerationRequest, WeightSyncReport
-from nemotron_steps.engine.weight_sync.objects import put_plain
-from nemotron_steps.engine.weight_sync.offers import OBJECTS, ReceivingOffer
+from nemotron_steps.engine.weight_sync.ray_transport import put_plain
 from nemotron_steps.engine.weight_sync.transfer import AdapterTransfer, WeightTransfer
+from nemotron_steps.engine.weight_sync.transport_handle import OBJECTS, TransportHandle
 from nemotron_steps.engine.workers.workers import (
     SILENT_SECONDS,
     Worker,
@@ -177,7 +177,7 @@ class RayGenerator:
             moved = self._transfer[1].update(version)
         else:
             plan, references = put_plain(weights)
-            offers = [ReceivingOffer(OBJECTS, plan)]
+            offers = [TransportHandle(OBJECTS, plan)]
             settle({worker.call("open_receiver", _PLAIN, offers): worker for worker in self.workers})
             moved = sum(settle({w.call("update_weights", _PLAIN, version, references): w for w in self.workers}))
         self.weight_version = version
@@ -209,3 +209,53 @@ class RayGenerator:
             del self._open[completion.request_id]
         self._prefixes.note([*request.prompt_ids, *completion.token_ids], request.engine.number)
         return True
+
+
+BLOCK = 64
+"""Tokens hashed at once. What is left over at a conversation's end is compared as it is."""
+CONVERSATIONS = 2**15
+_ENDS = 64
+"""Conversations that are alike up to their last whole block, of which this many are remembered."""
+
+
+class PrefixMemory:
+    """Conversations by their tokens, each with the number of its engine; the least recently noted is forgotten."""
+
+    def __init__(self, conversations: int = CONVERSATIONS) -> None:
+        self._limit = conversations
+        # Hash of the whole blocks, then the tokens after them.
+        self._ends: OrderedDict[int, OrderedDict[tuple[int, ...], int]] = OrderedDict()
+
+    def note(self, tokens: Sequence[int], engine: int) -> None:
+        """`engine` has just read or sampled all of `tokens`."""
+        key = _hashes(tokens)[-1]
+        ends = self._ends.setdefault(key, OrderedDict())
+        tail = tuple(tokens[len(tokens) // BLOCK * BLOCK :])
+        ends[tail] = engine
+        ends.move_to_end(tail)
+        if len(ends) > _ENDS:
+            ends.popitem(last=False)
+        self._ends.move_to_end(key)
+        if len(self._ends) > self._limit:
+            self._ends.popitem(last=False)
+
+    def find(self, tokens: Sequence[int]) -> int | None:
+        """The engine of the longest remembered conversation that `tokens` continue; None when there is none."""
+        for blocks, key in reversed([*enumerate(_hashes(tokens))]):
+            following = tuple(tokens[blocks * BLOCK : (blocks + 1) * BLOCK])
+            fitting = [tail for tail in self._ends.get(key, ()) if following[: len(tail)] == tail]
+            if fitting:
+                return self._ends[key][max(fitting, key=len)]
+        return None
+
+    def clear(self) -> None:
+        """The engines have dropped their caches."""
+        self._ends.clear()
+
+
+def _hashes(tokens: Sequence[int]) -> list[int]:
+    """Of the first 0, 1, 2, ... whole blocks."""
+    hashes = [0]
+    for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+        hashes.append(hash((hashes[-1], *tokens[start : start + BLOCK])))
+    return hashes

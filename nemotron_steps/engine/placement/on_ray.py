@@ -26,10 +26,16 @@ from nemotron_steps.config.layout.parallel_config import JudgeLayout, judge_copi
 from nemotron_steps.config.schema.rl import NemoGymConfig, RlConfig, VllmModelConfig
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.placement.cluster import RayCluster
-from nemotron_steps.engine.placement.environment_actor import EnvironmentWorker, JudgesBehindHttp, PlacedEnvironmentSet
+from nemotron_steps.engine.placement.environment_actor import (
+    EnvironmentWorker,
+    HttpJudgeRecipe,
+    JudgesBehindHttp,
+    PlacedEnvironmentSet,
+    PlacedJudge,
+    start_judge,
+)
 from nemotron_steps.engine.placement.generation_worker import GeneratorSettings
 from nemotron_steps.engine.placement.generator_group import RayGenerator
-from nemotron_steps.engine.placement.judge_actor import HttpJudgeRecipe, PlacedJudge, start_judge
 from nemotron_steps.engine.placement.parts import Parts, Wanted
 from nemotron_steps.engine.placement.policy_group import RayPolicy
 from nemotron_steps.engine.placement.teacher_group import PlacedTeachers

@@ -13,11 +13,11 @@ import torch
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.placement.policy_worker import FILES, PolicyWorker, arrays_of
-from nemotron_steps.engine.placement.rank_group import RankGroup
 from nemotron_steps.engine.types import Teachers, TrainBatch
-from nemotron_steps.engine.weight_sync.objects import get_weights
-from nemotron_steps.engine.weight_sync.offers import OBJECTS
+from nemotron_steps.engine.weight_sync.ray_transport import get_weights
 from nemotron_steps.engine.weight_sync.transfer import AdapterTransfer, WeightTransfer
+from nemotron_steps.engine.weight_sync.transport_handle import OBJECTS
+from nemotron_steps.engine.workers.ranks import RankGroup
 from nemotron_steps.engine.workers.workers import Worker, settle
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class RayPolicy(RankGroup):
     def build(
         self, config: PolicyConfig, checkpoint: Path, loss_fn: Loss, *, reference: bool, total_steps: int
     ) -> None:
-        """Load the model on every rank; arguments as engine.backends' build_policy."""
+        """Load the model on every rank; arguments as setup.backends' build_policy."""
         self._adapted = config.adapters.enabled
         self.everywhere("build", config, checkpoint, loss_fn, reference, total_steps)
 

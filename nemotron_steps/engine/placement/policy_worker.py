@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nemotron_steps.engine.placement.rank_group import RankWorker
+from nemotron_steps.engine.workers.ranks import RankWorker
 from nemotron_steps.engine.workers.rendezvous import join_store
 from nemotron_steps.errors import StorageError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nemotron_steps.engine.losses.loss import Loss
     from nemotron_steps.engine.placement.parts import WantedTeachers
     from nemotron_steps.engine.types import Policy, Teachers, TrainBatch
-    from nemotron_steps.engine.weight_sync.ends import SendingEnd
+    from nemotron_steps.engine.weight_sync.endpoints import SendingEndpoint
 
 Arrays = Mapping[str, npt.NDArray[Any] | None]
 
@@ -45,17 +45,17 @@ class PolicyWorker(RankWorker):
     _teachers: Teachers
 
     def __init__(self) -> None:
-        self._sending: dict[str, SendingEnd] = {}
+        self._sending: dict[str, SendingEndpoint] = {}
 
     def build(self, config: PolicyConfig, checkpoint: Path, loss_fn: Loss, reference: bool, total_steps: int) -> None:
-        """Load this rank's part of the model; arguments as engine.backends' build_policy."""
-        from nemotron_steps.engine.backends.policy import build_policy
+        """Load this rank's part of the model; arguments as setup.backends' build_policy."""
+        from nemotron_steps.engine.setup.backends import build_policy
 
         self._policy = build_policy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
 
     def build_teachers(self, wanted: WantedTeachers) -> None:
         """Load this rank's part of the teachers."""
-        from nemotron_steps.engine.backends.policy import build_teachers
+        from nemotron_steps.engine.setup.backends import build_teachers
 
         self._teachers = build_teachers(self._policy, wanted.checkpoints, topk=wanted.topk, offload=wanted.offload)
 
@@ -99,11 +99,11 @@ class PolicyWorker(RankWorker):
     def open_sender(
         self, channel: str, transport: str, ipc: Sequence[str] = (), broadcast: Sequence[str] = (), part: str = WHOLE
     ) -> Any:
-        """See SendingEnd.open. `part`: of weights of which adapters alone change, an attribute of AdaptedWeights."""
-        from nemotron_steps.engine.weight_sync.ends import SendingEnd
+        """See SendingEndpoint.open. `part`: of weights of which adapters alone change, an AdaptedWeights attribute."""
+        from nemotron_steps.engine.weight_sync.endpoints import SendingEndpoint
 
         # A connection of its own: waiting on a shared one would block torch's own use of it.
-        self._sending[channel] = SendingEnd(
+        self._sending[channel] = SendingEndpoint(
             channel, lambda: self._weights(part), self._rank, lambda: join_store(*self._address)
         )
         return self._sending[channel].open(transport, ipc, broadcast)
@@ -120,11 +120,11 @@ class PolicyWorker(RankWorker):
         return iter(weights) if part == WHOLE else getattr(weights, part)()
 
     def hide_segment(self, channel: str) -> None:
-        """See SendingEnd.hide_segment."""
+        """See SendingEndpoint.hide_segment."""
         self._sending[channel].hide_segment()
 
     def send_weights(self, channel: str) -> Any:
-        """See SendingEnd.send."""
+        """See SendingEndpoint.send."""
         return self._sending[channel].send()
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nemotron_steps.engine.placement.policy_worker import Arrays, arrays_of, batch_of
-from nemotron_steps.engine.placement.rank_group import RankGroup, RankWorker
+from nemotron_steps.engine.workers.ranks import RankGroup, RankWorker
 from nemotron_steps.engine.workers.workers import Worker, settle
 
 if TYPE_CHECKING:

@@ -13,9 +13,17 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from nemotron_steps.engine.serving.api_errors import ApiError, parse_body, refused
 from nemotron_steps.engine.serving.known_conversations import all_said, said_in_chat
-from nemotron_steps.engine.serving.served_model import Answer, Begun, Prompt, Sampling, ServedModel
+from nemotron_steps.engine.serving.served_model import (
+    Answer,
+    ApiError,
+    Begun,
+    Prompt,
+    Sampling,
+    ServedModel,
+    parse_body,
+    refused,
+)
 from nemotron_steps.environments.http_server import EventStream, Reply
 from nemotron_steps.errors import DataError
 from nemotron_steps.rows.messages import read_messages

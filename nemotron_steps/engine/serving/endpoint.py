@@ -12,11 +12,9 @@ from typing import Any
 
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts.conversation import DEFAULT_FORMAT, TurnFormat
-from nemotron_steps.engine.serving.api_errors import ApiError
 from nemotron_steps.engine.serving.chat_api import chat_completion, tokenize
 from nemotron_steps.engine.serving.responses_api import create_response
-from nemotron_steps.engine.serving.sampling import SamplerBridge
-from nemotron_steps.engine.serving.served_model import ServedModel
+from nemotron_steps.engine.serving.served_model import ApiError, SamplerBridge, ServedModel
 from nemotron_steps.engine.types import SamplingParams
 from nemotron_steps.environments.http_server import EventStream, HttpServer, Reply, Request
 from nemotron_steps.environments.loop_thread import LoopThread

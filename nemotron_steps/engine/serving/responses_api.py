@@ -13,10 +13,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from nemotron_steps.engine.serving.api_errors import parse_body, refused
 from nemotron_steps.engine.serving.chat_api import ApiModel, SharedFields, recorded_ids, usage_of
 from nemotron_steps.engine.serving.known_conversations import all_said, said_in_item
-from nemotron_steps.engine.serving.served_model import Answer, Begun, Prompt, Sampling, ServedModel
+from nemotron_steps.engine.serving.served_model import Answer, Begun, Prompt, Sampling, ServedModel, parse_body, refused
 from nemotron_steps.environments.http_server import Reply
 from nemotron_steps.errors import DataError
 from nemotron_steps.rows.layouts import read_request

@@ -7,21 +7,24 @@ the one that was sampled.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import TemplateError
+from pydantic import BaseModel, ValidationError
 
+from nemotron_steps.config.names import nearest
+from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts.conversation import AssistantTurn, TurnFormat, parse_assistant
-from nemotron_steps.engine.serving.api_errors import ApiError
 from nemotron_steps.engine.serving.known_conversations import KnownConversations, Said
-from nemotron_steps.engine.serving.sampling import SamplerBridge
 from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
-from nemotron_steps.errors import ArtifactError, DataError
+from nemotron_steps.environments.http_server import Reply
+from nemotron_steps.errors import ArtifactError, DataError, EngineError
 from nemotron_steps.models.chat import ChatFormat
 
 
@@ -193,7 +196,7 @@ class ServedModel:
             tools: offered ones; None leaves tool calls unread.
 
         Raises:
-            ApiError: from the generator (sampling.py).
+            ApiError: from the generator, see SamplerBridge.
         """
         defaults = self._defaults
         room = self.max_total_length - len(prompt_ids)
@@ -245,3 +248,158 @@ class ServedModel:
             token = f"token_id:{token_id}" if as_ids else self.chat.decode_token(token_id)
             entries.append({"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []})
         return entries
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class ApiError(Exception):
+    """A request that cannot be answered.
+
+    Args:
+        status: HTTP status.
+        message: what is wrong.
+        param: dotted name of the field that is wrong.
+        code: OpenAI's machine-readable reason.
+    """
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = {
+            "error": {
+                "message": message,
+                "type": "invalid_request_error" if status < 500 else "server_error",
+                "param": param,
+                "code": code,
+            }
+        }
+
+    def reply(self) -> Reply:
+        """As an HTTP answer; a client told to wait is told how long."""
+        return Reply(self.status, self.body, (("Retry-After", "1"),) if self.status == 503 else ())
+
+
+def refused(error: DataError, param: str) -> ApiError:
+    """The answer to messages that cannot be read: 400, with the field.
+
+    Args:
+        param: the field where the error names none within it.
+    """
+    field = (error.where or "").partition(" field ")[2].removeprefix("responses_create_params.") or param
+    what = error.what.replace("responses_create_params.", "")
+    what = what if error.found is None else f"{what}, found {error.found}"
+    return ApiError(400, what, param=field.replace("[", ".").replace("]", ""), code="invalid_value")
+
+
+def parse_body(schema: type[Model], body: Mapping[str, Any]) -> Model:
+    """A request body as its model. A field that is null counts as absent, as in OpenAI's API.
+
+    Raises:
+        ApiError: 400, naming the first field that is wrong.
+    """
+    try:
+        return schema.model_validate({name: value for name, value in body.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        param = ".".join(str(part) for part in first["loc"]) or None
+        if first["type"] == "extra_forbidden" and param is not None:
+            close = nearest(param, schema.model_fields)
+            guess = f"; did you mean {' or '.join(close)}?" if close else ""
+            raise ApiError(
+                400, f"this endpoint does not support `{param}`{guess}", param=param, code="unsupported_parameter"
+            ) from error
+        message = first["msg"].removeprefix("Value error, ")
+        raise ApiError(400, f"{param}: {message}" if param else message, param=param, code="invalid_value") from error
+
+
+_POLL_SECONDS = 0.5
+
+
+class SamplerBridge:
+    """Asks a sampler from any event loop."""
+
+    def __init__(self, sampler: AsyncSampler) -> None:
+        self._sampler = sampler
+        self._running: dict[str, asyncio.Event] = {}
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a loop that steps the generator."""
+        return self._sampler.loop is not None and not self._sampler.loop.is_closed()
+
+    @property
+    def weight_version(self) -> int:
+        """Version of the weights that the next token is sampled with."""
+        return self._sampler.generator.weight_version
+
+    async def samples(
+        self, prompt_ids: Sequence[int], params: SamplingParams, n: int, request_id: str
+    ) -> AsyncGenerator[Completion, None]:
+        """n samples as they finish. Leaving the generator early drops what is unfinished.
+
+        Raises:
+            ApiError: 503 when nothing steps the generator, 400 when it refuses the request, 500 when it broke.
+        """
+        # The same seeded request twice at a time: the second waits, since the generator tells requests apart by id.
+        while request_id in self._running:
+            await self._running[request_id].wait()
+        self._running[request_id] = asyncio.Event()
+        try:
+            async with aclosing(self._sample(prompt_ids, params, n, request_id)) as completions:
+                async for completion in completions:
+                    yield completion
+        finally:
+            self._running.pop(request_id).set()
+
+    async def _sample(
+        self, prompt_ids: Sequence[int], params: SamplingParams, n: int, request_id: str
+    ) -> AsyncGenerator[Completion, None]:
+        here, there = asyncio.get_running_loop(), self._sampler.loop
+        if there is None or there.is_closed():
+            raise ApiError(503, "the generator is not ready", code="not_ready")
+        results: asyncio.Queue[Completion | BaseException] = asyncio.Queue()
+
+        def tell(result: Completion | BaseException) -> None:
+            if not here.is_closed():
+                here.call_soon_threadsafe(results.put_nowait, result)
+
+        def finished(future: asyncio.Future[Completion]) -> None:
+            if future.cancelled():
+                tell(ApiError(503, "the request was dropped by the run", code="dropped"))
+            else:
+                tell(future.exception() or future.result())
+
+        def submit() -> None:  # on the sampler's loop
+            try:
+                futures = self._sampler.submit(prompt_ids, params, n, request_id)
+            except (EngineError, ValueError) as error:
+                message = error.what if isinstance(error, EngineError) else str(error)
+                tell(ApiError(400, message, code="refused_by_generator"))
+                return
+            except Exception as error:  # nobody awaits this callback: whoever asked learns of it
+                tell(error)
+                return
+            for future in futures:
+                future.add_done_callback(finished)
+
+        there.call_soon_threadsafe(submit)
+        done = 0
+        try:
+            while done < n:
+                try:
+                    async with asyncio.timeout(_POLL_SECONDS):  # wait_for may swallow a cancellation (Python 3.11)
+                        result = await results.get()
+                except TimeoutError:
+                    if there.is_closed():
+                        raise ApiError(503, "the run ended", code="not_ready") from None
+                    continue
+                if isinstance(result, ApiError):
+                    raise result
+                if isinstance(result, BaseException):
+                    raise ApiError(500, f"generation broke: {result}") from result
+                done += 1
+                yield result
+        finally:
+            if done < n and not there.is_closed():
+                there.call_soon_threadsafe(self._sampler.cancel_request, request_id)

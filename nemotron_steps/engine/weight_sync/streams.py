@@ -31,7 +31,7 @@ _STORAGE_DEVICE = 6
 
 
 @dataclass(frozen=True)
-class StreamOffer:
+class StreamHandle:
     """What a receiver must know of a sender."""
 
     plan: WeightPlan
@@ -106,12 +106,12 @@ class StreamSender:
         self._staging = torch.empty(plan.largest, dtype=torch.uint8, device=device)
         self._group = _BroadcastGroup(store, name, 0, 1 + len(broadcast), device) if broadcast else None
 
-    def offer(self) -> StreamOffer:
+    def offer(self) -> StreamHandle:
         """What the receivers need."""
         from torch.multiprocessing.reductions import reduce_tensor
 
         staging = reduce_tensor(self._staging)[1] if self._ipc else None  # type: ignore[no-untyped-call]
-        return StreamOffer(self._plan, self._name, staging)
+        return StreamHandle(self._plan, self._name, staging)
 
     def send(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         """Send every weight to every receiver; returns when all of them have taken the last bucket."""
@@ -150,7 +150,7 @@ class StreamReceiver:
     """
 
     def __init__(
-        self, offer: StreamOffer, store: Store, name: str, place: tuple[int, int] | None, device: torch.device
+        self, offer: StreamHandle, store: Store, name: str, place: tuple[int, int] | None, device: torch.device
     ) -> None:
         self._plan, self._name, self._device = offer.plan, name, device
         self._steps = _Steps(store, offer.sender)

@@ -13,13 +13,13 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nemotron_steps.engine.weight_sync.offers import (
+from nemotron_steps.engine.weight_sync.transport_handle import (
     CUDA_IPC,
     GLOO,
     NCCL,
     SHARED_MEMORY,
     STREAM,
-    ReceivingOffer,
+    TransportHandle,
 )
 from nemotron_steps.engine.workers.workers import Worker, settle
 
@@ -85,7 +85,7 @@ class WeightTransfer:
         opening = (self._channel, SHARED_MEMORY, (), (), self._part)
         offer = settle({rank.call("open_sender", *opening): rank for rank in self._ranks})[0]
         try:
-            self._open_receivers([ReceivingOffer(SHARED_MEMORY, offer)] * receivers)
+            self._open_receivers([TransportHandle(SHARED_MEMORY, offer)] * receivers)
         finally:  # memory under a name would outlive every process
             settle({self._ranks[0].call("hide_segment", self._channel): self._ranks[0]})
 
@@ -103,10 +103,10 @@ class WeightTransfer:
         taken = []
         for name, (transport, number) in zip(names, self.transports, strict=True):
             place = (1 + others.index(name), 1 + len(others)) if transport != CUDA_IPC else None
-            taken.append(ReceivingOffer(STREAM, offers[number], address, name, place))
+            taken.append(TransportHandle(STREAM, offers[number], address, name, place))
         self._open_receivers(taken)
 
-    def _open_receivers(self, offers: Sequence[ReceivingOffer]) -> None:
+    def _open_receivers(self, offers: Sequence[TransportHandle]) -> None:
         """Give every generation worker the offers of its processes."""
         calls = {}
         for number, worker in enumerate(self._workers):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.engine.build.rows import RunRows
-from nemotron_steps.engine.build.run import build_run
+from nemotron_steps.engine.placement.run import build_run
 from nemotron_steps.engine.rollouts.data import read_rows
-from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.engine.setup.rows import RunRows
+from nemotron_steps.runs.context import Tracker
 from tests.engine.grpo import grpo_runs
 
 

@@ -13,11 +13,15 @@ import torch
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, VllmModelConfig
 from nemotron_steps.engine.placement import environment_actor
-from nemotron_steps.engine.placement.environment_actor import EnvironmentWorker, PlacedEnvironment
-from nemotron_steps.engine.placement.judge_actor import HttpJudgeRecipe, copy_for
+from nemotron_steps.engine.placement.environment_actor import (
+    EnvironmentWorker,
+    HttpJudgeRecipe,
+    PlacedEnvironment,
+    copy_for,
+)
 from nemotron_steps.engine.placement.policy_worker import PolicyWorker, arrays_of, batch_of
-from nemotron_steps.engine.placement.sampling import device_plan
-from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response, Session, Verdict
+from nemotron_steps.engine.placement.standalone import device_plan
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Response, Session
 from nemotron_steps.errors import ConfigError, StorageError, WorkerLostError
 from tests.engine.engine_samples import random_batch
 
@@ -41,8 +45,8 @@ class Counting(Environment):
     async def follow_up(self, row: Any, response: Response, session: Session) -> str | None:
         return f"{session.state} {response.text}"
 
-    async def verify(self, row: Any, response: Response, session: Session) -> Verdict:
-        return Verdict(1.0, {"state": float(session.state)})
+    async def verify(self, row: Any, response: Response, session: Session) -> GradeResult:
+        return GradeResult(1.0, {"state": float(session.state)})
 
 
 class Plain(Environment):
@@ -50,8 +54,8 @@ class Plain(Environment):
 
     name = "plain"
 
-    async def verify(self, row: Any, response: Response, session: Session) -> Verdict:
-        return Verdict(0.5)
+    async def verify(self, row: Any, response: Response, session: Session) -> GradeResult:
+        return GradeResult(0.5)
 
 
 def test_a_sessions_state_stays_in_the_worker_until_it_is_released() -> None:
@@ -162,7 +166,7 @@ CHOSEN = [2, 3, 2, 2, 2, 3, 3, 0]
 def test_a_recipe_builds_its_own_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
     monkeypatch.setattr(
-        "nemotron_steps.engine.backends.judges.build_judge", lambda *given, **more: built.append((given, more)) or "j"
+        "nemotron_steps.engine.setup.judges.build_judge", lambda *given, **more: built.append((given, more)) or "j"
     )
     config = VllmModelConfig(model="m")
     assert HttpJudgeRecipe("judge_model", config, 3).build() == "j"  # type: ignore[comparison-overlap]

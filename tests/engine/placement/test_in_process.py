@@ -8,11 +8,11 @@ import pytest
 
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, EnvConfig
-from nemotron_steps.engine.backends.judges import build_judges
-from nemotron_steps.engine.placement import in_process
+from nemotron_steps.engine.placement import parts as in_process
 from nemotron_steps.engine.placement.parts import Wanted, WantedTeachers
-from nemotron_steps.engine.placement.sampling import SamplingWanted, place_sampling
+from nemotron_steps.engine.placement.standalone import SamplingWanted, place_sampling
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge
+from nemotron_steps.engine.setup.judges import build_judges
 from nemotron_steps.environments.judged.judges import HttpJudge
 from tests.engine.grpo.grpo_runs import config_of, start
 
@@ -79,7 +79,7 @@ def test_every_part_is_built_as_the_run_wants_it_and_has_its_place(checkpoint, t
         judges=frozenset(),
         teachers=WantedTeachers({"a": tmp_path}, 3, offload=True),
     )
-    parts = in_process.place(config, wanted)
+    parts = in_process.place_in_process(config, wanted)
     assert told["build_policy"] == (
         (config.policy, wanted.checkpoint, wanted.loss_fn),
         {"reference": True, "total_steps": 7},
@@ -116,8 +116,8 @@ def test_what_samples_without_a_policy_is_built_as_it_is_wanted_and_closed(tmp_p
         told["judges"] = (arguments, options)
         return {"judge_model": http}
 
-    monkeypatch.setattr("nemotron_steps.engine.backends.generator.build_generator", generators)
-    monkeypatch.setattr("nemotron_steps.engine.backends.judges.build_judges", judges)
+    monkeypatch.setattr("nemotron_steps.engine.setup.backends.build_generator", generators)
+    monkeypatch.setattr("nemotron_steps.engine.setup.judges.build_judges", judges)
     chat, env, generation = object(), EnvConfig(), GenerationConfig()
     roles = frozenset({"judge_model"})
     wanted = SamplingWanted(tmp_path, chat, generation, env, roles, "mcqa", 99, "float32", seed=5)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemotron_steps.engine.backends.policy import build_policy
 from nemotron_steps.engine.grpo.loop import train
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
+from nemotron_steps.engine.setup.backends import build_policy
 from tests.engine.placement.conftest import config_of, start
 
 pytestmark = pytest.mark.ray

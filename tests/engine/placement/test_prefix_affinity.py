@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nemotron_steps.engine.placement import generator_group, prefix_memory
-from nemotron_steps.engine.placement.generator_group import AFFINITY_MARGIN, RayGenerator
-from nemotron_steps.engine.placement.prefix_memory import BLOCK, PrefixMemory
+from nemotron_steps.engine.placement import generator_group
+from nemotron_steps.engine.placement.generator_group import AFFINITY_MARGIN, BLOCK, PrefixMemory, RayGenerator
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams
 from nemotron_steps.errors import EngineError
 
@@ -142,7 +141,7 @@ def test_what_was_not_noted_for_longest_is_forgotten():
 
 
 def test_of_conversations_alike_up_to_their_last_block_the_least_noted_is_forgotten(monkeypatch):
-    monkeypatch.setattr(prefix_memory, "_ENDS", 2)
+    monkeypatch.setattr(generator_group, "_ENDS", 2)
     memory = PrefixMemory()
     for token in (5, 6, 5, 7):
         memory.note([*range(BLOCK), token], token)

@@ -11,8 +11,7 @@ import torch
 from nemotron_steps.config.layout.parallel_config import ParallelConfig, TeacherLayout
 from nemotron_steps.config.schema.opd import NonColocatedTeachersConfig, OpdConfig, TeacherResourceConfig
 from nemotron_steps.config.schema.policy import PolicyConfig
-from nemotron_steps.engine.losses.distillation import DistillationLoss
-from nemotron_steps.engine.losses.teacher_kl import TeacherKl
+from nemotron_steps.engine.losses.distillation import DistillationLoss, TeacherKl
 from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.on_ray import DevicePlan
 from nemotron_steps.engine.placement.teacher_group import PlacedTeachers, teacher_config

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from nemotron_steps.config.schema.rl import VllmModelConfig
-from nemotron_steps.engine.backends.judges import build_judge
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts.conversation import TurnFormat
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge
 from nemotron_steps.engine.serving.endpoint import Endpoint
+from nemotron_steps.engine.setup.judges import build_judge
 from nemotron_steps.engine.types import SamplingParams
 from nemotron_steps.environments.judged.judges import HttpJudge
 from nemotron_steps.errors import JudgeUnavailableError

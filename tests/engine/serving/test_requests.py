@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 
 from nemotron_steps.engine.rollouts.conversation import TurnFormat
-from nemotron_steps.engine.serving import sampling
-from nemotron_steps.engine.serving.api_errors import ApiError
+from nemotron_steps.engine.serving import served_model as sampling
 from nemotron_steps.engine.serving.chat_api import MAX_CHOICES, chat_completion, tokenize
 from nemotron_steps.engine.serving.endpoint import Endpoint
 from nemotron_steps.engine.serving.known_conversations import KnownConversations, said_in_chat
 from nemotron_steps.engine.serving.responses_api import create_response
-from nemotron_steps.engine.serving.sampling import SamplerBridge
-from nemotron_steps.engine.serving.served_model import ServedModel
+from nemotron_steps.engine.serving.served_model import ApiError, SamplerBridge, ServedModel
 from nemotron_steps.engine.types import SamplingParams
 from nemotron_steps.environments.http_server import EventStream, Request
 from tests.engine.serving.test_served_model import CALL, Bridge

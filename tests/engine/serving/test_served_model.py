@@ -10,8 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from nemotron_steps.engine.rollouts.conversation import TurnFormat
-from nemotron_steps.engine.serving.api_errors import ApiError, parse_body
-from nemotron_steps.engine.serving.served_model import Begun, Sampling, ServedModel
+from nemotron_steps.engine.serving.served_model import ApiError, Begun, Sampling, ServedModel, parse_body
 from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
 from tests.models.stock_chats import stock_chat
 

@@ -9,9 +9,9 @@ import torch
 from torch.distributed import HashStore
 
 from nemotron_steps.engine.weight_sync.adapted import FrozenWeights
-from nemotron_steps.engine.weight_sync.ends import ReceivingEnd, SendingEnd
-from nemotron_steps.engine.weight_sync.offers import OBJECTS, SHARED_MEMORY, STREAM, ReceivingOffer
+from nemotron_steps.engine.weight_sync.endpoints import ReceivingEndpoint, SendingEndpoint
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
+from nemotron_steps.engine.weight_sync.transport_handle import OBJECTS, SHARED_MEMORY, STREAM, TransportHandle
 from nemotron_steps.errors import EngineError
 from nemotron_steps.models.adapters import peft_name
 
@@ -26,7 +26,7 @@ def sender(rank, read):
             read.append(name)
             yield name, tensor
 
-    return SendingEnd("channel", weights, rank, lambda: pytest.fail("no store is needed"))
+    return SendingEndpoint("channel", weights, rank, lambda: pytest.fail("no store is needed"))
 
 
 def test_rank_0_alone_makes_a_segment_and_all_ranks_read_their_weights():
@@ -34,7 +34,7 @@ def test_rank_0_alone_makes_a_segment_and_all_ranks_read_their_weights():
     first, second = (sender(rank, read) for rank, read in enumerate(reads))
     plan, path = first.open(SHARED_MEMORY)
     assert second.open(SHARED_MEMORY) is None
-    receiving = ReceivingEnd(ReceivingOffer(SHARED_MEMORY, (plan, path)), FrozenWeights())
+    receiving = ReceivingEndpoint(TransportHandle(SHARED_MEMORY, (plan, path)), FrozenWeights())
     for end in (first, second):
         end.hide_segment()
     assert not os.path.exists(path)
@@ -59,19 +59,19 @@ def test_a_rank_that_sends_nothing_reads_its_weights_all_the_same(transport):
 @pytest.mark.parametrize(("ipc", "broadcast"), [(["g0"], []), ([], ["g1"])])
 def test_a_rank_with_receivers_of_one_kind_alone_offers_them_its_stream(ipc, broadcast, monkeypatch):
     monkeypatch.setattr("torch.multiprocessing.reductions.reduce_tensor", lambda tensor: (None, "handle"))
-    end = SendingEnd("channel", lambda: iter(GIVEN), 1, HashStore)
+    end = SendingEndpoint("channel", lambda: iter(GIVEN), 1, HashStore)
     offer = end.open(STREAM, ipc, broadcast)
     assert (offer.sender, offer.staging) == ("channel/rank 1", "handle" if ipc else None)
     assert offer.plan == WeightPlan.of(GIVEN)
 
 
 def test_weights_whose_transport_is_not_open_are_refused():
-    receiving = ReceivingEnd(ReceivingOffer(OBJECTS, WeightPlan.of(GIVEN)), FrozenWeights())
+    receiving = ReceivingEndpoint(TransportHandle(OBJECTS, WeightPlan.of(GIVEN)), FrozenWeights())
     with pytest.raises(EngineError, match="before their transport was opened"):
         receiving.weights(None)
 
 
 def test_a_receiver_of_adapters_knows_that_it_is_one():
     halves = [(peft_name("model.norm.weight", letter), torch.ones(1, 1)) for letter in "AB"]
-    receiving = ReceivingEnd(ReceivingOffer(OBJECTS, WeightPlan.of(halves)), FrozenWeights())
+    receiving = ReceivingEndpoint(TransportHandle(OBJECTS, WeightPlan.of(halves)), FrozenWeights())
     assert receiving.is_adapter

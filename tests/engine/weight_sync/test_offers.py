@@ -6,9 +6,15 @@ import pytest
 import torch
 
 from nemotron_steps.engine.weight_sync import transfer as module
-from nemotron_steps.engine.weight_sync.offers import OBJECTS, SHARED_MEMORY, STREAM, OfferedWeights, ReceivingOffer
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.transfer import AdapterTransfer, WeightTransfer
+from nemotron_steps.engine.weight_sync.transport_handle import (
+    OBJECTS,
+    SHARED_MEMORY,
+    STREAM,
+    ChannelHandles,
+    TransportHandle,
+)
 from nemotron_steps.errors import EngineError
 
 GIVEN = [("a", torch.arange(3.0)), ("b", torch.ones(64)), ("c", torch.arange(65, dtype=torch.bfloat16))]
@@ -49,12 +55,12 @@ def test_an_offer_knows_its_plan_by_any_transport():
     plan = WeightPlan.of(GIVEN)
     stream = type("Offer", (), {"plan": plan})()
     offers = [
-        ReceivingOffer(SHARED_MEMORY, (plan, "/dev/shm/x")),
-        ReceivingOffer(OBJECTS, plan),
-        ReceivingOffer(STREAM, stream),
+        TransportHandle(SHARED_MEMORY, (plan, "/dev/shm/x")),
+        TransportHandle(OBJECTS, plan),
+        TransportHandle(STREAM, stream),
     ]
     assert [offer.plan for offer in offers] == [plan] * 3
-    assert OfferedWeights("channel", tuple(offers)).bytes == 3 * plan.payload
+    assert ChannelHandles("channel", tuple(offers)).bytes == 3 * plan.payload
 
 
 class Noted:
@@ -95,7 +101,7 @@ def test_a_segment_is_written_before_anyone_reads_it_and_loses_its_name_once_all
     opened = WeightTransfer(ranks, generators, ("host", 1), part="frozen")
     channel = log[0][2]
     opening = (channel, SHARED_MEMORY, (), (), "frozen")
-    offers = [ReceivingOffer(SHARED_MEMORY, "offer")]
+    offers = [TransportHandle(SHARED_MEMORY, "offer")]
     assert log == [
         ("r0", "open_sender", *opening), ("r1", "open_sender", *opening), "settled",
         ("g0", "open_receiver", channel, offers), ("g1", "open_receiver", channel, offers), "settled",
@@ -135,7 +141,7 @@ def test_streams_are_sent_while_they_are_taken_and_each_process_has_its_place(lo
     ]
 
     def offer(number, name, place):
-        return ReceivingOffer(STREAM, f"offer {number}", ("host", 1), name, place)
+        return TransportHandle(STREAM, f"offer {number}", ("host", 1), name, place)
 
     assert log[3:5] == [
         ("g0", "open_receiver", channel, [offer(1, "g0/0", None), offer(0, "g0/1", (1, 3))]),

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemotron_steps.engine.weight_sync.objects import get_weights, put_weights
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
+from nemotron_steps.engine.weight_sync.ray_transport import get_weights, put_weights
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentReader, SegmentWriter
 from nemotron_steps.engine.weight_sync.streams import StreamReceiver, StreamSender
 from nemotron_steps.engine.weight_sync.transfer import Receiver, choose_transports

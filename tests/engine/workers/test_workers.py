@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from nemotron_steps.config.schema.rl import VllmModelConfig
-from nemotron_steps.engine.placement.judge_actor import start_judge
+from nemotron_steps.engine.placement.environment_actor import start_judge
 from nemotron_steps.engine.workers import workers as module
 from nemotron_steps.engine.workers.workers import (
     SILENT_SECONDS,

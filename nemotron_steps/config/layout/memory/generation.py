@@ -14,7 +14,7 @@ GIB = 2**30
 SLEEPING = int(0.75 * GIB)
 """What a vLLM that sleeps keeps beside its CUDA context: graphs, communicators, workspaces."""
 SHARED_TOKENS = 32
-"""Prompts from this length on are held once for all answers to them (engine/generation/embedded/prefix.py)."""
+"""Prompts from this length on are held once for all answers to them (engine/generation/embedded/prefix_cache.py)."""
 FIRST_COLUMNS = 512
 WIDENED = 3
 """From FIRST_COLUMNS on a cache is widened by half, keys and values in turn: a third of it exists twice."""

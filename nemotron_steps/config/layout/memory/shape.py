@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nemotron_steps.config.families import FAMILIES
-from nemotron_steps.config.hybrid_layers import UNKNOWN, pattern_of
+from nemotron_steps.config.families import FAMILIES, LARGEST, LISTED, UNKNOWN, pattern_of
 from nemotron_steps.config.layout.parallel_config import ParallelConfig, stage_layers
-from nemotron_steps.config.model_sizes import LARGEST, LISTED
 
 ATTENTION, MLP, EXPERTS, MAMBA = "*", "-", "E", "M"
 _QK_NORM = ("qwen3", "qwen3_moe")

@@ -20,13 +20,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nemotron_steps.engine.generation.embedded.base import CachedModel
-from nemotron_steps.engine.generation.embedded.batch import DecodeBatch, NewRow
-from nemotron_steps.engine.generation.embedded.graph import GraphDecoder
-from nemotron_steps.engine.generation.embedded.hybrid import HybridModel
-from nemotron_steps.engine.generation.embedded.model import EmbeddedModel
-from nemotron_steps.engine.generation.embedded.native import NativeDecoder
-from nemotron_steps.engine.generation.embedded.prefix import Prefix, PrefixCache
+from nemotron_steps.engine.generation.embedded.cached_model import CachedModel
+from nemotron_steps.engine.generation.embedded.decode_batch import DecodeBatch, NewRow
+from nemotron_steps.engine.generation.embedded.decoders import GraphDecoder, NativeDecoder
+from nemotron_steps.engine.generation.embedded.dense_model import CachedDenseModel
+from nemotron_steps.engine.generation.embedded.hybrid_model import CachedHybridModel
+from nemotron_steps.engine.generation.embedded.prefix_cache import Prefix, PrefixCache
 from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan, make_plan, sample, stream_key
 from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights, ChangedWeights, after
 from nemotron_steps.engine.policy.malloc_tuning import release_gpu_memory
@@ -483,8 +482,8 @@ class EmbeddedGenerator:
 
 def _model_of(architecture: Architecture, max_positions: int, device: torch.device, dtype: torch.dtype) -> CachedModel:
     if architecture.is_hybrid:
-        return HybridModel(architecture, device=device, dtype=dtype)
-    return EmbeddedModel(architecture, max_positions=max_positions, device=device, dtype=dtype)
+        return CachedHybridModel(architecture, device=device, dtype=dtype)
+    return CachedDenseModel(architecture, max_positions=max_positions, device=device, dtype=dtype)
 
 
 def _computed(sequence: _Sequence) -> Prefix:

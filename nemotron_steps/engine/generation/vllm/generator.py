@@ -13,20 +13,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from nemotron_steps.engine.generation.embedded.sampling import stream_key
 from nemotron_steps.engine.generation.vllm.engine import default_group_kept, on_cpu, start_engine
 from nemotron_steps.engine.generation.vllm.liveness import call, wait_for_output
-from nemotron_steps.engine.generation.vllm.recorded import recorded_experts
 from nemotron_steps.engine.generation.vllm.transfer import WorkersTransfer, hand_over
 from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights, after
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, WeightSyncReport
-from nemotron_steps.engine.weight_sync.offers import OfferedWeights
+from nemotron_steps.engine.weight_sync.transport_handle import ChannelHandles
 from nemotron_steps.errors import EngineError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.stopping import left_to_us
 from nemotron_steps.waiting import waiting
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from nemotron_steps.config.schema.policy import VllmConfig
@@ -81,7 +85,7 @@ class VllmGenerator:
         *,
         max_total_length: int,
         precision: str,
-        weights: Iterable[tuple[str, torch.Tensor]] | OfferedWeights | None = None,
+        weights: Iterable[tuple[str, torch.Tensor]] | ChannelHandles | None = None,
         in_flight_updates: bool = True,
         recompute_kv_cache: bool = False,
         shares_device: bool = False,
@@ -119,8 +123,8 @@ class VllmGenerator:
             WorkersTransfer(self._engine, started.workers, own_process=self._own_process) if started.workers else None
         )
         try:
-            if isinstance(weights, OfferedWeights):
-                self.take_up(weights)
+            if isinstance(weights, ChannelHandles):
+                self.open_channel(weights)
             elif weights is not None:
                 self.update_weights(weights, 0)
         except BaseException:
@@ -226,13 +230,13 @@ class VllmGenerator:
             call(self._engine, lambda: self._engine.sleep(level=2), WAKE_SECONDS)
             self._asleep = {"weights", "kv_cache"}
 
-    def take_up(self, offered: OfferedWeights) -> None:
+    def open_channel(self, offered: ChannelHandles) -> None:
         """Open a channel of weights that the tensor-parallel workers fetch themselves in later updates."""
         assert self._to_workers is not None, "an engine in one process is given tensors"
-        self._to_workers.take_up(offered)
+        self._to_workers.open_channel(offered)
 
     def update_weights(
-        self, weights: Iterable[tuple[str, torch.Tensor]] | OfferedWeights, version: int
+        self, weights: Iterable[tuple[str, torch.Tensor]] | ChannelHandles, version: int
     ) -> WeightSyncReport:
         """Load new weights; the prefix cache is dropped, running sequences go on under the new weights.
 
@@ -250,7 +254,7 @@ class VllmGenerator:
         if self._to_workers is not None:
             moved = self._to_workers.load(weights)
         else:
-            assert not isinstance(weights, OfferedWeights), "only processes of their own take up offers"
+            assert not isinstance(weights, ChannelHandles), "only processes of their own take up offers"
             moved = hand_over(self._engine, after(weights, self._frozen_of))
             if isinstance(weights, AdaptedWeights):
                 moved = weights.bytes if self._frozen_of is weights.source else moved
@@ -321,3 +325,40 @@ def _sampled_logprobs(token_ids: Any, logprobs: Any) -> list[float]:
             found=str(len(values)),
         )
     return values
+
+
+def recorded_experts(sample: Any, mixtures: Sequence[int], fed: int) -> npt.NDArray[np.int16]:
+    """int16 [fed, mixtures, k], -1 for last tokens of which vLLM says nothing.
+
+    Args:
+        sample: vLLM's CompletionOutput, of an engine that records.
+        mixtures: layers that have experts, from 0.
+        fed: tokens of the prompt and of the sample, without the last. What vLLM recorded beyond them, of tokens that it
+            sampled and took back, is dropped.
+
+    Raises:
+        EngineError: there is no record, or one of fewer layers; or a token has an expert twice, which is how vLLM's
+            buffers look where a kernel routes by itself and nothing was recorded.
+    """
+    record = sample.routed_experts
+    if record is None or record.ndim != 3 or record.shape[1] <= mixtures[-1]:
+        raise EngineError(
+            "vLLM returned no experts of this model's layers",
+            where="CompletionOutput.routed_experts",
+            expected=f"[tokens, more than {mixtures[-1]} layers, experts a token]",
+            found="nothing" if record is None else "x".join(map(str, record.shape)),
+        )
+    known = record[:fed, list(mixtures)].astype(np.int16)
+    twice = (np.diff(np.sort(known), axis=-1) == 0).any((-1, -2))
+    if twice.any():
+        raise EngineError(
+            "vLLM did not record the experts of all tokens",
+            where="CompletionOutput.routed_experts",
+            expected="different experts of a token in a layer",
+            found=f"an expert twice for {int(twice.sum())} of {len(known)} tokens",
+            hints=[
+                "+policy.generation.vllm_kwargs.moe_backend=triton   # a kernel that leaves routing to vLLM",
+                "policy.router_replay.enabled=false",
+            ],
+        )
+    return np.pad(known, ((0, fed - len(known)), (0, 0), (0, 0)), constant_values=-1)

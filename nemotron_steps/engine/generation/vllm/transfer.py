@@ -12,19 +12,18 @@ from __future__ import annotations
 import socket
 import threading
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from nemotron_steps.engine.generation.vllm import offer_codec
 from nemotron_steps.engine.generation.vllm.liveness import call, lost_engine
 from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights
-from nemotron_steps.engine.weight_sync.offers import SHARED_MEMORY, STREAM, OfferedWeights, ReceivingOffer
-from nemotron_steps.engine.weight_sync.plan import WeightPlan
+from nemotron_steps.engine.weight_sync.plan import Bucket, Entry, WeightPlan
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentWriter
-from nemotron_steps.engine.weight_sync.streams import StreamSender
+from nemotron_steps.engine.weight_sync.streams import StreamHandle, StreamSender
+from nemotron_steps.engine.weight_sync.transport_handle import SHARED_MEMORY, STREAM, ChannelHandles, TransportHandle
 from nemotron_steps.engine.workers.rendezvous import serve_store
 from nemotron_steps.errors import RESUME, WorkerLostError
 
@@ -82,7 +81,7 @@ class WorkersTransfer:
         """Where adapters alone are trained, their channel, beside that of the frozen weights."""
         self._frozen_of: object = None
 
-    def load(self, weights: Weights | OfferedWeights) -> int:
+    def load(self, weights: Weights | ChannelHandles) -> int:
         """Load Hugging Face-named weights; every worker keeps its shard. Returns the bytes received, over all workers.
 
         One call of the workers: a scheduler in another process would sample between two.
@@ -90,7 +89,7 @@ class WorkersTransfer:
         Raises:
             WorkerLostError: a worker died, or did not answer within FIRST_SECONDS or LATER_SECONDS.
         """
-        if isinstance(weights, OfferedWeights):
+        if isinstance(weights, ChannelHandles):
             self._call("load_offered", channel=weights.channel)
             self._loaded = True
             return weights.bytes
@@ -117,7 +116,7 @@ class WorkersTransfer:
     def _open(self, weights: list[tuple[str, torch.Tensor]]) -> _LocalSender:
         sender = _LocalSender(WeightPlan.of(weights), self._workers, weights[0][1].device)
         try:
-            self.take_up(sender.offered)
+            self.open_channel(sender.offered)
         finally:
             sender.taken_up()
         return sender
@@ -128,9 +127,9 @@ class WorkersTransfer:
         self._loaded = True
         return sender.offered.bytes
 
-    def take_up(self, offered: OfferedWeights) -> None:
+    def open_channel(self, offered: ChannelHandles) -> None:
         """Open a channel in every worker; `load` reads from it. WorkerLostError as `load`."""
-        self._call("init_weight_transfer_engine", init_info=offer_codec.to_plain(offered))
+        self._call("init_weight_transfer_engine", init_info=to_plain(offered))
 
     def _call(self, method: str, **arguments: Any) -> None:
         seconds = LATER_SECONDS if self._loaded else FIRST_SECONDS
@@ -167,13 +166,13 @@ class _LocalSender:
         self._stream: StreamSender | None = None
         if device.type == "cpu":
             self._segment = SegmentWriter(plan)
-            offers = [ReceivingOffer(SHARED_MEMORY, (plan, self._segment.path))] * workers
+            offers = [TransportHandle(SHARED_MEMORY, (plan, self._segment.path))] * workers
         else:
             self._store, port = serve_store(_LOOPBACK)
             self._stream = StreamSender(plan, self._store, channel, ipc=names, broadcast=(), device=device)
             offer = self._stream.offer()
-            offers = [ReceivingOffer(STREAM, offer, (_LOOPBACK, port), name) for name in names]
-        self.offered = OfferedWeights(channel, tuple(offers))
+            offers = [TransportHandle(STREAM, offer, (_LOOPBACK, port), name) for name in names]
+        self.offered = ChannelHandles(channel, tuple(offers))
 
     def taken_up(self) -> None:
         """Every worker has mapped the segment: memory under a name would outlive every process."""
@@ -236,3 +235,78 @@ def lost_worker(engine: Any, error: Exception) -> WorkerLostError | None:
         found=cause,
         hints=[f"{RESUME}   # goes on from the last checkpoint"],
     )
+
+
+_CLASSES = {kind.__name__: kind for kind in (torch.Tensor, torch.storage.TypedStorage, torch.UntypedStorage)}
+"""What a CUDA IPC handle names beside numbers and bytes."""
+
+
+def to_plain(offered: ChannelHandles) -> dict[str, Any]:
+    """Numbers, strings, bytes, lists and mappings alone."""
+    plans = [offer.plan for offer in offered.offers]
+    return {
+        "channel": offered.channel,
+        "plan": [_plain_bucket(bucket) for bucket in plans[0].buckets],
+        "offers": [_plain_offer(offer) for offer in offered.offers],
+    }
+
+
+def from_plain(info: Mapping[str, Any], rank: int) -> TransportHandle:
+    """The offer of one worker."""
+    plan = WeightPlan(tuple(_bucket(bucket) for bucket in info["plan"]))
+    found = info["offers"][rank]
+    if found["transport"] == SHARED_MEMORY:
+        offer: Any = (plan, found["path"])
+    else:
+        staging = found["staging"]
+        offer = StreamHandle(
+            plan, found["sender"], None if staging is None else tuple(_value(each) for each in staging)
+        )
+    address, place = found["address"], found["place"]
+    return TransportHandle(
+        found["transport"],
+        offer,
+        None if address is None else (address[0], address[1]),
+        found["name"],
+        None if place is None else (place[0], place[1]),
+    )
+
+
+def _plain_bucket(bucket: Bucket) -> dict[str, Any]:
+    entries = [[e.name, list(e.shape), str(e.dtype).removeprefix("torch."), e.start] for e in bucket.entries]
+    return {"entries": entries, "bytes": bucket.bytes, "start": bucket.start}
+
+
+def _bucket(plain: Mapping[str, Any]) -> Bucket:
+    entries = (
+        Entry(name, tuple(shape), getattr(torch, dtype), start) for name, shape, dtype, start in plain["entries"]
+    )
+    return Bucket(tuple(entries), plain["bytes"], plain["start"])
+
+
+def _plain_offer(offer: TransportHandle) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "transport": offer.transport,
+        "name": offer.name,
+        "address": None if offer.address is None else list(offer.address),
+        "place": None if offer.place is None else list(offer.place),
+    }
+    if offer.transport == SHARED_MEMORY:
+        return {**plain, "path": offer.offer[1]}
+    staging = offer.offer.staging
+    staged = None if staging is None else [_plain_value(value) for value in staging]
+    return {**plain, "sender": offer.offer.sender, "staging": staged}
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, type):
+        return {"class": value.__name__}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _value(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        return _CLASSES[plain["class"]] if "class" in plain else getattr(torch, plain["dtype"])
+    return tuple(plain) if isinstance(plain, list) else plain

@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from nemotron_steps.engine.generation.vllm.offer_codec import from_plain
-from nemotron_steps.engine.generation.vllm.transfer import IN_PROCESS, OFFERED, take
+from nemotron_steps.engine.generation.vllm.transfer import IN_PROCESS, OFFERED, from_plain, take
 from nemotron_steps.engine.workers.lifetime import end_with_parent
 
 if TYPE_CHECKING:
     import torch
 
-    from nemotron_steps.engine.weight_sync.ends import ReceivingEnd
+    from nemotron_steps.engine.weight_sync.endpoints import ReceivingEndpoint
 
 
 @dataclass
@@ -43,7 +42,7 @@ class Ticket(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 @dataclass
 class Offers(WeightTransferInitInfo):  # type: ignore[misc]
-    """A channel to open, as offer_codec.py writes it: one offer for each worker, in rank order."""
+    """A channel to open, as transfer.py writes it: one offer for each worker, in rank order."""
 
     channel: str
     plan: list[Any]
@@ -153,15 +152,15 @@ class OfferedTransfer(_LayerwiseTransfer):
         _end_with_ours()
         from nemotron_steps.engine.weight_sync.adapted import FrozenWeights
 
-        self._ends: dict[str, ReceivingEnd] = {}
+        self._ends: dict[str, ReceivingEndpoint] = {}
         self._frozen = FrozenWeights()
 
     def init_transfer_engine(self, init_info: Offers) -> None:
         """Take up this worker's offer."""
-        from nemotron_steps.engine.weight_sync.ends import ReceivingEnd
+        from nemotron_steps.engine.weight_sync.endpoints import ReceivingEndpoint
 
         offered = from_plain(vars(init_info), self.parallel_config.rank)
-        self._ends[init_info.channel] = ReceivingEnd(offered, self._frozen)
+        self._ends[init_info.channel] = ReceivingEndpoint(offered, self._frozen)
 
     def receive_weights(self, update_info: Channel, *_: Any) -> None:
         """Read one transfer to its end; every layer keeps its shard."""

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
+from nemotron_steps.config.families import LISTED
 from nemotron_steps.config.layout.memory.policy import held_by_adapters
 from nemotron_steps.config.layout.memory.shape import Held, ModelShape, held, held_ahead
 from nemotron_steps.config.layout.parallel_config import ParallelConfig
-from nemotron_steps.config.model_sizes import LISTED
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.mapping import megatron_shape, parameters
 from tests.config.layout.memory.shapes import NANO_4B, NANO_30B, QWEN3_8B, QWEN3_30B_A3B, SUPER_120B

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron_steps.engine.generation.embedded.graph import padded_rows, sets_of_rows
+from nemotron_steps.engine.generation.embedded.decoders import padded_rows
+from nemotron_steps.engine.generation.embedded.shared_prefix_batching import sets_of_rows
 
 SCRIPT = """
 import json
@@ -23,7 +24,7 @@ import torch
 from tests.engine.generation.embedded.embedded_models import random_model
 from nemotron_steps.engine.generation.embedded import kernels as embedded_kernels
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
-from nemotron_steps.engine.generation.embedded.graph import GraphDecoder
+from nemotron_steps.engine.generation.embedded.decoders import GraphDecoder
 from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 

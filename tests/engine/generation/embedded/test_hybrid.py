@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nemotron_steps.engine.generation.embedded.batch import DecodeBatch, NewRow
+from nemotron_steps.engine.generation.embedded.decode_batch import DecodeBatch, NewRow
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
-from nemotron_steps.engine.generation.embedded.hybrid import HybridModel
-from nemotron_steps.engine.generation.embedded.mixers import experts, mamba_step, mamba_step_on_device
-from nemotron_steps.engine.generation.embedded.prefix import PrefixCache
+from nemotron_steps.engine.generation.embedded.hybrid_layers import experts, mamba_step, mamba_step_on_device
+from nemotron_steps.engine.generation.embedded.hybrid_model import CachedHybridModel
+from nemotron_steps.engine.generation.embedded.prefix_cache import PrefixCache
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 from nemotron_steps.errors import EngineError
@@ -67,9 +67,9 @@ def make(name: str, *, rows: int = 16, length: int = 96, **kwargs: Any) -> tuple
     return model, EmbeddedGenerator(architecture, weights, max_sequences=rows, max_total_length=length, **kwargs)
 
 
-def hybrid(name: str) -> HybridModel:
+def hybrid(name: str) -> CachedHybridModel:
     reference, architecture = shared_twin(name)
-    model = HybridModel(architecture, device=torch.device("cpu"), dtype=torch.float32)
+    model = CachedHybridModel(architecture, device=torch.device("cpu"), dtype=torch.float32)
     with torch.inference_mode():
         model.load(hub_weights(reference).items())
     return model

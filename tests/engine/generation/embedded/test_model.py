@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from nemotron_steps.engine.generation.embedded.batch import DecodeBatch, NewRow
-from nemotron_steps.engine.generation.embedded.model import EmbeddedModel
-from nemotron_steps.engine.generation.embedded.prefix import PrefixCache
+from nemotron_steps.engine.generation.embedded.decode_batch import DecodeBatch, NewRow
+from nemotron_steps.engine.generation.embedded.dense_model import CachedDenseModel
+from nemotron_steps.engine.generation.embedded.prefix_cache import PrefixCache
 from nemotron_steps.errors import EngineError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture
 from tests.conditioning import assert_conditioned
@@ -30,7 +30,7 @@ def test_prefill_and_decode_logits_match_transformers(family: str, share: bool) 
         return [reference(torch.tensor([row[:-1]])).logits[0, n - 1 :] for row, n in zip(rows, lengths, strict=True)]
 
     with torch.inference_mode():
-        model = EmbeddedModel(architecture, max_positions=64, device=torch.device("cpu"), dtype=torch.float32)
+        model = CachedDenseModel(architecture, max_positions=64, device=torch.device("cpu"), dtype=torch.float32)
         model.load(reference.state_dict().items())
         batch = DecodeBatch(model, 4, 64)
         prompts = [tuple(row[:n]) for row, n in zip(rows, lengths, strict=True)]
@@ -51,7 +51,7 @@ def test_prefill_and_decode_logits_match_transformers(family: str, share: bool) 
 
 def test_load_refuses_wrong_weights() -> None:
     reference, architecture = random_model("qwen3-tied")
-    model = EmbeddedModel(architecture, max_positions=8, device=torch.device("cpu"), dtype=torch.float32)
+    model = CachedDenseModel(architecture, max_positions=8, device=torch.device("cpu"), dtype=torch.float32)
     weights = dict(reference.state_dict())
     with pytest.raises(EngineError, match="name"):
         model.load({**weights, "model.layers.9.mlp.up_proj.weight": torch.zeros(1)}.items())
@@ -69,4 +69,4 @@ def test_mixtures_of_experts_are_refused() -> None:
         ffn_hidden_size=8, vocab_size=16, rope_theta=1e4, norm_eps=1e-6, max_position_embeddings=32, num_experts=4,
     )  # fmt: skip
     with pytest.raises(UnsupportedError, match="mixture"):
-        EmbeddedModel(architecture, max_positions=8, device=torch.device("cpu"), dtype=torch.float32)
+        CachedDenseModel(architecture, max_positions=8, device=torch.device("cpu"), dtype=torch.float32)

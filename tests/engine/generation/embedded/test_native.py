@@ -11,9 +11,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.engine.generation.embedded import native as embedded_native
+from nemotron_steps.engine.generation.embedded import decoders as embedded_native
+from nemotron_steps.engine.generation.embedded.decoders import NativeDecoder
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
-from nemotron_steps.engine.generation.embedded.native import NativeDecoder
 from nemotron_steps.engine.native import compiler
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 from nemotron_steps.errors import EngineError

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nemotron_steps.engine.generation.embedded.dense_model import CachedDenseModel
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
-from nemotron_steps.engine.generation.embedded.grid import PrefixGrid, cells_per_row
-from nemotron_steps.engine.generation.embedded.model import EmbeddedModel
-from nemotron_steps.engine.generation.embedded.prefix import BLOCK, Prefix, PrefixCache, block_keys
+from nemotron_steps.engine.generation.embedded.prefix_cache import BLOCK, Prefix, PrefixCache, block_keys
+from nemotron_steps.engine.generation.embedded.shared_prefix_batching import PrefixGrid, cells_per_row
 from nemotron_steps.engine.types import Completion, GenerationRequest, SamplingParams
 from tests.engine.generation.embedded.embedded_models import random_model
 from tests.engine.generation.embedded.test_generator import Done, assert_same_tokens, check_logprobs
@@ -23,9 +23,9 @@ def tokens(seed: int, length: int) -> tuple[int, ...]:
 
 
 @pytest.fixture(scope="module")
-def model() -> EmbeddedModel:
+def model() -> CachedDenseModel:
     reference, architecture = random_model("qwen3-tied")
-    model = EmbeddedModel(architecture, max_positions=512, device=torch.device("cpu"), dtype=torch.float32)
+    model = CachedDenseModel(architecture, max_positions=512, device=torch.device("cpu"), dtype=torch.float32)
     with torch.inference_mode():
         model.load(reference.state_dict().items())
     return model
@@ -40,7 +40,7 @@ def assert_same(prefix: Prefix, expected: Prefix) -> None:
 
 
 @torch.inference_mode()
-def test_prompts_with_common_beginnings_are_computed_once_and_correctly(model: EmbeddedModel) -> None:
+def test_prompts_with_common_beginnings_are_computed_once_and_correctly(model: CachedDenseModel) -> None:
     instructions = tokens(0, 90)
     prompts = [instructions + tokens(i, 5 + i) for i in range(1, 9)] + [tokens(99, 40), instructions[:32]]
     cache = PrefixCache(model, 10_000)
@@ -58,7 +58,7 @@ def test_prompts_with_common_beginnings_are_computed_once_and_correctly(model: E
 
 
 @torch.inference_mode()
-def test_a_longer_conversation_continues_from_its_earlier_turn(model: EmbeddedModel) -> None:
+def test_a_longer_conversation_continues_from_its_earlier_turn(model: CachedDenseModel) -> None:
     cache = PrefixCache(model, 1000)
     turn = tokens(1, 70)
     cache.compute([turn])
@@ -68,7 +68,7 @@ def test_a_longer_conversation_continues_from_its_earlier_turn(model: EmbeddedMo
 
 
 @torch.inference_mode()
-def test_the_cache_forgets_least_recently_used_first_and_everything_on_clear(model: EmbeddedModel) -> None:
+def test_the_cache_forgets_least_recently_used_first_and_everything_on_clear(model: CachedDenseModel) -> None:
     cache = PrefixCache(model, 100)
     first, second, third = tokens(1, 40), tokens(2, 40), tokens(3, 40)
     for prompt in (first, second, first, third):
@@ -84,11 +84,13 @@ def test_the_cache_forgets_least_recently_used_first_and_everything_on_clear(mod
 
 
 @torch.inference_mode()
-def test_equal_keys_of_different_tokens_are_not_trusted(model: EmbeddedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_keys_of_different_tokens_are_not_trusted(
+    model: CachedDenseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def colliding(prompt: tuple[int, ...], *, proper: bool = True) -> list[int]:
         return list(range(1, (len(prompt) - (1 if proper else 0)) // BLOCK + 1))
 
-    monkeypatch.setattr("nemotron_steps.engine.generation.embedded.prefix.block_keys", colliding)
+    monkeypatch.setattr("nemotron_steps.engine.generation.embedded.prefix_cache.block_keys", colliding)
     cache = PrefixCache(model, 1000)
     prompts = [tokens(i, 80) for i in range(6)]
     computed = {p: cache.compute([p])[p] for p in prompts[:2]} | cache.compute(prompts[2:])
@@ -106,7 +108,7 @@ def test_block_keys_name_everything_up_to_their_end() -> None:
 
 
 @torch.inference_mode()
-def test_a_beginning_computed_with_older_weights_is_not_shared_by_rows_that_join_later(model: EmbeddedModel) -> None:
+def test_a_beginning_computed_with_older_weights_is_not_shared_by_rows_that_join_later(model: CachedDenseModel) -> None:
     cache = PrefixCache(model, 10_000)
     instructions = tokens(0, 64)
 
@@ -143,7 +145,7 @@ def test_grid_width_follows_the_groups() -> None:
 
 
 @torch.inference_mode()
-def test_grid_indices_lead_each_row_to_its_prefix_and_back(model: EmbeddedModel) -> None:
+def test_grid_indices_lead_each_row_to_its_prefix_and_back(model: CachedDenseModel) -> None:
     prefixes = [PrefixCache(model, 0).compute([tokens(i, 20 + i)])[tokens(i, 20 + i)] for i in range(3)]
     rows: list[Prefix | None] = [prefixes[i] for i in (0, 1, 0, 0, 2)] + [None, prefixes[0], prefixes[1]]
     grid = PrefixGrid(model)

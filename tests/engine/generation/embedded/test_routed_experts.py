@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from nemotron_steps.engine.batches.batching import pad_rows
+from nemotron_steps.engine.batching import pad_rows
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.types import Completion, GenerationRequest, Rollout, SamplingParams
@@ -153,7 +153,7 @@ def test_after_an_update_in_flight_each_token_has_the_experts_it_went_through(fo
 def test_decoding_without_the_host_records_the_same(tmp_path):
     """CUDA's way, operator by operator, of a model whose attention needs no kernel since it has none."""
     pytest.importorskip("triton")
-    from nemotron_steps.engine.generation.embedded.graph import GraphDecoder
+    from nemotron_steps.engine.generation.embedded.decoders import GraphDecoder
 
     write_hybrid("mixture", tmp_path / "m", pattern="MEM-E", initializer_range=0.1, use_cache=False)
     found = []

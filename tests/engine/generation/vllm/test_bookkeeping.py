@@ -13,13 +13,19 @@ from nemotron_steps.config.schema.policy import VllmConfig
 from nemotron_steps.engine.generation.vllm import transfer
 from nemotron_steps.engine.generation.vllm.engine import runs_elsewhere
 from nemotron_steps.engine.generation.vllm.generator import VllmGenerator, _sampled_logprobs, _Sequence, _versions
-from nemotron_steps.engine.generation.vllm.offer_codec import from_plain, to_plain
-from nemotron_steps.engine.generation.vllm.transfer import WorkersTransfer, _LocalSender, hand_over, lost_worker
+from nemotron_steps.engine.generation.vllm.transfer import (
+    WorkersTransfer,
+    _LocalSender,
+    from_plain,
+    hand_over,
+    lost_worker,
+    to_plain,
+)
 from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights, ChangedWeights
 from nemotron_steps.engine.types import FinishReason
-from nemotron_steps.engine.weight_sync.offers import SHARED_MEMORY, STREAM, OfferedWeights, ReceivingOffer
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
-from nemotron_steps.engine.weight_sync.streams import StreamOffer
+from nemotron_steps.engine.weight_sync.streams import StreamHandle
+from nemotron_steps.engine.weight_sync.transport_handle import SHARED_MEMORY, STREAM, ChannelHandles, TransportHandle
 from nemotron_steps.errors import EngineError
 
 WEIGHTS = [("a", torch.zeros(3)), ("b", torch.zeros(2, 2, dtype=torch.bfloat16))]
@@ -218,10 +224,10 @@ def test_offers_are_the_same_after_their_way_as_plain_data() -> None:
     plan = WeightPlan.of(WEIGHTS, 256)
     handle = (torch.UntypedStorage, torch.float32, b"x", (1, 2), None)
     offers = [
-        ReceivingOffer(STREAM, StreamOffer(plan, "rank 0", staged), ("host", 5), f"generator {n}", place)
+        TransportHandle(STREAM, StreamHandle(plan, "rank 0", staged), ("host", 5), f"generator {n}", place)
         for n, (staged, place) in enumerate([(handle, None), (None, (1, 3))])
     ]
-    given = OfferedWeights("c", (*offers, ReceivingOffer(SHARED_MEMORY, (plan, "/dev/shm/x"))))
+    given = ChannelHandles("c", (*offers, TransportHandle(SHARED_MEMORY, (plan, "/dev/shm/x"))))
     plain = to_plain(given)
     assert plain["channel"] == "c" and [from_plain(plain, rank) for rank in range(3)] == list(given.offers)
 
@@ -249,9 +255,9 @@ def test_the_worker_that_died_by_itself_is_named(
 def test_the_first_transfer_may_take_longer_than_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
     monkeypatch.setattr(transfer, "call", lambda engine, function, seconds: waited.append(seconds))
-    offered = OfferedWeights("c", (ReceivingOffer(SHARED_MEMORY, (WeightPlan.of(WEIGHTS), "/dev/shm/x")),))
+    offered = ChannelHandles("c", (TransportHandle(SHARED_MEMORY, (WeightPlan.of(WEIGHTS), "/dev/shm/x")),))
     workers = WorkersTransfer(None, 1, own_process=True)
-    workers.take_up(offered)
+    workers.open_channel(offered)
     assert [workers.load(offered) for _ in range(2)] == [20, 20]
     assert waited == [transfer.FIRST_SECONDS] * 2 + [transfer.LATER_SECONDS]
 

@@ -14,9 +14,9 @@ import torch
 
 from nemotron_steps.config.schema.policy import VllmConfig
 from nemotron_steps.engine.generation.vllm import transfer as vllm_transfer
-from nemotron_steps.engine.weight_sync.offers import STREAM, OfferedWeights, ReceivingOffer
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.streams import StreamSender
+from nemotron_steps.engine.weight_sync.transport_handle import STREAM, ChannelHandles, TransportHandle
 from nemotron_steps.engine.workers.rendezvous import serve_store
 from nemotron_steps.errors import UnsupportedError, WorkerLostError
 from tests.engine.generation.vllm.test_generator import EOS, MAX_LENGTH, PROMPTS, sample, token_mult_prob_error
@@ -107,11 +107,11 @@ def test_each_worker_is_a_rank_of_the_senders_broadcast(generator, model):
     plan = WeightPlan.of(weights_of(network), 20_000)
     sender = StreamSender(plan, served, "rank 0", ipc=[], broadcast=names, device=torch.device("cpu"))
     offers = [
-        ReceivingOffer(STREAM, sender.offer(), ("127.0.0.1", port), name, (1 + rank, 3))
+        TransportHandle(STREAM, sender.offer(), ("127.0.0.1", port), name, (1 + rank, 3))
         for rank, name in enumerate(names)
     ]
-    offered = OfferedWeights("gloo", tuple(offers))
-    generator.take_up(offered)
+    offered = ChannelHandles("gloo", tuple(offers))
+    generator.open_channel(offered)
     for version in (6, 7):
         change(network)
         sending = threading.Thread(target=sender.send, args=(weights_of(network),))

@@ -130,7 +130,7 @@ def test_tensor_parallel_experts_need_sequence_parallelism(folder):
 
 def test_biases_that_no_generator_knows_are_refused_where_rollouts_are_sampled(folder, tmp_path):
     from nemotron_steps.config.schema.rl import RlConfig
-    from nemotron_steps.engine.build.run import place
+    from nemotron_steps.engine.placement.run import place
     from nemotron_steps.errors import ConfigError
 
     policy = {"checkpoint": str(folder), "megatron_cfg": {"moe_router_bias_update_rate": 1e-3}}

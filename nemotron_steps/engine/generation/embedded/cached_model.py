@@ -1,0 +1,335 @@
+"""What a generator needs of a model: weights under Hugging Face names, a cache, and two ways of feeding tokens.
+
+Not for: how a family computes (dense_model.py, hybrid_model.py), scheduling or sampling (generator.py).
+
+Shapes: B rows, T tokens, W cache columns in view, D head size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from nemotron_steps.errors import EngineError, UnsupportedError
+from nemotron_steps.models.architecture import Architecture
+
+
+@dataclass
+class Slot:
+    """Where one named weight goes: the shape it must have, and the view of a fused matrix it is copied into."""
+
+    shape: tuple[int, ...]
+    view: torch.Tensor
+    """[..., D, X] for head-wise weights, else of `shape`"""
+    interleave: bool = False
+
+    @staticmethod
+    def whole(tensor: torch.Tensor) -> Slot:
+        """A weight that is kept as it comes."""
+        return Slot(tuple(tensor.shape), tensor)
+
+    def write(self, source: torch.Tensor) -> None:
+        """Copy the weight into its place."""
+        heads = source.reshape(-1, *self.view.shape[1:])  # a norm weight becomes one head, copied to all
+        if self.interleave:
+            half = self.view.shape[-2] // 2
+            halves = heads.reshape(*heads.shape[:-2], 2, half, heads.shape[-1])
+            self.view.view(*self.view.shape[:-2], half, 2, -1).copy_(halves.transpose(-2, -3))
+        else:
+            self.view.copy_(heads)
+
+
+class PrefixView(NamedTuple):
+    """Prefixes that several rows share, each attended once for up to `m` rows: a grid of P prefixes by m cells.
+
+    Cells are in the order (prefix, key-value head, row of the prefix, query head); lists hold one entry a layer.
+    """
+
+    keys: list[torch.Tensor]
+    """[P * key-value heads, D, longest prefix]"""
+    values: list[torch.Tensor]
+    """[P * key-value heads, longest prefix, D]"""
+    bias: torch.Tensor
+    """Additive mask [P * key-value heads, 1, longest prefix]"""
+    query_of_cell: torch.Tensor
+    """int64 [cells], index into lanes * (R + 1) queries and keys"""
+    row_of_cell: torch.Tensor
+    """int64 [cells], index into lanes * R queries"""
+    cell_of_row: torch.Tensor
+    """int64 [lanes * R], index into cells"""
+
+
+class CacheView(NamedTuple):
+    """The part of the KV cache one decode step reads and writes."""
+
+    keys: torch.Tensor
+    """[layers, rows, key-value heads, columns, D], of which the first B rows are in use"""
+    values: torch.Tensor
+    first: int
+    """First column of the window"""
+    column: int
+    """Its last, that of the tokens being fed"""
+    bias: torch.Tensor
+    """Additive mask [lanes, 1, window]"""
+    prefix: PrefixView | None
+    """What comes before each row's window"""
+    states: RowStates | None
+    """What recurrent layers remember of each row"""
+
+
+class DeviceView(NamedTuple):
+    """The cache of all rows, for a step that a CUDA graph may capture: what changes between steps is on the device."""
+
+    keys: torch.Tensor
+    """[cached layers, rows, key-value heads, columns, D]"""
+    values: torch.Tensor
+    column: torch.Tensor
+    """int64 [1], where the new tokens go"""
+    row_state: torch.Tensor
+    """int64 [rows, n]: the first column each row holds, the column of its position 0, anything else"""
+    prefixes: torch.Tensor
+    """int64 [rows, graph.PREFIX_FIELDS]; 0 tokens for rows that share nothing"""
+    sharing: torch.Tensor
+    """int64 [1 + rows * n]: how many sets of rows read a prefix together, then the rows of each set, filled up with -1
+    to n = `graph.rows_together`"""
+    states: RowStates | None
+    """Where the token's convolution inputs go is read from its `place`"""
+
+
+class CachedModel(ABC):
+    """Weights and forward pass of one model.
+
+    Attributes:
+        cached_layers: layers that keep keys and values.
+        recurrent: whether there are layers with states, which cannot be cut as keys and values can.
+        queries_per_lane: query heads that share a key-value head.
+        loads: how often weights have been loaded.
+        masked: what is added to the score of a hidden key.
+    """
+
+    UNUSED: tuple[str, ...] = ()
+    """How names of weights begin that are part of the model, but take no part in generation."""
+
+    def __init__(
+        self, architecture: Architecture, *, cached_layers: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise UnsupportedError(
+                "the embedded generator computes in 32 or 16 bits",
+                expected="float32, bfloat16 or float16",
+                found=str(dtype),
+                hints=["policy.precision=float32"],
+            )
+        self.architecture = architecture
+        self.cached_layers = cached_layers
+        self.recurrent = architecture.mamba is not None
+        self.queries_per_lane = architecture.query_heads_per_group
+        self.device, self.dtype = device, dtype
+        self.loads = 0
+        # Finite, so that padding, for which everything is masked, stays finite too.
+        self.masked = torch.finfo(torch.float32).min / 2
+        self.chosen: list[torch.Tensor] | None = None
+        """Where each mixture leaves the experts [n, k] it chooses in a forward pass; None: they are not recorded."""
+        self._slots: dict[str, Slot] = {}
+
+    def take_chosen(self) -> torch.Tensor | None:
+        """int16 [n, mixtures, k] of the tokens of the last forward pass, on the device."""
+        if self.chosen is None:
+            return None
+        chosen = torch.stack(self.chosen, 1).to(torch.int16)
+        self.chosen.clear()
+        return chosen
+
+    def _empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, device=self.device, dtype=self.dtype)
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, some: bool = False) -> int:
+        """Copy a complete set of Hugging Face-named weights in place; return the bytes received.
+
+        Args:
+            some: the set is not complete, and the other weights stay.
+
+        Raises:
+            EngineError: a name is unknown or missing, or a shape is wrong. Weights may then be partly replaced.
+        """
+        missing = set(self._slots)
+        received = 0
+        self.loads += 1
+        for name, tensor in weights:
+            received += tensor.numel() * tensor.element_size()
+            if name.startswith(self.UNUSED):
+                continue
+            slot = self._slots.get(name)
+            if slot is None:
+                raise EngineError("a weight has a name that this architecture lacks", found=name)
+            if tuple(tensor.shape) != slot.shape:
+                raise EngineError(
+                    "a weight has the wrong shape", where=name, expected=str(slot.shape), found=str(tuple(tensor.shape))
+                )
+            slot.write(tensor.detach())
+            missing.discard(name)
+        if missing and not some:
+            raise EngineError(
+                "weights are missing",
+                expected=f"all {len(self._slots)} of them",
+                found=f"{len(missing)} missing: {', '.join(sorted(missing)[:4])}",
+            )
+        return received
+
+    def new_cache(self, rows: int, columns: int) -> torch.Tensor:
+        """Keys or values of `rows` sequences, [cached layers, rows, key-value heads, columns, D].
+
+        Zeros, because what the mask hides still meets a weight of 0, and 0 times NaN is NaN.
+        """
+        a = self.architecture
+        shape = (self.cached_layers, rows, a.num_key_value_heads, columns, a.head_dim)
+        return torch.zeros(shape, device=self.device, dtype=self.dtype)
+
+    def new_states(self, rows: int) -> States | None:
+        """What recurrent layers remember of `rows` sequences before their first token; None without such layers."""
+        return None
+
+    def new_row_states(self, rows: int) -> RowStates | None:
+        """The same, of rows that will be decoded."""
+        return None
+
+    @abstractmethod
+    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, cache: CacheView) -> torch.Tensor:
+        """Feed one token per row and write its keys and values to the last column of the window.
+
+        Args:
+            tokens, positions: int64 [B]
+
+        Returns:
+            Logits [B, vocabulary] in the model's dtype.
+        """
+
+    @abstractmethod
+    def decode_fused(self, tokens: torch.Tensor, cache: DeviceView) -> torch.Tensor:
+        """`decode` for CUDA, in few kernels that depend on no number the host knows.
+
+        Args:
+            tokens: int64 [B], of rows 0 to B - 1.
+
+        Returns:
+            Logits [B, vocabulary] in the model's dtype.
+        """
+
+    @abstractmethod
+    def prefill(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        hidden: torch.Tensor,
+        continuation: Continuation,
+    ) -> torch.Tensor:
+        """Feed T tokens per row, left-padded, and write their keys and values to the last columns of the cache.
+
+        Args:
+            tokens, positions: int64 [B, T]
+            keys, values: [cached layers, B, key-value heads, W, D]
+            hidden: bool [B, T, W], True where a token must not look.
+            continuation: what of the tokens is new, and the states to go on from.
+
+        Returns:
+            float32 logits [B, vocabulary] of the last column.
+        """
+
+
+@dataclass(frozen=True)
+class States:
+    """Of sequences that end anywhere, or of one (then without the dimension `sequences`)."""
+
+    ssm: torch.Tensor
+    """float32 [M, sequences, G, N, I / G]: state-major, so that one step runs over a group's heads side by side"""
+    window: torch.Tensor
+    """[M, sequences, k - 1, C], the newest input last"""
+
+    def of(self, row: int) -> States:
+        """Those of one sequence, sharing memory."""
+        return States(self.ssm[:, row], self.window[:, row])
+
+    def put(self, row: int, states: States) -> None:
+        """Replace those of one sequence."""
+        self.ssm[:, row] = states.ssm
+        self.window[:, row] = states.window
+
+    @property
+    def bytes(self) -> int:
+        """Of memory."""
+        return self.ssm.nbytes + self.window.nbytes
+
+
+class Continuation(NamedTuple):
+    """What a prefill goes on from. Attention may be fed tokens that it knows; a state must not see one twice."""
+
+    lengths: list[int]
+    """How many tokens of each row, the last ones, are new"""
+    states: States | None
+    """Of all rows before those; replaced by the ones after them. None for models without"""
+
+
+class LayerStates(NamedTuple):
+    """What one decoding step of one layer reads and writes, of the first B rows."""
+
+    ssm: torch.Tensor
+    """[B, G, N, I / G]"""
+    inputs: torch.Tensor
+    """[k, B, C], a ring"""
+
+
+class RowStates:
+    """Of the rows being decoded. The inputs of the convolution lie in a ring, so that a step writes one place of it.
+
+    Attributes:
+        ssm: float32 [M, rows, G, N, I / G].
+        inputs: [M, k, rows, C].
+        newest: where in the ring the next token's inputs go, for all rows alike.
+        place: int64 [1], the same, on the device.
+    """
+
+    def __init__(self, ssm: torch.Tensor, inputs: torch.Tensor) -> None:
+        self.ssm, self.inputs = ssm, inputs
+        self.newest = 0
+        self.place = torch.zeros(1, dtype=torch.int64, device=ssm.device)
+        self._rows = -1
+        self._layers: list[LayerStates] = []
+
+    @property
+    def bytes(self) -> int:
+        """Of memory."""
+        return self.ssm.nbytes + self.inputs.nbytes
+
+    def layers(self, rows: int) -> list[LayerStates]:
+        """Views of the first rows, one a layer."""
+        if rows != self._rows:
+            self._rows = rows
+            self._layers = [
+                LayerStates(ssm.narrow(0, 0, rows), inputs.narrow(1, 0, rows))
+                for ssm, inputs in zip(self.ssm.unbind(0), self.inputs.unbind(0), strict=True)
+            ]
+        return self._layers
+
+    def advance(self) -> None:
+        """The inputs of one token have been written for every row."""
+        self.newest = (self.newest + 1) % self.inputs.shape[1]
+
+    def put(self, first: int, last: int, states: States) -> None:
+        """Rows first to last - 1 have fed the same tokens."""
+        self.ssm[:, first:last] = states.ssm.unsqueeze(1)
+        taps = self.inputs.shape[1]
+        for age in range(1, taps):
+            self.inputs[:, (self.newest - age) % taps, first:last] = states.window[:, None, -age]
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy rows over others."""
+        source = torch.tensor(sources, device=self.ssm.device)
+        target = torch.tensor(targets, device=self.ssm.device)
+        self.ssm.index_copy_(1, target, self.ssm.index_select(1, source))
+        self.inputs.index_copy_(2, target, self.inputs.index_select(2, source))

@@ -1,0 +1,323 @@
+"""Decoding on CUDA: one whole step, from the newest tokens to the next ones, as one CUDA graph.
+
+A decoding step of a small model is hundreds of kernels of a few microseconds, and launching them from Python takes
+longer than running them. Shapes are fixed by rounding the number of rows up; where the step writes, and how far each
+row reads, is found on the device (kernels.py). Graphs are captured when a size first occurs.
+
+Not for: batches that sample with top-p, top-k or mixed temperatures, which are decoded operator by operator.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int64, c_void_p
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from nemotron_steps.engine.generation.embedded.cached_model import CachedModel, DeviceView
+from nemotron_steps.engine.generation.embedded.decode_batch import DecodeBatch
+from nemotron_steps.engine.generation.embedded.dense_model import CachedDenseModel
+from nemotron_steps.engine.generation.embedded.prefix_cache import Prefix
+from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan, sample, stream_uniforms
+from nemotron_steps.engine.generation.embedded.shared_prefix_batching import PREFIX_FIELDS, rows_together, sets_of_rows
+from nemotron_steps.engine.native.compiler import library
+
+_SMALLEST = 8
+_TEMPERATURES = 4  # training, evaluation, and two more: requests from outside may name any, and graphs take memory
+
+
+def padded_rows(rows: int, most: int) -> int:
+    """The number of rows a graph is captured for: 8, 12, 16, 24, 32, 48, …, and `most`."""
+    size = _SMALLEST
+    while size < rows:
+        half_again = size + size // 2
+        size = half_again if half_again >= rows else 2 * size
+    return min(size, most)
+
+
+class GraphDecoder:
+    """Steps a DecodeBatch.
+
+    Args:
+        capture: False runs the same operators one by one, on any device.
+    """
+
+    def __init__(self, model: CachedModel, batch: DecodeBatch, *, capture: bool = True) -> None:
+        self._model = model
+        self._batch = batch
+        self._capture = capture
+        self._column = torch.zeros(1, dtype=torch.int64, device=model.device)
+        self._prefixes = torch.zeros((batch.max_rows, PREFIX_FIELDS), dtype=torch.int64, device=model.device)
+        self._together = rows_together(model.queries_per_lane)
+        self._sharing = torch.zeros(1 + batch.max_rows * self._together, dtype=torch.int64, device=model.device)
+        self._arrangement = -1
+        self._allocation = batch.allocation
+        self._graphs: dict[tuple[int, float], torch.cuda.CUDAGraph] = {}
+        self._temperatures: set[float] = set()
+        self._pool = _new_pool(capture)
+
+    @staticmethod
+    def fits(model: CachedModel) -> bool:
+        """Whether the kernels run here: a CUDA device, and heads whose size is a power of two."""
+        dim = model.architecture.head_dim
+        return model.device.type == "cuda" and dim >= 16 and dim & (dim - 1) == 0
+
+    def takes(self, plan: SamplingPlan) -> bool:
+        """Whether every row samples alike, from the whole distribution, at one of the first few temperatures asked."""
+        if plan.top_p is not None or isinstance(plan.temperature, torch.Tensor):
+            return False
+        if len(self._temperatures) < _TEMPERATURES:
+            self._temperatures.add(plan.temperature)
+        return plan.temperature in self._temperatures
+
+    def step(self, plan: SamplingPlan) -> None:
+        """Feed the tokens of the current column and sample those of the next, to which the batch moves."""
+        batch = self._batch
+        assert not isinstance(plan.temperature, torch.Tensor)
+        rows = padded_rows(batch.size, batch.max_rows)
+        self._refer_to_prefixes()
+        self._column.fill_(batch.column)
+        if batch.states is not None:
+            batch.states.place.fill_(batch.states.newest)
+        if self._allocation != batch.allocation:  # graphs hold the addresses of the tensors they were captured with
+            self._allocation = batch.allocation
+            self._graphs.clear()
+            self._pool = _new_pool(self._capture)  # torch ends a pool with the last graph in it
+        key = (rows, plan.temperature)
+        if key in self._graphs:
+            self._graphs[key].replay()
+        else:
+            self._run(rows, plan)  # this step, which also compiles whatever the capture needs
+            if self._capture:
+                graph = torch.cuda.CUDAGraph()
+                # Another thread may be training on this device meanwhile.
+                with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                    self._run(rows, plan)
+                self._graphs[key] = graph
+        batch.column += 1
+        if batch.states is not None:
+            batch.states.advance()
+
+    def _run(self, rows: int, plan: SamplingPlan) -> None:
+        batch, column = self._batch, self._column
+        tokens = batch.tokens[:rows].index_select(1, column).squeeze(1)
+        view = DeviceView(
+            batch.keys, batch.values, column, batch.row_state, self._prefixes, self._sharing, batch.states
+        )
+        logits = self._model.decode_fused(tokens, view).float()
+        chosen = self._model.take_chosen()
+        if chosen is not None:
+            batch.routed_experts[:rows].index_copy_(1, column, chosen.unsqueeze(1))
+        column.add_(1)
+        uniforms = stream_uniforms(batch.streams[:rows], column - batch.answers[:rows], 1).squeeze(1)
+        sampled, logprobs = sample(logits, uniforms, plan)
+        batch.tokens[:rows].index_copy_(1, column, sampled.unsqueeze(1))
+        batch.logprobs[:rows].index_copy_(1, column, logprobs.unsqueeze(1))
+
+    def _refer_to_prefixes(self) -> None:
+        """Where each row's shared prefix lies; its tensors are held by the batch."""
+        batch = self._batch
+        if self._arrangement == batch.arrangement:
+            return
+        self._arrangement = batch.arrangement
+        table = torch.zeros(self._prefixes.shape, dtype=torch.int64)
+        rows_of: dict[Prefix, list[int]] = {}
+        for row, prefix in enumerate(batch.row_prefixes):
+            if prefix is not None:
+                rows_of.setdefault(prefix, []).append(row)
+        for prefix, rows in rows_of.items():
+            keys, values = prefix.keys, prefix.values
+            assert keys.stride() == values.stride() and keys.stride(2) == keys.shape[3] and keys.stride(3) == 1
+            fields = keys.data_ptr(), values.data_ptr(), len(prefix.tokens), keys.stride(0), keys.stride(1)
+            table[rows] = torch.tensor(fields)
+        self._prefixes.copy_(table)
+        sets = sets_of_rows(rows_of.values(), self._together)
+        self._sharing[: 1 + sets.numel()] = F.pad(sets.flatten(), (1, 0), value=len(sets)).to(self._sharing.device)
+
+
+def _new_pool(capture: bool) -> Any:
+    """A handle of memory that graphs share; None where nothing is captured."""
+    return torch.cuda.graph_pool_handle() if capture else None
+
+
+_PANEL, _BLOCK = 32, 8  # products.h
+_MOST_WEIGHTS = 2**23
+"""Weights of larger models come from memory, once a thread, which takes longer than what this saves."""
+
+
+class _Layer(ctypes.Structure):
+    """The four structures are those of decode.c, in the order of their fields."""
+
+    _fields_ = [
+        (name, c_void_p)
+        for name in ("input_norm", "qkv", "qkv_bias", "qk_norm", "output", "post_norm", "gate_up", "down")
+    ]
+
+
+class _Model(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("layers", "embedding", "head", "final_norm", "rotations")),
+        *((name, c_int64) for name in ("num_layers", "hidden", "ffn", "heads", "queries", "dim", "vocab", "positions")),
+        ("eps", c_float),
+    ]
+
+
+class _Prefix(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("keys", "values")),
+        *((name, c_int64) for name in ("tokens", "layer_stride", "head_stride")),
+    ]
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("keys", "values", "tokens", "logprobs", "state", "prefixes")),
+        *((name, c_int64) for name in ("most_rows", "columns", "state_fields", "column")),
+        ("temperature", c_float),
+    ]
+
+
+class NativeDecoder:
+    """Steps a DecodeBatch.
+
+    Args:
+        kernels: `library()`.
+    """
+
+    def __init__(self, model: CachedDenseModel, batch: DecodeBatch, kernels: ctypes.CDLL) -> None:
+        self._model = model
+        self._batch = batch
+        self._step = kernels.decode_step
+        self._step.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64]
+        self._step.restype = None
+        self._scratch_of = kernels.decode_scratch
+        self._scratch_of.argtypes = [c_void_p, c_int64, c_int64]
+        self._scratch_of.restype = c_int64
+        self._prefixes = (_Prefix * batch.max_rows)()
+        self._scratch = torch.zeros(0)
+        self._loads = self._arrangement = self._allocation = -1
+        self._longest_prefix = 0
+        self._c_batch = _Batch()
+        self._describe_model()
+
+    @staticmethod
+    def of(model: CachedModel, batch: DecodeBatch) -> NativeDecoder | None:
+        """None where the kernel is not for this model or device, or there is no C compiler."""
+        if not isinstance(model, CachedDenseModel) or model.device.type != "cpu" or model.dtype is not torch.float32:
+            return None
+        if sum(weight.numel() for weight in model.matrices()) > _MOST_WEIGHTS:
+            return None
+        kernels = library()
+        return None if kernels is None else NativeDecoder(model, batch, kernels)
+
+    def takes(self, plan: SamplingPlan) -> bool:
+        """Whether every row samples alike, from the whole distribution."""
+        return plan.top_p is None and not isinstance(plan.temperature, torch.Tensor)
+
+    def step(self, plan: SamplingPlan) -> None:
+        """Feed the tokens of the current column and sample those of the next, to which the batch moves."""
+        batch = self._batch
+        assert not isinstance(plan.temperature, torch.Tensor)
+        if self._loads != self._model.loads:
+            self._pack()
+        if self._arrangement != batch.arrangement:
+            self._refer_to_prefixes()
+        if self._allocation != batch.allocation:
+            self._refer_to_cache()
+        self._c_batch.column, self._c_batch.temperature = batch.column, plan.temperature
+        threads = torch.get_num_threads()
+        # A thread's rows are whole blocks.
+        each = self._scratch_of(
+            ctypes.byref(self._c_model),
+            -(-batch.size // (threads * _BLOCK)) * _BLOCK,
+            self._longest_prefix + batch.columns,
+        )
+        if self._scratch.numel() < threads * each:
+            self._scratch = torch.zeros(threads * each)
+        self._step(
+            ctypes.byref(self._c_model),
+            ctypes.byref(self._c_batch),
+            batch.size,
+            threads,
+            self._scratch.data_ptr(),
+            each,
+        )
+        batch.column += 1
+
+    def _describe_model(self) -> None:
+        model, weights = self._model, self._model.weights
+        a = model.architecture
+        self._layers = (_Layer * a.num_layers)()
+        self._rotations = torch.view_as_real(weights.rotations).contiguous()
+        self._c_model = _Model(
+            layers=ctypes.addressof(self._layers),
+            embedding=weights.embedding.data_ptr(),
+            final_norm=weights.final_norm.data_ptr(),
+            rotations=self._rotations.data_ptr(),
+            num_layers=a.num_layers,
+            hidden=a.hidden_size,
+            ffn=a.ffn_hidden_size,
+            heads=a.num_key_value_heads,
+            queries=model.queries_per_lane,
+            dim=a.head_dim,
+            vocab=a.vocab_size,
+            positions=self._rotations.shape[0],
+            eps=a.norm_eps,
+        )
+
+    def _pack(self) -> None:
+        """Matrices as panels, after the weights have changed."""
+        self._loads = self._model.loads
+        self._panels = [panels(weight) for weight in self._model.matrices()]
+        of_layers, head = self._panels[:-1], self._panels[-1]
+        self._c_model.head = head.data_ptr()
+        for i, layer in enumerate(self._model.layers):
+            qkv, output, gate_up, down = of_layers[4 * i : 4 * i + 4]
+            self._layers[i] = _Layer(
+                input_norm=layer.input_norm.data_ptr(),
+                qkv=qkv.data_ptr(),
+                qkv_bias=None if layer.qkv_bias is None else layer.qkv_bias.data_ptr(),
+                qk_norm=None if layer.qk_norm is None else layer.qk_norm.data_ptr(),
+                output=output.data_ptr(),
+                post_norm=layer.post_norm.data_ptr(),
+                gate_up=gate_up.data_ptr(),
+                down=down.data_ptr(),
+            )
+
+    def _refer_to_prefixes(self) -> None:
+        """Where each row's shared prefix lies; its tensors are held by the batch."""
+        self._arrangement = self._batch.arrangement
+        self._longest_prefix = 0
+        known: dict[int, _Prefix] = {}
+        for row, prefix in enumerate(self._batch.row_prefixes):
+            if prefix is not None and id(prefix) not in known:
+                keys, values = prefix.keys, prefix.values
+                assert keys.stride() == values.stride() and keys.stride(2) == keys.shape[3] and keys.stride(3) == 1
+                known[id(prefix)] = _Prefix(
+                    keys.data_ptr(), values.data_ptr(), len(prefix.tokens), keys.stride(0), keys.stride(1)
+                )
+                self._longest_prefix = max(self._longest_prefix, len(prefix.tokens))
+            self._prefixes[row] = _Prefix() if prefix is None else known[id(prefix)]
+
+    def _refer_to_cache(self) -> None:
+        batch = self._batch
+        self._allocation = batch.allocation
+        self._c_batch = _Batch(
+            keys=batch.keys.data_ptr(),
+            values=batch.values.data_ptr(),
+            tokens=batch.tokens.data_ptr(),
+            logprobs=batch.logprobs.data_ptr(),
+            state=batch.row_state.data_ptr(),
+            prefixes=ctypes.addressof(self._prefixes),
+            most_rows=batch.max_rows,
+            columns=batch.columns,
+            state_fields=batch.row_state.shape[1],
+        )
+
+
+def panels(weight: torch.Tensor) -> torch.Tensor:
+    """[outputs, inputs] → [outputs / 32, inputs, 32], outputs filled up with zeros."""
+    filled = F.pad(weight, (0, 0, 0, -weight.shape[0] % _PANEL))
+    return filled.view(-1, _PANEL, weight.shape[1]).transpose(1, 2).contiguous()

@@ -1,0 +1,357 @@
+"""Forward pass of a dense decoder-only model against a column-aligned KV cache, written for few kernel launches.
+
+Weights come under Hugging Face names and are held fused: one matrix for Q, K and V, one for gate and up. Decoding a
+tiny model is bound by the number of operators, so the layout is chosen to save them:
+
+- Rows of the QKV matrix are grouped by key-value head (its queries, its key, its value), so queries, keys and values
+  of all sequences are strided views, and (sequence, key-value head) is one batch dimension, here called a lane.
+- The two halves of every query and key head are interleaved at load, which turns the rotary embedding into one complex
+  multiplication. Scores do not change: queries and keys are permuted alike.
+- Every sequence ends in the same cache column, so the new keys of a step are one slice and need no scatter.
+
+Not for: training (no gradient), layers of other kinds (hybrid_model.py), scheduling or sampling (generator.py).
+
+Shapes: B rows, T tokens, W cache columns in view, H hidden, D head size, R query heads per key-value head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from nemotron_steps.engine.generation.embedded.cached_model import (
+    CachedModel,
+    CacheView,
+    Continuation,
+    DeviceView,
+    PrefixView,
+    Slot,
+)
+from nemotron_steps.engine.policy.kernels.dense import linear_forward
+from nemotron_steps.errors import EngineError, UnsupportedError
+from nemotron_steps.models.architecture import Architecture
+from nemotron_steps.models.mapping import HEAD
+from nemotron_steps.models.rope import cos_sin
+
+
+class CachedDenseModel(CachedModel):
+    """Weights and forward pass of a Llama, Qwen2 or Qwen3 dense model.
+
+    Args:
+        max_positions: longest sequence that will ever be fed.
+    """
+
+    def __init__(
+        self, architecture: Architecture, *, max_positions: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        if architecture.is_moe:
+            raise UnsupportedError(
+                "the embedded generator has no mixture-of-experts layers",
+                expected="a dense llama, qwen2 or qwen3 model",
+                found=architecture.family,
+                hints=["policy.generation.backend=vllm"],
+            )
+        super().__init__(architecture, cached_layers=architecture.num_layers, device=device, dtype=dtype)
+        a, empty = architecture, self._empty
+        self._scale = a.head_dim**-0.5
+        fused = a.num_key_value_heads * (self.queries_per_lane + 2) * a.head_dim
+        self._embedding = empty(a.vocab_size, a.hidden_size)
+        self._head = self._embedding if a.tied_embeddings else empty(a.vocab_size, a.hidden_size)
+        self._final_norm = empty(a.hidden_size)
+        self.layers = [
+            LayerWeights(
+                input_norm=empty(a.hidden_size),
+                qkv=empty(fused, a.hidden_size),
+                qkv_bias=empty(fused) if a.qkv_bias else None,
+                qk_norm=empty(self.queries_per_lane + 1, a.head_dim) if a.qk_norm else None,
+                output=empty(a.hidden_size, a.num_attention_heads * a.head_dim),
+                post_norm=empty(a.hidden_size),
+                gate_up=empty(2 * a.ffn_hidden_size, a.hidden_size),
+                down=empty(a.hidden_size, a.ffn_hidden_size),
+            )
+            for _ in range(a.num_layers)
+        ]
+        self._slots = self._name_slots()
+        cos, sin = cos_sin(a, max_positions)
+        half = a.head_dim // 2
+        self._rotations = torch.complex(cos[:, :half], sin[:, :half]).to(device)
+        """complex64 [positions, D / 2]"""
+        self.weights = ModelWeights(
+            embedding=self._embedding,
+            head=self._head,
+            final_norm=self._final_norm,
+            rotations=self._rotations,
+            epsilon=torch.tensor(a.norm_eps, device=device, dtype=torch.float32),
+            eps=a.norm_eps,
+            queries=self.queries_per_lane,
+        )
+
+    def _name_slots(self) -> dict[str, Slot]:
+        a, queries = self.architecture, self.queries_per_lane
+        kv_heads, dim = a.num_key_value_heads, a.head_dim
+
+        whole = Slot.whole
+        slots = {"model.embed_tokens.weight": whole(self._embedding), "model.norm.weight": whole(self._final_norm)}
+        if not a.tied_embeddings:
+            slots["lm_head.weight"] = whole(self._head)
+        for i, layer in enumerate(self.layers):
+            prefix = f"model.layers.{i}."
+            gate, up = layer.gate_up.chunk(2)
+            slots |= {
+                prefix + "input_layernorm.weight": whole(layer.input_norm),
+                prefix + "post_attention_layernorm.weight": whole(layer.post_norm),
+                prefix + "self_attn.o_proj.weight": whole(layer.output),
+                prefix + "mlp.gate_proj.weight": whole(gate),
+                prefix + "mlp.up_proj.weight": whole(up),
+                prefix + "mlp.down_proj.weight": whole(layer.down),
+            }
+            for kind, fused in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
+                if fused is None:
+                    continue
+                heads = fused.view(kv_heads, queries + 2, dim, -1)
+                tail = tuple(fused.shape[1:])
+                parts = (
+                    ("q_proj", heads[:, :queries], kv_heads * queries, True),
+                    ("k_proj", heads[:, queries], kv_heads, True),
+                    ("v_proj", heads[:, queries + 1], kv_heads, False),
+                )
+                for part, view, count, interleave in parts:
+                    slots[f"{prefix}self_attn.{part}.{kind}"] = Slot((count * dim, *tail), view, interleave)
+            if layer.qk_norm is not None:
+                norm = layer.qk_norm.unsqueeze(-1)
+                slots[prefix + "self_attn.q_norm.weight"] = Slot((dim,), norm[:queries], interleave=True)
+                slots[prefix + "self_attn.k_norm.weight"] = Slot((dim,), norm[queries:], interleave=True)
+        return slots
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, some: bool = False) -> int:
+        """CachedModel.load; where the output layer is tied, one among the weights must be the embedding."""
+        tied = dict[str, torch.Tensor]()
+
+        def others() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in weights:
+                if name == HEAD and self.architecture.tied_embeddings:
+                    tied[name] = tensor
+                else:
+                    yield name, tensor
+
+        received = super().load(others(), some=some)
+        for head in tied.values():
+            # What is not a number is told by what it makes of the logits.
+            if not torch.allclose(head.to(self._embedding), self._embedding, rtol=0, atol=0, equal_nan=True):
+                raise EngineError("the tied output layer differs from the embedding", found=HEAD)
+        return received
+
+    def matrices(self) -> list[torch.Tensor]:
+        """Weights of products, [outputs, inputs]: four a layer, then the output layer's."""
+        of_layers = [w for layer in self.layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        return [*of_layers, self._head]
+
+    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, cache: CacheView) -> torch.Tensor:
+        """CachedModel.decode"""
+        return decode_step(tokens, positions, self.weights, self.layers, cache)
+
+    def decode_fused(self, tokens: torch.Tensor, cache: DeviceView) -> torch.Tensor:
+        """CachedModel.decode_fused, in ten kernels a layer."""
+        from nemotron_steps.engine.generation.embedded.kernels import decode_attention
+        from nemotron_steps.engine.policy.kernels.triton_kernels import swiglu_forward
+
+        a = self.architecture
+        rotations = torch.view_as_real(self._rotations)
+        x = self._embedding.index_select(0, tokens)
+        for i, layer in enumerate(self.layers):
+            normed = F.rms_norm(x, x.shape[-1:], layer.input_norm, a.norm_eps)
+            if layer.qkv_bias is None:
+                qkv = torch.mm(normed, layer.qkv.t())
+            else:
+                qkv = torch.addmm(layer.qkv_bias, normed, layer.qkv.t())
+            attended = decode_attention(
+                qkv, layer.qk_norm, rotations, cache, layer=i, epsilon=a.norm_eps, scale=self._scale
+            )
+            x.addmm_(attended, layer.output.t())
+            gate_up = torch.mm(F.rms_norm(x, x.shape[-1:], layer.post_norm, a.norm_eps), layer.gate_up.t())
+            x.addmm_(swiglu_forward(gate_up), layer.down.t())
+        return torch.mm(F.rms_norm(x, x.shape[-1:], self._final_norm, a.norm_eps), self._head.t())
+
+    def prefill(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        hidden: torch.Tensor,
+        continuation: Continuation,
+    ) -> torch.Tensor:
+        """CachedModel.prefill"""
+        rows, length = tokens.shape
+        a, model, queries = self.architecture, self.weights, self.queries_per_lane
+        rotation = self._rotations[positions.to(self.device)].view(rows, length, 1, 1, -1)
+        bias = (hidden.to(self.device) * (torch.finfo(self.dtype).min / 2)).to(self.dtype).unsqueeze(1)
+        x = self._embedding[tokens.to(self.device).view(-1)]
+        last_layer = self.layers[-1]
+        for layer, layer_keys, layer_values in zip(self.layers, keys.unbind(0), values.unbind(0), strict=True):
+            flat = linear_forward(norm(x, layer.input_norm, model), layer.qkv)
+            if layer.qkv_bias is not None:
+                flat.add_(layer.qkv_bias)
+            qkv = flat.view(rows, length, a.num_key_value_heads, queries + 2, a.head_dim)
+            qk = rotate(qkv[..., : queries + 1, :], layer.qk_norm, rotation, model)
+            layer_keys[:, :, -length:].copy_(qk[..., queries, :].transpose(1, 2))
+            layer_values[:, :, -length:].copy_(qkv[..., queries + 1, :].transpose(1, 2))
+            q = qk[..., :queries, :]
+            if layer is last_layer:  # only the last column's output is read
+                q, bias, x = q[:, -1:], bias[:, :, -1:], x.view(rows, length, -1)[:, -1].contiguous()
+            attended = F.scaled_dot_product_attention(
+                q.reshape(rows, q.shape[1], a.num_attention_heads, a.head_dim).transpose(1, 2),
+                layer_keys,
+                layer_values,
+                attn_mask=bias,
+                enable_gqa=queries > 1,
+            )
+            x = finish_layer(layer, x, attended.transpose(1, 2).reshape(x.shape[0], -1), model)
+        return linear_forward(norm(x, self._final_norm, model), self._head).float()
+
+
+class LayerWeights(NamedTuple):
+    """Weights of one layer, fused."""
+
+    input_norm: torch.Tensor
+    qkv: torch.Tensor
+    """[key-value heads * (R + 2) * D, H]"""
+    qkv_bias: torch.Tensor | None
+    qk_norm: torch.Tensor | None
+    """[R + 1, D]: the query weight R times, then the key weight"""
+    output: torch.Tensor
+    post_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+class ModelWeights(NamedTuple):
+    """Everything else a step needs to know of the model."""
+
+    embedding: torch.Tensor
+    head: torch.Tensor
+    final_norm: torch.Tensor
+    rotations: torch.Tensor
+    """complex64 [positions, D / 2]"""
+    epsilon: torch.Tensor
+    """float32 scalar"""
+    eps: float
+    """The same"""
+    queries: int
+    """R"""
+
+
+def decode_step(
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    model: ModelWeights,
+    layers: list[LayerWeights],
+    cache: CacheView,
+) -> torch.Tensor:
+    """Feed one token per row and write its keys and values to the last column of the window.
+
+    Args:
+        tokens, positions: int64 [B]
+
+    Returns:
+        Logits [B, vocabulary] in the model's dtype.
+    """
+    rows, heads = tokens.size(0), cache.keys.size(2)
+    queries, lanes = model.queries, rows * heads
+    rotation = model.rotations.index_select(0, positions)
+    if heads > 1:
+        rotation = rotation.repeat_interleave(heads, dim=0)
+    rotation = rotation.unsqueeze(1)
+    x = model.embedding.index_select(0, tokens)
+    for i, layer in enumerate(layers):
+        keys = cache.keys[i].narrow(0, 0, rows).flatten(0, 1)
+        values = cache.values[i].narrow(0, 0, rows).flatten(0, 1)
+        qkv = linear_forward(norm(x, layer.input_norm, model), layer.qkv)
+        qkv_bias = layer.qkv_bias
+        if qkv_bias is not None:
+            qkv = qkv.add_(qkv_bias)
+        mixed = qkv.view(lanes, queries + 2, -1)
+        rotated = rotate(mixed.narrow(1, 0, queries + 1), layer.qk_norm, rotation, model)
+        keys.select(1, cache.column).copy_(rotated.select(1, queries))
+        values.select(1, cache.column).copy_(mixed.select(1, queries + 1))
+        window = cache.column + 1 - cache.first
+        keys, values = keys.narrow(1, cache.first, window).transpose(1, 2), values.narrow(1, cache.first, window)
+        attended = attend(rotated, keys, values, cache.bias, cache.prefix, i)
+        x = finish_layer(layer, x, attended.view(rows, -1), model)
+    return linear_forward(norm(x, model.final_norm, model), model.head)
+
+
+def rotate(qk: torch.Tensor, qk_norm: torch.Tensor | None, rotation: torch.Tensor, model: ModelWeights) -> torch.Tensor:
+    """QK-norm where the family has it, then the rotary embedding; [..., R + 1, D] in and out."""
+    if qk_norm is not None:
+        qk = norm(qk, qk_norm, model)
+    pairs = torch.view_as_complex(qk.float().unflatten(-1, [-1, 2]))  # type: ignore[no-untyped-call]
+    return torch.view_as_real(pairs * rotation).flatten(-2).to(qk.dtype)
+
+
+def finish_layer(layer: LayerWeights, x: torch.Tensor, attended: torch.Tensor, model: ModelWeights) -> torch.Tensor:
+    """x [B, H] with output projection and MLP added."""
+    x = linear_forward(attended, layer.output, plus=x)
+    gate_up = linear_forward(norm(x, layer.post_norm, model), layer.gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return linear_forward(F.silu(gate).mul_(up), layer.down, plus=x)
+
+
+def attend(
+    rotated: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    bias: torch.Tensor,
+    prefix: PrefixView | None,
+    layer: int,
+) -> torch.Tensor:
+    """Attention of one new token a row over its prefix and its window; [lanes, R, D].
+
+    Args:
+        rotated: [lanes, R + 1, D], queries and the key.
+        keys: [lanes, D, window].
+        values: [lanes, window, D].
+    """
+    lanes, queries, dim = rotated.size(0), rotated.size(1) - 1, rotated.size(2)
+    near = _scores(rotated.narrow(1, 0, queries), keys, bias)
+    if prefix is None:
+        return torch.bmm(_softmax(near, values.dtype), values)
+    # One softmax over prefix and window; only the two matrix products differ in how rows are batched.
+    far_keys, far_values = prefix.keys[layer], prefix.values[layer]
+    batch, length = far_keys.size(0), far_keys.size(2)
+    cells = rotated.view(-1, dim).index_select(0, prefix.query_of_cell).view(batch, -1, dim)
+    far = _scores(cells, far_keys, prefix.bias).view(-1, length)
+    far = far.index_select(0, prefix.cell_of_row).view(lanes, queries, length)
+    weights = _softmax(torch.cat((far, near), -1), values.dtype)
+    both = weights.size(2)
+    attended = torch.bmm(weights.narrow(2, length, both - length), values).view(-1, dim)
+    far_weights = weights.view(-1, both).index_select(0, prefix.row_of_cell).view(batch, -1, both)
+    from_far = torch.bmm(far_weights.narrow(2, 0, length), far_values).view(-1, dim)
+    return attended.add_(from_far.index_select(0, prefix.cell_of_row))
+
+
+def _scores(query: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Scaled, masked scores, float32 whatever the model's dtype."""
+    scale = query.size(-1) ** -0.5
+    if query.dtype == torch.float32:
+        return torch.baddbmm(bias, query, keys, alpha=scale)
+    if query.is_cuda:
+        return torch.add(bias, torch.bmm(query, keys, out_dtype=torch.float32), alpha=scale)
+    return torch.baddbmm(bias, query.float(), keys.float(), alpha=scale)
+
+
+def _softmax(scores: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.softmax(scores, -1).to(dtype)
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor, model: ModelWeights) -> torch.Tensor:
+    """RMSNorm over the last dimension."""
+    if x.is_cuda or x.dtype != torch.float32:
+        return F.rms_norm(x, [x.size(-1)], None, model.eps) * weight
+    # Half the time of F.rms_norm, which on CPU is six operators.
+    length = torch.linalg.vector_norm(x, 2.0, [-1], True)
+    inverse = torch.addcmul(model.epsilon, length, length, value=1.0 / x.size(-1)).rsqrt_()
+    return (x * inverse).mul_(weight)

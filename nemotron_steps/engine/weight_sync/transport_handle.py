@@ -1,0 +1,55 @@
+"""What travels from a sender, through the driver, to the receivers of its weights: transports, never tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from nemotron_steps.engine.weight_sync.plan import WeightPlan
+
+SHARED_MEMORY, GLOO, CUDA_IPC, NCCL = "shared_memory", "gloo", "cuda_ipc", "nccl"
+STREAM = "stream"
+"""CUDA_IPC, NCCL and GLOO, for the two ends."""
+OBJECTS = "objects"
+"""Through Ray's object store: for tensors that come from, or go to, the driver itself."""
+
+
+@dataclass(frozen=True)
+class TransportHandle:
+    """How one process gets a policy's weights; may travel to it.
+
+    Attributes:
+        transport, offer: as the sender opened it.
+        address: host and port of the policy's store; None where nothing is agreed on through it.
+        name: of this receiver, for the sender.
+        place: (rank, ranks) in the sender's broadcasts; None for any other transport.
+    """
+
+    transport: str
+    offer: Any
+    address: tuple[str, int] | None = None
+    name: str = ""
+    place: tuple[int, int] | None = None
+
+    @property
+    def plan(self) -> WeightPlan:
+        """Of the weights to come."""
+        if self.transport == SHARED_MEMORY:
+            plan, _ = self.offer
+        else:
+            plan = self.offer if self.transport == OBJECTS else self.offer.plan
+        assert isinstance(plan, WeightPlan)
+        return plan
+
+
+@dataclass(frozen=True)
+class ChannelHandles:
+    """The weights of a channel for a generator of several processes: each takes up its own offer, in rank order."""
+
+    channel: str
+    offers: tuple[TransportHandle, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of one transfer, over all receivers."""
+        return sum(offer.plan.payload for offer in self.offers)

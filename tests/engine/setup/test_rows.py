@@ -1,0 +1,230 @@
+"""Which rows a run reads, what it needs of them, and what is asked for in vain."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.config.schema.rl import EnvConfig, RlConfig
+from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
+from nemotron_steps.engine.setup import prompt_lengths
+from nemotron_steps.engine.setup.prompt_lengths import ChosenRows, longer_than
+from nemotron_steps.engine.setup.rows import check_rows, prompt_stream, read_data
+from nemotron_steps.errors import ConfigError, DataError, StepsError
+from tests.models.checkpoints import write_tokenizer
+from tests.models.stock_chats import stock_chat
+
+
+def write(file: Path, count: int) -> str:
+    rows = [{"responses_create_params": {"input": "x" * (n + 1)}} for n in range(count)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def config_of(folder: Path, validation: int = 0, **grpo: Any) -> RlConfig:
+    data: dict[str, Any] = {"train": {"data_path": write(folder / "train.jsonl", 6)}, "shuffle": False}
+    if validation:
+        data["validation"] = {"data_path": write(folder / "val.jsonl", validation)}
+    off = {"val_period": -1, "val_at_start": False, "val_at_end": False}
+    return RlConfig.model_validate({"data": data, "grpo": {**off, **grpo}, "env": {"environment": "mcqa"}})
+
+
+@pytest.mark.parametrize(
+    ("grpo", "asked"),
+    [
+        ({"val_period": 1}, "grpo.val_period"),
+        ({"val_at_start": True}, "grpo.val_at_start"),
+        ({"val_at_end": True}, "grpo.val_at_end"),
+        ({"val_period": 0}, None),
+        ({"val_period": -1}, None),
+    ],
+)
+def test_validation_without_prompts_is_refused_with_the_key_that_asks_for_it(
+    grpo: dict[str, Any], asked: str | None, tmp_path: Path
+) -> None:
+    if asked is None:
+        assert len(read_data(config_of(tmp_path, **grpo)).train) == 6
+        return
+    with pytest.raises(ConfigError, match=asked) as caught:
+        read_data(config_of(tmp_path, **grpo))
+    assert any(hint.startswith(f"{asked}=") for hint in caught.value.hints)
+    rows = read_data(config_of(tmp_path, validation=2, **grpo))
+    assert (len(rows.train), len(rows.validation), len(rows.heldout)) == (6, 2, 0)
+
+
+def test_a_run_without_training_prompts_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no training prompts"):
+        read_data(RlConfig())
+
+
+def test_prompts_come_in_batches_of_what_is_generated_together(tmp_path: Path) -> None:
+    config = config_of(tmp_path, num_prompts_per_step=2, max_num_epochs=2)
+    stream = prompt_stream(config, read_data(config).train)
+    assert [[row.index for row in batch] for batch in stream] == [[0, 1], [2, 3], [4, 5]] * 2
+
+
+def test_what_rows_need_is_read_from_their_environments() -> None:
+    def row(agent: str, **fields: Any) -> PromptRow:
+        named = {"agent_ref": {"type": "responses_api_agents", "name": agent}}
+        return PromptRow(0, {"responses_create_params": {"input": "x"}, **named, **fields}, "f:1")
+
+    judge = {"responses_api_models": {"vllm_model": {"model": "m"}}}
+    options = {"judge_model": judge, "environments": {"mine": {"environment": "mcqa"}}}
+    config = EnvConfig.model_validate({"nemo_gym": options})
+    mcqa = {"options": [{"A": "x"}], "expected_answer": "A"}
+    rows = [row("mine", **mcqa), row("calendar", exp_cal_state={})]
+    heldout = [row("calendar", rubric=[{"question": "Ok?"}])]
+    needs = check_rows(config, rows, heldout, only=None, heldout_environment="multichallenge", policy_served=False)
+    assert needs.environments == ("mine", "calendar", "multichallenge")
+    assert (needs.judges, needs.trained_on) == ({"judge_model"}, {"mcqa", "calendar"})
+    with pytest.raises(StepsError):
+        check_rows(EnvConfig(), rows, heldout, only=None, heldout_environment="multichallenge", policy_served=False)
+    with pytest.raises(DataError):
+        check_rows(config, [row("mine")], only=None, policy_served=False)
+
+
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("by_row", [True, False])
+def test_tools_that_the_policys_template_does_not_write_are_refused_before_a_run(
+    writes: bool, by_row: bool, tmp_path: Path
+) -> None:
+    """An environment's own, or a row's."""
+    chat = stock_chat("qwen3")
+    if not writes:
+        chat.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    chat.tokenizer.save_pretrained(str(tmp_path))
+    tools = {"tools": [{"type": "function", "name": "add", "parameters": {}}]} if by_row else {}
+    row = {
+        "responses_create_params": {"input": "x", **tools},
+        "options": [{"A": "1"}],
+        "question": "x",
+        "expected_answer": "A",
+    }
+    rows = [PromptRow(place, row, f"f:{place}") for place in (1, 2)]
+    judge = {"responses_api_models": {"vllm_model": {"model": "m"}}}
+    config = EnvConfig.model_validate({"nemo_gym": {"judge_model": judge}})
+
+    def check() -> None:
+        check_rows(config, rows, only="mcqa" if by_row else "ns_tools", policy_served=False, policy=tmp_path)
+
+    if writes:
+        check()
+        return
+    name = "add" if by_row else "stateful_python_code_exec"
+    with pytest.raises(DataError, match=f"leaves out the tool `{name}`") as caught:
+        check()
+    assert (caught.value.where, caught.value.found) == ("f:1", f"the template of {tmp_path}")
+    assert caught.value.hints[0].startswith("cp TEMPLATE.jinja")
+
+
+def test_all_texts_of_a_prompt_that_can_be_read_count(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    texts: list[Any] = [[{"type": "text", "text": "xx"}], "yyy"]
+    items = [{"role": "user", "content": text} for text in texts]
+    inputs: list[Any] = [items, 5, None, "x" * 6, [*items, "odd"]]
+    rows = [{"responses_create_params": {"input": given}} for given in inputs] + [{"other": 1}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert longer_than(5, read_rows(tmp_path / "a.jsonl"), tmp_path) == {0: 6, 3: 6}  # with a line break between
+
+
+def test_rows_are_counted_in_tokens_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tokenizer(tmp_path)
+    rows = read_rows(Path(write(tmp_path / "a.jsonl", 9)))
+    assert longer_than(6, rows, tmp_path) == {6: 7, 7: 8, 8: 9} and longer_than(9, rows, tmp_path) == {}
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    tokenizer["truncation"] = {"direction": "Right", "max_length": 7, "strategy": "LongestFirst", "stride": 0}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert longer_than(6, rows, tmp_path) == {6: 7, 7: 8, 8: 9}  # a limit of the tokenizer's own hides nothing
+    monkeypatch.setattr(prompt_lengths, "_AT_ONCE", 2)
+    assert longer_than(1, rows, tmp_path) == {place: place + 1 for place in range(1, 9)}
+    (tmp_path / "tokenizer.json").unlink()
+    assert longer_than(6, rows, tmp_path) == {}
+    chosen = ChosenRows(rows, [8, 0, 3])
+    assert [row.index for row in chosen] == [8, 0, 3] and chosen[-1].index == 3 and len(chosen[1:]) == 2
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("mqca", "mcqa"), ("mcqa_simple_agnet", "mcqa_simple_agent")])
+def test_settings_of_what_is_no_environment_are_told(name: str, nearest: str) -> None:
+    def check(**environments: Any) -> None:
+        config = EnvConfig.model_validate({"nemo_gym": {"environments": environments}})
+        check_rows(config, [], only=None, policy_served=False)
+
+    with pytest.raises(ConfigError, match=f"settings for `{name}`") as caught:
+        check(**{name: {"grading_mode": "lenient_boxed"}})
+    assert caught.value.hints[0] == f"env.nemo_gym.environments.{nearest}.grading_mode=lenient_boxed"
+    check(**{nearest: {"grading_mode": "lenient_boxed"}, name: {"environment": "mcqa"}, "my_mcqa_agent": {}})
+    with pytest.raises(ConfigError, match="no environment or agent") as caught:
+        check(zzzzzz={})
+    assert caught.value.hints == ("env.nemo_gym.environments.zzzzzz.environment=NAME   # for a new agent",)
+
+
+JUDGE = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"
+
+
+@pytest.mark.parametrize("layout", ["plain", "roles"])
+def test_a_judge_without_room_for_an_answer_is_told_before_anything_is_loaded(layout: str, tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    write_tokenizer(tmp_path)  # of a token for each character
+    cut_off = {"direction": "Right", "max_length": 32, "strategy": "LongestFirst", "stride": 0}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "truncation": cut_off}))  # which is not asked for
+
+    def check(length: int, **judge: Any) -> None:
+        model = {"model": str(tmp_path), "max_total_sequence_length": length, **judge}
+        settings = {"layout": layout, "use_principle": False, "genrm_responses_create_params": {"max_output_tokens": 9}}
+        gym = {
+            "genrm_model": {"responses_api_models": {"vllm_model": model}},
+            "environments": {"genrm_compare": settings},
+        }
+        config = EnvConfig.model_validate({"nemo_gym": gym})
+        row = {"responses_create_params": {"input": "?" * 500}, "agent_ref": {"name": "genrm_simple_agent"}}
+        check_rows(config, [PromptRow(0, row, "rows.jsonl:3")], only=None, policy_served=False)
+
+    with pytest.raises(DataError, match="what genrm_model is asked about this row leaves no room") as caught:
+        check(64)
+    key, _, length = caught.value.hints[0].partition("=")
+    assert key == f"{JUDGE}.max_total_sequence_length" and caught.value.where == "rows.jsonl:3"
+    tokens = int(str(caught.value.found).partition(",")[0])
+    assert tokens >= 500 and int(length) == (512 if layout == "roles" and tokens + 9 <= 512 else 1024)
+    check(int(length))
+    with pytest.raises(DataError, match="no room"):
+        check(tokens)
+    check(tokens + 1)
+    check(64, backend="http", base_url="http://127.0.0.1:1/v1")  # what a server takes is not known
+    file.unlink()
+    check(64)  # nor what one that is made later will count
+
+
+@pytest.mark.parametrize("backend", ["vllm", "embedded", "http"])
+def test_a_judge_that_would_not_see_the_answers_is_told_before_anything_is_loaded(backend: str, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    model = {"model": str(tmp_path), "backend": backend}
+    if backend == "http":
+        model["base_url"] = "http://127.0.0.1:1/v1"
+
+    def check(template: str, layout: str) -> None:
+        (tmp_path / "chat_template.jinja").write_text(template)
+        gym = {
+            "genrm_model": {"responses_api_models": {"vllm_model": model}},
+            "environments": {"genrm_compare": {"layout": layout, "use_principle": True}},
+        }
+        row = {"responses_create_params": {"input": "?"}, "agent_ref": {"name": "genrm_simple_agent"}}
+        config = EnvConfig.model_validate({"nemo_gym": gym})
+        check_rows(config, [PromptRow(0, row, "rows.jsonl:3")], only=None, policy_served=False)
+
+    any_role = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    refusing = "{% for m in messages if m.role != 'user' %}{{ raise_exception('no ' + m.role) }}{% endfor %}"
+    users = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    check(any_role, "roles")
+    check(users, "plain")
+    if backend == "http":  # how a server writes them is not known
+        check(users, "roles")
+        return
+    for template in (users, refusing):
+        with pytest.raises(ConfigError, match="does not write response_1 and response_2 and principle") as caught:
+            check(template, "roles")
+    assert caught.value.hints[0].startswith("env.nemo_gym.environments.genrm_compare.layout=plain")
+    with pytest.raises(ConfigError, match="does not write principle messages"):
+        check(any_role.replace("messages", "messages if m.role != 'principle'"), "roles")

@@ -1,0 +1,196 @@
+"""What a run's parts are told of its config, with parts that only note it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nemotron_steps.config.schema.opd import OpdConfig
+from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig
+from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig
+from nemotron_steps.engine.losses.distillation import TeacherKl
+from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
+from nemotron_steps.engine.placement import run as run_module
+from nemotron_steps.engine.placement.standalone import open_policy
+from nemotron_steps.engine.rollouts.data import PromptRow
+from nemotron_steps.engine.setup import collector as collector_module
+from nemotron_steps.engine.setup import rows as rows_module
+from nemotron_steps.engine.setup.collector import build_collector
+from nemotron_steps.engine.setup.rows import Needs, RunRows, check_run_rows
+from nemotron_steps.environments.environment_set import POLICY_NAME
+from nemotron_steps.errors import DataError
+
+ENVIRONMENT = {"should_use_nemo_gym": False, "environment": "mcqa"}
+PROMPTS = [PromptRow(n, {"responses_create_params": {"input": "x"}}, f"f:{n + 1}") for n in range(8)]
+
+
+def built(task: Path, work: Path, monkeypatch: pytest.MonkeyPatch, trained_on: str, **changes: Any) -> Any:
+    """A run whose environments are `a` to `c`, of which those named are trained on, with rewards up to 1, 2 and 3."""
+    usual = {"c": (1.0, 2.0)}
+    ranges = {
+        name: SimpleNamespace(name=name, reward_range=(0.0, n), usual_range=usual.get(name))
+        for n, name in enumerate("abc", start=1)
+    }
+    told: dict[str, Any] = {}
+
+    def place(config: Any, wanted: Any) -> Any:
+        told["wanted"] = wanted
+        environments = SimpleNamespace(get=ranges.__getitem__)
+        return SimpleNamespace(
+            policy=None, generator=None, sampler=None, judges=[], environments=environments, teachers=None, where={},
+            resources=ExitStack(),
+        )  # fmt: skip
+
+    monkeypatch.setattr(run_module, "place", place)
+    monkeypatch.setattr(run_module, "build_collector", lambda *given, **more: told.update(collector=more))
+    needs = Needs(("c", "a", "b"), frozenset(), frozenset(trained_on))
+    monkeypatch.setattr(run_module, "check_run_rows", lambda config, rows: needs)
+    grpo = {"num_prompts_per_step": 2, "num_generations_per_prompt": 4, "max_num_steps": 3, "max_num_epochs": 9}
+    values: dict[str, Any] = {
+        "grpo": {**grpo, **changes.pop("grpo", {})},
+        "policy": {
+            "checkpoint": str(task),
+            "train_global_batch_size": 2,
+            "max_total_sequence_length": 40,
+            "max_total_sequence_length_end": 50,
+            **changes.pop("policy", {}),
+        },
+        **changes,
+    }
+    reporter: Any = SimpleNamespace(event=lambda name, **fields: None)
+    run, _ = run_module.build_run(
+        RlConfig.model_validate(values), RunRows(PROMPTS, PROMPTS[:1]), work=work, reporter=reporter, started=0.0
+    )
+    run.close()
+    return run, told
+
+
+@pytest.mark.parametrize(
+    ("trained_on", "bounds", "more"),
+    [
+        ("b", (0.0, 2), {}),
+        ("c", (1.0, 2.0), {}),
+        ("ab", None, {}),
+        ("", None, {}),
+        ("b", None, {"low_effort": {"string": "brief", "weight": 1.0}}),  # which adds to the reward
+    ],
+)
+def test_the_range_of_rewards_is_known_where_one_environment_alone_gives_them(
+    trained_on: str, bounds: Any, more: Any, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = built(task, tmp_path, monkeypatch, trained_on, grpo=more)
+    assert run.signals.reward_range == bounds and run.signals.max_policy_lag is None
+
+
+def test_parts_have_the_sizes_of_the_run(task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "ChatFormat", SimpleNamespace(from_folder=lambda folder, more: ("chat", more)))
+    run, told = built(
+        task,
+        tmp_path,
+        monkeypatch,
+        "a",
+        grpo={"async_grpo": {"enabled": True, "max_trajectory_age_steps": 5}, "max_rollout_turns": 7, "seed": 11},
+        policy={"tokenizer": {"chat_template_kwargs": {"enable_thinking": False}}},
+        loss_fn={"reference_policy_kl_penalty": 0.1, "use_importance_sampling_correction": True},
+    )
+    wanted = told["wanted"]
+    assert run.signals.max_policy_lag == 5 and list(run.validation) == PROMPTS[:1]
+    assert (wanted.total_steps, wanted.reference, wanted.max_total_length) == (3 * 4, True, 50)
+    assert wanted.chat == ("chat", {"enable_thinking": False}) and wanted.teachers is None
+    sizes = {"seed": 11, "max_total_length": 40, "longest": 50, "max_turns": 7}
+    assert told["collector"].items() >= sizes.items()
+
+
+def test_teachers_are_asked_for_what_their_students_learn_from() -> None:
+    def wanted(topk: dict[str, Any], **changes: Any) -> tuple[Any, Any]:
+        section = {"teachers": {"a": "x"}, "offload": False, **topk}
+        config = OpdConfig.model_validate({"on_policy_distillation": section, **changes})
+        teachers = run_module._teachers(config)
+        assert teachers is not None and teachers.checkpoints == {"a": Path("x")} and not teachers.offload
+        return teachers.topk, run_module._loss(config)
+
+    kl = {"kl_type": "mixed", "mixed_kl_weight": 0.3, "zero_outside_topk": True}
+    topk, loss = wanted({"topk_logits_k": 32}, loss_fn=kl)
+    assert topk == 32 and loss.divergence == TeacherKl("mixed", 0.3, True)
+    topk, loss = wanted({}, grpo={"adv_estimator": {"name": "opd"}}, loss_fn={"force_on_policy_ratio": True})
+    assert topk == 0 and isinstance(loss, PolicyGradientLoss)
+    assert run_module._teachers(RlConfig()) is None
+
+
+def test_agents_are_offered_the_policy_with_room_for_the_longest_sequence_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[Any] = []
+
+    class Endpoint:
+        url, model_name = "http://h/v1", "policy"
+
+        def __init__(self, *given: Any, **more: Any) -> None:
+            told.append((given, more))
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *error: Any) -> None:
+            told.append("closed")
+
+    monkeypatch.setattr("nemotron_steps.engine.serving.endpoint.Endpoint", Endpoint)
+    monkeypatch.setattr(collector_module, "RolloutCollector", lambda *given, **more: more)
+    environments: Any = SimpleNamespace(
+        offer_policy=lambda *offer: told.append(offer), get=lambda name: told.append(name)
+    )
+    chat: Any = SimpleNamespace(end_ids=(5,), opens_thinking=True)
+    config = GenerationConfig.model_validate({"vllm_cfg": {"expose_http_server": True}, "tool_parser": "qwen3_coder"})
+    needs = Needs(("b", "a"), frozenset(), frozenset())
+    events: list[Any] = []
+    reporter: Any = SimpleNamespace(event=lambda name, **fields: events.append((name, fields)))
+    sampler: Any = object()
+    with ExitStack() as resources:
+        made: Any = build_collector(
+            config, chat, sampler, environments, needs, seed=3, max_total_length=40, longest=50, max_turns=6,
+            reporter=reporter, resources=resources,
+        )  # fmt: skip
+        ((given, endpoint), offer, *names) = told
+    assert given == (sampler, chat) and (endpoint["name"], endpoint["max_total_length"]) == (POLICY_NAME, 50)
+    assert offer == ("http://h/v1", "policy") and names == ["b", "a"] and told[-1] == "closed"
+    assert (endpoint["turn_format"].reasoning_parser, endpoint["turn_format"].tool_parser) == (
+        "deepseek_r1",
+        "qwen3_coder",
+    )
+    assert events == [("policy_endpoint", {"url": "http://h/v1", "model": "policy"})]
+    assert (made["max_total_length"], made["max_turns"], made["reporter"]) == (40, 6, reporter)
+    assert made["turn_format"] == endpoint["turn_format"]
+
+
+def test_every_row_that_is_trained_on_has_a_teacher_and_those_of_validation_are_checked_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr(rows_module, "check_rows", lambda env, rows, heldout, **more: checked.append((rows, more)))
+    section = {"teachers": {"a": "x", "b": "y"}, "teacher_field": "teacher"}
+    config = OpdConfig.model_validate({"on_policy_distillation": section, "env": ENVIRONMENT})
+    rows = [PromptRow(n, {"teacher": name}, f"f:{n + 1}") for n, name in enumerate("abz")]
+    check_run_rows(config, RunRows(rows[:2], rows[2:]))  # nobody learns from those of validation
+    ((found, more),) = checked
+    assert list(found) == rows and more["policy_served"] is False and more["only"] == "mcqa"
+    with pytest.raises(DataError, match="'z' is not there"):
+        check_run_rows(config, RunRows(rows))
+
+
+def test_a_placed_policy_is_closed_with_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    def placed(*given: Any, **more: Any) -> Any:
+        resources = ExitStack()
+        resources.callback(closed.append, "closed")
+        return "policy", resources, {"backend": "ray"}
+
+    monkeypatch.setattr("nemotron_steps.engine.placement.standalone.place_policy", placed)
+    cluster, loss = ClusterConfig(backend="ray"), Any
+    with open_policy(cluster, PolicyConfig(), Path("p"), loss, reference=False, total_steps=1) as found:  # type: ignore[arg-type]
+        assert found == ("policy", {"backend": "ray"}) and closed == []
+    assert closed == ["closed"]
