@@ -11,10 +11,9 @@ from dataclasses import replace
 import pytest
 
 from nemotron_steps.config.schema.dpo import DpoConfig
-from nemotron_steps.config.schema.genrm import GenRmConfig
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import RlConfig
-from nemotron_steps.config.schema.sft import SftConfig
+from nemotron_steps.config.schema.sft import GenRmConfig, SftConfig
 from nemotron_steps.config.validation import has_key, operational_keys
 from nemotron_steps.runs.cache import cache_key
 from nemotron_steps.session.run_request import RunRequest

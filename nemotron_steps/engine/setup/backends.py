@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nemotron_steps.config.schema.grpo import AsyncGrpoConfig
 from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig
-from nemotron_steps.config.schema.rl import AsyncGrpoConfig
 from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.types import Generator, Policy, SamplingParams, Teachers
 from nemotron_steps.engine.weight_sync.transport_handle import ChannelHandles

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from nemotron_steps.config.schema.rl import GrpoConfig, HeldoutConfig
+from nemotron_steps.config.schema.grpo import GrpoConfig
+from nemotron_steps.config.schema.rl import HeldoutConfig
 from nemotron_steps.engine.grpo import loop
 from nemotron_steps.engine.grpo.distillation import METADATA_KEY, Distillation
 from nemotron_steps.engine.grpo.loop import StepRecord

@@ -4,8 +4,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from nemotron_steps.config.schema.grpo import GrpoConfig
 from nemotron_steps.config.schema.policy import ReasoningParserName, ToolParserName
-from nemotron_steps.config.schema.rl import GrpoConfig
 from nemotron_steps.engine.grpo.rewards import (
     TurnViolation,
     Violation,

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron_steps.config.schema.rl import RewardScalingConfig, RewardShapingConfig
+from nemotron_steps.config.schema.grpo import RewardScalingConfig, RewardShapingConfig
 from nemotron_steps.engine.grpo.rewards import scale_rewards, shape_rewards
 
 
