@@ -6,13 +6,7 @@ from itertools import pairwise
 import pytest
 
 from nemotron_steps.config.schema.policy import OptimizerConfig, SchedulerConfig
-from nemotron_steps.engine.schedules import (
-    cosine,
-    epsilon_limit,
-    learning_rate,
-    progress,
-    sequence_length,
-)
+from nemotron_steps.engine.schedules import cosine, epsilon_limit, learning_rate, progress, sequence_length
 from nemotron_steps.errors import ConfigError
 
 
