@@ -3,7 +3,7 @@
 A checkpoint is a folder `step_00000042/` with `policy/` (written by the policy) and `state.json` (data position,
 RNG, buffer, metrics). It is written beside its final name and renamed, so a reader sees all of it or none. With
 `checkpointing.save_async` training waits only for a copy of its state in host memory; a thread writes and commits that.
-Not for: the tensors themselves (engine/policy), or the arithmetic of the run's time (deadline.py).
+Not for: the tensors themselves (engine/policy).
 """
 
 from __future__ import annotations

@@ -91,18 +91,6 @@ def refusal(look: Callable[[dict[str, Artifact | None]], None], **inputs: Artifa
     return caught.value
 
 
-def test_every_port_of_hub_folders_is_looked_at() -> None:
-    """But the one that every step's preflight would convert: hf_to_megatron looks at its input itself."""
-    ports = {
-        (table["step"]["id"], port.get("name", port["type"]))
-        for file in MANIFESTS.rglob("*.toml")
-        if "step" in (table := tomllib.loads(file.read_text()))
-        for port in table.get("consumes", ())
-        if port["type"] == "checkpoint_hf"
-    }
-    assert ports == {*READERS, ("convert/hf_to_megatron", "checkpoint_hf")}
-
-
 @pytest.mark.parametrize(
     ("tensors", "told"),
     [
@@ -208,9 +196,3 @@ def test_what_vllm_refuses_of_a_model_that_no_plan_saw_is_refused_before_a_run(
         with pytest.raises(ConfigError) as caught:
             preflight("eval/model_eval", asked(width, longest))({})
         assert caught.value.where == key and caught.value.hints[0].startswith(hint)
-
-
-def test_a_judge_that_somebody_else_serves_has_no_folder_here(hub: Path) -> None:
-    change(hub, **{NORM: None})
-    served = of_judge(str(hub), backend="http", base_url="http://127.0.0.1:1/v1")
-    preflight("rl/nemo_rl/rlvr", served)({})

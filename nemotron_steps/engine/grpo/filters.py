@@ -1,4 +1,4 @@
-"""Groups without verdicts: which are tried again, and when a run gives up.
+"""Which groups a step trains on: those that have verdicts, and under dynamic sampling a signal; when a run gives up.
 
 A rollout without a verdict is masked, never a reward of 0. Where that leaves a group too few verdicts to compare, and
 another attempt may bring some, its prompt is tried again (MAX_FAILURES times at most, then it is dropped). A run ends

@@ -13,7 +13,6 @@ import json
 import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -42,15 +41,7 @@ def run(context: StepContext[SweTasksConfig]) -> None:
     config = context.config
     folder = context.outputs["prompts"].path
     if config.jsonl is not None:
-        counts = prepare(
-            [jsonl_source(config.jsonl)],
-            SweRows(),
-            config,
-            folder=folder,
-            files=PROMPT_FILES,
-            staging=context.work / "shards",
-            tracker=context.tracker,
-        )
+        counts = prepare(context, [jsonl_source(config.jsonl)], swe_rows, folder, PROMPT_FILES)
     elif config.packages is not None:
         counts = write_splits(folder, PROMPT_FILES, asyncio.run(mined_rows(context, config.packages)))
     else:
@@ -155,21 +146,17 @@ async def _first(
     return found[:count]
 
 
-@dataclass(frozen=True)
-class SweRows:
-    """See RowWork."""
+def swe_rows() -> RowFunction:
+    """Of rows of SWE-bench and SWE-Gym: prompts of `swe_agent`, every field kept, what a prompt lacks added."""
+    environment = create(AGENT)
 
-    def function(self) -> RowFunction:
-        """See RowWork."""
-        environment = create(AGENT)
+    def become(where: str, row: Row) -> list[Row]:
+        completed = complete(row, where)
+        read_request(completed, where)
+        environment.check_row(completed, where)
+        return [completed]
 
-        def become(where: str, row: Row) -> list[Row]:
-            completed = complete(row, where)
-            read_request(completed, where)
-            environment.check_row(completed, where)
-            return [completed]
-
-        return become
+    return become
 
 
 def complete(row: Row, where: str) -> Row:

@@ -102,18 +102,6 @@ def test_an_error_of_the_writer_comes_out_at_the_next_step_and_leaves_older_chec
     assert values(tmp_path) == [(1, "0")] and not list(tmp_path.glob("*.partial"))
 
 
-def test_an_error_of_the_last_save_comes_out_at_the_end(tmp_path: Path) -> None:
-    policy = Weights()
-    policy.failure = OSError(28, "No space left on device")
-    with pytest.raises(StorageError, match="step 1"), manager_of(tmp_path) as manager:
-        manager.save(1, policy, {})  # type: ignore[arg-type]
-    # What stopped the run is raised; that the save failed too is said beside it.
-    with pytest.raises(ValueError, match="the run") as caught, manager_of(tmp_path) as manager:
-        manager.save(2, policy, {})  # type: ignore[arg-type]
-        raise ValueError("the run broke")
-    assert "checkpoint of step 2 could not be written" in caught.value.__notes__[0]
-
-
 @pytest.mark.parametrize("save_async", [False, True])
 def test_a_real_disk_limit_is_said_in_one_line(save_async: bool, tmp_path: Path) -> None:
     from nemotron_steps.engine.policy.megatron import MegatronPolicy
@@ -209,24 +197,6 @@ def test_what_a_save_takes_is_no_part_of_the_next_step(
             manager.due(1, last=False)
             manager.save(1, policy, {})  # type: ignore[arg-type]
     assert list(manager._deadline._steps) == [5.0, 5.0]
-
-
-def test_what_the_policy_could_not_write_is_said(tmp_path: Path) -> None:
-    def refused(path: str) -> None:
-        raise StorageError("writing failed", where=path, found="rank 1: No space left on device")
-
-    policy = SimpleNamespace(save_checkpoint=refused)
-    with pytest.raises(StorageError, match="step 4 could not be written: rank 1: No space"):
-        manager_of(tmp_path, save_async=False).save(4, policy, {})  # type: ignore[arg-type]
-
-
-def test_a_save_in_the_background_is_timed_until_it_is_committed(tmp_path: Path) -> None:
-    policy = Weights()
-    policy.seconds = 0.3
-    manager = manager_of(tmp_path, checkpoint_must_save_by="01:00")
-    with manager:
-        manager.save(1, policy, {})  # type: ignore[arg-type]
-    assert 0.3 <= max(manager._deadline._saves) < 3.0
 
 
 # ------------------------------------------------------------------------------------------- killed while writing
@@ -337,22 +307,6 @@ def test_everything_is_on_disk_before_a_checkpoint_has_its_name(
     at = done.index("renamed")
     files = ("", "/policy", "/policy/value", "/state.json", "/state.safetensors")
     assert {f"{partial}{file}" for file in files} == set(done[:at]) and done[at + 1 :] == ["."]
-
-
-@pytest.mark.parametrize(
-    ("settings", "steps"),
-    [
-        ({"save_period": 3}, [3, 6, 7]),
-        ({"save_period": 10}, [7]),
-        ({"save_period": 1}, [1, 2, 3, 4, 5, 6, 7]),
-        ({"save_period": 3, "enabled": False}, []),
-    ],
-)
-def test_a_step_is_saved_every_so_often_and_at_the_end(
-    settings: dict[str, Any], steps: list[int], tmp_path: Path
-) -> None:
-    manager = manager_of(tmp_path, **settings)
-    assert [step for step in range(1, 8) if manager.due(step, last=step == 7)] == steps
 
 
 def test_only_whole_checkpoints_are_found_and_what_a_kill_left_is_removed(tmp_path: Path) -> None:

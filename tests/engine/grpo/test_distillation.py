@@ -13,7 +13,6 @@ from benchmarks.grpo_task import make_checkpoint
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.engine.grpo.distillation import Distillation
 from nemotron_steps.engine.rollouts.data import read_rows
-from nemotron_steps.errors import DataError
 from tests.engine.engine_samples import random_batch
 from tests.engine.grpo.grpo_runs import config_of, marked, metrics_of, run_loop, start, stop_after
 
@@ -178,11 +177,3 @@ def test_the_kl_of_each_environment_is_the_mean_over_its_trained_tokens():
         expected = {f"teacher_kl/{name}": sum(nats) / len(nats) for name, nats in sums.items()}
         expected |= {"teacher_divergence": expected["teacher_kl/mean"]} if advantages else {}
         assert prepared.metrics == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_row_without_a_teacher_is_refused_before_anything_is_loaded(task, teachers, tmp_path):
-    config = distilling(task, 1, teachers)
-    with pytest.raises(DataError, match="no teacher for rows of") as caught:
-        start(config, tmp_path)
-    assert caught.value.hints[1] == "on_policy_distillation.default_teacher_alias=a"
-    run_loop(start(distilling(task, 1, teachers, on_policy_distillation__default_teacher_alias="a"), tmp_path))

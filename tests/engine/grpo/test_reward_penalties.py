@@ -85,20 +85,6 @@ def test_think_tags_in_the_text(text: str, malformed: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "malformed"), [(["a</think>b", "cut off"], False), (["cut off", "a</think>b"], True)]
-)
-def test_thinking_that_was_cut_off_is_not_malformed_if_it_is_the_last_turns(texts: list[str], malformed: bool) -> None:
-    found = penalties(penalize_malformed_think_tag=True).found(said(*texts, truncated=True))
-    assert found == [RewardPenalty.MALFORMED_THINK_TAG] * malformed
-
-
-@pytest.mark.parametrize(("text", "malformed"), [("b", False), ("a</think>b", False), ("a</think>b</think>", True)])
-def test_think_tags_count_also_where_nothing_reads_reasoning(text: str, malformed: bool) -> None:
-    found = penalties(penalize_malformed_think_tag=True).found(said(text, parser="none"))
-    assert found == [RewardPenalty.MALFORMED_THINK_TAG] * malformed
-
-
-@pytest.mark.parametrize(
     ("prompt", "sampled", "malformed"),
     [
         ([1, OPEN], [5, CLOSE, 6], False),
@@ -155,15 +141,6 @@ def test_the_tags_tokens_are_the_tokenizers_unless_the_config_says_so() -> None:
     with pytest.raises(ConfigError, match="has none for the other") as caught:
         tag_ids(pieces, think_open=12)
     assert caught.value.where == "reward_penalties.token_ids.think_close"
-
-
-def test_tags_cannot_be_counted_where_the_model_opens_its_thinking_itself() -> None:
-    config = RewardPenaltiesConfig(penalize_malformed_think_tag=True)
-    with pytest.raises(ConfigError, match="opens its thinking itself"):
-        RewardPenalties.of(config, TAGS, "user x", list)
-    with pytest.raises(ConfigError, match="opens its thinking itself"):
-        RewardPenalties.of(config, TAGS, "user x </think>", list)
-    RewardPenalties.of(RewardPenaltiesConfig(penalize_empty_final_answer=True), TAGS, "user x", list)
 
 
 def test_a_run_trains_on_what_is_left_of_its_rewards(task, tmp_path):

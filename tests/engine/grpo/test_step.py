@@ -11,15 +11,13 @@ from nemotron_steps.engine.grpo.step import (
     MISSING_MEMBER,
     PreparedBatch,
     finish_batch,
-    needs_prev_logprobs,
-    needs_reference_logprobs,
     prepare_batch,
 )
 from nemotron_steps.engine.losses.loss import count_normalizers
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.types import RolloutGroup, TrainBatch
 from nemotron_steps.errors import EngineError
-from tests.engine.engine_samples import group, rollout
+from tests.engine.engine_samples import group
 
 ON_POLICY = LossFnConfig(force_on_policy_ratio=True)
 GYM = NemoGymConfig()
@@ -70,11 +68,6 @@ def test_a_step_from_groups_to_token_advantages() -> None:
     assert metrics["advantages/max"] == 1.0
 
 
-def test_equal_prompts_are_still_two_groups() -> None:
-    batch, _ = finish([group("a", [1, 0, 0, 0]), group("b", [0, 1, 1, 1])], grpo())
-    assert row_advantages(batch)[4] == -1.0
-
-
 def test_failed_rollouts_and_missing_rollouts_are_masked_and_not_in_the_baseline() -> None:
     short = group("a", [1, 0, 0])
     short.rollouts[2] = replace(short.rollouts[2], reward=math.nan, failure="judge_unavailable")
@@ -85,14 +78,6 @@ def test_failed_rollouts_and_missing_rollouts_are_masked_and_not_in_the_baseline
     assert metrics["failures/judge_unavailable"] == metrics[f"failures/{MISSING_MEMBER}"] == 1 / 8
     assert metrics["reward/mean"] == 2 / 6
     assert torch.isfinite(batch.advantages).all()
-
-
-def test_a_group_with_one_graded_member_teaches_nothing() -> None:
-    alone = group("a", [1, 0, 0, 0])
-    alone.rollouts[1:] = [replace(r, failure="judge_unavailable") for r in alone.rollouts[1:]]
-    batch, metrics = finish([alone, group("b", [1, 0, 0, 0])], grpo())
-    assert row_advantages(batch)[:4] == [0.0] * 4
-    assert metrics["groups/incomparable_share"] == 0.5
 
 
 def test_overlong_filtering_masks_truncated_samples_that_still_count_in_the_baseline() -> None:
@@ -153,18 +138,6 @@ def test_epsilon_filtering_judges_a_group_by_its_scaled_reward_and_not_by_what_s
     assert metrics["epsilon_filtering/dropped_share"] == pytest.approx(1 / 3)
 
 
-def test_failed_rollouts_count_neither_as_shaped_nor_as_trivial_nor_as_filtered() -> None:
-    scaling = {"enabled": True, "source_min": 0.0, "source_max": 2.0, "target_min": 0.0, "target_max": 1.0}
-    nearly_none = {"enabled": True, "limit_start": 0.01, "limit_end": 0.01}
-    config = grpo(reward_scaling=scaling, overlong_filtering=True, epsilon_filtering=nearly_none)
-    lost = group("a", [2, 2, 0, 0])
-    lost.rollouts[2:] = [replace(r, failure="judge_unavailable", truncated=True) for r in lost.rollouts[2:]]
-    batch, metrics = finish([lost, group("b", [1, 1, 1, 1])], config)
-    assert metrics["reward/shaped_mean"] == pytest.approx((2 * 1.0 + 4 * 0.5) / 6)
-    assert metrics["epsilon_filtering/dropped_share"] == 0.5  # solved, as far as it was graded
-    assert metrics["overlong_filtered_share"] == 0.0 and batch.sample_mask.tolist() == [0] * 4 + [1] * 4
-
-
 def test_epsilon_filtering_masks_trivial_groups_beyond_the_annealed_limit() -> None:
     config = grpo(num_prompts_per_step=3, epsilon_filtering={"enabled": True, "limit_start": 1.0, "limit_end": 0.04})
     groups = [group("a", [1, 1, 1, 1]), group("b", [1, 0, 1, 0]), group("c", [0, 0, 0, 0])]
@@ -190,16 +163,6 @@ def test_message_penalties_overwrite_the_turn_whatever_the_reward_and_the_clip_c
     assert not masked.token_mask[0].any() and row_advantages(masked)[1] < 0
     plain, metrics = finish([bad, TWO[1]], grpo())
     assert row_advantages(plain)[0] == 1.0 and not any(name.startswith("violations/") for name in metrics)
-
-
-def test_what_marks_a_turn_as_malformed_comes_from_the_environments_config() -> None:
-    odd = group("a", [1, 0, 0, 0])
-    odd.rollouts[0] = replace(odd.rollouts[0], metadata={"turn_texts": ["[T]never closed"]})
-    odd.rollouts[1] = replace(odd.rollouts[1], metadata={"turn_texts": ["CALL f"]})
-    gym = NemoGymConfig(invalid_tool_call_patterns=("CALL",), thinking_tags=("[T]", "[/T]"))
-    config = grpo(invalid_tool_call_advantage=-5, malformed_thinking_advantage=-7)
-    batch, _ = finish_batch(prepare([odd, TWO[1]], config), config, ON_POLICY, gym)
-    assert row_advantages(batch)[:2] == [-7.0, -5.0]
 
 
 def test_sequences_beyond_the_logprob_error_threshold_are_masked_but_stay_in_the_baseline() -> None:
@@ -261,22 +224,6 @@ def test_kl_in_the_reward_is_logged_as_the_loss_would_log_it(token_level: bool) 
     assert "kl_penalty" not in finish(TWO, grpo(), LossFnConfig.model_validate(kl))[1]  # the loss logs it
 
 
-def test_gdpo_reads_components() -> None:
-    config = grpo(adv_estimator={"name": "gdpo", "components": ["right", "format"]})
-    parts = [{"right": float(i == 0), "format": float(i < 2)} for i in range(4)]
-    groups = [group("a", [0, 0, 0, 0]), group("b", [0, 0, 0, 0])]
-    for g in groups:
-        g.rollouts = [replace(r, components=p) for r, p in zip(g.rollouts, parts, strict=True)]
-    groups[1].rollouts[3] = replace(groups[1].rollouts[3], components={}, failure="judge_unavailable")
-    batch, metrics = finish(groups, config)
-    a = row_advantages(batch)
-    assert a[0] > a[1] > a[2] and a[7] == 0.0
-    assert metrics["reward/maths/right"] == pytest.approx(2 / 7)
-    groups[0].rollouts[0] = rollout("a", 0)
-    with pytest.raises(EngineError, match="every rollout carries"):
-        finish(groups, config)
-
-
 def test_gdpo_scales_and_shapes_every_component_like_the_reward() -> None:
     estimator = {"name": "gdpo", "components": ["right", "format"]}
     plain = grpo(adv_estimator=estimator, normalize_rewards=False, num_prompts_per_step=1)
@@ -296,17 +243,3 @@ def test_gdpo_scales_and_shapes_every_component_like_the_reward() -> None:
     shaping = {"enabled": True, "stop_properly_penalty_coef": 0.5}
     shaped = advantages(plain.model_validate({**plain.model_dump(), "reward_shaping": shaping}), right, form)
     assert shaped == pytest.approx(advantages(plain, [0.5, 0.0, 3.0, 0.0], [0.5, 1.0, 0.0, 0.0]))
-
-
-def test_which_logprobs_a_config_needs() -> None:
-    assert not needs_prev_logprobs(grpo(), ON_POLICY)
-    assert needs_prev_logprobs(grpo(), LossFnConfig())
-    assert needs_prev_logprobs(grpo(seq_logprob_error_threshold=2.0), ON_POLICY)
-    assert needs_prev_logprobs(grpo(adv_estimator={"name": "opd"}), ON_POLICY)
-    assert not needs_reference_logprobs(LossFnConfig())
-    assert needs_reference_logprobs(LossFnConfig(reference_policy_kl_penalty=1e-4))
-
-
-def test_a_sequence_at_the_logprob_error_threshold_is_trained_on() -> None:
-    batch, metrics = finish(TWO, grpo(seq_logprob_error_threshold=1.0))  # prev and generator agree: an error of 1
-    assert batch.sample_mask.tolist() == [1] * 8 and metrics["seq_logprob_error/masked_share"] == 0.0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.schema.rl import LowEffortConfig
-from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows, read_rows
+from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.rollouts.evaluation import Agreement, measure_agreement, preference, summarize
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge
 from nemotron_steps.engine.rollouts.low_effort import (
@@ -23,7 +23,7 @@ from nemotron_steps.engine.rollouts.low_effort import (
     low_effort_row,
     reward_brevity,
 )
-from nemotron_steps.engine.rollouts.pass_rates import PassRate, RateJournal, by_difficulty, rate_prompts
+from nemotron_steps.engine.rollouts.pass_rates import PassRate, RateJournal, rate_prompts
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.environments.judged.genrm_messages import verdict_text
 from nemotron_steps.environments.judged.judges import JudgeLostError
@@ -95,16 +95,6 @@ def test_a_journal_of_rates_goes_on_after_a_kill_in_the_middle_of_a_line(tmp_pat
     back.add(PassRate(6, 1, 1, 1.0, 0.0))
     back.close()
     assert list(RateJournal(file).rates) == [3, 0, 5, 6]
-
-
-def test_prompts_are_sorted_by_rate_then_reward_then_place_with_the_unrated_spread() -> None:
-    known = [(4, 4, 1.0), (4, 0, 0.1), (4, 2, 0.6), (4, 2, 0.5), (4, 2, 0.5)]
-    rates = {place: PassRate(place, graded, passed, mean, 0.0) for place, (graded, passed, mean) in enumerate(known)}
-    assert by_difficulty(rates, range(5), easy_first=True) == [0, 2, 3, 4, 1]
-    assert by_difficulty(rates, range(5), easy_first=False) == [1, 3, 4, 2, 0]
-    rates |= {place: PassRate(place, 0, 0, None, 0.0) for place in (5, 6)}
-    assert by_difficulty(rates, range(7), easy_first=True) == [0, 5, 2, 3, 4, 6, 1]
-    assert by_difficulty(rates, [6, 5, 0], easy_first=True) == [6, 0, 5]
 
 
 @pytest.mark.parametrize(
@@ -216,16 +206,6 @@ def test_rewards_of_low_effort_are_the_references_and_the_others_stay(
     assert [group.rollouts for group in off] == [group.rollouts for group in groups]
 
 
-def test_rows_of_a_file_longer_than_a_size_are_found_by_their_bytes(tmp_path: Any) -> None:
-    lines = ['{"a": 1}\n', '{"a": "xx"}\n', '{"a": 1}\n']
-    (tmp_path / "a.jsonl").write_text("".join(lines))
-    rows = read_rows(tmp_path / "a.jsonl")
-    assert rows.places_over(8) == [0, 1, 2] and rows.places_over(9) == [1] and rows.places_over(12) == []
-    checked: list[PromptRow] = []
-    (tmp_path / "b.jsonl").write_text("\n".join(["", *lines]))
-    assert list(PromptRows(tmp_path / "b.jsonl", checked.append)) == checked and len(checked) == 3
-
-
 class Collecting:
     """Grades every prompt with its place, some sooner than others; notes how many are under way."""
 
@@ -274,12 +254,6 @@ def test_so_many_prompts_are_rated_at_once_and_each_is_told_with_what_it_began_a
     assert rated(collecting, at_once) == [(10 * index, index, float(index)) for index in range(5)]
     assert collecting.most == at_once
     assert collecting.asked == [(f"difficulty/{index}", 4) for index in range(5)]
-
-
-def test_a_rating_that_is_ended_leaves_nothing_under_way() -> None:
-    collecting = Collecting(dict.fromkeys(range(1, 5), 60.0))
-    assert rated(collecting, 5, fails_at=0) == [(-1, -1, 0.0)]
-    assert collecting.under_way == 0 and collecting.cancelled == 4
 
 
 def test_a_judges_answer_is_bounded_by_its_context() -> None:

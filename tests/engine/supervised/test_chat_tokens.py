@@ -48,14 +48,6 @@ def texts(chat: ChatFormat, sequence: ChatSequence) -> list[str]:
     return [str(chat.tokenizer.decode(part)) for part in parts]
 
 
-def test_an_answer_ends_with_its_end_token_and_what_follows_that_is_the_templates() -> None:
-    chat = format_of()
-    end = chat.tokenizer.eos_token
-    (sequence,) = chat_sequences(chat, TURNS, "f:1", {})
-    assert sequence.token_mask[0] == 0
-    assert texts(chat, sequence) == ["ask[", f"one{end}", "\nmore[", f"two{end}"]  # no newline after the last one
-
-
 @pytest.mark.parametrize("family", ["qwen3", "llama3"])
 def test_a_greeting_that_nothing_asks_for_is_shown_and_not_trained(family: str) -> None:
     chat, greeting = stock_chat(family), {"role": "assistant", "content": "Welcome"}
@@ -65,20 +57,6 @@ def test_a_greeting_that_nothing_asks_for_is_shown_and_not_trained(family: str) 
     assert "Welcome" in asked and "one" in answer
     with pytest.raises(DataError, match="refuses the chat"):
         chat_sequences(chat, [greeting], "f:1", {})
-
-
-def test_turns_after_the_last_answer_are_left_out() -> None:
-    chat = format_of()
-    assert chat_sequences(chat, TURNS[:3], "f:1", {}) == chat_sequences(chat, TURNS[:2], "f:1", {})
-
-
-def test_a_rows_tools_are_told_before_its_answers() -> None:
-    chat = format_of()
-    chat.tokenizer.chat_template = "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}" + str(
-        chat.tokenizer.chat_template
-    )
-    tools = [{"type": "function", "function": {"name": "two"}}]
-    assert texts(chat, chat_sequences(chat, TURNS, "f:1", {"tools": tools})[0])[0] == "two ask["
 
 
 @pytest.mark.parametrize(

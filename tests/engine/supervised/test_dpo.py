@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,21 +100,6 @@ def test_the_loss_equals_the_formula_and_its_slope(changes: dict[str, Any]) -> N
     slope = (by_hand(moved[0], batch, config) - by_hand(moved[1], batch, config)) / 2e-5
     assert lp.grad is not None and lp.grad[row, t].item() == pytest.approx(slope, rel=1e-3, abs=1e-7)
     assert not lp.grad[batch.token_mask == 0].any()
-
-
-def test_the_sft_loss_is_the_sum_over_an_answers_tokens_unless_told_otherwise() -> None:
-    batch, lp = scored_batch(1)
-    _, sums = DpoLoss(DpoTrainConfig())(lp, batch, count_normalizers(batch))
-    assert sums["sft_loss"].item() == pytest.approx(-(lp * batch.token_mask)[0].sum().item(), rel=1e-6)
-
-
-def test_on_the_reference_itself_the_loss_is_ln_2() -> None:
-    batch, lp = scored_batch(5)
-    batch.reference_logprobs = lp.detach().clone()
-    loss, sums = DpoLoss(DpoTrainConfig())(lp, batch, count_normalizers(batch))
-    assert loss.item() == pytest.approx(0.693147, abs=5e-7)
-    metrics = finalize_metrics(sums, count_normalizers(batch))
-    assert (metrics["rewards_margin"], metrics["accuracy"]) == (0.0, 0.5)
 
 
 def test_metrics_are_means_over_pairs_and_masked_pairs_do_not_count() -> None:
@@ -268,21 +252,6 @@ def test_rows_that_are_no_pairs_are_refused_by_line_and_field(chat: ChatFormat, 
         encode_pair(chat, {**good, "rejected": {"role": "assistant", "content": "a", "weight": 1}}, "row")
 
 
-def test_pairs_that_are_too_long_are_counted(chat: ChatFormat, tmp_path: Path) -> None:
-    file = tmp_path / "pairs.jsonl"
-    rows = [{"prompt": "q", "chosen": "a", "rejected": "b" * n} for n in (1, 50)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    pairs, too_long = read_pairs(file, chat, 20)
-    assert (len(pairs), too_long) == (1, 1)
-    fitting = pairs[0].longest
-    assert read_pairs(file, chat, fitting) == (pairs, 1)
-    with pytest.raises(DataError, match="all 2 pairs") as caught:
-        read_pairs(file, chat, fitting - 1)
-    (hint,) = caught.value.hints
-    longest = int(hint.removeprefix("policy.max_total_sequence_length="))
-    assert len(read_pairs(file, chat, longest)[0]) == 2
-
-
 # -- the loop on a real policy --------------------------------------------------------------------------------------
 
 
@@ -350,27 +319,6 @@ def test_a_policy_learns_the_preference_starting_from_ln_2(checkpoint: Path, tmp
     assert record.steps[-1]["rewards_margin"] > 0.5
 
 
-def test_validation_comes_every_so_many_steps_and_each_part_of_a_step_has_its_own_time(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = dpo_config(4)
-    config = config.model_copy(update={"dpo": config.dpo.model_copy(update={"val_period": 2})})
-    reference = MegatronPolicy.reference_logprobs
-
-    def slow(self: MegatronPolicy, batch: Any) -> Any:
-        time.sleep(0.2)
-        return reference(self, batch)
-
-    monkeypatch.setattr(MegatronPolicy, "reference_logprobs", slow)
-    _, record = run(config, checkpoint, tmp_path)
-    assert ["validation/loss" in step for step in record.steps] == [False, True, False, True]
-    for step in record.steps:
-        whole = step["timing/reference_logprobs_s"] + step["timing/train_s"]
-        assert step["timing/reference_logprobs_s"] >= 0.2
-        tokens = step["train_tokens_per_s"] * whole
-        assert tokens == pytest.approx(round(tokens), abs=1e-6)  # a whole number, of the whole time
-
-
 @pytest.mark.parametrize(
     "policy",
     [
@@ -396,9 +344,3 @@ def test_a_resumed_run_equals_an_unbroken_one(checkpoint: Path, tmp_path: Path) 
     assert found.events == ["resumed"]
     assert [s["loss"] for s in found.steps] == [s["loss"] for s in expected.steps[2:]]
     assert resumed == whole
-
-
-def test_a_run_resumed_after_its_last_step_still_says_how_training_ended(checkpoint: Path, tmp_path: Path) -> None:
-    first, _ = run(dpo_config(2), checkpoint, tmp_path)
-    again, found = run(dpo_config(2), checkpoint, tmp_path)
-    assert found.steps == [] and again == first and first["train_loss_last_step"] > 0

@@ -66,23 +66,6 @@ def test_it_learns_and_a_resumed_run_equals_an_unbroken_one(checkpoint: Path, tm
     assert resumed == whole
 
 
-def test_a_run_resumed_after_its_last_step_still_says_what_the_training_loss_was(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    first, _ = run(2, checkpoint, tmp_path)
-    again, (start,) = run(2, checkpoint, tmp_path)
-    assert again == first and start == {"validation_loss": first["validation_loss"]["before"]}
-
-
-def test_validation_comes_every_so_many_steps_over_so_many_batches(checkpoint: Path, tmp_path: Path) -> None:
-    whole, metrics = run(3, checkpoint, tmp_path / "a", val_period=2)
-    assert ["validation_loss" in step for step in metrics] == [True, False, True, True]
-    assert list(whole["validation_loss"].values()) == [metrics[at]["validation_loss"] for at in (0, 3)]
-    never, metrics = run(3, checkpoint, tmp_path / "b", val_period=-1)
-    assert ["validation_loss" in step for step in metrics] == [True, False, False, True]
-    assert never["validation_loss"] == whole["validation_loss"]
-
-
 def test_chats_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
     tokenizer = train_tokenizer(["hi there"] * 3)
     chat, file = ChatFormat(tokenizer), tmp_path / "train.jsonl"

@@ -8,7 +8,6 @@ import shutil
 import tracemalloc
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +28,6 @@ from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps import supervised
 from nemotron_steps.steps.data_prep import sft_packing
 from nemotron_steps.steps.data_prep.blends import formats
-from nemotron_steps.steps.data_prep.blends.shards import RowLeftOut
 from tests.steps.data_prep.blends.conftest import write_lines
 
 SIZE = 48
@@ -245,31 +243,3 @@ def test_packing_stands_between_preparation_and_training(
     plan = {step["step"]: step for step in json.loads(capsys.readouterr().out)["steps"]}
     assert list(plan) == list(chain)
     assert "sft_packing" in json.dumps(plan["sft/megatron_bridge"]["inputs"]["chats"])
-
-
-def test_a_tokenizer_that_is_named_for_packing_goes_before_the_chats_own(chats: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(chats / "tokenizer", other)
-    assert sft_packing.tokenizer_folder(config_of(chats, packing={"tokenizer": str(other)})) == other
-    assert sft_packing.tokenizer_folder(config_of(chats)) == chats / "tokenizer"
-
-
-def test_the_templates_variables_are_those_of_the_packing(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(ChatFormat, "from_folder", lambda *given: asked.append(given))
-    sft_packing.EncodedChats("folder", PackingConfig(chat_template_kwargs={"enable_thinking": False})).function()
-    assert asked == [("folder", {"enable_thinking": False})]
-
-
-def test_a_chat_of_exactly_a_rows_size_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ChatFormat, "from_folder", lambda *_: None)
-    sizes = iter((4, 5))
-    monkeypatch.setattr(
-        sft_packing, "chat_sequences", lambda *_: [SimpleNamespace(token_ids=[1] * next(sizes), token_mask=[1] * 4)]
-    )
-    monkeypatch.setattr(sft_packing, "row_of", lambda sequences: {"tokens": len(sequences[0].token_ids)})
-    become = sft_packing.EncodedChats("folder", PackingConfig(pack_size=4)).function()
-    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    assert become("f:1", {"messages": said}) == [{"tokens": 4}]
-    with pytest.raises(RowLeftOut, match=r"more than packing\.pack_size = 4"):
-        become("f:2", {"messages": said})

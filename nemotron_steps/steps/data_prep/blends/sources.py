@@ -58,15 +58,7 @@ def hub_folder(name: HubName, key: str, suffixes: tuple[str, ...]) -> Path:
         DataError: there is no such data set, revision or file, or it is closed to this user.
         RetryableError: the hub does not answer and this machine has no copy.
     """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import errors, snapshot_download
 
     patterns = [f"*{suffix}" for suffix in suffixes]
     if name.file:
@@ -80,14 +72,14 @@ def hub_folder(name: HubName, key: str, suffixes: tuple[str, ...]) -> Path:
             root = snapshot_download(
                 name.repository, repo_type="dataset", revision=name.revision, allow_patterns=patterns
             )
-    except (RepositoryNotFoundError, RevisionNotFoundError, GatedRepoError) as error:
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.GatedRepoError) as error:
         raise DataError(
             "the hub has no such data set, or none that this user may read",
             where=where,
             found=type(error).__name__,
             hints=("hf auth login", mirror),
         ) from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
         raise RetryableError(
             "the data set could not be fetched: the hub does not answer",
             where=where,

@@ -1,4 +1,6 @@
-"""Packages that faults are put into: files and tests, apart, since an agent never gets the tests."""
+"""Packages that faults are put into: of a folder, files and tests apart, since an agent never gets the tests; or made
+here, for models that are too small for real ones: modules of one-line functions.
+"""
 
 from __future__ import annotations
 

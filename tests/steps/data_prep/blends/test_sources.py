@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import subprocess
@@ -21,7 +20,7 @@ from nemotron_steps.errors import DataError, RetryableError, show_line
 from nemotron_steps.steps.data_prep.blends import formats
 from nemotron_steps.steps.data_prep.blends.prepare import Source, sources_of
 from nemotron_steps.steps.data_prep.blends.shards import RowFunction
-from nemotron_steps.steps.data_prep.blends.sources import HubName, data_files, hub_name, unreachable
+from nemotron_steps.steps.data_prep.blends.sources import HubName, data_files, hub_name
 from tests.steps.data_prep.blends.conftest import Run, write_lines
 
 ROWS = [{"n": i, "text": "é" * (i % 3), "list": [{"a": i}], "none": None, "real": i / 7} for i in range(50)]
@@ -31,7 +30,7 @@ ROWS = [{"n": i, "text": "é" * (i % 3), "list": [{"a": i}], "none": None, "real
 class Seventh:
     """Refuses row 7."""
 
-    def function(self) -> RowFunction:
+    def __call__(self) -> RowFunction:
         def become(where: str, row: dict[str, Any]) -> None:
             if row["n"] == 7:
                 raise DataError("the row is the seventh", where=where, hints=show_line(where))
@@ -73,16 +72,6 @@ def test_every_format_gives_the_same_rows(write: Callable[..., Any], run: Run, t
     assert done.rows() == ROWS
 
 
-@pytest.mark.parametrize(("name", "delimiter"), [("t.csv", ","), ("t.tsv", "\t")])
-def test_a_table_of_a_spreadsheet_is_read_whatever_its_cells_hold(name: str, delimiter: str, run: Run, tmp_path: Path):
-    rows = [{"first": "a, b\tc", "second": "two\nlines"}, {"first": 'he said "é"', "second": ""}]
-    with (tmp_path / name).open("w", encoding="utf-8-sig", newline="") as file:  # with a byte order mark
-        writer = csv.DictWriter(file, ["first", "second"], delimiter=delimiter)
-        writer.writeheader()
-        writer.writerows(rows)
-    assert run(files(str(tmp_path / name))).rows() == rows
-
-
 @pytest.mark.parametrize("cells", ["1", "1,2,3"])
 def test_a_line_with_too_few_or_too_many_cells_is_named(cells: str, run: Run, tmp_path: Path):
     (tmp_path / "t.csv").write_text(f"first,second\n1,2\n{cells}\n")
@@ -91,30 +80,11 @@ def test_a_line_with_too_few_or_too_many_cells_is_named(cells: str, run: Run, tm
     assert (caught.value.where, caught.value.expected) == (f"{tmp_path}/t.csv:3", "2 columns")
 
 
-@pytest.mark.parametrize("write", [as_parquet, as_saved])
-@pytest.mark.parametrize("size", [1, 19])
-def test_rows_of_columnar_files_are_read_in_pieces_without_losing_any(
-    write: Callable[..., Any], size: int, run: Run, tmp_path: Path, monkeypatch
-):
-    monkeypatch.setattr(formats, "_BATCH", size)
-    write(tmp_path / "given", ROWS)
-    assert run(files(str(tmp_path / "given"))).rows() == ROWS
-
-
 def test_a_json_file_beside_rows_is_none_of_them_and_alone_it_is_the_list(tmp_path: Path):
     (tmp_path / "info.json").write_text(json.dumps(ROWS[:2]))
     assert [file.name for file in files(str(tmp_path)).files] == ["info.json"]
     write_lines(tmp_path / "rows.jsonl", ROWS[:1])
     assert [file.name for file in files(str(tmp_path)).files] == ["rows.jsonl"]
-
-
-def test_a_folder_of_mixed_files_is_read_in_name_order(run: Run, tmp_path: Path):
-    folder = tmp_path / "in"
-    write_lines(folder / "b" / "rows.jsonl", ROWS[10:20])
-    as_gzip(folder / "a.jsonl.gz", ROWS[:10])
-    as_parquet(folder / "c.parquet", ROWS[20:])
-    (folder / "README.md").write_text("not rows")
-    assert run(files(str(folder))).rows() == ROWS
 
 
 @pytest.mark.parametrize("address", ["file://{folder}/rows.jsonl", "file://{folder}", "memory://prep/rows.jsonl"])
@@ -129,17 +99,6 @@ def test_any_address_that_fsspec_opens_is_a_source(address: str, run: Run, tmp_p
     assert run(files(address.format(folder=folder))).rows() == ROWS
 
 
-def test_json_lines_in_a_bucket_are_rows(run: Run, s3_url: str, monkeypatch):
-    import fsspec
-
-    monkeypatch.setattr(formats, "PART_BYTES", 64)
-    text = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
-    with fsspec.open(f"{s3_url}/in/rows.jsonl", "wb") as file:
-        file.write(text)
-    assert run(files(f"{s3_url}/in/rows.jsonl")).rows() == ROWS
-    assert run(files(f"{s3_url}/in"), name="folder").rows() == ROWS
-
-
 class TestSplits:
     def test_a_split_is_the_files_with_its_name(self, tmp_path: Path):
         for name in ("data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl", "data/test-00000.jsonl"):
@@ -151,26 +110,6 @@ class TestSplits:
         assert "data/test-00000.jsonl" in str(caught.value.found)
         # As an entry of a blend file has it: there is no such config key.
         assert caught.value.hints[:1] == ('"split": "test"   # in the blend file',)
-
-    def test_files_whose_names_tell_no_split_are_train(self, tmp_path: Path):
-        write_lines(tmp_path / "rlvr1.jsonl", ROWS[:1])
-        assert len(files(str(tmp_path), split="train").files) == 1
-        with pytest.raises(DataError, match="no split 'test'"):
-            files(str(tmp_path), split="test")
-
-    def test_a_subset_is_a_folder_or_a_prefix(self, tmp_path: Path):
-        for name in ("math/train.jsonl", "code/train.jsonl"):
-            write_lines(tmp_path / name, ROWS[:1])
-        assert [file.name for file in files(str(tmp_path), subset="code", split="train").files] == ["code/train.jsonl"]
-
-    @pytest.mark.parametrize(
-        "word", ["train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval"]
-    )
-    def test_where_one_file_tells_a_split_the_others_are_not_taken_for_train(self, word: str, tmp_path: Path):
-        for name in ("other.jsonl", f"rows-{word.upper()}-0.jsonl"):
-            write_lines(tmp_path / name, ROWS[:1])
-        with pytest.raises(DataError, match="no split 'train'"):
-            files(str(tmp_path), split="train")
 
     def test_a_split_is_a_whole_word_and_a_file_that_was_named_is_itself(self, tmp_path: Path):
         for name in ("math.jsonl", "mathematics.jsonl", "a_math-1.jsonl"):
@@ -210,10 +149,6 @@ class TestAddresses:
             files("http://127.0.0.1:9/rows.jsonl")
         assert caught.value.where == "input_path = http://127.0.0.1:9/rows.jsonl"
 
-    def test_a_file_that_a_server_has_not_is_wrong(self, hub: str):
-        with pytest.raises(DataError, match="no JSON Lines data"):
-            files(f"{hub}/rows.jsonl")
-
     def test_json_lines_of_a_web_server_are_rows_and_are_fetched_once(self, web: WebServer, run: Run):
         assert run(files(f"{web.url}/rows.jsonl")).rows() == ROWS
         assert web.asked.count("GET") == 1
@@ -245,53 +180,8 @@ class TestAddresses:
         written = [path for path in tmp_path.rglob("*") if path.is_file()]
         assert len(written) > 3 and not [path for path in written if b"not/for-all" in path.read_bytes()]
 
-    @pytest.mark.parametrize("path", ["rows.jsonl", "rows"])
-    @pytest.mark.parametrize("status", [401, 403])
-    def test_a_web_server_that_refuses_is_not_asked_again(self, web: WebServer, run: Run, path: str, status: int):
-        source = files(f"{web.url}/rows.jsonl")
-        web.status = status
-        with pytest.raises(DataError, match="does not let this user read") as caught:
-            files(f"{web.url}/{path}")
-        assert not any("AWS" in hint for hint in caught.value.hints)
-        with pytest.raises(DataError, match="does not let this user read"):
-            run(source)
-
-    @pytest.mark.parametrize("path", ["rows.jsonl", "rows"])
-    def test_a_file_that_a_web_server_has_no_more_is_wrong(self, web: WebServer, path: str):
-        web.status = 410
-        with pytest.raises(DataError, match="no JSON Lines data"):
-            files(f"{web.url}/{path}")
-
-    @pytest.mark.parametrize(
-        "refusal", [PermissionError("Access Denied"), type("NoCredentialsError", (Exception,), {})()]
-    )
-    def test_a_server_that_wants_to_know_who_asks_is_not_asked_again(self, refusal: Exception):
-        told = unreachable("s3://bucket/rows.jsonl", "input_path", refusal)
-        assert isinstance(told, DataError) and "does not let this user read" in told.what
-
 
 class TestHub:
-    @pytest.mark.parametrize("write", [write_lines, as_saved])
-    def test_all_that_a_data_set_needs_to_be_read_is_fetched(
-        self, write: Callable[..., Any], run: Run, tmp_path: Path, monkeypatch
-    ):
-        import huggingface_hub
-        from huggingface_hub.utils import filter_repo_objects
-
-        hub, here = tmp_path / "hub", tmp_path / "here"
-        write(hub / "data.jsonl" if write is write_lines else hub, ROWS)
-        (hub / "video.mp4").write_text("large")
-
-        def download(name: str, *, allow_patterns: list[str], **_: Any) -> str:
-            here.mkdir()
-            for file in filter_repo_objects([path.name for path in hub.iterdir()], allow_patterns=allow_patterns):
-                (here / file).write_bytes((hub / file).read_bytes())
-            return str(here)
-
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-        assert run(files("hf://a/b")).rows() == ROWS
-        assert not (here / "video.mp4").exists()
-
     @pytest.mark.parametrize(
         ("name", "revision", "there"),
         [("hf://a/b@v1/data", "v1", True), ("a/b", None, True), ("hf://a/b/no", None, False)],
@@ -354,14 +244,6 @@ class TestHub:
         assert told["code"] == RetryableError.code
         assert "the hub does not answer" in told["what"] and told["where"] == "input_path = nvidia/Blend"
         assert told["hints"][0].startswith("mirror=FOLDER")
-
-    def test_data_files_are_fetched_by_name(self, hub: str, tmp_path: Path):
-        told = from_hub(hub, tmp_path, "hf://nvidia/Blend/rlvr1.jsonl")
-        assert told["files"] == ["rlvr1.jsonl"] and told["rows"] == len(ROWS)
-
-    def test_a_name_that_the_hub_has_not_is_wrong(self, hub: str, tmp_path: Path):
-        told = from_hub(hub, tmp_path, "nvidia/Nothing")
-        assert told["code"] == DataError.code and "the hub has no such data set" in told["what"]
 
 
 def from_hub(endpoint: str, folder: Path, path: str) -> dict[str, Any]:

@@ -83,15 +83,3 @@ def test_a_package_that_an_agent_can_read_elsewhere_is_refused(
     monkeypatch.setattr(sys, "path", [str(tmp_path / folder)])
     refused = packages_in(str(tmp_path / "all"), COMMAND, 1 << 20)[1]
     assert list(refused) == (["kit"] if found else [])
-
-
-def test_a_digest_is_of_all_that_a_package_is() -> None:
-    packages = [
-        Package("a", {"a.py": "1"}, {"test_a.py": "1"}, "run"),
-        Package("a", {"a.py": "2"}, {"test_a.py": "1"}, "run"),
-        Package("a", {"b.py": "1"}, {"test_a.py": "1"}, "run"),
-        Package("a", {"a.py": "1"}, {"test_a.py": "2"}, "run"),
-        Package("a", {"a.py": "1"}, {"test_a.py": "1"}, "other"),
-    ]
-    assert len({package.digest for package in packages}) == 5
-    assert Package("b", {"a.py": "1"}, {"test_a.py": "1"}, "run").digest == packages[0].digest
