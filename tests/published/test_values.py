@@ -93,7 +93,7 @@ def theirs(table):
     refused = {"policy.tokenizer.name", f"{GENRM}.base_url"}
     taken = {key: value for key, value in resolved(table).items() if key not in refused and status(key)[0] != "refused"}
     job = {key: taken.pop(key) for key in sorted(taken) if has_key(RunTable, key)}
-    translated, problems = translate(nested(taken), lambda key: has_key(RlConfig, key), {}, lambda _: None)
+    translated, problems = translate(nested(taken), lambda key: has_key(RlConfig, key), {})
     assert problems == []
     valid = dict(flat(RlConfig.model_validate(translated).model_dump(mode="json")))
     return {**{key: valid.get(key, value) for key, value in flat(translated)}, **job}
@@ -101,7 +101,7 @@ def theirs(table):
 
 def test_a_published_key_sets_all_that_it_stands_for():
     given = {"grpo": {"learning_rate": 3e-6}, "effort_levels": {"low_string": "brief"}}
-    found, problems = translate(given, lambda key: has_key(RlConfig, key), {}, lambda _: None)
+    found, problems = translate(given, lambda key: has_key(RlConfig, key), {})
     assert problems == [] and found["policy"]["megatron_cfg"]["optimizer"] == {"lr": 3e-6, "min_lr": 3e-6}
     assert found["grpo"]["low_effort"] == {"string": "brief"}
 

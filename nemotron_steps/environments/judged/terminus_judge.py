@@ -4,6 +4,7 @@ flag must hold; then the commands must be nearly the recorded ones, or a judge m
 from __future__ import annotations
 
 import json
+from difflib import SequenceMatcher
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -12,7 +13,6 @@ from nemotron_steps.environments.base import GradeResult, Response, Row, RowErro
 from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, blocks, last_label
 from nemotron_steps.environments.responses import json_of
 from nemotron_steps.environments.text.json_schema import validation_problem
-from nemotron_steps.environments.text.similarity import matching_ratio
 
 EQUAL, DIFFERENT = "[[A=B]]", "[[A!=B]]"
 
@@ -145,3 +145,15 @@ def keystrokes(step: dict[str, Any]) -> str:
 
 def _complete(step: dict[str, Any]) -> bool:
     return bool(step.get("task_complete") or step.get("is_task_complete"))
+
+
+def matching_ratio(first: str, second: str, floor: float) -> float:
+    """difflib's ratio of two texts; where it is below `floor`, any upper bound that is below it too.
+
+    The bounds take linear time, the ratio itself quadratic or worse: long texts belong in a GradingPool.
+    """
+    matcher = SequenceMatcher(None, first, second)
+    for bound in (matcher.real_quick_ratio, matcher.quick_ratio):
+        if bound() < floor:
+            return bound()
+    return matcher.ratio()

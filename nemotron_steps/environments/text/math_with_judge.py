@@ -4,6 +4,7 @@ What is longer than MAX_LENGTH characters, and far longer than the expected answ
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import ClassVar
 
@@ -21,7 +22,6 @@ from nemotron_steps.environments.base import (
 )
 from nemotron_steps.environments.judged.judging import JudgeSampling, ask, blocks, least_label
 from nemotron_steps.environments.text.extraction import last_boxed
-from nemotron_steps.environments.text.math_equality import compare
 
 JUDGE_ROLE = "judge_model"
 EQUAL, DIFFERENT = "[[A=B]]", "[[A!=B]]"
@@ -137,3 +137,21 @@ def strip_delimiters(text: str) -> str:
             text = text[len(opening) : len(text) - len(closing)].strip()
     box = last_boxed(text)
     return box if box is not None and text.startswith("\\boxed") and text.endswith("}") else text
+
+
+def compare(answer: str, expected: str, boxed: bool = True) -> bool | None:
+    """Whether math-verify calls the two equal; None when the expected answer itself cannot be parsed.
+
+    Both are LaTeX or plain expressions without a box; if not `boxed`, `answer` is a text with such an expression in it.
+    """
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    # A box is the one delimiter both are sure to be found in. The pool holds the clock: the library's own time-out
+    # would pass for "not equal".
+    gold = parse(f"\\boxed{{{expected}}}", (LatexExtractionConfig(),), parsing_timeout=None)
+    if not gold:
+        return None
+    text = f"\\boxed{{{answer}}}" if boxed else answer
+    found = parse(text, (ExprExtractionConfig(), LatexExtractionConfig()), parsing_timeout=None)
+    return bool(verify(gold, found, timeout_seconds=None))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from nemotron_steps.environments.base import GradeResult, Response, Session
-from nemotron_steps.environments.judged import judging, terminus_judge
+from nemotron_steps.environments.judged import rubrics, terminus_judge
 from nemotron_steps.environments.judged.genrm_messages import ATTACK_ANSWERS
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.text import lc_niah
@@ -160,7 +160,7 @@ class TestRubrics:
         assert caught.value.where == f"f:1 field {field}"
 
     def test_aggregate(self) -> None:
-        assert judging.aggregate([True, False], [1.0, 3.0], "weighted") == 0.25
+        assert rubrics.aggregate([True, False], [1.0, 3.0], "weighted") == 0.25
 
 
 class TestSafety:

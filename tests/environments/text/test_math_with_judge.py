@@ -7,8 +7,7 @@ import pytest
 
 from nemotron_steps.environments.base import CannotJudgeError, GradeResult, Response, Session
 from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.text.math_equality import compare
-from nemotron_steps.environments.text.math_with_judge import JUDGE_ROLE, MAX_LENGTH, strip_delimiters
+from nemotron_steps.environments.text.math_with_judge import JUDGE_ROLE, MAX_LENGTH, compare, strip_delimiters
 from nemotron_steps.errors import ConfigError, DataError
 
 
