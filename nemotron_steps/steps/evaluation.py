@@ -169,7 +169,7 @@ def eval_stages(context: StepContext[StagesEvalConfig]) -> None:
     for key, of_sets in (("environments", config.evaluation.environments), ("max_prompts_of", limits)):
         for name in of_sets.keys() - sets.keys():
             raise ConfigError(
-                f"there is no set of prompts '{name}'",
+                f"unknown set of prompts '{name}'",
                 where=f"evaluation.{key}.{name}",
                 expected=f"one of {', '.join(sets)}",
                 hints=(f"~evaluation.{key}.{name}", f"--input prompts.{name}=PATH"),
@@ -190,7 +190,7 @@ def eval_stages(context: StepContext[StagesEvalConfig]) -> None:
     last = next(reversed(rewards.values()))
     slot.attributes["reward"] = sum(last.values()) / len(last)
     errors = [figures["standard_error"] for row in table.values() for figures in row.values()]
-    known = [error for error in errors if math.isfinite(error)]  # of a single prompt there is none
+    known = [error for error in errors if math.isfinite(error)]  # a single prompt has no standard error
     spread = {"largest_standard_error": max(known)} if known else {}
     context.tracker.summary({"heldout_reward": rewards, **spread})
 

@@ -20,13 +20,6 @@ def test_warm_up_then_constant_as_the_recipes_run() -> None:
     assert rates[9:] == [3e-6] * 5
 
 
-def test_warm_up_begins_at_its_initial_rate_as_in_megatron() -> None:
-    """Super3: 3e-7 to 1e-6 over ten steps; the eleventh has the full rate."""
-    optimizer, scheduler = OptimizerConfig(lr=1e-6), SchedulerConfig(lr_warmup_iters=10, lr_warmup_init=3e-7)
-    rates = [learning_rate(step, optimizer, scheduler) for step in range(12)]
-    assert rates == pytest.approx([3e-7 + 7e-8 * step for step in range(10)] + [1e-6, 1e-6])
-
-
 @pytest.mark.parametrize("style", ["linear", "cosine"])
 def test_decay_ends_at_the_minimum_and_stays_there(style: str) -> None:
     optimizer = OptimizerConfig(lr=1.0, min_lr=0.1)

@@ -163,12 +163,6 @@ def test_what_is_a_sign_and_what_is_none(
     assert [(signal.name, signal.step) for signal in run(change)] == expected
 
 
-def test_a_declared_reward_range_is_used_and_an_observed_one_otherwise() -> None:
-    judged = after(0, reward__mean=4.9, reward__min=1.0, reward__max=5.0)
-    assert [s.name for s in run(judged)] == ["reward_saturated"]
-    assert run(judged, reward_range=(0.0, 10.0)) == []
-
-
 def test_a_resumed_monitor_neither_forgets_nor_repeats() -> None:
     rng = random.Random(0)
     first = SignalMonitor(max_policy_lag=1)

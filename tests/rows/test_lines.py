@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.errors import DataError
-from nemotron_steps.rows import lines
 from nemotron_steps.rows.lines import check_file, parse_row, read_rows
 
 
@@ -44,13 +43,3 @@ def test_the_hints_for_a_line_that_is_no_json_take_it_out_or_show_it() -> None:
         parse_row(b"x\n", "rows.jsonl:7")
     assert [hint.split()[:2] for hint in caught.value.hints] == [["sed", "-i.bak"], ["sed", "-n"]]
     assert str(caught.value.found).startswith("x (")
-
-
-def test_a_line_as_long_as_a_row_may_be_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LONGEST_LINE", 10)
-    (tmp_path / "rows.jsonl").write_bytes(b'{"a": 10}\n{"a": 1}\n')
-    assert [row for _, row in read_rows(tmp_path / "rows.jsonl")] == [{"a": 10}, {"a": 1}]
-    (tmp_path / "rows.jsonl").write_bytes(b'{"a": 1}\n{"a": 100}\n')
-    with pytest.raises(DataError, match="too long") as caught:
-        list(read_rows(tmp_path / "rows.jsonl"))
-    assert caught.value.where == f"{tmp_path / 'rows.jsonl'}:2"

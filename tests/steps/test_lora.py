@@ -139,19 +139,3 @@ def test_an_adapter_of_a_new_model_is_refused_before_anything_runs():
     )
     with pytest.raises(ConfigError, match="belongs to a checkpoint"):
         check_supervised(config, {})
-
-
-@pytest.mark.parametrize(
-    "megatron, key",
-    [
-        ({"peft": {"dim": 8}}, "peft.dim"),
-        ({"peft": {"enabled": True, "target_modules": ["linear_qkv"], "exclude_modules": ["a"]}}, "exclude_modules"),
-        ({"peft": {"enabled": True}, "mtp_num_layers": 1}, "mtp_num_layers"),
-        ({"peft": {"enabled": True, "dropout": 0.1}, "activation_checkpointing": True}, "dropout"),
-        ({"peft": {"enabled": True, "dropout_position": "post"}}, "dropout_position"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_settings_without_a_meaning_are_refused(megatron, key):
-    with pytest.raises(ValueError, match=key.rpartition(".")[2]):
-        SftConfig.model_validate({"policy": {"megatron_cfg": megatron}})

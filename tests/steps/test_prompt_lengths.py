@@ -7,7 +7,6 @@ import json
 import pytest
 
 from nemotron_steps.config.schema.rl import RlConfig
-from nemotron_steps.engine.setup.rows import read_data
 from nemotron_steps.errors import DataError
 from nemotron_steps.steps import preflight
 from tests.models.checkpoints import write_tokenizer
@@ -70,15 +69,3 @@ def test_where_most_prompts_leave_no_room_the_first_hint_gives_it_if_the_model_c
     starts = [hint[: len(start)] for hint, start in zip(caught.value.hints, hints, strict=False)]
     assert starts == list(hints)
     assert any(hint.startswith("data.") for hint in caught.value.hints) is (50 in lengths)
-
-
-@pytest.mark.parametrize("change", [{"data": {"max_input_seq_length": 99}}, {"policy": 316}])
-def test_what_its_hints_say_mends_it(tmp_path, model, change):
-    config = config_of(tmp_path, model, 50, 99, 100, 300, **change.get("data", {}))
-    if "policy" in change:
-        policy = config.policy.model_copy(update={"max_total_sequence_length": change["policy"]})
-        config = config.model_copy(update={"policy": policy})
-    preflight.check_rl(config, {})
-    left_out = []
-    rows = read_data(config, left_out.append).train
-    assert (len(rows), left_out) == ((2, [2]) if "data" in change else (4, []))

@@ -61,12 +61,6 @@ def test_one_prompt_in_fifty_asks_for_brevity_early_and_one_in_a_hundred_late_an
         assert RlPrepConfig.model_validate({"input_path": "x", "low_effort": made}).low_effort.string == low.string
 
 
-def test_sequences_grow_over_the_rlvr_stages_to_the_published_length(bench):
-    policy = RlConfig.model_validate(bench.compose("rl/nemo_rl/rlvr", "rlvr1", ()).values).policy
-    assert (policy.max_total_sequence_length, policy.max_total_sequence_length_end) == (49_152, 65_536)
-    assert policy.generation.max_new_tokens == policy.sequence_packing.train_mb_tokens == 65_536
-
-
 def test_nano3_asks_judges_only_where_its_name_says_so(bench):
     """The published config grades by rule; the model card tells of a generative reward model and a filter."""
     plain, judged = (bench.compose("rl/nemo_rl/rlvr", name, ()).flat for name in ("nano3", "nano3_genrm"))

@@ -130,20 +130,6 @@ class Judged:
 HELD_OUT = {"data": {"heldout": {"data_path": "h"}}}
 
 
-def test_a_judge_is_measured_on_held_out_pairs_once_its_policy_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    judged = Judged(monkeypatch, agreed=15)
-    judged.run(tmp_path, **HELD_OUT, agreement={"minimum": 0.75, "max_pairs": 20, "temperature": 0.5})
-    assert judged.notes == [
-        *(("saved", "reward_model"), "closed", ("generates", "reward_model", "bfloat16", 20), (("judge", 3), 20, 0.5))
-    ]
-    assert judged.attributes == {"heldout_agreement": 0.75}  # and no layout, of no rows
-    assert [r["sample"]["question"] for r in judged.records if r["kind"] == "sample"] == [str(n) for n in range(8)]
-    (summary,) = [record["values"] for record in judged.records if record["kind"] == "summary"]
-    assert summary == {"loss": 1.0, "heldout_agreement": 0.75, "heldout_pairs": 20, "heldout_unparsed": 1}
-
-
 def test_a_judge_that_agrees_too_seldom_is_refused_with_what_would_help(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,17 +97,6 @@ def test_every_pair_is_what_its_label_says(tmp_path):
     assert summary["train_pairs"] == len(found["train"]) and summary["validation_rows"] == 40
 
 
-def test_the_same_seed_gives_the_same_pairs_and_splits_share_no_request(tmp_path):
-    sizes = {"rows": {"train": 80, "validation": 20, "heldout": 10}, **TASKS}
-    first, _, _ = prepare(tmp_path / "a", **sizes)
-    again, _, _ = prepare(tmp_path / "b", **sizes)
-    other, _, _ = prepare(tmp_path / "c", seed=1, **sizes)
-    assert first == again != other
-    prompts = {split: {json.dumps(pair["prompt"]) for pair in pairs} for split, pairs in first.items()}
-    assert not prompts["train"] & prompts["validation"] and not prompts["heldout"] & prompts["train"]
-    assert not prompts["heldout"] & prompts["validation"]
-
-
 TOOL = {
     "type": "function",
     "name": "find",
@@ -159,18 +148,6 @@ def test_no_value_of_a_validation_row_is_borrowed_for_training(tmp_path):
     assert len(named("chosen", "train")) == 5 and len(named("chosen", "validation")) == 15
     assert not named("rejected", "train") & named("chosen", "validation")
     assert named("rejected", "validation") & named("chosen", "train")
-
-
-def test_rows_of_one_conversation_stay_together(tmp_path):
-    rows = [recorded_row(conversation, step) for conversation in range(8) for step in range(2)]
-    file = write_rows(tmp_path / "rows.jsonl", rows)
-    found, summary, _ = prepare(tmp_path / "out", jsonl={"path": str(file)}, rows={"validation": 3}, pairs_per_row=5)
-    assert (summary["validation_rows"], summary["train_rows"]) == (4, 12)
-    asked = {split: {pair["prompt"][1]["content"] for pair in pairs} for split, pairs in found.items()}
-    assert len(asked["validation"]) == 2 and not asked["validation"] & asked["train"]
-    later = next(pair for pair in found["train"] if pair["hallucination"] == "needless_call")
-    assert [message["role"] for message in later["prompt"]] == ["system", "user", "assistant", "tool"]
-    assert later["chosen"] == {"role": "assistant", "content": "It is on its way."}
 
 
 @pytest.mark.parametrize(

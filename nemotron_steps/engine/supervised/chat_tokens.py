@@ -54,7 +54,7 @@ def chat_sequences(
 
     Raises:
         DataError: no assistant turn, a template that refuses the chat, leaves out something of it, or shows a turn
-            otherwise than it asks for it, or chat_template_kwargs that are none.
+            otherwise than it asks for it, or malformed chat_template_kwargs.
     """
     tools = read_tools(row.get("tools"), where, "tools")
     messages = read_messages(messages, where, "messages", None)
@@ -123,13 +123,6 @@ def chat_sequences(
             hints=show_line(where),
         )
     return [sequence.trimmed() for sequence in sequences if any(sequence.token_mask)]
-
-
-def encode_chat(
-    chat: ChatFormat, messages: Sequence[Mapping[str, Any]], where: str, row: Mapping[str, Any]
-) -> ChatSequence:
-    """The last of `chat_sequences`: the turns that the template shows together with the last answer."""
-    return chat_sequences(chat, messages, where, row)[-1]
 
 
 def _trained(message: Mapping[str, Any], where: str) -> int:
@@ -204,7 +197,7 @@ class PackedRows(Rows[PackedRow]):
         vocabulary: token ids are below it.
 
     Raises:
-        DataError: a row that is none, a chat that is too long, or a token that the tokenizer does not have.
+        DataError: a malformed row, a chat that is too long, or a token that the tokenizer does not have.
     """
 
     def __init__(self, file: Path, *, max_length: int, vocabulary: int) -> None:

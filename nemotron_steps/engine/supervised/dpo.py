@@ -71,7 +71,7 @@ def encode_pair(chat: ChatFormat, row: Mapping[str, Any], where: str) -> Prefere
     rendered into both.
 
     Raises:
-        DataError: the row is no pair, or both answers have the same tokens.
+        DataError: the row is not a pair, or both answers have the same tokens.
     """
     pair = read_pair(dict(row), where)
     asked = [{**message, "weight": 0} for message in pair.prompt.messages]

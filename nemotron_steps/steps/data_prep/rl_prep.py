@@ -73,7 +73,7 @@ def check(config: RlPrepConfig, inputs: Mapping[str, Artifact | None]) -> None:
             rest = [other for other in named if other != name]
             close = nearest(name, known)
             raise ConfigError(
-                f"low_effort converts the prompts of '{name}', and there is no environment of that name",
+                f"low_effort converts the prompts of '{name}', an unknown environment",
                 where="low_effort.environments",
                 expected=" or ".join(close) or f"one of {', '.join(known)}",
                 found=name,

@@ -71,7 +71,7 @@ def run(context: StepContext[SftPackingConfig]) -> None:
 
 
 def tokenizer_folder(config: SftPackingConfig) -> Path:
-    """The folder of the tokenizer that the config names. ConfigError if it names none, or there is none."""
+    """The folder of the tokenizer that the config names. ConfigError if it names none, or the folder has none."""
     named = config.packing.tokenizer or config.data.tokenizer
     if named is None:
         raise ConfigError(
@@ -83,10 +83,10 @@ def tokenizer_folder(config: SftPackingConfig) -> Path:
     folder = hf_folder(named)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         raise ConfigError(
-            "there is no tokenizer to pack with",
+            "no tokenizer to pack with",
             where="packing.tokenizer" if config.packing.tokenizer is not None else "data.tokenizer",
             expected="a folder with tokenizer.json",
-            found=f"{named}, which {f'has {listing(folder)}' if folder.exists() else 'is no folder here'}",
+            found=f"{named}, which {f'has {listing(folder)}' if folder.exists() else 'does not exist'}",
             hints=("packing.tokenizer=PATH", *fetch_again(Path(named))),
         )
     return folder

@@ -97,7 +97,7 @@ async def mined_rows(context: StepContext[SweTasksConfig], source: PackageSource
     """Rows out of a folder's packages. Faults of one line stay in one split.
 
     Raises:
-        DataError: there is no package, or too few faults that tests notice.
+        DataError: no package was found, or too few faults that tests notice.
     """
     config = context.config
     packages, refused = packages_in(source.path, source.test_command, source.max_bytes)
@@ -163,7 +163,7 @@ def complete(row: Row, where: str) -> Row:
     """A row of SWE-bench with the fields that a prompt has. Fields within `instance_dict` come to the top.
 
     Raises:
-        DataError: one of the objects that fields are looked for in is none.
+        DataError: `instance_dict` or what holds it is not an object.
     """
     params = _object(row.get("responses_create_params"), "responses_create_params", where)
     metadata = _object(params.get("metadata"), "responses_create_params.metadata", where)
@@ -179,7 +179,7 @@ def complete(row: Row, where: str) -> Row:
 
 
 def _object(value: Any, field: str, where: str) -> dict[str, Any]:
-    """An object, or one as JSON text; {} where there is none."""
+    """An object, or one as JSON text; {} without one."""
     if not value:
         return {}
     try:

@@ -13,14 +13,12 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from nemotron_steps.config.schema.rl import CheckpointingConfig
-from nemotron_steps.engine import checkpoints
 from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.errors import ConfigError, StorageError
 
@@ -165,40 +163,6 @@ def test_a_metric_that_no_step_reports_is_refused_at_the_first_save(tmp_path: Pa
         again.save(3, policy, {"metrics": metrics})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("save_async", [False, True])
-def test_the_time_of_the_first_step_counts_from_when_the_run_began(save_async: bool, tmp_path: Path) -> None:
-    an_hour_ago = time.monotonic() - 3600
-    settings = CheckpointingConfig(checkpoint_must_save_by="01:10", save_async=save_async)
-    manager = CheckpointManager(tmp_path, settings, started=an_hour_ago)
-    manager.steps_begin()
-    assert not manager.due(1, last=False)
-    manager._deadline._steps.append(601.0)  # as long as a step once took: the next may end after 70 minutes
-    assert manager.due(2, last=False)
-    assert not CheckpointManager(tmp_path, settings).due(1, last=False)
-
-
-@pytest.mark.parametrize("save_async", [False, True])
-def test_what_a_save_takes_is_no_part_of_the_next_step(
-    save_async: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 0.0
-    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=lambda: now))
-
-    class Slow(Weights):
-        def snapshot(self) -> Any:
-            nonlocal now
-            now += 70.0
-            return super().snapshot()
-
-    policy = Slow()
-    with manager_of(tmp_path, checkpoint_must_save_by="01:00", save_async=save_async) as manager:
-        for _ in range(2):
-            now += 5.0
-            manager.due(1, last=False)
-            manager.save(1, policy, {})  # type: ignore[arg-type]
-    assert list(manager._deadline._steps) == [5.0, 5.0]
-
-
 # ------------------------------------------------------------------------------------------- killed while writing
 
 
@@ -282,31 +246,6 @@ def test_links_in_a_shared_home_are_neither_read_nor_removed_through(tmp_path: P
     subprocess.run(caught.value.hints[0], shell=True, check=True)
     latest = manager_of(folder).latest()
     assert latest is not None and latest.step == 1
-
-
-def test_everything_is_on_disk_before_a_checkpoint_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A machine may lose power at any moment."""
-    done: list[str] = []
-    fsync, rename = os.fsync, Path.rename
-
-    def flushed(descriptor: int) -> None:
-        done.append(str(Path(os.readlink(f"/proc/self/fd/{descriptor}")).relative_to(tmp_path)))
-        fsync(descriptor)
-
-    def renamed(path: Path, target: Path) -> Path:
-        done.append("renamed")
-        return rename(path, target)
-
-    monkeypatch.setattr(os, "fsync", flushed)
-    monkeypatch.setattr(Path, "rename", renamed)
-    with manager_of(tmp_path, save_async=False) as manager:
-        manager.save(42, Weights(), {}, {"buffer": torch.zeros(1)})  # type: ignore[arg-type]
-    partial = "step_00000042.partial"
-    at = done.index("renamed")
-    files = ("", "/policy", "/policy/value", "/state.json", "/state.safetensors")
-    assert {f"{partial}{file}" for file in files} == set(done[:at]) and done[at + 1 :] == ["."]
 
 
 def test_only_whole_checkpoints_are_found_and_what_a_kill_left_is_removed(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -17,8 +16,6 @@ from nemotron_steps.engine.grpo.buffer import (
     GroupBuffer,
     Outcome,
     Ticket,
-    decode_groups,
-    encode_groups,
     max_policy_lag,
 )
 from nemotron_steps.engine.types import RolloutGroup
@@ -158,17 +155,6 @@ def test_a_prompt_that_always_fails_is_dropped_and_a_kill_is_not_its_fault() -> 
         assert buffer.issue(0, 0.0).group_id == "1.0"
 
 
-def test_groups_without_a_signal_leave_and_their_prompts_do_not_come_back() -> None:
-    buffer = GroupBuffer(1, 1, num_positions=2)
-    first, second = filled(buffer, 2, 0)
-    buffer.discard(first.group_id, "no_signal")
-    assert outstanding(buffer) == {second.position} and buffer.dropped == []
-    assert buffer.metrics()["async/discarded_no_signal"] == 1.0
-    with pytest.raises(EngineError, match="neither"):
-        buffer.discard(first.group_id, "no_signal")
-    assert buffer.take(0) is not None and buffer.exhausted
-
-
 def test_the_end_of_every_position_is_told_once_with_its_attempt() -> None:
     buffer = GroupBuffer(1, 1)
     first, second = filled(buffer, 2, 0)
@@ -204,15 +190,6 @@ def test_misuse_is_refused() -> None:
         buffer.load_state_dict({}, {})
 
 
-def test_the_end_of_the_data() -> None:
-    buffer = GroupBuffer(2, 1, num_positions=3)
-    assert not buffer.exhausted
-    filled(buffer, 3, 0)
-    assert not buffer.can_issue(0)
-    assert buffer.take(0) is not None
-    assert buffer.exhausted and buffer.ready == 1
-
-
 def test_state_survives_json_and_safetensors_bit_by_bit(tmp_path: Path) -> None:
     buffer = GroupBuffer(4, 1)
     done = filled(buffer, 2, 0)
@@ -236,23 +213,6 @@ def test_state_survives_json_and_safetensors_bit_by_bit(tmp_path: Path) -> None:
     assert taken is not None and [g.group_id for g in taken] == [*(t.group_id for t in [*done, failed, flying])]
     assert taken[0] == graded(done[0])
     assert taken[2].rollouts[0].logprobs == [0.1 + 0.2] * 6 and math.isnan(taken[2].rollouts[0].reward)
-
-
-def test_what_was_in_flight_keeps_its_step_through_a_kill() -> None:
-    buffer = GroupBuffer(2, 1)
-    tickets = [buffer.issue(0, 0.0) for _ in range(4)]
-    for ticket in tickets[2:]:
-        buffer.complete(graded(ticket))
-    back = resumed(resumed(buffer))  # killed again before anything was issued
-    assert back.take(0) is None
-    again = [back.issue(0, 7.0), back.issue(0, 7.0)]
-    assert again == [replace(ticket, issued_at=7.0) for ticket in tickets[:2]]
-    assert not back.can_issue(0)
-    assert back.metrics()["async/issued"] == 4
-    for ticket in again:
-        back.complete(graded(ticket))
-    taken = back.take(0)
-    assert taken is not None and [g.prompt_index for g in taken] == [0, 1]
 
 
 class AsyncRun(RuleBasedStateMachine):
@@ -344,17 +304,3 @@ class AsyncRun(RuleBasedStateMachine):
 
 TestAsyncRun = AsyncRun.TestCase
 TestAsyncRun.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
-
-
-def test_experts_are_saved_with_those_rollouts_that_have_them() -> None:
-    chosen = [np.arange(n * 6, dtype=np.int16).reshape(n, 3, 2) for n in (5, 4)]
-    members = [
-        replace(rollout("g", index), routed_experts=experts)
-        for index, experts in enumerate((chosen[0], None, chosen[1]))
-    ]
-    tensors = encode_groups([RolloutGroup("g", 0, members, 0)])
-    (restored,) = decode_groups(tensors)
-    assert np.array_equal(restored.rollouts[0].routed_experts, chosen[0])
-    assert restored.rollouts[1].routed_experts is None
-    assert np.array_equal(restored.rollouts[2].routed_experts, chosen[1])
-    assert "routed_experts" not in encode_groups([RolloutGroup("g", 0, members[1:2], 0)])

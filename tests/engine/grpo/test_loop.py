@@ -12,7 +12,6 @@ from nemotron_steps.engine.grpo.loop import train
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.errors import (
-    ConfigError,
     NonFiniteLossError,
     RetryableError,
     UnsupportedError,
@@ -130,15 +129,3 @@ def test_a_run_whose_time_is_over_is_saved_and_ends_without_a_model(asynchronous
     records = []
     assert run_loop(start(config_of(task, 2, **changes), tmp_path, records))["steps"] == 2
     assert len(metrics_of(records)) == 1
-
-
-def test_checkpoints_may_be_ranked_by_a_validation_that_is_still_to_come_but_not_by_what_never_comes(task, tmp_path):
-    changes = {"checkpointing__save_period": 1, "grpo__val_period": 2, "checkpointing__keep_top_k": 1}
-    run = start(config_of(task, 3, **changes, checkpointing__metric_name="validation/reward"), tmp_path / "validated")
-    run.validation = read_rows(task / "train.jsonl")[:2]
-    assert train(run)["steps"] == 3
-    assert [c.step for c in run.checkpoints.all()] == [2, 3]  # the one that was validated, and the newest
-    run = start(config_of(task, 3, **changes, checkpointing__metric_name="validation/rewards"), tmp_path / "misspelt")
-    with pytest.raises(ConfigError, match="no step has reported the metric validation/rewards") as caught:
-        train(run)
-    assert caught.value.hints[0] == "checkpointing.metric_name=validation/reward"

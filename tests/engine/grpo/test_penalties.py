@@ -1,15 +1,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from pydantic import ValidationError
 
 from nemotron_steps.config.schema.policy import ReasoningParserName, ToolParserName
 from nemotron_steps.config.schema.rl import GrpoConfig
 from nemotron_steps.engine.grpo.rewards import (
-    TurnViolation,
     Violation,
-    apply_penalties,
     find_violations,
     has_invalid_tool_call,
     has_malformed_thinking,
@@ -107,19 +103,6 @@ def test_malformed_thinking(text: str, truncated: bool, malformed: bool) -> None
     assert has_malformed_thinking(text, truncated=truncated) is malformed
 
 
-def test_each_rule_has_its_own_advantage_and_an_invalid_call_goes_before_malformed_thinking() -> None:
-    violations = [
-        TurnViolation(0, 0, 2, Violation.INVALID_TOOL_CALL),
-        TurnViolation(0, 0, 2, Violation.MALFORMED_THINKING),
-        TurnViolation(0, 3, 4, Violation.MALFORMED_THINKING),
-    ]
-    both = {Violation.INVALID_TOOL_CALL: -5.0, Violation.MALFORMED_THINKING: -7.0}
-    for order in (violations, violations[::-1]):
-        assert apply_penalties(torch.ones(1, 5), order, both).tolist() == [[-5, -5, 1, -7, 1]]
-    thinking_alone = {Violation.INVALID_TOOL_CALL: None, Violation.MALFORMED_THINKING: -7.0}
-    assert apply_penalties(torch.ones(1, 5), violations, thinking_alone).tolist() == [[-7, -7, 1, -7, 1]]
-
-
 @pytest.mark.parametrize(
     ("keys", "call", "thinking"),
     [
@@ -136,9 +119,3 @@ def test_which_turns_are_penalised_and_how(keys: dict[str, object], call: object
     found = treatments(GrpoConfig.model_validate(keys))
     assert found.get(Violation.INVALID_TOOL_CALL, "off") == call
     assert found.get(Violation.MALFORMED_THINKING, "off") == thinking
-
-
-@pytest.mark.parametrize("fault", ["invalid_tool_call", "malformed_thinking"])
-def test_a_penalty_without_an_advantage_is_refused(fault: str) -> None:
-    with pytest.raises(ValidationError, match=f"penalize_{fault} needs grpo.{fault}_advantage"):
-        GrpoConfig.model_validate({f"penalize_{fault}": True})

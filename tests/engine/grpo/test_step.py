@@ -53,21 +53,6 @@ def row_advantages(batch: TrainBatch) -> list[float]:
     return values
 
 
-def test_a_step_from_groups_to_token_advantages() -> None:
-    batch, metrics = finish(TWO, grpo())
-    a = row_advantages(batch)
-    assert a[0] == 1.0 and a[1:4] == pytest.approx([-1 / 3 / (1 / math.sqrt(3) + 1e-6)] * 3)
-    assert a[4:] == [0.0] * 4
-    assert not batch.advantages[batch.token_mask == 0].any()
-    assert metrics["reward/mean"] == 5 / 8 and metrics["reward/maths/mean"] == 5 / 8
-    assert metrics["groups/zero_std_share"] == 0.5
-    assert metrics["policy_lag/share_0"] == metrics["policy_lag/share_1"] == 0.5
-    assert metrics["policy_lag/max"] == 1.0 and metrics["policy_lag/mean"] == 0.5
-    assert metrics["truncation_rate"] == metrics["failure_rate"] == 0.0
-    assert metrics["response_length/mean"] == 4.0
-    assert metrics["advantages/max"] == 1.0
-
-
 def test_failed_rollouts_and_missing_rollouts_are_masked_and_not_in_the_baseline() -> None:
     short = group("a", [1, 0, 0])
     short.rollouts[2] = replace(short.rollouts[2], reward=math.nan, failure="judge_unavailable")
@@ -103,17 +88,6 @@ def test_scaling_and_shaping_come_before_the_baseline() -> None:
     assert metrics["reward/shaped_mean"] == pytest.approx(5 / 8 * 2 - 1 - 0.5)
 
 
-def test_the_overlong_penalty_looks_at_the_length_of_the_first_answer() -> None:
-    shaping = {"enabled": True, "overlong_buffer_length": 4, "overlong_buffer_penalty": 1.0, "max_response_length": 6}
-    config = grpo(normalize_rewards=False, use_leave_one_out_baseline=False, reward_shaping=shaping)
-    several = group("a", [0, 0, 0, 0])
-    # First answers of 2, 3, 4 and 0 tokens: -0, -.25, -.5, and nothing said; what follows does not count.
-    for row, turns in enumerate([[(2, 4), (5, 6), (7, 13)], [(2, 5), (6, 7)], [(2, 6)], []]):
-        several.rollouts[row] = replace(several.rollouts[row], turns=turns, metadata={"turn_texts": ["x"] * len(turns)})
-    prepared = prepare([several, TWO[1]], config)
-    assert prepared.graded.rewards[:4].tolist() == pytest.approx([0.0, -0.25, -0.5, 0.0])
-
-
 def test_epsilon_filtering_judges_a_group_by_its_scaled_reward_and_not_by_what_shaping_and_low_effort_make_of_it() -> (
     None
 ):
@@ -136,18 +110,6 @@ def test_epsilon_filtering_judges_a_group_by_its_scaled_reward_and_not_by_what_s
     batch, metrics = finish(groups, config)
     assert batch.sample_mask.tolist() == [0] * 4 + [1] * 8
     assert metrics["epsilon_filtering/dropped_share"] == pytest.approx(1 / 3)
-
-
-def test_epsilon_filtering_masks_trivial_groups_beyond_the_annealed_limit() -> None:
-    config = grpo(num_prompts_per_step=3, epsilon_filtering={"enabled": True, "limit_start": 1.0, "limit_end": 0.04})
-    groups = [group("a", [1, 1, 1, 1]), group("b", [1, 0, 1, 0]), group("c", [0, 0, 0, 0])]
-    first, metrics = finish(groups, config, step=0)
-    assert metrics["epsilon_filtering/limit"] == 1.0 and first.sample_mask.sum() == 12
-    middle, _ = finish(groups, config, step=5)
-    assert middle.sample_mask.tolist() == [1] * 8 + [0] * 4  # limit .52 of 3 groups: one
-    last, metrics = finish(groups, config, step=10)
-    assert last.sample_mask.tolist() == [0] * 4 + [1] * 4 + [0] * 4
-    assert metrics["epsilon_filtering/dropped_share"] == pytest.approx(2 / 3)
 
 
 def test_message_penalties_overwrite_the_turn_whatever_the_reward_and_the_clip_comes_last() -> None:
@@ -179,17 +141,6 @@ def test_sequences_beyond_the_logprob_error_threshold_are_masked_but_stay_in_the
     prepared.batch.prev_logprobs = None
     with pytest.raises(EngineError, match="seq_logprob_error_threshold needs prev_logprobs"):
         finish_batch(prepared, config, ON_POLICY, GYM)
-
-
-def test_tokens_outside_a_truncated_distribution_are_no_disagreement_of_a_sequence() -> None:
-    config = grpo(seq_logprob_error_threshold=2.0)
-    prepared = prepare(TWO, config)
-    prepared.batch.prev_logprobs = prepared.batch.generation_logprobs.clone()
-    prepared.batch.prev_logprobs[0, 3] = -torch.inf
-    batch, metrics = finish_batch(prepared, config, ON_POLICY, GYM, truncated=True)
-    assert batch.sample_mask.tolist() == [1] * 8 and metrics["seq_logprob_error/max"] == 1.0
-    batch, _ = finish_batch(prepared, config, ON_POLICY, GYM)
-    assert batch.sample_mask.tolist() == [0] + [1] * 7
 
 
 def test_reinforce_plus_plus_and_kl_in_the_reward() -> None:

@@ -11,8 +11,6 @@ import torch
 from nemotron_steps.config.schema.rl import LossFnConfig
 from nemotron_steps.engine.grpo.rollout_metrics import (
     completion_metrics,
-    environment_metrics,
-    policy_lag_metrics,
     reward_metrics,
 )
 from nemotron_steps.engine.losses.loss import (
@@ -56,17 +54,6 @@ def test_the_updates_of_a_step_report_what_one_update_on_all_of_it_would() -> No
     assert found["loss"] == pytest.approx(sum(part["loss"] for part in parts) / 3)
 
 
-@pytest.mark.parametrize(
-    ("name", "mean"), [("nll", 1.75), ("sequence_importance_ratio", 1.9), ("accuracy", 1.9), ("loss", 1.5), ("lr", 1.5)]
-)
-def test_a_mean_of_updates_is_weighed_with_what_it_is_a_mean_over(name: str, mean: float) -> None:
-    updates = [
-        {"num_valid_tokens": 10.0, "num_valid_samples": 2.0, name: 1.0},
-        {"num_valid_tokens": 30.0, "num_valid_samples": 18.0, name: 2.0},
-    ]
-    assert combine_updates(updates) == {"num_valid_tokens": 40.0, "num_valid_samples": 20.0, name: pytest.approx(mean)}
-
-
 def test_data_parallel_ranks_agree_with_one_process(tmp_path: Path) -> None:
     script = Path(__file__).with_name("reduce_metrics.py")
     subprocess.run([sys.executable, str(script), str(tmp_path)], check=True, timeout=120)
@@ -91,28 +78,7 @@ def test_rewards_are_reported_per_environment_without_failures() -> None:
     assert reward_metrics([rollouts[3]], torch.tensor([0.0])) == {}
 
 
-def test_policy_lag_is_a_histogram_over_tokens() -> None:
-    rollouts = [rollout(weight_versions=[4, 4, 5, 5]), rollout(weight_versions=[5] * 4)]
-    metrics = policy_lag_metrics(rollouts, 5)
-    assert metrics == {
-        "policy_lag/share_0": 0.75, "policy_lag/share_1": 0.25, "policy_lag/mean": 0.25, "policy_lag/max": 1.0,
-    }  # fmt: skip
-    assert policy_lag_metrics([], 5) == {}
-
-
 def test_failures_of_what_dynamic_sampling_left_out_are_counted_as_well() -> None:
     metrics = completion_metrics([rollout(), rollout(failure="scorer_failed")], ["judge_unavailable", None])
     assert metrics["failure_rate"] == 0.5
     assert metrics["failures/judge_unavailable"] == metrics["failures/scorer_failed"] == 0.25
-
-
-def test_lengths_and_failures_are_told_apart_by_environment_where_there_are_several() -> None:
-    maths, code = rollout(environment="maths"), rollout(environment="code")
-    failed = rollout(environment="code", failure="tests_timeout", weight_versions=[])
-    assert environment_metrics([maths, code, failed]) == {
-        "response_length/code/mean": 4.0,
-        "failure_rate/code": 0.5,
-        "response_length/maths/mean": 4.0,
-        "failure_rate/maths": 0.0,
-    }
-    assert environment_metrics([code, failed]) == {}

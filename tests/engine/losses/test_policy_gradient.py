@@ -17,7 +17,6 @@ from nemotron_steps.engine.losses.loss import (
 )
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.types import TrainBatch
-from nemotron_steps.errors import EngineError
 from tests.engine.engine_samples import random_batch, rows_of
 from tests.engine.losses.loss_oracle import Oracle
 
@@ -265,16 +264,6 @@ def test_generator_logprobs_that_are_not_finite_drop_the_token_not_the_run() -> 
         assert math.isfinite(PolicyGradientLoss(config)(lp, batch, count_normalizers(batch))[1]["approx_entropy"])
 
 
-def test_on_policy_training_needs_no_prev_logprobs_and_others_do() -> None:
-    batch, lp = random_batch()
-    on_policy = LossFnConfig(force_on_policy_ratio=True, **TIS)  # type: ignore[arg-type]
-    batch.prev_logprobs = None
-    _, sums = PolicyGradientLoss(on_policy)(lp, batch, count_normalizers(batch))
-    assert finalize_metrics(sums, count_normalizers(batch))["probs_ratio_max"] == 1.0
-    with pytest.raises(EngineError, match="prev_logprobs"):
-        PolicyGradientLoss(LossFnConfig())(lp, batch, count_normalizers(batch))
-
-
 def test_on_policy_training_measures_from_the_current_logprobs_also_where_others_were_computed_for_a_mask() -> None:
     on_policy = PolicyGradientLoss(LossFnConfig(force_on_policy_ratio=True, **TIS))  # type: ignore[arg-type]
     batch, lp = random_batch()  # prev_logprobs are 0.3 nats beside the current ones
@@ -315,12 +304,3 @@ def test_under_top_p_a_token_that_the_policy_would_not_have_kept_teaches_nothing
     assert metrics["num_valid_tokens"] == normalizers.tokens
     assert all(math.isfinite(value) for value in metrics.values())
     assert whole.sum() == batch.token_mask.sum() + 2
-
-
-def test_a_kl_penalty_needs_reference_logprobs_and_zero_never_reads_them() -> None:
-    batch, lp = random_batch()
-    batch.reference_logprobs = None
-    PolicyGradientLoss(LossFnConfig())(lp, batch, count_normalizers(batch))
-    loss_fn = PolicyGradientLoss(LossFnConfig(reference_policy_kl_penalty=1e-4))
-    with pytest.raises(EngineError, match="reference_logprobs"):
-        loss_fn(lp, batch, count_normalizers(batch))

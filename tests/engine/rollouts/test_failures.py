@@ -130,18 +130,6 @@ def test_what_a_method_must_not_return_fails_that_rollout_alone(method, what, fa
     assert group.rollouts[2].metadata["message"]
 
 
-def test_a_group_that_cannot_be_judged_together_fails_as_a_whole():
-    class Group(Breaks):
-        async def verify_group(self, row, responses, sessions):
-            raise ZeroDivisionError("no scores")
-
-    records: list[Any] = []
-    group = collect(Group("seed", RuntimeError("no room")), records)
-    failures = ["verify_failed", "verify_failed", "seed_failed", "verify_failed"]
-    assert [r.failure for r in group.rollouts] == failures
-    assert {e["failure"]: e["rollouts"] for e in events(records)} == {"verify_failed": 3, "seed_failed": 1}
-
-
 def test_an_environment_that_does_not_answer_is_lost_for_that_rollout(monkeypatch):
     class Hangs(Breaks):
         async def call_tool(self, session, name, arguments):
@@ -152,18 +140,6 @@ def test_an_environment_that_does_not_answer_is_lost_for_that_rollout(monkeypatc
     monkeypatch.setattr(failures, "ENVIRONMENT_SECONDS", 0.2)
     group = collect(Hangs("", None))
     assert [r.failure for r in group.rollouts] == [None, None, "environment_lost", None]
-
-
-def test_a_timeout_of_the_environments_own_is_its_failure_and_no_loss():
-    class Slow(Breaks):
-        async def call_tool(self, session, name, arguments):
-            if session.state == "third":
-                raise TimeoutError("the database did not answer in 5 s")
-            return "done"
-
-    group = collect(Slow("", None))
-    assert [r.failure for r in group.rollouts] == [None, None, "call_tool_failed", None]
-    assert "the database did not answer in 5 s" in group.rollouts[2].metadata["message"]
 
 
 @pytest.mark.parametrize(
@@ -181,20 +157,6 @@ def test_a_row_that_makes_no_prompt_fails_its_group_with_the_row_named(family, m
     assert [r.failure for r in group.rollouts] == ["prompt_unusable"] * 4
     (event,) = events(records)
     assert event["where"] == "rows.jsonl:8" and event["rollouts"] == 4 and event["message"]
-
-
-def test_results_that_the_template_refuses_fail_that_rollout(monkeypatch):
-    collector = collector_of()
-
-    def refuse(*args, **kwargs):
-        raise ValueError("the template stumbles")
-
-    monkeypatch.setattr(collector._chat, "render_continuation", refuse)
-    prompt = PromptRow(7, ROW, "rows.jsonl:8")
-    group = asyncio.run(
-        collector.collect_group(prompt, group_id="g", num_generations=2, environment=Talk(random.Random(0), 1))
-    )
-    assert [(r.failure, len(r.turns)) for r in group.rollouts] == [("prompt_unusable", 1)] * 2
 
 
 def test_the_generators_own_failure_and_a_dead_judge_end_the_run():

@@ -104,32 +104,6 @@ def test_a_cut_ends_its_own_group_and_what_it_waited_for() -> None:
     assert [[r.index for r in group.rollouts] for group in asyncio.run(collect())] == [[0, 1, 2, 3], [0, 1]]
 
 
-def test_what_a_cut_leaves_is_not_sampled_any_further() -> None:
-    collector, generator = collector_of()
-    held: list[Any] = []
-
-    class Holding(ScriptedGenerator):
-        def step(self) -> list[Any]:
-            later = [request for request in self._queue if request.request_id == "a/2/1"]
-            self._queue = [request for request in self._queue if request not in later]
-            done = super().step()
-            self._queue += later
-            held.extend(later)
-            return done
-
-    collector._sampler.generator = holding = Holding(generator.chat, generator._speak)
-
-    async def collect() -> None:
-        cut = cut_once(lambda: bool(held))
-        group = await in_time(
-            collector.collect_group(prompts({})[0], group_id="a", num_generations=3, environment=ByRow(), cut=cut)
-        )
-        assert [r.index for r in group.rollouts] == [0, 1]
-        assert held and holding.pending() == 0 and not collector._sampler.busy
-
-    asyncio.run(collect())
-
-
 def test_rows_that_ask_for_other_templates_are_rendered_by_their_own() -> None:
     collector, generator = collector_of()
     quiet = {"chat_template_kwargs": {"enable_thinking": False}}

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ from nemotron_steps.engine.supervised.dpo import (
     optimize_preferences,
     pair_batch,
     read_pairs,
-    validate_pairs,
 )
 from nemotron_steps.errors import DataError, EngineError
 from nemotron_steps.models.chat import ChatFormat
@@ -155,23 +153,6 @@ def test_pairs_are_never_parted_and_the_loss_does_not_depend_on_the_cut(count: i
 # -- data -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_smaller_last_batch_weighs_by_its_pairs_in_validation() -> None:
-    def logprobs(batch: Any) -> torch.Tensor:
-        return -((batch.input_ids * 7 % 13) / 13).float()
-
-    policy: Any = SimpleNamespace(logprobs=logprobs, reference_logprobs=lambda batch: logprobs(batch) ** 2 - 1)
-    pairs = random_pairs(5)
-    whole, in_parts = (
-        validate_pairs(policy, pairs, DpoConfig.model_validate({"policy": {"train_global_batch_size": size}}))
-        for size in (5, 2)
-    )
-    assert whole["validation/loss"] != pytest.approx(math.log(2))
-    assert in_parts == pytest.approx(whole)
-    few = {"policy": {"train_global_batch_size": 2}, "dpo": {"val_batches": 1}}
-    first = validate_pairs(policy, pairs[:2], DpoConfig.model_validate(few))
-    assert validate_pairs(policy, pairs, DpoConfig.model_validate(few)) == first != in_parts
-
-
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
     folder = tmp_path_factory.mktemp("tokenizer")
@@ -198,25 +179,6 @@ def test_only_the_answers_are_trained_whatever_form_they_come_in(chat: ChatForma
     pair = encode_pair(chat, {"prompt": "Which tool? ", "chosen": "a", "rejected": "b"}, "row")
     shared = pair.chosen.token_mask.index(1)
     assert pair.chosen.token_ids[:shared] == pair.rejected.token_ids[:shared]
-
-
-def test_every_turn_of_an_answer_is_trained_and_none_of_the_prompts(chat: ChatFormat) -> None:
-    asked, said = ({"role": role, "content": "Which tool? "} for role in ("user", "assistant"))
-    answer = [{"role": "assistant", "content": "none"}, asked, {"role": "assistant", "content": "needed"}]
-    pair = encode_pair(chat, {"prompt": [asked, said, asked], "chosen": answer, "rejected": answer[2]}, "row")
-    assert trained_text(chat, pair.chosen) == "noneneeded"
-    assert trained_text(chat, pair.rejected) == "needed"
-    # Two turns beside each other, under a template that writes nothing before them.
-    chat = ChatFormat(chat.tokenizer.__class__.from_pretrained(chat.source))
-    chat.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
-    pair = encode_pair(chat, {"prompt": [asked, said, asked], "chosen": [said, answer[0]], "rejected": "no"}, "row")
-    assert trained_text(chat, pair.chosen) == "Which tool? none"
-    row = {
-        "context": "Which tool? ",
-        "chosen": answer,
-        "rejected": answer[2],
-    }  # an answer of more turns than the prompt
-    assert trained_text(chat, encode_pair(chat, row, "row").chosen) == "noneneeded"
 
 
 def test_under_a_template_that_rewrites_turns_the_last_is_trained_and_an_answer_of_several_is_refused() -> None:

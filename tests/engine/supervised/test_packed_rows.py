@@ -130,13 +130,3 @@ def test_a_row_that_is_none_is_named_before_training_begins(tmp_path: Path, chan
     with pytest.raises(DataError, match=problem) as caught:
         opened(file)
     assert str(caught.value.where).startswith(f"{file}:2")
-
-
-def test_a_chat_that_the_policy_cannot_read_is_named(tmp_path: Path) -> None:
-    file = written(tmp_path / "train.jsonl", [row_of(row) for row in rows_of(chats(5))])
-    longest = max(len(chat.token_ids) for chat in chats(5))
-    with pytest.raises(DataError, match="a packed chat is longer than") as caught:
-        opened(file, max_length=longest - 1)
-    policy, packing = caught.value.hints
-    assert policy == f"policy.max_total_sequence_length={longest}"
-    assert packing.startswith(f"packing.pack_size={longest - 1} ")

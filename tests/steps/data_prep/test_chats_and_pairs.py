@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +12,10 @@ import pytest
 from nemotron_steps.config.schema.data_prep import (
     ComparisonConfig,
     PreferencePrepConfig,
-    ReasoningControlConfig,
     SftPrepConfig,
     SplitRows,
 )
-from nemotron_steps.engine.supervised.chat_tokens import encode_chat
+from nemotron_steps.engine.supervised.chat_tokens import chat_sequences
 from nemotron_steps.environments.judged.genrm_scores import parse_reply
 from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
@@ -25,7 +23,6 @@ from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps.data_prep import preference_prep, sft_prep
 from nemotron_steps.steps.data_prep.comparisons import comparison_rows
 from nemotron_steps.steps.data_prep.preference_prep import preference_rows
-from nemotron_steps.steps.data_prep.sft_prep import ReasoningControl
 from tests.steps.data_prep.blends.conftest import write_lines
 
 ALL = SplitRows(validation=0)
@@ -72,34 +69,15 @@ class TestReasoningControl:
             given[r["id"]] for r in made if r not in stripped and r not in cut
         ]
 
-    def test_reasoning_is_cut_at_the_tokenizers_tokens_where_there_is_one(self, monkeypatch: pytest.MonkeyPatch):
-        def letters(text: str, **_: Any) -> dict[str, Any]:
-            return {"offset_mapping": [(place, place + 1) for place in range(len(text))]}
-
-        monkeypatch.setattr(ChatFormat, "from_folder", lambda folder: SimpleNamespace(tokenizer=letters))
-        settings = {"truncate_share": 1.0, "budgets": [3], "tokenizer": "folder"}
-        control = ReasoningControl(ReasoningControlConfig.model_validate(settings))
-
-        def cut(thought: str) -> Any:
-            said = {"role": "assistant", "content": f"<think>{thought}</think>So."}
-            found = control({"messages": [*ASKED, said]})
-            return found and (found["messages"][-1]["content"], found["reasoning_budget"])
-
-        assert (cut("abcd"), cut("abc")) == (("<think>abc</think>So.", 3), None)
-
-    def test_low_effort_is_asked_for_in_the_last_user_message(self, tmp_path: Path):
-        (row,) = chats(tmp_path, [{**thinking(1), "reasoning_effort": "low"}])
-        assert row["messages"][0]["content"] == "1?\n\n{reasoning effort: low}"
-        (plain,) = chats(tmp_path, [{**thinking(1), "reasoning_effort": "high"}])
-        assert plain["messages"] == thinking(1)["messages"]
-
     def test_a_rows_template_kwargs_reach_the_template_in_training(self, chat: ChatFormat):
         row = {**thinking(1), "messages": [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "It."}]}
         quiet = {**row, "chat_template_kwargs": {"enable_thinking": False}}
-        texts = [chat.tokenizer.decode(encode_chat(chat, r["messages"], "f:1", r).token_ids) for r in (row, quiet)]
+        texts = [
+            chat.tokenizer.decode(chat_sequences(chat, r["messages"], "f:1", r)[-1].token_ids) for r in (row, quiet)
+        ]
         assert "<think>" in texts[0].replace(" ", "") and "<think>" not in texts[1].replace(" ", "")
         with pytest.raises(DataError, match="`chat_template_kwargs` must be an object") as caught:
-            encode_chat(chat, row["messages"], "f:1", {**row, "chat_template_kwargs": "no"})
+            chat_sequences(chat, row["messages"], "f:1", {**row, "chat_template_kwargs": "no"})
         assert caught.value.where == "f:1 field chat_template_kwargs"
 
 
@@ -156,39 +134,6 @@ class TestPreferences:
         (pair,), _ = pairs(tmp_path, [LAYOUTS[layout]])
         assert pair == {"prompt": ASKED, "chosen": "one", "rejected": "two", "preference": 2}
 
-    def test_rows_that_give_no_pair_are_left_out_by_reason(self, tmp_path: Path):
-        def battle(*sides: list[str], winner: str = "model_a", system: str = "a") -> dict[str, Any]:
-            """Two conversations, each told by its turns."""
-            told = [
-                [{"role": "user" if i % 2 == 0 else "assistant", "content": t} for i, t in enumerate(s)] for s in sides
-            ]
-            first = [[{"role": "system", "content": text}] for text in ("a", system)]
-            return {
-                "conversation_a": [*first[0], *told[0]],
-                "conversation_b": [*first[1], *told[1]],
-                "winner": winner,
-            }
-
-        short, long = ["Why?", "one"], ["Why?", "one", "And?", "three"]
-        made, told = pairs(
-            tmp_path,
-            [
-                battle(short, ["Why?", "two"]),
-                battle(short, short),
-                battle(short, ["Why?", "two"], winner="tie (bothbad)"),
-                battle(short, ["Why?", "two"], system="b"),
-                battle(long, ["Why?", "two", "And?", "four"]),
-                battle(long, ["Why?", "one", "And?", "four"], winner="model_b"),
-                {**LAYOUTS["lmarena_55k"], "prompt": '["Why?", "And?"]'},
-            ],
-        )
-        assert [(row["chosen"], len(row["prompt"])) for row in made] == [("one", 2), ("four", 4)]
-        assert told["left_out_by_reason"] == {
-            "both answers are the same": 1,
-            "neither answer is preferred": 1,
-            "the conversations differ before their last turns": 3,
-        }
-
     @pytest.mark.parametrize(
         ("row", "why"),
         [
@@ -243,18 +188,3 @@ class TestComparisons:
         (made,) = comparison_rows(ComparisonConfig(layout="roles"))("f:1", row) or ()
         assert [m["content"] for m in made["messages"][:3]] == ["Why?", "one", "two"]
         assert parse_reply(made["messages"][-1]["content"], 3.0, 3.5) == verdict
-
-    @pytest.mark.parametrize(
-        ("scores", "field"),
-        [((2, None), 2), ((None, 2), 1), ((0, 2), 1), ((2, 6), 2), ((2, True), 2), ((1, 5), None), ((5, 1), None)],
-    )
-    def test_scores_of_the_row_are_whole_numbers_from_1_to_5_and_both_there(self, scores: Any, field: int | None):
-        row = {**HELPSTEER(1), "helpfulness_1": scores[0], "helpfulness_2": scores[1]}
-        become = comparison_rows(ComparisonConfig())
-        if field is None:
-            (made,) = become("f:1", row) or ()
-            assert parse_reply(made["messages"][-1]["content"], 3.0, 3.5) == (*scores, 4)
-        else:
-            with pytest.raises(DataError) as caught:
-                become("f:1", row)
-            assert caught.value.where == f"f:1 field helpfulness_{field}"

@@ -14,7 +14,6 @@ from nemotron_steps.artifacts.validators import validate
 from nemotron_steps.config.schema.difficulty import DifficultyConfig
 from nemotron_steps.engine.rollouts.pass_rates import PassRate, RateJournal
 from nemotron_steps.environments import registry
-from nemotron_steps.errors import JudgeUnavailableError
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps.data_prep.difficulty import FIELD, run
 from tests.engine.grpo.grpo_environments import ENVIRONMENTS
@@ -134,47 +133,6 @@ def test_a_killed_run_goes_on_and_ends_as_an_unbroken_one(task: Path, curriculum
     assert sorted(rated + [json.loads(line)["index"] for line in known]) == list(range(PROMPTS))
     for file in ("train-split.jsonl", "pass_rates.csv", "heldout.jsonl"):
         assert (again / file).read_bytes() == (curriculum / file).read_bytes(), file
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(300)
-def test_generators_on_ray_find_the_same_rates(task: Path, curriculum: Path, tmp_path: Path) -> None:
-    placed = prepared(config_of(task, cluster={"backend": "ray", "policy_workers": 2}), tmp_path)
-    assert (placed / "train-split.jsonl").read_bytes() == (curriculum / "train-split.jsonl").read_bytes()
-
-
-@pytest.mark.vllm
-@pytest.mark.timeout(300)
-def test_vllm_finds_rates_and_a_killed_run_of_it_ends_as_an_unbroken_one(task: Path, tmp_path: Path) -> None:
-    vllm = {"backend": "vllm", "vllm_cfg": {"enforce_eager": True, "max_num_seqs": 16}}
-    config = config_of(task, generation=vllm, drop_always_solved=False)
-    whole = prepared(config, tmp_path / "whole")
-    table = table_of(whole)
-    assert len(table) == PROMPTS and all(int(row["graded"]) == 4 for row in table)
-    assert len({row["passed"] for row in table}) > 2, "some are harder than others"
-    rates = [row[FIELD]["pass_rate"] for row in rows_of(whole / "train-split.jsonl")]
-    assert rates == sorted(rates, reverse=True) and len(rates) == PROMPTS
-    # What a kill leaves: the rates of some prompts, and one that was being written.
-    known = (tmp_path / "whole" / "work" / "pass_rates.jsonl").read_text().splitlines()[:10]
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "pass_rates.jsonl").write_text("\n".join(known) + '\n{"index": 3, "gra')
-    rated: list[int] = []
-    keep = RateJournal.add
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RateJournal, "add", lambda self, rate: (rated.append(rate.index), keep(self, rate)))
-        again = prepared(config, tmp_path)
-    assert sorted(rated + [json.loads(line)["index"] for line in known]) == list(range(PROMPTS))
-    resumed = table_of(again)
-    assert all(resumed[json.loads(line)["index"]] == table[json.loads(line)["index"]] for line in known)
-    # Every sample has a random stream of its own; rounding in another batch may turn a token once in a million.
-    assert sum(one != other for one, other in zip(resumed, table, strict=True)) <= 1
-    assert len(rows_of(again / "train-split.jsonl")) == PROMPTS
-
-
-def test_a_judge_that_does_not_answer_makes_no_pass_rate(task: Path, tmp_path: Path) -> None:
-    with pytest.raises(JudgeUnavailableError):
-        prepared(config_of(task, environment="silent"), tmp_path)
-    assert not list(tmp_path.rglob("train-split.jsonl"))
 
 
 def rate(index: int, passed: int, graded: int = 4, mean: float | None = None) -> PassRate:

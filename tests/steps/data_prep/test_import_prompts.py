@@ -88,17 +88,6 @@ def test_rows_of_every_kind_of_file_are_imported(
     assert len((folder / "heldout.jsonl").read_text().splitlines()) == 1
 
 
-def test_rows_without_a_prompt_are_refused_with_what_mends_it(
-    home: ArtifactStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text("task,answer\n1 + 1?,2\n")
-    command = ["run", "data_prep/import_prompts", "--input", f"dataset={path}"]
-    assert steps(command) == 2
-    assert "prompt_column=task" in capsys.readouterr().err
-    assert steps([*command, "prompt_column=task"]) == 0
-
-
 def test_of_a_folder_with_splits_the_training_rows_are_imported(
     home: ArtifactStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,15 +100,3 @@ def test_of_a_folder_with_splits_the_training_rows_are_imported(
     folder = home.open(home.find("data_prep/import_prompts/prompts")).path
     found = [json.loads(line)["question"] for line in (folder / "train.jsonl").read_text().splitlines()]
     assert found == [row["question"] for row in ROWS[:3]]
-
-
-def test_prompts_know_nothing_of_the_home_they_were_imported_in(tmp_path: Path):
-    rows = _jsonl(tmp_path / "rows.jsonl")
-    digests = set()
-    for name in ("one", "another"):
-        home = tmp_path / name
-        assert steps(["run", "data_prep/import_prompts", "--input", f"dataset={rows}", "--home", str(home)]) == 0
-        (accounts,) = (home / "artifacts" / "objects").glob("*/accounting.json")
-        assert str(tmp_path) not in accounts.read_text()
-        digests.add(accounts.parent.name)
-    assert len(digests) == 1

@@ -12,7 +12,6 @@ import pytest
 
 from nemotron_steps.artifacts.validators import validate
 from nemotron_steps.config.schema.data_prep import RlPrepConfig, SplitRows, TokenizerTrainingConfig
-from nemotron_steps.errors import ConfigError
 from nemotron_steps.runs.context import StepContext, plain_context
 from nemotron_steps.steps.data_prep import rl_prep
 from nemotron_steps.steps.data_prep.sft_prep import write_tokenizer
@@ -155,11 +154,3 @@ def test_a_share_of_all_prompts_is_converted_to_low_effort_once(
     settings["rows"] = SplitRows(validation=0)
     twice = prepare(tmp_path / "c", folder / "train-split.jsonl", **settings).outputs["prompts"].path
     assert share == 0.5 or read(twice / "train-split.jsonl") == rows
-
-
-@pytest.mark.parametrize(("named", "hint"), [("mcq", "math_with_judge,mcqa"), ("zzzzzz", "math_with_judge")])
-def test_low_effort_for_an_environment_that_does_not_exist_is_refused(named: str, hint: str):
-    asked = {"environments": ["math_with_judge", named]}
-    with pytest.raises(ConfigError, match="no environment of that name") as caught:
-        rl_prep.check(RlPrepConfig.model_validate({"input_path": "x", "low_effort": asked}), {})
-    assert caught.value.hints[0] == f"low_effort.environments=[{hint}]"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.config.schema.eval import StagesEvalConfig
-from nemotron_steps.errors import ConfigError, DataError
+from nemotron_steps.errors import ConfigError
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps import evaluation
 from nemotron_steps.steps.evaluation import _heldout, eval_stages
@@ -103,19 +103,6 @@ def test_a_killed_evaluation_goes_on_with_the_next_model(tmp_path, model, monkey
 )
 def test_held_out_rows_are_graded_and_validation_rows_only_where_there_are_none(splits, graded, tmp_path):
     assert len(_heldout("own", Path(prompts(tmp_path / "own", **splits)))) == graded
-
-
-def test_what_cannot_be_evaluated_is_refused_before_any_model_is_read(tmp_path):
-    empty = prompts(tmp_path / "empty", train=3)
-    context, _ = context_of(tmp_path, {"any": "nowhere"}, {"empty": empty})
-    with pytest.raises(DataError, match="neither held-out nor validation rows"):
-        eval_stages(context)
-    context, _ = context_of(tmp_path, {"any": "nowhere"}, {"own": prompts(tmp_path / "own", heldout=1)})
-    strange = context.config.model_copy(
-        update={"evaluation": context.config.evaluation.model_copy(update={"environments": {"won": "reasoning_gym"}})}
-    )
-    with pytest.raises(ConfigError, match="no set of prompts 'won'"):
-        eval_stages(plain_context(strange, tmp_path, outputs={"report": "eval_report"}))
 
 
 @pytest.mark.parametrize(("models", "sets", "missing"), [({"a": "x"}, {}, "prompts"), ({}, {"a": "x"}, "models")])

@@ -1,7 +1,7 @@
 """A whole preparation: sources to split files, every row accounted for, in memory that no source's size changes.
 
 accounting.json    rows in and out of every source, refusals by reason
-refusals.ndjson    file, line, reason and field of every refused row; absent where there is none
+refusals.ndjson    file, line, reason and field of every refused row; absent without one
 
 Shards lie in the step's work folder: a preparation that was killed goes on with the parts that are missing.
 """
@@ -92,7 +92,7 @@ def check(config: DataPrepConfig, inputs: Mapping[str, Any]) -> None:
 
 
 def jsonl_source(jsonl: JsonlSource) -> Source:
-    """The user's own JSON Lines. DataError if there are none."""
+    """The user's own JSON Lines. DataError without any."""
     return Source("jsonl", data_files(jsonl.path, key="jsonl.path"))
 
 

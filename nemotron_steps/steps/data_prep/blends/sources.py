@@ -55,7 +55,7 @@ def hub_folder(name: HubName, key: str, suffixes: tuple[str, ...]) -> Path:
     """Fetch the data files of a hub data set, those that are not here yet, and return where they are.
 
     Raises:
-        DataError: there is no such data set, revision or file, or it is closed to this user.
+        DataError: the data set, revision or file does not exist, or is closed to this user.
         RetryableError: the hub does not answer and this machine has no copy.
     """
     from huggingface_hub import errors, snapshot_download
@@ -353,7 +353,7 @@ def _none_of(what: str, wanted: str, files: Sequence[DataFile], key: str) -> Dat
 
 
 def _words(files: Sequence[DataFile], *, splits: bool) -> list[str]:
-    """Words of the files' names that are names of splits, or that are none and say something."""
+    """Words of the files' names that are names of splits, or other words that say something."""
     words = dict.fromkeys(word for file in files for word in _WORD.split(file.name))
     idle = {"of", "data", *(word for suffix in (*SUFFIXES, ".arrow", ".json") for word in suffix.split("."))}
     return [word for word in words if word not in idle and not word.isdigit() and splits == _is_split(word)]
@@ -361,7 +361,7 @@ def _words(files: Sequence[DataFile], *, splits: bool) -> list[str]:
 
 def _nothing(path: str, key: str) -> DataError:
     return DataError(
-        "there is no JSON Lines data at the given path",
+        "no JSON Lines data at the given path",
         where=key,
         expected="a file or folder of *.jsonl, *.jsonl.gz, *.parquet or *.csv, or a folder that `datasets` saved",
         found=path,
