@@ -1,4 +1,6 @@
-"""What a training step refuses about its placement before it loads a model. Nothing here may import torch.
+"""What the steps that read a model refuse before any step of a run starts: a placement that cannot be, tensors that are
+not those of a folder's config.json, prompts that cannot be graded. Manifests name these as `preflight`; every `check_*`
+takes the config and the inputs (see StepTable.preflight). Nothing here may import torch.
 
 Not here: how many devices the cluster has (engine).
 """

@@ -1,4 +1,6 @@
-"""Supervised training shared by the SFT and the judge steps: data, model, loop."""
+"""The steps that train without generating: SFT (sft/automodel, sft/megatron_bridge), DPO (rl/nemo_rl/dpo), and the
+generative judge (reward_model/genrm), which is SFT on comparison chats, measured on pairs it never saw.
+"""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
     (the loop):     prev and reference logprobs, where `needs_*` says so
     finish_batch:   sequence logprob-error mask -> advantages -> message penalties -> advantage clip
 
-Only glue: every formula is in rewards.py, advantages.py, penalties.py, losses/ratios.py. Dynamic sampling happens
-before, while groups are still being generated (dynamic_sampling.py).
+Only glue: every formula is in rewards.py, advantages.py, losses/ratios.py. Dynamic sampling happens before, while
+groups are still being generated (filters.py).
 """
 
 from __future__ import annotations
