@@ -10,7 +10,7 @@ import pytest
 
 from nemotron_steps.engine.rollouts import failures
 from nemotron_steps.engine.rollouts.conversation import TurnFormat, parse_assistant
-from nemotron_steps.engine.rollouts.turns import Trajectory, Turns, response_of
+from nemotron_steps.engine.rollouts.turns import ChatSettings, Trajectory, response_of
 from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
 from nemotron_steps.environments.base import Session
 from nemotron_steps.environments.responses import message_item, reasoning_item
@@ -69,7 +69,7 @@ def run(policy: Policy, environment: Asking, first: Completion, *, turns: int = 
     async def rollout() -> Trajectory:
         begun: Any = asyncio.get_running_loop().create_future()
         begun.set_result(first)
-        made = Turns(policy, CHAT, TurnFormat(), turns)  # type: ignore[arg-type]
+        made = ChatSettings(policy, CHAT, TurnFormat(), turns)  # type: ignore[arg-type]
         params = SamplingParams(20, stop_token_ids=(9,))
         return await made.run({}, environment, Session(), [1, 2], params, begun, "m", length)  # type: ignore[arg-type]
 
