@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from nemotron_steps.runs.follow import Tail
+from nemotron_steps.runs.report.follow import Tail
 from tests.cli.conftest import Cli
 
 

@@ -18,7 +18,7 @@ import pytest
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.cli.watch import _RunConfigs, _samples, picture
-from nemotron_steps.runs.follow import Follower, StepSeen
+from nemotron_steps.runs.report.follow import Follower, StepSeen
 from nemotron_steps.runs.run_folder import RunInfo, get_run
 from tests.cli.conftest import Cli
 

@@ -19,7 +19,7 @@ from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.validation import default_of
 from nemotron_steps.resolver.plan import Plan, PlannedStep, SuppliedInput
 from nemotron_steps.runs.cache import CacheEntry, remember, with_cached
-from nemotron_steps.runs.depends import depends_on, key_of, recorded
+from nemotron_steps.runs.cache_key import depends_on, key_of, recorded
 from nemotron_steps.runs.step_workdir import open_input
 from nemotron_steps.session.run_request import RunRequest
 from nemotron_steps.session.session import Session

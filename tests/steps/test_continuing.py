@@ -16,7 +16,7 @@ from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.config.validation import has_key, operational_keys
-from nemotron_steps.runs.cache import cache_key
+from nemotron_steps.runs.cache_key import cache_key
 from nemotron_steps.session.run_request import RunRequest
 from nemotron_steps.session.session import Session
 
