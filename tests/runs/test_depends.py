@@ -238,7 +238,7 @@ SAID = [
         ("nemotron_steps/runs/report/page.py", None),
         ("nemotron_steps/runs/execute.py", None),
         ("nemotron_steps/artifacts/store.py", None),
-        ("nemotron_steps/cli/planning.py", None),
+        ("nemotron_steps/cli/plans.py", None),
         ("nemotron_steps/api/grpo.py", None),
         ("nemotron_steps/errors/__init__.py", None),
         ("nemotron_steps/__init__.py", None),
