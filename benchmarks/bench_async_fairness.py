@@ -32,7 +32,7 @@ import torch
 
 from benchmarks.virtual_clock import VirtualLoop
 from nemotron_steps.config.schema.rl import RlConfig
-from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
+from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.loop import GrpoRun
 from nemotron_steps.engine.rollouts.collector import StragglerError

@@ -66,7 +66,7 @@ def run_mode(folder: Path, mode: str, seconds: float) -> dict:
     from nemotron_steps.engine.rollouts.data import read_rows
     from nemotron_steps.engine.setup.rows import RunRows
     from nemotron_steps.environments import registry
-    from nemotron_steps.runs.tracker import Tracker
+    from nemotron_steps.runs.context import Tracker
 
     faulthandler.dump_traceback_later(max(10.0, seconds - 5.0), exit=False)
     registry.BUILT_IN["vowels"] = "benchmarks.grpo_ours:Vowels"

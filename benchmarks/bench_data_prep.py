@@ -70,7 +70,7 @@ def theirs(source: Path, folder: Path) -> None:
 def checked(row: dict) -> dict:
     """The row, or an error: what rl_prep asks of it."""
     from nemotron_steps.rows.layouts import read_request
-    from nemotron_steps.steps.data_prep.prompt_work import EnvironmentChecks
+    from nemotron_steps.steps.data_prep.rl_prep import EnvironmentChecks
 
     global _checks
     _checks = _checks or EnvironmentChecks()

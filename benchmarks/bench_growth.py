@@ -41,7 +41,7 @@ def measure(folder: Path, **settings: int) -> dict:
     from nemotron_steps.engine.rollouts.data import read_rows
     from nemotron_steps.engine.setup.rows import RunRows
     from nemotron_steps.environments import registry
-    from nemotron_steps.runs.tracker import Tracker
+    from nemotron_steps.runs.context import Tracker
 
     registry.BUILT_IN["vowels"] = "benchmarks.grpo_ours:Vowels"
     records: list[dict] = []

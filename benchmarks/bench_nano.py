@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.bench_gpu import H200_FLOPS, MEMBERS, NEW_TOKENS, PROMPTS, child, run_config
 from benchmarks.grpo_task import large_prompts, word_tokenizer, write_rows
-from nemotron_steps.config.hybrid_layers import NAMES
+from nemotron_steps.config.families import NAMES
 from tests.config.layout.memory.shapes import NANO_4B, NANO_30B
 
 VOCABULARY = NANO_30B["vocab_size"]

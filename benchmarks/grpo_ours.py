@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 from benchmarks.grpo_task import PeakMemory, reward_of
-from nemotron_steps.environments.base import Environment, Response, Session, Verdict
+from nemotron_steps.environments.base import Environment, GradeResult, Response, Session
 
 
 class Vowels(Environment):
@@ -22,8 +22,8 @@ class Vowels(Environment):
 
     name = "vowels"
 
-    async def verify(self, row, response: Response, session: Session) -> Verdict:
-        return Verdict(reward_of(response.text))
+    async def verify(self, row, response: Response, session: Session) -> GradeResult:
+        return GradeResult(reward_of(response.text))
 
 
 def main(folder: Path) -> None:
@@ -34,7 +34,7 @@ def main(folder: Path) -> None:
     from nemotron_steps.engine.rollouts.data import read_rows
     from nemotron_steps.engine.setup.rows import RunRows
     from nemotron_steps.environments import registry
-    from nemotron_steps.runs.tracker import Tracker
+    from nemotron_steps.runs.context import Tracker
 
     registry.BUILT_IN["vowels"] = f"{__name__}:Vowels"
     records: list[dict] = []

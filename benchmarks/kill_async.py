@@ -58,7 +58,7 @@ def child(task: Path, work: Path, attempt: int, steps: int, dynamic: bool) -> No
     import torch
 
     from nemotron_steps.environments import registry
-    from nemotron_steps.runs.tracker import Tracker
+    from nemotron_steps.runs.context import Tracker
     from tests.engine.grpo.grpo_environments import ENVIRONMENTS
     from tests.engine.grpo.grpo_runs import config_of, run_loop, start
 

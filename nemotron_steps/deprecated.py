@@ -11,7 +11,11 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-MOVED: dict[str, str] = {}
+MOVED: dict[str, str] = {
+    "runs.tracker": "runs.context",
+    "environments.judged.notes": "environments.judged.judge_transcripts",
+    "environments.remote.json_http": "environments.http_client",
+}
 """Old module → new module, below nemotron_steps."""
 
 
@@ -26,7 +30,7 @@ class MovedModules:
             return None
         from importlib.machinery import ModuleSpec
 
-        return ModuleSpec(name, _Loader())
+        return ModuleSpec(name, _Loader())  # type: ignore[arg-type]
 
 
 class _Loader:

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps import waiting as waits
-from nemotron_steps.engine.rollouts.timeouts import call_with_timeout
+from nemotron_steps.engine.rollouts.failures import call_with_timeout
+from nemotron_steps.environments.http_client import JsonClient
 from nemotron_steps.environments.judged.judges import HttpJudge
-from nemotron_steps.environments.remote.json_http import JsonClient
 from nemotron_steps.errors import JudgeUnavailableError
 from nemotron_steps.runs.locks import hold
 from nemotron_steps.waiting import waiting

@@ -24,7 +24,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from nemotron_steps.artifacts.files import write_atomic
-from nemotron_steps.config.redaction import is_secret_key, redact_text
+from nemotron_steps.config.secrets import is_secret_key, redact_text
 from nemotron_steps.errors import ConfigError
 
 Reward = str | Callable[..., Any]

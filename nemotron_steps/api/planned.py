@@ -16,14 +16,15 @@ from html import escape
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.cli.asked import Asked
-from nemotron_steps.cli.fan_out import quoted
-from nemotron_steps.cli.planning import plan_fields, show_plan, with_cached
-from nemotron_steps.cli.request import Workbench
+from nemotron_steps.cli.plans import plan_fields, show_plan
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.config.process_variables import variables_set
+from nemotron_steps.config.locations import variables_set
 from nemotron_steps.config.profiles import Profile
 from nemotron_steps.errors import RequestError
+from nemotron_steps.session.fan_out import quoted
+from nemotron_steps.session.run import plan_run
+from nemotron_steps.session.run_request import RunRequest
+from nemotron_steps.session.session import Session
 
 if TYPE_CHECKING:
     from nemotron_steps.api.result import Result
@@ -40,7 +41,7 @@ _ENTRY = re.compile(r"^        request: .*\n", re.MULTILINE)
 _WORDS = frozenset({"null", "true", "false", "inf", "nan"})
 
 
-def asked_for(
+def request_for(
     target: Target,
     *,
     config: str | os.PathLike[str] | None = None,
@@ -52,7 +53,7 @@ def asked_for(
     over: Over = (),
     ignore_checks: str | Iterable[str] = (),
     **sections: Any,
-) -> Asked:
+) -> RunRequest:
     """A request. Its arguments are those of `plan` and `run` as well.
 
     Args:
@@ -72,7 +73,7 @@ def asked_for(
     targets = (target,) if isinstance(target, str) else tuple(target)
     if not targets or not all(isinstance(each, str) and each for each in targets):
         raise RequestError("name a step or a pipeline", found=repr(target), hints=("run('rl/nemo_rl/rlvr')",))
-    return Asked(
+    return RunRequest(
         targets,
         (*override_list(overrides), *override_texts(sections)),
         None if config is None else os.fspath(config),
@@ -219,12 +220,12 @@ class Planned:
         command: the same request on the command line, after `steps run`.
     """
 
-    def __init__(self, bench: Workbench, asked: Asked) -> None:
-        self._bench = bench
-        self._asked = bench.settled(asked)
-        with variables_of(bench.profile_of(self._asked)):
-            self.plan: Plan = with_cached(bench, bench.plan(self._asked))
-        self.command = self._asked.redacted().typed
+    def __init__(self, session: Session, request: RunRequest) -> None:
+        self._session = session
+        self._request = session.settled(request)
+        with variables_of(session.profile_of(self._request)):
+            self.plan: Plan = plan_run(session, self._request)
+        self.command = self._request.redacted().typed
 
     @property
     def steps(self) -> list[str]:
@@ -238,7 +239,7 @@ class Planned:
 
     def config(self, step: str | None = None) -> dict[str, Any]:
         """The merged config of a step, redacted; default: the last one's. KeyError if there is no such step."""
-        from nemotron_steps.config.redaction import redact
+        from nemotron_steps.config.secrets import redact
 
         redacted: dict[str, Any] = redact(dict(self.plan.step(step or self.plan.goals[-1]).config))
         return redacted
@@ -251,13 +252,13 @@ class Planned:
         self, *, force: bool = False, resume: str | None = None, wait: bool = True, progress: bool = True
     ) -> Result:
         """Run it; see `nemotron_steps.run`."""
-        from nemotron_steps.api.running import run_asked
+        from nemotron_steps.api.running import run_request
 
-        return run_asked(self._bench, self._asked, force=force, resume=resume, wait=wait, progress=progress)
+        return run_request(self._session, self._request, force=force, resume=resume, wait=wait, progress=progress)
 
     def __str__(self) -> str:
         text = io.StringIO()
-        show_plan(self.plan, Terminal(text, color=False, width=_COLUMNS), self._asked)
+        show_plan(self.plan, self._request, Terminal(text, color=False, width=_COLUMNS))
         return text.getvalue()
 
     def __repr__(self) -> str:
@@ -267,24 +268,24 @@ class Planned:
         return f"<pre>{escape(str(self))}</pre>"
 
 
-@arguments_of(asked_for)
+@arguments_of(request_for)
 def plan(target: Target, *, home: str | os.PathLike[str] | None = None, **request: Any) -> Planned:
     """Type-check a request, as `steps plan`. Nothing runs.
 
     Args:
-        request: see `nemotron_steps.api.planned.asked_for`.
+        request: see `nemotron_steps.api.planned.request_for`.
         home: where artifacts and runs are; None for STEPS_HOME, or `.steps`.
 
     Raises:
         PlanError: with every problem found, each with its code, place and hints.
         RequestError: the request itself makes no sense.
     """
-    return Planned(bench_of(home), asked_for(target, **request))
+    return Planned(session_of(home), request_for(target, **request))
 
 
-def bench_of(home: str | os.PathLike[str] | None) -> Workbench:
+def session_of(home: str | os.PathLike[str] | None) -> Session:
     """What requests are planned with."""
-    return Workbench(None if home is None else os.fspath(home))
+    return Session(None if home is None else os.fspath(home))
 
 
 def variables_of(profile: Profile | None) -> AbstractContextManager[None]:

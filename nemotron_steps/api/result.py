@@ -13,13 +13,13 @@ from nemotron_steps.api.artifacts import Artifacts
 from nemotron_steps.artifacts.files import write_atomic
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.cli.jobs import AT_WORK, JobView
 from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import RequestError, UnknownNameError
-from nemotron_steps.runs.lines import in_words, number, seconds
-from nemotron_steps.runs.report_data import RunReport, StepReport, read_report
-from nemotron_steps.runs.report_svg import curve, headlines
+from nemotron_steps.runs.log_format import in_words, number, seconds
+from nemotron_steps.runs.report.data import RunReport, StepReport, read_report
+from nemotron_steps.runs.report.svg import curve, headlines
 from nemotron_steps.runs.run_folder import DONE, KILLED, get_run, run_file
+from nemotron_steps.session.jobs import AT_WORK, JobView
 
 # Colours that can be read on a light page and on a dark one: a notebook's theme is not known here.
 _STYLE = (
@@ -142,7 +142,7 @@ class Result:
         self.id = run_id
         self._store = store
         self._read: RunReport | None = None
-        self._job = JobView(store, run_id, aloud=False)
+        self._job = JobView(store, run_id)
 
     @property
     def _report(self) -> RunReport:
@@ -189,7 +189,7 @@ class Result:
             StepsError: what it ended with.
             RequestError: another process works on it.
         """
-        from nemotron_steps.cli.launching import write_log
+        from nemotron_steps.cli.run import write_log
         from nemotron_steps.runs.launch import error_of, follow
 
         info = get_run(self._store, self.id)

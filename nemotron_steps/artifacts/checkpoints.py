@@ -16,9 +16,7 @@ from typing import Any
 
 from nemotron_steps.artifacts.chat_templates import chat_template, renderer, roles_written, writes_tools
 from nemotron_steps.artifacts.confinement import require_relative
-from nemotron_steps.config.families import rope_type
-from nemotron_steps.config.hybrid_layers import bounds_time_steps, pattern_of, time_step_limit
-from nemotron_steps.config.model_sizes import LARGEST
+from nemotron_steps.config.families import LARGEST, bounds_time_steps, pattern_of, rope_type, time_step_limit
 from nemotron_steps.config.turn_ends import TurnEnds, generation_ends
 from nemotron_steps.errors import ArtifactError, fetch_again
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from argcomplete.completers import FilesCompleter
 from argcomplete.finders import CompletionFinder
 
-from nemotron_steps.cli.explain import explained_signals, explanations
-from nemotron_steps.cli.request import Workbench
+from nemotron_steps.cli.catalog import explained_signals, explanations
 from nemotron_steps.cli.scaffold import KINDS
 from nemotron_steps.config.profiles import load_environment
 from nemotron_steps.config.search import is_path
@@ -22,6 +21,7 @@ from nemotron_steps.config.validation import known_keys, load_schema
 from nemotron_steps.environments.registry import names as environment_names
 from nemotron_steps.manifest.registry import load_registry
 from nemotron_steps.runs.run_folder import list_runs
+from nemotron_steps.session.session import Session
 
 if TYPE_CHECKING:
     from nemotron_steps.artifacts.store import ArtifactStore
@@ -146,7 +146,7 @@ def _files(prefix: str, *suffixes: str) -> list[str]:
 
 
 def _store(parsed_args: argparse.Namespace) -> ArtifactStore:
-    return Workbench(getattr(parsed_args, "home", None)).store
+    return Session(getattr(parsed_args, "home", None)).store
 
 
 def _steps_named(registry: Registry, parsed_args: argparse.Namespace) -> list[StepManifest]:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemotron_steps.cli.errors import print_json
-from nemotron_steps.cli.request import Workbench
 from nemotron_steps.cli.terminal import Terminal, printable
-from nemotron_steps.runs.lines import readable_size as size
+from nemotron_steps.runs.log_format import readable_size as size
 from nemotron_steps.runs.prerequisites import ABSENT, FAILED, NEEDS, OK, WARNING, Finding, look, package
+from nemotron_steps.session.session import Session
 
 if TYPE_CHECKING:
     import argparse
@@ -39,14 +39,14 @@ _KERNEL_PROBE = "import ctypes, sys, torch; ctypes.CDLL(sys.argv[1])"
 
 def doctor(arguments: argparse.Namespace) -> int:
     """`steps doctor`."""
-    bench = Workbench(arguments.home)
+    session = Session(arguments.home)
     terminal = Terminal.of()
     findings = []
     sections: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
         ("software", _software),
         ("programs", _programs),
-        ("home", lambda: _home(bench)),
-        ("packs", lambda: _packs(bench)),
+        ("home", lambda: _home(session)),
+        ("packs", lambda: _packs(session)),
     )
     for title, findings_of in sections:
         if not arguments.as_json:
@@ -159,11 +159,11 @@ def _probe(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_SECONDS, check=False)
 
 
-def _home(bench: Workbench) -> Iterator[Finding]:
+def _home(session: Session) -> Iterator[Finding]:
     from nemotron_steps.errors import StepsError
 
     try:
-        backend = bench.store.backend
+        backend = session.store.backend
         scratch = backend.scratch
         existing = next(folder for folder in (scratch, *scratch.parents) if folder.is_dir())
         with tempfile.TemporaryFile(dir=existing):
@@ -193,10 +193,10 @@ def _memory() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def _packs(bench: Workbench) -> Iterator[Finding]:
+def _packs(session: Session) -> Iterator[Finding]:
     from nemotron_steps.manifest.packs import BUILT_IN, unusable_code
 
-    registry = bench.registry
+    registry = session.registry
     counts: dict[str, int] = {}
     for manifest in [*registry.steps.values(), *registry.hidden_steps.values()]:
         counts[manifest.pack] = counts.get(manifest.pack, 0) + 1

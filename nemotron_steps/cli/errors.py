@@ -6,16 +6,136 @@ import errno
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from nemotron_steps.cli.asked import Typed, typed
 from nemotron_steps.cli.terminal import Terminal, printable
-from nemotron_steps.config.redaction import MASK, may_be_secret, redact_text
+from nemotron_steps.config.secrets import MASK, may_be_secret, redact_text
 from nemotron_steps.errors import InterruptedRunError, RequestError, StepsError, UnknownNameError
 
 UNEXPECTED_EXIT = 1
+_CHANGE = re.compile(r"-[a-z]|--[a-z]|[+~]*[A-Za-z_][\w./-]*=")
+"""How a hint begins that belongs to the command that was typed: with a flag or an override."""
+_OF_A_HOME = re.compile(r"steps (?:run|plan|runs|watch|logs|status|cancel|report|index|artifacts)\b")
+_ALIKE = {"--config": "-c", "--run": "-r", "--batch": "-r", "-b": "-r"}
+"""Flags, and those that they stand in place of."""
+SWITCHES = {"-h", "--help", "--version", "--force", "--force-squash", "-d", "--dry-run", "--json", "--why", "--tree"}
+SWITCHES |= {"--once", "--samples", "-f", "--follow"}
+"""Flags that take no value."""
+_REPEATED = ("--input", "--over", "--ignore-checks", "--accept", "--judge", "--tag")
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A command line as it was typed.
+
+    Attributes:
+        prog: `steps`, `nemotron` or `nemotron steps`; `bash` where a script was typed.
+        words: what followed.
+    """
+
+    prog: str
+    words: tuple[str, ...]
+
+    @staticmethod
+    def of(prog: str, arguments: Sequence[str]) -> Typed:
+        """A command line, or the script that made it: STEPS_TYPED_AS says how many of the last words are those typed
+        after it, and its name. Not left to a job, whose command is its own."""
+        last, _, script = os.environ.pop("STEPS_TYPED_AS", "").partition(" ")
+        words = (script, *arguments[len(arguments) - int(last) :]) if script else (*arguments,)
+        return Typed("bash" if script else prog, words)
+
+    def hint(self, hint: str) -> str:
+        """A hint that is a command of `steps`, as it is called here and with the home that was named."""
+        if not hint.startswith("steps "):
+            return hint
+        command, mark, comment = hint.partition("   #")
+        home = self._value("--home")
+        if home is not None and "--home" not in command and _OF_A_HOME.match(command):
+            command += f" --home {shlex.quote(home)}"
+        name = "steps" if self.prog == "steps" else "nemotron steps"
+        return f"{_uv()}{name}{command.removeprefix('steps')}{mark}{comment}"
+
+    def with_change(self, hint: str, where: str | None) -> str | None:
+        """The whole command as `changed` has it."""
+        changed = self.changed(hint, where)
+        module = ("cli", "main.py")
+        by_module = tuple(sys.argv[0].replace("\\", "/").split("/")[-2:]) == module
+        prog = "python -m nemotron_steps.cli.main" if by_module else self.prog
+        return f"{_uv()}{prog} {shlex.join(changed.words)}" if changed is not None else None
+
+    def changed(self, hint: str, where: str | None) -> Typed | None:
+        """With the flags or overrides of a hint in it, in the place of what they replace; None for a hint that is not
+        of this kind, and where a word may hold a secret.
+
+        Args:
+            where: what the error is about: `override 'KEY=VALUE'`, or `FLAG VALUE`.
+        """
+        from nemotron_steps.config.secrets import redact_text
+
+        if not self.words or not _CHANGE.match(hint) or any(redact_text(word) != word for word in self.words):
+            return None
+        try:
+            change = shlex.split(hint.partition("   #")[0])
+        except ValueError:
+            return None
+        at = self.words.index("--") if "--" in self.words else len(self.words)
+        kept, rest = _units(self.words[:at]), self.words[at:]
+        wrong = (where or "").removeprefix("override '").removesuffix("'")
+        for unit in kept:
+            blamed = unit[0] == wrong or unit[0].endswith(f".{wrong}")
+            if " ".join(unit) == where or (wrong not in ("", where) and len(unit) == 1 and blamed):
+                kept.remove(unit)
+                break
+        for unit in _units(change):
+            same = [each for each in kept if _what(each) == _what(unit)]
+            if len(same) == 1 and len(unit) == len(same[0]) and unit[0].startswith("-"):
+                same[0][1:] = unit[1:]
+            else:
+                kept = [each for each in kept if each not in same] + [unit]
+        return replace(self, words=(*(word for unit in kept for word in unit), *rest))
+
+    def _value(self, flag: str) -> str | None:
+        for place, word in enumerate(self.words[:-1]):
+            if word == flag:
+                return self.words[place + 1]
+        return next((word.partition("=")[2] for word in self.words if word.startswith(f"{flag}=")), None)
+
+
+def _units(words: Sequence[str]) -> list[list[str]]:
+    """Words of a command line: a flag with its value, or any other word."""
+    units: list[list[str]] = []
+    for word in words:
+        last = units[-1] if units else [""]
+        waits = len(last) == 1 and last[0].startswith("-") and last[0] not in SWITCHES and "=" not in last[0]
+        if waits and not word.startswith("-"):
+            last.append(word)
+        else:
+            units.append([word])
+    return units
+
+
+def _what(unit: Sequence[str]) -> tuple[str, ...]:
+    """What a unit sets: two that set the same cannot stand beside each other."""
+    flag, equals, value = unit[0].partition("=")
+    if not flag.startswith("-"):
+        return (flag.lstrip("+~"),) if equals else tuple(unit)
+    value = unit[1] if len(unit) > 1 else value
+    flag = _ALIKE.get(flag, flag)
+    return (flag, value.partition("=")[0] if flag == "--input" else value) if flag in _REPEATED else (flag,)
+
+
+def _uv() -> str:
+    """How commands begin in a project whose environment `uv run` finds."""
+    return "uv run " if "UV_RUN_RECURSION_DEPTH" in os.environ else ""
+
+
+typed = [Typed("steps", ())]
+"""The command line of this process."""
+
 _KEY = re.compile(r"[+~-]*(?P<name>[A-Za-z_][\w./-]*)(?:[:=]|\s*:\s*(?P<after>.*)|\s+(?P<apart>.*))?", re.DOTALL)
 """A word that is a key and no override, or one with its value behind a colon or a space."""
 _OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./-]*=[^=]|\+*[A-Za-z_][\w/-]*(?:\.[\w/-]+)+=\Z|~[A-Za-z_][\w./-]*\Z")

@@ -8,17 +8,16 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import print_json, render
-from nemotron_steps.cli.jobs import AT_WORK, JobView, not_started
-from nemotron_steps.cli.live import headline
-from nemotron_steps.cli.request import Workbench
-from nemotron_steps.cli.summary import show_values, shown_path
-from nemotron_steps.cli.terminal import Terminal, duration, printable
+from nemotron_steps.cli.run import show_values
+from nemotron_steps.cli.terminal import Terminal, duration, number, printable
 from nemotron_steps.errors import RequestError, StorageError, UnknownNameError, WorkerLostError
+from nemotron_steps.session.jobs import AT_WORK, JobView, not_started, said, shown_path
+from nemotron_steps.session.session import Session
 
 if TYPE_CHECKING:
     import argparse
@@ -29,6 +28,17 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.25
 _CANCEL_SECONDS = 20.0
 """How long a cancelled run may take to save and end."""
+
+_HEADLINES = (
+    ("reward", "reward/mean"),
+    ("validation", "validation/reward"),
+    ("held-out reward", "heldout/reward"),
+    ("accuracy", "accuracy"),
+    ("loss", "loss"),
+    ("validation loss", "validation_loss"),
+    ("kl", "kl_penalty"),
+)
+"""The few numbers worth a place beside a bar: label → metric name."""
 
 COLORS = {
     "done": "green",
@@ -47,7 +57,7 @@ def runs(arguments: argparse.Namespace) -> int:
     """`steps runs`."""
     from nemotron_steps.runs.run_folder import list_runs
 
-    found = list_runs(Workbench(arguments.home).store)
+    found = list_runs(Session(arguments.home).store)
     if arguments.limit > 0:
         found = found[-arguments.limit :]
     if arguments.as_json:
@@ -80,8 +90,8 @@ def status(arguments: argparse.Namespace) -> int:
     from nemotron_steps.runs.launch import error_of
     from nemotron_steps.runs.run_folder import get_run, read_events
 
-    store = Workbench(arguments.home).store
-    view = JobView(store, arguments.run, aloud=arguments.as_json)
+    store = Session(arguments.home).store
+    view = JobView(store, arguments.run, *([say_on_stderr] if arguments.as_json else []))
     info = view.look()
     job = view.ask(info) if info.status in AT_WORK else None
     info = get_run(store, info.id)  # read after: it may have begun, or its job was cancelled
@@ -110,7 +120,7 @@ def status(arguments: argparse.Namespace) -> int:
         terminal.print(f"  {terminal.style(key, 'bold')}")
         show_values(values, terminal)
     never_started = info.status == "submitted" and job is not None and job.state.over
-    for line in view.lines(info, terminal):
+    for line in job_lines(view, info, terminal):
         terminal.print(line)
     failure = error_of(info)
     if failure is not None:
@@ -124,14 +134,37 @@ def status(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def headline(values: Mapping[str, Any]) -> str:
+    """The few numbers worth showing of a step's metrics: `reward 0.61  loss 0.02  kl 0.0031`."""
+    numbers = {label: values.get(name) for label, name in _HEADLINES}
+    shown = {label: value for label, value in numbers.items() if isinstance(value, int | float)}
+    if shown.get("kl") == 0:
+        del shown["kl"]
+    return "  ".join(f"{label} {number(value)}" for label, value in shown.items())
+
+
+def job_lines(view: JobView, info: RunInfo, terminal: Terminal) -> Iterator[str]:
+    """What there is to say of a run's job beside what the run says itself."""
+    if view.job is not None and info.status in AT_WORK:
+        yield f"  {printable(info.executor)} job {printable(info.job)}: {printable(said(view.job))}"
+    for text in view.missing():
+        yield f"  {terminal.style('▲', 'yellow')} {printable(text)}"
+
+
+def say_on_stderr(text: str) -> None:
+    """What is missing of a run that works elsewhere."""
+    terminal = Terminal.of(sys.stderr)
+    terminal.print(f"{terminal.style('▲', 'yellow')} {printable(text)}")
+
+
 def logs(arguments: argparse.Namespace) -> int:
     """`steps logs RUN [-f] [--json]`: the log's lines, or the records of events and metrics in the order of time."""
     from nemotron_steps.runs.follow import Tail
     from nemotron_steps.runs.launch import error_of
     from nemotron_steps.runs.run_folder import get_run, run_file
 
-    store = Workbench(arguments.home).store
-    view = JobView(store, arguments.run)
+    store = Session(arguments.home).store
+    view = JobView(store, arguments.run, say_on_stderr)
     info = view.look()
     folder = store.backend.scratch / "runs" / info.id
     first, *others = ("events.jsonl", "metrics.jsonl") if arguments.as_json else ("log.txt",)
@@ -169,7 +202,7 @@ def cancel(arguments: argparse.Namespace) -> int:
     """`steps cancel RUN`: ask the run's process to stop, and wait until it has."""
     from nemotron_steps.runs.run_folder import get_run
 
-    store = Workbench(arguments.home).store
+    store = Session(arguments.home).store
     info = get_run(store, arguments.run)
     if info.status not in AT_WORK:
         raise RequestError(f"run '{info.id}' is not running", found=info.status, hints=(f"steps status {info.id}",))
@@ -224,13 +257,13 @@ def _cancel_job(arguments: argparse.Namespace, store: ArtifactStore, info: RunIn
 
 def report(arguments: argparse.Namespace) -> int:
     """`steps report RUN`: write report.html anew from what the run recorded; of several runs, a comparison."""
-    from nemotron_steps.runs.report import write_comparison, write_report
+    from nemotron_steps.runs.report.page import write_comparison, write_report
     from nemotron_steps.runs.run_folder import run_file
 
-    store = Workbench(arguments.home).store
+    store = Session(arguments.home).store
     folders = []
     for run in (arguments.run, *arguments.others):
-        info = JobView(store, run).look()
+        info = JobView(store, run, say_on_stderr).look()
         folders.append(run_file(store, info.id, "run.json").parent)
         for name in ("events.jsonl", "metrics.jsonl", "samples.jsonl", "plan.json", "config.yaml"):
             _fetch(store, info.id, name)
@@ -244,9 +277,9 @@ def report(arguments: argparse.Namespace) -> int:
 
 def index(arguments: argparse.Namespace) -> int:
     """`steps index [--out FILE]`: write the page and say where it is."""
-    from nemotron_steps.runs.index_page import write_index
+    from nemotron_steps.runs.report.page import write_index
 
-    store = Workbench(arguments.home).store
+    store = Session(arguments.home).store
     out = Path(arguments.out).expanduser() if arguments.out is not None else None
     try:
         path = write_index(store, out)

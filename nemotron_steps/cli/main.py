@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-    from nemotron_steps.cli.parser import UsageError
     from nemotron_steps.errors import StepsError
+    from nemotron_steps.session.run_request import UsageError
 
     Handler = Callable[[argparse.Namespace], int]
 
@@ -49,7 +49,7 @@ def _program(arguments: Sequence[str], prog: str) -> int:
     import os
 
     from nemotron_steps.cli.parser import build, split_passthrough
-    from nemotron_steps.cli.pipes import open_standard_streams
+    from nemotron_steps.session.supervise import open_standard_streams
 
     atexit.register(stopping.ignore)  # the last to be called: it is all done
     open_standard_streams()
@@ -61,15 +61,20 @@ def _program(arguments: Sequence[str], prog: str) -> int:
     works = before[:1] == ["run"] or prog == "nemotron"
     if not works or {"-d", "--dry-run", "-h", "--help"} & set(before):
         return _main(arguments, prog)
-    from nemotron_steps.cli.supervise import supervise
+    from nemotron_steps.session.supervise import supervise
 
-    return supervise(lambda: _main(arguments, prog), as_json="--json" in before)
+    def report(error: StepsError) -> int:
+        from nemotron_steps.cli.errors import report
+
+        return report(error, as_json="--json" in before)
+
+    return supervise(lambda: _main(arguments, prog), report)
 
 
 def _main(arguments: Sequence[str], prog: str) -> int:
     import gc
 
-    from nemotron_steps.cli.asked import Typed, typed
+    from nemotron_steps.cli.errors import Typed, typed
     from nemotron_steps.cli.parser import split_passthrough
 
     gc.set_threshold(_GC_THRESHOLD, 50, 50)
@@ -91,7 +96,8 @@ def _dispatch(arguments: list[str], passthrough: list[str], prog: str) -> int:
         if unknown:
             raise _unknown_flag(unknown[0], recipe, prog)
         return _handle(recipe, passthrough, prog)
-    from nemotron_steps.cli.parser import UsageError, build, refuse_flags_first
+    from nemotron_steps.cli.parser import build, refuse_flags_first
+    from nemotron_steps.session.run_request import UsageError
 
     parser = build(prog)
     refuse_flags_first(parser, arguments)
@@ -132,9 +138,9 @@ def _load(reference: str) -> Handler:
 
 
 def _unknown_flag(flag: str, namespace: argparse.Namespace, prog: str) -> UsageError:
-    from nemotron_steps.cli.parser import UsageError
     from nemotron_steps.config.names import meant
     from nemotron_steps.errors import did_you_mean
+    from nemotron_steps.session.run_request import UsageError
 
     hidden = {"command", "handler", "words", "as_json"}
     flags = ["--" + name.replace("_", "-") for name in vars(namespace) if name not in hidden] + ["--json"]
@@ -163,7 +169,7 @@ def _guarded(action: Callable[[], int], arguments: Sequence[str], *, as_json: bo
         from contextlib import suppress
 
         from nemotron_steps.cli.errors import exit_code, report, secrets_apart
-        from nemotron_steps.config.redaction import masking
+        from nemotron_steps.config.secrets import masking
 
         if stopping.was_interrupted(error) and exit_code(error) != exit_code(KeyboardInterrupt()):
             error = KeyboardInterrupt()  # what it became

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 from unicodedata import east_asian_width
 
-from nemotron_steps.runs import lines
+from nemotron_steps.runs import log_format
 
 _CODES = {
     "bold": "1",
@@ -208,4 +208,4 @@ def duration(seconds: float) -> str:
 
 def number(value: Any) -> str:
     """A number for reading: `0.8125`, `1,024`."""
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else lines.number(value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else log_format.number(value)

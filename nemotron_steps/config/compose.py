@@ -2,22 +2,25 @@
 
 `compose` finds the config, merges its defaults list, applies the overrides in Hydra's grammar, resolves
 interpolations (`${oc.env:NAME,default}` included) and splits off `inputs`, the reserved key that says where a
-step's inputs come from. The values become a model in `validation`; secrets are masked in `redaction`.
+step's inputs come from. The values become a model in `validation`; secrets are masked in `secrets`.
+
+`${art:NAME}`, `${art:NAME:VERSION}` and `${art:NAME,FIELD}` become a mark that the resolver reads: which input it feeds
+follows from the key it stands at. As in the published recipes NAME may be a key of the config's `run` table, which then
+names the artifact (`run: {data: super3/data:latest}` and `${art:data,train}`), and FIELD is `path` or a split.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from nemotron_steps.config.names import meant, nearest
-from nemotron_steps.config.redaction import note_variables, shown_override
-from nemotron_steps.config.references import RUN_KEY, drop_names, register, set_variables, variables_in
 from nemotron_steps.config.search import SearchPath
+from nemotron_steps.config.secrets import note_variables, shown_override
 from nemotron_steps.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,6 +34,31 @@ if TYPE_CHECKING:
 
 INPUTS_KEY = "inputs"
 """Reserved top-level key: port → where its artifact comes from. Not part of a step's config."""
+RUN_KEY = "run"
+_MARK = "art\0"
+_DIGEST = re.compile(r"[0-9a-f]{8,64}")
+_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*[,}]")
+
+
+class Reference(NamedTuple):
+    """What `${art:…}` stands for."""
+
+    ref: str
+    """NAME:VERSION, or a digest."""
+    field: str
+    """`path`, or a split of a data set."""
+
+    def __str__(self) -> str:
+        """As it is written in a config."""
+        return f"${{art:{self.ref}{'' if self.field == 'path' else ',' + self.field}}}"
+
+
+def read_reference(value: Any) -> Reference | None:
+    """The reference that a resolved value is; None for any other value."""
+    if not isinstance(value, str) or not value.startswith(_MARK):
+        return None
+    ref, _, field = value.removeprefix(_MARK).partition("\0")
+    return Reference(ref, field)
 
 
 @dataclass(frozen=True)
@@ -114,6 +142,7 @@ def compose(
     parsed, problems = parse_overrides(overrides)
     composition = compose_mounts(name, mounts, search.step, parsed)
     origins = dict(composition.origins)
+    subject = f"the config of '{search.step}'"
     for override in composition.overrides:
         problem = _apply(override, composition.config, origins, schema, search.step)
         if problem is not None:
@@ -122,9 +151,9 @@ def compose(
     note_variables(variables_in(unresolved))
     if problems and schema is not None:
         problems += _wrong_values(composition.config, origins, schema, search.step)
-    raise_problems(problems, f"the config of '{search.step}'")
+    raise_problems(problems, subject)
     values = _resolve(composition.config, origins)
-    drop_names(values, unresolved)
+    _drop_names(values, unresolved)
     job = _take_job(values, origins, search.step)
     inputs = values.pop(INPUTS_KEY, None) or {}
     if not isinstance(inputs, dict):
@@ -135,7 +164,10 @@ def compose(
             found=type(inputs).__name__,
         )
     if schema is not None:
-        values = _in_our_keys(values, origins, schema, search.step)
+        from nemotron_steps.config.published.translate import translate
+
+        values, problems = translate(values, lambda key: _schema_has(schema, key), origins)
+        raise_problems(problems, subject)
     return ComposedConfig(
         step=search.step,
         name=config if config is not None else (name and name.rpartition("/")[2]),
@@ -144,7 +176,7 @@ def compose(
         origins=origins,
         files=composition.files,
         overrides=tuple(overrides),
-        variables=set_variables(unresolved),
+        variables=_set_variables(unresolved),
         job=job,
     )
 
@@ -171,23 +203,6 @@ def _take_job(values: dict[str, Any], origins: Mapping[KeyPath, str], step: str)
         del values[RUN_KEY]
     ComposedConfig(step, None, {RUN_KEY: {"env": given}}, {}, origins).model(RunTable)
     return job | {JOB_KEYS[key]: [value, origin_of(origins, (RUN_KEY, "env", key))] for key, value in given.items()}
-
-
-def _in_our_keys(
-    values: dict[str, Any], origins: dict[KeyPath, str], schema: type[BaseModel], step: str
-) -> dict[str, Any]:
-    """Values with the keys of published recipes renamed, or left out where they say what is always so.
-
-    Raises:
-        ConfigError: with every published key that has no meaning here, and why.
-    """
-    from nemotron_steps.config.published.translate import translate
-
-    translated, problems = translate(
-        values, partial(_schema_has, schema), origins, lambda path: origin_of(origins, path)
-    )
-    raise_problems(problems, f"the config of '{step}'")
-    return translated
 
 
 def _wrong_values(
@@ -265,7 +280,7 @@ def _apply(
         return ConfigError(f"override '{shown}' cannot be applied{reason}", where=where)
     if not isinstance(value, dict):
         _forget(origins, path)
-    _mark(origins, path, value, where)
+    origins.update((below, where) for below, _ in _nodes(value, path))
     return None
 
 
@@ -283,7 +298,8 @@ def _unknown(
 
         candidates = set(known_keys(schema))
     else:
-        candidates = _dotted(OmegaConf.to_container(config, resolve=False))
+        nodes = _nodes(OmegaConf.to_container(config, resolve=False))
+        candidates = {".".join(path) for path, _ in nodes} - {""}
     close = nearest(key, candidates)
     # A misspelled `api_key` holds a secret like the one it was meant for.
     text = shown_override(override.input_line or "", *close)
@@ -304,15 +320,15 @@ def _present(config: DictConfig, path: KeyPath) -> bool:
 
     node: Any = config
     for part in path:
-        if isinstance(node, DictConfig):
-            if node._is_none() or node._is_missing() or node._is_interpolation() or part not in node.keys():  # noqa: SIM118
-                return False
-            node = node._get_node(part)
-        elif isinstance(node, ListConfig):
-            if not part.isdigit() or int(part) >= len(node):
-                return False
-            node = node._get_node(int(part))
+        if not isinstance(node, DictConfig | ListConfig):
+            return False
+        if node._is_none() or node._is_missing() or node._is_interpolation():
+            return False
+        if isinstance(node, ListConfig):
+            node = node._get_node(int(part)) if part.isdigit() and int(part) < len(node) else None
         else:
+            node = node._get_node(part)
+        if node is None:
             return False
     return True
 
@@ -337,31 +353,12 @@ def _forget(origins: dict[KeyPath, str], path: KeyPath) -> None:
         del origins[stale]
 
 
-def _mark(origins: dict[KeyPath, str], path: KeyPath, value: Any, where: str) -> None:
-    origins[path] = where
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _mark(origins, (*path, str(key)), item, where)
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            _mark(origins, (*path, str(index)), item, where)
-
-
-def _dotted(node: Any, prefix: str = "") -> set[str]:
-    found: set[str] = set()
-    if isinstance(node, dict):
-        for key, value in node.items():
-            found.add(f"{prefix}{key}")
-            found |= _dotted(value, f"{prefix}{key}.")
-    return found
-
-
 def _resolve(config: DictConfig, origins: Mapping[KeyPath, str]) -> dict[str, Any]:
     """Plain values with every interpolation resolved; every one that cannot be is named."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    register()
+    _register_resolvers()
     try:
         values = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException:
@@ -370,19 +367,15 @@ def _resolve(config: DictConfig, origins: Mapping[KeyPath, str]) -> dict[str, An
         raise_problems(problems, "the interpolations")
         raise
     assert isinstance(values, dict)
-    missing = _missing(values, ())
-    raise_problems(
-        [
-            ConfigError(
-                f"'{'.'.join(path)}' must be given a value",
-                where=origin_of(origins, path),
-                found="???",
-                hints=(f"{'.'.join(path)}=VALUE",),
-            )
-            for path in missing
-        ],
-        "the config",
-    )
+    missing = [path for path, value in _nodes(values) if value == "???"]
+    problems = [
+        ConfigError(
+            f"'{key}' must be given a value", where=origin_of(origins, path), found="???", hints=(f"{key}=VALUE",)
+        )
+        for path in missing
+        for key in (".".join(path),)
+    ]
+    raise_problems(problems, "the config")
     return {str(key): value for key, value in values.items()}
 
 
@@ -418,9 +411,62 @@ def _broken(node: Any, path: KeyPath, origins: Mapping[KeyPath, str], problems: 
         )
 
 
-def _missing(node: Any, path: KeyPath) -> list[KeyPath]:
-    if isinstance(node, dict):
-        return [found for key, value in node.items() for found in _missing(value, (*path, str(key)))]
-    if isinstance(node, list):
-        return [found for index, value in enumerate(node) for found in _missing(value, (*path, str(index)))]
-    return [path] if node == "???" else []
+def _nodes(node: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Every value in plain ones with its path, sections and lists included."""
+    yield path, node
+    for key, item in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        yield from _nodes(item, (*path, str(key)))
+
+
+def variables_in(node: Any) -> set[str]:
+    """The environment variables that a config file's text, or unresolved values, interpolate."""
+    return set(_ENVIRONMENT.findall(str(node)))
+
+
+def _set_variables(unresolved: Any) -> dict[str, tuple[str, ...]]:
+    """Dotted key → environment variables, for every value that interpolates some that are set."""
+    found: dict[str, tuple[str, ...]] = {}
+    for path, text in _nodes(unresolved):
+        matches = _ENVIRONMENT.finditer(text) if isinstance(text, str) else ()
+        # An empty one counts where there is no default.
+        names = [name[1] for name in matches if os.environ.get(name[1], "") or not name[0].endswith(",")]
+        if names := [name for name in names if name in os.environ]:
+            found[".".join(path)] = tuple(names)
+    return found
+
+
+def _drop_names(values: dict[str, Any], unresolved: Any) -> None:
+    """Take the names that references use out of the `run` table, and the table with the last of them."""
+    names = values.get(RUN_KEY)
+    if not isinstance(names, dict):
+        return
+    for _, text in _nodes(unresolved):
+        if isinstance(text, str) and text.startswith("${art:"):
+            names.pop(text.removeprefix("${art:").partition(",")[0].rstrip("}").strip(), None)
+    if not names:
+        del values[RUN_KEY]
+
+
+def _register_resolvers() -> None:
+    """Make `art` known to OmegaConf, and `mul`, which NeMo-RL's files multiply sizes with; an empty variable does not
+    stand before the default of `oc.env`, as in a shell's `${NAME:-DEFAULT}`."""
+    from omegaconf import OmegaConf
+    from omegaconf.resolvers import oc
+
+    def environment(name: str, *default: Any) -> str | None:
+        return oc.env(name if os.environ.get(name) or not default else "", *default)  # there is no variable ""
+
+    OmegaConf.register_new_resolver("oc.env", environment, replace=True)
+    OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
+    OmegaConf.register_new_resolver("art", _marked, replace=True)
+
+
+def _marked(name: Any, field: Any = "path", *, _root_: DictConfig) -> str:
+    from omegaconf import DictConfig, OmegaConf
+
+    names = OmegaConf.select(_root_, RUN_KEY)
+    given = names.get(str(name)) if isinstance(names, DictConfig) else None
+    ref = given if isinstance(given, str) else str(name)
+    # A version keeps it from being taken for a path of that name.
+    versioned = ref if ":" in ref or _DIGEST.fullmatch(ref) else f"{ref}:latest"
+    return f"{_MARK}{versioned}\0{field}"

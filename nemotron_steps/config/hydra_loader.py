@@ -32,14 +32,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.redaction import MASK, may_be_secret, shown_override
 from nemotron_steps.config.search import Mount
+from nemotron_steps.config.secrets import MASK, may_be_secret, shown_override
 from nemotron_steps.config.yaml_lines import KeyPath, load_yaml
 from nemotron_steps.errors import ConfigError, first_line
 
 _GRAMMAR = "https://hydra.cc/docs/1.3/advanced/override_grammar/basic"
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?:,\d{3})*$)")
-"""Commas in a number like 1,000,000."""
+_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
+"""A number like 1,000,000."""
 _ITEM = re.compile(r"(?:\[[^\]]*\]|\{[^}]*\}|[^,])+")
 """An item of a list as it was typed: commas within its own brackets do not end it."""
 
@@ -133,35 +133,24 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Conf
     problems: list[ConfigError] = []
     for before, text in zip(("", *overrides), overrides, strict=False):
         shown = MASK if _ends_in_secret_key(before) and not re.match(r"[^=]+=[^=]", text) else shown_override(text)
-        if text.startswith("="):  # Hydra takes it for one of the defaults list
-            problems.append(ConfigError(f"override '{shown}' has no key", expected="key=value, +key=value or ~key"))
-            continue
-        try:
-            override = parser.parse_override(text)
-        except HydraException as error:
-            # Hydra's reason quotes the value.
-            reason = f": {first_line(error)}" if shown == text else ""
-            problems.append(
-                ConfigError(
-                    f"override '{shown}' does not parse{reason}",
-                    where=f"override '{shown}'",
-                    expected="key=value, +key=value or ~key",
-                    hints=(f"{_repaired(shown)}   # quotes special characters", f"the grammar: {_GRAMMAR}"),
-                )
-            )
-            continue
-        if override.is_sweep_override():
-            number = (_THOUSANDS.sub("", shown),) if _is_number(shown) else ()
-            problems.append(
-                ConfigError(
-                    f"override '{shown}' is a sweep, and a run has one value a key",
-                    where=f"override '{shown}'",
-                    expected="one value",
-                    hints=(*number, f"{_listed(shown)}   # a list", f"{_quoted(shown)}   # text with commas"),
-                )
-            )
-            continue
-        parsed.append(override)
+        hints: tuple[str, ...] = ()
+        what, expected = f"override '{shown}' has no key", "key=value, +key=value or ~key"
+        if not text.startswith("="):  # Hydra takes it for one of the defaults list
+            try:
+                override = parser.parse_override(text)
+            except HydraException as error:
+                # Hydra's reason quotes the value.
+                what = f"override '{shown}' does not parse" + (f": {first_line(error)}" if shown == text else "")
+                hints = (f"{_quoted(shown)}   # quotes special characters", f"the grammar: {_GRAMMAR}")
+            else:
+                if not override.is_sweep_override():
+                    parsed.append(override)
+                    continue
+                what, expected = f"override '{shown}' is a sweep, and a run has one value a key", "one value"
+                key, _, value = shown.partition("=")
+                number = (f"{key}={value.replace(',', '')}",) if _THOUSANDS.fullmatch(value) else ()
+                hints = (*number, f"'{key}=[{value}]'   # a list", f"\"{key}='{value}'\"   # text with commas")
+        problems.append(ConfigError(what, where=f"override '{shown}'", expected=expected, hints=hints))
     return parsed, problems
 
 
@@ -211,7 +200,7 @@ def compose_mounts(name: str | None, mounts: Sequence[Mount], home: str, overrid
             raise
         file = repository.file(name)
         if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-            raise _missing_base(name, file, str(error.missing_cfg_file), mounts) from error
+            raise _missing_base(name, repository, str(error.missing_cfg_file)) from error
         lines = [line for line in str(error).strip().splitlines() if line.strip()]
         raise ConfigError(
             f"config '{name}' does not compose: {lines[0].strip() if lines else type(error).__name__}",
@@ -221,19 +210,16 @@ def compose_mounts(name: str | None, mounts: Sequence[Mount], home: str, overrid
     return Composition(config, origins, list(resolved.config_overrides), repository.files)
 
 
-def _missing_base(name: str, file: Path | None, missing: str, mounts: Sequence[Mount]) -> ConfigError:
+def _missing_base(name: str, repository: MountRepository, missing: str) -> ConfigError:
     """The error for a defaults list that names a config nobody has."""
     group, _, asked = posixpath.normpath(missing).rpartition("/")
-    folders = [mount.group(group) for mount in mounts]
-    there = {
-        path.stem for folder in folders if folder is not None and folder.is_dir() for path in folder.glob("*.yaml")
-    }
-    there.discard(file.stem if file is not None else "")
+    file = repository.file(name)
+    there = sorted({*repository.get_group_options(group)} - {file.stem if file is not None else ""})
     own = group == name.rpartition("/")[0]
     return ConfigError(
         f"the defaults of '{name.removesuffix('.file')}' name a config that does not exist: '{missing}'",
         where=str(file) if file else None,
-        expected=", ".join(sorted(there)) or None,
+        expected=", ".join(there) or None,
         found=asked,
         hints=tuple(f"defaults: [{close}]" for close in nearest(asked, there)) if own else (),
     )
@@ -251,37 +237,18 @@ def _record(origins: dict[KeyPath, str], prefix: KeyPath, lines: dict[KeyPath, i
         origins[full] = f"{file}:{line}"
 
 
-def _repaired(text: str) -> str:
+def _quoted(text: str) -> str:
     """A malformed override, quoted for the shell and for Hydra. A list stays one: only its items are quoted."""
     key, equals, value = text.partition("=")
-    if not (equals and value.startswith("[") and value.endswith("]")):
-        return _quoted(text)
-    items = (item.strip() for item in _ITEM.findall(value[1:-1]))
-    return shlex.quote(f"{key}=[{','.join(item if _parses(item) else json.dumps(item) for item in items)}]")
-
-
-def _is_number(text: str) -> bool:
-    """Whether an override's value is a number written as 1,000."""
-    return re.fullmatch(r"\d{1,3}(,\d{3})+", text.partition("=")[2]) is not None
-
-
-def _parses(item: str) -> bool:
-    return _is_override(f"key=[{item}]")
-
-
-def _is_override(text: str) -> bool:
-    try:
-        OverridesParser.create().parse_override(text)
-    except HydraException:
-        return False
-    return True
-
-
-def _quoted(text: str) -> str:
-    key, equals, value = text.partition("=")
+    if equals and value.startswith("[") and value.endswith("]"):
+        items = (item.strip() for item in _ITEM.findall(value[1:-1]))
+        return shlex.quote(f"{key}=[{','.join(item if _parses(item) else json.dumps(item) for item in items)}]")
     return f"\"{key}='{value}'\"" if equals else f"'{text}'"
 
 
-def _listed(text: str) -> str:
-    key, _, value = text.partition("=")
-    return f"'{key}=[{value}]'"
+def _parses(item: str) -> bool:
+    try:
+        OverridesParser.create().parse_override(f"key=[{item}]")
+    except HydraException:
+        return False
+    return True

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 ENVIRONMENT_FILE = "env.toml"
 ENVIRONMENT_VARIABLE = "NEMOTRON_ENV_FILE"
@@ -47,3 +51,55 @@ def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
     """
     base = (os.environ if environ is None else environ).get("XDG_CACHE_HOME")
     return Path(base or os.path.expanduser("~/.cache"), "nemotron_steps")
+
+
+def read_json(path: Path) -> Any:
+    """What a file holds; None where it is missing or no JSON."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Replace a file in one step, and make its folder. ValueError or TypeError for what JSON has no form for."""
+    text = json.dumps(data, separators=(",", ":"))
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+_LAUNCHER = re.compile(
+    r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE))|NODE_RANK|ROLE_NAME|MASTER_(ADDR|PORT)"
+    r"|(TORCHELASTIC|OMPI_COMM_WORLD|MV2_COMM_WORLD|PMI|PMIX)_.*|MPI_LOCAL(RANKID|NRANKS)"
+)
+"""Names of the variables by which torchrun and MPI tell a process which of several ranks it is."""
+
+
+def of_launcher() -> dict[str, None]:
+    """Those of a launcher that this process inherited, for `variables_set`: a run makes its own groups of ranks."""
+    return {name: None for name in os.environ if _LAUNCHER.fullmatch(name)}
+
+
+@contextlib.contextmanager
+def variables_set(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables within, or unset them (None); afterwards each is what it was before, or gone."""
+    before = {name: os.environ.get(name) for name in values}
+    _set(values)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -1,10 +1,22 @@
-"""The tables of env.toml that say where a run is mirrored: `[wandb]`, `[tensorboard]`, `[mlflow]`."""
+"""The tables of env.toml that say where a run is mirrored: `[wandb]`, `[tensorboard]`, and those of other packages."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictStr
+
+from nemotron_steps.errors import UnsupportedError
+from nemotron_steps.errors.entry_points import entry_points
+from nemotron_steps.errors.plugins import load_object
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+ENTRY_POINT_GROUP = "nemotron_steps.trackers"
+_IN_EXAMPLES = {"mlflow": "./examples/mlflow_tracker   # in a checkout of nemotron-steps"}
+"""Tables whose trackers are packages under examples/, and what to install for them."""
 
 
 class Table(BaseModel):
@@ -29,13 +41,13 @@ class TensorBoardSettings(Table):
     """Has a folder for each run. None: `tensorboard` in the run's own folder."""
 
 
-class MlflowSettings(Table):
-    """`[mlflow]`: an MLflow run of every executed step."""
+class OpenTable(Table):
+    """The table of a tracker that says nothing about its keys, or that is not installed: any key."""
 
-    tracking_uri: StrictStr | None = None
-    """`http://HOST:5000`, `sqlite:///FILE` or what else MLflow takes. None: what MLFLOW_TRACKING_URI says, or else
-    MLflow's own default."""
-    experiment: StrictStr = "nemotron-steps"
+    model_config = ConfigDict(extra="allow")
+
+
+BUILT_IN: Mapping[str, type[Table]] = {"wandb": WandbSettings, "tensorboard": TensorBoardSettings}
 
 
 class MirrorSettings(Table):
@@ -43,9 +55,42 @@ class MirrorSettings(Table):
 
     wandb: WandbSettings | None = None
     tensorboard: TensorBoardSettings | None = None
-    mlflow: MlflowSettings | None = None
+    others: dict[str, Any] = Field(default_factory=dict)
+    """Tables of trackers that other packages bring, by name, each as its tracker's `settings_model`."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """The tables that are there."""
-        return tuple(name for name in type(self).model_fields if getattr(self, name) is not None)
+        return (*(name for name in BUILT_IN if getattr(self, name) is not None), *self.others)
+
+
+def mirror_names() -> frozenset[str]:
+    """Tables of env.toml that are mirrors rather than profiles."""
+    return frozenset({*BUILT_IN, *_IN_EXAMPLES, *(point.name for point in entry_points(ENTRY_POINT_GROUP))})
+
+
+def settings_model(name: str) -> type[Table]:
+    """What a mirror's table is checked against."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    model: type[Table] = getattr(tracker_class(name), "settings_model", OpenTable) if _points(name) else OpenTable
+    return model
+
+
+def tracker_class(name: str) -> Any:
+    """The class that another package brings for a table. UnsupportedError if none does, or it cannot be loaded."""
+    points = _points(name)
+    if not points:
+        raise UnsupportedError(
+            f"the [{name}] table of env.toml needs a package that brings a tracker '{name}'",
+            where=f"[{name}]",
+            hints=(f"pip install {_IN_EXAMPLES[name]}",),
+        )
+    try:
+        return load_object(points[0].value)
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedError(f"tracker '{name}' cannot be loaded: {error}", where=points[0].value) from error
+
+
+def _points(name: str) -> list[EntryPoint]:
+    return [point for point in entry_points(ENTRY_POINT_GROUP) if point.name == name]

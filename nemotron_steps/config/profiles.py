@@ -33,10 +33,10 @@ from pydantic import ConfigDict, Field, PositiveInt, StrictStr, ValidationError
 
 from nemotron_steps.config.compose import raise_problems
 from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
-from nemotron_steps.config.mirrors import MirrorSettings, MlflowSettings, Table, TensorBoardSettings, WandbSettings
+from nemotron_steps.config.mirrors import BUILT_IN, MirrorSettings, Table, mirror_names, settings_model
 from nemotron_steps.config.names import meant, nearest
-from nemotron_steps.config.redaction import mask, note_variables, redact, redact_text
 from nemotron_steps.config.schema.base import Section
+from nemotron_steps.config.secrets import mask, note_variables, redact, redact_text
 from nemotron_steps.errors import ConfigError, StepsError, UnknownNameError, renamed_key
 
 Count = Annotated[PositiveInt, Field(strict=True)]
@@ -44,13 +44,6 @@ VariableName = Annotated[StrictStr, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
 Text = Annotated[StrictStr, Field(pattern=r"^[^\x00]*$")]
 """What a process can be given: without the character that ends a text there."""
 
-
-MIRRORS: Mapping[str, type[Table]] = {
-    "wandb": WandbSettings,
-    "tensorboard": TensorBoardSettings,
-    "mlflow": MlflowSettings,
-}
-"""Tables of env.toml that are no profiles."""
 
 TableT = TypeVar("TableT", bound=Table)
 
@@ -172,7 +165,7 @@ class _Source:
 
 @dataclass(frozen=True)
 class Environment:
-    """Every profile found, and the tables of mirrors (`[wandb]`, `[tensorboard]`, `[mlflow]`)."""
+    """Every profile found, and the tables of mirrors (`[wandb]`, `[tensorboard]`, those of other packages)."""
 
     profiles: Mapping[str, _Source]
     files: tuple[Path, ...]
@@ -188,9 +181,12 @@ class Environment:
     @property
     def mirrors(self) -> MirrorSettings:
         """The tables of mirrors, checked. ConfigError if one is malformed."""
-        return MirrorSettings(
-            **{name: _validated(MIRRORS[name], values, name, self.lines) for name, values in self.mirror_tables.items()}
-        )
+        tables = {
+            name: _validated(settings_model(name), values, name, self.lines)
+            for name, values in self.mirror_tables.items()
+        }
+        own = {name: tables.pop(name) for name in BUILT_IN if name in tables}
+        return MirrorSettings(**own, others=tables)
 
     def profile(self, name: str, models: ProfileModels, job: Mapping[str, Sequence[Any]] | None = None) -> Profile:
         """A profile with everything it extends merged in, nearest last, as its executor's model.
@@ -279,7 +275,7 @@ class Environment:
         hints = [f"-r {other}" for other in close]
         others = {
             **dict.fromkeys(OTHER_TABLES, "which other tools read"),
-            **dict.fromkeys(MIRRORS, "a mirror, not a profile"),
+            **dict.fromkeys(mirror_names(), "a mirror, not a profile"),
         }
         other = others.get(name)
         if not close and not other and re.fullmatch(r"[\w-]+", name):
@@ -311,6 +307,7 @@ def load_environment(cwd: Path | None = None) -> Environment:
     profiles: dict[str, _Source] = {}
     lines: dict[tuple[str, str], str] = {}
     mirrors: dict[str, Mapping[str, Any]] = {}
+    trackers = mirror_names()
     files = tuple(file for file in environment_files(cwd) if file.is_file())
     for file in files:
         try:
@@ -331,7 +328,7 @@ def load_environment(cwd: Path | None = None) -> Environment:
                 )
             if name in profiles or name in mirrors or name in OTHER_TABLES:
                 continue
-            if name in MIRRORS:
+            if name in trackers:
                 mirrors[name] = values
             else:
                 line = found.get((name, ""), found.get(("", name), 1))  # a [table], or `table = {...}`

@@ -17,9 +17,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from nemotron_steps.config.compose import ComposedConfig, origin_of, raise_problems
 from nemotron_steps.config.names import meant, nearest
-from nemotron_steps.config.redaction import MASK, mask, shown_override
 from nemotron_steps.config.schema.base import OPERATIONAL, BrokenRulesError, Rule
-from nemotron_steps.config.secret_shapes import looks_random
+from nemotron_steps.config.secrets import MASK, looks_random, mask, shown_override
 from nemotron_steps.config.yaml_lines import KeyPath
 from nemotron_steps.errors import ConfigError, renamed_key
 from nemotron_steps.errors.plugins import load_object

@@ -8,7 +8,6 @@ defaults. A key `environment` under a new name adds an agent.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher, get_close_matches
@@ -159,17 +158,16 @@ def stands_for(name: str) -> str | None:
 
 
 def misspelt(name: str) -> str | None:
-    """The known agent or environment that a name is but for slips: the same words, each alike, or joined otherwise.
+    """The known agent or environment whose misspelling a name is: the same words, each alike, or joined otherwise.
 
-    A name with words of its own (`structured_outputs_v4_simple_agent`) is a variant and no slip.
+    A name with words of its own (`structured_outputs_v4_simple_agent`) is a variant and not a misspelling.
     """
-    known = _known()
-    words = _words(name)
+    known, words = _known(), _words(name)
     if name in known:
         return None
     for other in get_close_matches(name.casefold(), known, n=5, cutoff=0.8):
-        theirs = _words(other)
-        if "".join(words) == "".join(theirs) or (len(words) == len(theirs) and all(map(_alike, words, theirs))):
+        others = _words(other)
+        if "".join(words) == "".join(others) or (len(words) == len(others) and all(map(_alike, words, others))):
             return other
     return None
 
@@ -178,7 +176,7 @@ def refuse_unread_settings(options: Options) -> None:
     """Refuse settings under a name that stands for nothing: no environment would read them.
 
     Raises:
-        ConfigError: the name is misspelt, or a new agent's whose environment is not told.
+        ConfigError: the name is misspelt, or a new agent's without its environment.
     """
     for name, settings in options.items():
         if ENVIRONMENT_KEY in settings or stands_for(name) is not None:
@@ -186,7 +184,7 @@ def refuse_unread_settings(options: Options) -> None:
         nearest = misspelt(name) or next(iter(get_close_matches(name, _known(), n=1)), None)
         section = "env.nemo_gym.environments"
         raise ConfigError(
-            f"there are settings for `{name}`, and no environment or agent has that name",
+            f"there are settings for `{name}`, but no environment or agent has that name",
             where=f"{section}.{name}",
             expected=f"{nearest}, which is the nearest name" if nearest else f"one of {', '.join(names())}",
             found=", ".join(settings) or "no setting",
@@ -198,18 +196,19 @@ def refuse_unread_settings(options: Options) -> None:
 
 
 def unknown_agent(agent: str, where: str, hints: Sequence[str] | None = None) -> DataError:
-    """What to say of a row whose agent stands for no environment. `hints`: other than a training step's keys."""
+    """The error of a row whose agent stands for no environment.
+
+    Args:
+        hints: in place of a training step's keys.
+    """
     meant = misspelt(agent)
-    corrected = _corrected(agent, meant, where) if meant is not None else ()
     if hints is None:
         stem = next((agent.removesuffix(suffix) for suffix in AGENT_SUFFIXES if agent.endswith(suffix)), agent)
         likely = (meant and stands_for(meant)) or [*get_close_matches(stem, names(), n=1), "NAME"][0]
         named = (f"env.nemo_gym.environments.{agent}.environment={likely}",) if _KEY.fullmatch(agent) else ()
-        of_all = f"env.should_use_nemo_gym=false env.environment={likely}"
-        # An agent's own settings are those of its name alone.
-        hints = (*corrected, *named, of_all) if meant in AGENTS else (*named, *corrected, of_all)
-    else:
-        hints = (*corrected, *hints)
+        hints = (*named, f"env.should_use_nemo_gym=false env.environment={likely}")
+    if meant is not None:  # with the settings of the agent that was meant
+        hints = (f'"agent_ref": {{"name": "{meant}"}}   # in the rows', *hints)
     nearest = f"{meant}, which is the nearest name, or " if meant is not None else ""
     return DataError(
         "row names an agent that no environment here serves",
@@ -218,15 +217,6 @@ def unknown_agent(agent: str, where: str, hints: Sequence[str] | None = None) ->
         found=agent,
         hints=(*hints, *show_line(where)),
     )
-
-
-def _corrected(agent: str, meant: str, where: str) -> tuple[str, ...]:
-    """A command that writes the rows with the right name; beside them, as they may be of a committed artifact."""
-    path = where.rpartition(":")[0]
-    if not path.endswith(".jsonl") or "://" in path or not _KEY.fullmatch(agent):
-        return ()
-    told = "   # the nearest name; then corrected.jsonl for these rows"
-    return (f'sed \'s/"{agent}"/"{meant}"/\' {shlex.quote(path)} > corrected.jsonl{told}',)
 
 
 def _known() -> list[str]:
@@ -240,14 +230,10 @@ def _words(name: str) -> list[str]:
 
 
 def _alike(word: str, other: str) -> bool:
-    """Whether a word is the other but for a slip; a digit more or less is none."""
-    if word == other or _digits(word) != _digits(other):
-        return word == other
+    """Whether two words are alike but for a slip; a digit more or less is another word."""
+    if re.sub(r"\D", "", word) != re.sub(r"\D", "", other):
+        return False
     return SequenceMatcher(None, word, other, autojunk=False).ratio() >= _SLIP
-
-
-def _digits(word: str) -> str:
-    return "".join(filter(str.isdigit, word))
 
 
 def _merged(settings: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:

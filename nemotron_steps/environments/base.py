@@ -4,7 +4,7 @@
     row --seed--> Session (tools and state)        one per rollout
     policy turn --call_tool--> tool output          as often as the rollout calls tools
     policy turn --follow_up--> next user message    where an environment has several turns; None ends the rollout
-    row, Response, Session --verify--> Verdict      or verify_group for a whole group; judge_group checks what they gave
+    row, Response, Session --verify--> GradeResult  or verify_group for a group; judge_group checks what they gave
 
 An environment is stateless between rollouts: whatever a rollout changes lives in its Session, so one object serves
 any number of concurrent rollouts, in the process, in an actor or behind HTTP. It knows nothing of tokens, tensors,
@@ -37,8 +37,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from nemotron_steps.deprecated import renamed
+from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES, noting
 from nemotron_steps.environments.judged.judges import JudgeLostError
-from nemotron_steps.environments.judged.notes import JUDGE_NOTES, noting
 from nemotron_steps.environments.responses import Response, ToolCall, text_of
 from nemotron_steps.errors import (
     ConfigError,
@@ -52,6 +53,7 @@ from nemotron_steps.rows.layouts import read_request
 from nemotron_steps.rows.messages import decoded, flat, read_tools, wrong
 
 if TYPE_CHECKING:
+    from nemotron_steps.environments.grading_pool import GradingPool
     from nemotron_steps.environments.judged.judges import Judge
 
 __all__ = [
@@ -59,12 +61,12 @@ __all__ = [
     "CannotJudgeError",
     "Environment",
     "EnvironmentConfig",
+    "GradeResult",
     "Response",
     "Row",
     "RowError",
     "Session",
     "ToolCall",
-    "Verdict",
 ]
 
 Row = Mapping[str, Any]
@@ -74,7 +76,7 @@ JUDGE_UNAVAILABLE = "judge_unavailable"
 REWARD_OUT_OF_RANGE = "reward_out_of_range"
 """Failure class: the environment gave a reward outside its own `reward_range`."""
 VERDICT_INVALID = "verdict_invalid"
-"""Failure class: what `verify` gave is no Verdict, or its reward or a component is no finite float32."""
+"""Failure class: what `verify` gave is no GradeResult, or its reward or a component is no finite float32."""
 VERIFY_FAILED = "verify_failed"
 """Failure class: `verify` (or `verify_group`) raised an exception."""
 VERIFIER_TIMEOUT = "verifier_timeout"
@@ -110,7 +112,7 @@ class EnvironmentConfig(BaseModel):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GradeResult:
     """The outcome of judging one rollout.
 
     Attributes:
@@ -118,7 +120,7 @@ class Verdict:
         components: named parts and diagnostics, logged as metrics.
         failure: snake_case class of why no judgement was possible, else None.
         details: free text a person may want to read next to the sample (extracted answer, compiler message). What a
-            judge said is under "judge" (judged/notes.py), and is shown with the sample in the report.
+            judge said is under "judge" (judged/judge_transcripts.py), and is shown with the sample in the report.
     """
 
     reward: float | None
@@ -136,12 +138,12 @@ class Verdict:
             raise InvalidVerdictError(f"components must be finite float32 numbers, found {text_of(strange, 200, repr)}")
 
     @classmethod
-    def failed(cls, failure: str, **details: Any) -> Verdict:
+    def failed(cls, failure: str, **details: Any) -> GradeResult:
         """A verdict that no judgement was possible."""
         return cls(None, {}, failure, details)
 
     @classmethod
-    def of_error(cls, error: Exception, failure: str = VERIFY_FAILED) -> Verdict:
+    def of_error(cls, error: Exception, failure: str = VERIFY_FAILED) -> GradeResult:
         """A verdict that an exception prevented the judgement; its details have `message` and `traceback`.
 
         Args:
@@ -171,7 +173,7 @@ class AgentRun:
     """
 
     output: list[dict[str, Any]]
-    verdict: Verdict
+    verdict: GradeResult
     truncated: bool = False
 
 
@@ -180,7 +182,7 @@ class InvalidVerdictError(ConfigError):
 
 
 class NoVerdictError(InvalidVerdictError):
-    """It is no Verdict at all. The class has to be mended, whatever was answered."""
+    """It is no GradeResult at all. The class has to be mended, whatever was answered."""
 
 
 class CannotJudgeError(Exception):
@@ -243,8 +245,13 @@ class Environment(ABC):
     def __init__(self, config: EnvironmentConfig, judges: Mapping[str, Judge]) -> None:
         self.config = config
         self.judges = dict(judges)
+        self._pools: dict[Callable[..., Any], GradingPool] = {}
         self._gradable: dict[bytes, bool] = {}
         self._trying = asyncio.Lock()
+        self._setup()
+
+    def _setup(self) -> None:  # noqa: B027  an optional hook
+        """Make what the settings ask for: called once, at the end of `__init__`, with `config` and `judges` there."""
 
     @classmethod
     def needs(cls, config: Any, row: Row | None = None) -> tuple[str, ...]:
@@ -259,8 +266,24 @@ class Environment(ABC):
     async def start(self) -> None:  # noqa: B027  an optional hook
         """Check that what the environment needs is there (sandbox, servers). Called once before the first rollout."""
 
-    async def close(self) -> None:  # noqa: B027  an optional hook
-        """Release what start acquired."""
+    async def close(self) -> None:
+        """Release what start acquired, and end the helper processes."""
+        for pool in self._pools.values():
+            await pool.close()
+
+    async def in_helper(self, grade: Callable[..., Any], *arguments: Any, size: int = 2, cpu_s: float = 10.0) -> Any:
+        """What a top-level function returns in a helper process, see GradingPool: for graders that an answer could make
+        slow.
+
+        Args:
+            size: helper processes for this function.
+            cpu_s: seconds of processor time of one call.
+        """
+        if grade not in self._pools:
+            from nemotron_steps.environments.grading_pool import GradingPool
+
+            self._pools[grade] = GradingPool(grade, size=size, cpu_s=cpu_s)
+        return await self._pools[grade].call(*arguments)
 
     def check_row(self, row: Row, where: str) -> None:
         """Refuse a row the environment could not score.
@@ -355,18 +378,22 @@ class Environment(ABC):
         raise NotImplementedError(f"environment `{self.name}` runs no agents")
 
     @abstractmethod
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
-        """Judge one finished rollout: `Verdict(reward)` with a reward in `reward_range`, never a bare number.
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
+        """Judge one finished rollout: `GradeResult(reward)` with a reward in `reward_range`, never a bare number.
 
         May raise CannotJudgeError or JudgeUnavailableError instead of giving a verdict: a failed verdict. Any other
         exception is one too, unless the answer is to blame (see the module docstring).
         """
 
-    async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
+    async def verify_group(
+        self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]
+    ) -> list[GradeResult]:
         """Judge all rollouts of one prompt, in order. Environments that judge groups override this."""
         return list(await asyncio.gather(*(self._guarded(row, r, s) for r, s in zip(responses, sessions, strict=True))))
 
-    async def judge_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
+    async def judge_group(
+        self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]
+    ) -> list[GradeResult]:
         """verify_group, and its verdicts checked: what callers use.
 
         A reward outside `reward_range` becomes the failure REWARD_OUT_OF_RANGE. Where verify_group raises over some
@@ -374,7 +401,7 @@ class Environment(ABC):
         where that is infinite 0, or what the worst of the others earns if that is less.
 
         Raises:
-            InvalidVerdictError: the environment gave something else than one Verdict a response.
+            InvalidVerdictError: the environment gave something else than one GradeResult a response.
         """
         verdicts = await self._group(row, responses, sessions)
         if math.isfinite(self.reward_range[0]):
@@ -382,7 +409,7 @@ class Environment(ABC):
         rewards = [v.reward for v in verdicts if v.reward is not None]
         return [replace(v, reward=min(rewards)) if GRADER_FAILED in v.components else v for v in verdicts]
 
-    async def _group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
+    async def _group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[GradeResult]:
         try:
             verdicts = await self.verify_group(row, responses, sessions)
         except JudgeLostError:
@@ -395,7 +422,7 @@ class Environment(ABC):
             alone = [(await self._group(row, [each], [session]))[0] for each, session in pairs]
             good = [pair for pair, verdict in zip(pairs, alone, strict=True) if GRADER_FAILED not in verdict.components]
             if len(good) == len(pairs):
-                return [Verdict.of_error(error)] * len(responses)
+                return [GradeResult.of_error(error)] * len(responses)
             rest = iter(await self._group(row, [each for each, _ in good], [s for _, s in good]) if good else ())
             return [verdict if GRADER_FAILED in verdict.components else next(rest) for verdict in alone]
         if not isinstance(verdicts, list) or len(verdicts) != len(responses):
@@ -405,7 +432,7 @@ class Environment(ABC):
     async def release(self, session: Session) -> None:  # noqa: B027  an optional hook
         """End a rollout: free what its session holds."""
 
-    async def _guarded(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def _guarded(self, row: Row, response: Response, session: Session) -> GradeResult:
         try:
             with noting() as begun:
                 verdict = self.checked("verify", await self.verify(row, response, session))
@@ -418,14 +445,14 @@ class Environment(ABC):
         notes = [note for note in begun if note]
         return replace(verdict, details={JUDGE_NOTES: notes, **verdict.details}) if notes else verdict
 
-    async def _blamed(self, row: Row, error: Exception) -> Verdict:
+    async def _blamed(self, row: Row, error: Exception) -> GradeResult:
         """What an answer gets that grading ended with an error over: the least if it is to blame, else a failure."""
-        verdict = Verdict.of_error(error)
+        verdict = GradeResult.of_error(error)
         if _is_the_machines(error) or not await self._can_grade(row):
             return verdict
         low = self.reward_range[0]
         details = {"failure": verdict.failure, **verdict.details}
-        return Verdict(low if math.isfinite(low) else 0.0, {GRADER_FAILED: 1.0}, details=details)
+        return GradeResult(low if math.isfinite(low) else 0.0, {GRADER_FAILED: 1.0}, details=details)
 
     async def _can_grade(self, row: Row) -> bool:
         """Whether the row's right answer, or a harmless one, can be graded. Remembered."""
@@ -461,17 +488,17 @@ class Environment(ABC):
                 await self.release(session)
         return False
 
-    def checked(self, method: str, verdict: Any) -> Verdict:
+    def checked(self, method: str, verdict: Any) -> GradeResult:
         """What `method` gave, if it is a verdict with a reward in `reward_range`; else the failure that it is.
 
         Raises:
-            InvalidVerdictError: it is no Verdict.
+            InvalidVerdictError: it is no GradeResult.
         """
-        if not isinstance(verdict, Verdict):
-            raise self._broken(method, "a Verdict", verdict)
+        if not isinstance(verdict, GradeResult):
+            raise self._broken(method, "a GradeResult", verdict)
         low, high = self.reward_range
         if verdict.reward is not None and not low <= verdict.reward <= high:
-            return Verdict.failed(REWARD_OUT_OF_RANGE, message=f"reward {verdict.reward} outside [{low}, {high}]")
+            return GradeResult.failed(REWARD_OUT_OF_RANGE, message=f"reward {verdict.reward} outside [{low}, {high}]")
         return verdict
 
     def _broken(self, method: str, expected: str, found: Any) -> NoVerdictError:
@@ -481,7 +508,7 @@ class Environment(ABC):
             expected=expected,
             found=text_of(found, 200, repr),
             hints=(
-                "return Verdict(reward)   # from nemotron_steps.environments.base; reward in reward_range",
+                "return GradeResult(reward)   # from nemotron_steps.environments.base; reward in reward_range",
                 'raise CannotJudgeError("failure_class")   # where no judgement is possible',
             ),
         )
@@ -511,3 +538,6 @@ def lookup(row: Row, path: str) -> Any:
             return None
         value = value[part]
     return value
+
+
+__getattr__ = renamed(__name__, {"Verdict": "GradeResult"})

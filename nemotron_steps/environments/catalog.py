@@ -1,6 +1,6 @@
 """What there is to say of each environment: for `steps env list`, which imports none, and `steps env show`.
 
-A summary is read from the first lines of an environment's module; settings, ranges and judges come from its class.
+A summary is read from an environment's file; settings, ranges and judges come from its class.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from nemotron_steps.errors import UnknownNameError, UnsupportedError
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from nemotron_steps.environments.base import EnvironmentConfig
+    from nemotron_steps.environments.base import Environment, EnvironmentConfig
 
-_DOCSTRING = re.compile(r'\s*"""(.*?)(?:"""|\n\s*\n)', re.DOTALL)
-_FIRST_BYTES = 2000
+_DOCSTRING = r'\s*"""(.*?)(?:"""|\n\s*\n)'
+_ELSEWHERE = "See the module docstring"
 _PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
 
 
@@ -126,7 +126,7 @@ def described(name: str) -> Described:
         environment=environment,
         preset=preset,
         needs=needs,
-        text=inspect.cleandoc(inspect.getmodule(loaded).__doc__ or loaded.__doc__ or ""),
+        text=_text(loaded),
         origin="built-in" if environment in BUILT_IN else f"{loaded.__module__}:{loaded.__qualname__}",
         reward_range=built.reward_range if built is not None else None,
         required_fields=("responses_create_params.input", *loaded.required_fields),
@@ -136,6 +136,13 @@ def described(name: str) -> Described:
         settings=_settings(config),
         agents=agents_of(environment),
     )
+
+
+def _text(loaded: type[Environment]) -> str:
+    own = loaded.__doc__ or ""
+    if loaded.__module__.startswith(__package__) and not own.startswith(_ELSEWHERE):
+        return inspect.cleandoc(own)
+    return inspect.cleandoc(inspect.getmodule(loaded).__doc__ or own)
 
 
 def unknown(name: str) -> UnknownNameError:
@@ -158,11 +165,11 @@ def known(name: str) -> bool:
 
 
 def _summary(reference: str) -> str:
-    """The first sentence of a module's docstring, `name:` left out. The module is read, not imported."""
-    module = reference.partition(":")[0]
-    file = _PACKAGE_FOLDER.joinpath(*module.split(".")[1:]).with_suffix(".py")
-    with file.open(encoding="utf-8") as source:
-        found = _DOCSTRING.match(source.read(_FIRST_BYTES))
+    """The first sentence of a class's docstring or its module's, `name:` left out. The file is read, not imported."""
+    module, _, name = reference.partition(":")
+    source = _PACKAGE_FOLDER.joinpath(*module.split(".")[1:]).with_suffix(".py").read_text("utf-8")
+    own = re.search(rf"^class {name}\(.*?\):{_DOCSTRING}", source, re.DOTALL | re.MULTILINE)
+    found = own if own and not own[1].startswith(_ELSEWHERE) else re.match(_DOCSTRING, source, re.DOTALL)
     text = " ".join(found[1].split()) if found else ""
     head, colon, rest = text.partition(": ")
     return rest if colon and " " not in head.split(" (")[0] else text

@@ -19,7 +19,7 @@ from nemotron_steps.rows.layouts import read_request
 from nemotron_steps.rows.messages import texts_of
 
 if TYPE_CHECKING:
-    from nemotron_steps.environments.base import Environment, Verdict
+    from nemotron_steps.environments.base import Environment, GradeResult
 
 Placed = tuple[dict[str, Any], str]
 """A row, and the file:line of it."""
@@ -36,7 +36,7 @@ class Regraded:
     where: str
     recorded: float | None
     """None: the recording was masked, or has no reward."""
-    verdict: Verdict
+    verdict: GradeResult
 
     def agrees(self, tolerance: float) -> bool:
         """Whether both rewards are there and the same, or neither is."""

@@ -17,8 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.config.json_cache import read_json, write_json
-from nemotron_steps.config.locations import cache_folder
+from nemotron_steps.config.locations import cache_folder, read_json, write_json
 from nemotron_steps.errors import ManifestError
 from nemotron_steps.manifest.packs import (
     BUILT_IN,

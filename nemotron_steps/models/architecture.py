@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.config.families import FAMILIES
-from nemotron_steps.config.hybrid_layers import bounds_time_steps
-from nemotron_steps.config.layout.facts import ModelFacts
+from nemotron_steps.config.families import FAMILIES, bounds_time_steps
+from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 
 _MODELOPT = "hf_quant_config.json"
@@ -162,9 +161,9 @@ class Architecture:
         return max(self.max_position_embeddings, int(original * scaling.factor))
 
     @property
-    def facts(self) -> ModelFacts:
+    def facts(self) -> ModelSpec:
         """What a parallel layout depends on."""
-        return ModelFacts(
+        return ModelSpec(
             self.family,
             layers=self.num_layers,
             attention_heads=self.num_attention_heads,
@@ -238,7 +237,7 @@ def quantised(found: str, where: str | None = None) -> UnsupportedError:
     )
 
 
-def facts_of(folder: str | Path) -> ModelFacts | None:
+def facts_of(folder: str | Path) -> ModelSpec | None:
     """What a layout depends on, of a checkpoint folder; None for families that only transformers knows.
 
     Raises:

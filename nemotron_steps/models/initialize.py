@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.config.hybrid_layers import NAMES
+from nemotron_steps.config.families import NAMES
 from nemotron_steps.errors import ArtifactError
 
 if TYPE_CHECKING:

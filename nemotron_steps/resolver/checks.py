@@ -16,15 +16,13 @@ from typing import Any
 
 import yaml
 
-from nemotron_steps.config.families import FAMILIES, ROPE_TYPES
-from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.limits import POLICY, beyond, lengths_of, template_file
+from nemotron_steps.config.families import FAMILIES, ROPE_TYPES, misdescribed
+from nemotron_steps.config.layout.constraints import Violation, violations
 from nemotron_steps.config.layout.memory.devices import StepMemory
-from nemotron_steps.config.layout.misfits import Misfit, misfits
-from nemotron_steps.config.layout.sizes import LayoutSizes
-from nemotron_steps.config.layout.teacher_fit import TeacherMisfit, teacher_misfits
-from nemotron_steps.config.layout.teachers import TEACHERS, read_teachers
-from nemotron_steps.config.model_sizes import misdescribed
+from nemotron_steps.config.layout.model_limits import POLICY, lengths_of, limit_violations, template_file
+from nemotron_steps.config.layout.model_spec import ModelSpec
+from nemotron_steps.config.layout.other_models import TeacherViolation, teacher_violations
+from nemotron_steps.config.layout.parallel_config import TEACHERS, ParallelConfig, read_teachers
 from nemotron_steps.manifest.models import StepManifest
 from nemotron_steps.resolver.layout import generators_have_gpus, layout_fits, profile_size, teachers_fit, vllm_fits
 from nemotron_steps.resolver.memory import memory_fits, memory_of
@@ -92,9 +90,9 @@ class CheckSubject:
         return {key.removeprefix(prefix): name for key, name in bound if key.startswith(prefix)}
 
     @cached_property
-    def teacher_models(self) -> dict[str, ModelFacts]:
+    def teacher_models(self) -> dict[str, ModelSpec]:
         """Teacher → its model, where it is known."""
-        known = {name: ModelFacts.from_attributes(self.artifacts.get(port, {})) for name, port in self.teachers.items()}
+        known = {name: ModelSpec.from_attributes(self.artifacts.get(port, {})) for name, port in self.teachers.items()}
         return {name: facts for name, facts in known.items() if facts is not None}
 
     @cached_property
@@ -105,7 +103,7 @@ class CheckSubject:
         return {**self.config.flat, TEACHERS: {**(self.config.flat.get(TEACHERS) or {}), **self.teachers}}.get
 
     @cached_property
-    def sizes(self) -> LayoutSizes:
+    def sizes(self) -> ParallelConfig:
         """Of the config, and of the teachers that its inputs bring."""
         teachers = read_teachers(self.get)
         return replace(self.config.sizes, teachers=teachers) if teachers else self.config.sizes
@@ -119,20 +117,20 @@ class CheckSubject:
         return self.origins[port].folder if port in self.origins else None
 
     @cached_property
-    def model(self) -> ModelFacts | None:
+    def model(self) -> ModelSpec | None:
         """The model that the step trains, where it is known."""
         trained = (model for key, _, model in self.models if key == POLICY)
-        return next(trained, None) or ModelFacts.from_scratch(self.config.flat.get)
+        return next(trained, None) or ModelSpec.from_scratch(self.config.flat.get)
 
     @cached_property
-    def misfits(self) -> list[Misfit]:
+    def violations(self) -> list[Violation]:
         """What of the layout does not come out even."""
-        return misfits(self.sizes, self.model)
+        return violations(self.sizes, self.model)
 
     @cached_property
-    def teacher_misfits(self) -> tuple[TeacherMisfit, ...]:
+    def teacher_violations(self) -> tuple[TeacherViolation, ...]:
         """What the layouts of distillation's teachers do not fit of their models."""
-        return tuple(teacher_misfits(self.sizes, self.teacher_models))
+        return tuple(teacher_violations(self.sizes, self.teacher_models))
 
     @cached_property
     def memory(self) -> StepMemory | None:
@@ -146,12 +144,12 @@ class CheckSubject:
         return {port: tuple(ends) for port, ends in recorded if ends}
 
     @cached_property
-    def models(self) -> tuple[tuple[str, str, ModelFacts], ...]:
+    def models(self) -> tuple[tuple[str, str, ModelSpec], ...]:
         """Config key, port and facts of every model that reads or writes chats, where it is known."""
         found = []
         for port in self.manifest.consumes:
             key = next((key for key in port.bindings if lengths_of(key) is not None), None)
-            model = ModelFacts.from_attributes(self.artifacts.get(port.name, {})) if key is not None else None
+            model = ModelSpec.from_attributes(self.artifacts.get(port.name, {})) if key is not None else None
             if key is not None and model is not None:
                 found.append((key, port.name, model))
         return tuple(found)
@@ -161,9 +159,9 @@ Check = Callable[[CheckSubject], Iterable[PlanProblem]]
 
 
 def model_limits(subject: CheckSubject) -> Iterator[PlanProblem]:
-    """Models have the positions for what is asked of them, and a chat template (config/layout/limits.py)."""
+    """Models have the positions for what is asked of them, and a chat template (config/layout/model_limits.py)."""
     for key, port, model in subject.models:
-        for each in beyond(key, port, model, subject.config.flat.get, subject.folder(port)):
+        for each in limit_violations(key, port, model, subject.config.flat.get, subject.folder(port)):
             yield ModelLimitProblem(
                 each.what,
                 chain=(f"{subject.key}.{port}",),
@@ -175,7 +173,7 @@ def model_limits(subject: CheckSubject) -> Iterator[PlanProblem]:
 
 
 def models_are_described(subject: CheckSubject) -> Iterator[PlanProblem]:
-    """What config.json of a model says of its layers and sizes can be (config/model_sizes.py). Told of the input that
+    """What config.json of a model says of its layers and sizes can be (config/families.py). Told of the input that
     the user gave, and not again of what is made from it."""
     for port, source in subject.inputs.items():
         recorded = subject.artifacts.get(port, {})

@@ -8,12 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.misfits import Misfit, causes, misfits, told
-from nemotron_steps.config.layout.sizes import LayoutSizes
-from nemotron_steps.config.layout.suggestions import pasted, suggestion, with_values
-from nemotron_steps.config.layout.teacher_fit import teacher_misfits
-from nemotron_steps.config.layout.vllm_fit import vllm_keys, vllm_misfits
+from nemotron_steps.config.layout.constraints import (
+    Violation,
+    causes,
+    format_violations,
+    pasted,
+    suggestion,
+    violations,
+    with_values,
+)
+from nemotron_steps.config.layout.model_spec import ModelSpec
+from nemotron_steps.config.layout.other_models import teacher_violations, vllm_keys, vllm_violations
+from nemotron_steps.config.layout.parallel_config import ParallelConfig
 from nemotron_steps.resolver.memory import NODES, PROFILE, beyond_profile, mended_memory, offers, passes
 from nemotron_steps.resolver.problems import BatchSizeProblem, LayoutProblem, PlanProblem
 
@@ -34,31 +40,31 @@ def layout_fits(subject: CheckSubject) -> Iterator[PlanProblem]:
     sizes = subject.sizes
     wide = sizes.nodes > 1 or sizes.judge_nodes > 0
     smaller = ONE_NODE if wide else ONE_GPU if sizes.gpus_per_node == 1 else None
-    offered = smaller is not None and (wide or any(misfit.about == "devices" for misfit in found))
+    offered = smaller is not None and (wide or any(violation.about == "devices" for violation in found))
     hints = _hints(subject, [*_mends(subject), *_config(subject, smaller if offered else None)])
     for about in ("model", "devices", "batch"):
-        alike = [misfit for misfit in found if misfit.about == about]
+        alike = [violation for violation in found if violation.about == about]
         if alike:
             yield _problem(subject, alike, subject.model, hints)
             hints = []
 
 
-def _causes(subject: CheckSubject) -> list[Misfit]:
+def _causes(subject: CheckSubject) -> list[Violation]:
     """Misfits of the layout but those that only follow from a cut that a teacher's model has not."""
-    if not subject.misfits:
+    if not subject.violations:
         return []
-    wrong = {misfit.key for misfit in subject.misfits if misfit.about == "model"}
-    of_teachers = {misfit.key for each in subject.teacher_misfits for misfit in each.misfits}
-    return causes(subject.sizes, subject.misfits, wrong | of_teachers)
+    wrong = {violation.key for violation in subject.violations if violation.about == "model"}
+    of_teachers = {violation.key for each in subject.teacher_violations for violation in each.violations}
+    return causes(subject.sizes, subject.violations, wrong | of_teachers)
 
 
 def _problem(
-    subject: CheckSubject, alike: list[Misfit], model: ModelFacts | None, hints: list[str]
+    subject: CheckSubject, alike: list[Violation], model: ModelSpec | None, hints: list[str]
 ) -> BatchSizeProblem | LayoutProblem:
     """One problem for what is wrong about one thing."""
     kind = BatchSizeProblem if alike[0].about == "batch" else LayoutProblem
     whose = f" cannot train this {model.model_type} model" if alike[0].about == "model" and model is not None else ""
-    what, expected, found = told(alike)
+    what, expected, found = format_violations(alike)
     return kind(
         f"{subject.key}{whose}: {what}",
         chain=(subject.key,),
@@ -72,18 +78,18 @@ def _problem(
 def teachers_fit(subject: CheckSubject) -> Iterator[PlanProblem]:
     """The layouts of distillation's teachers come out even over their models. A size of the policy's that its own model
     has not either is told of that."""
-    if not subject.teacher_misfits:
+    if not subject.teacher_violations:
         return
     of_policy = _causes(subject)
     hints = None if of_policy else _hints(subject, _mends(subject))
-    for each in subject.teacher_misfits:
-        if {misfit.key for misfit in each.misfits} <= {misfit.key for misfit in of_policy}:
+    for each in subject.teacher_violations:
+        if {violation.key for violation in each.violations} <= {violation.key for violation in of_policy}:
             continue
-        what, expected, found = told(each.misfits)
+        what, expected, found = format_violations(each.violations)
         yield LayoutProblem(
             f"{each.who} of {subject.key}: {what}",
             chain=(subject.key,),
-            where=subject.where(each.misfits[0].key),
+            where=subject.where(each.violations[0].key),
             expected=expected,
             found=found,
             hints=hints or (),
@@ -99,9 +105,11 @@ def _mends(subject: CheckSubject) -> list[str]:
     """An override under which everything passes: other sizes, or with these what takes less memory."""
     first = {key: there for key, _, there in beyond_profile(subject) if there > 0}
 
-    def wrong(sizes: LayoutSizes) -> list[Misfit]:
-        of_teachers = (misfit for each in teacher_misfits(sizes, subject.teacher_models) for misfit in each.misfits)
-        return [*misfits(sizes, subject.model), *of_teachers]
+    def wrong(sizes: ParallelConfig) -> list[Violation]:
+        of_teachers = (
+            violation for each in teacher_violations(sizes, subject.teacher_models) for violation in each.violations
+        )
+        return [*violations(sizes, subject.model), *of_teachers]
 
     more = suggestion(with_values(subject.sizes, first), wrong, offers(subject).get(NODES))
     for hint in [] if more is None else pasted(first | more):
@@ -152,23 +160,23 @@ def profile_size(subject: CheckSubject) -> Iterator[PlanProblem]:
 def _works(subject: CheckSubject, key: str, value: int) -> bool:
     """Whether with this value of a key neither layout nor memory is refused that is not already."""
     changed = subject.pasted(f"{key}={value}") if value > 0 else None
-    if changed is None or (changed.misfits and not subject.misfits):
+    if changed is None or (changed.violations and not subject.violations):
         return False
     return not (changed.memory and changed.memory.shortages) or bool(subject.memory and subject.memory.shortages)
 
 
 def vllm_fits(subject: CheckSubject) -> Iterator[LayoutProblem]:
-    """vLLM can cut the models as it is asked to, and sample from them (config/layout/vllm_fit.py)."""
+    """vLLM can cut the models as it is asked to, and sample from them (config/layout/other_models.py)."""
     ports = {key: port.name for port in subject.manifest.consumes for key in port.bindings}
-    known = {key: ModelFacts.from_attributes(subject.artifacts.get(name, {})) for key, name in ports.items()}
+    known = {key: ModelSpec.from_attributes(subject.artifacts.get(name, {})) for key, name in ports.items()}
     models = {key: facts for key, facts in known.items() if facts is not None}
-    for each in vllm_misfits(models, subject.config.flat.get):
-        what, expected, found = told(each.misfits)
+    for each in vllm_violations(models, subject.config.flat.get):
+        what, expected, found = format_violations(each.violations)
         named = [f"'{ports[key]}'" for key in each.models]
         yield LayoutProblem(
             f"vLLM cannot generate from {' and '.join(named)} of {subject.key}: {what}",
             chain=tuple(f"{subject.key}.{ports[key]}" for key in each.models[:1]),
-            where=subject.where(each.misfits[0].key),
+            where=subject.where(each.violations[0].key),
             expected=expected,
             found=found,
             hints=each.hints,

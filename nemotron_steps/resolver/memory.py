@@ -11,8 +11,7 @@ from nemotron_steps.config.layout.memory.generation import GIB
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.memory.suggestions import least_share, memory_suggestion
-from nemotron_steps.config.layout.sizes import JUDGES
-from nemotron_steps.config.layout.teachers import TEACHERS
+from nemotron_steps.config.layout.parallel_config import JUDGES, TEACHERS
 from nemotron_steps.resolver.problems import MemoryProblem
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def trains(config: StepConfig) -> bool:
 def memory_of(subject: CheckSubject) -> StepMemory | None:
     """Of a training step whose layout comes out even; None for any other."""
     config = subject.config
-    if not trains(config) or subject.misfits:
+    if not trains(config) or subject.violations:
         return None
     return step_memory(MemorySettings.read(subject.get, subject.sizes), lambda role: _shape(subject, role))
 
@@ -103,7 +102,12 @@ def _shape(subject: CheckSubject, role: str) -> ModelShape | None:
 def passes(subject: CheckSubject | None) -> bool:
     """Whether nothing is refused of a step's layout, its teachers', its cluster's size and its memory; None, which is a
     config that cannot be composed, does not pass."""
-    if subject is None or subject.misfits or subject.teacher_misfits or any(True for _ in beyond_profile(subject)):
+    if (
+        subject is None
+        or subject.violations
+        or subject.teacher_violations
+        or any(True for _ in beyond_profile(subject))
+    ):
         return False
     return not (subject.memory and subject.memory.shortages)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from nemotron_steps.config.layout.sizes import LayoutSizes
+from nemotron_steps.config.layout.parallel_config import ParallelConfig
 from nemotron_steps.manifest.pipeline_models import PipelineManifest, StageCheck, StageSource
 from nemotron_steps.resolver.plan import Instance, SuppliedInput
 
@@ -91,9 +91,9 @@ class StepConfig:
         object.__setattr__(self, "flat", _flatten(self.values))
 
     @cached_property
-    def sizes(self) -> LayoutSizes:
+    def sizes(self) -> ParallelConfig:
         """What the layout is checked and its memory predicted from."""
-        return LayoutSizes.read(self.flat.get)
+        return ParallelConfig.read(self.flat.get)
 
     def with_values(self, changes: Mapping[str, Any]) -> StepConfig:
         """The config with other values of dotted keys."""

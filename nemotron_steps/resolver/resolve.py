@@ -12,21 +12,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nemotron_steps.config.layout.facts import ModelFacts
+from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.packs import BUILT_IN, unusable_code
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.resolver.attributes import check_attributes
 from nemotron_steps.resolver.checks import CHECKS, Check, CheckSubject
 from nemotron_steps.resolver.config_checks import check_parameters, check_placeholders, merge_placeholders
-from nemotron_steps.resolver.graph import Graph, Node
-from nemotron_steps.resolver.misplaced import take_out_inputs
+from nemotron_steps.resolver.graph import Graph, Node, with_references
+from nemotron_steps.resolver.input_binding import assign_bare_inputs, report_unused, take_out_inputs, with_named_ports
 from nemotron_steps.resolver.plan import Plan, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import FILLABLE, AttributeConflict, PlanProblem, raise_all
-from nemotron_steps.resolver.references import with_references
 from nemotron_steps.resolver.request import Compose, DescribeInput, Goal, Newest, Request, StepConfig
 from nemotron_steps.resolver.sources import Sources
-from nemotron_steps.resolver.supplied import assign_bare_inputs, report_unused, with_named_ports
 
 _OVERRIDE = re.compile(r"\+*[\w.]+=|~[\w.]+")
 
@@ -253,7 +251,7 @@ def _new_model(node: Node) -> dict[str, Any]:
     """What will be recorded of the model that a step makes from scratch; nothing where one is given to start from."""
     if node.config is None or any(output.inherits in node.inputs for output in node.manifest.produces):
         return {}
-    model = ModelFacts.from_scratch(node.config.flat.get)
+    model = ModelSpec.from_scratch(node.config.flat.get)
     # Its positions are left out: small models made to try a config of a large one have fewer than that asks for.
     return {} if model is None else replace(model, positions=None).attributes()
 

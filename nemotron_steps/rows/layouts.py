@@ -45,7 +45,7 @@ ANSWERS = ("completion", "response", "output", "answers", "generated_solution", 
 _SYSTEM = ("system", "system_prompt")
 _TOOLS = ("tools", "functions")
 _COMPARED = frozenset({"overall_preference", "conversation_a", "response_a"})
-"""HelpSteer 3 and lmarena (steps/data_prep/pair_layouts.py)."""
+"""HelpSteer 3 and lmarena (steps/data_prep/preference_prep.py)."""
 _PYTHON = re.compile(r"\s*\[\{'(?:role|from|content)'")
 _NAME = re.compile(r"\w[\w.-]*")
 _READ = frozenset({REQUEST, "prompt", "chosen", "rejected", "context", *CHATS, *QUESTIONS, *ANSWERS, *_TOOLS})

@@ -1,20 +1,25 @@
 """What a step function is given: its config, its inputs, slots for its outputs, a work folder and a tracker.
 
-`plain_context` builds one over ordinary folders, for tests of step functions and for the worker processes of a
-distributed step. Nothing here touches a store: committing the filled slots is the runner's job.
+The tracker turns each report into one JSON line of the run folder, flushed at once, and hands the same record to
+listeners (the command line's display, experiment trackers). `plain_context` builds a context over ordinary folders, for
+tests of step functions and for the worker processes of a distributed step. Nothing here touches a store: committing
+the filled slots is the runner's job.
 """
 
 from __future__ import annotations
 
+import json
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from nemotron_steps.artifacts.jsonable import plain
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.errors import StepFailedError
-from nemotron_steps.runs.tracker import Listener, Tracker
+from nemotron_steps.stopping import stop_if_asked
 
 __all__ = ["OutputSlot", "StepContext", "Tracker", "plain_context"]
 
@@ -129,3 +134,118 @@ def plain_context(
         tracker=Tracker(step_id, folder, listener),
         step_id=step_id,
     )
+
+
+Record = dict[str, Any]
+FILES = {"metrics": "metrics", "sample": "samples", "groups": "groups"}
+"""Kind → file of the run folder, without `.jsonl`; the other kinds are in `events`, `progress` nowhere."""
+
+Listener = Callable[[Record], None]
+"""Called with every record, in the thread that reported it.
+
+Every record has `kind`, `time` (Unix seconds) and `step` (step id, "" for the run itself). Kinds a step causes:
+`metrics` (index, values), `sample` (sample), `groups` (index, groups), `event` (name, fields), `signal` (name,
+numbers), `progress` (description, completed, total), `summary` (values). Kinds the runner adds are listed in `execute`.
+"""
+
+
+class JsonLines:
+    """An append-only JSON Lines file. Each line is one write(2), so a kill leaves at most one partial line."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+        self._lock = threading.Lock()
+        if path.stat().st_size:
+            with path.open("rb") as existing:
+                existing.seek(-1, 2)
+                if existing.read(1) != b"\n":
+                    self._file.write(b"\n")
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append one record."""
+        line = json.dumps(plain(record), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        with self._lock:
+            self._file.write(line)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class Tracker:
+    """Reports of one step.
+
+    Args:
+        step: the step's id, put on every record.
+        folder: run folder whose metrics.jsonl, samples.jsonl, groups.jsonl and events.jsonl receive the records; None
+            keeps nothing on disk.
+        listener: also called with every record.
+        redact: applied to every record before anyone sees it.
+    """
+
+    def __init__(
+        self,
+        step: str = "",
+        folder: Path | None = None,
+        listener: Listener | None = None,
+        redact: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.step = step
+        self._listener = listener
+        self._redact = redact
+        self._files: dict[str, JsonLines] = {}
+        if folder is not None:
+            self._files = {name: JsonLines(folder / f"{name}.jsonl") for name in (*FILES.values(), "events")}
+
+    def metrics(self, step: int, values: Mapping[str, Any]) -> None:
+        """Numbers of one training step; `step` is its index. KeyboardInterrupt where the run was asked to stop."""
+        stop_if_asked()
+        self._emit("metrics", {"index": int(step), "values": dict(values)})
+
+    def sample(self, sample: Mapping[str, Any]) -> None:
+        """One example worth reading: usually prompt, response, reward, index."""
+        self._emit("sample", {"sample": dict(sample)})
+
+    def groups(self, step: int, groups: Sequence[Mapping[str, Any]]) -> None:
+        """What became of prompts by the end of one training step; see the engine's Reporter."""
+        self._emit("groups", {"index": int(step), "groups": [dict(group) for group in groups]})
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Something that happened: a checkpoint written, a phase timed, a judge retried."""
+        self._emit("event", {"name": name, "fields": fields})
+
+    def signal(self, name: str, **numbers: Any) -> None:
+        """A warning sign over metrics (kl_spike, reward_saturated, ...) with the numbers that raised it."""
+        self._emit("signal", {"name": name, "numbers": numbers})
+
+    def progress(self, description: str, completed: float, total: float | None = None) -> None:
+        """How far the current work is. Not kept on disk."""
+        self._emit("progress", {"description": description, "completed": completed, "total": total})
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """What the step achieved, shown at the end of the run and in the report.
+
+        A value is a number or a text, or {"before": x, "after": y} for what the step changed; a third key
+        "better" ("higher" or "lower") says which direction is an improvement. Or a table: row → column → number.
+        """
+        self._emit("summary", {"values": dict(values)})
+
+    def record(self, kind: str, **fields: Any) -> None:
+        """A record of the runner itself (see `execute`)."""
+        self._emit(kind, fields)
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+
+    def _emit(self, kind: str, fields: Mapping[str, Any]) -> None:
+        record: Record = {"kind": kind, "time": time.time(), "step": self.step, **fields}
+        if self._redact is not None:
+            record = self._redact(plain(record))
+        if kind != "progress" and self._files:
+            self._files[FILES.get(kind, "events")].write(record)
+        if self._listener is not None:
+            self._listener(record)

@@ -27,14 +27,13 @@ from typing import Any
 from nemotron_steps.artifacts.files import sha256_file
 from nemotron_steps.artifacts.imports import stat_of
 from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.config.json_cache import read_json, write_json
-from nemotron_steps.config.locations import cache_folder
-from nemotron_steps.config.redaction import MASK, is_secret_key, redact
+from nemotron_steps.config.locations import cache_folder, read_json, write_json
+from nemotron_steps.config.secrets import MASK, is_secret_key, redact
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.resolver.plan import PlannedStep
 from nemotron_steps.runs.code_digest import SYSTEM, Code
-from nemotron_steps.runs.inputs import bound_values
 from nemotron_steps.runs.step_entry import ENGINE_PACKAGES
+from nemotron_steps.runs.step_workdir import bound_values
 
 _FORMAT = 3
 _LONGEST = 400
@@ -111,14 +110,6 @@ def recorded(depends: Mapping[str, str], planned: PlannedStep) -> dict[str, str]
     config = {name: text for name, text in depends.items() if name.startswith("config ")}
     masked = {name: MASK if name in hidden else text for name, text in depends.items()}
     return {**masked, "config": _digest(config)}
-
-
-def config_texts(planned: PlannedStep, values: Mapping[str, Any]) -> dict[str, str]:
-    """Config entries of values that are redacted already, whatever the files that they name hold."""
-    bound = [key for port in planned.manifest.consumes for key in port.bindings]
-    leaves = _leaves(_without(_plain_values(planned, values), bound))
-    # Of a reward's file, as configs had them once.
-    return {f"config {key}": text_of(value) for key, value in leaves if not key.endswith(".sha256")}
 
 
 def _add_step(code: Code, planned: PlannedStep) -> None:
@@ -200,9 +191,9 @@ def _stands_for(name: str, options: Mapping[str, Any]) -> str | None:
 # -- config ----------------------------------------------------------------------------------------------------------
 
 
-def _plain_values(planned: PlannedStep, config: Mapping[str, Any] | None = None) -> Values:
-    """The config, or one like it, as plain values, without what says how the step runs and without credentials."""
-    values: Values = json.loads(json.dumps(dict(planned.config if config is None else config), default=str))
+def _plain_values(planned: PlannedStep) -> Values:
+    """The config as plain values, without what says how the step runs and without credentials."""
+    values: Values = json.loads(json.dumps(dict(planned.config), default=str))
     schema = planned.manifest.step.config_schema
     if schema is not None:
         from nemotron_steps.config.validation import load_schema, operational_keys

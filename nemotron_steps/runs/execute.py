@@ -25,6 +25,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ from nemotron_steps.artifacts.jsonable import plain
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.artifacts.validators import declare
-from nemotron_steps.config.process_variables import of_launcher, variables_set
+from nemotron_steps.config.locations import of_launcher, variables_set
 from nemotron_steps.errors import (
     InterruptedRunError,
     RequestError,
@@ -44,18 +45,14 @@ from nemotron_steps.errors import (
     StorageError,
 )
 from nemotron_steps.manifest.typegraph import TypeGraph
-from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput
+from nemotron_steps.resolver.plan import Instance, Plan, PlannedStep, StepOutput
 from nemotron_steps.runs import hints as advice
 from nemotron_steps.runs.cache import CacheEntry, recall, remember
-from nemotron_steps.runs.context import OutputSlot, StepContext
+from nemotron_steps.runs.context import Listener, OutputSlot, StepContext
 from nemotron_steps.runs.depends import depends_on, key_of, recorded
-from nemotron_steps.runs.inputs import check_inputs, name_users_files, open_input
+from nemotron_steps.runs.hints import blocked, failed_checks
 from nemotron_steps.runs.locks import hold, read_holder
-from nemotron_steps.runs.mirrors import mirrors
-from nemotron_steps.runs.mirrors.base import Mirror
-from nemotron_steps.runs.outputs import commit_outputs, stage_outputs
 from nemotron_steps.runs.recorder import Recorder, report_unwritable, row_at, traceback_text
-from nemotron_steps.runs.results import RunResult, StepResult
 from nemotron_steps.runs.run_folder import (
     DONE,
     FAILED,
@@ -66,10 +63,19 @@ from nemotron_steps.runs.run_folder import (
     new_run_id,
     this_process,
 )
-from nemotron_steps.runs.stage_checks import blocked, failed_checks
+from nemotron_steps.runs.seed_stats import Outcome, Table, spread_tables
 from nemotron_steps.runs.step_entry import as_steps_error, imported, validated_config
-from nemotron_steps.runs.tracker import Listener
-from nemotron_steps.runs.work import WorkFolder, kept
+from nemotron_steps.runs.step_workdir import (
+    WorkFolder,
+    check_inputs,
+    commit_outputs,
+    kept,
+    name_users_files,
+    open_input,
+    stage_outputs,
+)
+from nemotron_steps.runs.trackers import trackers
+from nemotron_steps.runs.trackers.base import ExperimentTracker
 from nemotron_steps.stopping import deferred, interruptible, stop_if_asked, was_interrupted
 
 if TYPE_CHECKING:
@@ -79,6 +85,56 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _STOPS_ALL = (RetryableError, StorageError, InterruptedRunError)
 """What the other instances of a fan-out would run into as well."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """How one step of a run went.
+
+    `state` is "ran", "cached" (an earlier run made it) or "reused" (another run made it while this one waited).
+    """
+
+    key: str
+    step_id: str
+    state: str
+    outputs: Mapping[str, Artifact]
+    seconds: float
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    hints: tuple[advice.Hint, ...] = ()
+    instance: Instance | None = None
+    made_by: str = ""
+    """The run that made it, and the key of the cache that it made it under."""
+    cache_key: str = ""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run. `folder` is its run folder on this machine."""
+
+    id: str
+    folder: Path
+    steps: tuple[StepResult, ...]
+    seconds: float
+
+    @property
+    def spreads(self) -> dict[str, Table]:
+        """What instances of fanned-out stages came to, by title; see `spread`."""
+        return spread_tables(
+            Outcome(s.key, s.summary, s.instance.stage if s.instance else "", s.instance.labels if s.instance else None)
+            for s in self.steps
+        )
+
+    @property
+    def nothing_ran(self) -> bool:
+        """Whether every step was cached."""
+        return all(step.state != "ran" for step in self.steps)
+
+    def step(self, key: str) -> StepResult:
+        """The result of one step of the plan. KeyError if there is none."""
+        for each in self.steps:
+            if each.key == key:
+                return each
+        raise KeyError(key)
 
 
 def execute(
@@ -128,7 +184,7 @@ def execute(
         recorder = Recorder(folder, info, [*secrets, plain(request or {})])
         for listener in listeners:
             recorder.listen(listener)
-        open_mirrors: list[Mirror] = []
+        open_trackers: list[ExperimentTracker] = []
         run = _Run(plan, store, types or TypeGraph(), force, recorder, started)
         with recorder.capture_logging():
             try:
@@ -138,9 +194,9 @@ def execute(
                 if takes_over:
                     recorder.info = folder.forget_job(recorder.info)
                 run.begin(resumed=info.attempts > 0, request=request or info.request)
-                for mirror in mirrors(mirrored, folder, plan, store, recorder.redact) if mirrored else ():
-                    open_mirrors.append(mirror)
-                    recorder.listen(mirror)
+                for tracker in trackers(mirrored, folder, plan, store, recorder.redact) if mirrored else ():
+                    open_trackers.append(tracker)
+                    recorder.listen(tracker)
                 run.steps()
             except BaseException as error:
                 with deferred():
@@ -153,8 +209,8 @@ def execute(
                     run.end(DONE, started)
             finally:
                 with deferred():
-                    for mirror in open_mirrors:
-                        mirror.close()
+                    for tracker in open_trackers:
+                        tracker.close()
                     recorder.close()
                     _publish(folder)
         return RunResult(folder.id, folder.path, tuple(run.results), time.monotonic() - started)
@@ -397,7 +453,7 @@ class _Run:
 
     def end(self, status: str, started: float, error: StepsError | None = None, traceback: str = "") -> None:
         """Journal the end and write the report. `traceback` is that of an error of nobody's step."""
-        from nemotron_steps.runs.report import write_report
+        from nemotron_steps.runs.report.page import write_report
 
         recorder = self.recorder
         seconds = time.monotonic() - started

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.runs.lines import number, render
+from nemotron_steps.runs.log_format import number, render
 from nemotron_steps.runs.run_folder import parse_lines
 
 _KEPT = 512

@@ -18,11 +18,10 @@ from typing import Any
 from nemotron_steps.artifacts.confinement import is_run_id
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import StepsError
+from nemotron_steps.runs.context import FILES, JsonLines, Listener, Record, Tracker
 from nemotron_steps.runs.hints import Signal
-from nemotron_steps.runs.lines import RunLog
-from nemotron_steps.runs.run_folder import RunFolder, RunInfo, read_events
-from nemotron_steps.runs.secrets import Secrets
-from nemotron_steps.runs.tracker import FILES, JsonLines, Listener, Record, Tracker
+from nemotron_steps.runs.log_format import RunLog
+from nemotron_steps.runs.run_folder import RunFolder, RunInfo, Secrets, read_events
 
 _ROW_CHARS = 4000
 """Characters kept of a row that an error is about."""

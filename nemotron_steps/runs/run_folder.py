@@ -40,9 +40,9 @@ from nemotron_steps.artifacts.records import (
     require_shape,
 )
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import ArtifactError, StorageError, UnknownNameError, did_you_mean
+from nemotron_steps.config.secrets import Redactor, secrets_in
+from nemotron_steps.errors import ArtifactError, StepsError, StorageError, UnknownNameError, did_you_mean
 from nemotron_steps.runs.locks import is_held
-from nemotron_steps.runs.secrets import Secrets
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +135,28 @@ _RUN: Mapping[Any, Any] = {
 JOB_NAME = re.compile(r"[^-\s\x00-\x1f][^\x00-\x1f]{0,500}")
 """What an executor may call a job. It is handed to programs as an argument: it must not be taken for an option."""
 _JOB: Mapping[Any, Any] = {"executor": TEXT, "job": JOB_NAME, ANY: ANY}
+
+
+class Secrets(Redactor):
+    """What must not be written down.
+
+    Args:
+        sources: configs, requests and overrides. The value of a secret key anywhere in them (`{"api_key": "x"}`,
+            `"a.api_key=x"`, `["--api-key", "x"]`) is masked wherever it turns up later: in a log line, a sample, an
+            error.
+    """
+
+    def __init__(self, *sources: Any) -> None:
+        super().__init__(os.environ, secrets_in(sources))
+
+    def mask_error(self, error: StepsError) -> None:
+        """Mask every text of an error, for whoever shows it knows less about the run's secrets."""
+        error.what = self.mask_text(error.what)
+        error.where, error.expected, error.found = (
+            None if text is None else self.mask_text(text) for text in (error.where, error.expected, error.found)
+        )
+        error.hints = tuple(self.mask_text(hint) for hint in error.hints)
+        error.args = (error.what,)
 
 
 class RunFolder:

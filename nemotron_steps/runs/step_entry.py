@@ -11,7 +11,7 @@ from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.errors import StepFailedError, StepsError, StorageError, UnsupportedError, of_run
 from nemotron_steps.errors.plugins import load_object
 from nemotron_steps.resolver.plan import PlannedStep
-from nemotron_steps.runs.inputs import filled_config
+from nemotron_steps.runs.step_workdir import filled_config
 
 ENGINE = "pip install 'nemotron-steps[engine]'"
 """What brings the packages that train and generate."""

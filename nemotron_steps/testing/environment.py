@@ -262,7 +262,7 @@ def typed_answers_are_judged(subject: EnvironmentSubject) -> None:
         for what, wrong, answer in typed(subject.right(row)):
             verdict = refuse_raised((await judged(environment, copy.deepcopy(row), answer))[0], what)
             if verdict.reward is None:
-                hint = "Verdict(0.0): CannotJudgeError is for what no answer can bring about"
+                hint = "GradeResult(0.0): CannotJudgeError is for what no answer can bring about"
                 raise Unmet(f"{what}: {verdict.failure}", found=verdict.details or None, hint=hint)
             if wrong and best is not None and verdict.reward >= best:
                 raise Unmet(

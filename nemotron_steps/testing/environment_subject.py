@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nemotron_steps.environments.base import Environment, Session, Verdict
+from nemotron_steps.environments.base import Environment, GradeResult, Session
 from nemotron_steps.environments.registry import create, environment_class
 from nemotron_steps.environments.responses import Response, ToolCall, message_item
 from nemotron_steps.testing.suite import Unmet
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 Answer = str | Response
 PROMPT_KEYS = frozenset({"responses_create_params", "agent_ref"})
 """Fields of a row that are no verifier's."""
-_EARNS_NOTHING = "an answer that cannot be read earns nothing: return Verdict(0.0), raise nothing"
+_EARNS_NOTHING = "an answer that cannot be read earns nothing: return GradeResult(0.0), raise nothing"
 _CALL = {"type": "function_call", "name": "no_such_tool", "arguments": "{not json", "call_id": "1"}
 
 STRANGE: Mapping[str, Mapping[str, Answer]] = {
@@ -163,11 +163,11 @@ class EnvironmentSubject:
 
         return asyncio.run(run())
 
-    def judge(self, row: Row, *answers: Answer) -> list[Verdict]:
+    def judge(self, row: Row, *answers: Answer) -> list[GradeResult]:
         """The verdicts of answers to one row, by a fresh environment. The row is copied."""
         return self.within(lambda environment: judged(environment, copy.deepcopy(row), *answers))
 
-    def verdict(self, row: Row, answer: Answer, what: str, hint: str = _EARNS_NOTHING) -> Verdict:
+    def verdict(self, row: Row, answer: Answer, what: str, hint: str = _EARNS_NOTHING) -> GradeResult:
         """The verdict of one answer. Unmet if judging it raises, or gives no verdict in the range of rewards."""
         try:
             (verdict, *_) = self.judge(row, answer)
@@ -180,7 +180,7 @@ RAISED = frozenset({"verify_failed", "verdict_invalid", "reward_out_of_range", "
 """Failures that are mistakes of the environment, even where a run has the answer pay for them."""
 
 
-def refuse_raised(verdict: Verdict, what: str, hint: str = _EARNS_NOTHING) -> Verdict:
+def refuse_raised(verdict: GradeResult, what: str, hint: str = _EARNS_NOTHING) -> GradeResult:
     """A verdict as it is. Unmet if it stands for an exception, or for a reward out of range."""
     raised = verdict.failure or verdict.details.get("failure")
     if raised in RAISED:
@@ -192,7 +192,7 @@ def refuse_raised(verdict: Verdict, what: str, hint: str = _EARNS_NOTHING) -> Ve
     return verdict
 
 
-async def judged(environment: Environment, row: Row, *answers: Answer) -> list[Verdict]:
+async def judged(environment: Environment, row: Row, *answers: Answer) -> list[GradeResult]:
     """Sessions, calls of their tools, verdicts, release: as a run does it. Where groups are judged, a single answer has
     another beside it."""
     company = ["fine"] if environment.judges_groups and len(answers) == 1 else []
@@ -210,7 +210,7 @@ async def judged(environment: Environment, row: Row, *answers: Answer) -> list[V
     return verdicts
 
 
-def plain(verdict: Verdict) -> tuple[float | None, dict[str, float], str | None]:
+def plain(verdict: GradeResult) -> tuple[float | None, dict[str, float], str | None]:
     """What of a verdict has to be the same."""
     return verdict.reward, verdict.components, verdict.failure
 

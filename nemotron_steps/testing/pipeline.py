@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from nemotron_steps.cli.asked import Asked
-from nemotron_steps.cli.request import Workbench
 from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.pipeline_models import PipelineManifest
+from nemotron_steps.session.run_request import RunRequest
+from nemotron_steps.session.session import Session
 from nemotron_steps.testing.suite import Suite, Unmet, told
 
 
@@ -21,9 +21,9 @@ class PipelineSubject:
     folder: Path
 
     @cached_property
-    def bench(self) -> Workbench:
+    def bench(self) -> Session:
         """What commands plan with."""
-        return Workbench(str(self.folder / "home"))
+        return Session(str(self.folder / "home"))
 
     @cached_property
     def manifest(self) -> PipelineManifest:
@@ -52,7 +52,7 @@ def it_plans(subject: PipelineSubject) -> None:
     """With each `-c` and without, before there is data: steps, ports and types fit, and configs compose."""
     for config in (None, *subject.manifest.configs):
         try:
-            subject.bench.plan(Asked((subject.manifest.name,), (), config), allow_unfilled=True)
+            subject.bench.plan(RunRequest((subject.manifest.name,), (), config), allow_unfilled=True)
         except StepsError as error:
             first = next(iter(getattr(error, "problems", ())), error)
             raise told(first, f"under '{config or 'default'}': ") from error

@@ -22,8 +22,8 @@ from nemotron_steps.testing.suite import NotApplicable, Unmet
 
 if TYPE_CHECKING:
     from nemotron_steps.artifacts.models import Artifact
-    from nemotron_steps.cli.request import Workbench
     from nemotron_steps.resolver.request import StepConfig
+    from nemotron_steps.session.session import Session
 
 Source = str | Path | Callable[[Path], Path]
 """A path, or a function that writes into an empty folder and returns the path."""
@@ -205,11 +205,11 @@ class StepSubject:
             self.manifest.id, config or self.config_name, [*(() if as_it_is else self.overrides), *overrides]
         )
 
-    def _bench(self) -> Workbench:
+    def _bench(self) -> Session:
         """A new one, which composes anew; the manifests are read once."""
-        from nemotron_steps.cli.request import Workbench
+        from nemotron_steps.session.session import Session
 
-        return Workbench(str(self.folder / "home"), registry=self.registry)
+        return Session(str(self.folder / "home"), registry=self.registry)
 
     @cached_property
     def fed(self) -> dict[str, Path]:
@@ -236,13 +236,13 @@ class StepSubject:
     def key(self, *, overrides: Sequence[str] = ()) -> str:
         """The cache key that a run has."""
         from nemotron_steps.artifacts.store import ArtifactStore
-        from nemotron_steps.cli.asked import Asked
         from nemotron_steps.resolver.plan import StepOutput
         from nemotron_steps.runs.cache import cache_key
-        from nemotron_steps.runs.inputs import open_input
+        from nemotron_steps.runs.step_workdir import open_input
+        from nemotron_steps.session.run_request import RunRequest
 
         fed = {port: str(path) for port, path in self.fed.items()}
-        asked = Asked((self.manifest.id,), (*self.overrides, *overrides), self.config_name, fed)
+        asked = RunRequest((self.manifest.id,), (*self.overrides, *overrides), self.config_name, fed)
         planned = self._bench().plan(asked).step(self.manifest.id)
         store = ArtifactStore(self.folder / "home")
         inputs: dict[str, Artifact] = {}

@@ -17,7 +17,7 @@ import pytest
 
 from nemotron_steps.api import functions
 from nemotron_steps.api.functions import function_reference
-from nemotron_steps.environments.own.reward_function import load
+from nemotron_steps.environments.custom_reward import load
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.runs.code_digest import Code
 

@@ -6,11 +6,10 @@ import shlex
 
 import pytest
 
-from nemotron_steps.cli.asked import asked_from
-from nemotron_steps.cli.parser import build
-from nemotron_steps.cli.request import Workbench
+from nemotron_steps.cli.parser import build, request_of
 from nemotron_steps.manifest.packs import PackSearch, builtin_pack_root, open_pack
 from nemotron_steps.manifest.registry import load_registry
+from nemotron_steps.session.session import Session
 
 STEPS = load_registry(PackSearch((open_pack(builtin_pack_root(), "nemotron_steps", "built-in"),))).steps
 SMALL = ("tiny", "one_gpu")
@@ -32,12 +31,12 @@ ADVICE = [
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    return Workbench(home=str(tmp_path_factory.mktemp("home")))
+    return Session(home=str(tmp_path_factory.mktemp("home")))
 
 
 def config_of(bench, step, config, *overrides):
     arguments = build("steps").parse_args(["plan", step.id, *overrides, "-c", config])
-    plan = bench.plan(asked_from(arguments), allow_unfilled=True)
+    plan = bench.plan(request_of(arguments), allow_unfilled=True)
     (planned,) = [planned for planned in plan if planned.key == step.id]
     return planned.config
 

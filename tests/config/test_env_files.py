@@ -162,7 +162,6 @@ def test_a_key_of_another_tools_profile_says_why_it_does_nothing(write):
     [
         ('[wandb]\nproject = "x"\nmode = "sometimes"\n', r"'mode' in \[wandb\] is wrong"),
         ("[wandb]\n", r"\[wandb\] needs 'project'"),
-        ('[mlflow]\nuri = "x"\n', r"unknown key 'uri' in \[mlflow\]$"),
         ("[tensorboard]\nfolder = 3\n", r"'folder' in \[tensorboard\] is wrong"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.hybrid_layers import bounds_time_steps, pattern_of, time_step_limit
+from nemotron_steps.config.families import bounds_time_steps, pattern_of, time_step_limit
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.config.json_cache import read_json, write_json
+from nemotron_steps.config.locations import read_json, write_json
 
 
 def test_a_file_that_cannot_be_put_in_its_place_leaves_nothing_behind(tmp_path: Path) -> None:

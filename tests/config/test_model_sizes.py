@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.model_sizes import LARGEST, LISTED, misdescribed
+from nemotron_steps.config.families import LARGEST, LISTED, misdescribed
 
 PATTERN = {"hybrid_override_pattern": "ME*-", "num_hidden_layers": 4, "hidden_size": 64}
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from nemotron_steps.config.process_variables import of_launcher, variables_set
+from nemotron_steps.config.locations import of_launcher, variables_set
 
 
 def test_variables_are_as_before_however_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.cli.fan_out import quoted
+from nemotron_steps.session.fan_out import quoted
 
 
 def read(text: str) -> object:

@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from nemotron_steps.config import redaction
+from nemotron_steps.config import secrets
 from nemotron_steps.config.hydra_loader import parse_overrides
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.redaction import (
+from nemotron_steps.config.secrets import (
     MASK,
     is_secret_key,
     masking,
@@ -83,7 +83,7 @@ def test_pairs_of_name_and_value_and_of_flag_and_value():
 
 
 def test_what_a_config_read_from_the_environment_is_shown_as_that_unless_it_is_harmless(monkeypatch, tmp_path):
-    monkeypatch.setattr(redaction, "_interpolated", set())
+    monkeypatch.setattr(secrets, "_interpolated", set())
     environment = {
         "THING": "opensesame",
         "PLACE": str(tmp_path),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemotron_steps.config.compose import compose
-from nemotron_steps.config.references import Reference, read_reference
+from nemotron_steps.config.compose import Reference, compose, read_reference
 
 
 @pytest.mark.parametrize(

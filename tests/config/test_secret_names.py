@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemotron_steps.config.secret_names import Strength, strength
+from nemotron_steps.config.secrets import Strength, strength
 
 ALWAYS = (
     "password passwords passwd passphrase passcode pwd secret secrets credential credentials creds apikey apikeys "

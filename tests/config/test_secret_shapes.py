@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemotron_steps.config.redaction import redact_text
+from nemotron_steps.config.secrets import redact_text
 
 BEGINNINGS = {
     "AKIA ASIA ABIA ACCA A3TX": 16,

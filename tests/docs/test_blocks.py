@@ -14,8 +14,7 @@ from urllib.request import Request, urlopen
 import pytest
 import yaml
 
-from nemotron_steps.config.mirrors import MirrorSettings
-from nemotron_steps.config.profiles import load_environment
+from nemotron_steps.config.profiles import MirrorSettings, load_environment
 from nemotron_steps.engine.types import FinishReason, SamplingParams
 from nemotron_steps.environments.agents import resolve
 from nemotron_steps.environments.registry import create

@@ -16,7 +16,7 @@ import pytest
 from nemotron_steps.cli.main import nemotron
 from tests.cli.conftest import in_process
 from tests.docs.pages import ROOT, blocks, read
-from tests.runs.mirrors.test_wandb import artifacts_of, logs
+from tests.runs.trackers.test_wandb import artifacts_of, logs
 
 PAGE = read("pages.md")
 LINES = [line for line in PAGE.splitlines() if line.startswith(("| `", "| its "))]

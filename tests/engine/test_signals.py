@@ -10,7 +10,7 @@ from statistics import fmean
 
 import pytest
 
-from nemotron_steps.cli.explain import explained_signals
+from nemotron_steps.cli.catalog import explained_signals
 from nemotron_steps.config.schema.rl import SignalsConfig
 from nemotron_steps.engine import signals
 from nemotron_steps.engine.signals import RULES, Signal, SignalMonitor

@@ -19,13 +19,13 @@ from nemotron_steps.environments.base import (
     CannotJudgeError,
     Environment,
     EnvironmentConfig,
+    GradeResult,
     GraderFailedError,
     InvalidVerdictError,
     MissingFieldError,
     Response,
     RowError,
     Session,
-    Verdict,
 )
 from nemotron_steps.environments.judged.judges import JudgeLostError
 from nemotron_steps.errors import ConfigError, DataError, JudgeUnavailableError, WorkerLostError
@@ -42,18 +42,20 @@ class Given(Environment):
         super().__init__(EnvironmentConfig(), {})
         self.outcome = outcome
 
-    async def verify(self, row: Any, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Any, response: Response, session: Session) -> GradeResult:
         if isinstance(self.outcome, Exception):
             raise self.outcome
         return self.outcome
 
 
 class GivenGroup(Given):
-    async def verify_group(self, row: Any, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
+    async def verify_group(
+        self, row: Any, responses: Sequence[Response], sessions: Sequence[Session]
+    ) -> list[GradeResult]:
         return self.outcome
 
 
-def judge(environment: Environment, n: int = 2) -> list[Verdict]:
+def judge(environment: Environment, n: int = 2) -> list[GradeResult]:
     return asyncio.run(environment.judge_group(ROW, [Response("x")] * n, [Session()] * n))
 
 
@@ -62,10 +64,12 @@ def test_a_verify_that_returns_no_verdict_is_told_what_to_return(wrong: Any) -> 
     for verdict in judge(Given(wrong)):
         assert verdict.reward is None and verdict.failure == VERDICT_INVALID
         said = verdict.details["message"]
-        assert "`verify` of environment `given`" in said and repr(wrong) in said and "hint: return Verdict(" in said
+        assert "`verify` of environment `given`" in said and repr(wrong) in said and "hint: return GradeResult(" in said
 
 
-@pytest.mark.parametrize("wrong", [[Verdict(1.0)], [Verdict(1.0), 1.0], None, (Verdict(1.0), Verdict(1.0))])
+@pytest.mark.parametrize(
+    "wrong", [[GradeResult(1.0)], [GradeResult(1.0), 1.0], None, (GradeResult(1.0), GradeResult(1.0))]
+)
 def test_a_verify_group_must_give_one_verdict_a_response(wrong: Any) -> None:
     with pytest.raises(ConfigError, match="`verify_group` of environment `given`"):
         judge(GivenGroup(wrong))
@@ -74,18 +78,18 @@ def test_a_verify_group_must_give_one_verdict_a_response(wrong: Any) -> None:
 @pytest.mark.parametrize("kind", [Given, GivenGroup])
 @pytest.mark.parametrize("reward", [1.5, -0.1])
 def test_a_reward_outside_the_declared_range_is_a_failure(kind: type[Given], reward: float) -> None:
-    outcome: Any = Verdict(reward) if kind is Given else [Verdict(reward)] * 2
+    outcome: Any = GradeResult(reward) if kind is Given else [GradeResult(reward)] * 2
     verdicts = judge(kind(outcome))
     assert [(v.reward, v.failure) for v in verdicts] == [(None, REWARD_OUT_OF_RANGE)] * 2
     assert str(reward) in verdicts[0].details["message"]
 
 
 def test_the_ends_of_the_range_belong_to_it() -> None:
-    assert [judge(Given(Verdict(reward)))[0].reward for reward in (0.0, 1.0)] == [0.0, 1.0]
+    assert [judge(Given(GradeResult(reward)))[0].reward for reward in (0.0, 1.0)] == [0.0, 1.0]
 
 
 def test_a_failure_to_judge_is_never_a_reward() -> None:
-    assert judge(Given(CannotJudgeError("broken", "why")))[0] == Verdict.failed("broken", message="why")
+    assert judge(Given(CannotJudgeError("broken", "why")))[0] == GradeResult.failed("broken", message="why")
     assert judge(Given(JudgeUnavailableError("gone")))[0].failure == "judge_unavailable"
 
 
@@ -105,11 +109,11 @@ class Raises(Given):
     def right_answer(self, row: Any) -> Response | None:
         return None if self.right is None else Response(self.right)
 
-    async def verify(self, row: Any, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Any, response: Response, session: Session) -> GradeResult:
         self.asked[response.text] += 1
         if response.text in self.raised:
             raise self.raised[response.text]
-        return Verdict(1.0)
+        return GradeResult(1.0)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +147,7 @@ class Raises(Given):
 def test_an_answer_to_blame_for_an_error_earns_the_least_and_any_other_error_is_a_failure(
     environment: Raises, reward: float | None, failure: str
 ) -> None:
-    async def run() -> tuple[list[Verdict], Verdict]:
+    async def run() -> tuple[list[GradeResult], GradeResult]:
         responses = [Response("x"), Response("bad"), Response("bad")]
         verdicts = await environment.judge_group(ROW, responses, [Session()] * 3)
         await environment.judge_group(ROW, responses, [Session()] * 3)
@@ -151,7 +155,7 @@ def test_an_answer_to_blame_for_an_error_earns_the_least_and_any_other_error_is_
         return verdicts, other
 
     verdicts, other = asyncio.run(run())
-    assert verdicts[0] == Verdict(1.0)
+    assert verdicts[0] == GradeResult(1.0)
     for verdict in (*verdicts[1:], other):
         assert (verdict.reward, verdict.failure) == (reward, failure if reward is None else None)
         said = verdict.details
@@ -172,8 +176,8 @@ def test_the_loss_of_a_judge_that_runs_beside_the_policy_is_no_failure_of_a_roll
 
 def test_a_reward_that_is_no_number_is_named() -> None:
     class NotANumber(Given):
-        async def verify(self, row: Any, response: Response, session: Session) -> Verdict:
-            return Verdict(self.outcome)
+        async def verify(self, row: Any, response: Response, session: Session) -> GradeResult:
+            return GradeResult(self.outcome)
 
     for reward in (float("nan"), "1", [1.0]):
         verdict = judge(NotANumber(reward))[0]
@@ -203,7 +207,7 @@ def test_a_reward_that_is_no_number_is_named() -> None:
 )
 def test_a_verdict_is_a_finite_reward_or_a_failure(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"reward|components"):
-        Verdict(**fields)
+        GradeResult(**fields)
 
 
 @pytest.mark.parametrize(

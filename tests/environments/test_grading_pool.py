@@ -14,15 +14,15 @@ import pytest
 from nemotron_steps.environments.base import GraderFailedError
 from nemotron_steps.environments.grading_pool import GradingPool, answer_request
 from nemotron_steps.environments.line_worker import WorkerCrashedError, WorkerTimeoutError
-from nemotron_steps.environments.text.math_equality import compare
+from nemotron_steps.environments.text.math_with_judge import compare
 
 
 @pytest.mark.parametrize(
     ("ends", "failure", "told"),
     [
         (WorkerTimeoutError("it took longer than 3 s"), "verifier_timeout", "longer than 3 s"),
-        (WorkerCrashedError("exit code 7"), "verifier_crashed", "math_equality:compare: exit code 7"),
-        ({"error": "KeyError"}, "verifier_crashed", "math_equality:compare: KeyError"),
+        (WorkerCrashedError("exit code 7"), "verifier_crashed", "math_with_judge:compare: exit code 7"),
+        ({"error": "KeyError"}, "verifier_crashed", "math_with_judge:compare: KeyError"),
     ],
 )
 def test_a_grader_that_does_not_end_or_dies_or_raises_is_a_failure_of_its_own(

@@ -15,7 +15,7 @@ from nemotron_steps.environments.base import Environment
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.responses import Response, ToolCall
 from nemotron_steps.rows.layouts import read_request
-from nemotron_steps.steps.data_prep.prompt_work import EnvironmentChecks
+from nemotron_steps.steps.data_prep.rl_prep import EnvironmentChecks
 from tests.environments.test_agents import SINGLE
 
 MARK = "striped"

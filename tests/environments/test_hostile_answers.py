@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import VERIFIER_TIMEOUT, CannotJudgeError, Environment, Response, Verdict
+from nemotron_steps.environments.base import VERIFIER_TIMEOUT, CannotJudgeError, Environment, GradeResult, Response
 from nemotron_steps.environments.code.math_formal_lean import MathFormalLean
 from nemotron_steps.environments.code.swerl_gen import SwerlGen
 from nemotron_steps.environments.grading_pool import GradingPool
-from nemotron_steps.environments.text import mcqa
 from nemotron_steps.sandbox import Outcome, SandboxResult
 from nemotron_steps.testing.environment_subject import VALUES
 from tests.environments.cases import CASES, Case, build
@@ -68,13 +67,13 @@ def prepared(case: Case, monkeypatch: pytest.MonkeyPatch) -> Environment:
     return environment
 
 
-async def grade(environment: Environment, case: Case, response: Response) -> Verdict:
+async def grade(environment: Environment, case: Case, response: Response) -> GradeResult:
     responses = [response, Response.from_text("fine")] if environment.judges_groups else [response]
     sessions = [await environment.seed(case.row) for _ in responses]
     return (await environment.judge_group(case.row, responses, sessions))[0]
 
 
-async def grade_timed(environment: Environment, case: Case, response: Response) -> tuple[Verdict, float]:
+async def grade_timed(environment: Environment, case: Case, response: Response) -> tuple[GradeResult, float]:
     begin = time.process_time()
     verdict = await grade(environment, case, response)
     return verdict, time.process_time() - begin
@@ -108,7 +107,7 @@ def test_no_answer_is_no_reward(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
     environment = prepared(case, monkeypatch)
     texts = ["", " \n", "<think>a,n\nx,1</think>", "<think>It is [] and", "</think>", "<think></think> "]
 
-    async def run() -> list[Verdict]:
+    async def run() -> list[GradeResult]:
         verdicts = [await grade(environment, case, Response.from_text(text)) for text in texts]
         await environment.close()
         return verdicts
@@ -135,12 +134,11 @@ def test_no_value_of_another_type_is_a_failure(case: Case, impatient: None, monk
     asyncio.run(run())
 
 
-def test_a_grader_that_does_not_end_is_cut_off_and_the_next_one_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcqa, "REGEX_CPU_S", 2.0)  # in place of 10; the grader would need minutes
+def test_a_grader_that_does_not_end_is_cut_off_and_the_next_one_is_served(impatient: None) -> None:
     case = next(case for case in CASES if case.name == "mcqa/regex")
     environment = build(case)
 
-    async def run() -> list[Verdict]:
+    async def run() -> list[GradeResult]:
         texts = ["Option " * 10_000, "Option: A"]
         verdicts = [await grade(environment, case, Response(text)) for text in texts]
         await environment.close()

@@ -12,11 +12,11 @@ from nemotron_steps.environments import recorded
 from nemotron_steps.environments.base import (
     Environment,
     EnvironmentConfig,
+    GradeResult,
     Response,
     Row,
     RowError,
     Session,
-    Verdict,
 )
 from nemotron_steps.environments.judged.judges import JudgeLostError
 from nemotron_steps.environments.recorded import Regraded, RowsByPrompt, prompt_key, regrade
@@ -49,12 +49,14 @@ class Grader(Environment):
     async def close(self) -> None:
         self.done.append("close")
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         raise AssertionError("groups are judged")
 
-    async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
+    async def verify_group(
+        self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]
+    ) -> list[GradeResult]:
         self.seen.append([f"{r.text}{'!' if r.truncated else ''}" for r in responses])
-        return [Verdict(float(r.text == "a")) for r in responses]
+        return [GradeResult(float(r.text == "a")) for r in responses]
 
 
 def graded(environment: Grader, rollouts: list[dict[str, Any]]) -> list[Regraded]:
@@ -128,7 +130,7 @@ def test_a_recorded_reward_that_is_no_finite_float32_is_refused_with_its_line(re
 def test_rewards_agree_within_the_tolerance_or_where_neither_is_there(
     before: float | None, now: float | None, agrees: bool
 ) -> None:
-    verdict = Verdict(now) if now is not None else Verdict.failed("lost")
+    verdict = GradeResult(now) if now is not None else GradeResult.failed("lost")
     assert Regraded("f:1", before, verdict).agrees(0.1 + 1e-12) is agrees
 
 
@@ -171,7 +173,7 @@ def test_a_rollout_gets_back_the_fields_of_the_row_that_it_begins_with() -> None
 
 def test_sessions_are_released_where_judging_raises() -> None:
     class Raises(Grader):
-        async def verify_group(self, *_: Any) -> list[Verdict]:
+        async def verify_group(self, *_: Any) -> list[GradeResult]:
             raise JudgeLostError("it is dead")
 
     environment = Raises(groups=True)
@@ -184,7 +186,7 @@ def test_who_stops_listening_ends_what_is_still_graded(monkeypatch: pytest.Monke
     monkeypatch.setattr(recorded, "_AT_ONCE", 2)
 
     class Slow(Grader):
-        async def verify_group(self, row: Row, responses: Any, sessions: Any) -> list[Verdict]:
+        async def verify_group(self, row: Row, responses: Any, sessions: Any) -> list[GradeResult]:
             if self.seen:
                 try:
                     await asyncio.Event().wait()

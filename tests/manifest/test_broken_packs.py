@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.cli.doctor import FAILED, _packs, _plugins
-from nemotron_steps.cli.request import Workbench
+from nemotron_steps.session.session import Session
 from tests.cli.conftest import Cli, cli, workplace
 from tests.manifest.packs_on_disk import write_files
 
@@ -223,7 +223,7 @@ def test_what_is_wrong_with_a_pack_is_told_at_its_place(broken: Broken, pack: Pa
         assert broken.old in file.read_text()
         file.write_text(file.read_text().replace(broken.old, broken.new))
     result = cli(*broken.command.split())
-    found = [each for each in _packs(Workbench()) if each.state == FAILED]
+    found = [each for each in _packs(Session()) if each.state == FAILED]
     told = [f"{each.detail}\n{each.fix}" for each in found]
     if broken.code is None:
         assert result.code == 0, result.err
@@ -245,7 +245,7 @@ def test_what_is_wrong_with_a_pack_is_told_at_its_place(broken: Broken, pack: Pa
 
 
 def test_the_pack_itself_is_right(pack: Path, cli: Cli) -> None:
-    assert not [each for each in _packs(Workbench()) if each.state == FAILED]
+    assert not [each for each in _packs(Session()) if each.state == FAILED]
     for command in (PLAN, "plan own_chain", "plan own/one -c small", "show own/one", "run own_chain"):
         result = cli(*command.split())
         assert result.code == 0 and "problem" not in result.err, (command, result.err)

@@ -16,7 +16,7 @@ from tests.manifest.packs_on_disk import write_files
 
 MODULE = """
 from pydantic import BaseModel, ConfigDict
-from nemotron_steps.environments.base import Environment, Verdict
+from nemotron_steps.environments.base import Environment, GradeResult
 
 class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -24,7 +24,7 @@ class Config(BaseModel):
 class Rewards(Environment):
     name = "{name}"
     async def verify(self, row, response, session):
-        return Verdict(0.0)
+        return GradeResult(0.0)
 
 class Queue:
     def submit(self, launch): return "1"

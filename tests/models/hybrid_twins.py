@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from nemotron_steps.config.hybrid_layers import NAMES
+from nemotron_steps.config.families import NAMES
 from tests.models.checkpoints import write_tokenizer
 
 SIZES = {

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nemotron_steps.artifacts.validators import sniff_type, validate_adapter
+from nemotron_steps.config.schema.convert import MergeConfig
 from nemotron_steps.config.schema.peft import LoraConfig, PeftConfig
 from nemotron_steps.errors import ArtifactError, ConfigError, UnsupportedError
 from nemotron_steps.models import megatron_checkpoint
@@ -26,7 +27,7 @@ from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import load_hf_weights
 from nemotron_steps.models.mapping import hf_names, megatron_shape, split
 from nemotron_steps.runs.context import plain_context
-from nemotron_steps.steps.convert import merge_adapter as step
+from nemotron_steps.steps import convert
 from tests.models.checkpoints import write_checkpoint
 
 PEFT_NAMES = {
@@ -92,9 +93,9 @@ def test_the_folder_has_pefts_names_and_shapes(adapter):
 
 def test_merging_adds_the_scaled_product_and_nothing_else(adapter, base, tmp_path):
     context = plain_context(
-        step.MergeConfig(), tmp_path / "run", inputs={"adapter": adapter}, outputs={"model": "checkpoint_hf"}
+        MergeConfig(), tmp_path / "run", inputs={"adapter": adapter}, outputs={"model": "checkpoint_hf"}
     )
-    step.run(context)
+    convert.merge_adapter(context)
     merged, before = load_hf_weights(context.outputs["model"].path), load_hf_weights(base)
     halves = load_file(adapter / "adapter_model.safetensors")
     for name, tensor in before.items():
@@ -108,9 +109,9 @@ def test_a_base_of_a_family_that_only_peft_knows_is_merged_to_the_end(adapter, b
     config = {**json.loads((base / "config.json").read_text()), "model_type": "stablelm"}
     (base / "config.json").write_text(json.dumps(config))
     context = plain_context(
-        step.MergeConfig(), tmp_path / "run", inputs={"adapter": adapter}, outputs={"model": "checkpoint_hf"}
+        MergeConfig(), tmp_path / "run", inputs={"adapter": adapter}, outputs={"model": "checkpoint_hf"}
     )
-    step.run(context)
+    convert.merge_adapter(context)
     assert load_hf_weights(context.outputs["model"].path).keys() == load_hf_weights(base).keys()
     assert '"layers":3' in "".join(file.read_text() for file in (tmp_path / "run").glob("*.jsonl"))
 

@@ -11,15 +11,15 @@ from safetensors.torch import load_file, save_file
 
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.validators import validate
-from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.misfits import model_misfits
-from nemotron_steps.config.layout.sizes import LayoutSizes
+from nemotron_steps.config.layout.constraints import model_violations
+from nemotron_steps.config.layout.model_spec import ModelSpec
+from nemotron_steps.config.layout.parallel_config import ParallelConfig
 from nemotron_steps.config.schema.convert import ConvertConfig
-from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
+from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 from nemotron_steps.models.megatron_checkpoint import convert_hf_to_megatron
-from nemotron_steps.steps.hub_folder import check_converted as check
+from nemotron_steps.steps.preflight import check_converted as check
 from tests.engine.policy.batches import policy_config
 from tests.models.hybrid_twins import write_hybrid
 
@@ -178,9 +178,9 @@ def test_blocks_that_are_claimed_and_not_there_are_refused_when_planned_and_when
     if kind == "checkpoint_megatron":
         convert_hf_to_megatron(folder, tmp_path / "megatron")
         folder = tmp_path / "megatron"
-    facts = ModelFacts.from_attributes(validate(kind, folder))
-    (misfit,) = model_misfits(LayoutSizes(mtp_layers=1), facts)
-    assert misfit.key == "policy.megatron_cfg.mtp_num_layers" and misfit.expected == "0"
+    facts = ModelSpec.from_attributes(validate(kind, folder))
+    (violation,) = model_violations(ParallelConfig(mtp_layers=1), facts)
+    assert violation.key == "policy.megatron_cfg.mtp_num_layers" and violation.expected == "0"
     with pytest.raises(ArtifactError, match=r"mtp\.layers\.0") as caught:
         mtp_policy(folder)
     assert caught.value.hints[0].startswith("policy.megatron_cfg.mtp_num_layers=0")
@@ -192,7 +192,7 @@ def test_blocks_that_are_there_are_recorded(kind, folder, tmp_path):
         convert_hf_to_megatron(folder, tmp_path / "carried")
         mtp_policy(tmp_path / "carried").save_model(tmp_path / "trained")
     for each in ("carried", "trained") if kind == "checkpoint_megatron" else ("hub",):
-        assert ModelFacts.from_attributes(validate(kind, tmp_path / each)).mtp_layers == 1
+        assert ModelSpec.from_attributes(validate(kind, tmp_path / each)).mtp_layers == 1
 
 
 @pytest.mark.parametrize(

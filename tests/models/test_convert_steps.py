@@ -18,7 +18,7 @@ from tests.models.hybrid_twins import write_hybrid
 def converted(step, model, place, precision="keep"):
     outputs = {"checkpoint": "checkpoint_" + step.__name__.rpartition("_to_")[2]}
     context = plain_context(ConvertConfig(precision=precision), place, inputs={"model": model}, outputs=outputs)
-    step.run(context)
+    step(context)
     return context.outputs["checkpoint"].path
 
 

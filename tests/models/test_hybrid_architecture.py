@@ -9,11 +9,10 @@ import math
 import pytest
 
 from nemotron_steps.artifacts.checkpoints import validate_model_folder
-from nemotron_steps.config.layout.facts import ModelFacts
+from nemotron_steps.config.layout.constraints import model_violations, pasted, suggestion, violations
 from nemotron_steps.config.layout.memory.shape import ModelShape
-from nemotron_steps.config.layout.misfits import misfits, model_misfits
-from nemotron_steps.config.layout.sizes import LayoutSizes
-from nemotron_steps.config.layout.suggestions import pasted, suggestion
+from nemotron_steps.config.layout.model_spec import ModelSpec
+from nemotron_steps.config.layout.parallel_config import ParallelConfig
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture, Mamba2
 from nemotron_steps.models.mapping import hf_shapes
@@ -180,7 +179,7 @@ def test_what_does_not_fit_together_is_refused_by_name(changes, error, said):
 @pytest.mark.parametrize("name", TWINS)
 def test_what_is_recorded_of_a_checkpoint_says_as_much_of_layouts_as_its_config(name, old_config, tmp_path):
     write_hybrid(name, tmp_path, old_config=old_config)
-    recorded = ModelFacts.from_attributes(validate_model_folder(tmp_path))
+    recorded = ModelSpec.from_attributes(validate_model_folder(tmp_path))
     facts = Architecture.from_folder(tmp_path).facts
     counted = "layers attention_heads key_value_heads experts shared_width mamba_heads mamba_groups mtp_layers"
     known = counted.split()
@@ -202,16 +201,16 @@ def test_what_is_recorded_of_a_checkpoint_says_as_much_of_layouts_as_its_config(
 def test_depths_of_prediction_that_the_checkpoint_has_no_blocks_for_are_refused(name, asked, key, mend, tmp_path):
     changes = {"num_nextn_predict_layers": 2} if name == "two" else {}
     write_hybrid("mtp" if name == "two" else name, tmp_path, **changes)
-    facts, sizes = Architecture.from_folder(tmp_path).facts, LayoutSizes(**asked)
-    (found,) = model_misfits(sizes, facts)
+    facts, sizes = Architecture.from_folder(tmp_path).facts, ParallelConfig(**asked)
+    (found,) = model_violations(sizes, facts)
     assert found.key == f"policy.megatron_cfg.{key}"
     assert ("no block" in found.what) == (name == "latent")
     full = mend.format("mtp_use_repeated_layer")
-    assert pasted(suggestion(sizes, lambda after: misfits(after, facts))) == [
+    assert pasted(suggestion(sizes, lambda after: violations(after, facts))) == [
         " ".join(f"policy.megatron_cfg.{each}" for each in full.split())
     ]
     assert not any(
-        model_misfits(LayoutSizes(mtp_layers=3, mtp_repeated=True), dataclasses.replace(facts, mtp_layers=1))
+        model_violations(ParallelConfig(mtp_layers=3, mtp_repeated=True), dataclasses.replace(facts, mtp_layers=1))
     )
 
 
@@ -222,7 +221,7 @@ def test_older_names_of_sizes_are_read_wherever_sizes_are(tmp_path):
     config |= {"mamba_n_groups": config.pop("n_groups"), "attention_head_dim": config.pop("head_dim")}
     (tmp_path / "config.json").write_text(json.dumps(config))
     recorded = validate_model_folder(tmp_path)
-    facts, read = ModelFacts.from_attributes(recorded), Architecture.from_folder(tmp_path)
+    facts, read = ModelSpec.from_attributes(recorded), Architecture.from_folder(tmp_path)
     assert ModelShape.read(recorded["shape"]) == shape and shape.head_dim == read.head_dim == 16
     assert facts.mamba_groups == read.mamba.num_groups == 4
 
@@ -242,14 +241,14 @@ def test_older_names_of_sizes_are_read_wherever_sizes_are(tmp_path):
 )
 def test_layouts_that_do_not_divide_a_hybrid_are_refused(sizes, keys):
     facts = dataclasses.replace(Architecture.from_config(SUPER).facts, key_value_heads=None)
-    found = model_misfits(LayoutSizes(**sizes, sequence_parallel=True), facts)
-    assert [misfit.key.rpartition(".")[2] for misfit in found] == keys
+    found = model_violations(ParallelConfig(**sizes, sequence_parallel=True), facts)
+    assert [violation.key.rpartition(".")[2] for violation in found] == keys
 
 
 def test_context_parallel_ranks_share_a_group_of_mamba_heads_or_have_whole_ones():
     def refused(context: int, groups: int, heads: int = 48) -> bool:
-        facts = ModelFacts("nemotron_h", mamba_heads=heads, mamba_groups=groups)
-        return any(model_misfits(LayoutSizes(context=context), facts))
+        facts = ModelSpec("nemotron_h", mamba_heads=heads, mamba_groups=groups)
+        return any(model_violations(ParallelConfig(context=context), facts))
 
     assert [refused(4, groups) for groups in (1, 2, 4, 8)] == [False] * 4
     assert refused(4, 3) and refused(32, 8)
@@ -257,21 +256,24 @@ def test_context_parallel_ranks_share_a_group_of_mamba_heads_or_have_whole_ones(
 
 def test_vllm_repeats_a_single_group_of_mamba_heads_and_never_one_of_several():
     def refused(width: int, groups: int) -> list[str]:
-        facts = ModelFacts("nemotron_h", mamba_heads=16, mamba_groups=groups)
-        return [misfit.expected for misfit in model_misfits(LayoutSizes(uses_vllm=True, generator_width=width), facts)]
+        facts = ModelSpec("nemotron_h", mamba_heads=16, mamba_groups=groups)
+        return [
+            violation.expected
+            for violation in model_violations(ParallelConfig(uses_vllm=True, generator_width=width), facts)
+        ]
 
     assert refused(8, 8) == refused(8, 1) == refused(2, 4) == []
     assert refused(8, 4) == ["a divisor of 4"]
 
 
 def test_vllm_is_refused_where_time_steps_are_bounded_and_the_embedded_generator_is_the_mend():
-    sizes = LayoutSizes(samples=True, uses_vllm=True, generator_width=2)
+    sizes = ParallelConfig(samples=True, uses_vllm=True, generator_width=2)
     facts = dataclasses.replace(Architecture.from_config(NANO).facts, bounds_time_steps=True)
-    assert not any(model_misfits(sizes, Architecture.from_config(NANO).facts))
-    (misfit,) = model_misfits(sizes, facts)
-    assert misfit.key == "policy.generation.backend" and misfit.expected == "embedded"
-    assert misfit.mends == [{"policy.generation.backend": "embedded"}]
-    assert not any(model_misfits(dataclasses.replace(sizes, uses_vllm=False), facts))
+    assert not any(model_violations(sizes, Architecture.from_config(NANO).facts))
+    (violation,) = model_violations(sizes, facts)
+    assert violation.key == "policy.generation.backend" and violation.expected == "embedded"
+    assert violation.mends == [{"policy.generation.backend": "embedded"}]
+    assert not any(model_violations(dataclasses.replace(sizes, uses_vllm=False), facts))
 
 
 @pytest.mark.parametrize(
@@ -284,32 +286,32 @@ def test_whether_time_steps_are_bounded_is_recorded_of_a_checkpoint(limit, bound
     write_tokenizer(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config))
     attributes = validate_model_folder(tmp_path)
-    assert ModelFacts.from_attributes(attributes).bounds_time_steps is bounded
+    assert ModelSpec.from_attributes(attributes).bounds_time_steps is bounded
     assert Architecture.from_config(config).facts.bounds_time_steps is bounded
 
 
 @pytest.mark.parametrize("config", [NANO, SMALL])
 def test_the_dtensor_policy_cuts_no_hybrid_over_ranks(config):
     facts = Architecture.from_config(config).facts
-    sizes = LayoutSizes(dtensor=True, tensor=2)
-    assert [(found.key, found.expected) for found in model_misfits(sizes, facts)] == [
+    sizes = ParallelConfig(dtensor=True, tensor=2)
+    assert [(found.key, found.expected) for found in model_violations(sizes, facts)] == [
         ("policy.dtensor_cfg.tensor_parallel_size", "1")
     ]
-    assert not any(model_misfits(dataclasses.replace(sizes, tensor=1), facts))
+    assert not any(model_violations(dataclasses.replace(sizes, tensor=1), facts))
 
 
 def test_vllm_cuts_shared_experts_however_the_others_are_spread():
-    facts = ModelFacts("nemotron_h", experts=8, mlp_width=64, shared_width=36)
+    facts = ModelSpec("nemotron_h", experts=8, mlp_width=64, shared_width=36)
     for experts in (1, 8):
-        sizes = LayoutSizes(uses_vllm=True, generator_width=8, generator_experts=experts)
-        assert [misfit.expected for misfit in model_misfits(sizes, facts)] == ["a divisor of 36"]
+        sizes = ParallelConfig(uses_vllm=True, generator_width=8, generator_experts=experts)
+        assert [violation.expected for violation in model_violations(sizes, facts)] == ["a divisor of 36"]
 
 
 def test_the_routers_bias_is_part_of_the_model_and_may_change_while_rollouts_are_sampled():
     facts = Architecture.from_config(NANO).facts
-    sizes = LayoutSizes(samples=True, router_bias_update_rate=1e-3)
-    assert not any(model_misfits(sizes, facts))
-    assert any(model_misfits(sizes, ModelFacts("qwen3_moe", experts=8)))
+    sizes = ParallelConfig(samples=True, router_bias_update_rate=1e-3)
+    assert not any(model_violations(sizes, facts))
+    assert any(model_violations(sizes, ModelSpec("qwen3_moe", experts=8)))
 
 
 OPTIONAL = ("n_shared_experts", "n_group", "topk_group", "norm_topk_prob", "mlp_hidden_act", "layer_norm_epsilon")

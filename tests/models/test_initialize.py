@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from nemotron_steps.artifacts.validators import validate
-from nemotron_steps.config.layout.facts import ModelFacts
-from nemotron_steps.config.layout.sizes import getter
+from nemotron_steps.config.layout.model_spec import ModelSpec
+from nemotron_steps.config.layout.parallel_config import getter
 from nemotron_steps.config.schema.sft import FromScratchConfig, SftConfig
 from nemotron_steps.config.turn_ends import generation_ends
 from nemotron_steps.errors import ArtifactError
@@ -83,7 +83,7 @@ def test_mamba_starts_with_its_decays_and_time_steps_spread_out(tokenizer, tmp_p
 def test_the_facts_of_a_config_are_those_of_the_model_it_makes(shape, tokenizer, tmp_path):
     config = SftConfig.model_validate({"from_scratch": shape})
     initialize_checkpoint(config.from_scratch, tokenizer, tmp_path / "model", 0)
-    planned, made = ModelFacts.from_scratch(getter(config)), Architecture.from_folder(tmp_path / "model").facts
+    planned, made = ModelSpec.from_scratch(getter(config)), Architecture.from_folder(tmp_path / "model").facts
     assert planned == made
     assert generation_ends(tmp_path / "model") == (1, 2)  # of the tokenizer's folder; transformers would write one
 

@@ -9,7 +9,7 @@ from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.adapters import lora_candidates
 from nemotron_steps.models.architecture import Architecture
-from nemotron_steps.steps.placement import refuse_misfits
+from nemotron_steps.steps.preflight import refuse_violations
 from tests.models import hybrid_twins
 from tests.models.checkpoints import write_checkpoint
 
@@ -32,7 +32,7 @@ def test_what_the_dtensor_policy_would_refuse_is_refused_when_planned(tmp_path):
         dtensor = {"enabled": True, "lora_cfg": {"enabled": True, **lora}}
         policy = {"checkpoint": str(tmp_path), "dtensor_cfg": dtensor, "train_global_batch_size": 8}
         policy["max_total_sequence_length"] = 64
-        refuse_misfits(DpoConfig.model_validate({"policy": policy}), {})
+        refuse_violations(DpoConfig.model_validate({"policy": policy}), {})
 
     with pytest.raises(ConfigError, match="in_proj, out_proj cannot have adapters") as caught:
         refused()

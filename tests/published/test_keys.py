@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.published.table import TABLE
 from nemotron_steps.config.published.translate import find, translate
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.validation import has_key
 from nemotron_steps.errors import ConfigError
+from nemotron_steps.session.session import Session
 from tests.published.page import page, schema_of, status
 from tests.published.tables import TABLES, nested, published
 
@@ -25,7 +25,7 @@ KEYS = sorted({key for table in TABLES for key in published(table)})
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return Workbench(home=str(tmp_path / "home"))
+    return Session(home=str(tmp_path / "home"))
 
 
 def composed(bench, tmp_path, text, *overrides):
@@ -58,7 +58,9 @@ def test_every_row_is_of_a_published_key_that_the_schema_lacks():
 @pytest.mark.parametrize("key", [key for key in KEYS if status(key)[0] == "refused" and key != "defaults"])
 def test_a_refused_key_is_refused_with_its_reason(key):
     value = next(published(table)[key] for table in TABLES if key in published(table))
-    left, (problem,) = translate(nested({key: value}), partial(has_key, RlConfig), {}, lambda _: "theirs.yaml:1")
+    left, (problem,) = translate(
+        nested({key: value}), partial(has_key, RlConfig), {tuple(key.split(".")): "theirs.yaml:1"}
+    )
     assert left == {} and key in problem.what and find(key)[0].why in problem.what
     assert problem.where == "theirs.yaml:1"
 
@@ -153,7 +155,7 @@ def test_a_key_that_nobody_knows_is_still_unknown(bench, tmp_path):
 def test_nodes_that_generate_have_the_clusters_gpus_where_they_do_not_say_how_many(own, devices):
     colocated = {"enabled": False, "resources": {"num_nodes": 2, **own}}
     values = {"policy": {"generation": {"colocated": colocated}}, "cluster": {"gpus_per_node": 8}}
-    translated, problems = translate(values, partial(has_key, RlConfig), {}, lambda path: None)
+    translated, problems = translate(values, partial(has_key, RlConfig), {})
     assert problems == []
     assert translated["policy"]["generation"]["colocated"] == {"enabled": False, "generation_devices": devices}
 
@@ -168,14 +170,14 @@ def test_nodes_that_generate_are_not_counted_in_gpus_that_nobody_says():
         ({"gpus_per_node": 8}, words),
     ):
         values = {"policy": {"generation": {"colocated": own}}, "cluster": cluster}
-        translated, problems = translate(values, partial(has_key, RlConfig), {}, lambda path: None)
+        translated, problems = translate(values, partial(has_key, RlConfig), {})
         assert problems == []
         assert translated["policy"]["generation"]["colocated"]["generation_devices"] is None
 
 
 def test_an_argument_of_vllm_that_has_a_key_here_is_taken_as_that():
     values = {"policy": {"generation": {"vllm_kwargs": {"max_num_seqs": 5, "block_size": 16}}}}
-    translated, problems = translate(values, partial(has_key, RlConfig), {}, lambda path: None)
+    translated, problems = translate(values, partial(has_key, RlConfig), {})
     assert problems == [] and translated == {
         "policy": {"generation": {"vllm_kwargs": {"block_size": 16}, "vllm_cfg": {"max_num_seqs": 5}}}
     }

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from nemotron_steps.cli.asked import Asked
-from nemotron_steps.cli.request import Workbench
+from nemotron_steps.session.run_request import RunRequest
+from nemotron_steps.session.session import Session
 from tests.published.tables import published
 from tests.published.test_values import EVERYWHERE, STAGES, ours, theirs
 
@@ -41,8 +41,8 @@ def plans(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name in ("RL_REWARD_MODEL", "GENRM_URL", "JUDGE_URL", "SAFETY_URL", "SWE_AGENT_URL"):
             patch.delenv(name, raising=False)
-        bench = Workbench(home=str(tmp_path_factory.mktemp("home")))
-        return {name: bench.plan(Asked((name,)), allow_unfilled=True) for name in PIPELINES}
+        bench = Session(home=str(tmp_path_factory.mktemp("home")))
+        return {name: bench.plan(RunRequest((name,)), allow_unfilled=True) for name in PIPELINES}
 
 
 @pytest.mark.parametrize(("pipeline", "stage"), [(p, stage) for p, stages in PIPELINES.items() for stage in stages])

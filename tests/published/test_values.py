@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.profiles import RunTable
 from nemotron_steps.config.published.translate import translate
 from nemotron_steps.config.schema.rl import RlConfig
@@ -12,6 +11,7 @@ from nemotron_steps.config.validation import has_key
 from nemotron_steps.environments.agents import AGENTS
 from nemotron_steps.environments.registry import environment_class
 from nemotron_steps.resolver.request import StepConfig
+from nemotron_steps.session.session import Session
 from tests.published.page import status
 from tests.published.tables import TABLES, flat, nested, published, resolved
 
@@ -85,7 +85,7 @@ NOT_COMPARED = {
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    return Workbench(home=str(tmp_path_factory.mktemp("home")))
+    return Session(home=str(tmp_path_factory.mktemp("home")))
 
 
 def theirs(table):
@@ -93,7 +93,7 @@ def theirs(table):
     refused = {"policy.tokenizer.name", f"{GENRM}.base_url"}
     taken = {key: value for key, value in resolved(table).items() if key not in refused and status(key)[0] != "refused"}
     job = {key: taken.pop(key) for key in sorted(taken) if has_key(RunTable, key)}
-    translated, problems = translate(nested(taken), lambda key: has_key(RlConfig, key), {}, lambda _: None)
+    translated, problems = translate(nested(taken), lambda key: has_key(RlConfig, key), {})
     assert problems == []
     valid = dict(flat(RlConfig.model_validate(translated).model_dump(mode="json")))
     return {**{key: valid.get(key, value) for key, value in flat(translated)}, **job}
@@ -101,7 +101,7 @@ def theirs(table):
 
 def test_a_published_key_sets_all_that_it_stands_for():
     given = {"grpo": {"learning_rate": 3e-6}, "effort_levels": {"low_string": "brief"}}
-    found, problems = translate(given, lambda key: has_key(RlConfig, key), {}, lambda _: None)
+    found, problems = translate(given, lambda key: has_key(RlConfig, key), {})
     assert problems == [] and found["policy"]["megatron_cfg"]["optimizer"] == {"lr": 3e-6, "min_lr": 3e-6}
     assert found["grpo"]["low_effort"] == {"string": "brief"}
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from nemotron_steps.config.layout.memory.generation import GIB
-from nemotron_steps.config.layout.teachers import TEACHERS
+from nemotron_steps.config.layout.parallel_config import TEACHERS
 from nemotron_steps.manifest.models import Constraint, Consumes, StepManifest, StepTable
 from nemotron_steps.resolver.attributes import check_attributes
 from nemotron_steps.resolver.checks import (
@@ -170,7 +170,7 @@ def test_what_a_profile_has_is_offered_only_where_the_layout_comes_out_even_over
         "env": {"nemo_gym": {"num_gpu_nodes": judge_nodes}},
     }
     step = subject(config=config, profile={"nodes": nodes})
-    assert not step.misfits
+    assert not step.violations
     (problem,) = profile_size(step)
     assert list(problem.hints) == hints
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from nemotron_steps.runs.report import render_page
-from nemotron_steps.runs.report_data import RunReport, StepReport
+from nemotron_steps.runs.report.data import RunReport, StepReport
+from nemotron_steps.runs.report.page import render_page
 
 
 def run_report(*steps: StepReport, **changes: Any) -> RunReport:

@@ -10,9 +10,8 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.models import Consumes, ErrorHint, Produces, StepManifest, StepTable, Strategy
 from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput, SuppliedInput
-from nemotron_steps.runs.execute import execute
-from nemotron_steps.runs.lines import render
-from nemotron_steps.runs.results import RunResult
+from nemotron_steps.runs.execute import RunResult, execute
+from nemotron_steps.runs.log_format import render
 from nemotron_steps.runs.run_folder import get_run
 
 MAKE = StepManifest(

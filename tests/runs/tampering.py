@@ -19,9 +19,9 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import StepsError
 from nemotron_steps.runs.cache import recall, verify_entries
 from nemotron_steps.runs.context import OutputSlot
-from nemotron_steps.runs.report_data import read_report
+from nemotron_steps.runs.report.data import read_report
 from nemotron_steps.runs.run_folder import get_run, list_runs, read_events, run_file
-from nemotron_steps.runs.work import WorkFolder
+from nemotron_steps.runs.step_workdir import WorkFolder
 from tests.runs.runner_toy_plan import run
 
 KEY = "0123456789abcdef" * 2

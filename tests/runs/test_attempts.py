@@ -21,9 +21,9 @@ from nemotron_steps.resolver.plan import Instance, Plan
 from nemotron_steps.runs import execute as execute_module
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.runs.execute import execute
-from nemotron_steps.runs.report_data import read_report
+from nemotron_steps.runs.report.data import read_report
 from nemotron_steps.runs.run_folder import RunFolder, get_run, read_events
-from nemotron_steps.runs.work import WorkFolder
+from nemotron_steps.runs.step_workdir import WorkFolder
 from tests.runs import runner_toy_steps
 from tests.runs.runner_toy_plan import TRAIN, make_plan, run
 

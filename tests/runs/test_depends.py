@@ -15,14 +15,14 @@ import pytest
 import nemotron_steps
 from nemotron_steps.artifacts.models import Producer
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.cli.asked import Asked
-from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.validation import default_of
 from nemotron_steps.resolver.plan import Plan, PlannedStep, SuppliedInput
 from nemotron_steps.runs.cache import CacheEntry, remember, with_cached
 from nemotron_steps.runs.depends import depends_on, key_of, recorded
-from nemotron_steps.runs.inputs import open_input
+from nemotron_steps.runs.step_workdir import open_input
+from nemotron_steps.session.run_request import RunRequest
+from nemotron_steps.session.session import Session
 
 TRAIN, EVALUATE, PREPARE = "rl/nemo_rl/rlvr", "eval/model_eval", "data_prep/rl_prep"
 PACKAGE = Path(nemotron_steps.__file__).parent
@@ -139,8 +139,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PlannedStep]:
     """Real steps whose configs name all of it."""
-    bench = Workbench(home=str(tmp_path_factory.mktemp("home")))
-    asked = [Asked(targets=(step,), config="tiny") for step in (TRAIN, EVALUATE, PREPARE)]
+    bench = Session(home=str(tmp_path_factory.mktemp("home")))
+    asked = [RunRequest(targets=(step,), config="tiny") for step in (TRAIN, EVALUATE, PREPARE)]
     found = {each.step_id: each for one in asked for each in bench.plan(one)}
     for step in (TRAIN, EVALUATE):
         config = json.loads(json.dumps(found[step].config))
@@ -232,10 +232,10 @@ SAID = [
         ("nemotron_steps/engine/native/attention.c", "code: engine/native/attention.c"),
         ("nemotron_steps/config/schema/rl.py", "code: config/schema/rl.py"),
         ("nemotron_steps/models/families/decoder.py", "code: models/families/decoder.py"),
-        ("nemotron_steps/environments/own/reward_function.py", "code: environments/own/reward_function.py"),
+        ("nemotron_steps/environments/custom_reward.py", "code: environments/custom_reward.py"),
         ("nemotron_steps/environments/grading_pool.py", "code: environments/grading_pool.py"),
         ("nemotron_steps/environments/text/mcqa.py", None),
-        ("nemotron_steps/runs/report.py", None),
+        ("nemotron_steps/runs/report/page.py", None),
         ("nemotron_steps/runs/execute.py", None),
         ("nemotron_steps/artifacts/store.py", None),
         ("nemotron_steps/cli/planning.py", None),

@@ -25,8 +25,8 @@ from nemotron_steps.manifest.models import Constraint, Consumes, StepManifest
 from nemotron_steps.resolver.plan import Plan
 from nemotron_steps.runs.cache import with_cached
 from nemotron_steps.runs.execute import execute
-from nemotron_steps.runs.inputs import bound_values
 from nemotron_steps.runs.run_folder import get_run, list_runs, read_events
+from nemotron_steps.runs.step_workdir import bound_values
 from tests.runs import runner_toy_steps
 from tests.runs.runner_toy_plan import TRAIN, make_plan, run
 

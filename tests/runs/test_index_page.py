@@ -15,7 +15,7 @@ import pytest
 from nemotron_steps.artifacts.imports import Imports
 from nemotron_steps.artifacts.models import Artifact, Edge, FileRecord, Producer
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.runs.index_page import render_index, write_index
+from nemotron_steps.runs.report.page import render_index, write_index
 from nemotron_steps.runs.run_folder import RunFolder, RunInfo
 
 HOSTILE = '<img src=x onerror="document.title=1">&"\'</td></script><script>document.title=2</script>'

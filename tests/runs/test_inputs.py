@@ -15,7 +15,7 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError, DataError
 from nemotron_steps.manifest.models import Constraint, Consumes, StepManifest, StepTable
 from nemotron_steps.manifest.typegraph import ArtifactType, TypeGraph
-from nemotron_steps.runs.inputs import bound_values, check_inputs, filled_config, name_users_files, open_input
+from nemotron_steps.runs.step_workdir import bound_values, check_inputs, filled_config, name_users_files, open_input
 from tests.artifacts.checkpoint_files import write_hf
 
 

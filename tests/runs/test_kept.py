@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.runs.work import kept
+from nemotron_steps.runs.step_workdir import kept
 
 DONE, AT_WORK, PENDING = {"state": "ran"}, {"state": "interrupted", "cache_key": "k"}, {"state": "pending"}
 

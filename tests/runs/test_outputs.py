@@ -10,7 +10,7 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import StepFailedError
 from nemotron_steps.manifest.models import Produces, StepManifest
 from nemotron_steps.runs.execute import execute
-from nemotron_steps.runs.outputs import artifact_name
+from nemotron_steps.runs.step_workdir import artifact_name
 from tests.runs.runner_toy_plan import TRAIN, make_plan, run
 
 

@@ -14,10 +14,9 @@ from nemotron_steps.artifacts.jsonable import plain
 from nemotron_steps.errors import StepFailedError
 from nemotron_steps.manifest.models import ErrorHint, StepManifest, StepTable
 from nemotron_steps.runs.code_digest import Code, import_closure
-from nemotron_steps.runs.context import plain_context
+from nemotron_steps.runs.context import Tracker, plain_context
 from nemotron_steps.runs.hints import hints_for_failure
-from nemotron_steps.runs.lines import number, render, seconds
-from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.runs.log_format import number, render, seconds
 from nemotron_steps.stopping import was_interrupted
 
 
@@ -93,7 +92,7 @@ def test_code_digest_tells_c_sources_apart_that_have_one_name_in_folders_of_one_
 
 
 def test_closure_of_a_built_in_step_has_the_engine_and_not_the_runner() -> None:
-    closure = import_closure("nemotron_steps.steps.rl.training")
+    closure = import_closure("nemotron_steps.steps.grpo")
     assert "nemotron_steps.engine.losses.policy_gradient" in closure and "nemotron_steps.config.schema.rl" in closure
     assert not any(name.startswith(("nemotron_steps.runs", "nemotron_steps.cli")) for name in closure)
 
@@ -212,7 +211,7 @@ def test_planning_and_running_import_nothing_heavy() -> None:
 def test_the_log_goes_on_after_a_library_configured_logging(tmp_path: Path) -> None:
     code = (
         "import logging, logging.config, pathlib, sys\n"
-        "from nemotron_steps.runs.lines import RunLog\n"
+        "from nemotron_steps.runs.log_format import RunLog\n"
         "log = RunLog(pathlib.Path(sys.argv[1]), str)\n"
         "logging.getLogger().addHandler(log)\n"
         "logging.config.dictConfig({'version': 1, 'disable_existing_loggers': False})\n"

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import re
 
-from nemotron_steps.runs.report import render_comparison
-from nemotron_steps.runs.report_data import RunReport, StepReport
+from nemotron_steps.runs.report.data import RunReport, StepReport
+from nemotron_steps.runs.report.page import render_comparison
 from tests.runs.report_samples import run_report
 
 Points = list[tuple[float, float]]

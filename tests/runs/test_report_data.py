@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.runs.report_data import read_report
+from nemotron_steps.runs.report.data import read_report
 
 
 def run_folder(store: ArtifactStore, run_id: str, **files: list[dict[str, Any]]) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.runs.report import write_report
+from nemotron_steps.runs.report.page import write_report
 from tests.runs.runner_toy_plan import run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import re
 
-from nemotron_steps.runs.report_data import StepReport
-from nemotron_steps.runs.report_svg import arranged, headlines
+from nemotron_steps.runs.report.data import StepReport
+from nemotron_steps.runs.report.svg import arranged, headlines
 from tests.runs.report_samples import metrics_of
 
 

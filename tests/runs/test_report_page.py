@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.models import Artifact, Edge, FileRecord
-from nemotron_steps.runs.report import render_page
-from nemotron_steps.runs.report_data import StepReport
+from nemotron_steps.runs.report.data import StepReport
+from nemotron_steps.runs.report.page import render_page
 from tests.runs.report_samples import run_report
 
 

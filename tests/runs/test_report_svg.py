@@ -5,7 +5,7 @@ import json
 import re
 from html import unescape
 
-from nemotron_steps.runs.report_svg import Node, bars, curve, moving_average, plan_graph, thinned
+from nemotron_steps.runs.report.svg import Node, curve, moving_average, plan_graph, shares, thinned
 
 
 def drawn(points: list[tuple[float, float]]) -> list[list[float]]:
@@ -24,51 +24,6 @@ def test_the_dot_is_on_the_last_point() -> None:
     points = [(1.0, 0.5), (2.0, 2.0), (3.0, 1.0)]
     (dot,) = re.findall(r'class="dot" cx="([\d.]+)" cy="([\d.]+)"', curve(points, "loss"))
     assert [float(place) for place in dot] == drawn(points)[-1][2:]
-
-
-def test_bars_are_longest_first_with_their_share_of_the_sum() -> None:
-    html = bars({"save": 10.0, "generate": 30.0, "train": 20.0})
-    rows = re.findall(r'bar-name">(\w+)<.*?width:([\d.]+)%.*?bar-value">(.*?) <em>(\d+) %', html)
-    assert rows == [
-        ("generate", "100.00", "30 s", "50"),
-        ("train", "66.67", "20 s", "33"),
-        ("save", "33.33", "10 s", "17"),
-    ]
-
-
-def test_bars_leave_out_what_took_no_time() -> None:
-    assert re.findall(r'bar-name">(\w+)<', bars({"train": 2.0, "teacher": 0.0})) == ["train"]
-    assert "bar-name" in bars({"train": 0.0})
-
-
-def wide(nodes: list[Node]) -> tuple[dict[str, list[float]], list[list[float]]]:
-    """Node → x and y of its box, and of every edge all x and y, of the plan as wide screens have it."""
-    svg = plan_graph(nodes).partition('<div class="narrow">')[0]
-    boxes = re.findall(r"<title>([^<]*)</title><rect x=\"([\d.]+)\" y=\"([\d.]+)\"", svg)
-    paths = re.findall(r'class="edge"[^>]* d="([^"]*)"', svg)
-    return (
-        {name: [float(x), float(y)] for name, x, y in boxes},
-        [[float(each) for each in re.findall(r"[\d.]+", path)] for path in paths],
-    )
-
-
-def node(name: str, *parents: str) -> Node:
-    return Node(name, name, "ran", "ran", tuple((parent, "x") for parent in parents))
-
-
-def test_a_step_of_the_plan_stands_beside_the_first_that_reads_from_it() -> None:
-    boxes, _ = wide([node("prompts"), node("chats"), node("sft", "chats"), node("rl", "prompts", "sft")])
-    assert boxes["prompts"][0] == boxes["sft"][0] < boxes["rl"][0] and boxes["chats"][0] < boxes["sft"][0]
-
-
-def test_an_edge_goes_below_the_steps_that_it_passes() -> None:
-    boxes, edges = wide([node("a"), node("b", "a"), node("c", "a", "b")])
-    (passing,) = [edge for edge in edges if len(edge) > 8]
-    across, down = passing[0::2], passing[1::2]
-    left, top = boxes["b"]
-    height = 54
-    inside = [y for x, y in zip(across, down, strict=True) if left <= x <= left + 220]
-    assert inside and all(y > top + height for y in inside)
 
 
 def test_a_curve_of_twenty_four_points_is_smoothed_and_a_shorter_one_is_not() -> None:
@@ -99,17 +54,17 @@ def test_a_single_point_stands_in_the_middle_of_its_axis_below_its_one_number() 
     assert re.findall(r'text-anchor="middle">(\w+)<', svg) == ["5"] and 'text-anchor="start"' not in svg
 
 
-def test_a_step_stands_before_whoever_reads_from_it_through_any_of_its_inputs() -> None:
-    boxes, _ = wide([node("a"), node("b"), node("x", "a"), node("c", "x", "b")])
-    assert boxes["a"][0] < boxes["b"][0] == boxes["x"][0] < boxes["c"][0]
+def test_bars_are_longest_first_with_their_share_of_the_sum_and_none_for_what_took_no_time() -> None:
+    assert shares({"save": 10.0, "generate": 30.0, "none": 0.0}) == [
+        ("generate", 30.0, 0.75, 1),
+        ("save", 10.0, 0.25, 1 / 3),
+    ]
+    assert [name for name, *_ in shares({"train": 0.0})] == ["train"]
 
 
-def test_three_columns_are_as_many_as_fit_the_page() -> None:
-    chain = [node("a"), node("b", "a"), node("c", "b"), node("d", "c")]
-    assert 'class="wide"' in plan_graph(chain[:3]) and 'class="wide"' not in plan_graph(chain)
-
-
-def test_the_farther_an_edge_goes_upright_the_farther_out_it_runs() -> None:
-    svg = plan_graph([node("a"), node("b", "a"), node("c", "a")]).partition('<div class="narrow">')[2]
-    near, far = (float(x) for x in re.findall(r'class="edge"[^>]* d="M[\d.]+,[\d.]+ C([\d.]+),', svg))
+def test_a_plan_has_an_edge_for_every_input_that_a_step_makes() -> None:
+    """The farther it goes, the farther out it runs."""
+    reads = {"a": ("",), "b": ("a",), "c": ("a", "")}
+    nodes = [Node(name, "ran", "ran", tuple((parent, "x") for parent in parents)) for name, parents in reads.items()]
+    near, far = (float(x) for x in re.findall(r'class="edge"[^>]* d="M[\d.]+,[\d.]+ C([\d.]+),', plan_graph(nodes)))
     assert 4 <= far < near < 56

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.resolver.plan import Instance
-from nemotron_steps.runs.results import RunResult, StepResult
+from nemotron_steps.runs.execute import RunResult, StepResult
 
 
 def result(*states: str, fanned: bool = False) -> RunResult:

@@ -24,11 +24,11 @@ import nemotron_steps.runs.execute as execute_module
 from nemotron_steps.artifacts.backend import Backend
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import InterruptedRunError
-from nemotron_steps.runs.lines import RunLog
+from nemotron_steps.runs.context import Tracker
 from nemotron_steps.runs.locks import hold, is_held, read_holder
+from nemotron_steps.runs.log_format import RunLog
 from nemotron_steps.runs.run_folder import get_run, list_runs, read_events
-from nemotron_steps.runs.tracker import Tracker
-from nemotron_steps.runs.work import WorkFolder
+from nemotron_steps.runs.step_workdir import WorkFolder
 from tests.runs import runner_toy_plan
 from tests.runs.runner_toy_plan import run
 

@@ -10,8 +10,8 @@ import pytest
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.manifest.pipeline_models import StageCheck
 from nemotron_steps.resolver.plan import PlannedStep
+from nemotron_steps.runs.hints import blocked, failed_checks, flat_numbers
 from nemotron_steps.runs.run_folder import RunFolder
-from nemotron_steps.runs.stage_checks import blocked, failed_checks, flat_numbers
 from tests.runs.runner_toy_plan import make_plan
 
 

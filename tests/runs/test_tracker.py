@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.runs.tracker import JsonLines, Tracker
+from nemotron_steps.runs.context import JsonLines, Tracker
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from nemotron_steps.config.layout.sizes import stage_layers
+from nemotron_steps.config.layout.parallel_config import stage_layers
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.policy import megatron
 from nemotron_steps.engine.policy.megatron import MegatronPolicy

@@ -10,8 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from nemotron_steps.cli.asked import Asked
-from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.genrm import GenRmConfig
 from nemotron_steps.config.schema.opd import OpdConfig
@@ -19,6 +17,8 @@ from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.config.validation import has_key, operational_keys
 from nemotron_steps.runs.cache import cache_key
+from nemotron_steps.session.run_request import RunRequest
+from nemotron_steps.session.session import Session
 
 
 def steps(*arguments, home, code):
@@ -60,16 +60,16 @@ def test_training_goes_on_with_smaller_micro_batches_and_is_cached_whatever_they
     ],
 )
 def test_a_cache_key_depends_on_what_a_step_makes_and_not_on_how_it_runs(override, same, tmp_path):
-    bench = Workbench(home=str(tmp_path))
-    (planned,) = (s for s in bench.plan(Asked(targets=("rl/nemo_rl/rlvr",), config="tiny")) if "rlvr" in s.step_id)
+    bench = Session(home=str(tmp_path))
+    (planned,) = (s for s in bench.plan(RunRequest(targets=("rl/nemo_rl/rlvr",), config="tiny")) if "rlvr" in s.step_id)
     changed = replace(planned, config=bench.compose(planned.step_id, "tiny", (override,)).values)
     assert (cache_key(changed, {}) == cache_key(planned, {})) is same
 
 
 def test_a_teachers_own_layout_is_how_a_step_runs_and_its_precision_what_it_makes(tmp_path):
-    bench = Workbench(home=str(tmp_path))
+    bench = Session(home=str(tmp_path))
     section = "on_policy_distillation.non_colocated_teachers"
-    (planned,) = (s for s in bench.plan(Asked(targets=("rl/nemo_rl/opd",), config="tiny")) if "opd" in s.step_id)
+    (planned,) = (s for s in bench.plan(RunRequest(targets=("rl/nemo_rl/opd",), config="tiny")) if "opd" in s.step_id)
 
     def key(layout: str, *overrides: str) -> str:
         apart = (f"{section}.enabled=true", f"+{section}.teacher_overrides.reasoning={{{layout}}}", *overrides)

@@ -30,9 +30,8 @@ from nemotron_steps.environments.text.reasoning_gym import ReasoningGym
 from nemotron_steps.errors import ConfigError, DataError, UnknownNameError
 from nemotron_steps.runs.context import StepContext, plain_context
 from nemotron_steps.steps.data_prep import rl_prep, sft_prep
-from nemotron_steps.steps.data_prep.answers import slip
 from nemotron_steps.steps.data_prep.comparisons import ComparisonMaker
-from nemotron_steps.steps.data_prep.gym_tasks import Question, _quotas, draw_questions, split_of
+from nemotron_steps.steps.data_prep.gym_tasks import Question, _quotas, draw_questions, slip, split_of
 
 SPELL = ReasoningGymTask(dataset="spell_backward", weight=2, options={"min_word_len": 3, "max_word_len": 6})
 SPIRAL = ReasoningGymTask(dataset="spiral_matrix", options={"min_n": 2, "max_n": 2})

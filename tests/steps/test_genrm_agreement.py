@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nemotron_steps.config.layout.memory.generation import GIB
-from nemotron_steps.steps.reward_model.genrm import judged_at_once
+from nemotron_steps.steps.supervised import judged_at_once
 from tests.config.layout.memory.shapes import QWEN3_8B
 
 

@@ -13,7 +13,7 @@ import pytest
 from nemotron_steps.engine.rollouts.evaluation import EvaluationResult
 from nemotron_steps.errors import ConfigError, StepFailedError
 from nemotron_steps.runs.context import plain_context
-from nemotron_steps.steps.rl import training
+from nemotron_steps.steps import grpo
 
 
 def result(reward: float, tokens: float, cut: float) -> EvaluationResult:
@@ -68,13 +68,13 @@ class Step:
 
             return train
 
-        monkeypatch.setattr(training, "read_data", read_data)
-        monkeypatch.setattr(training, "build_run", lambda *given, **named: (self.built, Environments(self.notes)))
-        monkeypatch.setattr(training, "evaluate_heldout", evaluate_heldout)
-        monkeypatch.setattr(training, "train", loop("train"))
-        monkeypatch.setattr(training, "train_async", loop("train_async"))
+        monkeypatch.setattr(grpo, "read_data", read_data)
+        monkeypatch.setattr(grpo, "build_run", lambda *given, **named: (self.built, Environments(self.notes)))
+        monkeypatch.setattr(grpo, "evaluate_heldout", evaluate_heldout)
+        monkeypatch.setattr(grpo, "train", loop("train"))
+        monkeypatch.setattr(grpo, "train_async", loop("train_async"))
         monkeypatch.setattr(
-            training,
+            grpo,
             "save_trained",
             lambda policy, context, checkpoint, port: self.notes.append(("saved", checkpoint, port)),
         )
@@ -86,7 +86,7 @@ class Step:
         self.context = plain_context(config, tmp_path, listener=self.records.append)
 
     def run(self) -> dict[str, Any]:
-        training.run_grpo(self.context)
+        grpo.run_grpo(self.context)
         (summary,) = [record["values"] for record in self.records if record["kind"] == "summary"]
         return summary
 
@@ -144,9 +144,9 @@ def test_a_run_that_fails_is_closed_and_nothing_is_saved(tmp_path: Path, monkeyp
 def test_what_stopped_a_run_is_told_first_however_its_environments_close(
     close: Any, noted: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "_CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(grpo, "_CLOSE_SECONDS", 0.01)
     notes: list[Any] = []
-    with pytest.raises(KeyError) as caught, training._started(Environments(notes, close)):  # type: ignore[arg-type]
+    with pytest.raises(KeyError) as caught, grpo._started_environments(Environments(notes, close)):  # type: ignore[arg-type]
         raise KeyError("first")
     told = getattr(caught.value, "__notes__", [])
     assert notes == ["start", "close"] and len(told) == (noted is not None)
@@ -156,6 +156,6 @@ def test_what_stopped_a_run_is_told_first_however_its_environments_close(
 def test_environments_that_do_not_close_after_a_run_that_succeeded_are_an_error() -> None:
     notes: list[Any] = []
     environments: Any = Environments(notes, ConfigError("stuck"))
-    with pytest.raises(ConfigError, match="stuck"), training._started(environments):
+    with pytest.raises(ConfigError, match="stuck"), grpo._started_environments(environments):
         pass
     assert notes == ["start", "close"]

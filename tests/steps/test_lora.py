@@ -9,16 +9,15 @@ import pytest
 import torch
 
 from nemotron_steps.artifacts.validators import validate_adapter
+from nemotron_steps.config.schema.convert import MergeConfig
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.huggingface import load_hf_weights
 from nemotron_steps.models.megatron_checkpoint import convert_hf_to_megatron
 from nemotron_steps.runs.context import plain_context
-from nemotron_steps.steps.convert import merge_adapter
-from nemotron_steps.steps.rl import dpo
-from nemotron_steps.steps.sft import automodel, megatron_bridge
-from nemotron_steps.steps.sft.preflight import check
+from nemotron_steps.steps import convert, supervised
+from nemotron_steps.steps.preflight import check_supervised
 from tests.models.checkpoints import write_checkpoint
 from tests.steps.test_tiny_chain import steps
 
@@ -65,14 +64,14 @@ def test_sft_leaves_an_adapter_that_merges_into_what_was_trained(base, tmp_path)
         }
     )
     context = plain_context(config, tmp_path / "sft", inputs={"model": base}, outputs={"model": "adapter"})
-    megatron_bridge.run(context)
+    supervised.sft_megatron_bridge(context)
     slot = context.outputs["model"]
     assert validate_adapter(slot.path)["rank"] == 8 and slot.attributes["model_type"] == "qwen3"
     assert not (slot.path / "weights").exists()
     merging = plain_context(
-        merge_adapter.MergeConfig(), tmp_path / "m", inputs={"adapter": slot.path}, outputs={"model": "checkpoint_hf"}
+        MergeConfig(), tmp_path / "m", inputs={"adapter": slot.path}, outputs={"model": "checkpoint_hf"}
     )
-    merge_adapter.run(merging)
+    convert.merge_adapter(merging)
     merged, before = load_hf_weights(merging.outputs["model"].path), load_hf_weights(base.parent / "hf")
     moved = {name for name in before if not torch.equal(merged[name], before[name])}
     assert moved == {name for name in before if name.endswith("proj.weight")}
@@ -91,7 +90,7 @@ def test_the_dtensor_policys_sft_leaves_an_adapter_too(base, tmp_path):
     )
     inputs = {"model": base.parent / "hf"}
     context = plain_context(config, tmp_path / "sft", inputs=inputs, outputs={"model": "adapter"})
-    automodel.run(context)
+    supervised.sft_automodel(context)
     found = validate_adapter(context.outputs["model"].path)
     assert (found["rank"], len(found["target_modules"])) == (4, 7)
 
@@ -110,7 +109,7 @@ def test_dpo_starts_at_ln_2_against_its_own_base_and_leaves_an_adapter(base, tmp
         }
     )
     context = plain_context(config, tmp_path / "dpo", inputs={"policy": base}, outputs={"model": "adapter"})
-    dpo.run(context)
+    supervised.dpo(context)
     rows = [json.loads(line) for line in (tmp_path / "dpo" / "metrics.jsonl").read_text().splitlines()]
     losses = [row["values"]["loss"] for row in rows if "loss" in row["values"]]
     assert losses[0] == pytest.approx(0.693147, abs=1e-6)
@@ -157,14 +156,14 @@ def test_an_adapter_of_a_new_model_is_refused_before_anything_runs():
         }
     )
     with pytest.raises(ConfigError, match="belongs to a checkpoint"):
-        check(config, {})
+        check_supervised(config, {})
 
 
 def test_linear_layers_without_adapters_are_refused_before_anything_runs(tmp_path):
     write_checkpoint("qwen3_moe", tmp_path)
     config = SftConfig.model_validate({"policy": policy(tmp_path), "cluster": PLACE})
     with pytest.raises(ConfigError, match="cannot have an adapter") as refused:
-        check(config, {})
+        check_supervised(config, {})
     assert "policy.megatron_cfg.peft.target_modules=[linear_qkv,linear_proj]" in refused.value.hints
 
 

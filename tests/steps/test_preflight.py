@@ -10,21 +10,20 @@ from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.errors import ConfigError, DataError, UnsupportedError
-from nemotron_steps.steps import placement
-from nemotron_steps.steps.rl import preflight
-from nemotron_steps.steps.sft.preflight import check as check_sft
+from nemotron_steps.steps import preflight
+from nemotron_steps.steps.preflight import check_supervised
 
 
 def test_prompts_that_an_earlier_step_will_make_replace_those_of_the_config():
     config = RlConfig.model_validate({"data": {"train": {"data_path": "nowhere.jsonl"}}})
-    preflight.check(config, {"prompts": None})
+    preflight.check_rl(config, {"prompts": None})
     with pytest.raises(DataError, match="no such prompt file"):
-        preflight.check(config, {})
+        preflight.check_rl(config, {})
 
 
 def test_a_run_without_prompts_is_refused():
     with pytest.raises(ConfigError, match="no training prompts"):
-        preflight.check(RlConfig(), {})
+        preflight.check_rl(RlConfig(), {})
 
 
 @pytest.mark.parametrize("key", ["grpo.val_period", "grpo.val_at_start", "grpo.val_at_end"])
@@ -37,13 +36,13 @@ def test_validation_without_prompts_for_it_is_refused(key, tmp_path):
             "data": {"train": {"data_path": str(rows)}},
         }
     )
-    preflight.check(config, {"prompts": None})  # an earlier step may make them
+    preflight.check_rl(config, {"prompts": None})  # an earlier step may make them
     with pytest.raises(ConfigError, match=f"{key} asks for validation") as caught:
-        preflight.check(config, {})
+        preflight.check_rl(config, {})
     assert caught.value.hints[1] == (f"{key}=-1" if key.endswith("period") else f"{key}=false")
     data = config.data.model_copy(update={"validation": config.data.train})
     with pytest.raises(DataError):  # of these rows, which are no prompts, and no more of their absence
-        preflight.check(config.model_copy(update={"data": data}), {})
+        preflight.check_rl(config.model_copy(update={"data": data}), {})
 
 
 @pytest.mark.parametrize("named", [
@@ -53,8 +52,8 @@ def test_validation_without_prompts_for_it_is_refused(key, tmp_path):
 def test_a_teacher_that_is_not_there_is_told_before_its_prompts_and_policy_are_made(named):
     config = OpdConfig.model_validate({"on_policy_distillation": named, "cluster": {"backend": "ray"}})
     with pytest.raises(ConfigError, match="no teacher 'mth'"):
-        preflight.check(config, {"prompts": None, "policy": None, "teachers.math": None})
-    preflight.check(config, {"prompts": None, "policy": None, "teachers.mth": None})
+        preflight.check_rl(config, {"prompts": None, "policy": None, "teachers.math": None})
+    preflight.check_rl(config, {"prompts": None, "policy": None, "teachers.mth": None})
 
 
 def test_a_layout_that_does_not_fit_the_model_is_refused_before_any_step_starts(tmp_path):
@@ -71,36 +70,36 @@ def test_a_layout_that_does_not_fit_the_model_is_refused_before_any_step_starts(
     policy = {"checkpoint": str(tmp_path), "megatron_cfg": {"tensor_model_parallel_size": 4}}
     config = RlConfig.model_validate({"policy": policy, "cluster": cluster})
     with pytest.raises(ConfigError, match="does not divide attention heads") as caught:
-        preflight.check(config, {"prompts": None})
+        preflight.check_rl(config, {"prompts": None})
     assert caught.value.hints[0] == "policy.megatron_cfg.tensor_model_parallel_size=2"
-    preflight.check(config, {"prompts": None, "policy": None})  # not that one: an earlier step will make another
+    preflight.check_rl(config, {"prompts": None, "policy": None})  # not that one: an earlier step will make another
     scratch = {"policy": {"megatron_cfg": {"pipeline_model_parallel_size": 4}}, "cluster": cluster}
     made_up = SftConfig.model_validate({**scratch, "from_scratch": {"num_hidden_layers": 6}})
     with pytest.raises(ConfigError, match="does not divide layers"):
-        placement.check(made_up, {})
+        preflight.check_placement(made_up, {})
     tuned = SftConfig.model_validate({"policy": policy, "cluster": cluster})
     with pytest.raises(ConfigError, match="does not divide attention heads"):
-        check_sft(tuned, {})
-    check_sft(tuned, {"model": None})
+        check_supervised(tuned, {})
+    check_supervised(tuned, {"model": None})
 
 
 def test_a_supervised_step_has_a_model_or_the_shape_of_one():
     with pytest.raises(ConfigError, match="nothing to train"):
-        check_sft(SftConfig(), {})
-    check_sft(SftConfig(), {"model": None})
+        check_supervised(SftConfig(), {})
+    check_supervised(SftConfig(), {"model": None})
     scratch = {"from_scratch": {}, "policy": {"max_total_sequence_length": 512}}
-    check_sft(SftConfig.model_validate(scratch), {})
+    check_supervised(SftConfig.model_validate(scratch), {})
     scratch["policy"]["megatron_cfg"] = {"peft": {"enabled": True}}
-    check_sft(SftConfig.model_validate(scratch), {"model": None})
+    check_supervised(SftConfig.model_validate(scratch), {"model": None})
 
 
 @pytest.mark.parametrize("asked", [{"val_period": 1}, {"val_at_start": True}, {"val_at_end": True}])
 def test_prompts_to_validate_on_are_for_a_run_that_validates(asked):
     with pytest.raises(ConfigError, match="nothing asks for a validation") as caught:
-        preflight.check(RlConfig(), {"prompts": None, "validation": None})
+        preflight.check_rl(RlConfig(), {"prompts": None, "validation": None})
     assert caught.value.hints[0] == "grpo.val_period=10"
     config = RlConfig.model_validate({"grpo": asked, "data": {"train": {"data_path": "nowhere.jsonl"}}})
-    preflight.check(config, {"validation": None})  # an earlier step makes both
+    preflight.check_rl(config, {"validation": None})  # an earlier step makes both
 
 
 def test_functions_that_cannot_be_loaded_are_told_before_anything_runs(tmp_path):
@@ -110,15 +109,15 @@ def test_functions_that_cannot_be_loaded_are_told_before_anything_runs(tmp_path)
         settings = {"reward_function": {"functions": [{"function": f"{tmp_path}/own.py:{name}"} for name in functions]}}
         return RlConfig.model_validate({"env": {"nemo_gym": {"environments": settings}}})
 
-    preflight.check(config("score"), {"prompts": None})
+    preflight.check_rl(config("score"), {"prompts": None})
     with pytest.raises(ConfigError, match="scor"):
-        preflight.check(config("score", "scor"), {"prompts": None})
+        preflight.check_rl(config("score", "scor"), {"prompts": None})
 
 
 def test_what_one_process_cannot_do_is_refused_before_any_step_starts():
     cluster = {"backend": "process", "policy_workers": 2}
     given = {"from_scratch": {}, "policy": {"max_total_sequence_length": 512}, "cluster": cluster}
     with pytest.raises(UnsupportedError, match="need Ray"):
-        placement.check(SftConfig.model_validate(given), {})
+        preflight.check_placement(SftConfig.model_validate(given), {})
     with pytest.raises(UnsupportedError, match="need Ray"):
-        preflight.check(RlConfig.model_validate({"cluster": cluster}), {"prompts": None})
+        preflight.check_rl(RlConfig.model_validate({"cluster": cluster}), {"prompts": None})

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.cli.asked import Asked
-from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.schema.data_prep import RlPrepConfig
 from nemotron_steps.config.schema.rl import JUDGE_ROLES, RlConfig
 from nemotron_steps.engine.placement.on_ray import DevicePlan
 from nemotron_steps.manifest.packs import builtin_pack_root
+from nemotron_steps.session.run_request import RunRequest
+from nemotron_steps.session.session import Session
 
 CONFIGS = sorted(
     (file.parent.name, file.stem)
@@ -27,7 +27,7 @@ def bench(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name in ("RL_REWARD_MODEL", "GENRM_URL", "JUDGE_URL", "SAFETY_URL"):
             patch.delenv(name, raising=False)
-        yield Workbench(home=str(tmp_path_factory.mktemp("home")))
+        yield Session(home=str(tmp_path_factory.mktemp("home")))
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def inputs(tmp_path_factory):
 
 @pytest.mark.parametrize(("step", "config"), CONFIGS)
 def test_a_stage_is_planned_without_a_problem_and_fits_its_gpus(step, config, bench, inputs):
-    planned = bench.plan(Asked(targets=(f"rl/nemo_rl/{step}",), config=config, inputs=inputs))
+    planned = bench.plan(RunRequest(targets=(f"rl/nemo_rl/{step}",), config=config, inputs=inputs))
     rl = RlConfig.model_validate(next(s for s in planned if s.step_id.endswith(step)).config)
     judges = {role: judge for role in JUDGE_ROLES if (judge := rl.env.nemo_gym.judge(role)) and judge.backend == "vllm"}
     plan = DevicePlan.of(rl, judges)
@@ -56,7 +56,7 @@ def test_a_stage_is_planned_without_a_problem_and_fits_its_gpus(step, config, be
 @pytest.mark.parametrize("step", ["rlvr", "swe", "rlhf"])
 def test_one_node_works_with_fewer_gpus(step, gpus, bench, inputs):
     fewer = (f"cluster.gpus_per_node={gpus}",)
-    bench.plan(Asked(targets=(f"rl/nemo_rl/{step}",), config="one_node", inputs=inputs, overrides=fewer))
+    bench.plan(RunRequest(targets=(f"rl/nemo_rl/{step}",), config="one_node", inputs=inputs, overrides=fewer))
 
 
 def test_the_rlvr_stages_differ_in_their_data_only(bench):

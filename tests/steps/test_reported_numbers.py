@@ -17,9 +17,9 @@ import pytest
 
 from nemotron_steps import open_run, run
 from nemotron_steps.api.result import Result
-from nemotron_steps.cli.summary import show_values
+from nemotron_steps.cli.run import show_values
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.runs.lines import number
+from nemotron_steps.runs.log_format import number
 
 pytestmark = [pytest.mark.chain, pytest.mark.slow, pytest.mark.timeout(600)]
 

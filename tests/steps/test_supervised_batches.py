@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.cli.request import Workbench
-from nemotron_steps.config.layout.memory.batch import BatchArithmetic
-from nemotron_steps.config.layout.memory.settings import MemorySettings
+from nemotron_steps.config.layout.memory.settings import BatchArithmetic, MemorySettings
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches
-from nemotron_steps.engine.supervised.chat_data import batch_of
 from nemotron_steps.engine.supervised.chat_tokens import ChatSequence
+from nemotron_steps.engine.supervised.loop import batch_of
 from nemotron_steps.manifest.packs import builtin_pack_root
+from nemotron_steps.session.session import Session
 from tests.config.layout.memory.shapes import flat
 
 STEPS = {"sft/megatron_bridge": 1, "reward_model/genrm": 1, "sft/automodel": 1, "rl/nemo_rl/dpo": 2}
@@ -28,7 +27,7 @@ CONFIGS = [
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    return Workbench(home=str(tmp_path_factory.mktemp("home")))
+    return Session(home=str(tmp_path_factory.mktemp("home")))
 
 
 def micro_batches(values, unit, length):

@@ -16,12 +16,10 @@ import pytest
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.genrm import GenRmConfig
 from nemotron_steps.config.schema.sft import SftConfig
-from nemotron_steps.engine.rollouts.agreement import Agreement
+from nemotron_steps.engine.rollouts.evaluation import Agreement
 from nemotron_steps.errors import ConfigError, StepFailedError
 from nemotron_steps.runs.context import plain_context
-from nemotron_steps.steps.reward_model import genrm
-from nemotron_steps.steps.rl import dpo
-from nemotron_steps.steps.sft import automodel, training
+from nemotron_steps.steps import supervised
 
 Open = Callable[[Any], list[Any]]
 
@@ -59,11 +57,11 @@ def sft(**values: Any) -> SftConfig:
 def test_a_schedule_is_as_long_as_the_whole_batches_of_its_epochs(
     rows: int, most: int, epochs: int, total: int, opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    notes = opened(training)
-    monkeypatch.setattr(training, "_read", lambda path, chat, limit: ([path] * rows, rows, 0))
-    monkeypatch.setattr(training, "finetune", lambda *given: {"steps": given[1:3]})
+    notes = opened(supervised)
+    monkeypatch.setattr(supervised, "_read_examples", lambda path, chat, limit: ([path] * rows, rows, 0))
+    monkeypatch.setattr(supervised, "finetune", lambda *given: {"steps": given[1:3]})
     config = sft(sft={"max_num_steps": most, "max_num_epochs": epochs})
-    with training.trained_on_chats(plain_context(config, tmp_path), config) as trained:
+    with supervised.trained_on_chats(plain_context(config, tmp_path), config) as trained:
         assert notes == [("base", {"reference": False, "total_steps": total})]  # and it is open still
         assert (trained.policy, trained.chat, trained.summary) == ("policy", "chat", {"steps": (["t"] * rows, [])})
     assert notes[-1] == "closed"
@@ -73,12 +71,14 @@ def test_a_schedule_is_as_long_as_the_whole_batches_of_its_epochs(
 def test_chats_that_are_too_long_to_train_on_are_counted_and_those_to_validate_on_are_read(
     too_long: int, opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened(training)
-    monkeypatch.setattr(training, "_read", lambda path, chat, limit: ([path] * 4, 4, too_long if path == "t" else 7))
-    monkeypatch.setattr(training, "finetune", lambda *given: {"validation": given[2]})
+    opened(supervised)
+    monkeypatch.setattr(
+        supervised, "_read_examples", lambda path, chat, limit: ([path] * 4, 4, too_long if path == "t" else 7)
+    )
+    monkeypatch.setattr(supervised, "finetune", lambda *given: {"validation": given[2]})
     config = sft(data={"train": {"data_path": "t"}, "validation": {"data_path": "v"}})
     records: list[dict[str, Any]] = []
-    with training.trained_on_chats(plain_context(config, tmp_path, listener=records.append), config) as trained:
+    with supervised.trained_on_chats(plain_context(config, tmp_path, listener=records.append), config) as trained:
         assert trained.summary == {"validation": ["v"] * 4}
     events = {record["name"]: record["fields"] for record in records if record["kind"] == "event"}
     limit = config.policy.max_total_sequence_length
@@ -87,8 +87,8 @@ def test_chats_that_are_too_long_to_train_on_are_counted_and_those_to_validate_o
 
 
 def test_training_without_chats_is_refused(opened: Open, tmp_path: Path) -> None:
-    notes, config = opened(training), sft(data={})
-    begun = training.trained_on_chats(plain_context(config, tmp_path), config)
+    notes, config = opened(supervised), sft(data={})
+    begun = supervised.trained_on_chats(plain_context(config, tmp_path), config)
     with pytest.raises(ConfigError, match="no training chats"), begun:
         pass
     assert notes == []
@@ -104,23 +104,23 @@ def test_a_new_model_is_made_once_of_its_shape_tokenizer_and_seed(
         target.mkdir()
         (target / "config.json").write_text("{}")
 
-    monkeypatch.setattr(training, "initialize_checkpoint", initialize)
+    monkeypatch.setattr(supervised, "initialize_checkpoint", initialize)
     data, alone = {"tokenizer": "tok", "train": {"data_path": "t"}}, {"policy": {"checkpoint": None}}
     config = sft(**alone, from_scratch={"num_hidden_layers": 3}, data=data, sft={"seed": 7})
     context = plain_context(config, tmp_path)
-    assert [training._starting_checkpoint(context, config) for _ in range(2)] == [context.work / "initial"] * 2
+    assert [supervised._starting_checkpoint(context, config) for _ in range(2)] == [context.work / "initial"] * 2
     assert made == [(config.from_scratch, "tok", 7)]
     with pytest.raises(ConfigError, match="needs a tokenizer"):
-        training._starting_checkpoint(context, sft(**alone, from_scratch={}))
+        supervised._starting_checkpoint(context, sft(**alone, from_scratch={}))
     with pytest.raises(ConfigError, match="nothing to train"):
-        training._starting_checkpoint(context, sft(**alone))
-    assert training._starting_checkpoint(context, sft(from_scratch={})) == Path("base")
+        supervised._starting_checkpoint(context, sft(**alone))
+    assert supervised._starting_checkpoint(context, sft(from_scratch={})) == Path("base")
 
 
 def test_the_step_of_fsdp_refuses_another_policy(tmp_path: Path) -> None:
     context = plain_context(sft(), tmp_path, outputs={"model": "checkpoint_hf"})
     with pytest.raises(ConfigError, match="trains with FSDP2") as caught:
-        automodel.run(context)
+        supervised.sft_automodel(context)
     assert caught.value.hints[0] == "policy.dtensor_cfg.enabled=true"
 
 
@@ -128,25 +128,27 @@ def test_the_step_of_fsdp_refuses_another_policy(tmp_path: Path) -> None:
 def test_preference_training_asks_for_what_it_lacks(
     given: dict[str, Any], missing: str, opened: Open, tmp_path: Path
 ) -> None:
-    notes = opened(dpo)
+    notes = opened(supervised)
     with pytest.raises(ConfigError, match=f"the {missing} input is missing") as caught:
-        dpo.run(plain_context(DpoConfig.model_validate(given), tmp_path, outputs={"model": "checkpoint_megatron"}))
+        supervised.dpo(
+            plain_context(DpoConfig.model_validate(given), tmp_path, outputs={"model": "checkpoint_megatron"})
+        )
     assert (caught.value.where, caught.value.hints, notes) == (missing, (f"--input {missing}=PATH",), [])
 
 
 def test_preferences_are_trained_on_against_the_policy_as_it_was(
     opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    notes, saved = opened(dpo), []
-    monkeypatch.setattr(dpo, "read_pairs", lambda path, chat, limit: ([path] * 9, {"t": 2, "v": 5}[path]))
-    monkeypatch.setattr(dpo, "total_steps", lambda settings, batch_size, pairs: pairs + 1)
-    monkeypatch.setattr(dpo, "optimize_preferences", lambda *given: {"trained": given[1], "validated": given[2]})
-    monkeypatch.setattr(dpo, "save_trained", lambda *given, port: saved.append((*given, port, notes[-1])))
+    notes, saved = opened(supervised), []
+    monkeypatch.setattr(supervised, "read_pairs", lambda path, chat, limit: ([path] * 9, {"t": 2, "v": 5}[path]))
+    monkeypatch.setattr(supervised, "total_steps", lambda settings, batch_size, pairs: pairs + 1)
+    monkeypatch.setattr(supervised, "optimize_preferences", lambda *given: {"trained": given[1], "validated": given[2]})
+    monkeypatch.setattr(supervised, "save_trained", lambda *given, port: saved.append((*given, port, notes[-1])))
     data = {"train": {"data_path": "t"}, "validation": {"data_path": "v"}}
     config = DpoConfig.model_validate({"policy": {"checkpoint": "base"}, "data": data})
     records: list[dict[str, Any]] = []
     context = plain_context(config, tmp_path, outputs={"model": "checkpoint_megatron"}, listener=records.append)
-    dpo.run(context)
+    supervised.dpo(context)
     assert notes == [("base", {"reference": True, "total_steps": 10}), "closed"]
     assert saved == [("policy", context, "base", "policy", notes[0])]  # while it is open
     (left_out, _) = [record["fields"] for record in records if record["kind"] == "event"]
@@ -168,9 +170,9 @@ class Judged:
         self.records: list[dict[str, Any]] = []
         self._agreed = agreed
         for name in ("trained_on_chats", "build_generator", "measure_agreement", "read_rows"):
-            monkeypatch.setattr(genrm, name, getattr(self, name))
-        monkeypatch.setattr(genrm, "AsyncSampler", lambda generator: "sampler")
-        monkeypatch.setattr(genrm, "GeneratorJudge", lambda *given, **named: ("judge", named["seed"]))
+            monkeypatch.setattr(supervised, name, getattr(self, name))
+        monkeypatch.setattr(supervised, "AsyncSampler", lambda generator: "sampler")
+        monkeypatch.setattr(supervised, "GeneratorJudge", lambda *given, **named: ("judge", named["seed"]))
 
     @contextmanager
     def trained_on_chats(self, context: Any, config: Any) -> Iterator[Any]:
@@ -200,7 +202,7 @@ class Judged:
         outputs = {"reward_model": "checkpoint_hf"}
         context = plain_context(config, tmp_path, outputs=outputs, listener=self.records.append)
         try:
-            genrm.run(context)
+            supervised.genrm(context)
         finally:
             self.attributes = context.outputs["reward_model"].attributes
 

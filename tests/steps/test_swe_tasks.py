@@ -17,11 +17,10 @@ from nemotron_steps.environments.registry import create
 from nemotron_steps.errors import DataError
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps.data_prep import sft_prep, swe_tasks
-from nemotron_steps.steps.data_prep.split_files import PROMPT_FILES
-from nemotron_steps.steps.data_prep.swe.made_up import failing_test, made_up_packages
+from nemotron_steps.steps.data_prep.blends.splits import PROMPT_FILES
+from nemotron_steps.steps.data_prep.swe.demonstrations import solving_steps
 from nemotron_steps.steps.data_prep.swe.mutations import mutations_of
-from nemotron_steps.steps.data_prep.swe.packages import packages_in
-from nemotron_steps.steps.data_prep.swe.trajectories import solving_steps
+from nemotron_steps.steps.data_prep.swe.packages import failing_test, made_up_packages, packages_in
 
 UNITTEST = "PYTHONPATH=src:. python -S -m unittest -v {tests}"
 
@@ -230,7 +229,7 @@ def test_no_demonstration_shows_a_package_of_the_held_out_tasks_and_a_share_of_t
 
 
 def right(chat: dict[str, Any]) -> bool:
-    from nemotron_steps.steps.data_prep.swe.made_up import FUNCTIONS
+    from nemotron_steps.steps.data_prep.swe.packages import FUNCTIONS
 
     name = chat["messages"][2]["content"].split("def ")[1].split("(")[0]
     new = chat["messages"][3]["tool_calls"][0]["function"]["arguments"]["new_str"]

@@ -22,6 +22,7 @@ from nemotron_steps.environments.tools.single_step_tool_use import SingleStepToo
 from nemotron_steps.errors import DataError
 from nemotron_steps.models.tokenizers import save_tokenizer, train_tokenizer
 from nemotron_steps.runs.context import plain_context
+from nemotron_steps.steps import supervised
 from nemotron_steps.steps.data_prep import tool_preference_prep
 from nemotron_steps.steps.data_prep.hallucinations import (
     ROOM,
@@ -31,9 +32,7 @@ from nemotron_steps.steps.data_prep.hallucinations import (
     properties_of,
     tools_of,
 )
-from nemotron_steps.steps.data_prep.tool_preference_prep import pairs_of
-from nemotron_steps.steps.data_prep.tool_tasks import tool_rows
-from nemotron_steps.steps.rl import dpo
+from nemotron_steps.steps.data_prep.tool_preference_prep import pairs_of, tool_rows
 from tests.models.checkpoints import hf_model, write_checkpoint
 
 TASKS = {"tool_tasks": {"offered": 2, "unanswerable_share": 0.25}}
@@ -290,7 +289,9 @@ def test_dpo_on_the_pairs_prefers_right_calls_on_rows_it_never_saw(tmp_path):
             "checkpointing": {"enabled": False},
         }
     )
-    dpo.run(plain_context(config, tmp_path / "dpo", outputs={"model": "checkpoint_megatron"}, listener=records.append))
+    supervised.dpo(
+        plain_context(config, tmp_path / "dpo", outputs={"model": "checkpoint_megatron"}, listener=records.append)
+    )
     summary = next(record["values"] for record in records if record["kind"] == "summary")
     assert summary["validation_rewards_margin"]["before"] == pytest.approx(0.0, abs=1e-6)
     assert summary["validation_rewards_margin"]["after"] > 0.3

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.cli.asked import Asked
-from nemotron_steps.cli.request import Workbench
-from nemotron_steps.config.layout.sizes import LayoutSizes
+from nemotron_steps.config.layout.parallel_config import ParallelConfig
 from nemotron_steps.errors import PlanError
 from nemotron_steps.manifest.packs import builtin_pack_root
+from nemotron_steps.session.run_request import RunRequest
+from nemotron_steps.session.session import Session
 from tests.steps.twins import TWINS, write_twin
 
 STEPS = {
@@ -60,7 +60,7 @@ def given(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    bench = Workbench(home=str(tmp_path_factory.mktemp("home")))
+    bench = Session(home=str(tmp_path_factory.mktemp("home")))
     bench.describe_input = functools.cache(bench.describe_input)  # a model is looked at once, not at every plan
     return bench
 
@@ -69,7 +69,7 @@ def planned(bench, given, step, config, model, overrides=()):
     """The config of the planned step."""
     port, others = STEPS[step]
     inputs = {port: str(given / model), **{name: str(given / what) for name, what in others.items()}}
-    plan = bench.plan(Asked(targets=(step,), config=config, inputs=inputs, overrides=overrides))
+    plan = bench.plan(RunRequest(targets=(step,), config=config, inputs=inputs, overrides=overrides))
     return next(entry for entry in plan if entry.step_id == step).config
 
 
@@ -88,7 +88,7 @@ def mended(bench, given, step, config, model):
 def test_a_config_takes_a_model_or_says_once_what_mends_it(step, config, model, bench, given):
     found = mended(bench, given, step, config, model)
     assert found["policy"]["model_type"] in (None, TWINS[model][0])
-    asked, sizes = (LayoutSizes.read(_flat(of).get) for of in (bench.compose(step, config, ()).values, found))
+    asked, sizes = (ParallelConfig.read(_flat(of).get) for of in (bench.compose(step, config, ()).values, found))
     if not sizes.dtensor:  # no model has too few heads for a shipped layout
         assert (sizes.tensor, sizes.context) == (asked.tensor, asked.context)
 
@@ -103,7 +103,7 @@ def test_the_recipes_configs_are_for_nemotron(step, config, model, bench, given)
 @pytest.mark.parametrize(("step", "config"), [pair for pair in CONFIGS if pair[1] not in PUBLISHED])
 def test_a_config_of_one_node_or_less_takes_a_small_model_as_it_is(step, config, bench, given):
     for model in ("Qwen3-0.6B", "Qwen3-8B", "Llama-3.1-8B"):
-        sizes = LayoutSizes.read(_flat(planned(bench, given, step, config, model)).get)
+        sizes = ParallelConfig.read(_flat(planned(bench, given, step, config, model)).get)
         assert sizes.nodes == 1 and sizes.gpus_per_node in ((0,) if config == "cpu" else (1, 8))
 
 
@@ -124,7 +124,7 @@ def test_teachers_with_gpus_of_their_own_are_planned_over_what_the_cluster_has(b
     inputs = {name: str(given / what) for name, what in inputs.items()}
     apart = f"{section}.enabled=true", f"{section}.default_teacher_cfg.gpus_per_node=4"
     for overrides, kinds in (((), ["trains and generates"]), (apart, ["trains and generates", "is teacher larger's"])):
-        plan = bench.plan(Asked(targets=asked[:1], config=asked[1], inputs=inputs, overrides=overrides))
+        plan = bench.plan(RunRequest(targets=asked[:1], config=asked[1], inputs=inputs, overrides=overrides))
         memory = next(entry for entry in plan if entry.step_id == asked[0]).memory
         assert [device.name for device in memory.devices] == kinds and "teach" in memory.devices[-1].phases
     with pytest.raises(PlanError, match="teacher larger") as caught:  # 32 heads
@@ -142,7 +142,7 @@ def test_what_is_planned_is_built_on_every_rank(bench, given, tmp_path):
             if model == "Nemotron-3-Super" and config not in PUBLISHED - {"nano3", "nano3_genrm"}:
                 continue  # its 41,000 tensors take long to read
             values = mended(bench, given, step, config, model)
-            sizes = LayoutSizes.read(_flat(values).get)
+            sizes = ParallelConfig.read(_flat(values).get)
             layout = (sizes.tensor, sizes.pipeline, sizes.context, sizes.expert, sizes.sequence_parallel)
             if not sizes.dtensor:
                 policy = {"megatron_cfg": values["policy"]["megatron_cfg"], "precision": "bfloat16"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.config.hybrid_layers import NAMES
+from nemotron_steps.config.families import NAMES
 from tests.config.layout.memory.shapes import NANO_30B, SUPER_120B
 from tests.models.checkpoints import write_tokenizer
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response, Session, Verdict
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Response, Session
 from nemotron_steps.environments.responses import ToolCall
 from nemotron_steps.testing import environment as kit
 from nemotron_steps.testing.environment_subject import EnvironmentSubject, judged, plain
@@ -46,9 +46,9 @@ class Told(Environment):
     async def release(self, session: Session) -> None:
         self.done.append("release")
 
-    async def verify(self, row: Any, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Any, response: Response, session: Session) -> GradeResult:
         found = self.earns(row, response.text)
-        return found if isinstance(found, Verdict) else Verdict(found)
+        return found if isinstance(found, GradeResult) else GradeResult(found)
 
 
 def subject(environment: Told | None = None, **settings: Any) -> Any:
@@ -149,9 +149,9 @@ def test_the_arguments_of_a_call_are_of_the_types_that_its_schema_says() -> None
     ],
 )
 def test_the_right_answer_of_each_row_earns_more_than_none(right: Any, worst: Any, met: bool) -> None:
-    def earns(row: Any, text: str) -> Verdict:
+    def earns(row: Any, text: str) -> GradeResult:
         reward = (right if text else worst) if row["n"] == 3 else float(bool(text))
-        return Verdict(reward) if reward is not None else Verdict.failed("lost")
+        return GradeResult(reward) if reward is not None else GradeResult.failed("lost")
 
     if met:
         kit.right_answers_earn_most(subject(Told(earns)))
@@ -207,14 +207,14 @@ def test_an_answer_has_company_where_groups_are_judged() -> None:
 @pytest.mark.parametrize(
     ("verdict", "found"),
     [
-        (Verdict(0.0), None),
-        (Verdict.failed("judge_unavailable"), None),
-        (Verdict.failed("verify_failed", traceback=f"{300 * 'a'}\nb\nc\n"), r"found: a{296}\nb\nc\n"),
-        (Verdict.failed("verdict_invalid"), "verdict_invalid"),
-        (Verdict(7.0), "reward_out_of_range"),
+        (GradeResult(0.0), None),
+        (GradeResult.failed("judge_unavailable"), None),
+        (GradeResult.failed("verify_failed", traceback=f"{300 * 'a'}\nb\nc\n"), r"found: a{296}\nb\nc\n"),
+        (GradeResult.failed("verdict_invalid"), "verdict_invalid"),
+        (GradeResult(7.0), "reward_out_of_range"),
     ],
 )
-def test_a_mistake_of_the_environment_is_told_as_one(verdict: Verdict, found: str | None) -> None:
+def test_a_mistake_of_the_environment_is_told_as_one(verdict: GradeResult, found: str | None) -> None:
     made = subject(Told(lambda row, text: verdict))
     if found is None:
         assert made.verdict(ROWS[0], "x", "an answer").failure == verdict.failure
@@ -224,6 +224,6 @@ def test_a_mistake_of_the_environment_is_told_as_one(verdict: Verdict, found: st
 
 
 def test_two_verdicts_are_the_same_by_reward_components_and_failure() -> None:
-    one = Verdict(1.0, {"a": 1.0}, details={"x": 1})
-    others = [Verdict(1.0, {"a": 2.0}), Verdict(0.5, {"a": 1.0}), Verdict(None, {"a": 1.0}, "lost")]
-    assert plain(one) == plain(Verdict(1.0, {"a": 1.0})) and plain(one) not in [plain(other) for other in others]
+    one = GradeResult(1.0, {"a": 1.0}, details={"x": 1})
+    others = [GradeResult(1.0, {"a": 2.0}), GradeResult(0.5, {"a": 1.0}), GradeResult(None, {"a": 1.0}, "lost")]
+    assert plain(one) == plain(GradeResult(1.0, {"a": 1.0})) and plain(one) not in [plain(other) for other in others]

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from nemotron_steps.environments import registry
-from nemotron_steps.environments.base import Verdict
+from nemotron_steps.environments.base import GradeResult
 from nemotron_steps.errors import ArtifactError, DataError, StepsError
 from nemotron_steps.testing import artifact_type
 from nemotron_steps.testing import environment as kit
@@ -42,7 +42,7 @@ def test_an_answer_without_content_may_earn_the_least_or_what_the_author_allows(
         rows=[{}],
         worthless=allowed,
         build=lambda: SimpleNamespace(reward_range=(-1.0, 1.0)),
-        verdict=lambda row, answer, what: Verdict(earns),
+        verdict=lambda row, answer, what: GradeResult(earns),
     )
     if met:
         kit.worthless_answers_earn_nothing(subject)

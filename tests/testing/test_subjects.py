@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import Verdict
+from nemotron_steps.environments.base import GradeResult
 from nemotron_steps.rows.lines import Row
 from nemotron_steps.testing import environment as kit
 from nemotron_steps.testing.artifact_type import TypeSubject
@@ -27,10 +27,10 @@ def test_an_example_is_written_anew_where_a_check_changed_it(tmp_path: Path) -> 
 @pytest.mark.parametrize("place", range(4))
 def test_each_rollout_of_a_group_is_compared_with_its_verdict_alone(place: int) -> None:
     def subject(wrong: int | None, *, judges_groups: bool = False) -> Any:
-        def judge(row: Row, *answers: str) -> list[Verdict]:
-            found = [Verdict(float(answer == "4")) for answer in answers]
+        def judge(row: Row, *answers: str) -> list[GradeResult]:
+            found = [GradeResult(float(answer == "4")) for answer in answers]
             if len(answers) > 1 and wrong is not None:
-                found[wrong] = Verdict(0.5)
+                found[wrong] = GradeResult(0.5)
             return found
 
         found = SimpleNamespace(judges_groups=judges_groups)

@@ -152,7 +152,7 @@ from typing import ClassVar
 
 from pydantic import ConfigDict, create_model, model_validator
 
-from nemotron_steps.environments.base import Environment, EnvironmentConfig, RowError, Session, Verdict
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, RowError, Session, GradeResult
 
 TOOL = {
     "type": "function",
@@ -191,7 +191,8 @@ class Sum(Environment):
         text = response.text.strip()
         await asyncio.sleep(0)
         right = text == row["expected_answer"].strip()
-        return Verdict(self.config.full if right else 0.0, {"length": min(len(text), 100)}, None, {"found": text[:50]})
+        reward = self.config.full if right else 0.0
+        return GradeResult(reward, {"length": min(len(text), 100)}, None, {"found": text[:50]})
 ''',
 }
 """With an environment that has a tool."""

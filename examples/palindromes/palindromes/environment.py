@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response, Row, Session, Verdict
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Response, Row, Session
 
 
 class PalindromesConfig(EnvironmentConfig):
@@ -21,10 +21,10 @@ class Palindromes(Environment):
     config_class = PalindromesConfig
     config: PalindromesConfig
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1.0 for a palindrome, less for an answer that is nearly one."""
         letters = [character.lower() for character in response.text if character.isalpha()]
         if len(letters) < self.config.min_length:
-            return Verdict(0.0, {"too_short": 1.0})
+            return GradeResult(0.0, {"too_short": 1.0})
         mirrored = sum(a == b for a, b in zip(letters, reversed(letters), strict=True)) / len(letters)
-        return Verdict(mirrored, {"too_short": 0.0})
+        return GradeResult(mirrored, {"too_short": 0.0})

@@ -15,11 +15,11 @@ from pydantic import Field
 from nemotron_steps.environments.base import (
     Environment,
     EnvironmentConfig,
+    GradeResult,
     Response,
     Row,
     RowError,
     Session,
-    Verdict,
 )
 
 UNITS: dict[str, tuple[str, float]] = {
@@ -96,19 +96,19 @@ class UnitConverter(Environment):
             return f"error: {source} is a {kind}, {target} a {other}"
         return f"{value * size / unit:.6g} {target}"
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """Judge the last number of the answer, and the unit behind it."""
         # The end of an answer is what counts, and a bound on what is searched.
         text = response.text.strip()[-400:]
         found = list(_NUMBER.finditer(text))
         if not found:
-            return Verdict(0.0, {"no_number": 1.0})
+            return GradeResult(0.0, {"no_number": 1.0})
         unit = text[found[-1].end() :].strip(" .*$").split(" ")[0]
         value = float(found[-1][0])
         right = unit == row["expected_unit"] and math.isclose(
             value, row["expected_value"], rel_tol=self.config.relative_error
         )
-        return Verdict(1.0 if right else 0.0, {"no_number": 0.0}, details={"value": value, "unit": unit[:20]})
+        return GradeResult(1.0 if right else 0.0, {"no_number": 0.0}, details={"value": value, "unit": unit[:20]})
 
 
 def _is_number(value: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from nemotron_steps.config.layout.sizes import JUDGE_ROLES
+from nemotron_steps.config.layout.parallel_config import JUDGE_ROLES
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.errors import UnsupportedError
 
@@ -20,8 +20,8 @@ def cluster_address(config: ClusterConfig) -> str | None:
     return config.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
-def refuse_rl_without_ray(config: RlConfig) -> None:
-    """As `refuse_without_ray`, of a step that generates and asks judges as well."""
+def raise_if_rl_needs_ray(config: RlConfig) -> None:
+    """As `raise_if_ray_needed`, of a step that generates and asks judges as well."""
     further = [] if config.policy.generation.colocated.enabled else ["policy.generation.colocated.enabled=true"]
     if isinstance(config, OpdConfig) and config.on_policy_distillation.non_colocated_teachers.enabled:
         further.append("on_policy_distillation.non_colocated_teachers.enabled=false")
@@ -29,10 +29,10 @@ def refuse_rl_without_ray(config: RlConfig) -> None:
         judge = config.env.nemo_gym.judge(role)
         if judge is not None and (judge.replicas or 1) > 1:
             further.append(f"env.nemo_gym.{role}.responses_api_models.vllm_model.replicas=1")
-    refuse_without_ray(config.cluster, config.policy, *further)
+    raise_if_ray_needed(config.cluster, config.policy, *further)
 
 
-def refuse_without_ray(cluster: ClusterConfig, policy: PolicyConfig, *further: str) -> None:
+def raise_if_ray_needed(cluster: ClusterConfig, policy: PolicyConfig, *further: str) -> None:
     """Refuse `cluster.backend=process` with settings that one process cannot follow.
 
     Args:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
+from nemotron_steps.config.compose import origin_of
 from nemotron_steps.config.published.table import TABLE, Published
 from nemotron_steps.config.yaml_lines import KeyPath
 from nemotron_steps.errors import ConfigError
@@ -26,10 +27,7 @@ def find(key: str) -> tuple[Published, tuple[str, ...]] | None:
 
 
 def translate(
-    values: dict[str, Any],
-    has_key: Callable[[str], bool],
-    origins: dict[KeyPath, str],
-    where: Callable[[KeyPath], str | None],
+    values: dict[str, Any], has_key: Callable[[str], bool], origins: dict[KeyPath, str]
 ) -> tuple[dict[str, Any], list[ConfigError]]:
     """A config's values with every published key that the schema lacks renamed, or left out where it says what is
     always so; and an error for each that is refused. Keys that are neither the schema's nor published stay.
@@ -38,38 +36,30 @@ def translate(
         values: composed and resolved; not changed.
         has_key: whether the schema has a dotted key.
         origins: what set each key; those of renamed keys are added.
-        where: what set a key, or the nearest above it.
     """
-    foreign = [(path, value) for path, value in _leaves(values, ()) if _is_foreign(path, value, has_key)]
-    if not foreign:
+    found: list[tuple[KeyPath, Any, Published, tuple[str, ...]]] = []
+    for path, value in _leaves(values, ()):
+        if _is_foreign(path, value, has_key) and (row_and_parts := find(".".join(path))) is not None:
+            found.append((path, value, *row_and_parts))
+    if not found:
         return values, []
-    moved: list[tuple[KeyPath, KeyPath, Any]] = []
     left = copy.deepcopy(values)
-    problems: list[ConfigError] = []
-    pending: list[tuple[KeyPath, Any, Published]] = []
-    for path, value in foreign:
-        found = find(".".join(path))
-        if found is None:
-            continue
-        row, parts = found
+    moved: list[tuple[KeyPath, str, Any]] = []
+    for path, value, row, parts in found:
         _remove(left, path)
         if row.ours is not None or row.values:
-            target = (row.ours or row.pattern).format(*parts)
-            moved.append((path, tuple(target.split(".")), _value(row, path, value, values)))
-            moved += [
-                (path, tuple(key.split(".")), value if given == "=" else given) for key, given in row.also.items()
-            ]
-        else:
-            pending.append((path, value, row))
+            moved.append((path, (row.ours or row.pattern).format(*parts), _value(row, path, value, values)))
+            moved += [(path, key, value if given == "=" else given) for key, given in row.also.items()]
     for path, renamed, value in moved:
-        _put(left, renamed, value)
-        origin = where(path)
-        if origin is not None:
-            origins[renamed] = origin
-    for path, value, row in pending:
-        allowed = [_at(left, each[1:]) if _is_reference(each) else each for each in row.holds]
-        if not any(_same(value, each) for each in allowed):
-            problems.append(_refusal(path, value, row, allowed, where(path)))
+        _put(left, tuple(renamed.split(".")), value)
+        if origin := origin_of(origins, path):
+            origins[tuple(renamed.split("."))] = origin
+    problems = []
+    for path, value, row, _ in found:
+        if row.ours is None and not row.values:
+            allowed = [_at(left, each[1:]) if _is_reference(each) else each for each in row.holds]
+            if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed):
+                problems.append(_refusal(path, value, row, allowed, origin_of(origins, path)))
     return left, problems
 
 
@@ -152,17 +142,10 @@ def _is_reference(value: Any) -> bool:
     return isinstance(value, str) and value.startswith("=")
 
 
-def _same(value: Any, allowed: Any) -> bool:
-    """Equal, and of one kind: true is not 1."""
-    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
-
-
 @lru_cache(maxsize=1)
 def _patterns() -> tuple[tuple[re.Pattern[str], Published], ...]:
-    return tuple((re.compile(_regex(row.pattern)), row) for row in TABLE)
+    def regex(pattern: str) -> str:
+        text = re.escape(pattern.removesuffix(".**")).replace(r"\*", r"([^.]*)")
+        return text + r"(?:\..+)" if pattern.endswith(".**") else text
 
-
-def _regex(pattern: str) -> str:
-    open_end = pattern.endswith(".**")
-    text = re.escape(pattern.removesuffix(".**")).replace(r"\*", r"([^.]*)")
-    return text + r"(?:\..+)" if open_end else text
+    return tuple((re.compile(regex(row.pattern)), row) for row in TABLE)

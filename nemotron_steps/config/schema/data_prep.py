@@ -123,7 +123,7 @@ class DataPrepConfig(Section):
     hf://ORG/NAME, hf://ORG/NAME@REVISION, hf://ORG/NAME/FILE.
     """
 
-    data_fingerprint: ClassVar[str] = "nemotron_steps.steps.data_prep.blends.fingerprint:of_config"
+    data_fingerprint: ClassVar[str] = "nemotron_steps.steps.data_prep.blends.blend_file:of_config"
     """What the cache key has of the files that the config names."""
 
     reasoning_gym: ReasoningGymSource | None = None

@@ -16,7 +16,7 @@ from nemotron_steps.config.schema.rl import GrpoConfig, LossFnConfig, RlConfig
 
 
 class DistillationLossFnConfig(LossFnConfig):
-    """`loss_fn.*` of distillation. Formulas: `nemotron_steps/engine/losses/teacher_kl.py`. The keys of the
+    """`loss_fn.*` of distillation. Formulas: `nemotron_steps/engine/losses/distillation.py`. The keys of the
     policy-gradient loss have a part in it under grpo.adv_estimator.name=opd, and else keep their defaults."""
 
     kl_type: Literal["forward", "reverse", "mixed"] = "mixed"

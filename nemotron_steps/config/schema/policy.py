@@ -20,14 +20,14 @@ from nemotron_steps.config.schema.base import OPERATIONAL, Section, refuse
 from nemotron_steps.config.schema.peft import AdapterConfig, LoraConfig, PeftConfig
 
 ReasoningParserName = Literal["qwen3", "deepseek_r1", "nano_v3", "none"]
-"""How reasoning is told from the answer: nemotron_steps/engine/rollouts/parsers/reasoning.py."""
+"""How reasoning is told from the answer: nemotron_steps/engine/rollouts/conversation.py."""
 TorchSchedulerName = Literal[
     "torch.optim.lr_scheduler.LinearLR",
     "torch.optim.lr_scheduler.ConstantLR",
     "torch.optim.lr_scheduler.CosineAnnealingLR",
 ]
 ToolParserName = Literal["hermes", "qwen3_coder", "llama3_json", "nemotron_json", "none"]
-"""How tool calls are written: nemotron_steps/engine/rollouts/parsers/tools.py."""
+"""How tool calls are written: nemotron_steps/engine/rollouts/tool_calls.py."""
 
 
 def _none_is_empty(value: Any) -> Any:

@@ -181,7 +181,7 @@ class RewardPenaltyTokenIdsConfig(Section):
 
 class RewardPenaltiesConfig(Section):
     """`reward_penalties.*`: rollouts that lose their reward for how they were written. What each means:
-    `nemotron_steps/engine/grpo/reward_penalties.py`."""
+    `nemotron_steps/engine/grpo/rewards.py`."""
 
     penalize_duplicated_reasoning: bool = False
     penalize_empty_final_answer: bool = False

@@ -1,7 +1,7 @@
 """Combinations of GRPO settings that have no meaning, or would silently ignore one of them: refused with the config.
 
 Each function lists the rules of one section of rl.py, whose validators raise those that are broken. Not here: what one
-key alone may be (its field), and what depends on data or machines (steps/rl/preflight.py, resolver/checks.py).
+key alone may be (its field), and what depends on data or machines (steps/preflight.py, resolver/checks.py).
 """
 
 from __future__ import annotations

@@ -19,7 +19,14 @@ from dataclasses import asdict
 from typing import Any
 
 from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, GroupBuffer, Ticket, max_policy_lag
-from nemotron_steps.engine.grpo.dynamic_sampling import failures_of, has_signal, too_few_groups, unshaped_rewards
+from nemotron_steps.engine.grpo.filters import (
+    failures_of,
+    has_no_verdict,
+    has_signal,
+    is_ungraded,
+    too_few_groups,
+    unshaped_rewards,
+)
 from nemotron_steps.engine.grpo.loop import (
     GrpoRun,
     StepRecord,
@@ -36,7 +43,6 @@ from nemotron_steps.engine.grpo.loop import (
     validate,
     validation_due,
 )
-from nemotron_steps.engine.grpo.ungraded import has_no_verdict, is_ungraded
 from nemotron_steps.engine.rollouts.collector import StragglerError
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.errors import DataError

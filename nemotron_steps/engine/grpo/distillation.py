@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nemotron_steps.engine.grpo.step import PreparedBatch
-from nemotron_steps.engine.losses.kl import kl_divergence
-from nemotron_steps.engine.losses.reduction import loss_mask
+from nemotron_steps.engine.losses.loss import loss_mask
+from nemotron_steps.engine.losses.ratios import kl_divergence
 from nemotron_steps.engine.rollouts.teacher_choice import TeacherChoice
 from nemotron_steps.engine.types import RolloutGroup, Teachers
 

@@ -29,24 +29,30 @@ from typing import Any
 import torch
 
 from nemotron_steps.config.schema.rl import RlConfig
-from nemotron_steps.engine.batches.batching import split_batch
-from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
+from nemotron_steps.engine.batching import split_batch
+from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.event_loop import run_on
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, BufferState, GroupBuffer
 from nemotron_steps.engine.grpo.distillation import Distillation
-from nemotron_steps.engine.grpo.dynamic_sampling import DynamicSampler, failures_of, more_signal
-from nemotron_steps.engine.grpo.reward_penalties import RewardPenalties
+from nemotron_steps.engine.grpo.filters import (
+    DynamicSampler,
+    FailureWatch,
+    failures_of,
+    has_no_verdict,
+    is_ungraded,
+    more_signal,
+    refuse_ungraded,
+)
+from nemotron_steps.engine.grpo.rewards import RewardPenalties
 from nemotron_steps.engine.grpo.step import (
     finish_batch,
     needs_prev_logprobs,
     needs_reference_logprobs,
     prepare_batch,
 )
-from nemotron_steps.engine.grpo.ungraded import FailureWatch, has_no_verdict, is_ungraded, refuse_ungraded
 from nemotron_steps.engine.kept_objects import freeze_objects
-from nemotron_steps.engine.losses.loss import SampledFrom
-from nemotron_steps.engine.losses.metrics import combine_updates
+from nemotron_steps.engine.losses.loss import SampledFrom, combine_updates
 from nemotron_steps.engine.reporting import PhaseTimer, Reporter, first_and_last
 from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream
@@ -56,7 +62,7 @@ from nemotron_steps.engine.rollouts.low_effort import reward_brevity
 from nemotron_steps.engine.schedules import sequence_length
 from nemotron_steps.engine.signals import Signal, SignalMonitor
 from nemotron_steps.engine.types import Generator, Policy, RolloutGroup
-from nemotron_steps.environments.judged.notes import JUDGE_NOTES
+from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES
 from nemotron_steps.errors import DataError, EngineError
 
 SETTLED = 8

@@ -11,7 +11,7 @@ from statistics import fmean
 
 import torch
 
-from nemotron_steps.engine.grpo.reward_penalties import METADATA_KEY, RewardPenalty
+from nemotron_steps.engine.grpo.rewards import REWARD_PENALTIES_KEY, RewardPenalty
 from nemotron_steps.engine.types import Rollout
 from nemotron_steps.environments.base import GRADER_FAILED
 
@@ -117,7 +117,7 @@ def environment_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 def reward_penalty_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Share of the graded rollouts that lost their reward, by `reward_penalties.*`; none where none were looked at."""
-    looked_at = [r.metadata[METADATA_KEY] for r in rollouts if METADATA_KEY in r.metadata]
+    looked_at = [r.metadata[REWARD_PENALTIES_KEY] for r in rollouts if REWARD_PENALTIES_KEY in r.metadata]
     counts = Counter(name for names in looked_at for name in names)
     return {f"reward_penalties/{penalty}": counts[penalty] / len(looked_at) for penalty in RewardPenalty if looked_at}
 

@@ -4,7 +4,7 @@
     (the loop):     prev and reference logprobs, where `needs_*` says so
     finish_batch:   sequence logprob-error mask -> advantages -> message penalties -> advantage clip
 
-Only glue: every formula is in rewards.py, advantages.py, penalties.py, losses/importance.py. Dynamic sampling happens
+Only glue: every formula is in rewards.py, advantages.py, penalties.py, losses/ratios.py. Dynamic sampling happens
 before, while groups are still being generated (dynamic_sampling.py).
 """
 
@@ -16,11 +16,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nemotron_steps.engine.batches.batching import pad_rows
+from nemotron_steps.engine.batching import pad_rows
 from nemotron_steps.engine.grpo.advantages import ESTIMATORS, GradedRewards, clip_advantages, group_statistics
-from nemotron_steps.engine.grpo.dynamic_sampling import epsilon_filter
-from nemotron_steps.engine.grpo.penalties import apply_penalties, find_violations, mask_turns, treatments
-from nemotron_steps.engine.grpo.rewards import scale_rewards, shape_rewards
+from nemotron_steps.engine.grpo.filters import epsilon_filter
+from nemotron_steps.engine.grpo.rewards import (
+    apply_penalties,
+    find_violations,
+    mask_turns,
+    scale_rewards,
+    shape_rewards,
+    treatments,
+)
 from nemotron_steps.engine.grpo.rollout_metrics import (
     completion_metrics,
     component_metrics,
@@ -30,9 +36,8 @@ from nemotron_steps.engine.grpo.rollout_metrics import (
     reward_metrics,
     reward_penalty_metrics,
 )
-from nemotron_steps.engine.losses.importance import sequence_logprob_error
-from nemotron_steps.engine.losses.kl import kl_divergence
-from nemotron_steps.engine.losses.reduction import count_normalizers, loss_mask, reduce_over_batch
+from nemotron_steps.engine.losses.loss import count_normalizers, loss_mask, reduce_over_batch
+from nemotron_steps.engine.losses.ratios import kl_divergence, sequence_logprob_error
 from nemotron_steps.engine.rollouts.failures import Failure, failed_rollout
 from nemotron_steps.engine.rollouts.low_effort import METADATA_KEY, low_effort_metrics
 from nemotron_steps.engine.schedules import epsilon_limit

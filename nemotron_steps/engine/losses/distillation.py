@@ -7,19 +7,97 @@ The divergence itself is teacher_kl.py's, computed at the policy's output layer,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from nemotron_steps.engine.losses.loss import Loss
-from nemotron_steps.engine.losses.metrics import MetricSums
+from nemotron_steps.engine.losses.loss import (
+    Loss,
+    LossNormalizers,
+    MetricSums,
+    counts,
+    loss_mask,
+    masked_sum,
+    reduce_over_batch,
+)
 from nemotron_steps.engine.losses.policy_gradient import mismatch_sums
-from nemotron_steps.engine.losses.reduction import LossNormalizers, counts, loss_mask, masked_sum, reduce_over_batch
-from nemotron_steps.engine.losses.teacher_kl import TeacherKl
 from nemotron_steps.errors import EngineError
 
 if TYPE_CHECKING:
     from nemotron_steps.engine.types import TrainBatch
+
+
+TeacherKlType = Literal["forward", "reverse", "mixed"]
+
+LOG_INFINITESIMAL = -100.0
+"""log q of a token that the teacher's k heaviest are not, under `zero_outside_topk`."""
+
+
+@dataclass(frozen=True)
+class TeacherKl:
+    """Which divergence; keys as `loss_fn.*`."""
+
+    kl_type: TeacherKlType = "mixed"
+    mixed_kl_weight: float = 0.5
+    zero_outside_topk: bool = False
+
+    @property
+    def forward(self) -> float:
+        """Weight of the forward KL; 1 less it is that of the reverse."""
+        return {"forward": 1.0, "reverse": 0.0, "mixed": self.mixed_kl_weight}[self.kl_type]
+
+    def of_all(
+        self, log_p: torch.Tensor, log_q: torch.Tensor, add: Callable[[torch.Tensor], torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The divergence over whole distributions.
+
+        Args:
+            log_p, log_q: [n, rows] the policy's and the teacher's, of this rank's part of the vocabulary.
+            add: sum over the ranks that hold the other parts.
+
+        Returns:
+            (nats [n], its gradient in the policy's logits of this part [n, rows]).
+        """
+        weight, p, q, ratio = self.forward, log_p.exp(), log_q.exp(), log_p - log_q
+        forward, reverse = add(torch.stack(((-q * ratio).sum(-1), (p * ratio).sum(-1))))
+        value = weight * forward + (1 - weight) * reverse
+        return value, weight * (p - q) + (1 - weight) * p * (ratio - reverse[:, None])
+
+    def of_chosen(
+        self, chosen: torch.Tensor, teacher: torch.Tensor, lse: torch.Tensor, negative_entropy: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The divergence over a teacher's k heaviest tokens.
+
+        Args:
+            chosen: [n, k] the policy's logits of those tokens.
+            teacher: [n, k] the teacher's log softmax over them.
+            lse: [n] log-sum-exp of all the policy's logits.
+            negative_entropy: [n] sum_v p log p of the policy's whole distribution.
+
+        Returns:
+            (nats [n]; its gradient in the chosen logits [n, k]; and a [n], where p (a + (1 - `forward`) log p) is to be
+            added to the gradient in every logit, or None where nothing is).
+        """
+        weight = self.forward
+        q = teacher.exp()
+        if not self.zero_outside_topk:
+            log_p = chosen.log_softmax(-1)
+            p, ratio = log_p.exp(), log_p - teacher
+            reverse = (p * ratio).sum(-1)
+            value = weight * -(q * ratio).sum(-1) + (1 - weight) * reverse
+            gradient = weight * (p - q) + (1 - weight) * p * (ratio - reverse[:, None])
+            return value, gradient, None
+        log_p = chosen - lse[:, None]
+        p = log_p.exp()
+        rest = 1 - p.sum(-1)
+        forward = (q * (teacher - log_p)).sum(-1)
+        reverse = negative_entropy - (p * teacher).sum(-1) - LOG_INFINITESIMAL * rest
+        value = weight * forward + (1 - weight) * reverse
+        gradient = -weight * q + (1 - weight) * p * (LOG_INFINITESIMAL - teacher)
+        everywhere = weight + (1 - weight) * (-LOG_INFINITESIMAL - reverse)
+        return value, gradient, everywhere
 
 
 class DistillationLoss(Loss):

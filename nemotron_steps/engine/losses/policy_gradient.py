@@ -11,17 +11,23 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nemotron_steps.engine.losses.importance import ImportanceWeights, importance_weights, truncate_weights
-from nemotron_steps.engine.losses.kl import KlType, kl_divergence
-from nemotron_steps.engine.losses.loss import Loss, SampledFrom
-from nemotron_steps.engine.losses.metrics import MetricSums
-from nemotron_steps.engine.losses.reduction import (
+from nemotron_steps.engine.losses.loss import (
+    Loss,
     LossNormalizers,
+    MetricSums,
+    SampledFrom,
     counts,
     loss_mask,
     masked_sum,
     reduce_over_batch,
     sequence_means,
+)
+from nemotron_steps.engine.losses.ratios import (
+    ImportanceWeights,
+    KlType,
+    importance_weights,
+    kl_divergence,
+    truncate_weights,
 )
 from nemotron_steps.errors import EngineError
 

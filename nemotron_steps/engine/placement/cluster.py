@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nemotron_steps.config.layout.processes import cluster_address
-from nemotron_steps.config.process_variables import variables_set
+from nemotron_steps.config.locations import variables_set
 from nemotron_steps.config.schema.rl import ClusterConfig
 from nemotron_steps.errors import UnsupportedError, WorkerLostError, first_line
 from nemotron_steps.stopping import left_to_us

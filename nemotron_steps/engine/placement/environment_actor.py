@@ -30,7 +30,15 @@ from nemotron_steps.engine.workers.workers import (
     start_workers,
     stop_workers,
 )
-from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, Response, Row, Session, Verdict
+from nemotron_steps.environments.base import (
+    AgentRun,
+    Environment,
+    EnvironmentConfig,
+    GradeResult,
+    Response,
+    Row,
+    Session,
+)
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.judged.judges import HttpJudge, Judge, JudgeLostError, Messages
 from nemotron_steps.errors import JudgeUnavailableError, WorkerLostError
@@ -194,7 +202,7 @@ class EnvironmentWorker(WorkerProcess):
 
     async def verify_group(
         self, name: str, row: Row, responses: Sequence[Response], places: Sequence[int | Session]
-    ) -> list[Verdict]:
+    ) -> list[GradeResult]:
         """See Environment."""
         sessions = [self._session(place) for place in places]
         return await self._environments[name].judge_group(row, responses, sessions)
@@ -265,17 +273,19 @@ class PlacedEnvironment(Environment):
         """See Environment. It only talks to a server, and the policy's endpoint is on the driver's machine."""
         return await self.local.run_agent(row, sampling)
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """See Environment."""
         return (await self.verify_group(row, [response], [session]))[0]
 
-    async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
+    async def verify_group(
+        self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]
+    ) -> list[GradeResult]:
         """See Environment."""
 
         def arguments() -> tuple[Any, ...]:
             return row, list(responses), [self._place(session) for session in sessions]
 
-        verdicts: list[Verdict] = await self._ask("verify_group", arguments)
+        verdicts: list[GradeResult] = await self._ask("verify_group", arguments)
         return verdicts
 
     async def release(self, session: Session) -> None:

@@ -22,9 +22,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.config.layout.misfits import device_misfits
-from nemotron_steps.config.layout.sizes import JudgeSizes, judge_copies, sizes_of
-from nemotron_steps.config.layout.suggestions import refuse
+from nemotron_steps.config.layout.constraints import device_violations, raise_if_violated
+from nemotron_steps.config.layout.parallel_config import JudgeLayout, judge_copies, parallel_config_of
 from nemotron_steps.config.schema.rl import NemoGymConfig, RlConfig, VllmModelConfig
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.placement.cluster import RayCluster
@@ -75,9 +74,9 @@ class DevicePlan:
         Args:
             judges: by role.
         """
-        local = tuple(JudgeSizes(role, judge.tensor_parallel_size, judge.replicas) for role, judge in judges.items())
-        sizes = replace(sizes_of(config), judges=local)
-        refuse(sizes, found=[*device_misfits(sizes)])
+        local = tuple(JudgeLayout(role, judge.tensor_parallel_size, judge.replicas) for role, judge in judges.items())
+        sizes = replace(parallel_config_of(config), judges=local)
+        raise_if_violated(sizes, found=[*device_violations(sizes)])
         copies = judge_copies(sizes, local)
         alone = [judge.width for judge in local for _ in range(copies[judge.role])]
         return cls(

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nemotron_steps.config.layout.processes import refuse_rl_without_ray
-from nemotron_steps.config.layout.sizes import sizes_of
-from nemotron_steps.config.layout.suggestions import refuse
-from nemotron_steps.config.layout.teacher_fit import refuse_teacher_misfits
+from nemotron_steps.config.layout.constraints import raise_if_violated
+from nemotron_steps.config.layout.other_models import raise_if_teachers_violate
+from nemotron_steps.config.layout.parallel_config import parallel_config_of
+from nemotron_steps.config.layout.processes import raise_if_rl_needs_ray
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import RlConfig
-from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
+from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.grpo.distillation import Distillation
 from nemotron_steps.engine.grpo.loop import GrpoRun
-from nemotron_steps.engine.grpo.reward_penalties import RewardPenalties
+from nemotron_steps.engine.grpo.rewards import RewardPenalties
 from nemotron_steps.engine.grpo.step import needs_reference_logprobs
 from nemotron_steps.engine.kept_objects import free_left_gpu_memory
-from nemotron_steps.engine.losses.distillation import DistillationLoss
+from nemotron_steps.engine.losses.distillation import DistillationLoss, TeacherKl
 from nemotron_steps.engine.losses.loss import Loss, SampledFrom
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
-from nemotron_steps.engine.losses.teacher_kl import TeacherKl
 from nemotron_steps.engine.placement.parts import Parts, Wanted, WantedTeachers, place_in_process
 from nemotron_steps.engine.placement.teacher_group import teacher_config
 from nemotron_steps.engine.reporting import Reporter
@@ -46,7 +45,7 @@ def build_run(
         ConfigError: the layout does not come out even over the model and the devices (config/layout).
         UnsupportedError: a part cannot do what the config asks of it, or is not where it should be.
     """
-    refuse_rl_without_ray(config)
+    raise_if_rl_needs_ray(config)
     grpo = config.grpo
     needs = check_run_rows(config, rows)
     if config.policy.checkpoint is None:
@@ -120,11 +119,11 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
         ConfigError: the layout does not come out even over the model and the devices (config/layout).
         UnsupportedError: a part cannot do what the config asks of it, or is not where it should be.
     """
-    sizes = sizes_of(config)
-    refuse(sizes, facts_of(wanted.hf_folder))
+    sizes = parallel_config_of(config)
+    raise_if_violated(sizes, facts_of(wanted.hf_folder))
     if wanted.teachers is not None:
         known = {name: facts_of(path) for name, path in wanted.teachers.checkpoints.items()}
-        refuse_teacher_misfits(sizes, {name: facts for name, facts in known.items() if facts is not None})
+        raise_if_teachers_violate(sizes, {name: facts for name, facts in known.items() if facts is not None})
     if config.cluster.backend == "ray":
         from nemotron_steps.engine.placement import on_ray
 

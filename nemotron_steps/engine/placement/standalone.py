@@ -10,9 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nemotron_steps.config.layout.misfits import device_misfits
-from nemotron_steps.config.layout.sizes import JudgeSizes, LayoutSizes, judge_copies, sizes_of
-from nemotron_steps.config.layout.suggestions import refuse
+from nemotron_steps.config.layout.constraints import device_violations, raise_if_violated
+from nemotron_steps.config.layout.parallel_config import JudgeLayout, ParallelConfig, judge_copies, parallel_config_of
 from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, EnvConfig, VllmModelConfig
 from nemotron_steps.engine.generation.sampler import AsyncSampler
@@ -53,8 +52,8 @@ def open_policy(
         here = build_policy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
         yield here, {"backend": "process"}
         return
-    sizes = sizes_of(SimpleNamespace(cluster=cluster, policy=config))
-    refuse(sizes, found=[*device_misfits(sizes)])
+    sizes = parallel_config_of(SimpleNamespace(cluster=cluster, policy=config))
+    raise_if_violated(sizes, found=[*device_violations(sizes)])
     gpu = 1.0 if cluster.gpus_per_node else 0.0
     with ExitStack() as resources:
         ray = RayCluster(cluster, workers=sizes.ranks)
@@ -159,8 +158,8 @@ def device_plan(
             found=f"{cluster.num_nodes} nodes of {gpus} GPUs, {judge_nodes} of them for judges",
             hints=(f"cluster.num_nodes={judge_nodes + 1} cluster.gpus_per_node={max(width, gpus)}",),
         )
-    sizes = LayoutSizes(nodes=cluster.num_nodes, gpus_per_node=gpus, judge_nodes=judge_nodes)
-    judges = tuple(JudgeSizes(role, judge.tensor_parallel_size, judge.replicas) for role, judge in local.items())
+    sizes = ParallelConfig(nodes=cluster.num_nodes, gpus_per_node=gpus, judge_nodes=judge_nodes)
+    judges = tuple(JudgeLayout(role, judge.tensor_parallel_size, judge.replicas) for role, judge in local.items())
     copies = judge_copies(sizes, judges)
     alone = [judge.width for judge in judges for _ in range(copies[judge.role])]
     return DevicePlan(

@@ -26,10 +26,15 @@ from torch.distributed.tensor import DTensor
 
 from nemotron_steps.config.families import rope_type
 from nemotron_steps.config.schema.policy import PolicyConfig, TorchOptimizerConfig
-from nemotron_steps.engine.batches.batching import select_rows
-from nemotron_steps.engine.losses.loss import Loss
-from nemotron_steps.engine.losses.metrics import MetricSums, all_reduce_metric_sums, finalize_metrics, merge_metric_sums
-from nemotron_steps.engine.losses.reduction import count_normalizers
+from nemotron_steps.engine.batching import select_rows
+from nemotron_steps.engine.losses.loss import (
+    Loss,
+    MetricSums,
+    all_reduce_metric_sums,
+    count_normalizers,
+    finalize_metrics,
+    merge_metric_sums,
+)
 from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights
 from nemotron_steps.engine.policy.hf_lora import HfAdapters
 from nemotron_steps.engine.policy.hf_model import LogprobModel, checkpoint_tensors, load_hf_model, tensor_parallel

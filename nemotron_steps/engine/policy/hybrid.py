@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nemotron_steps.config.layout.sizes import stage_layers
+from nemotron_steps.config.layout.parallel_config import stage_layers
 from nemotron_steps.engine.policy.attention.attention import FlatAttention, FlatSelfAttention
 from nemotron_steps.engine.policy.flat_model import FlatModel, own_routing, padded_vocabulary, transformer_config
 from nemotron_steps.engine.policy.kernels.feed_forward import feed_forward

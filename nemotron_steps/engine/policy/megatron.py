@@ -20,9 +20,15 @@ import torch.distributed as dist
 
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.losses.distillation import DistillationLoss
-from nemotron_steps.engine.losses.loss import Loss
-from nemotron_steps.engine.losses.metrics import MetricSums, all_reduce_metric_sums, finalize_metrics, merge_metric_sums
-from nemotron_steps.engine.losses.reduction import LossNormalizers, count_normalizers
+from nemotron_steps.engine.losses.loss import (
+    Loss,
+    LossNormalizers,
+    MetricSums,
+    all_reduce_metric_sums,
+    count_normalizers,
+    finalize_metrics,
+    merge_metric_sums,
+)
 from nemotron_steps.engine.policy import checkpoint
 from nemotron_steps.engine.policy import parallel_dims as parallel
 from nemotron_steps.engine.policy.flat_model import FlatModel

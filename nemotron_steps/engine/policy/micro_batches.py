@@ -13,8 +13,8 @@ from functools import partial
 import torch
 
 from nemotron_steps.config.schema.policy import PolicyConfig
-from nemotron_steps.engine.batches.batching import fixed_micro_batches, round_up, token_budget_micro_batches
-from nemotron_steps.engine.batches.packing import pack
+from nemotron_steps.engine.batching import fixed_micro_batches, round_up, token_budget_micro_batches
+from nemotron_steps.engine.packing import pack
 from nemotron_steps.engine.policy.token_layout import prompt_content
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ConfigError

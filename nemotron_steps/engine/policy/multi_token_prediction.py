@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from nemotron_steps.engine.losses.reduction import loss_mask
+from nemotron_steps.engine.losses.loss import loss_mask
 from nemotron_steps.engine.policy.kernels.dense import linear
 from nemotron_steps.engine.policy.norm import RmsNorm
 from nemotron_steps.engine.policy.output_layer import Results

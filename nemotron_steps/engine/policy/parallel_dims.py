@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nemotron_steps.config.layout.sizes import LayoutSizes
-from nemotron_steps.config.layout.suggestions import refuse
+from nemotron_steps.config.layout.constraints import raise_if_violated
+from nemotron_steps.config.layout.parallel_config import ParallelConfig
 from nemotron_steps.config.schema.policy import MegatronConfig
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.megatron_core import ensure_process_group, load_megatron_core
@@ -33,7 +33,7 @@ class ParallelDims:
     @classmethod
     def from_config(cls, config: MegatronConfig, architecture: Architecture) -> ParallelDims:
         """The layout `policy.megatron_cfg` asks for, checked against the model. ConfigError if they do not fit."""
-        sizes = LayoutSizes(
+        sizes = ParallelConfig(
             tensor=config.tensor_model_parallel_size,
             pipeline=config.pipeline_model_parallel_size,
             context=config.context_parallel_size,
@@ -42,7 +42,7 @@ class ParallelDims:
             mtp_layers=config.mtp_num_layers,
             mtp_repeated=config.mtp_use_repeated_layer,
         )
-        refuse(sizes, architecture.facts)
+        raise_if_violated(sizes, architecture.facts)
         return cls(
             tensor=sizes.tensor,
             pipeline=sizes.pipeline,
@@ -59,8 +59,8 @@ def initialize(layout: ParallelDims) -> None:
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel.random import initialize_rng_tracker
 
-    refuse(
-        LayoutSizes(
+    raise_if_violated(
+        ParallelConfig(
             tensor=layout.tensor,
             pipeline=layout.pipeline,
             context=layout.context,

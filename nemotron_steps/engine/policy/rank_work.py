@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from nemotron_steps.engine.batches.batching import select_rows
+from nemotron_steps.engine.batching import select_rows
 from nemotron_steps.engine.policy.moe.replay import check_routed_experts
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.types import TrainBatch

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nemotron_steps.config.layout.sizes import stage_layers
+from nemotron_steps.config.layout.parallel_config import stage_layers
 from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights
 from nemotron_steps.engine.policy.buffers import Kind, ParameterBuffer, is_decayed
 from nemotron_steps.engine.policy.flat_model import FlatModel

@@ -1,7 +1,7 @@
 """A policy's training state at one step, on its way to disk: staged tensors, and the rest as JSON.
 
 With staged copies it may be written by a thread of its own while the policy trains on. Not here: which tensors there
-are (checkpoint.py, dtensor.py) and when they are saved (engine/checkpoints/checkpoint.py).
+are (checkpoint.py, dtensor.py) and when they are saved (engine/checkpoints.py).
 """
 
 from __future__ import annotations

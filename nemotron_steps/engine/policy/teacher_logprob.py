@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from nemotron_steps.engine.losses.teacher_kl import TeacherKl
+from nemotron_steps.engine.losses.distillation import TeacherKl
 from nemotron_steps.engine.policy.kernels.dense import linear_forward, outer_product
 from nemotron_steps.engine.policy.output_layer import OutputLayer
 from nemotron_steps.engine.policy.token_layout import TokenLayout

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from nemotron_steps.config.schema.policy import PolicyConfig
-from nemotron_steps.engine.batches.batching import select_rows
-from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
+from nemotron_steps.engine.batching import select_rows
+from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.policy.teacher_logprob import linear_states, linear_topk
 from nemotron_steps.engine.types import TrainBatch

@@ -1,12 +1,13 @@
 """What becomes of a rollout whose environment breaks: a failure with a name, masked and reported, and nothing else.
 
 One bad row, one exception in a grader, a tool or a follow-up, one dead environment: none of them ends a run. What does
-is a share of failures over a bound (engine/grpo/ungraded.py), and what is no environment's: the policy's own generator,
+is a share of failures over a bound (engine/grpo/filters.py), and what is no environment's: the policy's own generator,
 and a judge that runs beside it.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from typing import TypeVar
 
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.rollouts.data import PromptRow
-from nemotron_steps.engine.rollouts.timeouts import call_with_timeout
 from nemotron_steps.engine.types import Rollout
 from nemotron_steps.environments.base import (
     ENVIRONMENT_LOST,
@@ -24,10 +24,12 @@ from nemotron_steps.environments.base import (
     VERIFY_FAILED,
     AgentRun,
     Environment,
+    GradeResult,
     Session,
-    Verdict,
 )
 from nemotron_steps.environments.judged.judges import JudgeLostError
+from nemotron_steps.errors import RESUME, WorkerLostError
+from nemotron_steps.waiting import waiting
 
 PROMPT_TOO_LONG = "prompt_too_long"
 """Failure class: the prompt leaves no room for an answer."""
@@ -66,15 +68,15 @@ class Failure:
     """A command that shows it again."""
 
     @classmethod
-    def of(cls, verdict: Verdict) -> Failure:
+    def of(cls, verdict: GradeResult) -> Failure:
         """What a failed verdict says, or one of an answer that the grader failed over."""
         message, trace, hint = (str(verdict.details.get(name) or "") for name in ("message", "traceback", "hint"))
         return cls(verdict.failure or GRADER_FAILED, message, trace, hint)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> GradeResult:
         """The inverse of `of`."""
-        return Verdict.failed(self.name, **self.metadata)
+        return GradeResult.failed(self.name, **self.metadata)
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -107,7 +109,7 @@ async def ask(environment: Environment, call: str, answer: Awaitable[Answer]) ->
     except JudgeLostError:
         raise
     except Exception as error:
-        raise RolloutFailedError(Failure.of(Verdict.of_error(error, name))) from error
+        raise RolloutFailedError(Failure.of(GradeResult.of_error(error, name))) from error
     if not isinstance(result, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
         said = f"`{call}` of environment `{environment.name}` returned {result!r:.200}, which is no {wanted}"
@@ -164,3 +166,33 @@ def failed_rollout(
         failure=failure.name,
         metadata=dict(failure.metadata),
     )
+
+
+ENVIRONMENT_SECONDS = 3600.0
+"""For one call: seeding, a tool, a follow-up question, the verdict of a group."""
+AGENT_SECONDS = 6 * 3600.0
+"""For a whole rollout that an environment's own agent runs."""
+
+
+async def call_with_timeout(name: str, call: str, answer: Awaitable[Answer]) -> Answer:
+    """What an environment answers.
+
+    Args:
+        name: of the environment. call: of its method. Both for the message.
+
+    Raises:
+        WorkerLostError: it did not answer in time.
+    """
+    limit = AGENT_SECONDS if call == "run_agent" else ENVIRONMENT_SECONDS
+    try:
+        async with asyncio.timeout(limit) as clock:
+            with waiting(f"the environment `{name}` ({call})", limit):
+                return await answer
+    except TimeoutError as error:
+        if not clock.expired():  # the environment's own
+            raise
+        raise WorkerLostError(
+            f"the environment `{name}` has not answered for {limit:.0f} s: it, or a judge it asks, is dead",
+            where=f"{name}.{call}",
+            hints=[RESUME],
+        ) from error

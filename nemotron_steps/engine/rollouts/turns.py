@@ -1,41 +1,97 @@
 """The turns of one rollout: what the policy says, and what the environment says to it.
 
 The conversation goes on in tokens (models/chat.py): what was sampled stays as it was. Not for: groups and verdicts
-(collector.py), or rollouts that an agent runs (agent_rollouts.py).
+(collector.py). Of an agent's rollout, which samples through the policy's endpoint, the tokens are on its output items:
+what lies between two turns is the part of the later prompt that the earlier turn does not end with.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts.conversation import AssistantTurn, TurnFormat, parse_assistant
 from nemotron_steps.engine.rollouts.failures import PROMPT_UNUSABLE, Failure, RolloutFailedError, ask
-from nemotron_steps.engine.rollouts.trajectory import Trajectory
-from nemotron_steps.engine.types import Completion, SamplingParams
-from nemotron_steps.environments.base import Environment, Row, Session, Verdict
+from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
+from nemotron_steps.environments.base import AgentRun, Environment, GradeResult, Row, Session
 from nemotron_steps.environments.responses import Response, ToolCall, function_call_output_item
 from nemotron_steps.models.chat import ChatFormat
 
 
-class Turns:
-    """Runs rollouts turn by turn.
+@dataclass
+class Trajectory:
+    """One rollout's tokens so far, and what it said."""
 
-    Args:
+    token_ids: list[int]
+    token_mask: list[int]
+    logprobs: list[float]
+    weight_versions: list[int] = field(default_factory=list)
+    turns: list[tuple[int, int]] = field(default_factory=list)
+    output: list[dict[str, Any]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    truncated: bool = False
+    malformed_tool_calls: int = 0
+    failure: Failure | None = None
+    """Why it did not get to its end."""
+    routed_experts: npt.NDArray[np.int16] | None = None
+    """As a Rollout's."""
+
+    def append_sampled(self, completion: Completion) -> None:
+        """Add an assistant turn as it was sampled."""
+        start = len(self.token_ids)
+        self.token_ids.extend(completion.token_ids)
+        self.token_mask.extend([1] * len(completion.token_ids))
+        self.logprobs.extend(completion.logprobs)
+        self.weight_versions.extend(completion.weight_versions)
+        self.turns.append((start, len(self.token_ids)))
+        self.truncated = completion.finish_reason is not FinishReason.STOP
+        self._add_experts(completion.routed_experts)
+
+    def _add_experts(self, chosen: npt.NDArray[np.int16] | None) -> None:
+        """Those of tokens that had none: a turn feeds the turns before it again, under other weights perhaps."""
+        if chosen is not None:
+            known = self.routed_experts
+            # Copied: what came from another process lies in shared memory, which is not to be held for long.
+            self.routed_experts = chosen.copy() if known is None else np.concatenate((known, chosen[len(known) :]))
+
+    def append_context(self, token_ids: Sequence[int]) -> None:
+        """Add tokens the policy did not write (tool results); they are never trained."""
+        self.token_ids.extend(token_ids)
+        self.token_mask.extend([0] * len(token_ids))
+        self.logprobs.extend([0.0] * len(token_ids))
+
+    def cut(self, limit: int) -> None:
+        """Drop what lies past `limit` tokens: nothing after it is trained."""
+        if len(self.token_ids) > limit:
+            self.truncated = True
+        for column in (self.token_ids, self.token_mask, self.logprobs):
+            del column[limit:]  # type: ignore[attr-defined]
+        if self.routed_experts is not None:
+            self.routed_experts = self.routed_experts[:limit]
+
+
+@dataclass(frozen=True)
+class ChatSettings:
+    """How rollouts are asked and read: the chat template with a row's variables, and what follows from them.
+
+    Attributes:
         sampler: the policy's generator.
         chat: the policy's tokenizer and template.
         turn_format: how the policy writes reasoning and tool calls.
         max_turns: assistant turns a rollout may take, where its environment's `max_steps` does not say.
     """
 
-    def __init__(self, sampler: AsyncSampler, chat: ChatFormat, turn_format: TurnFormat, max_turns: int) -> None:
-        self._sampler = sampler
-        self._chat = chat
-        self._turn_format = turn_format
-        self._max_turns = max_turns
+    sampler: AsyncSampler
+    chat: ChatFormat
+    turn_format: TurnFormat
+    max_turns: int
 
     async def run(
         self,
@@ -56,17 +112,17 @@ class Turns:
         """
         trajectory = Trajectory(list(prompt_ids), [0] * len(prompt_ids), [0.0] * len(prompt_ids))
         completion = await first
-        most = environment.config.max_steps or self._max_turns
+        most = environment.config.max_steps or self.max_turns
         for turn in range(most):
             trajectory.append_sampled(completion)
-            text = self._chat.decode(completion.token_ids)
+            text = self.chat.decode(completion.token_ids)
             trajectory.texts.append(text)
-            said = parse_assistant(text, f"{member_id}/{turn}", self._turn_format, session.tools)
+            said = parse_assistant(text, f"{member_id}/{turn}", self.turn_format, session.tools)
             trajectory.output.extend(said.output_items())
             trajectory.malformed_tool_calls += len(said.malformed_tool_calls)
             if trajectory.truncated or turn + 1 == most:
                 break
-            ended = completion.token_ids[-1] in (*self._chat.end_ids, *params.stop_token_ids)
+            ended = completion.token_ids[-1] in (*self.chat.end_ids, *params.stop_token_ids)
             try:
                 new = await self._react(row, environment, session, said, trajectory)
                 if not new:
@@ -75,15 +131,15 @@ class Turns:
                 trajectory.failure = error.failure
                 break
             try:
-                trajectory.append_context(self._chat.render_continuation(new, session.tools, turn_ended=ended))
+                trajectory.append_context(self.chat.render_continuation(new, session.tools, turn_ended=ended))
             except Exception as error:  # as in _prompt_ids
-                trajectory.failure = Failure.of(Verdict.of_error(error, PROMPT_UNUSABLE))
+                trajectory.failure = Failure.of(GradeResult.of_error(error, PROMPT_UNUSABLE))
                 break
             room = max_total_length - len(trajectory.token_ids)
             if room < 1:
                 trajectory.truncated = True
                 break
-            completion = await self._sampler.sample(
+            completion = await self.sampler.sample(
                 trajectory.token_ids,
                 replace(params, max_new_tokens=min(params.max_new_tokens, room)),
                 f"{member_id}/{turn + 1}",
@@ -97,7 +153,7 @@ class Turns:
         """What the environment says to a turn: its calls' results, or another question; nothing ends the rollout."""
         if said.tool_calls:
             return await self._call_tools(environment, session, said.tool_calls, trajectory)
-        asking = environment.follow_up(row, response_of(trajectory, self._chat), session)
+        asking = environment.follow_up(row, response_of(trajectory, self.chat), session)
         question = await ask(environment, "follow_up", asking)
         if question is None:
             return []
@@ -121,20 +177,6 @@ class Turns:
         return results
 
 
-@dataclass(frozen=True)
-class Voice:
-    """How the policy is asked and read: its chat template with the variables of a row, and what follows from them."""
-
-    chat: ChatFormat
-    turn_format: TurnFormat
-    turns: Turns
-
-    @classmethod
-    def of(cls, sampler: AsyncSampler, chat: ChatFormat, turn_format: TurnFormat, max_turns: int) -> Voice:
-        """With Turns of its own."""
-        return cls(chat, turn_format, Turns(sampler, chat, turn_format, max_turns))
-
-
 def response_of(trajectory: Trajectory, chat: ChatFormat) -> Response:
     """What a rollout has said so far, as its environment sees it."""
     response = Response.from_output(trajectory.output, truncated=trajectory.truncated)
@@ -143,3 +185,70 @@ def response_of(trajectory: Trajectory, chat: ChatFormat) -> Response:
     start, end = trajectory.turns[-1]
     response.num_answer_tokens = max(0, end - start - response.num_reasoning_tokens)
     return response
+
+
+BROKEN_TOKENS = "agent_tokens_broken"
+"""Failure class: the agent's output has no token fields, or its turns do not continue each other."""
+
+
+class BrokenTokensError(ValueError):
+    """The output cannot be trained on. Internal: the rollout is masked out as BROKEN_TOKENS."""
+
+
+def trajectory_of(run: AgentRun, chat: ChatFormat, version: int, params: SamplingParams) -> Trajectory:
+    """The tokens of an agent's rollout.
+
+    Args:
+        params: what its turns were sampled with by default: its stop tokens and strings end a turn.
+        version: of the weights when the rollout began: what turns that do not say theirs (another server's) count
+            as, and the oldest that a turn may say.
+
+    Raises:
+        BrokenTokensError.
+    """
+    trajectory = Trajectory([], [], [], output=run.output)
+    for item in run.output:
+        if "generation_token_ids" not in item:
+            continue
+        prompt = _ids(item, "prompt_token_ids", chat)
+        completion = _completion(item, version, chat, params)
+        known = len(trajectory.token_ids)
+        if prompt[:known] != trajectory.token_ids:
+            raise BrokenTokensError(f"turn {len(trajectory.turns)} does not continue the tokens before it")
+        trajectory.append_context(prompt[known:])
+        trajectory.append_sampled(completion)
+        trajectory.texts.append(chat.decode(completion.token_ids))
+    if not trajectory.turns:
+        raise BrokenTokensError("no output item has generation_token_ids")
+    trajectory.truncated = trajectory.truncated or run.truncated
+    return trajectory
+
+
+def _completion(item: Mapping[str, Any], version: int, chat: ChatFormat, params: SamplingParams) -> Completion:
+    ids = _ids(item, "generation_token_ids", chat)
+    logprobs = item.get("generation_log_probs")
+    if not isinstance(logprobs, list) or len(logprobs) != len(ids) or not all(map(_is_logprob, logprobs)):
+        raise BrokenTokensError("generation_log_probs has not one number a token, finite and at most 0")
+    versions = item.get("generation_weight_versions", [version] * len(ids))
+    if not isinstance(versions, list) or len(versions) != len(ids) or not all(type(v) is int for v in versions):
+        raise BrokenTokensError("generation_weight_versions has not one number a token")
+    if min(versions) < version:
+        raise BrokenTokensError(f"a token is of version {min(versions)}, and the rollout began under {version}")
+    ended = ids[-1] in (*chat.end_ids, *params.stop_token_ids)
+    ended = ended or any(stop in chat.decode(ids) for stop in params.stop_strings)
+    reason = FinishReason.STOP if ended else FinishReason.LENGTH
+    return Completion("", 0, ids, [float(value) for value in logprobs], reason, versions)
+
+
+def _is_logprob(value: Any) -> bool:
+    # Rounding may leave a certain token a little above 0.
+    return isinstance(value, int | float) and math.isfinite(value) and value < 1e-3
+
+
+def _ids(item: Mapping[str, Any], name: str, chat: ChatFormat) -> list[int]:
+    ids = item.get(name)
+    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
+        raise BrokenTokensError(f"{name} must be a list of token ids")
+    if min(ids) < 0 or max(ids) >= len(chat.tokenizer):
+        raise BrokenTokensError(f"{name} holds a token that the policy's tokenizer lacks")
+    return ids

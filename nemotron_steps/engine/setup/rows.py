@@ -12,7 +12,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from nemotron_steps.config.layout.limits import template_file
+from nemotron_steps.config.layout.model_limits import template_file
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import JUDGE_ROLES, EnvConfig, RlConfig
 from nemotron_steps.engine.rollouts.data import JoinedRows, PromptRow, PromptStream, read_rows

@@ -6,15 +6,19 @@ and `chat_template_kwargs` (`{"enable_thinking": false}`) of a row are given to 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from os.path import commonprefix
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
 
 from jinja2 import TemplateError
 
 from nemotron_steps.config.turn_ends import word_absent_from
+from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows
 from nemotron_steps.errors import DataError, first_line, show_line
+from nemotron_steps.rows.layouts import check_packed
 from nemotron_steps.rows.messages import read_messages, read_template_kwargs, read_tools, wrong
 
 if TYPE_CHECKING:
@@ -167,3 +171,88 @@ def _asked_and_answered(
     if answered.startswith(asked) and after.endswith(answered[len(asked) :]):
         return before, answered[len(asked) :]
     return None
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """Chats that share a row."""
+
+    chats: tuple[ChatSequence, ...]
+
+
+SftExample = ChatSequence | PackedRow
+"""What a step of supervised fine-tuning counts."""
+
+
+class PackedRows(Sequence[PackedRow]):
+    """The rows of a packed data set, read when they are asked for.
+
+    Args:
+        file: JSON Lines.
+        max_length: tokens of a chat at most.
+        vocabulary: token ids are below it.
+
+    Raises:
+        DataError: a row that is none, a chat that is too long, or a token that the tokenizer does not have.
+    """
+
+    def __init__(self, file: Path, *, max_length: int, vocabulary: int) -> None:
+        def check(row: PromptRow) -> None:
+            check_packed(row.row, row.where)
+            _check(row, max_length, vocabulary)
+
+        self._rows = PromptRows(file, check)
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> PackedRow: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[PackedRow]: ...
+
+    def __getitem__(self, index: int | slice) -> PackedRow | list[PackedRow]:
+        """The row at a place, or a list of the rows of a slice."""
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        return PackedRow(tuple(chats_of(self._rows[index].row)))
+
+
+def chats_of(row: dict[str, Any]) -> Iterator[ChatSequence]:
+    """The chats of a packed row."""
+    ids, mask, starts = row["input_ids"], row["loss_mask"], row["seq_start_id"]
+    for start, end in pairwise([*starts, len(ids)]):
+        yield ChatSequence(ids[start:end], [0, *mask[start : end - 1]])
+
+
+def row_of(chats: Sequence[ChatSequence]) -> dict[str, list[int]]:
+    """The packed row of some chats: the inverse of chats_of."""
+    row: dict[str, list[int]] = {"input_ids": [], "loss_mask": [], "seq_start_id": []}
+    for chat in chats:
+        row["seq_start_id"].append(len(row["input_ids"]))
+        row["input_ids"] += chat.token_ids
+        row["loss_mask"] += [*chat.token_mask[1:], 0]
+    return row
+
+
+def _check(row: PromptRow, max_length: int, vocabulary: int) -> None:
+    ids, starts = row.row["input_ids"], row.row["seq_start_id"]
+    longest = max(end - start for start, end in pairwise([*starts, len(ids)]))
+    if longest > max_length:
+        raise DataError(
+            f"a packed chat is longer than policy.max_total_sequence_length = {max_length}",
+            where=row.where,
+            expected=f"chats of at most {max_length} tokens",
+            found=str(longest),
+            hints=(f"policy.max_total_sequence_length={longest}", f"packing.pack_size={max_length}   # when packing"),
+        )
+    if max(ids) >= vocabulary:
+        raise DataError(
+            "the row was packed with another tokenizer",
+            where=f"{row.where} field input_ids",
+            expected=f"tokens below {vocabulary}",
+            found=str(max(ids)),
+            hints=("steps run data_prep/sft_packing --input chats=PATH packing.tokenizer=PATH   # packs them again",),
+        )

@@ -4,7 +4,7 @@
     for each batch of pairs:
         batch = pair_batch(pairs)                         rows 2k, 2k + 1
         batch.reference_logprobs = policy.reference...    the weights it started from
-        policy.train_step(batch)                          losses/dpo.py
+        policy.train_step(batch)                          losses/supervised.py
 
 Only answers are trained, never the prompt. The policy keeps both rows of a pair in one micro-batch, packed or not.
 """
@@ -19,15 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.config.schema.dpo import DpoConfig
-from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
-from nemotron_steps.engine.losses.dpo import DpoLoss
-from nemotron_steps.engine.losses.metrics import finalize_metrics
-from nemotron_steps.engine.losses.reduction import count_normalizers
+from nemotron_steps.engine.checkpoints import CheckpointManager
+from nemotron_steps.engine.losses.loss import count_normalizers, finalize_metrics
+from nemotron_steps.engine.losses.supervised import DpoLoss
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.rollouts.data import read_rows
-from nemotron_steps.engine.supervised.chat_data import batch_of
 from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, chat_sequences
-from nemotron_steps.engine.supervised.loop import train_on_examples
+from nemotron_steps.engine.supervised.loop import batch_of, train_on_examples
 from nemotron_steps.engine.types import Policy, TrainBatch
 from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.models.chat import ChatFormat

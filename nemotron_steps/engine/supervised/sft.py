@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.config.schema.sft import SftConfig
-from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
+from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.rollouts.data import read_rows
-from nemotron_steps.engine.supervised.chat_data import batch_of
-from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, chat_sequences
-from nemotron_steps.engine.supervised.loop import train_on_examples
-from nemotron_steps.engine.supervised.packed_rows import SftExample
+from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, SftExample, chat_sequences
+from nemotron_steps.engine.supervised.loop import batch_of, train_on_examples
 from nemotron_steps.engine.types import Policy
 from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from nemotron_steps.config.process_variables import of_launcher
+from nemotron_steps.config.locations import of_launcher
 from nemotron_steps.errors import RESUME, EngineError, StepsError, WorkerLostError, first_line
 from nemotron_steps.waiting import waiting
 

@@ -11,9 +11,9 @@ import asyncio
 import base64
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
@@ -21,20 +21,17 @@ from nemotron_steps.environments.base import (
     CannotJudgeError,
     Environment,
     EnvironmentConfig,
+    GradeResult,
     Response,
     Row,
     RowError,
     Session,
-    Verdict,
 )
 from nemotron_steps.environments.line_worker import WALL_FACTOR
 from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN, content_text
 from nemotron_steps.environments.text.extraction import fenced_blocks
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, create_sandbox
 from nemotron_steps.sandbox.base import MIB
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 PYTHON_TAGS = frozenset({"", "python", "python3", "py"})
 STARVED = "tests_starved"
@@ -200,13 +197,12 @@ class CodeGen(Environment):
         """The sandbox."""
         return (config.sandbox,)
 
-    def __init__(self, config: CodeGenConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        self.reward_range = (config.reasoning_format_penalty, 1.0)
-        options: dict[str, Any] = {"max_concurrency": config.num_processes}
-        if config.sandbox_image is not None:
-            options["image"] = config.sandbox_image
-        self.sandbox = create_sandbox(config.sandbox, **options)
+    def _setup(self) -> None:
+        self.reward_range = (self.config.reasoning_format_penalty, 1.0)
+        options: dict[str, Any] = {"max_concurrency": self.config.num_processes}
+        if self.config.sandbox_image is not None:
+            options["image"] = self.config.sandbox_image
+        self.sandbox = create_sandbox(self.config.sandbox, **options)
 
     async def start(self) -> None:
         """Probe the sandbox."""
@@ -237,15 +233,15 @@ class CodeGen(Environment):
                 except (ValueError, RecursionError) as error:
                     raise RowError(f"{where}.{name}[{index}]", "JSON", text[:80]) from error
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 if every test passes, 0 if not, the penalty for broken thinking tags."""
         tests = unit_tests_of(row)
         if breaks_thinking_tags(response):
-            return Verdict(self.config.reasoning_format_penalty, {"reasoning_format_violation": 1.0})
+            return GradeResult(self.config.reasoning_format_penalty, {"reasoning_format_violation": 1.0})
         program = extract_program(response.text)
         components = {"reasoning_format_violation": 0.0, "code_found": float(program is not None)}
         if program is None:
-            return Verdict(0.0, components)
+            return GradeResult(0.0, components)
         passed, problem = 0, None
         for begin in range(0, len(tests.inputs), CHUNK):
             part = Tests(tests.inputs[begin : begin + CHUNK], tests.outputs[begin : begin + CHUNK], tests.function)
@@ -254,7 +250,7 @@ class CodeGen(Environment):
             if problem is not None:
                 break
         components["tests_passed"] = passed / len(tests.inputs)
-        return Verdict(float(problem is None), components, details={"problem": problem})
+        return GradeResult(float(problem is None), components, details={"problem": problem})
 
     async def _run(self, program: str, tests: Tests) -> tuple[int, str | None]:
         """(tests passed, what went wrong first)."""

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -21,11 +21,11 @@ from nemotron_steps.environments.base import (
     CannotJudgeError,
     Environment,
     EnvironmentConfig,
+    GradeResult,
     Response,
     Row,
     RowError,
     Session,
-    Verdict,
 )
 from nemotron_steps.environments.swe.grading import Grader, Ready, test_modules
 from nemotron_steps.environments.swe.harness import tests_of
@@ -34,9 +34,6 @@ from nemotron_steps.sandbox import Limits, Outcome, SandboxResult
 from nemotron_steps.sandbox.base import MIB
 from nemotron_steps.sandbox.container_session import ContainerSession
 from nemotron_steps.sandbox.containers import check_engine
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 SETUP_FAILED = "setup_failed"
 """Failure class: the repository's own preparation did not finish."""
@@ -86,8 +83,7 @@ class SwerlGen(Environment):
         """The container engine."""
         return (config.engine,)
 
-    def __init__(self, config: SwerlGenConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
+    def _setup(self) -> None:
         self._grader = Grader()
 
     async def start(self) -> None:
@@ -113,7 +109,7 @@ class SwerlGen(Environment):
                 except (ValueError, TypeError) as error:
                     raise RowError(f"instance.{key}", "a list of tests, or one as JSON", repr(error)) from error
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """See the module docstring. What cannot be extracted or applied scores 0."""
         if row["mode"] == "repro-gen":
             return await self._reproduction(row, response.text)
@@ -121,7 +117,7 @@ class SwerlGen(Environment):
         strip = 1 if row["metadata"].get("remove_repo_name") else 0
         patch = None if body is None else make_patch(files_of(row), body, strip)
         if patch is None:
-            return Verdict(0.0, {"extracted": 0.0})
+            return GradeResult(0.0, {"extracted": 0.0})
         instance = row["instance"]
         asked, kept = tests_of(instance, "FAIL_TO_PASS"), tests_of(instance, "PASS_TO_PASS")
         modules = test_modules(name.split("::")[0] for name in asked | kept)
@@ -130,7 +126,7 @@ class SwerlGen(Environment):
         async def prepare(solved: bool) -> AsyncIterator[Ready | None]:
             async with self._container(row) as container:
                 changes = instance.get("patch") if solved else patch
-                await self._setup(container, instance, changes)
+                await self._set_up(container, instance, changes)
                 yield Ready(container, REPOSITORY, modules) if changes else None
 
         task = hashlib.sha256(json.dumps([row["metadata"]["image"], instance], sort_keys=True).encode()).hexdigest()
@@ -141,13 +137,13 @@ class SwerlGen(Environment):
             "proved": len(asked & graded.proved) / len(asked),
         }
         if graded.outcome is not Outcome.EXITED:
-            return Verdict(0.0, components, details={"patch": patch, "outcome": graded.outcome.value})
-        return Verdict(resolution(graded.passed, asked, kept), components, details={"patch": patch})
+            return GradeResult(0.0, components, details={"patch": patch, "outcome": graded.outcome.value})
+        return GradeResult(resolution(graded.passed, asked, kept), components, details={"patch": patch})
 
-    async def _reproduction(self, row: Row, text: str) -> Verdict:
+    async def _reproduction(self, row: Row, text: str) -> GradeResult:
         blocks = [content for info, content in fenced_blocks(text) if info.lower() in ("", "python")]
         if not blocks:
-            return Verdict(0.0, {"extracted": 0.0})
+            return GradeResult(0.0, {"extracted": 0.0})
         known = str(row["instance"]["patch"])
         codes = {
             name: await self._exit_code(row, blocks[-1], patch) for name, patch in (("as it is", ""), ("mended", known))
@@ -156,12 +152,12 @@ class SwerlGen(Environment):
             # A script that only looks whether something has been changed calls this mended, too.
             codes["with a comment"] = await self._exit_code(row, blocks[-1], "", commented=_PATCHED.findall(known))
         reproduced = codes == {**REPRODUCED, "with a comment": 2}
-        return Verdict(float(reproduced), {"extracted": 1.0}, details={"exit_codes": codes})
+        return GradeResult(float(reproduced), {"extracted": 1.0}, details={"exit_codes": codes})
 
     async def _exit_code(self, row: Row, test: str, patch: str, commented: Sequence[str] = ()) -> int | None:
         """Of a reproduction in a repository with a patch and with a comment at the end of some files."""
         async with self._container(row) as container:
-            await self._setup(container, row["instance"], patch or None)
+            await self._set_up(container, row["instance"], patch or None)
             if commented:
                 script = 'for path; do [ ! -f "$path" ] || printf "\\n# .\\n" >> "$path"; done'
                 await self._prepare(container, ["/bin/sh", "-c", script, "sh", *commented])
@@ -182,7 +178,7 @@ class SwerlGen(Environment):
         )
         return ContainerSession(self.config.engine, str(row["metadata"]["image"]), limits=limits)
 
-    async def _setup(self, container: ContainerSession, instance: dict[str, Any], patch: str | None) -> None:
+    async def _set_up(self, container: ContainerSession, instance: dict[str, Any], patch: str | None) -> None:
         if instance.get("setup_script"):
             await self._prepare(container, ["/bin/bash", "-c", str(instance["setup_script"])])
         if patch is not None:

@@ -8,24 +8,19 @@ second look for partial credit: the answer may be there in another form.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import Response, Row, RowError, Session, Verdict
-from nemotron_steps.environments.grading_pool import GradingPool
+from nemotron_steps.environments.base import GradeResult, Response, Row, RowError, Session
 from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, blocks, least_label
 from nemotron_steps.environments.responses import last_user_text
 from nemotron_steps.environments.text.extraction import (
-    REGEX_CPU_S,
     last_captures,
     output_regexes,
     regex_problem,
 )
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 EQUAL, DIFFERENT = "[[A=B]]", "[[A!=B]]"
 
@@ -71,14 +66,8 @@ class EquivalenceLlmJudge(JudgedEnvironment):
     config_class = EquivalenceConfig
     config: EquivalenceConfig
 
-    def __init__(self, config: EquivalenceConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        self._captures = GradingPool(last_captures, cpu_s=REGEX_CPU_S)
-        self.reward_range = (min(0.0, config.reward_if_swap_fails), 1.0)
-
-    async def close(self) -> None:
-        """End the helper processes."""
-        await self._captures.close()
+    def _setup(self) -> None:
+        self.reward_range = (min(0.0, self.config.reward_if_swap_fails), 1.0)
 
     def check_values(self, row: Row) -> None:
         """The expected answer has text, and a row's own regexes compile."""
@@ -88,10 +77,10 @@ class EquivalenceLlmJudge(JudgedEnvironment):
         if problem is not None:
             raise RowError("template_metadata.output_regex", "regular expressions", problem)
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 equivalent, 0 not, or the configured partial rewards. An empty answer is not equivalent."""
         if not response.text.strip():
-            return Verdict(0.0, {"answered": 0.0})
+            return GradeResult(0.0, {"answered": 0.0})
         config = self.config
         expected = str(row["expected_answer"])
         question = str(row.get("question") or await self._extract(last_user_text(row), config.question_extract_regex))
@@ -104,19 +93,19 @@ class EquivalenceLlmJudge(JudgedEnvironment):
         if await self._equal(question, expected, answer):
             # Positions mislead a judge less over long texts than swapping them would.
             if not config.check_twice_swap or too_long or await self._equal(question, answer, expected):
-                return Verdict(1.0, {"answered": 1.0}, details=details)
-            return Verdict(config.reward_if_swap_fails, {"answered": 1.0, "swap_failed": 1.0}, details=details)
+                return GradeResult(1.0, {"answered": 1.0}, details=details)
+            return GradeResult(config.reward_if_swap_fails, {"answered": 1.0, "swap_failed": 1.0}, details=details)
         rescuable = config.check_full_generation_on_fail and bool(own) and not too_long
         if rescuable and await self._equal(question, expected, response.text.strip()):
             reward = config.reward_if_full_generation_succeeds
-            return Verdict(reward, {"answered": 1.0, "rescued": 1.0}, details=details)
-        return Verdict(0.0, {"answered": 1.0}, details=details)
+            return GradeResult(reward, {"answered": 1.0, "rescued": 1.0}, details=details)
+        return GradeResult(0.0, {"answered": 1.0}, details=details)
 
     async def _extract(self, text: str, *patterns: str | None) -> str:
         """What the first of the patterns that matches captures; the whole text without pattern or match."""
         wanted = [pattern for pattern in patterns if pattern]
         if wanted and text.strip():
-            captures: list[str | None] = await self._captures.call(text, wanted, re.MULTILINE | re.DOTALL)
+            captures = await self.in_helper(last_captures, text, wanted, re.MULTILINE | re.DOTALL)
             text = next((capture for capture in captures if capture is not None), text)
         return text.strip()
 

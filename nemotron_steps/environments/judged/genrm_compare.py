@@ -7,30 +7,22 @@ the judge is unavailable the whole group fails, because its answers' scores depe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import (
-    Environment,
-    EnvironmentConfig,
-    Response,
-    Row,
-    RowError,
-    Session,
-    Verdict,
-)
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Row, RowError, Session
 from nemotron_steps.environments.judged import genrm_scores as rule
 from nemotron_steps.environments.judged.genrm_messages import Layout, comparison_messages, is_contentless
+from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES, MAX_NOTES, Note, note_of
 from nemotron_steps.environments.judged.judges import MeasuringJudge
 from nemotron_steps.environments.judged.judging import JudgeSampling
-from nemotron_steps.environments.judged.notes import JUDGE_NOTES, MAX_NOTES, Note, note_of
-from nemotron_steps.environments.responses import conversation, split_reasoning
+from nemotron_steps.environments.responses import Response, conversation, split_reasoning
 from nemotron_steps.errors import ConfigError, JudgeUnavailableError
 
 if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge, Messages
+    from nemotron_steps.environments.judged.judges import Messages
 
 JUDGE_ROLE = "genrm_model"
 
@@ -88,15 +80,14 @@ class GenrmCompare(Environment):
     config_class = GenrmCompareConfig
     config: GenrmCompareConfig
 
-    def __init__(self, config: GenrmCompareConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
+    def _setup(self) -> None:
         # Scores are in 1-5 and a tie-break moves them by at most 2.5; group weights lie within (-1, 1).
         terms = (
-            config.group_reasoning_length_penalty_coeff
-            + config.group_answer_length_penalty_coeff
-            + config.group_style_penalty_coeff
+            self.config.group_reasoning_length_penalty_coeff
+            + self.config.group_answer_length_penalty_coeff
+            + self.config.group_style_penalty_coeff
         )
-        self.reward_range = (-1.5 - terms, 7.5 + terms + config.reasoning_bonus + config.answer_bonus)
+        self.reward_range = (-1.5 - terms, 7.5 + terms + self.config.reasoning_bonus + self.config.answer_bonus)
 
     def needed_judges(self) -> tuple[str, ...]:
         """The generative reward model."""
@@ -127,18 +118,20 @@ class GenrmCompare(Environment):
             most = self.config.genrm_responses_create_params.max_output_tokens
             judge.refuse_longer(question, where, max_tokens=most)
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """A group of one: the default score."""
         return (await self.verify_group(row, [response], [session]))[0]
 
-    async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
+    async def verify_group(
+        self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]
+    ) -> list[GradeResult]:
         """Compare the group's answers and turn the comparisons into rewards, in order."""
         if len(responses) < 2:
-            return [Verdict(self.config.default_score, {"group_of_one": 1.0}) for _ in responses]
+            return [GradeResult(self.config.default_score, {"group_of_one": 1.0}) for _ in responses]
         try:
             comparisons = await self.compare(row, [response.text for response in responses])
         except JudgeUnavailableError as error:
-            return [Verdict.of_error(error) for _ in responses]
+            return [GradeResult.of_error(error) for _ in responses]
         return self.aggregate(responses, comparisons)
 
     async def compare(self, row: Row, answers: Sequence[str]) -> list[rule.Comparison]:
@@ -159,7 +152,7 @@ class GenrmCompare(Environment):
         principle = (row.get("principle") or self.config.default_principle) if self.config.use_principle else None
         return comparison_messages(conversation(row), answer_1, answer_2, principle, self.config.layout)
 
-    def aggregate(self, responses: Sequence[Response], comparisons: Sequence[rule.Comparison]) -> list[Verdict]:
+    def aggregate(self, responses: Sequence[Response], comparisons: Sequence[rule.Comparison]) -> list[GradeResult]:
         """Base scores, bonuses and group terms of a group of at least two.
 
         An answer without content earns no bonus and never more than any answer with content: being the shortest
@@ -192,7 +185,7 @@ class GenrmCompare(Environment):
             "parse_failure_rate": sum(not c.parsed for c in comparisons) / len(comparisons),
         }
         return [
-            Verdict(
+            GradeResult(
                 rewards[k],
                 {"base_score": base[k], "contentless": float(empty[k]), **shared}
                 | {key: term[k] for key, term in terms.items()},

@@ -4,20 +4,15 @@ flag must hold; then the commands must be nearly the recorded ones, or a judge m
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from difflib import SequenceMatcher
+from typing import Any, ClassVar
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import Response, Row, RowError, Session, Verdict
-from nemotron_steps.environments.grading_pool import GradingPool
+from nemotron_steps.environments.base import GradeResult, Response, Row, RowError, Session
 from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, blocks, last_label
 from nemotron_steps.environments.responses import json_of
 from nemotron_steps.environments.text.json_schema import validation_problem
-from nemotron_steps.environments.text.similarity import matching_ratio
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 EQUAL, DIFFERENT = "[[A=B]]", "[[A!=B]]"
 
@@ -90,14 +85,6 @@ class TerminusJudge(JudgedEnvironment):
     config_class = TerminusConfig
     config: TerminusConfig
 
-    def __init__(self, config: TerminusConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        self._pool = GradingPool(matching_ratio)
-
-    async def close(self) -> None:
-        """End the helper processes."""
-        await self._pool.close()
-
     def check_values(self, row: Row) -> None:
         """The harness is known, the expected step is of its schema, a threshold is a number."""
         harness = row["metadata"]["harness"]
@@ -114,38 +101,37 @@ class TerminusJudge(JudgedEnvironment):
         if not (threshold is None or (isinstance(threshold, int | float) and 0 <= threshold <= 1)):
             raise RowError("threshold", "a number from 0 to 1, or null", repr(threshold))
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 or 0; `gate` in the details names what stopped it."""
         expected = json.loads(row["expected_answer"])
         if len(response.text) > MAX_LENGTH:
-            return Verdict(0.0, details={"gate": "too_long"})
+            return GradeResult(0.0, details={"gate": "too_long"})
         try:
             step = json_of(response.text)
         except (ValueError, RecursionError):
-            return Verdict(0.0, details={"gate": "not_json"})
+            return GradeResult(0.0, details={"gate": "not_json"})
         problem = validation_problem(step, SCHEMAS[row["metadata"]["harness"]])
         if problem is not None:
-            return Verdict(0.0, details={"gate": "schema", "problem": problem})
+            return GradeResult(0.0, details={"gate": "schema", "problem": problem})
         if _complete(step) != _complete(expected):
-            return Verdict(0.0, details={"gate": "task_complete"})
+            return GradeResult(0.0, details={"gate": "task_complete"})
         threshold = row.get("threshold")
         threshold = self.config.string_similarity_threshold if threshold is None else threshold
         score = await self._similarity(keystrokes(expected), keystrokes(step), threshold)
         if score >= threshold:
-            return Verdict(1.0, {"similarity": score}, details={"gate": "none"})
+            return GradeResult(1.0, {"similarity": score}, details={"gate": "none"})
         equal = await self._equal(str(row["expected_answer"]), response.text)
         if equal and self.config.check_twice_swap:
             equal = await self._equal(response.text, str(row["expected_answer"]))
         components = {"similarity": score, "judge_reward": float(equal)}
-        return Verdict(float(equal), components, details={"gate": "none" if equal else "judge"})
+        return GradeResult(float(equal), components, details={"gate": "none" if equal else "judge"})
 
     async def _similarity(self, expected: str, actual: str, threshold: float) -> float:
         if not expected or not actual:
             return float(expected == actual)
         if max(len(expected), len(actual)) <= INLINE_LENGTH:
             return matching_ratio(expected, actual, threshold)
-        ratio: float = await self._pool.call(expected, actual, threshold)
-        return ratio
+        return float(await self.in_helper(matching_ratio, expected, actual, threshold))
 
     async def _equal(self, reference: str, candidate: str) -> bool:
         prompt = blocks(reference=reference, candidate=candidate)
@@ -159,3 +145,15 @@ def keystrokes(step: dict[str, Any]) -> str:
 
 def _complete(step: dict[str, Any]) -> bool:
     return bool(step.get("task_complete") or step.get("is_task_complete"))
+
+
+def matching_ratio(first: str, second: str, floor: float) -> float:
+    """difflib's ratio of two texts; where it is below `floor`, any upper bound that is below it too.
+
+    The bounds take linear time, the ratio itself quadratic or worse: long texts belong in a GradingPool.
+    """
+    matcher = SequenceMatcher(None, first, second)
+    for bound in (matcher.real_quick_ratio, matcher.quick_ratio):
+        if bound() < floor:
+            return bound()
+    return matcher.ratio()

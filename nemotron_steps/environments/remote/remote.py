@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 from pydantic import Field, model_validator
@@ -17,25 +17,23 @@ from pydantic_core import PydanticCustomError
 
 from nemotron_steps.environments.base import (
     FLOAT32_MAX,
+    AgentRun,
     CannotJudgeError,
     Environment,
     EnvironmentConfig,
+    GradeResult,
     GraderFailedError,
     Response,
     Row,
     RowError,
     Session,
-    Verdict,
     lookup,
 )
-from nemotron_steps.environments.judged.notes import JUDGE_NOTES, notes_from
+from nemotron_steps.environments.http_client import HttpStatusError, JsonClient, ServerUnreachableError
+from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES, notes_from
 from nemotron_steps.environments.remote.head_server import HeadServer, HeadServerConfig, UnknownServerError
-from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError
 from nemotron_steps.environments.responses import response_object, text_of
 from nemotron_steps.errors import ConfigError, WorkerLostError
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 ENVIRONMENT_UNAVAILABLE = "environment_unavailable"
 """Failure class: the server did not answer within the retries."""
@@ -100,14 +98,13 @@ class RemoteEnvironment(Environment):
     config_class = RemoteConfig
     config: RemoteConfig
 
-    def __init__(self, config: RemoteConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        self.reward_range = (config.reward_low, config.reward_high)
-        self.judges_groups = config.judges_groups  # type: ignore[misc]
-        head = config.head_server
+    def _setup(self) -> None:
+        self.reward_range = (self.config.reward_low, self.config.reward_high)
+        self.judges_groups = self.config.judges_groups  # type: ignore[misc]
+        head = self.config.head_server
         self._head: HeadServer | None = None
         if head is not None:
-            self._head = HeadServer(head, ready_timeout_s=config.ready_timeout_s, retries=config.retries)
+            self._head = HeadServer(head, ready_timeout_s=self.config.ready_timeout_s, retries=self.config.retries)
         self._clients: dict[str, JsonClient] = {}
 
     async def start(self) -> None:
@@ -220,7 +217,7 @@ class RemoteEnvironment(Environment):
         except RecursionError:
             return "error: the answer is nested too deep"
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """The server's reward; a masked or missing one is a failure, and so is an error of the server unless it grades
         another answer to the row."""
         try:
@@ -231,7 +228,9 @@ class RemoteEnvironment(Environment):
             raise no_verdict(error) from error
         return self._verdict(answer)
 
-    async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
+    async def verify_group(
+        self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]
+    ) -> list[GradeResult]:
         """One by one, or together for an environment that judges groups."""
         if not self.judges_groups:
             return await super().verify_group(row, responses, sessions)
@@ -242,10 +241,10 @@ class RemoteEnvironment(Environment):
             raise no_verdict(error) from error
         verdicts = answer.get("verdicts") if isinstance(answer, dict) else None
         if not isinstance(verdicts, list) or len(verdicts) != len(responses):
-            return [Verdict.failed(ENVIRONMENT_REFUSED, message="not one verdict a response") for _ in responses]
+            return [GradeResult.failed(ENVIRONMENT_REFUSED, message="not one verdict a response") for _ in responses]
         return [self._verdict(item) for item in verdicts]
 
-    def _verdict(self, answer: Any) -> Verdict:
+    def _verdict(self, answer: Any) -> GradeResult:
         """A server's answer as a verdict. A reward beside a `failure` is none; `failure_reason` only names one, because
         public servers also write there why an answer earned 0."""
         if not isinstance(answer, dict):
@@ -257,7 +256,7 @@ class RemoteEnvironment(Environment):
         if failure or reward is None or answer.get("mask_sample") or (instance or {}).get("mask_sample"):
             reason = failure or answer.get("failure_kind") or answer.get("failure_reason")
             named = reason if isinstance(reason, str) else ENVIRONMENT_REFUSED
-            return Verdict.failed(named[:100], message=text_of(answer.get("details") or "", 500))
+            return GradeResult.failed(named[:100], message=text_of(answer.get("details") or "", 500))
         low, high = max(self.reward_range[0], -FLOAT32_MAX), min(self.reward_range[1], FLOAT32_MAX)
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not low <= reward <= high:
             return _refused(f"reward outside [{low}, {high}]", reward)
@@ -269,7 +268,7 @@ class RemoteEnvironment(Environment):
                     return _refused(f"component {key}", value)
                 numbers[key] = float(value)
         notes = notes_from(answer.get("details"))
-        return Verdict(float(reward), numbers, details={JUDGE_NOTES: notes} if notes else {})
+        return GradeResult(float(reward), numbers, details={JUDGE_NOTES: notes} if notes else {})
 
     def _lost(self, client: JsonClient, error: Exception) -> WorkerLostError:
         return WorkerLostError(
@@ -278,6 +277,52 @@ class RemoteEnvironment(Environment):
             found=str(error),
             hints=(f"curl {client.base_url}/",),
         )
+
+
+class RemoteAgent(RemoteEnvironment):
+    """remote_agent: an agent server that runs whole rollouts against the policy's endpoint.
+
+    Settings are those of `remote`. The server answers POST /run as NeMo-Gym's agents do: given a row, it samples from
+    the policy as often as it likes, uses whatever tools it has, and returns `{"response": {"output": [...]},
+    "reward": ...}`. The row it gets also names `policy_base_url` and `policy_model_name`: the OpenAI-compatible
+    endpoint of the run that asks. Output items must keep the token fields that the endpoint put on them; they are what
+    is trained.
+    """
+
+    name: ClassVar[str] = "remote_agent"
+    runs_agent: ClassVar[bool] = True
+
+    def check_row(self, row: Row, where: str) -> None:
+        """As every environment; and there must be an endpoint for the agent to use."""
+        if self.config.policy_base_url is None:
+            raise ConfigError(
+                "an agent needs an endpoint to sample from",
+                where="policy.generation.vllm_cfg.expose_http_server",
+                expected="true, or env.nemo_gym.environments.remote_agent.policy_base_url",
+                found="neither",
+                hints=("policy.generation.vllm_cfg.expose_http_server=true",),
+            )
+        super().check_row(row, where)
+
+    async def run_agent(self, row: Row, sampling: dict[str, Any]) -> AgentRun:
+        """Have the server run one rollout. A server that fails is a failure to judge, never a reward."""
+        asked = {**row["responses_create_params"], **sampling}
+        body = {**row, "responses_create_params": asked, **self.policy_fields()}
+        try:
+            answer, _ = await self._client_of(row).post("/run", body)
+        except (ServerUnreachableError, HttpStatusError) as error:
+            return AgentRun([], GradeResult.of_error(no_verdict(error)))
+        response = (answer.get("response") if isinstance(answer, dict) else None) or {}
+        output = response.get("output") if isinstance(response, dict) else None
+        if not isinstance(output, list) or not all(isinstance(item, dict) for item in output):
+            return AgentRun(
+                [], GradeResult.failed(ENVIRONMENT_REFUSED, message=f"no output items: {text_of(answer, 200)}")
+            )
+        return AgentRun(output, self._verdict(answer), truncated=bool(response.get("incomplete_details")))
+
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
+        """Never asked for: the verdict comes with the rollout."""
+        raise AssertionError("an agent's rollout carries its own verdict")
 
 
 def no_verdict(error: ServerUnreachableError | HttpStatusError) -> CannotJudgeError:
@@ -289,5 +334,5 @@ def no_verdict(error: ServerUnreachableError | HttpStatusError) -> CannotJudgeEr
     return kind(ENVIRONMENT_UNAVAILABLE, str(error))
 
 
-def _refused(what: str, found: Any) -> Verdict:
-    return Verdict.failed(ENVIRONMENT_REFUSED, message=f"{what}: {text_of(found, 200, repr)}")
+def _refused(what: str, found: Any) -> GradeResult:
+    return GradeResult.failed(ENVIRONMENT_REFUSED, message=f"{what}: {text_of(found, 200, repr)}")

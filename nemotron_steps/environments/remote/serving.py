@@ -26,12 +26,12 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from nemotron_steps.environments.base import Environment, Session, Verdict
+from nemotron_steps.environments.base import Environment, GradeResult, Session
+from nemotron_steps.environments.http_client import HttpStatusError, JsonClient, ServerUnreachableError
 from nemotron_steps.environments.http_server import HttpServer, Reply, Request
 from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.environments.recorded import TASK_INDEX, prompt_key
 from nemotron_steps.environments.remote.head_server import AGENTS, GLOBAL_CONFIG, RESOURCES
-from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError
 from nemotron_steps.environments.responses import Response, function_call_output_item, text_of
 from nemotron_steps.errors import DataError, StepsError, WorkerLostError
 
@@ -57,7 +57,7 @@ class _Waiting:
 
     response: Response
     session: Session
-    verdict: asyncio.Future[Verdict]
+    verdict: asyncio.Future[GradeResult]
 
 
 class EnvironmentServer:
@@ -219,7 +219,9 @@ class EnvironmentServer:
             await self.environment.release(session)
         return Reply(200, {**body, **_as_json(verdict)})
 
-    async def _verdict_in_group(self, row: dict[str, Any], response: Response, session: Session, size: int) -> Verdict:
+    async def _verdict_in_group(
+        self, row: dict[str, Any], response: Response, session: Session, size: int
+    ) -> GradeResult:
         """Wait until the group is whole; whoever comes last has it judged."""
         key = f"{row.get(TASK_INDEX)} {prompt_key(row, 'request')}"
         group = self._groups.setdefault(key, [])
@@ -334,7 +336,7 @@ def _response(body: Mapping[str, Any]) -> Response:
     return Response.from_output(body["output"], truncated=bool(body.get("incomplete_details")))
 
 
-def _as_json(verdict: Verdict) -> dict[str, Any]:
+def _as_json(verdict: GradeResult) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "reward": verdict.reward,
         "components": verdict.components,

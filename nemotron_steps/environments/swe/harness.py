@@ -5,7 +5,7 @@
     edit(path, old_str, new_str)        replaces the one place where old_str occurs; an empty old_str makes a new file
 
 A turn without a tool call ends the rollout. The texts are functions of files' contents, so that demonstrations can be
-written without running anything (steps/data_prep/swe/trajectories.py).
+written without running anything (steps/data_prep/swe/demonstrations.py).
 """
 
 from __future__ import annotations

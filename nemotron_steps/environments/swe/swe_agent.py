@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -26,11 +26,11 @@ from nemotron_steps.environments.base import (
     CannotJudgeError,
     Environment,
     EnvironmentConfig,
+    GradeResult,
     Response,
     Row,
     RowError,
     Session,
-    Verdict,
 )
 from nemotron_steps.environments.swe.blinding import RECORD_BYTES
 from nemotron_steps.environments.swe.grading import Grader, HiddenTests, prepared
@@ -40,9 +40,6 @@ from nemotron_steps.sandbox.base import MIB, Limits, Outcome
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
 from nemotron_steps.sandbox.container_session import ApptainerSession, ContainerSession, SandboxSession
 from nemotron_steps.sandbox.session import BubblewrapSession, SessionOverError
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 AGENT_TIMEOUT = "agent_timeout"
 """Failure class: the agent's total time is used up."""
@@ -116,11 +113,10 @@ class SweAgent(Environment):
         """What copies of repositories are made of: bubblewrap of files, a container engine of images."""
         return (config.engine if (row.get("files") is None if row else config.image) else "bubblewrap",)
 
-    def __init__(self, config: SweAgentConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        self._bubblewrap = BubblewrapSandbox(config.max_concurrency, config.read_only)
+    def _setup(self) -> None:
+        self._bubblewrap = BubblewrapSandbox(self.config.max_concurrency, self.config.read_only)
         self._grader = Grader()
-        self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
+        self._verdicts: OrderedDict[str, GradeResult] = OrderedDict()
 
     def check_values(self, row: Row) -> None:
         """There is a repository and there are tests."""
@@ -186,7 +182,7 @@ class SweAgent(Environment):
             self._refuse_used_up(error.outcome)
             return GONE
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """See the module docstring."""
         agent: _Agent | None = session.state
         if agent is None:
@@ -204,9 +200,9 @@ class SweAgent(Environment):
         if changes.unread:
             details["unread"] = changes.unread
         if not changes:
-            return Verdict(0.0, components, details=details)
+            return GradeResult(0.0, components, details=details)
         verdict = await self._graded(row, changes)
-        return Verdict(verdict.reward, {**components, **verdict.components}, details={**details, **verdict.details})
+        return GradeResult(verdict.reward, {**components, **verdict.components}, details={**details, **verdict.details})
 
     async def release(self, session: Session) -> None:
         """End the working copy."""
@@ -215,7 +211,7 @@ class SweAgent(Environment):
             copy, agent.copy = agent.copy, None
             await copy.session.__aexit__(None, None, None)
 
-    async def _graded(self, row: Row, changes: Changes) -> Verdict:
+    async def _graded(self, row: Row, changes: Changes) -> GradeResult:
         task = hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()
         key = f"{task} {changes.digest}"
         if key in self._verdicts:
@@ -232,14 +228,14 @@ class SweAgent(Environment):
                 raise CannotJudgeError(TESTS_OUT_OF_MEMORY, "while the tests ran") from error
             if error.outcome is Outcome.TIMEOUT:
                 raise CannotJudgeError(TESTS_TIMEOUT, "while the tests ran") from error
-            return Verdict(0.0, details={"tests": "the code under test ended the sandbox"})
+            return GradeResult(0.0, details={"tests": "the code under test ended the sandbox"})
         if graded.outcome is Outcome.TIMEOUT:
             raise CannotJudgeError(TESTS_TIMEOUT, f"after {self.config.tests_timeout_s:.0f} s")
         asked = tests_of(row, "FAIL_TO_PASS")
         wanted = asked | tests_of(row, "PASS_TO_PASS")
         proved = len(asked & graded.proved) / len(asked)
         failed = sorted(wanted - graded.passed)[:20]
-        verdict = Verdict(float(not failed and graded.applied), {"proved": proved}, details={"not_passed": failed})
+        verdict = GradeResult(float(not failed and graded.applied), {"proved": proved}, details={"not_passed": failed})
         self._verdicts[key] = verdict
         if len(self._verdicts) > REMEMBERED:
             self._verdicts.popitem(last=False)

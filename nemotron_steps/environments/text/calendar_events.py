@@ -7,15 +7,8 @@ import re
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from nemotron_steps.environments.base import (
-    Environment,
-    Response,
-    Row,
-    RowError,
-    Session,
-    Verdict,
-)
-from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN
+from nemotron_steps.environments.base import Environment, GradeResult, Row, RowError, Session
+from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN, Response
 from nemotron_steps.environments.text.extraction import json_values
 
 _CLOCK = re.compile(r"(\d{1,2})(?::(\d{2}))?\s*(am|pm)?")
@@ -42,10 +35,10 @@ class CalendarEvents(Environment):
                     f"exp_cal_state.{key}", "duration, min_time, max_time, constraint", repr(error)
                 ) from error
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 if everything holds, else 0; `problem` in the details says what does not."""
         problem = _problem(response.text, row["exp_cal_state"])
-        return Verdict(float(problem is None), details={"problem": problem})
+        return GradeResult(float(problem is None), details={"problem": problem})
 
 
 def _problem(text: str, expected: dict[str, Event]) -> str | None:

@@ -86,10 +86,6 @@ def json_values(text: str, opener: Literal["[", "{"]) -> Iterator[tuple[str, Any
         found = beginning.search(text, end)
 
 
-REGEX_CPU_S = 10.0
-"""Seconds of processor time that regular expressions out of data get over one answer."""
-
-
 def output_regexes(row: Mapping[str, Any]) -> list[str]:
     """The regular expressions of a row's `template_metadata.output_regex`, which may be one, a list, or absent."""
     metadata = row.get("template_metadata")
@@ -109,7 +105,7 @@ def regex_problem(patterns: Sequence[str]) -> str | None:
 
 def last_captures(text: str, patterns: Sequence[str], flags: int = 0) -> list[str | None]:
     """What each pattern captures where it matches last: the first group with text, else the whole match; None where it
-    matches nowhere. The patterns come from data, so nothing bounds their time: call it through a GradingPool."""
+    matches nowhere. The patterns come from data, so nothing bounds their time: call it in a helper process."""
     captures: list[str | None] = []
     for pattern in patterns:
         last = None

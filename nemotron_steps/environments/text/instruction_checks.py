@@ -1,7 +1,7 @@
 """Checks of verifiable instructions: does a text follow "at least 3 paragraphs", "no commas", ...
 
-One function an instruction id, in the vocabulary of IFEval and of its open-instruct extension (IFEvalG). Words are runs
-of letters, digits, hyphens and apostrophes; sentences end at . ! or ?. Those libraries use NLTK there,
+`CHECKS` has one rule an instruction id, in the vocabulary of IFEval and of its open-instruct extension (IFEvalG).
+Words are runs of letters, digits, hyphens and apostrophes; sentences end at . ! or ?. Those libraries use NLTK there,
 so counts may differ on unusual punctuation. Where a text is too short or plain for a check, the answer is no. Every
 check takes time linear in the text.
 """
@@ -77,11 +77,6 @@ def _asterisk_parts(text: str) -> list[str] | None:
     return _divided(text, r"\s?\*\*\*\s?")
 
 
-def keyword_existence(text: str, keywords: list[str]) -> bool:
-    """Every keyword occurs, case ignored."""
-    return all(_occurrences(keyword, text) > 0 for keyword in keywords)
-
-
 def keyword_frequency(text: str, keyword: str, frequency: int, relation: str) -> bool:
     """The keyword occurs so often."""
     return _related(_occurrences(keyword, text), frequency, relation)
@@ -108,16 +103,6 @@ def response_language(text: str, language: str) -> bool:
         return True  # nothing to detect a language from: IFEval counts it as followed
 
 
-def number_sentences(text: str, num_sentences: int, relation: str) -> bool:
-    """So many sentences."""
-    return _related(len(sentences(text)), num_sentences, relation)
-
-
-def number_words(text: str, num_words: int, relation: str) -> bool:
-    """So many words: here runs of letters, digits and underscores, as IFEval counts them."""
-    return _related(len(re.findall(r"\w+", text)), num_words, relation)
-
-
 def number_paragraphs(text: str, num_paragraphs: int) -> bool:
     """Exactly so many paragraphs between *** dividers."""
     parts = _asterisk_parts(text)
@@ -135,11 +120,6 @@ def nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int,
     return found.lower() == first_word.lower()
 
 
-def number_placeholders(text: str, num_placeholders: int) -> bool:
-    """At least so many [placeholders]."""
-    return sum(len(_from_to(line, "[", "]")) for line in text.split("\n")) >= num_placeholders
-
-
 def postscript(text: str, postscript_marker: str) -> bool:
     """A postscript with the marker."""
     marker = postscript_marker.strip()
@@ -153,21 +133,11 @@ def number_bullet_lists(text: str, num_bullets: int) -> bool:
     return len(stars) + len(re.findall(r"^[^\S\n]*-.*$", text, re.MULTILINE)) == num_bullets
 
 
-def constrained_response(text: str) -> bool:
-    """One of the fixed answers occurs."""
-    return any(option in text for option in CONSTRAINED_RESPONSES)
-
-
 def number_highlighted_sections(text: str, num_highlights: int) -> bool:
     """At least so many *highlighted* or **highlighted** pieces."""
     single = re.findall(r"\*[^\n*]*\*", text)
     double = re.findall(r"\*\*[^\n*]*\*\*", text)
     return sum(bool(piece.strip("*").strip()) for piece in [*single, *double]) >= num_highlights
-
-
-def multiple_sections(text: str, section_spliter: str, num_sections: int) -> bool:
-    """At least so many "Section 1" like headings."""
-    return len(re.findall(rf"{re.escape(section_spliter.strip())}\s?\d+", text)) >= num_sections
 
 
 def json_format(text: str) -> bool:
@@ -195,35 +165,10 @@ def two_responses(text: str) -> bool:
     return parts is not None and len(parts) == 2 and parts[0] != parts[1]
 
 
-def repeat_prompt(text: str, prompt_to_repeat: str) -> bool:
-    """The text begins with the prompt."""
-    return text.strip().lower().startswith(prompt_to_repeat.strip().lower())
-
-
-def end_checker(text: str, end_phrase: str) -> bool:
-    """The text ends with the phrase, closing quotes ignored."""
-    return text.strip().strip('"').lower().endswith(end_phrase.strip().lower())
-
-
 def quotation(text: str) -> bool:
     """The whole text is in double quotation marks."""
     bare = text.strip()
     return len(bare) > 1 and bare[0] == bare[-1] == '"'
-
-
-def capital_word_frequency(text: str, capital_frequency: int, capital_relation: str) -> bool:
-    """So many words are all capitals."""
-    return _related(sum(word.isupper() for word in words(text)), capital_frequency, capital_relation)
-
-
-def english_capital(text: str) -> bool:
-    """All letters are capitals, and Latin."""
-    return text.isupper() and _is_latin(text)
-
-
-def english_lowercase(text: str) -> bool:
-    """All letters are lower case, and Latin."""
-    return text.islower() and _is_latin(text)
 
 
 def _is_latin(text: str) -> bool:
@@ -264,11 +209,6 @@ def copying_multiple(text: str, prompt_to_repeat: str, N: int) -> bool:
     return len(parts) == N and all(copy(part, prompt_to_repeat) for part in parts)
 
 
-def copy_span_idx(text: str, prompt_to_repeat: str, n_start: int, n_end: int) -> bool:
-    """The text is that span of characters of the prompt."""
-    return copy(text, prompt_to_repeat[n_start:n_end])
-
-
 def sentence_hyphens(text: str) -> bool:
     """Sentences are joined by hyphens without spaces."""
     expected = sentences(text.replace("-", " "))
@@ -281,21 +221,6 @@ def no_adjacent_consecutive(text: str) -> bool:
     return all(ord(b) - ord(a) != 1 for a, b in itertools.pairwise(initials))
 
 
-def square_brackets(text: str) -> bool:
-    """Every word is in square brackets."""
-    return all(word.startswith("[") and word.endswith("]") for word in text.split())
-
-
-def word_once(text: str, keyword: str) -> bool:
-    """The keyword occurs exactly once."""
-    return _occurrences(keyword, text) == 1
-
-
-def exclude_word_harder(text: str, keyword: str) -> bool:
-    """The keyword does not occur between spaces."""
-    return f" {keyword.strip()} " not in text
-
-
 def paragraphs(text: str) -> bool:
     """Two paragraphs between *** dividers."""
     return number_paragraphs(text, 2)
@@ -305,21 +230,6 @@ def paragraphs2(text: str) -> bool:
     """Two paragraphs between blank lines."""
     parts = _divided(text, r"\n\n")
     return parts is not None and len(parts) == 2
-
-
-def first_word_sent(text: str, first_word: str | list[str]) -> bool:
-    """Every sentence begins with the word."""
-    return all(sentence.split()[0].lower() == _one(first_word) for sentence in sentences(text))
-
-
-def first_word_answer(text: str, first_word: str) -> bool:
-    """The text begins with the word."""
-    return text.split()[:1] != [] and text.split()[0].lower() == first_word.strip().lower()
-
-
-def last_word_sent(text: str, last_word: str | list[str]) -> bool:
-    """Every sentence ends with the word, punctuation ignored."""
-    return all(re.sub(r"[^\w\s]", "", sentence.split()[-1]).lower() == _one(last_word) for sentence in sentences(text))
 
 
 def last_word_answer(text: str, last_word: str) -> bool:
@@ -340,16 +250,6 @@ def bigram_wrapping(text: str) -> bool:
     )
 
 
-def lowercase_counting(text: str, N: int) -> bool:
-    """At most N lower-case words."""
-    return len(re.findall(r"\b[a-z]+\b", text)) <= N
-
-
-def letter_counting(text: str, N: int, relation: str) -> bool:
-    """So many letters."""
-    return _related(len(re.findall(r"[a-zA-Z]", text)), N, relation)
-
-
 def counting_composition(text: str, n_sent: int, n_words: int) -> bool:
     """Three paragraphs between *** dividers, each of n_sent sentences of n_words words."""
     parts = _asterisk_parts(text)
@@ -359,21 +259,6 @@ def counting_composition(text: str, n_sent: int, n_words: int) -> bool:
         len(found := sentences(part)) == n_sent and all(len(words(sentence)) == n_words for sentence in found)
         for part in parts
     )
-
-
-def count_unique(text: str) -> bool:
-    """No word twice."""
-    return max(Counter(words(text)).values(), default=1) == 1
-
-
-def count_increment_word(text: str, keyword1: str, keyword2: str) -> bool:
-    """The first keyword once, the second twice."""
-    return _occurrences(keyword1, text) == 1 and _occurrences(keyword2, text) == 2
-
-
-def palindrome(text: str) -> bool:
-    """A palindrome of at least two characters occurs as a word."""
-    return any(len(word) > 1 and word == word[::-1] for word in text.split())
 
 
 def keyword_specific_position(text: str, keyword: str | list[str], n: int, m: int) -> bool:
@@ -390,40 +275,57 @@ def start_end(text: str) -> bool:
 
 
 CHECKS: Mapping[str, Check] = {
-    "keywords:existence": keyword_existence,
+    "keywords:existence": lambda text, keywords: all(_occurrences(keyword, text) > 0 for keyword in keywords),
     "keywords:frequency": keyword_frequency,
     "keywords:forbidden_words": forbidden_words,
     "keywords:letter_frequency": letter_frequency,
     "keywords:no_adjacent_consecutive": no_adjacent_consecutive,
-    "keywords:word_once": word_once,
+    "keywords:word_once": lambda text, keyword: _occurrences(keyword, text) == 1,
     "keywords:word_count_different_numbers": keyword_frequency,
-    "keywords:exclude_word_harder": exclude_word_harder,
-    "keywords:palindrome": palindrome,
+    "keywords:exclude_word_harder": lambda text, keyword: f" {keyword.strip()} " not in text,
+    "keywords:palindrome": lambda text: any(len(word) > 1 and word == word[::-1] for word in text.split()),
     "keywords:keyword_specific_position": keyword_specific_position,
     "keywords:start_end": start_end,
     "language:response_language": response_language,
-    "length_constraints:number_sentences": number_sentences,
+    "length_constraints:number_sentences": lambda text, num_sentences, relation: _related(
+        len(sentences(text)), num_sentences, relation
+    ),
     "length_constraints:number_paragraphs": number_paragraphs,
-    "length_constraints:number_words": number_words,
+    # Runs of letters, digits and underscores, as IFEval counts words here.
+    "length_constraints:number_words": lambda text, num_words, relation: _related(
+        len(re.findall(r"\w+", text)), num_words, relation
+    ),
     "length_constraints:nth_paragraph_first_word": nth_paragraph_first_word,
-    "detectable_content:number_placeholders": number_placeholders,
+    "detectable_content:number_placeholders": lambda text, num_placeholders: (
+        sum(len(_from_to(line, "[", "]")) for line in text.split("\n")) >= num_placeholders
+    ),
     "detectable_content:postscript": postscript,
     "detectable_format:number_bullet_lists": number_bullet_lists,
-    "detectable_format:constrained_response": constrained_response,
+    "detectable_format:constrained_response": lambda text: any(option in text for option in CONSTRAINED_RESPONSES),
     "detectable_format:number_highlighted_sections": number_highlighted_sections,
-    "detectable_format:multiple_sections": multiple_sections,
+    "detectable_format:multiple_sections": lambda text, section_spliter, num_sections: (
+        len(re.findall(rf"{re.escape(section_spliter.strip())}\s?\d+", text)) >= num_sections
+    ),
     "detectable_format:json_format": json_format,
     "detectable_format:title": title,
     "detectable_format:sentence_hyphens": sentence_hyphens,
-    "detectable_format:square_brackets": square_brackets,
+    "detectable_format:square_brackets": lambda text: all(
+        word.startswith("[") and word.endswith("]") for word in text.split()
+    ),
     "detectable_format:bigram_wrapping": bigram_wrapping,
     "combination:two_responses": two_responses,
-    "combination:repeat_prompt": repeat_prompt,
-    "startend:end_checker": end_checker,
+    "combination:repeat_prompt": lambda text, prompt_to_repeat: (
+        text.strip().lower().startswith(prompt_to_repeat.strip().lower())
+    ),
+    "startend:end_checker": lambda text, end_phrase: (
+        text.strip().strip('"').lower().endswith(end_phrase.strip().lower())
+    ),
     "startend:quotation": quotation,
-    "change_case:capital_word_frequency": capital_word_frequency,
-    "change_case:english_capital": english_capital,
-    "change_case:english_lowercase": english_lowercase,
+    "change_case:capital_word_frequency": lambda text, capital_frequency, capital_relation: _related(
+        sum(word.isupper() for word in words(text)), capital_frequency, capital_relation
+    ),
+    "change_case:english_capital": lambda text: text.isupper() and _is_latin(text),
+    "change_case:english_lowercase": lambda text: text.islower() and _is_latin(text),
     "punctuation:no_comma": lambda text: "," not in text,
     "punctuation:punctuation_dot": lambda text: "." not in text,
     "punctuation:punctuation_exclamation": lambda text: "!" not in text,
@@ -431,18 +333,26 @@ CHECKS: Mapping[str, Check] = {
     "copy:copy": copy,
     "copy:copying_simple": copy,
     "copy:copying_multiple": copying_multiple,
-    "new:copy_span_idx": copy_span_idx,
+    "new:copy_span_idx": lambda text, prompt_to_repeat, n_start, n_end: copy(text, prompt_to_repeat[n_start:n_end]),
     "paragraphs:paragraphs": paragraphs,
     "paragraphs:paragraphs2": paragraphs2,
-    "first_word:first_word_sent": first_word_sent,
-    "first_word:first_word_answer": first_word_answer,
-    "last_word:last_word_sent": last_word_sent,
+    "first_word:first_word_sent": lambda text, first_word: all(
+        sentence.split()[0].lower() == _one(first_word) for sentence in sentences(text)
+    ),
+    "first_word:first_word_answer": lambda text, first_word: (
+        text.split()[:1] != [] and text.split()[0].lower() == first_word.strip().lower()
+    ),
+    "last_word:last_word_sent": lambda text, last_word: all(
+        re.sub(r"[^\w\s]", "", sentence.split()[-1]).lower() == _one(last_word) for sentence in sentences(text)
+    ),
     "last_word:last_word_answer": last_word_answer,
-    "count:lowercase_counting": lowercase_counting,
+    "count:lowercase_counting": lambda text, N: len(re.findall(r"\b[a-z]+\b", text)) <= N,
     "count:counting_composition": counting_composition,
-    "count:count_unique": count_unique,
-    "count:count_increment_word": count_increment_word,
-    "letters:letter_counting": letter_counting,
+    "count:count_unique": lambda text: max(Counter(words(text)).values(), default=1) == 1,
+    "count:count_increment_word": lambda text, keyword1, keyword2: (
+        _occurrences(keyword1, text) == 1 and _occurrences(keyword2, text) == 2
+    ),
+    "letters:letter_counting": lambda text, N, relation: _related(len(re.findall(r"[a-zA-Z]", text)), N, relation),
     "letters:letter_counting2": letter_frequency,
 }
 

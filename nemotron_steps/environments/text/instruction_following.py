@@ -10,15 +10,8 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from nemotron_steps.environments.base import (
-    Environment,
-    EnvironmentConfig,
-    Response,
-    Row,
-    RowError,
-    Session,
-    Verdict,
-)
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Row, RowError, Session
+from nemotron_steps.environments.responses import Response
 from nemotron_steps.environments.text.instruction_checks import CHECKS, arguments_of
 from nemotron_steps.errors import UnsupportedError
 
@@ -63,7 +56,7 @@ class InstructionFollowing(Environment):
         if mode not in (None, "binary", "fraction"):
             raise RowError("grading_mode", "binary or fraction", repr(mode))
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 if all are followed, else 0; or the followed fraction. An empty answer follows nothing."""
         followed = {}
         asked = zip(_field(row, "instruction_id_list"), _field(row, "kwargs"), strict=True)
@@ -73,7 +66,7 @@ class InstructionFollowing(Environment):
         fraction = sum(followed.values()) / len(followed)
         mode = _field(row, "grading_mode") or self.config.grading_mode
         reward = fraction if mode == "fraction" else float(fraction == 1.0)
-        return Verdict(reward, {"followed": fraction}, details={"instructions": followed})
+        return GradeResult(reward, {"followed": fraction}, details={"instructions": followed})
 
 
 def _field(row: Row, name: str) -> Any:

@@ -5,24 +5,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from nemotron_steps.environments.base import (
-    Environment,
-    EnvironmentConfig,
-    Response,
-    Row,
-    RowError,
-    Session,
-    Verdict,
-)
-from nemotron_steps.environments.grading_pool import GradingPool
-from nemotron_steps.environments.responses import conversation
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Row, RowError, Session
+from nemotron_steps.environments.responses import Response, conversation
 
 NGRAM = 16
 
@@ -47,14 +34,6 @@ class LcNiah(Environment):
     config_class = LcNiahConfig
     config: LcNiahConfig
 
-    def __init__(self, config: LcNiahConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        self._overlap = GradingPool(overlap, cpu_s=60.0)  # an honest answer over a long prompt takes many seconds
-
-    async def close(self) -> None:
-        """End the helper processes."""
-        await self._overlap.close()
-
     def check_values(self, row: Row) -> None:
         """The expected answer is a JSON list."""
         try:
@@ -64,7 +43,7 @@ class LcNiah(Environment):
         if not valid:
             raise RowError("expected_answer", "a JSON list of nodes, as text", repr(row["expected_answer"])[:80])
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """F1 x (1 - overlap)."""
         expected = {str(node) for node in json.loads(row["expected_answer"])}
         found = final_nodes(response.text)
@@ -73,9 +52,9 @@ class LcNiah(Environment):
         rule = self.config.overlap_metric_rule
         if rule == "ngram16":
             copied = overlap(response.reasoning, prompt, rule)
-        else:  # what difflib compares takes quadratic time
-            copied = await self._overlap.call(response.reasoning, prompt, rule)
-        return Verdict(score * (1.0 - copied), {"answer_score": score, "reasoning_overlap": copied})
+        else:  # difflib takes quadratic time: many seconds for an honest answer over a long prompt
+            copied = await self.in_helper(overlap, response.reasoning, prompt, rule, cpu_s=60.0)
+        return GradeResult(score * (1.0 - copied), {"answer_score": score, "reasoning_overlap": copied})
 
 
 def final_nodes(text: str) -> set[str] | None:

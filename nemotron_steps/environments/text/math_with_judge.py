@@ -4,9 +4,9 @@ What is longer than MAX_LENGTH characters, and far longer than the expected answ
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -14,19 +14,14 @@ from nemotron_steps.environments.base import (
     CannotJudgeError,
     Environment,
     EnvironmentConfig,
+    GradeResult,
     Response,
     Row,
     RowError,
     Session,
-    Verdict,
 )
-from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.judged.judging import JudgeSampling, ask, blocks, least_label
 from nemotron_steps.environments.text.extraction import last_boxed
-from nemotron_steps.environments.text.math_equality import compare
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 JUDGE_ROLE = "judge_model"
 EQUAL, DIFFERENT = "[[A=B]]", "[[A!=B]]"
@@ -68,14 +63,6 @@ class MathWithJudge(Environment):
     config_class: ClassVar[type[EnvironmentConfig]] = MathWithJudgeConfig
     config: MathWithJudgeConfig
 
-    def __init__(self, config: MathWithJudgeConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        self._algebra = GradingPool(
-            compare,
-            size=config.library_verifier_max_concurrency,
-            cpu_s=config.library_verifier_timeout_seconds,
-        )
-
     def needed_judges(self) -> tuple[str, ...]:
         """The judge, when it is on."""
         return (JUDGE_ROLE,) if self.config.should_use_judge else ()
@@ -92,25 +79,32 @@ class MathWithJudge(Environment):
         """The expected answer in a box."""
         return Response(f"\\boxed{{{strip_delimiters(str(row['expected_answer']))}}}")
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 if equal, else 0."""
         return await self.verify_answer(str(row["question"]), str(row["expected_answer"]), response.text)
 
-    async def verify_answer(self, question: str, expected: str, text: str) -> Verdict:
+    async def verify_answer(self, question: str, expected: str, text: str) -> GradeResult:
         """The same for any text; shared with environments that end in a boxed answer."""
         answer = last_boxed(text)
         components = {"boxed": float(bool(answer))}
         if answer is None:
             answer = text.strip()
         if not answer:
-            return Verdict(0.0, {"boxed": 0.0, "library_reward": 0.0})
+            return GradeResult(0.0, {"boxed": 0.0, "library_reward": 0.0})
         if len(answer) > max(MAX_LENGTH, 4 * len(expected)):
             details = {"extracted_answer": answer[:MAX_LENGTH]}
-            return Verdict(0.0, {**components, "library_reward": 0.0}, details=details)
+            return GradeResult(0.0, {**components, "library_reward": 0.0}, details=details)
         details = {"extracted_answer": answer}
         problem = None
         try:
-            equal = await self._algebra.call(answer, strip_delimiters(expected), bool(components["boxed"]))
+            equal = await self.in_helper(
+                compare,
+                answer,
+                strip_delimiters(expected),
+                bool(components["boxed"]),
+                size=self.config.library_verifier_max_concurrency,
+                cpu_s=self.config.library_verifier_timeout_seconds,
+            )
         except CannotJudgeError as error:
             problem = error
         else:
@@ -119,18 +113,14 @@ class MathWithJudge(Environment):
             else:
                 components["library_reward"] = float(equal)
                 if equal:
-                    return Verdict(1.0, components, details=details)
+                    return GradeResult(1.0, components, details=details)
         if not self.config.should_use_judge or not components["boxed"]:
             if problem is not None:
                 raise problem
-            return Verdict(0.0, components, details=details)
+            return GradeResult(0.0, components, details=details)
         equal = await self._judge(question, expected, answer) and await self._judge(question, answer, expected)
         components["judge_reward"] = float(equal)
-        return Verdict(float(equal), components, details=details)
-
-    async def close(self) -> None:
-        """End the helper processes."""
-        await self._algebra.close()
+        return GradeResult(float(equal), components, details=details)
 
     async def _judge(self, question: str, first: str, second: str) -> bool:
         prompt = f"{blocks(question=question)}\nA:\n{blocks(answer_1=first)}\nB:\n{blocks(answer_2=second)}"
@@ -147,3 +137,21 @@ def strip_delimiters(text: str) -> str:
             text = text[len(opening) : len(text) - len(closing)].strip()
     box = last_boxed(text)
     return box if box is not None and text.startswith("\\boxed") and text.endswith("}") else text
+
+
+def compare(answer: str, expected: str, boxed: bool = True) -> bool | None:
+    """Whether math-verify calls the two equal; None when the expected answer itself cannot be parsed.
+
+    Both are LaTeX or plain expressions without a box; if not `boxed`, `answer` is a text with such an expression in it.
+    """
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    # A box is the one delimiter both are sure to be found in. The pool holds the clock: the library's own time-out
+    # would pass for "not equal".
+    gold = parse(f"\\boxed{{{expected}}}", (LatexExtractionConfig(),), parsing_timeout=None)
+    if not gold:
+        return None
+    text = f"\\boxed{{{answer}}}" if boxed else answer
+    found = parse(text, (ExprExtractionConfig(), LatexExtractionConfig()), parsing_timeout=None)
+    return bool(verify(gold, found, timeout_seconds=None))

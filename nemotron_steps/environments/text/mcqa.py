@@ -8,30 +8,17 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
-from nemotron_steps.environments.base import (
-    Environment,
-    EnvironmentConfig,
-    Response,
-    Row,
-    RowError,
-    Session,
-    Verdict,
-)
-from nemotron_steps.environments.grading_pool import GradingPool
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Row, RowError, Session
+from nemotron_steps.environments.responses import Response
 from nemotron_steps.environments.text.extraction import (
-    REGEX_CPU_S,
     last_boxed,
     last_captures,
     output_regexes,
     regex_problem,
 )
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 GradingMode = Literal["strict_single_letter_boxed", "lenient_boxed", "lenient_answer_colon", "lenient_answer_colon_md"]
 
@@ -66,14 +53,6 @@ class Mcqa(Environment):
     config_class = McqaConfig
     config: McqaConfig
 
-    def __init__(self, config: McqaConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        self._captures = GradingPool(last_captures, cpu_s=REGEX_CPU_S)
-
-    async def close(self) -> None:
-        """End the helper processes."""
-        await self._captures.close()
-
     def check_values(self, row: Row) -> None:
         """Options are letter → text and the key is one of them (any letter, where a regex finds it); the mode and the
         regexes are usable."""
@@ -89,12 +68,12 @@ class Mcqa(Environment):
         if mode is not None and mode not in get_args(GradingMode):
             raise RowError("grading_mode", f"one of {', '.join(get_args(GradingMode))}", repr(mode))
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 if the extracted letter equals the key, else 0."""
         text, options, letter = response.text, options_of(row), None
         patterns = output_regexes(row)
         if patterns and text.strip():
-            found: list[str | None] = await self._captures.call(text, patterns, re.IGNORECASE)
+            found = await self.in_helper(last_captures, text, patterns, re.IGNORECASE)
             letters = (_by_template(capture, options) for capture in found if capture is not None)
             letter = next((letter for letter in letters if letter is not None), None)
         if letter is None:
@@ -107,7 +86,9 @@ class Mcqa(Environment):
             else:
                 letter = _by_box(text, options, lenient=mode == "lenient_boxed")
         correct = letter is not None and letter == _key(row)
-        return Verdict(float(correct), {"extracted": float(letter is not None)}, details={"extracted_answer": letter})
+        return GradeResult(
+            float(correct), {"extracted": float(letter is not None)}, details={"extracted_answer": letter}
+        )
 
 
 def options_of(row: Row) -> dict[str, str]:

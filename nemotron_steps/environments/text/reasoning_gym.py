@@ -12,21 +12,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from fractions import Fraction
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from nemotron_steps.environments.base import (
-    Environment,
-    EnvironmentConfig,
-    Response,
-    Row,
-    RowError,
-    Session,
-    Verdict,
-)
-from nemotron_steps.environments.grading_pool import GradingPool
+from nemotron_steps.environments.base import Environment, GradeResult, Row, RowError, Session
+from nemotron_steps.environments.responses import Response
 from nemotron_steps.environments.text.expression_guard import (
     is_bounded_arithmetic,
     is_inert_literal,
@@ -35,9 +27,6 @@ from nemotron_steps.environments.text.expression_guard import (
 )
 from nemotron_steps.environments.text.extraction import last_answer_tag, last_boxed
 from nemotron_steps.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 EVALUATED_AS_LITERAL = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
 """Data sets whose scorer calls eval on the answer."""
@@ -71,14 +60,6 @@ class ReasoningGym(Environment):
     name: ClassVar[str] = "reasoning_gym"
     required_fields: ClassVar[tuple[str, ...]] = ("question", "metadata.source_dataset")
 
-    def __init__(self, config: EnvironmentConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        self._algebra = GradingPool(score_answer)
-
-    async def close(self) -> None:
-        """End the helper processes."""
-        await self._algebra.close()
-
     def check_values(self, row: Row) -> None:
         """The data set must exist in the installed library, and the fields its scorer evaluates must be plain data."""
         if "answer" not in row:
@@ -97,17 +78,17 @@ class ReasoningGym(Environment):
         if score is None:
             raise RowError("metadata", f"what the scorer of {source} needs", failure[:200])
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """The library's score in [0, 1]."""
         answer, vetted, entry = _vetted(row, response.text)
         if row["metadata"]["source_dataset"] in EVALUATED_AS_EXPRESSION and vetted is answer:
-            score, failure = await self._algebra.call(vetted, entry)
+            score, failure = await self.in_helper(score_answer, vetted, entry)
         else:
             # A thread, because even short work adds up on the event loop.
             score, failure = await asyncio.to_thread(score_answer, vetted, entry)
         return _verdict(answer, vetted, score, failure)
 
-    def grade(self, row: Row, text: str) -> Verdict:
+    def grade(self, row: Row, text: str) -> GradeResult:
         """As verify, for callers outside an event loop. `row` needs the verifier fields only."""
         answer, vetted, entry = _vetted(row, text)
         return _verdict(answer, vetted, *score_answer(vetted, entry))
@@ -124,11 +105,11 @@ def _vetted(row: Row, text: str) -> tuple[str, str, dict[str, Any]]:
     return answer, answer if safe else refused, {key: row.get(key) for key in ("question", "answer", "metadata")}
 
 
-def _verdict(answer: str, vetted: str, score: float | None, failure: str) -> Verdict:
+def _verdict(answer: str, vetted: str, score: float | None, failure: str) -> GradeResult:
     details = {"extracted_answer": answer[:MAX_LENGTH]}
     if score is None:
-        return Verdict.failed(SCORER_FAILED, message=failure, **details)
-    return Verdict(score, {"score": score, "answer_refused": float(vetted is not answer)}, details=details)
+        return GradeResult.failed(SCORER_FAILED, message=failure, **details)
+    return GradeResult(score, {"score": score, "answer_refused": float(vetted is not answer)}, details=details)
 
 
 def score_answer(answer: str, entry: dict[str, Any]) -> tuple[float | None, str]:

@@ -8,25 +8,12 @@ import io
 import json
 import tomllib
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
-from nemotron_steps.environments.base import (
-    Environment,
-    EnvironmentConfig,
-    Response,
-    Row,
-    RowError,
-    Session,
-    Verdict,
-)
-from nemotron_steps.environments.grading_pool import GradingPool
-from nemotron_steps.environments.responses import finite, json_of
+from nemotron_steps.environments.base import Environment, GradeResult, Row, RowError, Session
+from nemotron_steps.environments.responses import Response, finite, json_of
 from nemotron_steps.environments.text.json_schema import problem_with, schema_problem, strictify, validator_of
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 Format = Literal["json", "yaml", "xml", "toml", "csv"]
 
@@ -182,14 +169,6 @@ class StructuredOutputs(Environment):
     name: ClassVar[str] = "structured_outputs"
     required_fields: ClassVar[tuple[str, ...]] = ("schema_str",)
 
-    def __init__(self, config: EnvironmentConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        self._pool = GradingPool(problem_of)
-
-    async def close(self) -> None:
-        """End the helper processes."""
-        await self._pool.close()
-
     def check_values(self, row: Row) -> None:
         """The schema must be a valid JSON Schema and the format, json where none is named, a known one."""
         if _format(row) not in get_args(Format):
@@ -206,22 +185,22 @@ class StructuredOutputs(Environment):
         if _is_tool_call(row) and not row.get("tool_name"):
             raise RowError("tool_name", "the tool to call, since response_mode is tool_call", "none")
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 or 0; `details` names what was wrong."""
         schema, key = str(row["schema_str"]), row.get("tool_payload_key") if _is_tool_call(row) else None
         if _is_tool_call(row):
             names = [call.name for call in response.tool_calls]
             if names != [row["tool_name"]]:
                 wrong = f"expected one call of {row['tool_name']}, found {names}"[:300]
-                return Verdict(0.0, {"parsed": 0.0}, details={"problem": wrong})
+                return GradeResult(0.0, {"parsed": 0.0}, details={"problem": wrong})
             text, kind = response.tool_calls[0].arguments, "json"
         else:
             text, kind = response.text, _format(row)
         if len(text) <= INLINE_LENGTH and '"pattern' not in schema:
             parsed, problem = problem_of(text, kind, schema, key, _is_tool_call(row))
         else:
-            parsed, problem = await self._pool.call(text, kind, schema, key, _is_tool_call(row))
-        return Verdict(float(problem is None), {"parsed": float(parsed)}, details={"problem": problem})
+            parsed, problem = await self.in_helper(problem_of, text, kind, schema, key, _is_tool_call(row))
+        return GradeResult(float(problem is None), {"parsed": float(parsed)}, details={"problem": problem})
 
 
 def problem_of(text: str, kind: str, schema_text: str, key: str | None, is_call: bool) -> tuple[bool, str | None]:

@@ -8,18 +8,15 @@ whose last expression is shown. A cell that failed is not replayed.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import Response, Row, Session, Verdict
+from nemotron_steps.environments.base import GradeResult, Response, Row, Session
 from nemotron_steps.environments.text.math_with_judge import MathWithJudge, MathWithJudgeConfig
 from nemotron_steps.sandbox import Limits, Outcome, create_sandbox
 from nemotron_steps.sandbox.base import MIB
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 TOOL = "stateful_python_code_exec"
 TOOL_SPEC: dict[str, Any] = {
@@ -92,10 +89,9 @@ class NsTools(MathWithJudge):
         """The sandbox."""
         return (config.sandbox,)
 
-    def __init__(self, config: NsToolsConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        options = {} if config.sandbox_image is None else {"image": config.sandbox_image}
-        self.sandbox = create_sandbox(config.sandbox, **options)
+    def _setup(self) -> None:
+        options = {} if self.config.sandbox_image is None else {"image": self.config.sandbox_image}
+        self.sandbox = create_sandbox(self.config.sandbox, **options)
 
     async def start(self) -> None:
         """Probe the sandbox."""
@@ -145,8 +141,8 @@ class NsTools(MathWithJudge):
             return f"{shown}\nerror: stopped by {result.outcome.value.replace('_', ' ')}".strip()
         return shown or result.stderr[-SHOWN:]
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """As math_with_judge, with the number of tool calls."""
         verdict = await super().verify(row, response, session)
         calls = float(session.state["calls"]) if session.state else float(len(response.tool_calls))
-        return Verdict(verdict.reward, {**verdict.components, "tool_calls": calls}, verdict.failure, verdict.details)
+        return replace(verdict, components={**verdict.components, "tool_calls": calls})

@@ -13,17 +13,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import (
-    Environment,
-    EnvironmentConfig,
-    Response,
-    Row,
-    RowError,
-    Session,
-    ToolCall,
-    Verdict,
-)
-from nemotron_steps.environments.responses import json_of
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Row, RowError, Session
+from nemotron_steps.environments.responses import Response, ToolCall, json_of
 
 
 class SingleStepToolUseConfig(EnvironmentConfig):
@@ -65,7 +56,7 @@ class SingleStepToolUse(Environment):
             if not call.name or call.parsed_arguments() is None:
                 raise RowError("expected_action", "a tool name and a JSON object as arguments", repr(call)[:120])
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """The reward, with a `category` naming the outcome."""
         calls = response.tool_calls
         if not calls and not response.text.strip():
@@ -156,8 +147,8 @@ def maximum_matching(matches: Sequence[Sequence[bool]]) -> int:
     return sum(augment(row, set()) for row in range(len(matches)))
 
 
-def _verdict(reward: float, category: str) -> Verdict:
-    return Verdict(reward, {}, details={"category": category})
+def _verdict(reward: float, category: str) -> GradeResult:
+    return GradeResult(reward, {}, details={"category": category})
 
 
 def _text(arguments: Any) -> str:

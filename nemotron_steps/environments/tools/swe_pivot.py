@@ -14,16 +14,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import (
-    Environment,
-    EnvironmentConfig,
-    Response,
-    Row,
-    RowError,
-    Session,
-    ToolCall,
-    Verdict,
-)
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Row, RowError, Session
+from nemotron_steps.environments.responses import Response, ToolCall
 
 _CATEGORY_TOOLS: dict[str, str] = {
     "edit": (
@@ -77,24 +69,24 @@ class SwePivot(Environment):
         if _expected(row).parsed_arguments() is None:
             raise RowError("expected_action.arguments", "a JSON object as text", repr(row["expected_action"])[:120])
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 if every gate is passed, else 0; `gate` in the details names the one that stopped it."""
         if not response.tool_calls:
-            return Verdict(0.0, details={"gate": "no_call"})
+            return GradeResult(0.0, details={"gate": "no_call"})
         expected, actual = _expected(row), response.tool_calls[0]
         wanted = expected.parsed_arguments() or {}
         given = actual.parsed_arguments()
         if given is None:
-            return Verdict(0.0, details={"gate": "arguments_not_json"})
+            return GradeResult(0.0, details={"gate": "arguments_not_json"})
         category = category_of(expected.name)
         same_tool = actual.name.lower() == expected.name.lower()
         if not same_tool and (category is None or category_of(actual.name) != category):
-            return Verdict(0.0, details={"gate": "tool"})
+            return GradeResult(0.0, details={"gate": "tool"})
         if not same_target(category, wanted, given):
-            return Verdict(0.0, details={"gate": "target"})
+            return GradeResult(0.0, details={"gate": "target"})
         score = similarity(category, wanted, given)
         passed = score >= self.config.similarity_full_credit
-        return Verdict(float(passed), {"similarity": score}, details={"gate": "none" if passed else "similarity"})
+        return GradeResult(float(passed), {"similarity": score}, details={"gate": "none" if passed else "similarity"})
 
 
 def category_of(tool: str) -> str | None:

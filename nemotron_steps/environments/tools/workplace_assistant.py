@@ -4,26 +4,13 @@ the row's ground truth, whatever the way there."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from nemotron_steps.environments.base import (
-    Environment,
-    EnvironmentConfig,
-    Response,
-    Row,
-    RowError,
-    Session,
-    ToolCall,
-    Verdict,
-)
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Row, RowError, Session
+from nemotron_steps.environments.responses import Response, ToolCall
 from nemotron_steps.environments.tools.workplace_tables import FILES, Table, Workplace, company, load
 from nemotron_steps.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
-
 
 GROUND_TRUTH_FAILS = "ground_truth_fails"
 """Failure class: a call of the row's ground truth fails on the databases, so there is nothing to compare with."""
@@ -47,8 +34,7 @@ class WorkplaceAssistant(Environment):
     config_class = WorkplaceConfig
     config: WorkplaceConfig
 
-    def __init__(self, config: WorkplaceConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
+    def _setup(self) -> None:
         self._loaded: dict[str, Table] | None = None
 
     async def start(self) -> None:
@@ -87,19 +73,21 @@ class WorkplaceAssistant(Environment):
         """Run one tool; its result as JSON."""
         return json.dumps({"output": session.state.call(name, arguments)})
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 if both ends are the same, else 0. Without a session, the response's own calls are replayed. A ground truth
         that fails is a failure: who changes nothing would be right."""
         try:
             wanted = self._wanted(row)
         except RowError as error:
-            return Verdict.failed(GROUND_TRUTH_FAILS, message=str(error))
+            return GradeResult.failed(GROUND_TRUTH_FAILS, message=str(error))
         reached = session.state
         if reached is None:
             reached = self._replay(response.tool_calls)
         got, want = reached.state(), wanted.state()
         wrong = [name for name in want if got[name] != want[name]]
-        return Verdict(float(not wrong), {"tool_calls": float(len(response.tool_calls))}, details={"differs": wrong})
+        return GradeResult(
+            float(not wrong), {"tool_calls": float(len(response.tool_calls))}, details={"differs": wrong}
+        )
 
     def _wanted(self, row: Row) -> Workplace:
         """The databases after the ground truth.

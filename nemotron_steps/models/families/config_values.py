@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.config.model_sizes import LARGEST
+from nemotron_steps.config.families import LARGEST
 from nemotron_steps.errors import ArtifactError
 
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nemotron_steps.config.families import ROPE_TYPES
-from nemotron_steps.config.model_sizes import LARGEST, LISTED
+from nemotron_steps.config.families import LARGEST, LISTED, ROPE_TYPES
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture, RopeScaling
 from nemotron_steps.models.families.config_values import ConfigValues, written

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nemotron_steps.config.hybrid_layers import KINDS, LETTERS, UNKNOWN, pattern_of, time_step_limit
-from nemotron_steps.config.model_sizes import LISTED
+from nemotron_steps.config.families import KINDS, LETTERS, LISTED, UNKNOWN, pattern_of, time_step_limit
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture, Mamba2
 from nemotron_steps.models.families.config_values import ConfigValues, written

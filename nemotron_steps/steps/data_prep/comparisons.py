@@ -21,9 +21,14 @@ from nemotron_steps.environments.judged.genrm_messages import (
     neutralize,
     verdict_text,
 )
+from nemotron_steps.environments.responses import split_reasoning
 from nemotron_steps.environments.text.reasoning_gym import ReasoningGym, extract_answer
-from nemotron_steps.steps.data_prep.answers import slip, write_answer
-from nemotron_steps.steps.data_prep.gym_tasks import Question
+from nemotron_steps.errors import DataError, show_line
+from nemotron_steps.rows.lines import Row
+from nemotron_steps.rows.messages import texts_of
+from nemotron_steps.steps.data_prep.blends.shards import RowFunction, RowLeftOut
+from nemotron_steps.steps.data_prep.gym_tasks import Question, slip, write_answer
+from nemotron_steps.steps.data_prep.preference_prep import answer_pair
 
 RIGHT = 5
 WRONG = 1
@@ -137,3 +142,53 @@ def _common_start(left: str, right: str) -> int:
     while length < min(len(left), len(right)) and left[length] == right[length]:
         length += 1
     return length
+
+
+RANKINGS = {-3: 1, -2: 2, -1: 3, 1: 4, 2: 5, 3: 6}
+SCORES = {1: (4, 3), 2: (4, 2), 3: (5, 1)}
+"""Strength of a preference → scores of the better and the worse answer."""
+
+
+@dataclass(frozen=True)
+class ComparisonWork:
+    """See RowWork: a comparison chat of each row, ties left out, as the judge's scale has none.
+
+    Attributes:
+        config: its layout and principle.
+    """
+
+    config: ComparisonConfig
+
+    def function(self) -> RowFunction:
+        """See RowWork."""
+        return self._become
+
+    def _become(self, where: str, row: Row) -> list[Row]:
+        pair = answer_pair(row, where)
+        if pair.preference == 0:
+            raise RowLeftOut("neither answer is preferred")
+        # As genrm_compare shows them: without reasoning, and one that says nothing as an empty one.
+        answers = [split_reasoning(answer)[1] for answer in (pair.answer_1, pair.answer_2)]
+        shown = ["" if is_contentless(answer) else answer for answer in answers]
+        principle = pair.principle or self.config.principle
+        talk = [{"role": m["role"], "content": texts_of(m)} for m in pair.conversation]
+        asked = comparison_messages(talk, shown[0], shown[1], principle, self.config.layout)
+        reply = verdict_text(*_scores(row, pair.preference, where), RANKINGS[pair.preference])
+        return [{"messages": [*asked, {"role": "assistant", "content": reply}], "preference": pair.preference}]
+
+
+def _scores(row: Row, preference: int, where: str) -> tuple[int, int]:
+    given = row.get("helpfulness_1"), row.get("helpfulness_2")
+    if given != (None, None):
+        for number, score in enumerate(given, start=1):
+            if isinstance(score, bool) or not isinstance(score, int) or not 1 <= score <= 5:
+                field = f"helpfulness_{number}"
+                raise DataError(
+                    f"{field} must be a whole number from 1 to 5",
+                    where=f"{where} field {field}",
+                    found=repr(score),
+                    hints=show_line(where),
+                )
+        return given[0], given[1]  # type: ignore[return-value]
+    better, worse = SCORES[abs(preference)]
+    return (better, worse) if preference < 0 else (worse, better)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from nemotron_steps.config.schema.difficulty import DifficultyConfig, DifficultySettings
-from nemotron_steps.engine.grpo.ungraded import FailureWatch
+from nemotron_steps.engine.grpo.filters import FailureWatch
 from nemotron_steps.engine.placement.standalone import SamplingWanted, place_sampling
 from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows, read_rows
@@ -25,7 +25,7 @@ from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.errors import ConfigError, DataError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.runs.context import StepContext
-from nemotron_steps.steps.data_prep.split_files import PROMPT_FILES
+from nemotron_steps.steps.data_prep.blends.splits import PROMPT_FILES
 
 ORDER = "pass_rate"
 """The attribute `order` of what this step writes; sorted data is not to be shuffled (resolver/checks.py)."""

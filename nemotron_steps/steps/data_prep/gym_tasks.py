@@ -8,35 +8,25 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
+import json
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from nemotron_steps.config.schema.data_prep import ReasoningGymSource, ReasoningGymTask, SplitRows
+from nemotron_steps.config.schema.data_prep import (
+    AnswerStyle,
+    QuestionForm,
+    ReasoningGymSource,
+    ReasoningGymTask,
+    SplitRows,
+)
 from nemotron_steps.errors import ConfigError, DataError, UnknownNameError, UnsupportedError
-from nemotron_steps.steps.data_prep.forms import PLAIN, Asked, ask
-from nemotron_steps.steps.data_prep.split_files import SPLITS, Split
+from nemotron_steps.steps.data_prep.blends.splits import SPLITS, Split
 
 DRAWS_PER_QUESTION = 60
 """Draws before a task is said to have too few distinct questions: this many for each one wanted, and a thousand."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """One question with what its scorer needs."""
-
-    text: str
-    answer: str
-    metadata: Mapping[str, Any]
-    asked: Asked = PLAIN
-    """The form it has in `text`."""
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """The verifier fields of a row."""
-        own = {"question": self.text, "answer": self.answer, "metadata": dict(self.metadata)}
-        return {**own, **self.asked.fields}
 
 
 def split_of(text: str, source: ReasoningGymSource) -> Split:
@@ -152,3 +142,114 @@ def _quotas(tasks: tuple[ReasoningGymTask, ...], rows: int) -> list[int]:
     for i in by_remainder[: rows - sum(quotas)]:
         quotas[i] += 1
     return quotas
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a question is asked.
+
+    Attributes:
+        suffix: what is said after the question.
+        reply: a reply that does as asked, with {answer} in it; None where any reply with the answer does.
+        agent: what grades it; None for the preparation's own.
+        fields: verifier fields beside the question's own.
+    """
+
+    suffix: str = ""
+    reply: str | None = None
+    agent: str | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+PLAIN = Asked()
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question with what its scorer needs."""
+
+    text: str
+    answer: str
+    metadata: Mapping[str, Any]
+    asked: Asked = PLAIN
+    """The form it has in `text`."""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The verifier fields of a row."""
+        own = {"question": self.text, "answer": self.answer, "metadata": dict(self.metadata)}
+        return {**own, **self.asked.fields}
+
+
+_INSTRUCTIONS: tuple[tuple[str, dict[str, Any] | None, str, str], ...] = (
+    ("detectable_format:title", None, "Put it in angular brackets, like <<this>>.", "<<{answer}>>"),
+    ("startend:quotation", None, "Wrap your whole reply in quotation marks.", '"{answer}"'),
+    ("startend:end_checker", {"end_phrase": "That is all."}, "End with: That is all.", "{answer} That is all."),
+    (
+        "detectable_format:number_highlighted_sections",
+        {"num_highlights": 1},
+        "Highlight it, like *this*.",
+        "*{answer}*",
+    ),
+)
+"""Instruction id, its arguments, how it is said, and a reply that follows it."""
+
+
+def ask(form: QuestionForm, text: str, answer: str) -> Asked:
+    """A question in a form. Which instruction it gets follows from its text alone."""
+    if form == "instructed":
+        place = int.from_bytes(hashlib.sha256(f"form:{text}".encode()).digest()[:4], "big") % len(_INSTRUCTIONS)
+        name, arguments, said, reply = _INSTRUCTIONS[place]
+        # The answer has to be there too: an instruction by itself is followed as well by a wrong one.
+        fields = {
+            "instruction_id_list": [name, "keywords:existence"],
+            "kwargs": [arguments, {"keywords": [answer]}],
+            "grading_mode": "binary",
+        }
+        return Asked(f" {said}", reply, "instruction_following_simple_agent", fields)
+    if form == "structured":
+        schema = {"type": "object", "properties": {"answer": {"type": "string", "const": answer}}}
+        fields = {"schema_str": json.dumps(schema), "schema_type": "json"}
+        said = ' Reply in JSON, like {"answer": "this"}.'
+        return Asked(said, '{"answer": "{answer}"}', "structured_outputs_simple_agent", fields)
+    return PLAIN
+
+
+_GAPS = re.compile(r"(\s+)")
+
+
+def write_answer(answer: str, styles: Sequence[AnswerStyle], rng: random.Random) -> str:
+    """The answer in a style drawn by weight."""
+    style = rng.choices(styles, [style.weight for style in styles])[0]
+    return style.template.replace("{answer}", answer)
+
+
+def slip(answer: str, rng: random.Random) -> str:
+    """The answer with one slip: units swapped, dropped, doubled, replaced, overwritten by another one, or shuffled.
+
+    Units are words where the answer has several, else characters. May return the answer itself (equal units swapped).
+    """
+    gaps = _GAPS.findall(answer)
+    units = _GAPS.split(answer)[::2] if gaps else list(answer)
+    if len(units) < 2:
+        return answer + answer
+    kind = rng.choices(("swap", "drop", "double", "replace", "overwrite", "shuffle"), (30, 15, 15, 15, 15, 10))[0]
+    place = rng.randrange(len(units))
+    if kind == "swap":
+        left = rng.randrange(len(units) - 1)
+        units[left], units[left + 1] = units[left + 1], units[left]
+    elif kind == "drop":
+        del units[place]
+    elif kind == "double":
+        units.insert(place, units[place])
+    elif kind == "replace":
+        unit = units[place]
+        alphabet = "0123456789" if unit.isdigit() else "abcdefghijklmnopqrstuvwxyz"
+        at = rng.randrange(len(unit))
+        units[place] = unit[:at] + rng.choice([c for c in alphabet if c != unit[at].lower()]) + unit[at + 1 :]
+    elif kind == "overwrite":
+        units[place] = units[rng.choice([i for i in range(len(units)) if i != place])]
+    else:
+        rng.shuffle(units)
+    separators = [*gaps, *gaps[-1:]] if gaps else []
+    return "".join(unit + (separators[i] if gaps and i + 1 < len(units) else "") for i, unit in enumerate(units))

@@ -15,11 +15,11 @@ from nemotron_steps.rows.lines import Row, parse_row
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.formats import lines_of, parts_of
 from nemotron_steps.steps.data_prep.blends.prepare import Source, prepare
-from nemotron_steps.steps.data_prep.blends.row_work import RowFunction, RowWork
+from nemotron_steps.steps.data_prep.blends.shards import RowFunction, RowWork
 from nemotron_steps.steps.data_prep.blends.sources import DataFile, data_files
-from nemotron_steps.steps.data_prep.chat_work import ChatWork
-from nemotron_steps.steps.data_prep.pair_layouts import PreferenceWork
-from nemotron_steps.steps.data_prep.split_files import FILES
+from nemotron_steps.steps.data_prep.blends.splits import FILES
+from nemotron_steps.steps.data_prep.preference_prep import PreferenceWork
+from nemotron_steps.steps.data_prep.sft_prep import ChatWork
 
 
 @dataclass(frozen=True)

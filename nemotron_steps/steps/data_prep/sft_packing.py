@@ -1,6 +1,6 @@
 """data_prep/sft_packing: chats tokenised and packed into rows of one length, ahead of training.
 
-train.jsonl, validation.jsonl    rows of several chats (engine/supervised/packed_rows.py)
+train.jsonl, validation.jsonl    rows of several chats (engine/supervised/chat_tokens.py)
 tokenizer/                       the tokenizer, as it was used
 metadata.json                    size of a row, algorithm; sequences, rows, tokens and fill of each split
 accounting.json, refusals.ndjson chats in and out, as of every preparation
@@ -23,9 +23,8 @@ import msgspec
 from nemotron_steps.artifacts.checkpoints import chat_template_digest, listing, tokenizer_digest
 from nemotron_steps.artifacts.files import remove_tree, storage_errors, to_json_bytes
 from nemotron_steps.config.schema.sft_packing import PackingConfig, SftPackingConfig
-from nemotron_steps.engine.batches.packing import pack
-from nemotron_steps.engine.supervised.chat_tokens import chat_sequences
-from nemotron_steps.engine.supervised.packed_rows import row_of
+from nemotron_steps.engine.packing import pack
+from nemotron_steps.engine.supervised.chat_tokens import chat_sequences, row_of
 from nemotron_steps.errors import ConfigError, fetch_again
 from nemotron_steps.models.architecture import hf_folder
 from nemotron_steps.models.chat import ChatFormat
@@ -33,9 +32,9 @@ from nemotron_steps.rows.layouts import read_chat
 from nemotron_steps.rows.lines import Row, read_rows
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.prepare import ACCOUNTING, REFUSALS, Source, prepare
-from nemotron_steps.steps.data_prep.blends.row_work import RowFunction, RowLeftOut
+from nemotron_steps.steps.data_prep.blends.shards import RowFunction, RowLeftOut
 from nemotron_steps.steps.data_prep.blends.sources import data_files
-from nemotron_steps.steps.data_prep.split_files import FILES, TOKENIZER_FOLDER, Split
+from nemotron_steps.steps.data_prep.blends.splits import FILES, TOKENIZER_FOLDER, Split
 
 METADATA = "metadata.json"
 WINDOW_ROWS = 128

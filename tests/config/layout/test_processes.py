@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemotron_steps.config.layout.processes import cluster_address, refuse_without_ray
+from nemotron_steps.config.layout.processes import cluster_address, raise_if_ray_needed
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.config.schema.rl import ClusterConfig
 from nemotron_steps.errors import UnsupportedError
@@ -15,7 +15,7 @@ MEGATRON = "policy.megatron_cfg"
 def refused(cluster: dict[str, object], megatron: dict[str, int], dtensor: dict[str, object] | None = None) -> None:
     parts = {"megatron_cfg": megatron, **({"dtensor_cfg": dtensor} if dtensor else {})}
     policy = PolicyConfig.model_validate({"checkpoint": "m", **parts})
-    refuse_without_ray(ClusterConfig.model_validate({"backend": "process", **cluster}), policy)
+    raise_if_ray_needed(ClusterConfig.model_validate({"backend": "process", **cluster}), policy)
 
 
 @pytest.mark.parametrize(

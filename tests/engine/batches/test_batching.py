@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.engine.batches.batching import (
+from nemotron_steps.engine.batching import (
     expand_units,
     fixed_micro_batches,
     pad_rows,

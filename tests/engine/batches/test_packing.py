@@ -9,15 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemotron_steps.config.schema.rl import LossFnConfig
-from nemotron_steps.engine.batches.batching import select_rows, token_budget_micro_batches
-from nemotron_steps.engine.batches.packing import (
-    ALGORITHMS,
-    first_fit_decreasing,
-    modified_first_fit_decreasing,
-    pack,
-)
+from nemotron_steps.engine.batching import select_rows, token_budget_micro_batches
+from nemotron_steps.engine.losses.loss import count_normalizers
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
-from nemotron_steps.engine.losses.reduction import count_normalizers
+from nemotron_steps.engine.packing import ALGORITHMS, first_fit_decreasing, modified_first_fit_decreasing, pack
 from nemotron_steps.errors import ConfigError
 from tests.engine.engine_samples import random_batch
 

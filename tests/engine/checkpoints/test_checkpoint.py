@@ -20,8 +20,8 @@ import pytest
 import torch
 
 from nemotron_steps.config.schema.rl import CheckpointingConfig
-from nemotron_steps.engine.checkpoints import deadline
-from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
+from nemotron_steps.engine import checkpoints
+from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.errors import ConfigError, StorageError
 
 
@@ -194,7 +194,7 @@ def test_what_a_save_takes_is_no_part_of_the_next_step(
     save_async: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=lambda: now))
 
     class Slow(Weights):
         def snapshot(self) -> Any:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron_steps.engine.checkpoints import deadline
-from nemotron_steps.engine.checkpoints.deadline import Deadline
+from nemotron_steps.engine import checkpoints
+from nemotron_steps.engine.checkpoints import Deadline
 
 
 class Clock:
@@ -30,7 +30,7 @@ def test_the_last_save_is_committed_in_time_and_another_step_would_not_have_been
     clock = Clock()
     limit = loading + save + step + save + later
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deadline, "time", SimpleNamespace(monotonic=clock.monotonic))
+        patch.setattr(checkpoints, "time", SimpleNamespace(monotonic=clock.monotonic))
         watched = Deadline(limit, started=0.0)
         clock.now = loading + save
         watched.saved(save)  # an earlier one, so that it is known how long one takes
@@ -50,13 +50,13 @@ def test_without_a_limit_no_time_is_too_late() -> None:
 
 def test_only_the_last_steps_and_saves_say_how_long_the_next_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=clock.monotonic))
+    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=clock.monotonic))
     watched = Deadline(1000.0, started=0.0)
     clock.now = 500.0
     watched.step_ended()  # with the compilation of kernels, say
     watched.saved(400.0)
     assert watched.reached
-    for _ in range(deadline.RECENT - 1):
+    for _ in range(checkpoints.RECENT - 1):
         watched.saved(1.0)
         clock.now += 1.0
         watched.step_ended()

@@ -6,15 +6,15 @@ import asyncio
 from collections import Counter
 
 from benchmarks.grpo_task import reward_of
-from nemotron_steps.environments.base import JUDGE_UNAVAILABLE, Environment, Response, Session, Verdict
+from nemotron_steps.environments.base import JUDGE_UNAVAILABLE, Environment, GradeResult, Response, Session
 from nemotron_steps.errors import JudgeUnavailableError
 
 
 class Vowels(Environment):
     name = "vowels"
 
-    async def verify(self, row, response: Response, session: Session) -> Verdict:
-        return Verdict(reward_of(response.text))
+    async def verify(self, row, response: Response, session: Session) -> GradeResult:
+        return GradeResult(reward_of(response.text))
 
 
 class AnyVowel(Environment):
@@ -22,8 +22,8 @@ class AnyVowel(Environment):
 
     name = "any_vowel"
 
-    async def verify(self, row, response: Response, session: Session) -> Verdict:
-        return Verdict(float(reward_of(response.text) > 0))
+    async def verify(self, row, response: Response, session: Session) -> GradeResult:
+        return GradeResult(float(reward_of(response.text) > 0))
 
 
 class Indifferent(Environment):
@@ -31,8 +31,8 @@ class Indifferent(Environment):
 
     name = "indifferent"
 
-    async def verify(self, row, response: Response, session: Session) -> Verdict:
-        return Verdict(1.0)
+    async def verify(self, row, response: Response, session: Session) -> GradeResult:
+        return GradeResult(1.0)
 
 
 class Silent(Environment):
@@ -40,7 +40,7 @@ class Silent(Environment):
 
     name = "silent"
 
-    async def verify(self, row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row, response: Response, session: Session) -> GradeResult:
         raise JudgeUnavailableError("no answer")
 
 
@@ -49,10 +49,10 @@ class Unreliable(Environment):
 
     name = "unreliable"
 
-    async def verify(self, row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row, response: Response, session: Session) -> GradeResult:
         if sum(response.text.encode()) % 2:
             raise JudgeUnavailableError("no answer")
-        return Verdict(1 + reward_of(response.text))
+        return GradeResult(1 + reward_of(response.text))
 
 
 class Marked(Environment):
@@ -62,13 +62,13 @@ class Marked(Environment):
     asked: Counter[int] = Counter()  # noqa: RUF012
     """How often each row was asked about, by its `number`."""
 
-    async def verify_group(self, row, responses, sessions) -> list[Verdict]:
+    async def verify_group(self, row, responses, sessions) -> list[GradeResult]:
         self.asked[row.get("number", -1)] += 1
         if self.asked[row.get("number", -1)] <= row.get("silent", 0):
-            return [Verdict.failed(JUDGE_UNAVAILABLE) for _ in responses]
-        return [Verdict(float(i % 2) if row.get("differs") else 1.0) for i in range(len(responses))]
+            return [GradeResult.failed(JUDGE_UNAVAILABLE) for _ in responses]
+        return [GradeResult(float(i % 2) if row.get("differs") else 1.0) for i in range(len(responses))]
 
-    async def verify(self, row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row, response: Response, session: Session) -> GradeResult:
         raise AssertionError
 
 
@@ -77,7 +77,7 @@ class Hanging(Environment):
 
     name = "hanging"
 
-    async def verify(self, row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row, response: Response, session: Session) -> GradeResult:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -110,12 +110,12 @@ class Judged(Environment):
     async def seed(self, row):  # state, so that sessions live in the actor
         return Session(state={"asked": 0})
 
-    async def verify(self, row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row, response: Response, session: Session) -> GradeResult:
         session.state["asked"] += 1
         judge = self.judges["judge_model"]
         messages = [{"role": "user", "content": f"say {response.text[:12]}"}]
         text = await judge.complete(messages, temperature=1.0, top_p=1.0, max_tokens=6)
-        return Verdict(reward_of(text), {"asked": float(session.state["asked"])})
+        return GradeResult(reward_of(text), {"asked": float(session.state["asked"])})
 
 
 ENVIRONMENTS = (Vowels, AnyVowel, Indifferent, Silent, Unreliable, Marked, Hanging, Stuck, StuckEverywhere, Judged)

@@ -13,7 +13,7 @@ from nemotron_steps.engine.grpo.loop import train
 from nemotron_steps.engine.placement.run import build_run
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.engine.setup.rows import RunRows
-from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.runs.context import Tracker
 from tests.models.hybrid_twins import write_hybrid
 
 

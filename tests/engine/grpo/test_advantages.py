@@ -16,8 +16,8 @@ from nemotron_steps.engine.grpo.advantages import (
     group_statistics,
     grpo_advantages,
 )
+from nemotron_steps.engine.losses.loss import LossNormalizers
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
-from nemotron_steps.engine.losses.reduction import LossNormalizers
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import EngineError
 

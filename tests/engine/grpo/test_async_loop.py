@@ -15,7 +15,7 @@ import pytest
 from nemotron_steps.engine.generation import sampler
 from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.buffer import MAX_FAILURES
-from nemotron_steps.engine.rollouts import timeouts as patience
+from nemotron_steps.engine.rollouts import failures as patience
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.errors import DataError, EngineError, JudgeUnavailableError, WorkerLostError
 from tests.engine.grpo.grpo_environments import Marked

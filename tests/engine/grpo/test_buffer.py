@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from safetensors.torch import load_file, save_file
 
-from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, GroupBuffer, Outcome, Ticket, max_policy_lag
-from nemotron_steps.engine.grpo.group_codec import decode_groups, encode_groups
+from nemotron_steps.engine.grpo.buffer import (
+    MAX_FAILURES,
+    GroupBuffer,
+    Outcome,
+    Ticket,
+    decode_groups,
+    encode_groups,
+    max_policy_lag,
+)
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.errors import EngineError
 from tests.engine.engine_samples import rollout

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemotron_steps.config.schema.rl import RewardScalingConfig
-from nemotron_steps.engine.grpo.dynamic_sampling import DynamicSampler, epsilon_filter, has_signal
+from nemotron_steps.engine.grpo.filters import DynamicSampler, epsilon_filter, has_signal
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.errors import EngineError
 from tests.engine.engine_samples import group, rollout

@@ -9,7 +9,7 @@ import pytest
 from nemotron_steps.engine.grpo.buffer import MAX_FAILURES
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.environments import registry
-from nemotron_steps.environments.base import Verdict
+from nemotron_steps.environments.base import GradeResult
 from nemotron_steps.errors import EngineError
 from nemotron_steps.runs.recorder import row_at
 from tests.engine.grpo.grpo_environments import Vowels
@@ -29,7 +29,7 @@ class Brittle(Vowels):
         if row.get("bad") == "number":
             return 1.0
         if row.get("bad") == "range":
-            return Verdict(7.0)
+            return GradeResult(7.0)
         return await super().verify(row, response, session)
 
     async def seed(self, row):
@@ -109,7 +109,7 @@ def test_answers_that_a_grader_fails_over_earn_nothing_and_are_counted(asynchron
     [
         ("all", "KeyError: 'answer'"),
         ("dead", "ConnectionError: refused"),
-        ("number", "`verify` of environment `brittle` returned something else than a Verdict"),
+        ("number", "`verify` of environment `brittle` returned something else than a GradeResult"),
         ("range", "reward 7.0 outside"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemotron_steps.engine.grpo.group_codec import decode_groups, encode_groups
+from nemotron_steps.engine.grpo.buffer import decode_groups, encode_groups
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.errors import EngineError
 from tests.engine.engine_samples import rollout

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.schema.rl import RlConfig
-from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
+from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.loop import GrpoRun, train
 from nemotron_steps.engine.reporting import first_and_last

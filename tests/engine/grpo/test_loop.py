@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nemotron_steps.engine.checkpoints import deadline
+from nemotron_steps.engine import checkpoints
 from nemotron_steps.engine.grpo.loop import train
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.rollouts.data import read_rows
@@ -209,7 +209,7 @@ def test_time_spent_before_training_counts_against_the_runs_time(asynchronous, t
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_what_loading_took_is_not_expected_of_the_next_step(asynchronous, task, tmp_path, monkeypatch):
     ahead = [0.0]
-    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0]))
+    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0]))
     changes = {"grpo__async_grpo__enabled": asynchronous, "checkpointing__checkpoint_must_save_by": "01:00"}
     run = start(config_of(task, 2, **changes), tmp_path, [])
     ahead[0] = 2000.0  # of the hour; steps that took as long would not fit in

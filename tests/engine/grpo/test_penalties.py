@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from nemotron_steps.config.schema.policy import ReasoningParserName, ToolParserName
 from nemotron_steps.config.schema.rl import GrpoConfig
-from nemotron_steps.engine.grpo.penalties import (
+from nemotron_steps.engine.grpo.rewards import (
     TurnViolation,
     Violation,
     apply_penalties,

@@ -7,7 +7,7 @@ import pytest
 
 from nemotron_steps.config.schema.rl import RewardPenaltiesConfig
 from nemotron_steps.engine.grpo.loop import train
-from nemotron_steps.engine.grpo.reward_penalties import METADATA_KEY, RewardPenalties, RewardPenalty
+from nemotron_steps.engine.grpo.rewards import REWARD_PENALTIES_KEY, RewardPenalties, RewardPenalty
 from nemotron_steps.engine.grpo.rollout_metrics import reward_penalty_metrics
 from nemotron_steps.engine.rollouts.conversation import FORMAT_KEY
 from nemotron_steps.engine.types import Rollout, RolloutGroup
@@ -132,7 +132,7 @@ def test_a_penalised_rollout_has_reward_0_and_one_below_0_gains_nothing() -> Non
     (found,) = penalties(penalize_empty_final_answer=True, penalize_duplicated_reasoning=True).apply([group])
     assert [r.reward for r in found.rollouts[:3]] == [1.0, 0.0, -0.5]
     assert found.rollouts[3] is rollouts[3]
-    assert [r.metadata.get(METADATA_KEY) for r in found.rollouts] == [
+    assert [r.metadata.get(REWARD_PENALTIES_KEY) for r in found.rollouts] == [
         [], ["empty_final_answer"], ["empty_final_answer"], None,
     ]  # fmt: skip
     assert rollouts[1].reward == 1.0  # the collector's own is left alone

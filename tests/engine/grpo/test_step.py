@@ -15,8 +15,8 @@ from nemotron_steps.engine.grpo.step import (
     needs_reference_logprobs,
     prepare_batch,
 )
+from nemotron_steps.engine.losses.loss import count_normalizers
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
-from nemotron_steps.engine.losses.reduction import count_normalizers
 from nemotron_steps.engine.types import RolloutGroup, TrainBatch
 from nemotron_steps.errors import EngineError
 from tests.engine.engine_samples import group, rollout

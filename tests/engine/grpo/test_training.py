@@ -1,4 +1,4 @@
-"""What the GRPO steps put around the loop: environments from start to end, held-out prompts graded beside training."""
+"""What the GRPO steps put around the loop: environments from start to end, held-out prompts graded beside grpo."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 from nemotron_steps.engine.placement import run
 from nemotron_steps.environments import registry
-from nemotron_steps.environments.base import Response, Session, Verdict
+from nemotron_steps.environments.base import GradeResult, Response, Session
 from nemotron_steps.errors import DataError, WorkerLostError
-from nemotron_steps.runs.tracker import Tracker
-from nemotron_steps.steps.rl import training
+from nemotron_steps.runs.context import Tracker
+from nemotron_steps.steps import grpo
 from tests.engine.grpo.grpo_environments import Vowels
 from tests.engine.grpo.grpo_runs import config_of
 
@@ -31,7 +31,7 @@ class Noted(Vowels):
     async def start(self) -> None:
         self.note("start")
 
-    async def verify(self, row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row, response: Response, session: Session) -> GradeResult:
         self.note("verify")
         return await super().verify(row, response, session)
 
@@ -59,7 +59,7 @@ def context(task, tmp_path, monkeypatch):
 
 
 def test_an_environment_of_heldout_prompts_alone_is_started_and_lives_on_one_event_loop(context):
-    training.run_grpo(context)
+    grpo.run_grpo(context)
     assert [what for what, _ in Noted.notes] == ["start", "verify", "verify", "close"]
     assert len({loop for _, loop in Noted.notes}) == 1
 
@@ -68,9 +68,9 @@ def test_environments_are_closed_when_training_fails(context, monkeypatch):
     def lose_the_generator(run, runner):
         raise WorkerLostError("the generator is lost")
 
-    monkeypatch.setattr(training, "train", lose_the_generator)
+    monkeypatch.setattr(grpo, "train", lose_the_generator)
     with pytest.raises(WorkerLostError, match="generator"):
-        training.run_grpo(context)
+        grpo.run_grpo(context)
     assert [what for what, _ in Noted.notes] == ["start", "verify", "close"]
 
 
@@ -79,7 +79,7 @@ def test_a_row_that_cannot_be_scored_is_refused_before_anything_is_loaded(task, 
     config = config_of(task, 1, environment="mcqa")
     context = SimpleNamespace(config=config, work=tmp_path, started=0.0, tracker=Tracker("test", None, None))
     with pytest.raises(DataError, match="lacks the field `expected_answer`") as caught:
-        training.run_grpo(context)
+        grpo.run_grpo(context)
     assert "train.jsonl:1" in str(caught.value.where)
 
 
@@ -91,6 +91,6 @@ def test_a_row_is_checked_once_for_what_it_is_used_for(context, monkeypatch):
             checked[self.name, where] += 1
 
         monkeypatch.setattr(environment, "check_row", check)
-    training.run_grpo(context)
+    grpo.run_grpo(context)
     assert {name for name, _ in checked} == {"vowels", "noted"}
     assert set(checked.values()) == {1}

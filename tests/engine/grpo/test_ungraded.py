@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nemotron_steps.engine.grpo.buffer import MAX_FAILURES
-from nemotron_steps.engine.grpo.ungraded import (
+from nemotron_steps.engine.grpo.filters import (
     FailureWatch,
     has_no_verdict,
     is_ungraded,
@@ -17,7 +17,7 @@ from nemotron_steps.engine.grpo.ungraded import (
 from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.rollouts.failures import Failure
 from nemotron_steps.engine.types import RolloutGroup
-from nemotron_steps.environments.base import Verdict
+from nemotron_steps.environments.base import GradeResult
 from nemotron_steps.errors import EngineError, JudgeUnavailableError, WorkerLostError
 from tests.engine.engine_samples import group
 
@@ -73,7 +73,9 @@ def test_a_step_without_any_verdict_names_the_reason() -> None:
 
 def test_a_judge_that_cannot_answer_is_told_with_what_mends_it() -> None:
     hint = "env.nemo_gym.genrm_model.responses_api_models.vllm_model.max_total_sequence_length=65536"
-    verdict = Verdict.of_error(JudgeUnavailableError("a question of 327 tokens does not fit the judge", hints=[hint]))
+    verdict = GradeResult.of_error(
+        JudgeUnavailableError("a question of 327 tokens does not fit the judge", hints=[hint])
+    )
     silent = judged("judge_unavailable", "judge_unavailable")
     for rollout in silent.rollouts:
         rollout.metadata = Failure.of(verdict).metadata

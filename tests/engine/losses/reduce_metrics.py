@@ -13,9 +13,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from nemotron_steps.config.schema.rl import LossFnConfig
-from nemotron_steps.engine.losses.metrics import all_reduce_metric_sums, finalize_metrics
+from nemotron_steps.engine.losses.loss import all_reduce_metric_sums, count_normalizers, finalize_metrics
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
-from nemotron_steps.engine.losses.reduction import count_normalizers
 from tests.engine.engine_samples import random_batch, rows_of
 
 RANKS = 2

@@ -10,10 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.engine.losses.distillation import DistillationLoss
-from nemotron_steps.engine.losses.metrics import finalize_metrics
-from nemotron_steps.engine.losses.reduction import count_normalizers, loss_mask
-from nemotron_steps.engine.losses.teacher_kl import TeacherKl
+from nemotron_steps.engine.losses.distillation import DistillationLoss, TeacherKl
+from nemotron_steps.engine.losses.loss import count_normalizers, finalize_metrics, loss_mask
 from nemotron_steps.engine.policy.output_layer import OutputLayer
 from nemotron_steps.engine.policy.teacher_logprob import HeaviestTokens, linear_divergence, linear_topk
 from nemotron_steps.errors import EngineError

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron_steps.engine.losses.importance import (
+from nemotron_steps.engine.losses.ratios import (
     importance_weights,
     sequence_logprob_error,
     truncate_weights,

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron_steps.engine.losses.kl import kl_divergence
+from nemotron_steps.engine.losses.ratios import kl_divergence
 
 LOGPROB = st.floats(-30, 0, allow_nan=False)
 

@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
-from nemotron_steps.engine.losses.metrics import finalize_metrics
-from nemotron_steps.engine.losses.reduction import count_normalizers, loss_mask
+from nemotron_steps.engine.losses.loss import count_normalizers, finalize_metrics, loss_mask
+from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
 from tests.engine.engine_samples import random_batch
 
 

@@ -16,9 +16,14 @@ from nemotron_steps.engine.grpo.rollout_metrics import (
     policy_lag_metrics,
     reward_metrics,
 )
-from nemotron_steps.engine.losses.metrics import combine_updates, finalize_metrics, merge_metric_sums
+from nemotron_steps.engine.losses.loss import (
+    LossNormalizers,
+    combine_updates,
+    count_normalizers,
+    finalize_metrics,
+    merge_metric_sums,
+)
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
-from nemotron_steps.engine.losses.reduction import LossNormalizers, count_normalizers
 from tests.engine.engine_samples import random_batch, rollout, rows_of
 
 

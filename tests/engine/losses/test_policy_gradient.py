@@ -8,10 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemotron_steps.config.schema.rl import LossFnConfig
-from nemotron_steps.engine.losses.loss import SampledFrom
-from nemotron_steps.engine.losses.metrics import finalize_metrics, merge_metric_sums
+from nemotron_steps.engine.losses.loss import (
+    LossNormalizers,
+    SampledFrom,
+    count_normalizers,
+    finalize_metrics,
+    merge_metric_sums,
+)
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
-from nemotron_steps.engine.losses.reduction import LossNormalizers, count_normalizers
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import EngineError
 from tests.engine.engine_samples import random_batch, rows_of

@@ -10,13 +10,10 @@ import torch
 
 from nemotron_steps.config.schema.dpo import DpoTrainConfig
 from nemotron_steps.config.schema.rl import LossFnConfig
-from nemotron_steps.engine.losses.distillation import DistillationLoss
-from nemotron_steps.engine.losses.dpo import DpoLoss
-from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
-from nemotron_steps.engine.losses.metrics import finalize_metrics
+from nemotron_steps.engine.losses.distillation import DistillationLoss, TeacherKl
+from nemotron_steps.engine.losses.loss import LossNormalizers, count_normalizers, finalize_metrics, loss_mask
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
-from nemotron_steps.engine.losses.reduction import LossNormalizers, count_normalizers, loss_mask
-from nemotron_steps.engine.losses.teacher_kl import TeacherKl
+from nemotron_steps.engine.losses.supervised import DpoLoss, NegativeLogLikelihood
 from tests.engine.engine_samples import random_batch
 
 

@@ -26,8 +26,8 @@ from nemotron_steps.engine.placement.run import build_run
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.engine.setup.rows import RunRows
 from nemotron_steps.environments import registry
-from nemotron_steps.runs.tracker import Tracker
-from nemotron_steps.steps.sft import megatron_bridge
+from nemotron_steps.runs.context import Tracker
+from nemotron_steps.steps.supervised import sft_megatron_bridge
 from tests.models.hybrid_twins import hybrid_model
 
 STEPS = 3
@@ -171,7 +171,7 @@ def supervised(folder: Path) -> dict:
             tracker=Tracker("test", None, records.append),
         )
         context.outputs = {"model": slot}
-        megatron_bridge.run(context)
+        sft_megatron_bridge(context)
         losses[name] = [record["values"]["loss"] for record in records if record["kind"] == "metrics"]
     return losses
 

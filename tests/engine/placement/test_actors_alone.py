@@ -21,7 +21,7 @@ from nemotron_steps.engine.placement.environment_actor import (
 )
 from nemotron_steps.engine.placement.policy_worker import PolicyWorker, arrays_of, batch_of
 from nemotron_steps.engine.placement.standalone import device_plan
-from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response, Session, Verdict
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Response, Session
 from nemotron_steps.errors import ConfigError, StorageError, WorkerLostError
 from tests.engine.engine_samples import random_batch
 
@@ -45,8 +45,8 @@ class Counting(Environment):
     async def follow_up(self, row: Any, response: Response, session: Session) -> str | None:
         return f"{session.state} {response.text}"
 
-    async def verify(self, row: Any, response: Response, session: Session) -> Verdict:
-        return Verdict(1.0, {"state": float(session.state)})
+    async def verify(self, row: Any, response: Response, session: Session) -> GradeResult:
+        return GradeResult(1.0, {"state": float(session.state)})
 
 
 class Plain(Environment):
@@ -54,8 +54,8 @@ class Plain(Environment):
 
     name = "plain"
 
-    async def verify(self, row: Any, response: Response, session: Session) -> Verdict:
-        return Verdict(0.5)
+    async def verify(self, row: Any, response: Response, session: Session) -> GradeResult:
+        return GradeResult(0.5)
 
 
 def test_a_sessions_state_stays_in_the_worker_until_it_is_released() -> None:

@@ -20,7 +20,7 @@ from nemotron_steps.engine.placement import on_ray
 from nemotron_steps.engine.placement.cluster import RayCluster, node_by_node
 from nemotron_steps.engine.placement.on_ray import DevicePlan
 from nemotron_steps.errors import ConfigError, UnsupportedError, WorkerLostError
-from nemotron_steps.steps import placement
+from nemotron_steps.steps import preflight
 
 
 def plan(judges=0, **changes):
@@ -168,9 +168,9 @@ def test_a_plan_that_does_not_add_up_is_refused(changes, key):
 def test_training_in_one_process_refuses_what_needs_several(schema, changes, key):
     config = schema.model_validate(changes)
     with pytest.raises(UnsupportedError) as caught:
-        placement.check(config, {})
+        preflight.check_placement(config, {})
     assert key in caught.value.where and any(f"{key}=1" in hint for hint in caught.value.hints)
-    placement.check(config.model_copy(update={"cluster": ClusterConfig(backend="ray", policy_workers=2)}), {})
+    preflight.check_placement(config.model_copy(update={"cluster": ClusterConfig(backend="ray", policy_workers=2)}), {})
 
 
 def test_without_ray_the_package_to_install_is_named(monkeypatch):

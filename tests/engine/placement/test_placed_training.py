@@ -14,13 +14,11 @@ from nemotron_steps.artifacts.validators import validate
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.genrm import GenRmConfig
 from nemotron_steps.config.schema.sft import SftConfig
-from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
+from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
 from nemotron_steps.engine.setup.backends import build_policy
-from nemotron_steps.runs.stage_checks import flat_numbers
-from nemotron_steps.runs.tracker import Tracker
-from nemotron_steps.steps.reward_model import genrm
-from nemotron_steps.steps.rl import dpo
-from nemotron_steps.steps.sft import megatron_bridge
+from nemotron_steps.runs.context import Tracker
+from nemotron_steps.runs.hints import flat_numbers
+from nemotron_steps.steps import supervised
 from tests.engine.grpo.grpo_runs import metrics_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
@@ -80,7 +78,7 @@ def run(step, config, work, output="output"):
     slot = SimpleNamespace(path=work / output, attributes={}, type="checkpoint_megatron")
     tracker = Tracker("test", None, records.append)
     outputs = {"model": slot, "reward_model": slot}
-    step.run(SimpleNamespace(config=config, work=work, started=time.monotonic(), tracker=tracker, outputs=outputs))
+    step(SimpleNamespace(config=config, work=work, started=time.monotonic(), tracker=tracker, outputs=outputs))
     (placement,) = [r["fields"] for r in records if r["kind"] == "event" and r["name"] == "placement"]
     (summary,) = [r["values"] for r in records if r["kind"] == "summary"]
     trained = [record for record in records if record.get("index") != 0]  # 0: validation before the first step
@@ -109,10 +107,12 @@ def assert_same_weights(there, here, config):
 
 def test_sft_on_two_data_ranks_goes_on_as_two_tensor_ranks_and_equals_one_process(cluster, checkpoint, data, tmp_path):
     config = sft(checkpoint, data, 4)
-    here = run(megatron_bridge, config, tmp_path / "process")
-    first = run(megatron_bridge, sft(checkpoint, data, 2, cluster=TWO_RANKS), tmp_path / "ray", "of two steps")
+    here = run(supervised.sft_megatron_bridge, config, tmp_path / "process")
+    first = run(
+        supervised.sft_megatron_bridge, sft(checkpoint, data, 2, cluster=TWO_RANKS), tmp_path / "ray", "of two steps"
+    )
     tensor = sft(checkpoint, data, 4, cluster=TWO_RANKS, policy={"megatron_cfg": TENSOR})
-    then = run(megatron_bridge, tensor, tmp_path / "ray")
+    then = run(supervised.sft_megatron_bridge, tensor, tmp_path / "ray")
     assert (len(first.metrics), len(then.metrics)) == (2, 2)
     then.metrics = first.metrics + then.metrics
     assert_same(then, here)
@@ -134,9 +134,9 @@ def test_dpo_on_two_ranks_keeps_pairs_together_and_equals_one_process(cluster, c
         values["policy"] = policy_of(checkpoint, train_global_batch_size=6, **changes.get("policy", {}))
         return DpoConfig.model_validate(values)
 
-    here = run(dpo, config(), tmp_path / "process")
+    here = run(supervised.dpo, config(), tmp_path / "process")
     packed = {"sequence_packing": {"enabled": True, "train_mb_tokens": 170, "logprob_mb_tokens": 170}}
-    there = run(dpo, config(cluster=TWO_RANKS, policy=packed), tmp_path / "ray")
+    there = run(supervised.dpo, config(cluster=TWO_RANKS, policy=packed), tmp_path / "ray")
     assert here.metrics[0]["preference_loss"] == pytest.approx(0.693147, abs=1e-6)
     assert_same(there, here, ("loss", "preference_loss", "grad_norm", "rewards_chosen", "rewards_rejected"))
     assert flat_numbers(there.summary) == pytest.approx(flat_numbers(here.summary), rel=1e-4)
@@ -148,8 +148,8 @@ def test_a_judge_trained_under_fsdp_on_two_ranks_is_the_one_of_one_process(clust
         changes["policy"] = {"dtensor_cfg": {"enabled": True}}
         return sft(checkpoint, data, 2, GenRmConfig, agreement={"max_pairs": 1}, **changes)
 
-    here = run(genrm, config(), tmp_path / "process")
-    there = run(genrm, config(cluster=TWO_RANKS), tmp_path / "ray")
+    here = run(supervised.genrm, config(), tmp_path / "process")
+    there = run(supervised.genrm, config(cluster=TWO_RANKS), tmp_path / "ray")
     assert_same(there, here)
     assert flat_numbers(there.summary) == pytest.approx(flat_numbers(here.summary), rel=1e-4)
     assert validate("checkpoint_hf", there.output) == validate("checkpoint_hf", here.output)

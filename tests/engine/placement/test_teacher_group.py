@@ -8,12 +8,10 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from nemotron_steps.config.layout.sizes import LayoutSizes
-from nemotron_steps.config.layout.teachers import TeacherSizes
+from nemotron_steps.config.layout.parallel_config import ParallelConfig, TeacherLayout
 from nemotron_steps.config.schema.opd import NonColocatedTeachersConfig, OpdConfig, TeacherResourceConfig
 from nemotron_steps.config.schema.policy import PolicyConfig
-from nemotron_steps.engine.losses.distillation import DistillationLoss
-from nemotron_steps.engine.losses.teacher_kl import TeacherKl
+from nemotron_steps.engine.losses.distillation import DistillationLoss, TeacherKl
 from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.on_ray import DevicePlan
 from nemotron_steps.engine.placement.teacher_group import PlacedTeachers, teacher_config
@@ -68,8 +66,8 @@ def test_teachers_of_different_layouts_score_and_teach_as_beside_the_policy(clus
 
 @pytest.mark.parametrize("colocated", [True, False])
 def test_each_teacher_has_gpus_of_its_own_before_the_judges(colocated):
-    teachers = (TeacherSizes("a", tensor=2, gpus_per_node=2), TeacherSizes("b", gpus_per_node=1))
-    sizes = LayoutSizes(backend="ray", gpus_per_node=8, samples=True, colocated=colocated, teachers=teachers)
+    teachers = (TeacherLayout("a", tensor=2, gpus_per_node=2), TeacherLayout("b", gpus_per_node=1))
+    sizes = ParallelConfig(backend="ray", gpus_per_node=8, samples=True, colocated=colocated, teachers=teachers)
     assert sizes.gpus == 5 and sizes.ranks == (5 if colocated else 4)
     plan = DevicePlan(
         sizes.ranks, 5 if colocated else 1, colocated, {"judge": 1}, (1,), gpus=True, teachers={"a": 2, "b": 1}

@@ -9,9 +9,9 @@ import torch
 from nemotron_steps.config.schema.dpo import DpoTrainConfig
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.config.schema.rl import LossFnConfig
-from nemotron_steps.engine.losses.dpo import DpoLoss
 from nemotron_steps.engine.losses.loss import SampledFrom
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
+from nemotron_steps.engine.losses.supervised import DpoLoss
 from nemotron_steps.engine.types import TrainBatch
 
 ALL_TOKENS, SOME_TOKENS = SampledFrom(), SampledFrom(temperature=0.8, top_p=0.9, top_k=150)

@@ -39,8 +39,7 @@ def distilled(
     folders: dict[str, Path], change: dict[str, Any], topk: int | None = K, **megatron: Any
 ) -> dict[str, float]:
     """Metrics of the first step and the loss of the second."""
-    from nemotron_steps.engine.losses.distillation import DistillationLoss
-    from nemotron_steps.engine.losses.teacher_kl import TeacherKl
+    from nemotron_steps.engine.losses.distillation import DistillationLoss, TeacherKl
     from nemotron_steps.engine.policy.megatron import MegatronPolicy
     from nemotron_steps.engine.policy.teachers import FrozenTeachers
     from tests.engine.policy.batches import SMOOTH, grouped_batch, policy_config

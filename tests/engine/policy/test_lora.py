@@ -153,7 +153,7 @@ def test_a_stage_without_an_adapter_is_refused(qwen3_folder):
 
 
 def _normalizers(batch):
-    from nemotron_steps.engine.losses.reduction import count_normalizers
+    from nemotron_steps.engine.losses.loss import count_normalizers
 
     return count_normalizers(batch)
 

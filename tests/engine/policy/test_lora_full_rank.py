@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
-from nemotron_steps.engine.losses.reduction import count_normalizers
+from nemotron_steps.engine.losses.loss import count_normalizers
+from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
 from nemotron_steps.engine.policy.lora import LowRank
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from tests.engine.policy.batches import grouped_batch, policy_config, rl_loss

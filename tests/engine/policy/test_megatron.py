@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nemotron_steps.engine.losses.reduction import count_normalizers
+from nemotron_steps.engine.losses.loss import count_normalizers
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches
 from nemotron_steps.engine.policy.token_layout import build_layout

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nemotron_steps.config.schema.rl import CheckpointingConfig
-from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
+from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.policy.dtensor import DTensorPolicy
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.errors import ArtifactError, StorageError

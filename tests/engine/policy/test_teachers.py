@@ -8,8 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from nemotron_steps.engine.losses.distillation import DistillationLoss
-from nemotron_steps.engine.losses.teacher_kl import TeacherKl
+from nemotron_steps.engine.losses.distillation import DistillationLoss, TeacherKl
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.policy.teachers import FrozenTeachers, frozen_teacher
 from nemotron_steps.errors import ConfigError, EngineError

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest
-from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response, Session, Verdict
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Response, Session
 from nemotron_steps.models.chat import ChatFormat
 from tests.models.stock_chats import tool_parser_of
 
@@ -126,5 +126,5 @@ class Talk(Environment):
         session.state += 1
         return self.drawn.choice(WORDS) if session.state < self.turns else None
 
-    async def verify(self, row, response: Response, session: Session) -> Verdict:
-        return Verdict(0.5)
+    async def verify(self, row, response: Response, session: Session) -> GradeResult:
+        return GradeResult(0.5)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.engine.rollouts.agent_rollouts import BrokenTokensError, trajectory_of
+from nemotron_steps.engine.rollouts.turns import BrokenTokensError, trajectory_of
 from nemotron_steps.engine.types import SamplingParams
-from nemotron_steps.environments.base import AgentRun, Verdict
+from nemotron_steps.environments.base import AgentRun, GradeResult
 
 CHAT: Any = SimpleNamespace(tokenizer=range(50), end_ids=(1,), decode=lambda ids: "".join(chr(96 + i) for i in ids))
 PARAMS = SamplingParams(9, stop_token_ids=(9,), stop_strings=("bc",))
@@ -24,7 +24,7 @@ def turn(prompt: list[int], said: list[int], **changes: Any) -> dict[str, Any]:
 
 
 def read(*items: dict[str, Any], truncated: bool = False) -> Any:
-    return trajectory_of(AgentRun(list(items), Verdict(1.0), truncated), CHAT, 3, PARAMS)
+    return trajectory_of(AgentRun(list(items), GradeResult(1.0), truncated), CHAT, 3, PARAMS)
 
 
 def test_turns_are_sampled_and_everything_between_them_is_context() -> None:

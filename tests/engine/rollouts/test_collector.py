@@ -11,9 +11,9 @@ from nemotron_steps.engine.grpo.loop import train
 from nemotron_steps.engine.rollouts.collector import StragglerError
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
 from nemotron_steps.environments import registry
-from nemotron_steps.environments.base import Session, Verdict
+from nemotron_steps.environments.base import GradeResult, Session
+from nemotron_steps.environments.judged.judge_transcripts import REASONING_CHARACTERS
 from nemotron_steps.environments.judged.judging import JudgedEnvironment, JudgeSampling, ask, last_label
-from nemotron_steps.environments.judged.notes import REASONING_CHARACTERS
 from nemotron_steps.errors import SandboxError
 from tests.engine.engine_samples import ends_in_a_tool_result
 from tests.engine.grpo.grpo_environments import Vowels
@@ -99,9 +99,9 @@ class Judged(JudgedEnvironment):
     def needed_judges(self):
         return ()
 
-    async def verify(self, row, response, session) -> Verdict:
+    async def verify(self, row, response, session) -> GradeResult:
         label = await ask(Sayer(), "", "good?", last_label(["[[YES]]"]), JudgeSampling(), 0)
-        return Verdict(float(label == "[[YES]]") * reward_of(response.text))
+        return GradeResult(float(label == "[[YES]]") * reward_of(response.text))
 
 
 def test_samples_of_a_run_have_what_the_judge_said(task, tmp_path, monkeypatch):

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from nemotron_steps.engine.generation.sampler import AsyncSampler
-from nemotron_steps.engine.rollouts import failures, timeouts
+from nemotron_steps.engine.rollouts import failures
 from nemotron_steps.engine.rollouts.collector import RolloutCollector, StragglerError
 from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.rollouts.failures import REPORTED
-from nemotron_steps.engine.rollouts.trajectory import Trajectory
+from nemotron_steps.engine.rollouts.turns import Trajectory
 from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
-from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, Session, Verdict
+from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, GradeResult, Session
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.judged.judges import JudgeLostError
 from nemotron_steps.errors import JudgeUnavailableError
-from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.runs.context import Tracker
 from tests.engine.engine_samples import rollout
 from tests.engine.rollouts.scripted import TOOL, ScriptedGenerator, Talk, a_call, cut_once
 from tests.models.stock_chats import stock_chat
@@ -52,8 +52,8 @@ class Breaks(Talk):
     async def follow_up(self, row, response, session) -> str | None:
         return self._maybe("follow_up", session, None)
 
-    async def verify(self, row, response, session) -> Verdict:
-        return self._maybe("verify", session, Verdict(0.5))
+    async def verify(self, row, response, session) -> GradeResult:
+        return self._maybe("verify", session, GradeResult(0.5))
 
     async def release(self, session) -> None:
         self.released += 1
@@ -131,7 +131,7 @@ def test_an_answer_that_verify_raises_over_earns_the_least_and_is_reported():
         ("call_tool", {"sum": 3}, "call_tool_failed"),
         ("follow_up", 3, "follow_up_failed"),
         ("verify", 0.5, "verdict_invalid"),
-        ("verify", Verdict(1.5), "reward_out_of_range"),
+        ("verify", GradeResult(1.5), "reward_out_of_range"),
         ("verify", JudgeUnavailableError("no answer"), "judge_unavailable"),
         ("call_tool", JudgeUnavailableError("no answer"), "judge_unavailable"),
     ],
@@ -169,7 +169,7 @@ def test_an_environment_that_does_not_answer_is_lost_for_that_rollout(monkeypatc
                 await asyncio.Event().wait()
             return "done"
 
-    monkeypatch.setattr(timeouts, "ENVIRONMENT_SECONDS", 0.2)
+    monkeypatch.setattr(failures, "ENVIRONMENT_SECONDS", 0.2)
     group = collect(Hangs("", None))
     assert [r.failure for r in group.rollouts] == [None, None, "environment_lost", None]
 
@@ -193,7 +193,7 @@ def test_nobody_is_asked_to_judge_a_group_of_which_nothing_is_left():
 
         async def judge_group(self, row, responses, sessions):
             judged.append(responses)
-            return [Verdict(0.5) for _ in responses]
+            return [GradeResult(0.5) for _ in responses]
 
     judged: list[Any] = []
     group = collect(Broken("", None))
@@ -328,9 +328,9 @@ class Agent(Environment):
                 raise self.outcome
             return self.outcome
         item = {"type": "message", "content": "yes", "prompt_token_ids": [5, 6], "generation_token_ids": [7, self.eos]}
-        return AgentRun([{**item, "generation_log_probs": [-0.1, -0.2]}], Verdict(1.0))
+        return AgentRun([{**item, "generation_log_probs": [-0.1, -0.2]}], GradeResult(1.0))
 
-    async def verify(self, row, response, session) -> Verdict:
+    async def verify(self, row, response, session) -> GradeResult:
         raise AssertionError
 
 
@@ -342,11 +342,11 @@ GOOD = {"prompt_token_ids": [5], "generation_token_ids": [7], "generation_log_pr
     [
         (RuntimeError("crashed"), "run_agent_failed"),
         ({"output": []}, "run_agent_failed"),
-        (AgentRun([{**GOOD, "content": "x"}], Verdict(2.0)), "reward_out_of_range"),
+        (AgentRun([{**GOOD, "content": "x"}], GradeResult(2.0)), "reward_out_of_range"),
         (AgentRun([{**GOOD, "content": "x"}], 1.0), "verdict_invalid"),
-        (AgentRun([{**GOOD, "content": 5}], Verdict(1.0)), "agent_tokens_broken"),
-        (AgentRun(["text"], Verdict(1.0)), "agent_tokens_broken"),
-        (AgentRun([], Verdict.failed("environment_refused", message="no")), "environment_refused"),
+        (AgentRun([{**GOOD, "content": 5}], GradeResult(1.0)), "agent_tokens_broken"),
+        (AgentRun(["text"], GradeResult(1.0)), "agent_tokens_broken"),
+        (AgentRun([], GradeResult.failed("environment_refused", message="no")), "environment_refused"),
     ],
 )
 def test_an_agent_that_breaks_fails_its_own_rollout_alone(outcome, failure):

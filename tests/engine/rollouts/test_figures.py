@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.schema.rl import LowEffortConfig
-from nemotron_steps.engine.rollouts.agreement import Agreement, measure_agreement, preference
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows, read_rows
-from nemotron_steps.engine.rollouts.evaluation import summarize
+from nemotron_steps.engine.rollouts.evaluation import Agreement, measure_agreement, preference, summarize
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge
 from nemotron_steps.engine.rollouts.low_effort import (
     METADATA_KEY,

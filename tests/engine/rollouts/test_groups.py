@@ -13,7 +13,7 @@ from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts.collector import RolloutCollector, StragglerError
 from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.types import FinishReason, SamplingParams
-from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, Session, Verdict
+from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, GradeResult, Session
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.judged.judges import JudgeLostError
 from tests.engine.rollouts.scripted import TOOL, ScriptedGenerator, Talk, a_call, cut_once
@@ -49,10 +49,10 @@ class ByRow(Talk):
         session.state["left"] -= 1
         return "and then?" if session.state["left"] >= 0 else None
 
-    async def verify(self, row, response, session) -> Verdict:
+    async def verify(self, row, response, session) -> GradeResult:
         if row.get("judge") == "lost":
             raise JudgeLostError("the judge is dead")
-        return Verdict(0.5)
+        return GradeResult(0.5)
 
     async def release(self, session) -> None:
         self.released += 1
@@ -209,9 +209,9 @@ class Agents(Environment):
                 self.waiting -= 1
         item = {"type": "message", "content": "yes", "prompt_token_ids": [5, 6], "generation_token_ids": [7, 8]}
         item |= {"generation_log_probs": [-0.1] * 2, "generation_weight_versions": [self.versions[number]] * 2}
-        return AgentRun([item], Verdict(1.0))
+        return AgentRun([item], GradeResult(1.0))
 
-    async def verify(self, row, response, session) -> Verdict:
+    async def verify(self, row, response, session) -> GradeResult:
         raise AssertionError
 
 

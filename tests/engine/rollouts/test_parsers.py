@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from nemotron_steps.config.schema.policy import GenerationConfig, ReasoningParserName, ToolParserName
-from nemotron_steps.engine.grpo.penalties import has_invalid_tool_call
-from nemotron_steps.engine.rollouts.conversation import TurnFormat, parse_assistant
-from nemotron_steps.engine.rollouts.parsers.reasoning import REASONING_PARSERS
-from nemotron_steps.engine.rollouts.parsers.tools import TOOL_CALL_MARKERS, TOOL_PARSERS
+from nemotron_steps.engine.grpo.rewards import has_invalid_tool_call
+from nemotron_steps.engine.rollouts.conversation import REASONING_PARSERS, TurnFormat, parse_assistant
+from nemotron_steps.engine.rollouts.tool_calls import TOOL_CALL_MARKERS, TOOL_PARSERS
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_.-]{0,12}", fullmatch=True)
 VALUES = st.recursive(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nemotron_steps.engine.rollouts.trajectory import Trajectory
+from nemotron_steps.engine.rollouts.turns import Trajectory
 from nemotron_steps.engine.types import Completion, FinishReason
 
 

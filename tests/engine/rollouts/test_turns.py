@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.engine.rollouts import timeouts
+from nemotron_steps.engine.rollouts import failures
 from nemotron_steps.engine.rollouts.conversation import TurnFormat, parse_assistant
-from nemotron_steps.engine.rollouts.trajectory import Trajectory
-from nemotron_steps.engine.rollouts.turns import Turns, response_of
+from nemotron_steps.engine.rollouts.turns import ChatSettings, Trajectory, response_of
 from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
 from nemotron_steps.environments.base import Session
 from nemotron_steps.environments.responses import message_item, reasoning_item
@@ -70,7 +69,7 @@ def run(policy: Policy, environment: Asking, first: Completion, *, turns: int = 
     async def rollout() -> Trajectory:
         begun: Any = asyncio.get_running_loop().create_future()
         begun.set_result(first)
-        made = Turns(policy, CHAT, TurnFormat(), turns)  # type: ignore[arg-type]
+        made = ChatSettings(policy, CHAT, TurnFormat(), turns)  # type: ignore[arg-type]
         params = SamplingParams(20, stop_token_ids=(9,))
         return await made.run({}, environment, Session(), [1, 2], params, begun, "m", length)  # type: ignore[arg-type]
 
@@ -134,7 +133,7 @@ def test_what_is_no_reasoning_counts_as_answer() -> None:
 
 
 def test_an_environment_is_waited_for_so_long_and_its_own_time_out_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeouts, "ENVIRONMENT_SECONDS", 0.01)
+    monkeypatch.setattr(failures, "ENVIRONMENT_SECONDS", 0.01)
 
     async def call(method: str, seconds: float, error: Exception | None = None) -> str:
         async def answer() -> str:
@@ -143,14 +142,14 @@ def test_an_environment_is_waited_for_so_long_and_its_own_time_out_is_its_own(mo
                 raise error
             return "done"
 
-        return await timeouts.call_with_timeout("env", method, answer())
+        return await failures.call_with_timeout("env", method, answer())
 
     assert asyncio.run(call("verify", 0.0)) == asyncio.run(call("run_agent", 0.05)) == "done"
     with pytest.raises(WorkerLostError, match="`env` has not answered"):
         asyncio.run(call("verify", 5.0))
     with pytest.raises(TimeoutError, match="own"):
         asyncio.run(call("verify", 0.0, TimeoutError("own")))
-    assert timeouts.AGENT_SECONDS == 6 * 3600
+    assert failures.AGENT_SECONDS == 6 * 3600
 
 
 def test_a_turn_becomes_items_and_an_empty_one_a_message() -> None:

@@ -20,15 +20,15 @@ from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.loop import train
 from nemotron_steps.engine.placement.run import build_run
-from nemotron_steps.engine.rollouts.agent_rollouts import BROKEN_TOKENS, BrokenTokensError, trajectory_of
 from nemotron_steps.engine.rollouts.collector import RolloutCollector, StragglerError
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
+from nemotron_steps.engine.rollouts.turns import BROKEN_TOKENS, BrokenTokensError, trajectory_of
 from nemotron_steps.engine.setup.rows import RunRows
 from nemotron_steps.engine.types import SamplingParams
-from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, Verdict
+from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, GradeResult
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.errors import ConfigError, JudgeUnavailableError, StepsError
-from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.runs.context import Tracker
 from tests.engine.rollouts.scripted import cut_once
 from tests.engine.serving.taught_model import MAX_LENGTH, QUESTION, TOOL, embedded
 
@@ -259,7 +259,7 @@ def test_a_turn_that_a_stop_token_or_string_ended_is_not_truncated(chat):
     said = chat.tokenizer.encode("It is 2.", add_special_tokens=False)
 
     def truncated(*ids, **stops):
-        run = AgentRun([turn([5, 6], list(ids))], Verdict(1.0))
+        run = AgentRun([turn([5, 6], list(ids))], GradeResult(1.0))
         return trajectory_of(run, chat, 7, SamplingParams(max_new_tokens=8, **stops)).truncated
 
     assert [truncated(7, eos), truncated(7, other)] == [False, True]
@@ -273,7 +273,7 @@ def test_turns_must_continue_each_other(chat):
     eos = chat.tokenizer.eos_token_id
 
     def read(*items, **fields):
-        return trajectory_of(AgentRun(list(items), Verdict(1.0), **fields), chat, 7, PARAMS)
+        return trajectory_of(AgentRun(list(items), GradeResult(1.0), **fields), chat, 7, PARAMS)
 
     good = read(turn([5, 6], [7, eos]), {"type": "function_call_output"}, turn([5, 6, 7, eos, 8], [9, eos]))
     assert good.token_ids == [5, 6, 7, eos, 8, 9, eos] and good.token_mask == [0, 0, 1, 1, 0, 1, 1]
@@ -340,7 +340,7 @@ class SlowAgent(Environment):
         self.asked.append((row, sampling))
         if len(self.asked) == 1:
             await asyncio.Event().wait()
-        return AgentRun([turn([5, 6], [7, 8])], Verdict(0.5))
+        return AgentRun([turn([5, 6], [7, 8])], GradeResult(0.5))
 
     async def verify(self, row, response, session):
         raise AssertionError("an agent's rollout carries its own verdict")

@@ -6,7 +6,7 @@ import json
 
 from nemotron_steps.config.schema.eval import EvalConfig
 from nemotron_steps.runs.context import plain_context
-from nemotron_steps.steps.eval import model_eval
+from nemotron_steps.steps import evaluation
 from tests.engine.serving.taught_model import MAX_LENGTH, QUESTION, TOOL
 from tests.engine.serving.test_agent_rollouts import agent_server, tool_agent
 
@@ -29,6 +29,6 @@ def test_an_agent_is_evaluated(taught, tmp_path):
             }
         )
         context = plain_context(config, tmp_path / "run", outputs={"report": "eval_report"})
-        model_eval.run(context)
+        evaluation.model_eval(context)
     report = json.loads((context.outputs["report"].path / "report.json").read_text())
     assert report["reward"] == 1.0

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from nemotron_steps.environments import http_server
-from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response, Row, Session, Verdict
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Response, Row, Session
 from nemotron_steps.environments.http_server import HttpServer, Reply, Request
 from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.environments.remote.serving import EnvironmentServer
@@ -32,9 +32,9 @@ class Slow(Environment):
     async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
         raise NotImplementedError
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         await asyncio.sleep(SLOW_S)
-        return Verdict(1.0)
+        return GradeResult(1.0)
 
 
 @contextmanager

@@ -10,13 +10,13 @@ import pytest
 
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.engine.generation.sampler import AsyncSampler
-from nemotron_steps.engine.rollouts.agent_rollouts import trajectory_of
 from nemotron_steps.engine.rollouts.conversation import TurnFormat
+from nemotron_steps.engine.rollouts.turns import trajectory_of
 from nemotron_steps.engine.serving.endpoint import Endpoint
 from nemotron_steps.engine.serving.known_conversations import KnownConversations, said_in_chat, said_in_item
 from nemotron_steps.engine.serving.served_model import Begun, SamplerBridge, ServedModel
 from nemotron_steps.engine.types import FinishReason, SamplingParams
-from nemotron_steps.environments.base import AgentRun, Verdict
+from nemotron_steps.environments.base import AgentRun, GradeResult
 from tests.engine.rollouts.scripted import TOOL, WORDS, ScriptedGenerator, a_turn
 from tests.engine.serving.test_chat_api import call
 from tests.models.stock_chats import FAMILIES, stock_chat, tool_parser_of
@@ -124,7 +124,7 @@ def test_an_agent_that_sends_messages_is_trained_on_what_was_sampled(family, age
             items = agent(endpoint, drawn)
             spoken = generator.completions[first:]
             trajectory = trajectory_of(
-                AgentRun(items, Verdict(1.0)), chat, 0, PARAMS
+                AgentRun(items, GradeResult(1.0)), chat, 0, PARAMS
             )  # raises where turns do not continue
             assert len(trajectory.turns) == len(spoken) == 4
             for (start, end), completion in zip(trajectory.turns, spoken, strict=True):

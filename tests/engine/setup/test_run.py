@@ -12,8 +12,8 @@ import pytest
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.config.schema.rl import RlConfig
+from nemotron_steps.engine.losses.distillation import TeacherKl
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
-from nemotron_steps.engine.losses.teacher_kl import TeacherKl
 from nemotron_steps.engine.placement import run as run_module
 from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.setup import collector as collector_module

@@ -6,9 +6,8 @@ from itertools import islice
 
 import pytest
 
-from nemotron_steps.engine.supervised.chat_data import batch_of, shuffled_batches
-from nemotron_steps.engine.supervised.chat_tokens import ChatSequence
-from nemotron_steps.engine.supervised.packed_rows import PackedRow
+from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, PackedRow
+from nemotron_steps.engine.supervised.loop import batch_of, shuffled_batches
 from nemotron_steps.errors import DataError
 
 NUMBERS = range(11)

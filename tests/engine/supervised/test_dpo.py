@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from nemotron_steps.config.schema.dpo import DpoConfig, DpoTrainConfig
 from nemotron_steps.config.schema.rl import CheckpointingConfig
-from nemotron_steps.engine.batches.batching import fixed_micro_batches, select_rows, token_budget_micro_batches
-from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
-from nemotron_steps.engine.losses.dpo import DpoLoss
-from nemotron_steps.engine.losses.metrics import finalize_metrics, merge_metric_sums
-from nemotron_steps.engine.losses.reduction import count_normalizers
+from nemotron_steps.engine.batching import fixed_micro_batches, select_rows, token_budget_micro_batches
+from nemotron_steps.engine.checkpoints import CheckpointManager
+from nemotron_steps.engine.losses.loss import count_normalizers, finalize_metrics, merge_metric_sums
+from nemotron_steps.engine.losses.supervised import DpoLoss
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.supervised.chat_tokens import ChatSequence
 from nemotron_steps.engine.supervised.dpo import (

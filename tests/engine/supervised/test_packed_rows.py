@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from nemotron_steps.config.schema.policy import PolicyConfig
-from nemotron_steps.engine.batches.packing import pack
-from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
+from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
+from nemotron_steps.engine.packing import pack
 from nemotron_steps.engine.policy.dtensor import DTensorPolicy
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches
-from nemotron_steps.engine.supervised.chat_data import batch_of
-from nemotron_steps.engine.supervised.chat_tokens import ChatSequence
-from nemotron_steps.engine.supervised.packed_rows import PackedRow, PackedRows, chats_of, row_of
+from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, PackedRow, PackedRows, chats_of, row_of
+from nemotron_steps.engine.supervised.loop import batch_of
 from nemotron_steps.errors import ConfigError, DataError
 from tests.models.checkpoints import write_checkpoint
 

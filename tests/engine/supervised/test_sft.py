@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.schema.sft import SftConfig
-from nemotron_steps.engine.checkpoints.checkpoint import CheckpointManager
-from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
+from nemotron_steps.engine.checkpoints import CheckpointManager
+from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.supervised.chat_tokens import encode_chat
 from nemotron_steps.engine.supervised.sft import finetune, read_chats
 from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.models.tokenizers import train_tokenizer
-from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.runs.context import Tracker
 from tests.engine.supervised.test_dpo import random_pairs
 from tests.models.checkpoints import write_checkpoint
 from tests.models.stock_chats import stock_chat

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import Response, Session, Verdict
+from nemotron_steps.environments.base import GradeResult, Response, Session
 from nemotron_steps.environments.code import code_gen
 from nemotron_steps.environments.code.code_gen import breaks_thinking_tags, extract_program, unit_tests_of
 from nemotron_steps.environments.registry import create
@@ -21,11 +21,11 @@ def row(inputs: list[str], outputs: list[str], function: str | None = None) -> d
     return {"responses_create_params": {"input": "Write."}, "verifier_metadata": {"unit_tests": tests}}
 
 
-def grade(program: str, task: dict[str, Any], **config: Any) -> Verdict:
+def grade(program: str, task: dict[str, Any], **config: Any) -> GradeResult:
     environment = create("code_gen", config)
     environment.check_row(task, "f:1")
 
-    async def run() -> Verdict:
+    async def run() -> GradeResult:
         await environment.start()
         return (await environment.verify_group(task, [Response(f"```python\n{program}\n```")], [Session()]))[0]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import Response, Session, Verdict
+from nemotron_steps.environments.base import GradeResult, Response, Session
 from nemotron_steps.environments.code.swerl_gen import make_patch
 from nemotron_steps.environments.registry import create
 from tests.containers.engines import Engines
@@ -42,7 +42,7 @@ sys.exit(0 if subprocess.run(["git", "diff", "--quiet"]).returncode else 2)
 ```"""
 
 
-def judged(engine: str, image: str, mode: str, answer: str) -> Verdict:
+def judged(engine: str, image: str, mode: str, answer: str) -> GradeResult:
     instance = {
         "FAIL_TO_PASS": [NAMES.format("test_add")],
         "PASS_TO_PASS": [NAMES.format("test_sub")],

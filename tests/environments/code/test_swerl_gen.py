@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import Response, Session, Verdict
+from nemotron_steps.environments.base import GradeResult, Response, Session
 from nemotron_steps.environments.code import swerl_gen as rule
 from nemotron_steps.environments.registry import create
 from nemotron_steps.errors import DataError
@@ -145,7 +145,7 @@ class Container:
         return SandboxResult(Outcome.EXITED, 0, "", "", 0.0)
 
 
-def judged(mode: str, ends: dict[str, tuple[Outcome, int, str]], monkeypatch: pytest.MonkeyPatch) -> Verdict:
+def judged(mode: str, ends: dict[str, tuple[Outcome, int, str]], monkeypatch: pytest.MonkeyPatch) -> GradeResult:
     environment = create("swerl_gen")
     monkeypatch.setattr(environment, "_container", lambda row: Container(ends))
     answer = f"<solution>{edit('pkg/b.py', 'x = 1', 'x = 2')}</solution>" if mode == "eval" else "```python\n1\n```"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron_steps.environments.base import Response, Session, Verdict
+from nemotron_steps.environments.base import GradeResult, Response, Session
 from nemotron_steps.environments.judged.genrm_compare import DEFAULT_PRINCIPLE, JUDGE_ROLE, GenrmCompare
 from nemotron_steps.environments.judged.genrm_messages import (
     ATTACK_ANSWERS,
@@ -50,7 +50,7 @@ def build(judge: Any, **config: Any) -> GenrmCompare:
     return environment
 
 
-def judge_group(environment: GenrmCompare, row: dict[str, Any], responses: list[Response]) -> list[Verdict]:
+def judge_group(environment: GenrmCompare, row: dict[str, Any], responses: list[Response]) -> list[GradeResult]:
     return asyncio.run(environment.verify_group(row, responses, [Session() for _ in responses]))
 
 

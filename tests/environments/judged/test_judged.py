@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from nemotron_steps.environments.base import Response, Session, Verdict
-from nemotron_steps.environments.judged import judging, terminus_judge
+from nemotron_steps.environments.base import GradeResult, Response, Session
+from nemotron_steps.environments.judged import rubrics, terminus_judge
 from nemotron_steps.environments.judged.genrm_messages import ATTACK_ANSWERS
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.text import lc_niah
@@ -20,12 +20,12 @@ PROMPT = {"responses_create_params": {"input": [{"role": "user", "content": "Who
 ROLE = {"jailbreak_detection": "safety_model", "over_refusal_detection": "safety_model"}
 
 
-def grade(name: str, row: dict[str, Any], text: str, judge: Any, reasoning: str = "", **config: Any) -> Verdict:
+def grade(name: str, row: dict[str, Any], text: str, judge: Any, reasoning: str = "", **config: Any) -> GradeResult:
     environment = create(name, config, {ROLE.get(name, "judge_model"): judge} if judge else {})
     full = {**PROMPT, **row}
     environment.check_row(full, "f:1")
 
-    async def run() -> Verdict:
+    async def run() -> GradeResult:
         (verdict,) = await environment.judge_group(full, [Response(text, reasoning=reasoning)], [Session()])
         await environment.close()
         return verdict
@@ -160,7 +160,7 @@ class TestRubrics:
         assert caught.value.where == f"f:1 field {field}"
 
     def test_aggregate(self) -> None:
-        assert judging.aggregate([True, False], [1.0, 3.0], "weighted") == 0.25
+        assert rubrics.aggregate([True, False], [1.0, 3.0], "weighted") == 0.25
 
 
 class TestSafety:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from nemotron_steps.environments import http_client
 from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.http_server import HttpServer, Reply, Request
 from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.remote import json_http
 from nemotron_steps.environments.remote.head_server import (
     GLOBAL_CONFIG,
     HeadServer,
@@ -150,7 +150,7 @@ def test_our_own_server_is_found_through_its_own_head_server() -> None:
 
 @pytest.mark.parametrize("retries", [0, 1])
 def test_a_head_server_that_is_busy_is_asked_again(retries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_http.random, "uniform", lambda low, high: 0.0)
+    monkeypatch.setattr(http_client.random, "uniform", lambda low, high: 0.0)
     with busy_once(GLOBAL_CONFIG) as (settings, _):
         known = HeadServer(HeadServerConfig(**settings), ready_timeout_s=10.0, timeout_s=10.0, retries=retries)
         if retries:

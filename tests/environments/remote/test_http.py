@@ -19,15 +19,15 @@ from nemotron_steps.environments.base import (
     CannotJudgeError,
     Environment,
     EnvironmentConfig,
+    GradeResult,
     Response,
     Row,
     Session,
-    Verdict,
 )
+from nemotron_steps.environments.http_client import HttpStatusError, JsonClient, ServerUnreachableError
 from nemotron_steps.environments.judged.genrm_messages import verdict_text
 from nemotron_steps.environments.judged.judges import HttpJudge, served_model
 from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient, ServerUnreachableError
 from nemotron_steps.environments.remote.serving import EnvironmentServer
 from nemotron_steps.errors import ConfigError, JudgeUnavailableError, WorkerLostError
 
@@ -46,10 +46,10 @@ class Counter(Environment):
         session.state += arguments.get("by", 1)
         return f"{name} -> {session.state}"
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         if response.text == "?":
             raise CannotJudgeError("riddle", "no idea")
-        return Verdict(float(response.text == str(session.state) == row["target"]), {"count": float(session.state)})
+        return GradeResult(float(response.text == str(session.state) == row["target"]), {"count": float(session.state)})
 
     async def release(self, session: Session) -> None:
         self.released.append(session.state)
@@ -63,7 +63,7 @@ def remote(url: str, **config: Any) -> Environment:
 
 
 def test_a_served_environment_behaves_like_the_local_one() -> None:
-    async def rollout(environment: Environment) -> tuple[list[str], Verdict, Verdict]:
+    async def rollout(environment: Environment) -> tuple[list[str], GradeResult, GradeResult]:
         await environment.start()
         session, other = await environment.seed(ROW), await environment.seed(ROW)
         assert session.tools[0]["name"] == "add"
@@ -105,7 +105,7 @@ def test_a_failure_to_judge_stays_a_failure_over_http() -> None:
     with EnvironmentServer(Counter(EnvironmentConfig(), {})) as server:
         environment = remote(server.url)
 
-        async def ask() -> Verdict:
+        async def ask() -> GradeResult:
             return await environment.verify(ROW, Response("?"), await environment.seed(ROW))
 
         verdict = asyncio.run(ask())
@@ -118,7 +118,7 @@ def test_a_group_is_judged_together(scripted: Any) -> None:
     answers = [Response("good"), Response("bad"), Response("bad")]
     with EnvironmentServer(create("genrm_compare", {}, {"genrm_model": judge})) as server:
 
-        async def ask() -> tuple[list[Verdict], Verdict]:
+        async def ask() -> tuple[list[GradeResult], GradeResult]:
             together = remote(server.url, judges_groups=True, reward_low=-1.5, reward_high=7.5)
             verdicts = await together.verify_group(row, answers, [Session() for _ in answers])
             return verdicts, (await remote(server.url).judge_group(row, answers[:1], [Session()]))[0]
@@ -132,7 +132,7 @@ def test_what_the_judge_said_comes_along_over_http(scripted: Any) -> None:
     judge = scripted(lambda _: "<think>" + "a b " * 4000 + "</think>[[YES]]")
     row = {**ROW, "rubric": [{"question": "Is it so?", "pass_criteria": "YES"}]}
 
-    async def verdict(environment: Environment) -> Verdict:
+    async def verdict(environment: Environment) -> GradeResult:
         await environment.start()
         session = await environment.seed(row)
         (found,) = await environment.judge_group(row, [Response("5")], [session])

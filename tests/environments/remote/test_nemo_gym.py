@@ -21,19 +21,19 @@ from nemotron_steps.environments.base import (
     CannotJudgeError,
     Environment,
     EnvironmentConfig,
+    GradeResult,
     Response,
     Row,
     Session,
-    Verdict,
 )
 from nemotron_steps.environments.environment_set import EnvironmentSet
+from nemotron_steps.environments.http_client import HttpStatusError, JsonClient
 from nemotron_steps.environments.http_server import HttpServer, Reply, Request
 from nemotron_steps.environments.judged.genrm_messages import verdict_text
 from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.environments.recorded import regrade
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.remote import serving
-from nemotron_steps.environments.remote.json_http import HttpStatusError, JsonClient
 from nemotron_steps.environments.remote.serving import EnvironmentServer, aggregate
 from nemotron_steps.environments.responses import message_item
 from nemotron_steps.errors import UnsupportedError
@@ -53,10 +53,10 @@ class Ledger(Environment):
         session.state += arguments["by"]
         return str(session.state)
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         if response.text == "?":
             raise CannotJudgeError("riddle")
-        return Verdict(float(session.state == row["total"] and response.text == str(row["total"])))
+        return GradeResult(float(session.state == row["total"] and response.text == str(row["total"])))
 
     async def release(self, session: Session) -> None:
         self.released.append(session.state)

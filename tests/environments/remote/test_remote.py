@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from nemotron_steps.environments.base import Response, Session
+from nemotron_steps.environments.http_client import HttpStatusError, ServerUnreachableError
 from nemotron_steps.environments.recorded import regrade
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.remote import remote
-from nemotron_steps.environments.remote.json_http import HttpStatusError, ServerUnreachableError
 from nemotron_steps.errors import ConfigError, DataError, WorkerLostError
 
 URL = "http://127.0.0.1:9"

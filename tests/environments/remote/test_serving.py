@@ -10,7 +10,15 @@ from typing import Any, ClassVar
 
 import pytest
 
-from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response, Row, RowError, Session, Verdict
+from nemotron_steps.environments.base import (
+    Environment,
+    EnvironmentConfig,
+    GradeResult,
+    Response,
+    Row,
+    RowError,
+    Session,
+)
 from nemotron_steps.environments.http_server import Reply, Request
 from nemotron_steps.environments.remote import serving
 from nemotron_steps.environments.remote.serving import EnvironmentServer
@@ -45,16 +53,18 @@ class Pairs(Environment):
         session.state += 1
         return f"{name} {session.state}"
 
-    async def verify(self, row: Row, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         raise AssertionError("groups are judged")
 
-    async def verify_group(self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]) -> list[Verdict]:
+    async def verify_group(
+        self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]
+    ) -> list[GradeResult]:
         if self.fails is not None:
             raise self.fails
         if not self.judges_groups:
-            return [Verdict(float(session.state)) for session in sessions]
+            return [GradeResult(float(session.state)) for session in sessions]
         told = {"of": [response.text for response in responses], "asked": row["responses_create_params"]["input"]}
-        return [Verdict(float(place), details=told) for place in range(len(responses))]
+        return [GradeResult(float(place), details=told) for place in range(len(responses))]
 
     async def release(self, session: Session) -> None:
         self.open -= 1
@@ -242,7 +252,7 @@ def test_a_server_that_closes_breaks_off_what_is_judged_and_releases_its_session
     cancelled: list[bool] = []
 
     class Slow(Pairs):
-        async def verify_group(self, *_: Any) -> list[Verdict]:
+        async def verify_group(self, *_: Any) -> list[GradeResult]:
             begun.set()
             try:
                 await asyncio.Event().wait()

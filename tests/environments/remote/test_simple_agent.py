@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response, Session, Verdict
-from nemotron_steps.environments.remote.json_http import HttpStatusError, ServerUnreachableError
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Response, Session
+from nemotron_steps.environments.http_client import HttpStatusError, ServerUnreachableError
 from nemotron_steps.environments.remote.serving import run_rollout
 from nemotron_steps.environments.responses import message_item
 from nemotron_steps.errors import WorkerLostError
@@ -51,7 +51,7 @@ class Asks(Environment):
         self.heard.append((response.text, len(response.tool_calls)))
         return self.questions.pop(0) if self.questions else None
 
-    async def verify(self, row: Any, response: Response, session: Session) -> Verdict:
+    async def verify(self, row: Any, response: Response, session: Session) -> GradeResult:
         raise AssertionError("nothing is judged here")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import Response, Verdict
+from nemotron_steps.environments.base import GradeResult, Response
 from nemotron_steps.environments.registry import create
 
 CALC = "def add(a, b):\n    return a - b\n\n\ndef sub(a, b):\n    return a - b\n"
@@ -52,11 +52,11 @@ def task(runner: str = "unittest", **changed: Any) -> dict[str, Any]:
     }
 
 
-def rollout(calls: Sequence[Call], row: dict[str, Any] | None = None, **settings: Any) -> tuple[list[str], Verdict]:
+def rollout(calls: Sequence[Call], row: dict[str, Any] | None = None, **settings: Any) -> tuple[list[str], GradeResult]:
     """What the tools answered, and the verdict."""
     row = row or task()
 
-    async def body() -> tuple[list[str], Verdict]:
+    async def body() -> tuple[list[str], GradeResult]:
         environment = create("swe_agent", settings)
         environment.check_row(row, "rows.jsonl:1")
         await environment.start()

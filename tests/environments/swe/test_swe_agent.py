@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import CannotJudgeError, Response, Verdict
+from nemotron_steps.environments.base import CannotJudgeError, GradeResult, Response
 from nemotron_steps.environments.recorded import regrade
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.responses import message_item
@@ -154,7 +154,7 @@ def test_too_many_changed_files_are_no_fix_and_the_verdict_says_so() -> None:
 
 
 def test_a_recorded_rollout_is_no_zero_but_cannot_be_judged() -> None:
-    async def body() -> Verdict:
+    async def body() -> GradeResult:
         (graded,) = [each async for each in regrade(create("swe_agent", {}), [({**task(), **RECORDED}, "f:1")])]
         return graded.verdict
 

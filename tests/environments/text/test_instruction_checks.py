@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.text.instruction_checks import CHECKS, sentences, square_brackets
+from nemotron_steps.environments.text.instruction_checks import CHECKS, sentences
 
 # instruction id, its arguments, texts that just follow it, texts that just do not
 EDGES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
@@ -120,7 +120,7 @@ def test_a_relation_nobody_defined_is_refused() -> None:
 
 @pytest.mark.parametrize(("text", "follows"), [("[a] [b]", True), ("[a] [b", False), ("[a] b]", False), ("a", False)])
 def test_square_brackets_are_on_both_sides_of_every_word(text: str, follows: bool) -> None:
-    assert square_brackets(text) is follows
+    assert CHECKS["detectable_format:square_brackets"](text) is follows
 
 
 @pytest.mark.parametrize(

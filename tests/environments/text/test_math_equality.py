@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemotron_steps.environments.text.math_equality import compare
+from nemotron_steps.environments.text.math_with_judge import compare
 
 
 @pytest.mark.parametrize(

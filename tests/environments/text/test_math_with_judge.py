@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import CannotJudgeError, Response, Session, Verdict
+from nemotron_steps.environments.base import CannotJudgeError, GradeResult, Response, Session
 from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.text.math_with_judge import JUDGE_ROLE, MAX_LENGTH, strip_delimiters
+from nemotron_steps.environments.text.math_with_judge import JUDGE_ROLE, MAX_LENGTH, compare, strip_delimiters
 from nemotron_steps.errors import ConfigError, DataError
 
 
@@ -15,12 +15,12 @@ def row(expected: str) -> dict[str, Any]:
     return {"responses_create_params": {"input": "Solve."}, "question": "Solve.", "expected_answer": expected}
 
 
-def grade(pairs: list[tuple[str, str]], judge: Any = None, **config: Any) -> list[Verdict]:
+def grade(pairs: list[tuple[str, str]], judge: Any = None, **config: Any) -> list[GradeResult]:
     environment = create(
         "math_with_judge", {"should_use_judge": judge is not None, **config}, {JUDGE_ROLE: judge} if judge else {}
     )
 
-    async def run() -> list[Verdict]:
+    async def run() -> list[GradeResult]:
         verdicts = []
         for expected, text in pairs:
             environment.check_row(row(expected), "f:1")
@@ -140,13 +140,13 @@ class Algebra:
         return self.says
 
 
-def told(says: Any, expected: str, box: str, judge: Any = None, **config: Any) -> tuple[Verdict, Algebra]:
+def told(says: Any, expected: str, box: str, judge: Any = None, **config: Any) -> tuple[GradeResult, Algebra]:
     judges = {JUDGE_ROLE: judge} if judge else {}
     environment: Any = create("math_with_judge", {"should_use_judge": judge is not None, **config}, judges)
-    environment._algebra = Algebra(says)
+    algebra = environment._pools[compare] = Algebra(says)
     response = Response(rf"\boxed{{{box}}}")
     (verdict,) = asyncio.run(environment.verify_group(row(expected), [response], [Session()]))
-    return verdict, environment._algebra
+    return verdict, algebra
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,16 @@ def test_a_box_may_be_so_long_as_its_expected_answer_allows(expected: str, longe
     assert verdict.reward == 0.0 and algebra.asked == []
 
 
-def test_as_many_comparisons_run_at_once_as_the_settings_say() -> None:
-    settings = {"should_use_judge": False, "library_verifier_max_concurrency": 3}
-    environment: Any = create("math_with_judge", settings)
-    assert environment._algebra._workers._slots._value == 3
+def test_as_many_comparisons_run_at_once_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Pool(Algebra):
+        def __init__(self, grade: Any, **bounds: Any) -> None:
+            super().__init__(True)
+            made.append((grade, bounds))
+
+    monkeypatch.setattr("nemotron_steps.environments.grading_pool.GradingPool", Pool)
+    settings = {"library_verifier_max_concurrency": 3, "library_verifier_timeout_seconds": 2.0}
+    environment: Any = create("math_with_judge", {"should_use_judge": False, **settings})
+    asyncio.run(environment.verify(row("7"), Response(r"\boxed{7}"), Session()))
+    assert made == [(compare, {"size": 3, "cpu_s": 2.0})]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.environments.base import Response, Session, Verdict
+from nemotron_steps.environments.base import GradeResult, Response, Session
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.text import expression_guard as guard
 from nemotron_steps.environments.text import reasoning_gym as module
@@ -30,7 +30,7 @@ def rows_of(name: str, size: int = 3, seed: int = 5) -> list[dict[str, Any]]:
     return [{"responses_create_params": {"input": item["question"]}, **item} for item in items]
 
 
-def score(environment: module.ReasoningGym, row: dict[str, Any], text: str) -> Verdict:
+def score(environment: module.ReasoningGym, row: dict[str, Any], text: str) -> GradeResult:
     return environment.grade(row, Response.from_text(text).text)
 
 

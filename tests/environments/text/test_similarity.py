@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron_steps.environments.text.similarity import matching_ratio
+from nemotron_steps.environments.judged.terminus_judge import matching_ratio
 
 TEXT = st.text(alphabet="abc", max_size=12)
 

@@ -332,7 +332,7 @@ def test_what_may_take_long_is_graded_in_a_helper_process(length: int, schema: A
             return structured_outputs.problem_of(*arguments)
 
     environment: Any = create("structured_outputs")
-    environment._pool = Pool()
+    environment._pools[structured_outputs.problem_of] = Pool()
     text = json.dumps("a" * (length - 2))
     assert asyncio.run(environment.verify(row(schema=schema), Response(text), Session())).reward == 1.0
     assert len(asked) == helped

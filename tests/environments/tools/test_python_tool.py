@@ -120,7 +120,7 @@ def test_a_rows_own_tools_are_offered_and_a_recording_is_counted_by_its_calls() 
             async def close(self) -> None:
                 closed.append("helpers")
 
-        environment._algebra = Algebra()
+        environment._pools[len] = Algebra()
         await environment.close()
         assert environment.sandbox.closed and closed == ["helpers"]
         return verdict

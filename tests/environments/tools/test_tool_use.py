@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron_steps.environments.base import Response, Session, Verdict
+from nemotron_steps.environments.base import GradeResult, Response, Session
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.tools import single_step_tool_use as rule
 from nemotron_steps.environments.tools import swe_pivot
@@ -22,7 +22,7 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
     return {"type": "function_call", "name": name, "arguments": json.dumps(arguments)}
 
 
-def grade(expected: dict[str, Any], output: list[dict[str, Any]], name: str = NAME, **config: Any) -> Verdict:
+def grade(expected: dict[str, Any], output: list[dict[str, Any]], name: str = NAME, **config: Any) -> GradeResult:
     environment = create(name, config)
     row = {"responses_create_params": {"input": "Go."}, "expected_action": expected}
     environment.check_row(row, "f:1")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import Environment, Response, Session, ToolCall, Verdict
+from nemotron_steps.environments.base import Environment, GradeResult, Response, Session, ToolCall
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.tools.workplace_tables import FILES, company
@@ -44,11 +44,11 @@ def row(*truth: dict[str, Any]) -> dict[str, Any]:
     return {"responses_create_params": {"input": "Do it."}, "ground_truth": list(truth)}
 
 
-def grade(environment: Environment, truth: list[dict[str, Any]], made: list[dict[str, Any]]) -> Verdict:
+def grade(environment: Environment, truth: list[dict[str, Any]], made: list[dict[str, Any]]) -> GradeResult:
     task = row(*truth)
     environment.check_row(task, "f:1")
 
-    async def rollout() -> Verdict:
+    async def rollout() -> GradeResult:
         await environment.start()
         session = await environment.seed(task)
         for item in made:
@@ -201,7 +201,7 @@ def test_a_row_for_other_databases_is_refused_by_the_run_and_not_by_data_prepara
     "wrong", [call("email_reply_email", email_id="404", body="x"), {"name": "x", "arguments": "{"}]
 )
 def test_a_ground_truth_that_fails_judges_no_answer(environment: Environment, wrong: dict[str, Any]) -> None:
-    async def judged() -> list[Verdict]:
+    async def judged() -> list[GradeResult]:
         sessions = [Session(), await environment.seed(row())]
         return await environment.verify_group(row(REPLY, wrong), [Response("x")] * 2, sessions)
 

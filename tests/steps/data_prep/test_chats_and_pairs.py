@@ -23,10 +23,10 @@ from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps.data_prep import preference_prep, sft_prep
-from nemotron_steps.steps.data_prep.blends.row_work import RowLeftOut
-from nemotron_steps.steps.data_prep.judged_pairs import ComparisonWork
-from nemotron_steps.steps.data_prep.pair_layouts import PreferenceWork
-from nemotron_steps.steps.data_prep.reasoning_control import ReasoningControl
+from nemotron_steps.steps.data_prep.blends.shards import RowLeftOut
+from nemotron_steps.steps.data_prep.comparisons import ComparisonWork
+from nemotron_steps.steps.data_prep.preference_prep import PreferenceWork
+from nemotron_steps.steps.data_prep.sft_prep import ReasoningControl
 from tests.steps.data_prep.blends.conftest import write_lines
 
 ALL = SplitRows(validation=0)

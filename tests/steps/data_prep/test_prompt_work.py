@@ -9,7 +9,7 @@ import pytest
 
 from nemotron_steps.config.schema.data_prep import PromptLengthConfig
 from nemotron_steps.models.chat import ChatFormat
-from nemotron_steps.steps.data_prep.prompt_work import LengthCheck
+from nemotron_steps.steps.data_prep.rl_prep import LengthCheck
 
 
 @pytest.fixture

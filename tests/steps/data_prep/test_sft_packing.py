@@ -18,7 +18,7 @@ from nemotron_steps.artifacts.validators import sniff_type, validate
 from nemotron_steps.cli.main import steps
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.config.schema.sft_packing import PackingConfig, SftPackingConfig
-from nemotron_steps.engine.supervised.packed_rows import chats_of
+from nemotron_steps.engine.supervised.chat_tokens import chats_of
 from nemotron_steps.engine.supervised.sft import read_chats
 from nemotron_steps.errors import ConfigError, DataError
 from nemotron_steps.manifest.registry import load_registry
@@ -26,10 +26,10 @@ from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.models.tokenizers import save_tokenizer, train_tokenizer
 from nemotron_steps.resolver.attributes import check_attributes
 from nemotron_steps.runs.context import plain_context
+from nemotron_steps.steps import supervised
 from nemotron_steps.steps.data_prep import sft_packing
 from nemotron_steps.steps.data_prep.blends import formats
-from nemotron_steps.steps.data_prep.blends.row_work import RowLeftOut
-from nemotron_steps.steps.sft import automodel, megatron_bridge
+from nemotron_steps.steps.data_prep.blends.shards import RowLeftOut
 from tests.steps.data_prep.blends.conftest import write_lines
 
 SIZE = 48
@@ -203,9 +203,9 @@ def test_chats_packed_under_another_template_do_not_go_with_a_model(step: str, c
     assert "packed under another chat template" in problem.what
 
 
-@pytest.mark.parametrize("step", [megatron_bridge, automodel])
+@pytest.mark.parametrize("step", [supervised.sft_megatron_bridge, supervised.sft_automodel])
 def test_both_ways_of_fine_tuning_train_on_packed_rows(step: Any, done: Path, tmp_path: Path) -> None:
-    dtensor = step is automodel
+    dtensor = step is supervised.sft_automodel
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 8}
     kind = "dynamic_batching" if dtensor else "sequence_packing"
     rate = {"optimizer": {"kwargs": {"lr": 1e-2}}} if dtensor else {"megatron_cfg": {"optimizer": {"lr": 1e-2}}}
@@ -230,7 +230,7 @@ def test_both_ways_of_fine_tuning_train_on_packed_rows(step: Any, done: Path, tm
         }
     )
     records: list[dict[str, Any]] = []
-    step.run(plain_context(config, tmp_path, outputs={"model": "checkpoint_hf"}, listener=records.append))
+    step(plain_context(config, tmp_path, outputs={"model": "checkpoint_hf"}, listener=records.append))
     summary = next(record["values"] for record in records if record["kind"] == "summary")
     assert summary["steps"] == 3 * (len(rows_of(done / "train.jsonl")) // 8)  # rows, not chats, make a batch
     assert summary["validation_loss"]["after"] < summary["validation_loss"]["before"] - 0.1

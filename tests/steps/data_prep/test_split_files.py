@@ -6,7 +6,7 @@ import pytest
 
 from nemotron_steps.config.schema.data_prep import SplitRows
 from nemotron_steps.errors import DataError
-from nemotron_steps.steps.data_prep.split_files import split_groups
+from nemotron_steps.steps.data_prep.blends.splits import split_groups
 
 
 def test_groups_stay_whole_and_training_has_no_more_than_asked_for() -> None:

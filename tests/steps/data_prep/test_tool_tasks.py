@@ -9,8 +9,8 @@ import pytest
 
 from nemotron_steps.config.schema.tool_preferences import ToolTasksSource
 from nemotron_steps.errors import DataError
-from nemotron_steps.steps.data_prep import tool_tasks
-from nemotron_steps.steps.data_prep.tool_tasks import tool_rows
+from nemotron_steps.steps.data_prep import tool_preference_prep as tool_tasks
+from nemotron_steps.steps.data_prep.tool_preference_prep import tool_rows
 
 
 @pytest.mark.parametrize("offered", [1, 3, 6])

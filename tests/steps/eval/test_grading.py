@@ -10,7 +10,7 @@ import pytest
 
 from nemotron_steps.config.schema.eval import GradingConfig
 from nemotron_steps.errors import StepFailedError, UnsupportedError
-from nemotron_steps.steps.eval import grading
+from nemotron_steps.steps import evaluation
 
 SETS = {"a": ["a0", "a1"], "b": ["b0"]}
 
@@ -53,14 +53,14 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         notes.append(("collector", seed, max_total_length, more["longest"], max_turns))
         return Collector()
 
-    monkeypatch.setattr(grading, "check_rows", check_rows)
-    monkeypatch.setattr(grading, "ChatFormat", SimpleNamespace(from_folder=lambda folder: "chat"))
-    monkeypatch.setattr(grading, "build_generator", build_generator)
-    monkeypatch.setattr(grading, "AsyncSampler", lambda generator, name: "sampler")
-    monkeypatch.setattr(grading, "build_judges", build_judges)
-    monkeypatch.setattr(grading, "EnvironmentSet", Environments)
-    monkeypatch.setattr(grading, "build_collector", build_collector)
-    monkeypatch.setattr(grading, "refuse_failures", lambda *given: notes.append(("refuse", *given)))
+    monkeypatch.setattr(evaluation, "check_rows", check_rows)
+    monkeypatch.setattr(evaluation, "ChatFormat", SimpleNamespace(from_folder=lambda folder: "chat"))
+    monkeypatch.setattr(evaluation, "build_generator", build_generator)
+    monkeypatch.setattr(evaluation, "AsyncSampler", lambda generator, name: "sampler")
+    monkeypatch.setattr(evaluation, "build_judges", build_judges)
+    monkeypatch.setattr(evaluation, "EnvironmentSet", Environments)
+    monkeypatch.setattr(evaluation, "build_collector", build_collector)
+    monkeypatch.setattr(evaluation, "refuse_failures", lambda *given: notes.append(("refuse", *given)))
     return notes
 
 
@@ -70,7 +70,7 @@ def config(**env: Any) -> GradingConfig:
 
 
 def test_every_set_is_answered_by_one_model_and_graded_by_one_set_of_environments(noted: list[Any]) -> None:
-    found, _ = grading.grade(Path("x/model"), SETS, config(), None, environment="mcqa")  # type: ignore[arg-type]
+    found, _ = evaluation.grade(Path("x/model"), SETS, config(), None, environment="mcqa")  # type: ignore[arg-type]
     assert found == {"a": ["graded a0", "graded a1"], "b": ["graded b0"]}
     assert noted == [
         ("check", ["a0", "a1", "b0"], "mcqa", False),
@@ -92,13 +92,13 @@ def test_the_one_environment_of_the_config_grades_where_no_other_is_asked_for(no
     one = {"should_use_nemo_gym": False, "environment": "genrm_compare"}
     for asked, only in ((None, "genrm_compare"), ("mcqa", "mcqa")):
         noted.clear()
-        grading.grade(Path("model"), SETS, config(**one), None, environment=asked)  # type: ignore[arg-type]
+        evaluation.grade(Path("model"), SETS, config(**one), None, environment=asked)  # type: ignore[arg-type]
         assert (noted[0][2], noted[3][2]) == (only, only)
 
 
 def test_environments_and_model_are_closed_where_answering_fails(noted: list[Any]) -> None:
     with pytest.raises(StepFailedError, match="lost"):
-        grading.grade(Path("model"), {"a": ["lost"], "b": ["b0"]}, config(), None, environment=None)  # type: ignore
+        evaluation.grade(Path("model"), {"a": ["lost"], "b": ["b0"]}, config(), None, environment=None)  # type: ignore
     assert noted[-3:] == [("collect", ["lost"], ["eval/0"], 3), ("close",), ("generator closed",)]
 
 
@@ -112,8 +112,8 @@ def test_what_a_generator_cannot_do_is_told_with_the_keys_of_this_step(
             hints=["policy.generation.backend=embedded", "'inputs.policy.overrides=[\"from_scratch.head_dim=32\"]'"],
         )
 
-    monkeypatch.setattr(grading, "build_generator", refuse)
+    monkeypatch.setattr(evaluation, "build_generator", refuse)
     with pytest.raises(UnsupportedError) as caught:
-        grading.grade(Path("model"), SETS, config(), None, environment="mcqa")  # type: ignore[arg-type]
+        evaluation.grade(Path("model"), SETS, config(), None, environment="mcqa")  # type: ignore[arg-type]
     assert caught.value.where == "generation.backend=vllm"
     assert caught.value.hints == ("generation.backend=embedded",)

@@ -12,10 +12,10 @@ import pytest
 
 from nemotron_steps.config.schema.eval import EvalConfig
 from nemotron_steps.engine.types import RolloutGroup
-from nemotron_steps.environments.judged.notes import JUDGE_NOTES
+from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.runs.context import plain_context
-from nemotron_steps.steps.eval import model_eval
+from nemotron_steps.steps import evaluation
 from tests.engine.engine_samples import rollout
 
 
@@ -36,7 +36,7 @@ def test_an_answer_that_nobody_graded_has_no_reward_but_its_reason(
             shown=lambda rollout, whole=True: {"prompt": "asked", "response": "one<|end|>" if whole else "one"}
         )
 
-    monkeypatch.setattr(model_eval, "grade", grade)
+    monkeypatch.setattr(evaluation, "grade", grade)
     config = EvalConfig.model_validate(
         {
             "model": str(tmp_path),
@@ -47,7 +47,7 @@ def test_an_answer_that_nobody_graded_has_no_reward_but_its_reason(
     records: list[dict[str, Any]] = []
     outputs = {"report": "eval_report"}
     context = plain_context(config, tmp_path / "run", outputs=outputs, listener=records.append)
-    model_eval.run(context)
+    evaluation.model_eval(context)
     assert asked == {"rows": [0, 1], "environment": "mcqa"}
     report = context.outputs["report"].path
     answers = [json.loads(line, parse_constant=pytest.fail) for line in (report / "answers.jsonl").open()]
@@ -74,5 +74,5 @@ def test_what_is_missing_of_an_evaluation_is_asked_for(
 ) -> None:
     context = plain_context(EvalConfig.model_validate(given), tmp_path, outputs={"report": "eval_report"})
     with pytest.raises(ConfigError, match="nothing to evaluate") as caught:
-        model_eval.run(context)
+        evaluation.model_eval(context)
     assert (caught.value.where, caught.value.hints[0]) == (where, hint)

@@ -11,8 +11,8 @@ import pytest
 from nemotron_steps.config.schema.eval import StagesEvalConfig
 from nemotron_steps.errors import ConfigError, DataError
 from nemotron_steps.runs.context import plain_context
-from nemotron_steps.steps.eval import grading, stages
-from nemotron_steps.steps.eval.stages import _heldout, run
+from nemotron_steps.steps import evaluation
+from nemotron_steps.steps.evaluation import _heldout, eval_stages
 from tests.models.checkpoints import write_checkpoint
 
 ROW = {
@@ -59,7 +59,7 @@ def test_every_model_answers_every_set_of_heldout_rows_else_of_validation_rows(t
     }
     limits = {"samples_per_prompt": 2, "max_prompts": 2, "max_prompts_of": {"blend": 3}}
     context, records = context_of(tmp_path, {"late": model, "early": model}, sets, **limits)
-    run(context)
+    eval_stages(context)
     report = json.loads((context.outputs["report"].path / "report.json").read_text())
     assert {m: {s: f["samples"] for s, f in row.items()} for m, row in report["figures"].items()} == {
         "late": {"blend": 6, "own": 4},
@@ -71,7 +71,7 @@ def test_every_model_answers_every_set_of_heldout_rows_else_of_validation_rows(t
 
 
 def test_a_killed_evaluation_goes_on_with_the_next_model(tmp_path, model, monkeypatch):
-    built, closed = grading.build_generator, []
+    built, closed = evaluation.build_generator, []
 
     def noted(*given, **named):
         generator = built(*given, **named)
@@ -79,12 +79,12 @@ def test_a_killed_evaluation_goes_on_with_the_next_model(tmp_path, model, monkey
         monkeypatch.setattr(generator, "close", lambda: closed.append(1) or close())
         return generator
 
-    monkeypatch.setattr(grading, "build_generator", noted)
+    monkeypatch.setattr(evaluation, "build_generator", noted)
     sets = {"own": prompts(tmp_path / "own", heldout=1)}
     context, records = context_of(tmp_path, {"first": model, "second": model}, sets)
     kept = {"own": {"reward": 0.75, "standard_error": 0.01}}
     (context.work / "0.json").write_text(json.dumps(kept))
-    run(context)
+    eval_stages(context)
     report = json.loads((context.outputs["report"].path / "report.json").read_text())
     assert report["figures"]["first"] == kept and report["figures"]["second"]["own"]["samples"] == 1
     assert [r["description"] for r in records if r["kind"] == "progress"] == ["grading second"]
@@ -99,7 +99,7 @@ def test_the_reports_reward_is_the_last_models_mean_over_the_sets(tmp_path):
     for number, rewards in enumerate(((0.0, 0.1), (0.5, 1.0))):
         kept = {name: {"reward": r, "standard_error": 0.0} for name, r in zip(sets, rewards, strict=True)}
         (context.work / f"{number}.json").write_text(json.dumps(kept))
-    run(context)
+    eval_stages(context)
     assert context.outputs["report"].attributes["reward"] == 0.75
 
 
@@ -120,13 +120,13 @@ def test_what_cannot_be_evaluated_is_refused_before_any_model_is_read(tmp_path):
     empty = prompts(tmp_path / "empty", train=3)
     context, _ = context_of(tmp_path, {"any": "nowhere"}, {"empty": empty})
     with pytest.raises(DataError, match="neither held-out nor validation rows"):
-        run(context)
+        eval_stages(context)
     context, _ = context_of(tmp_path, {"any": "nowhere"}, {"own": prompts(tmp_path / "own", heldout=1)})
     strange = context.config.model_copy(
         update={"evaluation": context.config.evaluation.model_copy(update={"environments": {"won": "reasoning_gym"}})}
     )
     with pytest.raises(ConfigError, match="no set of prompts 'won'"):
-        run(plain_context(strange, tmp_path, outputs={"report": "eval_report"}))
+        eval_stages(plain_context(strange, tmp_path, outputs={"report": "eval_report"}))
 
 
 def test_sets_that_one_environment_grades_are_answered_together_and_the_others_by_their_own(tmp_path, monkeypatch):
@@ -137,15 +137,15 @@ def test_sets_that_one_environment_grades_are_answered_together_and_the_others_b
         asked.append((folder.name, {name: len(rows) for name, rows in together.items()}, environment))
         return {name: len(rows) / 4 for name, rows in together.items()}, None
 
-    monkeypatch.setattr(stages, "grade", grade)
+    monkeypatch.setattr(evaluation, "grade", grade)
 
     def summarize(reward):
         return SimpleNamespace(to_dict=lambda: {"reward": reward, "standard_error": reward / 25})
 
-    monkeypatch.setattr(stages, "summarize", summarize)
+    monkeypatch.setattr(evaluation, "summarize", summarize)
     own = {"environment": "mcqa", "environments": {"b": "own"}}
     context, records = context_of(tmp_path, {"early": "x/early", "late": "x/late"}, sets, **own)
-    run(context)
+    eval_stages(context)
     assert asked == [
         (model, *of) for model in ("early", "late") for of in (({"a": 1, "c": 3}, "mcqa"), ({"b": 2}, "own"))
     ]
@@ -163,12 +163,12 @@ def test_sets_that_one_environment_grades_are_answered_together_and_the_others_b
 @pytest.mark.parametrize(("models", "sets", "missing"), [({"a": "x"}, {}, "prompts"), ({}, {"a": "x"}, "models")])
 def test_what_is_missing_of_an_evaluation_is_asked_for(models, sets, missing, tmp_path):
     with pytest.raises(ConfigError, match="nothing to evaluate") as caught:
-        run(context_of(tmp_path, models, sets)[0])
+        eval_stages(context_of(tmp_path, models, sets)[0])
     assert (caught.value.where, caught.value.hints) == (missing, (f"--input {missing}.NAME=PATH",))
 
 
 def test_a_limit_of_a_set_that_is_not_there_is_refused(tmp_path):
     sets = {"own": prompts(tmp_path / "own", heldout=1)}
     with pytest.raises(ConfigError, match="no set of prompts 'won'") as caught:
-        run(context_of(tmp_path, {"any": "nowhere"}, sets, max_prompts_of={"won": 1, "own": 1})[0])
+        eval_stages(context_of(tmp_path, {"any": "nowhere"}, sets, max_prompts_of={"won": 1, "own": 1})[0])
     assert caught.value.where == "evaluation.max_prompts_of.won"

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nemotron_steps.config.layout.memory.batch import BatchArithmetic
 from nemotron_steps.config.layout.memory.generation import GIB, GeneratorMemory, judge, policy_generator
 from nemotron_steps.config.layout.memory.policy import RankMemory, rank_memory
-from nemotron_steps.config.layout.memory.settings import UTILIZATION, JudgeSettings, MemorySettings
+from nemotron_steps.config.layout.memory.settings import UTILIZATION, BatchArithmetic, JudgeSettings, MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.memory.teachers import TeacherMemory, apart, beside_policy, settings_of
 

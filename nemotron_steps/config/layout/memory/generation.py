@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nemotron_steps.config.layout.memory.activations import INT16, INT32, INT64
-from nemotron_steps.config.layout.memory.batch import prompt_and_answer
-from nemotron_steps.config.layout.memory.settings import JudgeSettings, MemorySettings
+from nemotron_steps.config.layout.memory.settings import JudgeSettings, MemorySettings, prompt_and_answer
 from nemotron_steps.config.layout.memory.shape import FLOAT32, ModelShape, held
-from nemotron_steps.config.layout.sizes import LayoutSizes
+from nemotron_steps.config.layout.parallel_config import ParallelConfig
 
 GIB = 2**30
 SLEEPING = int(0.75 * GIB)
@@ -124,7 +123,7 @@ def _embedded(
     frees: bool,
     records: bool = False,
 ) -> GeneratorMemory:
-    weights = held(shape, LayoutSizes(), 0).total * element
+    weights = held(shape, ParallelConfig(), 0).total * element
     length = prompt + answer
     most = length + max(64, length // 8)
     shared = group > 1 and prompt >= SHARED_TOKENS
@@ -160,7 +159,7 @@ def rows_that_fit(shape: ModelShape, free: int, *, most: int, length: int, eleme
     Returns:
         From 1 to `most`.
     """
-    weights = held(shape, LayoutSizes(), 0).total * element
+    weights = held(shape, ParallelConfig(), 0).total * element
     cache = _row_bytes(shape, length + max(64, length // 8), element, False)
     row = cache + cache // WIDENED + shape.vocabulary * (element + 3 * FLOAT32)
     # A tenth is for the forward passes of prompts, and for graphs.
@@ -182,7 +181,7 @@ def _vllm(
 ) -> GeneratorMemory:
     """A share of the GPU, of which the cache is what weights leave."""
     element = 2 if settings.on_gpu else settings.element
-    whole = held(shape, LayoutSizes(tensor=width, expert=experts if experts > 1 else 1), 0)
+    whole = held(shape, ParallelConfig(tensor=width, expert=experts if experts > 1 else 1), 0)
     spread = whole.experts if experts > 1 else whole.experts // width
     weights = (whole.dense + whole.exact + spread) * element + whole.frozen * FLOAT32
     if not settings.on_gpu:

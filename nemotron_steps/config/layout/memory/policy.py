@@ -15,8 +15,7 @@ from nemotron_steps.config.layout.memory.activations import (
     kept_to_recompute,
     workspace,
 )
-from nemotron_steps.config.layout.memory.batch import BatchArithmetic
-from nemotron_steps.config.layout.memory.settings import MemorySettings
+from nemotron_steps.config.layout.memory.settings import BatchArithmetic, MemorySettings
 from nemotron_steps.config.layout.memory.shape import (
     ATTENTION,
     FLOAT32,
@@ -29,7 +28,7 @@ from nemotron_steps.config.layout.memory.shape import (
     layers_of,
     mixers,
 )
-from nemotron_steps.config.layout.sizes import LayoutSizes
+from nemotron_steps.config.layout.parallel_config import ParallelConfig
 
 ALIGNMENT = 64
 """Elements that a flat buffer's shards are a multiple of (engine/policy/buffers.py)."""
@@ -264,7 +263,7 @@ def _kept_logprobs(shape: ModelShape, settings: MemorySettings, batch: BatchArit
 
 def held_by_adapters(
     shape: ModelShape,
-    sizes: LayoutSizes,
+    sizes: ParallelConfig,
     stage: int,
     dim: int,
     targets: Sequence[str],

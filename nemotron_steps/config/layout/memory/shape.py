@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nemotron_steps.config.families import FAMILIES
-from nemotron_steps.config.hybrid_layers import UNKNOWN, pattern_of
-from nemotron_steps.config.layout.sizes import LayoutSizes, stage_layers
-from nemotron_steps.config.model_sizes import LARGEST, LISTED
+from nemotron_steps.config.families import FAMILIES, LARGEST, LISTED, UNKNOWN, pattern_of
+from nemotron_steps.config.layout.parallel_config import ParallelConfig, stage_layers
 
 ATTENTION, MLP, EXPERTS, MAMBA = "*", "-", "E", "M"
 _QK_NORM = ("qwen3", "qwen3_moe")
@@ -171,7 +169,7 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """Of the whole model."""
-        return held(self, LayoutSizes(), 0).total
+        return held(self, ParallelConfig(), 0).total
 
     @property
     def has_experts(self) -> bool:
@@ -199,7 +197,7 @@ class ModelShape:
         return mixing * (self.mamba.inner * self.mamba.state * FLOAT32 + inputs)
 
 
-def held(shape: ModelShape, sizes: LayoutSizes, stage: int, *, frozen_router: bool = False) -> Held:
+def held(shape: ModelShape, sizes: ParallelConfig, stage: int, *, frozen_router: bool = False) -> Held:
     """What a rank of a pipeline stage holds."""
     total = Held()
     for mixer, count in Counter(mixers(layers_of(shape, sizes.pipeline, stage))).items():
@@ -213,7 +211,7 @@ def held(shape: ModelShape, sizes: LayoutSizes, stage: int, *, frozen_router: bo
     return total + Held(dense=copies * embedding + (shape.hidden if last else 0))
 
 
-def held_ahead(shape: ModelShape, sizes: LayoutSizes, stage: int) -> Held:
+def held_ahead(shape: ModelShape, sizes: ParallelConfig, stage: int) -> Held:
     """Of the blocks of multi-token prediction, where they are trained; their router always is."""
     if not sizes.mtp_layers or not shape.blocks or stage != sizes.pipeline - 1:
         return Held()
@@ -229,7 +227,7 @@ def layers_of(shape: ModelShape, stages: int, stage: int) -> tuple[str, ...]:
     return shape.layers[own.start : own.stop]
 
 
-def _of_mixer(shape: ModelShape, mixer: str, sizes: LayoutSizes, *, frozen_router: bool) -> Held:
+def _of_mixer(shape: ModelShape, mixer: str, sizes: ParallelConfig, *, frozen_router: bool) -> Held:
     """A mixer and the norm before it."""
     hidden, tensor = shape.hidden, sizes.tensor
     if mixer == ATTENTION:

@@ -6,15 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from nemotron_steps.config.layout.facts import ModelFacts
+from nemotron_steps.config.layout.constraints import pasted, violations
 from nemotron_steps.config.layout.memory.devices import GENERATOR, StepMemory, step_memory
 from nemotron_steps.config.layout.memory.generation import GIB
 from nemotron_steps.config.layout.memory.settings import UTILIZATION, MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
-from nemotron_steps.config.layout.misfits import misfits
-from nemotron_steps.config.layout.sizes import DTENSOR, MEGATRON, VLLM, LayoutSizes
-from nemotron_steps.config.layout.suggestions import pasted
-from nemotron_steps.config.layout.teacher_fit import teachers_fit
+from nemotron_steps.config.layout.model_spec import ModelSpec
+from nemotron_steps.config.layout.other_models import teachers_fit
+from nemotron_steps.config.layout.parallel_config import DTENSOR, MEGATRON, VLLM, ParallelConfig
 
 _OPTIMIZER = f"{MEGATRON}.optimizer"
 _RAY: dict[str, Any] = {"cluster.backend": "ray", "cluster.gpus_per_node": 8}
@@ -28,9 +27,9 @@ Measure = list[dict[str, Any]]
 def memory_suggestion(
     get: Callable[[str], Any],
     model_of: Callable[[str], ModelShape | None],
-    facts: ModelFacts | None = None,
+    facts: ModelSpec | None = None,
     *,
-    teachers: Mapping[str, ModelFacts] | None = None,
+    teachers: Mapping[str, ModelSpec] | None = None,
     within: Mapping[str, int] | None = None,
 ) -> list[str]:
     """A hint after which everything fits; none where no measure does.
@@ -46,8 +45,8 @@ def memory_suggestion(
     def comes_out_even(changed: Mapping[str, Any]) -> bool:
         if any(changed.get(key, 0) > most for key, most in (within or {}).items()):
             return False
-        sizes = LayoutSizes.read(_under(changed, get))
-        return not misfits(sizes, facts) and teachers_fit(sizes, teachers or {})
+        sizes = ParallelConfig.read(_under(changed, get))
+        return not violations(sizes, facts) and teachers_fit(sizes, teachers or {})
 
     def fits(changed: Mapping[str, Any]) -> bool:
         return (

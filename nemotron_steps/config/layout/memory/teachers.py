@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from nemotron_steps.config.layout.memory.batch import BatchArithmetic
 from nemotron_steps.config.layout.memory.policy import forward_bytes
-from nemotron_steps.config.layout.memory.settings import MemorySettings
+from nemotron_steps.config.layout.memory.settings import BatchArithmetic, MemorySettings
 from nemotron_steps.config.layout.memory.shape import FLOAT32, ModelShape, held
-from nemotron_steps.config.layout.teachers import TeacherSizes
+from nemotron_steps.config.layout.parallel_config import TeacherLayout
 
 TOKEN_AND_LOGPROB = 8
 """Bytes of one of a teacher's heaviest tokens."""
@@ -58,7 +57,7 @@ def beside_policy(models: Mapping[str, ModelShape], settings: MemorySettings, st
     return TeacherMemory(rests, largest, trains, host)
 
 
-def apart(shape: ModelShape, settings: MemorySettings, teacher: TeacherSizes) -> TeacherMemory:
+def apart(shape: ModelShape, settings: MemorySettings, teacher: TeacherLayout) -> TeacherMemory:
     """Of a rank of a teacher that has devices of its own: of the pipeline stage that takes most."""
     own = settings_of(settings, teacher)
     found = []
@@ -67,7 +66,7 @@ def apart(shape: ModelShape, settings: MemorySettings, teacher: TeacherSizes) ->
     return max(found, key=lambda each: sum(each.rests.values()) + sum(each.scores.values()))
 
 
-def settings_of(settings: MemorySettings, teacher: TeacherSizes) -> MemorySettings:
+def settings_of(settings: MemorySettings, teacher: TeacherLayout) -> MemorySettings:
     """A run's settings with the layout, precision and micro-batches of a teacher."""
     cluster = settings.sizes.gpus_per_node
     sizes = replace(

@@ -23,8 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.config.families import FAMILIES
-from nemotron_steps.config.hybrid_layers import bounds_time_steps
+from nemotron_steps.config.families import FAMILIES, bounds_time_steps
 from nemotron_steps.config.names import meant
 from nemotron_steps.config.schema.vllm_options import FIXED, OF_POLICY, RECORDING
 from nemotron_steps.engine.generation.vllm.transfer import IN_PROCESS, OFFERED

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from nemotron_steps.config.hybrid_layers import bounds_time_steps
+from nemotron_steps.config.families import bounds_time_steps
 from nemotron_steps.engine.policy.cells import pad, unpad
 from nemotron_steps.engine.policy.mamba.libraries import scan_for
 from nemotron_steps.engine.policy.mamba.runs import Runs, Segment

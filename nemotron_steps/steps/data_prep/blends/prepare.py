@@ -18,16 +18,12 @@ from nemotron_steps.artifacts.files import remove_tree, storage_errors, to_json_
 from nemotron_steps.config.schema.data_prep import DataPrepConfig, JsonlSource, SplitRows
 from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.runs.context import Tracker
-from nemotron_steps.steps.data_prep.blends.accounts import Accounts
 from nemotron_steps.steps.data_prep.blends.blend_file import read_blend
 from nemotron_steps.steps.data_prep.blends.formats import parts_of
-from nemotron_steps.steps.data_prep.blends.hub import hub_name
-from nemotron_steps.steps.data_prep.blends.row_work import RowWork
-from nemotron_steps.steps.data_prep.blends.shards import Shard, ShardTask
-from nemotron_steps.steps.data_prep.blends.sources import DataFile, data_files, without_signature
-from nemotron_steps.steps.data_prep.blends.splits import DataSet, write_split_files
+from nemotron_steps.steps.data_prep.blends.shards import RowCounts, RowWork, Shard, ShardTask
+from nemotron_steps.steps.data_prep.blends.sources import DataFile, data_files, hub_name, without_signature
+from nemotron_steps.steps.data_prep.blends.splits import DataSet, Split, write_split_files
 from nemotron_steps.steps.data_prep.blends.workers import Rate, make_sample, make_shards, processors
-from nemotron_steps.steps.data_prep.split_files import Split
 
 ACCOUNTING = "accounting.json"
 REFUSALS = "refusals.ndjson"
@@ -143,10 +139,10 @@ def prepare(
     """
     staging.mkdir(parents=True, exist_ok=True)
     data_sets = _shards(sources, work, preparation, staging, tracker)
-    everything = Accounts()
+    everything = RowCounts()
     by_source = {}
     for each in data_sets:
-        accounts = Accounts()
+        accounts = RowCounts()
         for shard in each.shards:
             accounts.add(shard.accounts)
         everything.add(accounts)
@@ -242,7 +238,7 @@ def _offsets(shards: Sequence[Shard]) -> list[tuple[Shard, int]]:
     return found
 
 
-def _refuse_too_many(data_sets: Sequence[DataSet], accounts: Accounts, max_refused_share: float) -> None:
+def _refuse_too_many(data_sets: Sequence[DataSet], accounts: RowCounts, max_refused_share: float) -> None:
     refused, total = accounts.num_refused, accounts.read - accounts.num_left_out
     if refused <= max_refused_share * total:
         return

@@ -8,18 +8,123 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from nemotron_steps.artifacts.files import storage_errors, to_json_bytes, write_atomic
 from nemotron_steps.errors import DataError
-from nemotron_steps.rows.lines import parse_row
-from nemotron_steps.steps.data_prep.blends.accounts import Accounts
+from nemotron_steps.rows.lines import Row, parse_row
 from nemotron_steps.steps.data_prep.blends.formats import Part, lines_of, to_line
-from nemotron_steps.steps.data_prep.blends.row_work import RowFunction, RowLeftOut
+
+_DISTINCT = 100
+_OTHER = "other reasons"
+
+
+@dataclass
+class RowCounts:
+    """Counts of one part of a file, of a data set, or of everything.
+
+    Attributes:
+        read: rows of the sources that were looked at.
+        refused: rows that cannot be used, by reason.
+        left_out: rows that could be used and are not wanted, by reason.
+        added: rows beyond one for each that was kept: several made of one, or repeated by a weight above 1.
+        unused: usable rows between those of `rows.train` and the held-out ones.
+        written: rows of the split files.
+    """
+
+    read: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+    added: int = 0
+    unused: int = 0
+    written: int = 0
+
+    def refuse(self, reason: str) -> None:
+        """Count a refusal. Reasons are sentences; a source with very many different ones has the rest in one."""
+        _count(self.refused, reason, 1)
+
+    def leave_out(self, reason: str) -> None:
+        """Count a row that is not wanted."""
+        _count(self.left_out, reason, 1)
+
+    def add(self, other: RowCounts) -> None:
+        """Add the counts of another part."""
+        self.read += other.read
+        self.added += other.added
+        self.unused += other.unused
+        self.written += other.written
+        for mine, others in ((self.refused, other.refused), (self.left_out, other.left_out)):
+            for reason, count in others.items():
+                _count(mine, reason, count)
+
+    @property
+    def num_refused(self) -> int:
+        """Rows that cannot be used."""
+        return self.refused.total()
+
+    @property
+    def num_left_out(self) -> int:
+        """Rows that are not wanted."""
+        return self.left_out.total()
+
+    def balance(self) -> int:
+        """Rows that went nowhere: 0, or there is an error in the program."""
+        return self.read + self.added - self.written - self.num_refused - self.num_left_out - self.unused
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "read": self.read,
+            "added": self.added,
+            "written": self.written,
+            "refused": self.num_refused,
+            "left_out": self.num_left_out,
+            "unused": self.unused,
+            "refused_by_reason": dict(self.refused.most_common()),
+            "left_out_by_reason": dict(self.left_out.most_common()),
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> RowCounts:
+        """Read what `to_dict` wrote."""
+        return cls(
+            read=data["read"],
+            refused=Counter(data["refused_by_reason"]),
+            left_out=Counter(data["left_out_by_reason"]),
+            added=data["added"],
+            unused=data["unused"],
+            written=data["written"],
+        )
+
+
+def _count(counts: Counter[str], reason: str, count: int) -> None:
+    known = reason in counts or len(counts) < _DISTINCT
+    counts[reason if known else _OTHER] += count
+
+
+RowFunction = Callable[[str, Row], Sequence[Row] | None]
+"""(`file:line`, row) → rows to write in its place, or None: the row as it is, byte for byte.
+
+DataError refuses the row, RowLeftOut leaves it out."""
+
+
+class RowLeftOut(Exception):
+    """Raised by a row function for a row that can be used and is not wanted. Its text is the reason."""
+
+
+class RowWork(Protocol):
+    """Settings of a preparation that can be pickled, and the function they make."""
+
+    def function(self) -> RowFunction:
+        """Called once in every process."""
+        ...
+
 
 _FORMAT = 1
 
@@ -58,7 +163,7 @@ class Shard:
 
     task: ShardTask
     lines: int
-    accounts: Accounts
+    accounts: RowCounts
     first_refusal: DataError | None
 
     @property
@@ -102,14 +207,14 @@ def finished(task: ShardTask) -> Shard | None:
         error = DataError(refusal["what"], hints=refusal["hints"]) if refusal is not None else None
         if error is not None:
             error.__dict__.update(refusal, hints=error.hints)
-        shard = Shard(task, receipt["lines"], Accounts.from_dict(receipt["accounts"]), error)
+        shard = Shard(task, receipt["lines"], RowCounts.from_dict(receipt["accounts"]), error)
     except FileNotFoundError:
         return None
     return shard if shard.rows.is_file() else None
 
 
 def _write(task: ShardTask, function: RowFunction) -> Shard:
-    accounts, number, first = Accounts(), 0, None
+    accounts, number, first = RowCounts(), 0, None
     path = task.part.file.place
     shard = Shard(task, 0, accounts, None)
     with ExitStack() as stack:

@@ -8,20 +8,76 @@ that a blend lists for a split are mixed, weighted and repeated by themselves, a
 from __future__ import annotations
 
 import heapq
+import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal, TypeVar
 
 from nemotron_steps.artifacts.files import storage_errors
 from nemotron_steps.config.schema.data_prep import SplitRows
 from nemotron_steps.errors import DataError, show_line
-from nemotron_steps.steps.data_prep.blends.accounts import Accounts
-from nemotron_steps.steps.data_prep.blends.shards import Shard
-from nemotron_steps.steps.data_prep.split_files import SPLITS, Split
+from nemotron_steps.rows.lines import Row
+from nemotron_steps.steps.data_prep.blends.shards import RowCounts, Shard
+
+Split = Literal["train", "validation", "heldout"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "heldout")
+FILES: dict[Split, str] = {"train": "train.jsonl", "validation": "validation.jsonl", "heldout": "heldout.jsonl"}
+PROMPT_FILES: dict[Split, str] = {
+    "train": "train-split.jsonl",
+    "validation": "val-split.jsonl",
+    "heldout": "heldout.jsonl",
+}
+"""As the published preparations name them."""
+TOKENIZER_FOLDER = "tokenizer"
+"""Beside the splits, where they have a tokenizer of their own."""
+
+Item = TypeVar("Item")
+
+
+def write_splits(folder: Path, names: Mapping[Split, str], splits: Mapping[Split, Sequence[Row]]) -> dict[str, int]:
+    """One JSON Lines file for every split that has rows. Returns split → rows."""
+    counts: dict[str, int] = {}
+    for split in SPLITS:
+        if splits[split]:
+            (folder / names[split]).parent.mkdir(exist_ok=True)
+            with (folder / names[split]).open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in splits[split])
+            counts[split] = len(splits[split])
+    return counts
+
+
+def split_groups(
+    groups: Iterable[Sequence[Item]], sizes: SplitRows, *, of: str, hints: Sequence[str] = ()
+) -> dict[Split, list[Item]]:
+    """Whole groups in their order: validation and held-out rows first, the rest trains.
+
+    Validation and held-out rows may be a few more than asked for, so that their last group stays whole.
+
+    Args:
+        of: what the items are, for the error.
+
+    Raises:
+        DataError: too few are left for training.
+    """
+    splits: dict[Split, list[Item]] = {split: [] for split in SPLITS}
+    wanted: dict[Split, int] = {"validation": sizes.validation, "heldout": sizes.heldout}
+    for group in groups:
+        split: Split = next((s for s, count in wanted.items() if len(splits[s]) < count), "train")
+        splits[split] += group
+    if len(splits["train"]) < (sizes.train or 1):
+        raise DataError(
+            f"{sum(map(len, splits.values()))} {of} are too few for the splits",
+            where="rows",
+            expected=f"{sizes.train or 1} for training + {sizes.validation} + {sizes.heldout}",
+            found=f"{len(splits['train'])} left for training",
+            hints=("rows.validation=0 rows.heldout=0", *hints),
+        )
+    splits["train"] = splits["train"][: sizes.train]
+    return splits
 
 
 @dataclass(frozen=True)
@@ -95,7 +151,7 @@ class SplitSizes:
 
 
 def write_split_files(
-    data_sets: Sequence[DataSet], files: Mapping[Split, Path], sizes: SplitRows, accounts: Accounts
+    data_sets: Sequence[DataSet], files: Mapping[Split, Path], sizes: SplitRows, accounts: RowCounts
 ) -> dict[str, int]:
     """Write one JSON Lines file for every split that has rows. Returns split → rows.
 

@@ -15,8 +15,7 @@ from itertools import islice
 from nemotron_steps.engine.workers.lifetime import end_with_parent
 from nemotron_steps.errors import WorkerLostError
 from nemotron_steps.steps.data_prep.blends import formats
-from nemotron_steps.steps.data_prep.blends.row_work import RowFunction, RowWork
-from nemotron_steps.steps.data_prep.blends.shards import Shard, ShardTask, finished, make_shard
+from nemotron_steps.steps.data_prep.blends.shards import RowFunction, RowWork, Shard, ShardTask, finished, make_shard
 
 Done = Callable[[Shard, bool], None]
 """Called with every shard, in any order, and whether this attempt made it."""

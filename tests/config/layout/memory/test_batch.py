@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemotron_steps.config.layout.memory.batch import BatchArithmetic
-from nemotron_steps.config.layout.memory.settings import MemorySettings
+from nemotron_steps.config.layout.memory.settings import BatchArithmetic, MemorySettings
 from nemotron_steps.config.layout.memory.suggestions import _halves, _micro_batches
 from tests.config.layout.memory.shapes import flat
 

@@ -13,7 +13,7 @@ from nemotron_steps.config.layout.memory.devices import StepMemory, step_memory
 from nemotron_steps.config.layout.memory.generation import GIB
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
-from nemotron_steps.config.layout.sizes import getter
+from nemotron_steps.config.layout.parallel_config import getter
 from nemotron_steps.config.schema.rl import RlConfig
 from tests.config.layout.memory.shapes import NANO_4B, NANO_30B
 

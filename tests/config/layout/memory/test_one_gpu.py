@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.layout.memory.devices import step_memory
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.memory.suggestions import memory_suggestion
+from nemotron_steps.session.session import Session
 from tests.config.layout.memory.shapes import QWEN3_1_7B, QWEN3_8B, flat
 
 SMALL, LARGE = ModelShape.read(QWEN3_1_7B), ModelShape.read(QWEN3_8B)
@@ -19,7 +19,7 @@ STEPS = ("rl/nemo_rl/rlvr", "rl/nemo_rl/rlhf", "rl/nemo_rl/swe", "rl/nemo_rl/dpo
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    return Workbench(home=str(tmp_path_factory.mktemp("home")))
+    return Session(home=str(tmp_path_factory.mktemp("home")))
 
 
 def values_of(bench, step, config, *overrides):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from nemotron_steps.cli.asked import Asked
-from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.layout.memory.devices import step_memory
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
+from nemotron_steps.session.run_request import RunRequest
+from nemotron_steps.session.session import Session
 from tests.cli.test_hybrid_plans import hub_folder
 from tests.config.layout.memory.shapes import NANO_30B, SUPER_120B, flat
 
@@ -32,7 +32,7 @@ WIDER = {
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    return Workbench(home=str(tmp_path_factory.mktemp("home")))
+    return Session(home=str(tmp_path_factory.mktemp("home")))
 
 
 def predicted(bench, step, config, shape, *overrides):
@@ -50,7 +50,7 @@ def test_a_published_config_plans_with_its_own_model_on_its_own_gpus(step, confi
     shape = {**FIT, **WIDER}.get((step, config), SUPER)
     sizes = NANO_30B if shape is NANO else SUPER_120B
     folder = hub_folder(tmp_path / "hub", **sizes, num_hidden_layers=len(sizes["hybrid_override_pattern"]))
-    asked = Asked((f"rl/nemo_rl/{step}",), config=config, inputs={"policy": str(folder)})
+    asked = RunRequest((f"rl/nemo_rl/{step}",), config=config, inputs={"policy": str(folder)})
     memory = bench.plan(asked).step(f"rl/nemo_rl/{step}").memory
     assert memory.devices and memory.shortages == []
     if (step, config) in FIT:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.layout.memory.settings import MemorySettings
-from nemotron_steps.config.layout.sizes import JUDGE_ROLES, LayoutSizes, getter
+from nemotron_steps.config.layout.parallel_config import JUDGE_ROLES, ParallelConfig, getter
 from nemotron_steps.config.schema.base import Section
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.opd import OpdConfig
@@ -22,9 +22,9 @@ from tests.config.layout.memory.shapes import flat
 )
 def test_what_a_config_leaves_out_counts_as_its_schema_says(schema: type[Section], own: dict[str, Any]) -> None:
     nothing, filled = MemorySettings.read({}.get), MemorySettings.read(getter(schema()))
-    assert nothing == MemorySettings(LayoutSizes()) and nothing.sizes == LayoutSizes.read({}.get)
+    assert nothing == MemorySettings(ParallelConfig()) and nothing.sizes == ParallelConfig.read({}.get)
     assert replace(filled, sizes=nothing.sizes) == replace(nothing, **own)
-    stated = {each.name: getattr(nothing.sizes, each.name) for each in fields(LayoutSizes)}
+    stated = {each.name: getattr(nothing.sizes, each.name) for each in fields(ParallelConfig)}
     known = {name: value for name, value in stated.items() if value is not None and name != "samples"}
     assert {name: getattr(filled.sizes, name) for name in known} == known
     assert filled.sizes.samples is issubclass(schema, RlConfig)
@@ -115,7 +115,7 @@ def test_every_setting_is_read_from_its_own_key() -> None:
 def test_a_budget_is_that_of_the_batching_that_is_on(
     values: dict[str, Any], budget: int | None, logprob_budget: int | None
 ) -> None:
-    settings = MemorySettings(LayoutSizes(), logprob_batch=3, **values)
+    settings = MemorySettings(ParallelConfig(), logprob_batch=3, **values)
     assert (settings.budget, settings.logprob_budget) == (budget, logprob_budget)
 
 
@@ -125,10 +125,10 @@ def test_a_budget_is_that_of_the_batching_that_is_on(
      ({"teachers": ("a",)}, False, True), ({"teachers": ("a",), "estimator": "opd"}, False, False)],
 )  # fmt: skip
 def test_what_is_computed_beside_the_policy(values: dict[str, Any], has_reference: bool, compares: bool) -> None:
-    settings = MemorySettings(LayoutSizes(), **values)
+    settings = MemorySettings(ParallelConfig(), **values)
     assert (settings.has_reference, settings.compares) == (has_reference, compares)
 
 
 @pytest.mark.parametrize(("length", "end", "longest"), [(None, None, 4096), (8, None, 8), (8, 16, 16), (16, 8, 16)])
 def test_the_longest_sequence_is_that_of_the_whole_run(length: int | None, end: int | None, longest: int) -> None:
-    assert MemorySettings(LayoutSizes(length=length, length_end=end)).longest == longest
+    assert MemorySettings(ParallelConfig(length=length, length_end=end)).longest == longest

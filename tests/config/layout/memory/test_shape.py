@@ -6,10 +6,10 @@ import math
 
 import pytest
 
+from nemotron_steps.config.families import LISTED
 from nemotron_steps.config.layout.memory.policy import held_by_adapters
 from nemotron_steps.config.layout.memory.shape import Held, ModelShape, held, held_ahead
-from nemotron_steps.config.layout.sizes import LayoutSizes
-from nemotron_steps.config.model_sizes import LISTED
+from nemotron_steps.config.layout.parallel_config import ParallelConfig
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.mapping import megatron_shape, parameters
 from tests.config.layout.memory.shapes import NANO_4B, NANO_30B, QWEN3_8B, QWEN3_30B_A3B, SUPER_120B
@@ -51,10 +51,10 @@ def test_a_model_of_more_layers_than_any_has_no_shape():
 def test_ranks_hold_the_model_once():
     """Over the ranks of a layout that cuts everything, each parameter that is cut is on one of them."""
     shape = ModelShape.read(QWEN3_30B_A3B)
-    sizes = LayoutSizes(tensor=4, pipeline=2, expert=8)
+    sizes = ParallelConfig(tensor=4, pipeline=2, expert=8)
     stages = [held(shape, sizes, stage) for stage in range(2)]
-    assert 8 * sum(stage.experts for stage in stages) == held(shape, LayoutSizes(), 0).experts
-    whole = held(shape, LayoutSizes(), 0).dense
+    assert 8 * sum(stage.experts for stage in stages) == held(shape, ParallelConfig(), 0).experts
+    whole = held(shape, ParallelConfig(), 0).dense
     replicated = 4 * sum(stage.dense for stage in stages) - whole
     # Norms and routers, three more times each.
     layer = 2 * shape.hidden + 2 * shape.head_dim + shape.experts * shape.hidden
@@ -67,7 +67,7 @@ def test_adapters_are_counted_of_what_is_named_and_not_excluded():
     mlp = 4 * (4096 + 2 * 12288) + 4 * (4096 + 12288)
 
     def held_of(config, targets, excluded, **layout):
-        return held_by_adapters(ModelShape.read(config), LayoutSizes(**layout), 0, 4, targets, excluded).dense
+        return held_by_adapters(ModelShape.read(config), ParallelConfig(**layout), 0, 4, targets, excluded).dense
 
     assert held_of(QWEN3_8B, (), ()) == 36 * (qkv + proj + mlp)
     assert held_of(QWEN3_8B, (), ("*.linear_fc1", "linear_fc2")) == 36 * (qkv + proj)
@@ -81,6 +81,6 @@ def test_a_hybrids_output_layer_is_its_own_and_blocks_ahead_are_there_where_they
     config = {**NANO_30B, "tie_word_embeddings": True, "num_nextn_predict_layers": 2}
     shape = ModelShape.read(config)
     assert not shape.tied and ModelShape.read({**QWEN3_8B, "tie_word_embeddings": True}).tied
-    assert held_ahead(shape, LayoutSizes(), 0) == Held()
-    trained = LayoutSizes(mtp_layers=1, pipeline=2)
+    assert held_ahead(shape, ParallelConfig(), 0) == Held()
+    trained = ParallelConfig(mtp_layers=1, pipeline=2)
     assert held_ahead(shape, trained, 0) == Held() != held_ahead(shape, trained, 1)

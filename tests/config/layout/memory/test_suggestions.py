@@ -7,8 +7,6 @@ import json
 import pytest
 import yaml
 
-from nemotron_steps.cli.asked import Asked
-from nemotron_steps.cli.request import Workbench
 from nemotron_steps.config.layout.memory.devices import step_memory
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
@@ -17,6 +15,8 @@ from nemotron_steps.errors import PlanError
 from nemotron_steps.manifest.models import Consumes, StepManifest, StepTable
 from nemotron_steps.resolver.checks import CheckSubject
 from nemotron_steps.resolver.memory import memory_fits
+from nemotron_steps.session.run_request import RunRequest
+from nemotron_steps.session.session import Session
 from tests.config.layout.memory.shapes import NANO_4B, NANO_30B, QWEN3_8B, QWEN3_30B_A3B, QWEN3_32B, SUPER_120B, flat
 from tests.models.checkpoints import write_tokenizer
 
@@ -61,13 +61,13 @@ def given(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    return Workbench(home=str(tmp_path_factory.mktemp("home")))
+    return Session(home=str(tmp_path_factory.mktemp("home")))
 
 
 def planned(bench, given, step, config, model, *overrides):
     port, data = INPUTS[step]
     inputs = {port: str(given / model), data: str(given / data)}
-    return bench.plan(Asked(targets=(step,), config=config, inputs=inputs, overrides=overrides)).steps[-1]
+    return bench.plan(RunRequest(targets=(step,), config=config, inputs=inputs, overrides=overrides)).steps[-1]
 
 
 def refused(bench, given, step, config, model, *overrides):

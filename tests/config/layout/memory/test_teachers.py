@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from nemotron_steps.config.layout.facts import ModelFacts
 from nemotron_steps.config.layout.memory.devices import StepMemory, step_memory
 from nemotron_steps.config.layout.memory.generation import GIB
 from nemotron_steps.config.layout.memory.policy import _compared, stage_memory
@@ -17,9 +16,10 @@ from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.memory.suggestions import memory_suggestion
 from nemotron_steps.config.layout.memory.teachers import beside_policy, settings_of
-from nemotron_steps.config.layout.teachers import TeacherSizes
-from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
-from nemotron_steps.engine.losses.teacher_kl import TeacherKl
+from nemotron_steps.config.layout.model_spec import ModelSpec
+from nemotron_steps.config.layout.parallel_config import TeacherLayout
+from nemotron_steps.engine.losses.distillation import TeacherKl
+from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.policy.output_layer import OutputLayer
 from nemotron_steps.engine.policy.teacher_logprob import (
@@ -68,7 +68,7 @@ def memory(**changes: Any) -> StepMemory:
 def test_a_teacher_takes_its_own_layout_and_nothing_that_only_the_policy_does():
     settings = MemorySettings.read(values_of().get)
     busy = {"mtp_layers": 1, "router_replay": True, "judge_nodes": 2, "colocated": False, "workers": 3, "batch": 5}
-    teacher = TeacherSizes("a", tensor=2, pipeline=2, context=2, sequence_parallel=True, nodes=3, gpus_per_node=4)
+    teacher = TeacherLayout("a", tensor=2, pipeline=2, context=2, sequence_parallel=True, nodes=3, gpus_per_node=4)
     found = settings_of(replace(settings, sizes=replace(settings.sizes, **busy)), teacher)
     assert found == settings_of(settings, teacher)
     sizes = found.sizes
@@ -182,7 +182,7 @@ def test_a_teachers_mend_comes_out_even_over_its_model():
     small = ModelShape.read({**QWEN3_8B, "num_hidden_layers": 2, "hidden_size": 256, "vocab_size": 8192})
 
     def hints(heads: int) -> list[str]:
-        models = dict.fromkeys(TEACHERS, ModelFacts("qwen3", layers=36, attention_heads=heads, key_value_heads=4))
+        models = dict.fromkeys(TEACHERS, ModelSpec("qwen3", layers=36, attention_heads=heads, key_value_heads=4))
         return memory_suggestion(values.get, lambda role: small if role == "policy" else SHAPE, teachers=models)
 
     key = f"{apart}.default_teacher_cfg"

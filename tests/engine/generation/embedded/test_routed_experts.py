@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from nemotron_steps.engine.batches.batching import pad_rows
+from nemotron_steps.engine.batching import pad_rows
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.types import Completion, GenerationRequest, Rollout, SamplingParams

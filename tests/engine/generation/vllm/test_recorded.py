@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nemotron_steps.config.schema.policy import VllmConfig
-from nemotron_steps.engine.batches.batching import pad_rows
+from nemotron_steps.engine.batching import pad_rows
 from nemotron_steps.engine.generation.vllm.generator import recorded_experts
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
-from nemotron_steps.engine.losses.reduction import count_normalizers
+from nemotron_steps.engine.losses.loss import count_normalizers
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.policy.token_layout import build_layout
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams, TrainBatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
+from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.types import TrainBatch
 from tests.config.layout.memory.peak import Peak

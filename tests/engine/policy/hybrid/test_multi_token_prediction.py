@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from nemotron_steps.engine.losses.dpo import DpoLoss
-from nemotron_steps.engine.losses.likelihood import NegativeLogLikelihood
-from nemotron_steps.engine.losses.reduction import count_normalizers, loss_mask
+from nemotron_steps.engine.losses.loss import count_normalizers, loss_mask
+from nemotron_steps.engine.losses.supervised import DpoLoss, NegativeLogLikelihood
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.policy.multi_token_prediction import PredictionLoss
 from nemotron_steps.errors import ArtifactError

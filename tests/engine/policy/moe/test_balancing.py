@@ -140,25 +140,25 @@ def test_biases_that_no_generator_knows_are_refused_where_rollouts_are_sampled(f
 
 
 def test_router_replay_is_refused_where_there_are_no_experts():
-    from nemotron_steps.config.layout.facts import ModelFacts
-    from nemotron_steps.config.layout.misfits import model_misfits
-    from nemotron_steps.config.layout.sizes import LayoutSizes
+    from nemotron_steps.config.layout.constraints import model_violations
+    from nemotron_steps.config.layout.model_spec import ModelSpec
+    from nemotron_steps.config.layout.parallel_config import ParallelConfig
 
-    sizes, dense = LayoutSizes(samples=True, router_replay=True), ModelFacts("qwen3", layers=4)
-    (misfit,) = model_misfits(sizes, dense)
-    assert misfit.key == "policy.router_replay.enabled" and misfit.mends == [{misfit.key: False}]
-    assert not list(model_misfits(sizes, ModelFacts("nemotron_h", layers=5, experts=8)))
+    sizes, dense = ParallelConfig(samples=True, router_replay=True), ModelSpec("qwen3", layers=4)
+    (violation,) = model_violations(sizes, dense)
+    assert violation.key == "policy.router_replay.enabled" and violation.mends == [{violation.key: False}]
+    assert not list(model_violations(sizes, ModelSpec("nemotron_h", layers=5, experts=8)))
 
 
 def test_a_models_own_biases_may_move_where_rollouts_are_sampled():
     """Generators have Nemotron-H's: they travel with its weights."""
-    from nemotron_steps.config.layout.facts import ModelFacts
-    from nemotron_steps.config.layout.misfits import model_misfits
-    from nemotron_steps.config.layout.sizes import LayoutSizes
+    from nemotron_steps.config.layout.constraints import model_violations
+    from nemotron_steps.config.layout.model_spec import ModelSpec
+    from nemotron_steps.config.layout.parallel_config import ParallelConfig
 
-    sizes = LayoutSizes(samples=True, router_bias_update_rate=1e-3)
-    assert not list(model_misfits(sizes, ModelFacts("nemotron_h", layers=5, experts=8)))
-    assert len(list(model_misfits(sizes, ModelFacts("qwen3_moe", layers=5, experts=8)))) == 1
+    sizes = ParallelConfig(samples=True, router_bias_update_rate=1e-3)
+    assert not list(model_violations(sizes, ModelSpec("nemotron_h", layers=5, experts=8)))
+    assert len(list(model_violations(sizes, ModelSpec("qwen3_moe", layers=5, experts=8)))) == 1
 
 
 def test_loads_are_counted_while_training_and_anew_for_every_step(folder, batch):

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from nemotron_steps.engine.batches.batching import select_rows
+from nemotron_steps.engine.batching import select_rows
 from nemotron_steps.engine.policy.dtensor import DTensorPolicy
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.policy.moe.router import counting

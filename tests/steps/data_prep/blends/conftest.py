@@ -12,10 +12,10 @@ import pytest
 
 from nemotron_steps.config.schema.data_prep import DataPrepConfig, SplitRows
 from nemotron_steps.errors import DataError
-from nemotron_steps.runs.tracker import Tracker
+from nemotron_steps.runs.context import Tracker
 from nemotron_steps.steps.data_prep.blends import formats
 from nemotron_steps.steps.data_prep.blends.prepare import Source, prepare
-from nemotron_steps.steps.data_prep.blends.row_work import RowFunction, RowWork
+from nemotron_steps.steps.data_prep.blends.shards import RowFunction, RowWork
 from nemotron_steps.steps.data_prep.blends.sources import data_files
 from tests.s3_server import s3_endpoint, s3_url
 

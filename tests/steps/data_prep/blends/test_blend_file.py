@@ -13,7 +13,7 @@ import pytest
 from nemotron_steps.config.schema.data_prep import DataPrepConfig, SplitRows
 from nemotron_steps.errors import DataError
 from nemotron_steps.runs.depends import text_of
-from nemotron_steps.steps.data_prep.blends import fingerprint
+from nemotron_steps.steps.data_prep.blends import blend_file
 from nemotron_steps.steps.data_prep.blends.blend_file import read_blend
 from nemotron_steps.steps.data_prep.blends.prepare import sources_of
 from tests.steps.data_prep.blends.conftest import Prepared, Run, write_lines
@@ -132,7 +132,7 @@ def test_two_data_sets_of_one_name_are_refused(tmp_path: Path):
 
 
 def of_config(values: dict[str, Any]) -> dict[str, str]:
-    return {key: text_of(told) for key, told in fingerprint.of_config(values).items()}
+    return {key: text_of(told) for key, told in blend_file.of_config(values).items()}
 
 
 def test_the_fingerprint_of_a_config_follows_the_files_it_names(two: Path):

@@ -23,7 +23,7 @@ from nemotron_steps.config.schema.data_prep import DataPrepConfig, SplitRows
 from nemotron_steps.errors import DataError, StorageError, WorkerLostError
 from nemotron_steps.steps.data_prep.blends import formats, shards, workers
 from nemotron_steps.steps.data_prep.blends.prepare import Source, check, sources_of
-from nemotron_steps.steps.data_prep.blends.row_work import RowLeftOut
+from nemotron_steps.steps.data_prep.blends.shards import RowLeftOut
 from nemotron_steps.steps.data_prep.blends.sources import data_files
 from nemotron_steps.steps.data_prep.blends.splits import SplitSizes
 from tests.steps.data_prep.blends.conftest import Marked, Run, run_prepare, write_lines

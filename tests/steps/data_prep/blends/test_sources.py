@@ -19,10 +19,9 @@ import pytest
 from nemotron_steps.config.schema.data_prep import DataPrepConfig
 from nemotron_steps.errors import DataError, RetryableError, show_line
 from nemotron_steps.steps.data_prep.blends import formats
-from nemotron_steps.steps.data_prep.blends.hub import HubName, hub_name
 from nemotron_steps.steps.data_prep.blends.prepare import Source, sources_of
-from nemotron_steps.steps.data_prep.blends.row_work import RowFunction
-from nemotron_steps.steps.data_prep.blends.sources import data_files, unreachable
+from nemotron_steps.steps.data_prep.blends.shards import RowFunction
+from nemotron_steps.steps.data_prep.blends.sources import HubName, data_files, hub_name, unreachable
 from tests.steps.data_prep.blends.conftest import Run, write_lines
 
 ROWS = [{"n": i, "text": "é" * (i % 3), "list": [{"a": i}], "none": None, "real": i / 7} for i in range(50)]

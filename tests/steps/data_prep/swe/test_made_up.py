@@ -13,8 +13,8 @@ from nemotron_steps.config.schema.swe_packages import MUTATION_KINDS, MadeUpPack
 from nemotron_steps.errors import DataError
 from nemotron_steps.steps.data_prep.swe import demonstrations as module
 from nemotron_steps.steps.data_prep.swe.demonstrations import swe_chats
-from nemotron_steps.steps.data_prep.swe.made_up import CASES, FUNCTIONS, made_up_packages, made_up_tasks, split_of
 from nemotron_steps.steps.data_prep.swe.mutations import mutations_of
+from nemotron_steps.steps.data_prep.swe.packages import CASES, FUNCTIONS, made_up_packages, made_up_tasks, split_of
 
 
 def results(source: str, name: str) -> list[Any]:

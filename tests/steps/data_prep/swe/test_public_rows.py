@@ -7,7 +7,7 @@ import json
 import pytest
 
 from nemotron_steps.errors import DataError
-from nemotron_steps.steps.data_prep.swe.public_rows import complete
+from nemotron_steps.steps.data_prep.swe_tasks import complete
 
 
 @pytest.mark.parametrize("as_text", [False, True])

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from nemotron_steps.steps.data_prep.swe.demonstrations import AROUND, SHORT, _unique, demonstration, solving_steps
 from nemotron_steps.steps.data_prep.swe.mutations import Mutation
-from nemotron_steps.steps.data_prep.swe.trajectories import AROUND, SHORT, _unique, demonstration, solving_steps
 
 
 def fault(lines: int, line: int) -> Mutation:

@@ -1,1 +1,0 @@
-"""Training batches: rows padded, split and packed into micro-batches."""

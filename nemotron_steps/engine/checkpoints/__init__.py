@@ -1,1 +1,0 @@
-"""Training checkpoints: what they hold, and when one must be saved by."""

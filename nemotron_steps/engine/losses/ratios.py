@@ -1,0 +1,159 @@
+"""Estimators of the KL divergence between two policies from the logprobs of sampled tokens.
+
+Source: J. Schulman, "Approximating KL Divergence" (2020). With x ~ p and log r = log q(x) - log p(x), the
+expectation of each estimator is KL(p || q) (k2 only to second order): k1 is unbiased with high variance and may be
+negative, k2 is biased with low variance, k3 is unbiased, never negative and low in variance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from nemotron_steps.engine.losses.loss import sequence_means
+
+KlType = Literal["k1", "k2", "k3"]
+
+
+def kl_divergence(
+    logprobs: torch.Tensor,
+    reference_logprobs: torch.Tensor,
+    kind: KlType = "k3",
+    *,
+    input_clamp: float | None = 20.0,
+    output_clamp: float | None = 10.0,
+    weights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Per-token KL(policy || reference), times `weights` where they are given.
+
+    log r = clamp(lp_ref - lp, +-input_clamp); k1 = -log r; k2 = (log r)^2 / 2; k3 = exp(log r) - 1 - log r. Then the
+    weights are multiplied in, and the product is clamped to +-output_clamp.
+
+    Args:
+        logprobs: logprobs of the sampled tokens under the policy, any shape.
+        reference_logprobs: the same tokens under the reference, same shape.
+        kind: which estimator.
+        input_clamp: bound of |log r|; None for none.
+        output_clamp: bound of the result's size; None for none.
+        weights: of each token, same shape. A token whose log ratio is clamped has its weight detached, or the weight's
+            gradient would go on pushing where the clamp means to stop.
+
+    Returns:
+        Nats per token, same shape. Differentiable in all arguments; a clamped element has gradient 0.
+    """
+    unbounded = log_ratio = reference_logprobs - logprobs
+    if input_clamp is not None:
+        log_ratio = unbounded.clamp(-input_clamp, input_clamp)
+        if weights is not None:
+            weights = torch.where(log_ratio == unbounded, weights, weights.detach())
+    if kind == "k1":
+        divergence = -log_ratio
+    elif kind == "k2":
+        divergence = 0.5 * log_ratio.square()
+    elif kind == "k3":
+        # expm1 keeps the digits that exp(x) - 1 loses near x = 0, where trained policies live.
+        divergence = torch.expm1(log_ratio) - log_ratio
+    else:
+        raise ValueError(f"unknown KL type {kind!r}; expected k1, k2 or k3")
+    if weights is not None:
+        divergence = weights * divergence
+    if output_clamp is not None:
+        divergence = divergence.clamp(-output_clamp, output_clamp)
+    return divergence
+
+
+TruncationType = Literal["tis", "icepop", "seq-mask-tis"]
+
+
+@dataclass(frozen=True)
+class ImportanceWeights:
+    """Weights and what truncation did to them."""
+
+    weights: torch.Tensor
+    """[n, T] (token level) or [n, 1] (one weight per sequence)."""
+    out_of_bounds: torch.Tensor | None
+    """Like `weights` ([n, 1] for seq-mask-tis), 1 where a weight was cut or dropped; None without truncation."""
+
+
+def importance_weights(
+    prev_logprobs: torch.Tensor,
+    generation_logprobs: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    sequence_level: bool = False,
+) -> torch.Tensor:
+    """w = exp(lp_prev - lp_gen) per token, or exp(sum over trained tokens) per sequence; NaN and infinity become 0.
+
+    Args:
+        prev_logprobs: [n, T].
+        generation_logprobs: [n, T].
+        mask: [n, T]; positions with mask 0 have weight 1 (token level) or do not count (sequence level).
+        sequence_level: one weight per sequence, the exact ratio of the sequences' probabilities.
+
+    Returns:
+        [n, T], or [n, 1] at sequence level.
+    """
+    difference = torch.where(mask > 0, prev_logprobs - generation_logprobs, torch.zeros_like(prev_logprobs))
+    if sequence_level:
+        difference = difference.sum(dim=-1, keepdim=True)
+    return torch.nan_to_num(difference.exp(), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def truncate_weights(
+    weights: torch.Tensor,
+    prev_logprobs: torch.Tensor,
+    generation_logprobs: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    kind: TruncationType,
+    upper: float,
+    lower: float | None,
+) -> ImportanceWeights:
+    """Bound importance weights.
+
+    - tis: clamp to [lower or 0, upper] (truncated importance sampling, Yao et al. 2025). A weight that was not finite,
+      hence 0, stays 0.
+    - icepop: 0 outside [lower, upper] (arXiv:2510.18855).
+    - seq-mask-tis: a sequence whose geometric mean exp(mean_t(lp_prev - lp_gen)) leaves [lower, upper] is dropped;
+      the others keep their token weights as they are.
+
+    Args:
+        weights: from `importance_weights`, [n, T] or [n, 1].
+        prev_logprobs: [n, T].
+        generation_logprobs: [n, T].
+        mask: [n, T].
+        kind: which rule.
+        upper: `truncated_importance_sampling_ratio`.
+        lower: `truncated_importance_sampling_ratio_min`; icepop and seq-mask-tis need it.
+    """
+    if kind == "tis":
+        floor = lower if lower is not None else 0.0
+        outside = (weights > upper) | (weights < floor)
+        clamped = torch.where(weights == 0, weights, weights.clamp(floor, upper))
+        return ImportanceWeights(clamped, outside.float())
+    if lower is None:
+        raise ValueError(f"{kind} needs a lower bound")
+    if kind == "icepop":
+        outside = (weights > upper) | (weights < lower)
+        return ImportanceWeights(torch.where(outside, torch.zeros_like(weights), weights), outside.float())
+    if kind == "seq-mask-tis":
+        log_ratio = torch.nan_to_num(prev_logprobs - generation_logprobs, nan=0.0, posinf=0.0, neginf=0.0)
+        geometric_mean = sequence_means(log_ratio, mask).exp().unsqueeze(-1)
+        outside = (geometric_mean > upper) | (geometric_mean < lower)
+        return ImportanceWeights(torch.where(outside, torch.zeros_like(weights), weights), outside.float())
+    raise ValueError(f"unknown truncation type {kind!r}; expected tis, icepop or seq-mask-tis")
+
+
+def sequence_logprob_error(
+    prev_logprobs: torch.Tensor, generation_logprobs: torch.Tensor, token_mask: torch.Tensor
+) -> torch.Tensor:
+    """mean_t exp|lp_gen - lp_prev| of each sequence, [n]: 1 when both agree; infinity when a logprob is not finite.
+
+    A sequence above `grpo.seq_logprob_error_threshold` is dropped: trainer and generator disagree so much on it that it
+    teaches noise.
+    """
+    error = (generation_logprobs - prev_logprobs).abs().exp()
+    error = torch.nan_to_num(error, nan=torch.inf, posinf=torch.inf)
+    return sequence_means(error, token_mask.float())

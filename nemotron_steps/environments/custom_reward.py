@@ -1,0 +1,328 @@
+"""reward_function: the weighted sum of what functions of the user's own give.
+
+A function is called with all rollouts of a prompt at once and named by `FILE.py:NAME` or `MODULE:NAME`. Two signatures
+are known, by the names of the parameters:
+
+- TRL's: `f(prompts, completions, **columns)`, a list in, a list of numbers out, None where it has nothing to say.
+  `prompts` and `completions` are texts where the row's prompt is a text, else lists of messages. `columns` are the
+  row's other fields, each as a list as long as `completions`.
+- verl's: `f(data_source, solution_str, ground_truth, extra_info)`, one number (or a dict with `score`) for one answer.
+
+Either may be asynchronous. Functions run in helper processes, so that a slow one does not keep the rollouts waiting.
+They are the user's own code and not sandboxed: one that runs what the model wrote has to see to that itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import json
+import math
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+from nemotron_steps.environments.base import (
+    FLOAT32_MAX,
+    VERIFIER_CRASHED,
+    Environment,
+    EnvironmentConfig,
+    GradeResult,
+    GraderFailedError,
+    Response,
+    Row,
+    Session,
+)
+from nemotron_steps.environments.responses import text_of
+from nemotron_steps.errors import ConfigError
+
+_TRAINERS_OWN = frozenset({"completion_ids", "prompt_ids", "trainer_state", "log_extra", "log_metric"})
+"""What TRL gives a function besides: tokens and state of its own trainer."""
+_SHOWN = 200
+"""Characters of a value in a command that calls a function again."""
+_VERL = frozenset({"solution_str", "ground_truth"})
+
+
+class RewardFunction(BaseModel):
+    """One function and its share of the reward."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    function: str = Field(pattern=r"^[^:]+:[A-Za-z_][\w.]*$")
+    """`FILE.py:NAME`, or `MODULE:NAME` of what is installed."""
+    weight: float = 1.0
+
+
+class RewardFunctionConfig(EnvironmentConfig):
+    """Settings."""
+
+    functions: tuple[RewardFunction, ...] = Field(min_length=1)
+    """Functions and their weights."""
+    timeout_s: PositiveFloat = 60.0
+    """Processor time of one call of one function, for all rollouts of a prompt; ten times that by the clock."""
+    workers: PositiveInt = 2
+    """Helper processes."""
+
+
+class RewardFunctionEnvironment(Environment):
+    """See the module docstring."""
+
+    name: ClassVar[str] = "reward_function"
+    reward_range = (-math.inf, math.inf)
+    config_class = RewardFunctionConfig
+    config: RewardFunctionConfig
+
+    async def start(self) -> None:
+        """Load every function here, so that a wrong name is told before the first rollout."""
+        for each in self.config.functions:
+            loaded = load(each.function)
+            _refuse_unfillable(loaded, each.function)
+
+    async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
+        """One answer, as a group of its own."""
+        (verdict,) = await self.verify_group(row, [response], [session])
+        return verdict
+
+    async def verify_group(
+        self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]
+    ) -> list[GradeResult]:
+        """Every function on all answers; the weighted sum of what each gives an answer."""
+        texts = [response.text for response in responses]
+        columns = {key: value for key, value in row.items() if key not in ("responses_create_params", "agent_ref")}
+        prompt = columns.pop("prompt", None) or row["responses_create_params"]["input"]
+        given = await asyncio.gather(
+            *(self._called(each.function, prompt, texts, columns) for each in self.config.functions)
+        )
+        return [self._verdict(rewards) for rewards in zip(*given, strict=True)]
+
+    async def _called(
+        self, function: str, prompt: Any, texts: list[str], columns: dict[str, Any]
+    ) -> list[float | None]:
+        try:
+            given: list[float | None] = await self.in_helper(
+                call, function, prompt, texts, columns, size=self.config.workers, cpu_s=self.config.timeout_s
+            )
+        except GraderFailedError as error:
+            hint = _alone(function, prompt, texts[:2], columns)
+            raise GraderFailedError(error.failure, f"reward={function}: {error.message}", hint) from error
+        return given
+
+    def _verdict(self, rewards: tuple[float | None, ...]) -> GradeResult:
+        """Of one answer."""
+        pairs = [(each, reward) for each, reward in zip(self.config.functions, rewards, strict=True)]
+        told = {each.function.rpartition(":")[2]: reward for each, reward in pairs if reward is not None}
+        if not told:
+            return GradeResult.failed("no_reward", message="every reward function gave None")
+        total = sum(each.weight * reward for each, reward in pairs if reward is not None)
+        if not abs(total) <= FLOAT32_MAX:
+            parts = ", ".join(f"{each.weight} * {each.function} {reward}" for each, reward in pairs)
+            return GradeResult.failed(
+                VERIFIER_CRASHED, message=f"the sum of the rewards is {total}, no finite float32: {parts}"
+            )
+        return GradeResult(total, told)
+
+
+def _alone(function: str, prompt: Any, completions: list[str], columns: dict[str, Any]) -> str:
+    """The command that calls a function as `call` did; long values are left out."""
+    given = [function, _short(prompt), [_short(each) for each in completions]]
+    given.append({name: _short(value) for name, value in columns.items()})
+    program = f"import json, sys; from {__name__} import call; print(call(*json.loads(sys.argv[1])))"
+    return f"{shlex.join(['python', '-c', program, json.dumps(given, ensure_ascii=False)])}   # the function alone"
+
+
+def _short(value: Any) -> Any:
+    return value if len(json.dumps(value)) <= _SHOWN else "..."
+
+
+def call(function: str, prompt: Any, completions: list[str], columns: dict[str, Any]) -> list[float | None]:
+    """Call one function on all answers to a prompt (in a helper process).
+
+    Args:
+        prompt: a text, or a list of messages.
+        completions: texts of the answers.
+        columns: the row's other fields.
+
+    Raises:
+        TypeError: it gave something else than a number or None for each answer.
+        ValueError: a number that it gave is no finite float32.
+    """
+    loaded = load(function)
+    if set(inspect.signature(loaded).parameters) >= _VERL:
+        given = [_awaited(loaded(**_verl_arguments(loaded, text, columns))) for text in completions]
+        rewards: Any = [_score(each, function) for each in given]
+    else:
+        count = len(completions)
+        chat = not isinstance(prompt, str)
+        answers = [[{"role": "assistant", "content": text}] for text in completions] if chat else completions
+        repeated = {key: [value] * count for key, value in columns.items()}
+        rewards = _awaited(loaded(**_taken(loaded, {**repeated, "prompts": [prompt] * count, "completions": answers})))
+        rewards = rewards.tolist() if hasattr(rewards, "tolist") else rewards  # an array's, which may have no dimension
+        rewards = list(rewards) if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
+    if len(rewards) != len(completions):
+        counts = f"{len(rewards)} rewards for {len(completions)} completions"
+        raise TypeError(f"{function} gave {counts}: {text_of(rewards, 200, repr)}")
+    return [None if reward is None else _number(reward, function) for reward in rewards]
+
+
+def _score(given: Any, function: str) -> Any:
+    """What verl's signature gives for one answer: a number, or the `score` of a dict."""
+    if not isinstance(given, Mapping):
+        return given
+    if "score" not in given:
+        keys = ", ".join(map(repr, given)) or "no keys"
+        raise TypeError(f"{function} gave a dict without 'score': it has {text_of(keys, 200, str)}")
+    return given["score"]
+
+
+def _taken(function: Callable[..., Any], columns: dict[str, Any]) -> dict[str, Any]:
+    """The columns that a function has parameters for: all, where it takes any."""
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return columns
+    return {key: value for key, value in columns.items() if key in parameters}
+
+
+def _refuse_unfillable(function: Callable[..., Any], name: str) -> None:
+    """ConfigError for a function that wants what only a trainer in its own process has."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of a function in C that does not say
+        return
+    required = [
+        parameter.name
+        for parameter in signature.parameters.values()
+        if parameter.default is parameter.empty and parameter.name in _TRAINERS_OWN
+    ]
+    if required:
+        plain = name.rpartition(":")[2]
+        raise ConfigError(
+            f"the reward function takes {' and '.join(required)}, which it is not given",
+            where=name,
+            expected="f(prompts, completions, **columns): texts or messages, and columns of the rows",
+            found=f"{plain}{signature}",
+            hints=(f"def {plain}(prompts, completions, **columns)",),
+        )
+
+
+def _verl_arguments(function: Callable[..., Any], text: str, columns: dict[str, Any]) -> dict[str, Any]:
+    model = columns.get("reward_model")
+    known = {
+        "data_source": columns.get("data_source"),
+        "solution_str": text,
+        "ground_truth": model.get("ground_truth") if isinstance(model, Mapping) else columns.get("ground_truth"),
+        "extra_info": columns.get("extra_info"),
+    }
+    return _taken(function, known)
+
+
+def _awaited(value: Any) -> Any:
+    """The result of a call, awaited where the function is asynchronous."""
+    if not inspect.isawaitable(value):
+        return value
+
+    async def wait() -> Any:
+        return await value
+
+    return asyncio.run(wait())
+
+
+def _number(reward: Any, function: str) -> float:
+    try:
+        number = float(reward) if not isinstance(reward, str | bytes) else None
+    except (TypeError, ValueError):
+        number = None
+    except OverflowError:
+        raise ValueError(f"{function} gave a number that is too large for a float") from None
+    if number is None:
+        raise TypeError(f"{function} gave {text_of(reward, 200, repr)}: a reward must be a number or None")
+    if not abs(number) <= FLOAT32_MAX:
+        raise ValueError(f"{function} gave {number}, which is no finite float32 and not None")
+    return number
+
+
+def load(function: str) -> Callable[..., Any]:
+    """The function of a name.
+
+    Raises:
+        ConfigError: there is no such file, module or function, or the module does not load.
+    """
+    place, _, name = function.rpartition(":")
+    path = _file_of(function)
+    try:
+        module: Any = _module_of(path, _stamp(path)) if path is not None else importlib.import_module(place)
+    except Exception as error:  # the user's own code may raise anything
+        raise ConfigError(
+            f"the reward function's {'file' if path is not None else 'module'} does not load",
+            where=place,
+            found=f"{type(error).__name__}: {error}",
+            hints=(
+                *((f"pip install {error.name}",) if isinstance(error, ModuleNotFoundError) and error.name else ()),
+                "reward=FILE.py:FUNCTION",
+            ),
+        ) from error
+    found = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        there = [each for each, value in vars(module).items() if _is_public(each, value)] if path is not None else []
+        raise ConfigError(
+            f"there is no function '{name}'",
+            where=place,
+            expected=", ".join(there) or "a function of that name",
+            found=name,
+            hints=tuple(f"reward={place}:{each}" for each in there[:3]),
+        )
+    if not callable(found):
+        raise ConfigError(f"'{name}' is not a function", where=place, found=type(found).__name__)
+    return found  # type: ignore[no-any-return]
+
+
+def _is_public(name: str, value: Any) -> bool:
+    return inspect.isfunction(value) and not name.startswith("_")
+
+
+def _file_of(function: str) -> Path | None:
+    place = function.rpartition(":")[0]
+    return Path(place) if place.endswith(".py") else None
+
+
+@lru_cache(maxsize=64)
+def _module_of(path: Path, stamp: tuple[int, int]) -> Any:
+    """The module of a file, loaded under a name of its own; what is beside the file can be imported.
+
+    Loaded again when the file changed: a notebook's process outlives many of its versions.
+    """
+    name = f"reward_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    loader = _FromSource(name, str(path.absolute()))
+    spec = ModuleSpec(name, loader, origin=loader.path)
+    spec.has_location = True
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    loader.exec_module(module)
+    return module
+
+
+class _FromSource(SourceFileLoader):
+    """Python's cache of what it has compiled tells versions of a file apart by whole seconds and sizes alone."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Changes when a file does."""
+    status = path.stat()
+    return status.st_ctime_ns, status.st_size

@@ -1,1 +1,0 @@
-"""Rewards by functions of the user's own."""

@@ -1,0 +1,243 @@
+"""Records as plain lines of text: the log file, and the screen where there is no terminal to draw on."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nemotron_steps.artifacts.jsonable import as_float
+from nemotron_steps.runs.context import Record
+
+_SHOWN_METRICS = 6
+_LOWER_IS_BETTER = ("loss", "kl", "error", "perplexity", "truncat", "seconds")
+_HIGHER_IS_BETTER = ("reward", "accuracy", "agreement", "score", "solved", "pass")
+"""Parts of the names of measures."""
+
+
+def render(record: Record) -> str | None:
+    """One line for a record, without time; None for records that would only be noise in a log."""
+    renderer = _RENDERERS.get(record["kind"])
+    if renderer is None:
+        return None
+    text = renderer(record)
+    return f"[{record['step']}] {text}" if text and record["step"] else text
+
+
+class RunLog(logging.Handler):
+    """Appends records and log messages to log.txt, one flushed line each, redacted."""
+
+    def __init__(self, path: Path, redact: Callable[[str], str]) -> None:
+        super().__init__(logging.INFO)
+        self.setFormatter(logging.Formatter("%(name)s %(levelname)s: %(message)s"))
+        self._file = path.open("a", encoding="utf-8", errors="replace", buffering=1)
+        self._redact = redact
+
+    def __call__(self, record: Record) -> None:
+        """Write a record of the run (it is redacted already)."""
+        line = render(record)
+        if line is not None:
+            self._write(line)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a message of Python's logging."""
+        self._write(self._redact(self.format(record)))
+
+    def write_text(self, text: str) -> None:
+        """Write text of any number of lines, such as a traceback."""
+        self._write(self._redact(text.rstrip("\n")))
+
+    def end(self) -> None:
+        """Close the file.
+
+        Not in `close`: a library that configures Python's logging when it is imported, as vLLM does, closes every
+        handler there is, and the run goes on.
+        """
+        self._file.close()
+        self.close()
+
+    def _write(self, text: str) -> None:
+        self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+
+def seconds(value: float) -> str:
+    """A duration for reading: `0.8 s`, `42 s`, `3 min 05 s`, `2 h 10 min`."""
+    if value < 9.95:
+        return f"{value:.1f} s"
+    whole = round(value)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def readable_size(count: float) -> str:
+    """Bytes for reading: `512 B`, `3.4 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.95:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def number(value: Any) -> str:
+    """A number for reading: four significant digits, an exponent only where there is no other way."""
+    if not isinstance(value, float) or not math.isfinite(value):
+        return str(value)
+    if value == 0:
+        return "0"
+    size = math.floor(math.log10(abs(value)))
+    if not -5 <= size < 6:
+        return f"{value:.4g}"
+    text = f"{value:.{max(0, 3 - size)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def is_table(value: Any) -> bool:
+    """Whether a value of a summary is a table: row → column → number."""
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(row, Mapping) for row in value.values())
+
+
+def columns_of(table: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Every column of a table, in the order of its first mention."""
+    return list(dict.fromkeys(column for row in table.values() for column in row))
+
+
+def in_words(name: str, value: Any) -> str:
+    """One value of a summary: `0.31 → 0.62 (+0.31)` for a before and after, a table's size, else as `values_of`."""
+    if is_table(value):
+        return f"{len(value)} × {len(columns_of(value))}"
+    if is_change(value):
+        difference, _ = compared(name, value)
+        return f"{number(value['before'])} → {number(value['after'])}" + (f" ({difference})" if difference else "")
+    return values_of(value)
+
+
+def values_of(value: Any) -> str:
+    """A value, or several, with their names where they have some."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {number(item)}" for key, item in value.items())
+    return ", ".join(map(number, value)) if isinstance(value, list | tuple) else number(value)
+
+
+def is_change(value: Any) -> bool:
+    """Whether a value of a summary is a before and after."""
+    return isinstance(value, Mapping) and {"before", "after"} <= value.keys()
+
+
+def compared(name: str, value: Mapping[str, Any]) -> tuple[str, str]:
+    """The difference of a before and after, and whether that is "good", "bad", "same", or "" for none of these.
+
+    `+0.31 ± 0.02` where `standard_error` has those of both, taken as independent; a difference within its error is
+    neither good nor bad. Empty texts for what is no finite number.
+    """
+    before, after = as_float(value["before"]), as_float(value["after"])
+    if before is None or after is None or not math.isfinite(after - before):
+        return "", ""
+    difference = after - before
+    if difference == 0:
+        return "no change", "same"
+    errors = value.get("standard_error")
+    known = [as_float(errors.get(side)) for side in ("before", "after")] if isinstance(errors, Mapping) else []
+    error = math.hypot(*(each if each is not None else math.nan for each in known))
+    text = f"{'+' if difference > 0 else '−'}{number(abs(difference))}" + (f" ± {number(error)}" if error > 0 else "")
+    counts = value.get("samples")
+    if isinstance(counts, Mapping) and counts.get("before") != counts.get("after"):
+        text += f", of {number(counts.get('before'))} and {number(counts.get('after'))} samples"
+    way = better(name, value)
+    if not way or error >= abs(difference):
+        return text, ""
+    return text, "good" if (difference < 0) == (way == "lower") else "bad"
+
+
+def better(name: str, value: Mapping[str, Any]) -> str:
+    """Which way a before and after is an improvement: "higher", "lower", or "" for neither good nor bad by itself."""
+    if "better" in value:
+        return str(value["better"])
+    if any(word in name.lower() for word in _LOWER_IS_BETTER):
+        return "lower"
+    return "higher" if any(word in name.lower() for word in _HIGHER_IS_BETTER) else ""
+
+
+def outputs(references: Mapping[str, str]) -> str:
+    """`policy = rl/nemo_rl/rlhf/policy:v1`, comma-separated."""
+    return ", ".join(f"{port} = {ref}" for port, ref in references.items())
+
+
+def _run_started(record: Record) -> str:
+    verb = "resumed" if record["resumed"] else "started"
+    return f"run {record['run']} {verb}: {record['name']}, {_steps(len(record['steps']))}"
+
+
+def _run_finished(record: Record) -> str:
+    if record["ran"] == 0 and record["status"] == "done":
+        every = f"all {record['cached']} steps are cached" if record["cached"] > 1 else "the step is cached"
+        return f"nothing to do: {every} ({seconds(record['seconds'])})"
+    ran = f"{_steps(record['ran'])} ran, {record['cached']} cached"
+    return f"run {record['status']} in {seconds(record['seconds'])}: {ran}"
+
+
+def _steps(count: int) -> str:
+    return f"{count} step" if count == 1 else f"{count} steps"
+
+
+def _metrics(record: Record) -> str:
+    values = list(record["values"].items())
+    shown = "  ".join(f"{name}={number(value)}" for name, value in values[:_SHOWN_METRICS])
+    more = f"  (+{len(values) - _SHOWN_METRICS} more)" if len(values) > _SHOWN_METRICS else ""
+    return f"step {record['index']}: {shown}{more}"
+
+
+def _waiting(record: Record) -> str:
+    holder = record["holder"]
+    return (
+        f"another run works on the same artifact (run {holder.get('run', '?')}, process {holder.get('pid', '?')} "
+        f"on {holder.get('host', '?')}): waiting for it"
+    )
+
+
+def signal_text(name: str, numbers: Mapping[str, Any], times: int = 1) -> str:
+    """A signal: `kl_spike at step 12: KL to ...` where it says what it saw, else its numbers in parentheses."""
+    if "message" in numbers:
+        at = f" at step {numbers['step']}" if "step" in numbers else ""
+        often = f" ({times} times)" if times > 1 else ""
+        return f"{name}{at}: {numbers['message']}{often}"
+    parts = [f"{key}={number(value)}" for key, value in numbers.items()]
+    if times > 1:
+        parts.append(f"{times} times")
+    return f"{name} ({', '.join(parts)})" if parts else name
+
+
+def _event(record: Record) -> str:
+    fields = "  ".join(f"{name}={_value(value)}" for name, value in record["fields"].items())
+    return f"{record['name']}: {fields}" if fields else str(record["name"])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {number(item)}" for name, item in value.items()) + "}"
+    return number(value)
+
+
+_RENDERERS: dict[str, Callable[[Record], str]] = {
+    "run_started": _run_started,
+    "run_finished": _run_finished,
+    "step_started": lambda r: (
+        ("continues from its work folder" if r["resumed"] else "started") + f" (key {r['cache_key'][:12]})"
+    ),
+    "step_waiting": _waiting,
+    "waiting": lambda r: str(r["text"]),
+    "step_cached": lambda r: f"{r['reason']}: {outputs(r['outputs'])}",
+    "step_finished": lambda r: f"done in {seconds(r['seconds'])}: {outputs(r['outputs'])}",
+    "step_failed": lambda record: "failed: " + str(record["error"]["what"]),
+    "hint": lambda r: f"hint: {r['text']}",
+    "metrics": _metrics,
+    "event": _event,
+    "signal": lambda r: "signal " + signal_text(r["name"], r["numbers"]),
+    "summary": lambda r: "  ".join(f"{name}: {in_words(name, value)}" for name, value in r["values"].items()),
+}

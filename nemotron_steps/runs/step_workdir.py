@@ -1,0 +1,434 @@
+"""What a step reads, works in and leaves: its inputs, its work folder, its outputs.
+
+The work folder is one per cache key, under a lock, and survives every kind of death:
+
+work/<key>/work/             the step's own: training checkpoints
+work/<key>/outputs/<port>/   what the step is filling
+work/<key>/filled.json       the step returned; only committing is left
+work/<key>.lock              held while someone works on the key
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemotron_steps.artifacts.files import remove_tree, sha256_file, storage_errors, to_json_bytes, write_atomic
+from nemotron_steps.artifacts.imports import default_name
+from nemotron_steps.artifacts.jsonable import plain
+from nemotron_steps.artifacts.models import Artifact, Edge, Producer
+from nemotron_steps.artifacts.records import NUMBER, json_object, require_shape
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.errors import ArtifactError, DataError, StepFailedError, StepsError, UnknownNameError
+from nemotron_steps.manifest.models import Consumes
+from nemotron_steps.manifest.typegraph import TypeGraph
+from nemotron_steps.resolver.plan import PlannedStep, SuppliedInput
+from nemotron_steps.runs.context import OutputSlot
+from nemotron_steps.runs.locks import hold_if_free
+from nemotron_steps.waiting import waiting
+
+_DONE = ("ran", "cached", "reused")
+_CHECKPOINT = re.compile(r"step_([0-9]{8,})")
+
+
+@dataclass(frozen=True)
+class WorkFolder:
+    """The work folder of one cache key. Every method but `remove_if_abandoned` needs the lock to be held."""
+
+    root: Path
+    key: str
+
+    @property
+    def lock(self) -> Path:
+        """The lock file; it stays when the folder goes."""
+        return self.root / f"{self.key}.lock"
+
+    @property
+    def path(self) -> Path:
+        """The folder of this key."""
+        return self.root / self.key
+
+    @property
+    def work(self) -> Path:
+        """The step's own folder."""
+        return self.path / "work"
+
+    def has_progress(self) -> bool:
+        """Whether an earlier attempt left something to continue from."""
+        return self._filled.is_file() or (self.work.is_dir() and any(self.work.iterdir()))
+
+    def prepare(self, produces: Mapping[str, str]) -> dict[str, OutputSlot]:
+        """Empty slots for a step about to run; what a killed attempt half filled is cleared."""
+        self.reject()
+        self.work.mkdir(parents=True, exist_ok=True)
+        slots = {port: OutputSlot(type_name, self._outputs / port) for port, type_name in produces.items()}
+        for slot in slots.values():
+            slot.path.mkdir(parents=True)
+        return slots
+
+    def mark_filled(self, slots: Mapping[str, OutputSlot], summary: Mapping[str, Any], seconds: float) -> None:
+        """The step returned: from here on a killed run only has to commit."""
+        record = {
+            "slots": {port: {"type": slot.type, "attributes": slot.attributes} for port, slot in slots.items()},
+            "summary": dict(summary),
+            "seconds": seconds,
+        }
+        write_atomic(self._filled, to_json_bytes(plain(record)))
+
+    def filled(self, produces: Mapping[str, str]) -> tuple[dict[str, OutputSlot], dict[str, Any], float] | None:
+        """(slots, summary, seconds) an earlier attempt filled and did not commit; None if there are none.
+
+        Args:
+            produces: port → type of what the step makes.
+
+        Raises ArtifactError if the note of it is not one that this step left.
+        """
+        try:
+            data = self._filled.read_bytes()
+        except FileNotFoundError:
+            return None
+        record = json_object(data, str(self._filled))
+        # Its ports are names of folders to be moved into the home: none but the step's own.
+        slot = {port: {"type": re.compile(re.escape(name)), "attributes": dict} for port, name in produces.items()}
+        hints = (f"rm {shlex.quote(str(self._filled))}   # then the step runs again, from its checkpoints",)
+        require_shape(record, {"slots": slot, "summary": dict, "seconds": NUMBER}, str(self._filled), hints)
+        slots = {
+            port: OutputSlot(slot["type"], self._outputs / port, slot["attributes"])
+            for port, slot in record["slots"].items()
+        }
+        if not all(slot.path.is_dir() for slot in slots.values()):
+            # Killed between two outputs' commits: the step is asked again, and finds its checkpoints.
+            return None
+        return slots, record["summary"], float(record["seconds"])
+
+    def reject(self) -> None:
+        """What the step filled is not valid: forget it, keep the step's own folder."""
+        self._filled.unlink(missing_ok=True)
+        remove_tree(self._outputs)
+
+    def remove_if_abandoned(self) -> None:
+        """Everything is committed: remove what a kill just before `remove` left, unless someone is at work in it."""
+        if self.path.exists():
+            with hold_if_free(self.lock) as free:
+                if free:
+                    self.remove()
+
+    def remove(self) -> None:
+        """Everything is committed, or must start over."""
+        # First, so that a kill in the middle of the deletion leaves nothing that looks complete.
+        self._filled.unlink(missing_ok=True)
+        remove_tree(self.path)
+
+    @property
+    def _outputs(self) -> Path:
+        return self.path / "outputs"
+
+    @property
+    def _filled(self) -> Path:
+        return self.path / "filled.json"
+
+
+def kept(steps: Mapping[str, Mapping[str, Any]], work: Path) -> str:
+    """One clause about every step of a run, to put behind `interrupted by SIGINT`.
+
+    Args:
+        steps: as in run.json; a step that was at work has its `cache_key`.
+        work: the home's folder of work folders.
+    """
+    done = [key for key, step in steps.items() if step.get("state") in _DONE]
+    parts, anew = [], ""
+    if done:
+        parts.append(done[0] if len(done) == 1 else f"{len(done)} of {len(steps)} steps ({', '.join(done)})")
+    for key, step in steps.items():
+        if step.get("state") not in _DONE and "cache_key" in step:
+            checkpoint = newest_checkpoint(WorkFolder(work, str(step["cache_key"])).work)
+            if checkpoint is not None:
+                parts.append(f"{key} up to its checkpoint of step {checkpoint}")
+            else:
+                anew = f"; {key} has no checkpoint yet and begins anew"
+    return (f"kept: {', '.join(parts)}" if parts else "nothing was finished yet") + anew
+
+
+def newest_checkpoint(work: Path) -> int | None:
+    """The training step of the newest checkpoint in a step's work folder; None without one."""
+    folder = work / "checkpoints"
+    found = [_CHECKPOINT.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
+    return max((int(match[1]) for match in found if match is not None), default=None)
+
+
+def stage_outputs(
+    planned: PlannedStep,
+    slots: Mapping[str, OutputSlot],
+    work: WorkFolder,
+    store: ArtifactStore,
+    types: TypeGraph,
+    inputs: Mapping[str, Artifact],
+    run_id: str,
+    key: str,
+) -> dict[str, Artifact]:
+    """What a step filled, checked and ready for `commit_outputs`; an output that need not be may be empty.
+
+    Args:
+        work: rejected where an output is missing or not valid, so that the step is made again.
+        inputs: what the outputs were made from.
+        key: the step's cache key.
+
+    Raises StepFailedError for a required output that is empty, and for one that is not valid.
+    """
+    edges = tuple(Edge(port, artifact.digest, artifact.ref) for port, artifact in inputs.items())
+    staged: dict[str, Artifact] = {}
+    filled = {port: slot for port, slot in slots.items() if any(path.is_file() for path in slot.path.rglob("*"))}
+    for port, slot in slots.items():
+        if port not in filled and planned.manifest.outputs[port].required:
+            work.reject()
+            raise StepFailedError(
+                f"step '{planned.step_id}' left its output '{port}' empty",
+                where=str(slot.path),
+                expected=f"a {slot.type}",
+                found="no file",
+            )
+    for port, slot in filled.items():
+        producer = Producer(planned.step_id, port, run_id, planned.manifest.step.version, key, planned.config_name)
+        try:
+            with storage_errors(slot.path):
+                staged[port] = store.stage(
+                    slot.path,
+                    slot.type,
+                    name=artifact_name(planned.step_id, port),
+                    supertypes=types.ancestors(slot.type),
+                    attributes=slot.attributes,
+                    producer=producer,
+                    inputs=edges,
+                )
+        except (ArtifactError, DataError) as error:
+            work.reject()
+            raise StepFailedError(
+                f"step '{planned.step_id}' left an output '{port}' that is not a valid {slot.type}: {error.what}",
+                where=error.where,
+                expected=error.expected,
+                found=error.found,
+            ) from error
+    return staged
+
+
+def commit_outputs(staged: Mapping[str, Artifact], store: ArtifactStore) -> dict[str, Artifact]:
+    """Commit what was staged, port by port."""
+    outputs: dict[str, Artifact] = {}
+    for port, artifact in staged.items():
+        with storage_errors(artifact.path):
+            outputs[port] = store.publish(artifact)
+    return outputs
+
+
+def artifact_name(step_id: str, port: str) -> str:
+    """What an output is called: a pack's folder, in `PACK:ID`, may have a name that no artifact can have."""
+    return re.sub(r"[^A-Za-z0-9._/-]", "-", step_id.replace(":", "/")) + f"/{port}"
+
+
+_MODEL_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def open_input(
+    planned: PlannedStep,
+    port: str,
+    source: SuppliedInput,
+    store: ArtifactStore,
+    *,
+    types: TypeGraph | None = None,
+    fetch: bool = True,
+) -> Artifact | None:
+    """The artifact a user supplied for a port, verified.
+
+    A path is used in place (see ArtifactStore.reference), a name or digest is looked up in the home, and a model
+    hub name is downloaded. `types` tells which validator a type without one of its own has. With `fetch` false a
+    hub model that is not on this machine gives None.
+
+    Raises ArtifactError if there is no such thing or it is not what it should be.
+    """
+    consumes = planned.manifest.inputs[port]
+    where = f"{planned.key}.{port}"
+    path = Path(source.ref).expanduser()
+    supertypes = types.ancestors(source.type) if types is not None and source.type is not None else ()
+    if path.exists():
+        return store.open(store.reference(path, type_name=source.type, supertypes=supertypes))
+    try:
+        return store.open(source.ref)
+    except (UnknownNameError, ArtifactError) as error:
+        named_here = isinstance(error, ArtifactError) and "is not an artifact reference" not in error.what
+        if named_here or not _MODEL_NAME.fullmatch(source.ref) or not consumes.type.startswith("checkpoint"):
+            if named_here:
+                raise
+            raise ArtifactError(
+                f"input '{port}' is neither a path nor an artifact of this home",
+                where=where,
+                expected="PATH, NAME:VERSION or a digest",
+                found=source.ref,
+                hints=(f"--input {port}=PATH", "steps artifacts list", *error.hints[:1]),
+            ) from error
+    folder = _hub_folder(source.ref, planned, port, fetch=fetch)
+    if folder is None:
+        return None
+    name = default_name(Path(source.ref))
+    return store.open(store.reference(folder, type_name=source.type, supertypes=supertypes, name=name))
+
+
+def bound_values(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[str, str]:
+    """Dotted config key → path, for every binding that an input fills.
+
+    A binding to `train.jsonl` or another split takes whatever the artifact calls that split, one to `A.jsonl|B.jsonl`
+    the first that it has; a split other than `train` that the artifact lacks leaves its key as it is, and so does any
+    other absent path whose binding ends in "?". An overridden key other than a port's first, which names the artifact,
+    stays as the user set it.
+
+    Raises ArtifactError or DataError if an artifact lacks what a binding names.
+    """
+    filled: dict[str, str] = {}
+    overridden = {override.partition("=")[0].lstrip("+") for override in planned.overrides}
+    for port, artifact in inputs.items():
+        bindings = planned.manifest.inputs[port].bindings
+        for key, inside in bindings.items():
+            if key in overridden and key != next(iter(bindings)):
+                continue
+            if not inside:
+                filled[key] = str(artifact.path)
+            elif inside.endswith(".jsonl"):
+                splits = [each.removesuffix(".jsonl") for each in inside.split("|")]
+                found = next(filter(None, map(artifact.jsonl, splits)), None)
+                if found is None and splits[-1] == "train":
+                    artifact.require_jsonl("train")
+                if found is not None:
+                    filled[key] = str(found)
+            elif (artifact.path / inside.removesuffix("?")).exists():
+                filled[key] = str(artifact.path / inside.removesuffix("?"))
+            elif not inside.endswith("?"):
+                raise ArtifactError(
+                    f"artifact '{artifact.ref}' has no '{inside}'",
+                    where=f"{planned.key}.{port}",
+                    expected=inside,
+                    found=", ".join(sorted(p.name for p in artifact.path.iterdir())[:8]),
+                )
+    return filled
+
+
+def filled_config(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[str, Any]:
+    """The step's config values with every bound key set to its artifact's path."""
+    values: dict[str, Any] = copy.deepcopy(dict(planned.config))
+    for key, path in bound_values(planned, inputs).items():
+        *parents, last = key.split(".")
+        node = values
+        for part in parents:
+            if not isinstance(node.get(part), dict):
+                node[part] = {}
+            node = node[part]
+        node[last] = path
+    return values
+
+
+def check_inputs(planned: PlannedStep, inputs: Mapping[str, Artifact], types: TypeGraph) -> None:
+    """Check what could not be checked before the artifacts were there.
+
+    Raises ArtifactError naming port, expected and found for a wrong type, a missing required input, an attribute
+    with a value the port refuses, or two inputs that must agree and do not (architecture, tokenizer).
+    """
+    for consumes in planned.manifest.consumes:
+        artifact = inputs.get(consumes.name)
+        if artifact is None:
+            if consumes.required:
+                raise ArtifactError(
+                    f"input '{consumes.name}' is missing",
+                    where=f"{planned.key}.{consumes.name}",
+                    expected=f"an artifact of type {consumes.type}",
+                    hints=(f"--input {consumes.name}=PATH",),
+                )
+            continue
+        if artifact.type != consumes.type and not types.is_a(artifact.type, consumes.type):
+            raise ArtifactError(
+                f"input '{consumes.name}' is of the wrong type",
+                where=f"{planned.key}.{consumes.name} = {artifact.ref}",
+                expected=consumes.type,
+                found=artifact.type,
+                hints=(f"steps list --produces {consumes.type}",),
+            )
+        _check_attributes(planned, consumes, artifact)
+    for constraint in planned.manifest.constraints:
+        values = {
+            f"{port}.{attribute}": inputs[port].attributes[attribute]
+            for port, attribute in constraint.terms
+            if port in inputs and attribute in inputs[port].attributes
+        }
+        first = next(iter(values.items()), None)
+        for term, value in values.items():
+            if first is not None and value != first[1]:
+                raise ArtifactError(
+                    constraint.description or f"{first[0]} and {term} must be the same",
+                    where=f"{planned.key}: {', '.join(f'{p} = {a.ref}' for p, a in inputs.items())}",
+                    expected=f"{term} = {first[1]} (as {first[0]})",
+                    found=f"{term} = {value}",
+                )
+
+
+def name_users_files(error: StepsError, inputs: Iterable[Artifact]) -> StepsError:
+    """The error with the user's own files named where it names copies of them in the home, if they still are alike."""
+    theirs: dict[str, str] = {}
+    told = [text for text in (error.what, error.where, error.expected, error.found, *error.hints) if text]
+    for artifact in inputs:
+        if not artifact.source or Path(artifact.source) == artifact.path:
+            continue
+        for record in artifact.files:
+            copy = str(artifact.path / record.path)
+            source = Path(artifact.source)
+            own = source if source.is_file() else source / record.path
+            if any(copy in text for text in told) and own.is_file() and sha256_file(own) == record.sha256:
+                theirs[copy] = str(own)
+
+    def replaced(text: str) -> str:
+        for copy, own in theirs.items():
+            text = text.replace(copy, own)
+        return text
+
+    if theirs:
+        error.what = replaced(error.what)
+        error.where, error.expected, error.found = (
+            None if text is None else replaced(text) for text in (error.where, error.expected, error.found)
+        )
+        error.hints = tuple(replaced(hint) for hint in error.hints)
+    return error
+
+
+def _check_attributes(planned: PlannedStep, consumes: Consumes, artifact: Artifact) -> None:
+    for name, wanted in consumes.attributes.items():
+        accepted = wanted if isinstance(wanted, list | tuple) else [wanted]
+        found = artifact.attributes.get(name)
+        if found not in accepted:
+            raise ArtifactError(
+                f"input '{consumes.name}' has the wrong {name}",
+                where=f"{planned.key}.{consumes.name} = {artifact.ref}",
+                expected=" or ".join(str(each) for each in accepted),
+                found="not recorded" if found is None else str(found),
+                hints=(f"steps artifacts show {artifact.ref}",),
+            )
+
+
+def _hub_folder(name: str, planned: PlannedStep, port: str, *, fetch: bool) -> Path | None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+    try:
+        with waiting(f"the hub to send {name}"):
+            return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not fetch))
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
+        if not fetch:
+            return None
+        raise ArtifactError(
+            f"model '{name}' could not be fetched from the model hub",
+            where=f"{planned.key}.{port}",
+            expected="a model folder, an artifact of this home, or a hub name that can be reached from here",
+            found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no answer'}",
+            hints=(f"--input {port}=PATH_TO_MODEL_FOLDER",),
+        ) from error

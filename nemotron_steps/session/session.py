@@ -1,0 +1,402 @@
+"""What was asked for → a plan: which words are steps, what each config composes to, what a supplied input is.
+
+The resolver decides; this gives it the registry, a composer and a way to look at what the user supplied.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemotron_steps.errors import ConfigError, RequestError, StepsError
+from nemotron_steps.session.run_request import UsageError
+
+if TYPE_CHECKING:
+    from nemotron_steps.artifacts.store import ArtifactStore
+    from nemotron_steps.config.compose import ComposedConfig
+    from nemotron_steps.config.mirrors import MirrorSettings
+    from nemotron_steps.config.profiles import Profile
+    from nemotron_steps.config.search import SearchPath
+    from nemotron_steps.manifest.models import StepManifest
+    from nemotron_steps.manifest.pipeline_models import PipelineManifest
+    from nemotron_steps.manifest.registry import Registry
+    from nemotron_steps.resolver.plan import Plan, SuppliedInput
+    from nemotron_steps.resolver.request import Goal, Request, StepConfig
+    from nemotron_steps.session.run_request import RunRequest
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+PASSTHROUGH_KEY = "passthrough"
+"""Config key that receives the arguments after `--`, in steps that have one."""
+
+
+class Session:
+    """Everything one command plans with, each part loaded when first needed.
+
+    Args:
+        home: `--home`; None for STEPS_HOME or `.steps`.
+        in_job: this process is what a profile started: the profile was looked at where it was submitted, and its file
+            may not be here.
+        registry: where it was read already; None reads every manifest.
+    """
+
+    def __init__(self, home: str | None = None, *, in_job: bool = False, registry: Registry | None = None) -> None:
+        self._home = home
+        self.in_job = in_job
+        self._registry = registry
+        self.respell: Callable[[str], str] = str
+        """How a hint that is a command is written for what was typed."""
+        self._composed: dict[tuple[str, str | None, tuple[str, ...]], StepConfig] = {}
+
+    @cached_property
+    def registry(self) -> Registry:
+        """Every manifest of every pack."""
+        from nemotron_steps.artifacts.validators import declare
+        from nemotron_steps.manifest.registry import load_registry
+
+        registry = self._registry or load_registry()
+        declare(registry.types.validators)
+        return registry
+
+    @cached_property
+    def store(self) -> ArtifactStore:
+        """The home's artifacts."""
+        from nemotron_steps.artifacts.store import ArtifactStore
+
+        return ArtifactStore(self._home)
+
+    def settled(self, request: RunRequest) -> RunRequest:
+        """The request with `-c NAME` as `./NAME.yaml`, where no step asked for has a config NAME and that file is."""
+        file = self._file_called(request)
+        return request if file is None or self._own_config(request) else replace(request, config=file)
+
+    def _file_called(self, request: RunRequest) -> str | None:
+        """`./NAME.yaml` for `-c NAME`, if it is a file of the working directory."""
+        from nemotron_steps.config.search import is_path
+
+        if request.config is None or is_path(request.config):
+            return None
+        file = f"./{request.config}.yaml"
+        return file if Path(file).is_file() else None
+
+    def _own_config(self, request: RunRequest) -> str | None:
+        """The first step asked for that has a config of that name; a pipeline's `-c` is always for its steps."""
+        pipeline = self._pipeline(request)
+        if pipeline is not None:
+            return pipeline.name
+        steps = (self.registry.find_step(target) for target in request.targets)
+        return next((s.id for s in steps if s is not None and request.config in self._search_path(s).names()), None)
+
+    def plan(self, request: RunRequest, *, allow_unfilled: bool = False) -> Plan:
+        """Resolve a request, as one that may still have to be filled in if so asked.
+
+        Raises:
+            PlanError: everything wrong with the chain, and with the profile it is to run on.
+            RequestError: the request itself makes no sense.
+        """
+        from nemotron_steps.config.profiles import NoImageError
+        from nemotron_steps.resolver.problems import raise_all
+        from nemotron_steps.resolver.resolve import resolve
+
+        profile, known = None, []
+        try:
+            profile = self.profile(request.profile)
+        except StepsError as error:
+            known.append(error)
+        try:
+            chain = self.chain(request)
+        except StepsError as error:
+            if known:
+                raise_all([*known, error], f"cannot plan '{request.command}'")
+            raise
+        try:
+            found = resolve(
+                chain,
+                self.registry,
+                compose=self.compose,
+                describe_input=self.describe_input,
+                newest=self.newest,
+                profile=profile.offers if profile is not None else None,
+                known=known,
+                allow_unfilled=allow_unfilled,
+            )
+        except StepsError as error:
+            self._respell(problems := getattr(error, "problems", ()))
+            key = "container_image"
+            said = [{key: each.job[key]} for each in self._composed.values() if key in each.job]
+            try:
+                self.profile(request.profile if profile and not allow_unfilled else None, said[0] if said else {})
+            except NoImageError as lacking:
+                raise_all([*problems, lacking], f"cannot plan '{chain.command}'")
+            raise
+        self._respell(found.unfilled)
+        file = self._file_called(request)
+        if file is not None:
+            warning = f"-c {request.config} is that of {self._own_config(request)}, not {file}"
+            found = replace(found, warnings=(*found.warnings, warning))
+        try:
+            job = self.job_profile(request, found, looked_up=False)
+        except NoImageError as lacking:
+            if not allow_unfilled:
+                raise
+            job = lacking.profile
+        if profile is None or job is None:
+            return found
+        notes = []
+        if job.nodes != profile.nodes and "nodes" in profile.model_fields_set:
+            notes = [
+                f"the job has {job.nodes} nodes, as its steps say, and not the {profile.nodes} of [{request.profile}]"
+            ]
+        for step in found:
+            wanted, uses = (step.job.get(key, (None,))[0] for key in ("nodes", "cluster.num_nodes"))
+            if wanted and uses and wanted > uses:
+                notes.append(f"run.env.nodes={wanted}: {step.key} works on {uses} of them, its cluster.num_nodes")
+        return replace(found, warnings=(*found.warnings, *notes))
+
+    def job_profile(self, request: RunRequest, plan: Plan, *, looked_up: bool = True) -> Profile | None:
+        """The profile as a plan's job is submitted under it: with the image, the nodes and the GPUs of its steps.
+
+        Args:
+            looked_up: the plan says which steps are cached; until then those of several images may be.
+
+        Raises:
+            ConfigError: an image is needed and nothing names one, or the steps have several.
+        """
+        from nemotron_steps.resolver.plan import job_of
+
+        said = (where or "" for step in plan for key, (_, where) in step.job.items() if not key.startswith("cluster."))
+        overrides = [where for where in said if where.startswith("override ")]
+        if overrides and request.profile is None and not self.in_job:
+            raise RequestError(
+                "run.env is for the job that a profile starts, and no profile is asked for",
+                where=overrides[0],
+                hints=("-r PROFILE",),
+            )
+        job = job_of(plan)
+        return self.profile(request.profile, job if looked_up else {key: said[:2] for key, said in job.items()})
+
+    def _respell(self, problems: Sequence[StepsError]) -> None:
+        for problem in problems:
+            problem.hints = tuple(map(self.respell, problem.hints))
+
+    def chain(self, request: RunRequest) -> Request:
+        """The resolver's form of a request: a pipeline's stages, or steps to be chained."""
+        from nemotron_steps.resolver.request import request_for_steps
+
+        pipeline = self._pipeline(request)
+        if pipeline is not None:
+            from nemotron_steps.session.pipelines import pipeline_request
+
+            return pipeline_request(request, pipeline, self._has_key)
+        if request.ignore_checks:
+            raise UsageError("--ignore-checks names stages of a pipeline", found=" ".join(request.targets))
+        if request.first is not None or request.until is not None:
+            raise UsageError("--from and --until name stages of a pipeline", found=" ".join(request.targets))
+        if request.over:
+            from nemotron_steps.session.pipelines import fanned_out_step
+
+            return fanned_out_step(request, self._passthrough(request) if request.passthrough else None)
+        own = [list[str]() for _ in request.targets]
+        for text in request.overrides:
+            position, override = _addressee(text, request.targets)
+            own[position].append(override)
+        if request.passthrough:
+            own[-1].append(self._passthrough(request))
+        chain = request_for_steps(request.targets, config_name=request.config, inputs=dict(request.inputs))
+        if len(chain.goals) == 1:
+            return replace(chain, goals=(replace(chain.goals[0], overrides=tuple(own[0])),))
+        goals = tuple(
+            replace(self._with_config(goal, is_last=goal is chain.goals[-1]), overrides=tuple(overrides))
+            for goal, overrides in zip(chain.goals, own, strict=True)
+        )
+        return replace(chain, goals=goals)
+
+    def compose(self, step_id: str, config_name: str | None, overrides: Sequence[str]) -> StepConfig:
+        """The resolver's Compose: one step's config, composed and validated, with the model's defaults filled in."""
+        from nemotron_steps.config.compose import compose
+        from nemotron_steps.resolver.request import StepConfig
+
+        key = (step_id, config_name, tuple(overrides))
+        if key in self._composed:
+            return self._composed[key]
+        manifest = self.registry.step(step_id)
+        search = self._search_path(manifest)
+        reference = manifest.step.config_schema
+        if reference is None:
+            try:
+                composed = compose(config_name, overrides, search=search)
+                config = StepConfig(
+                    composed.values, composed.inputs, None, composed.origin, composed.variables, job=composed.job
+                )
+            except ConfigError as error:
+                # Written for another tool, with resolvers and defaults of its own: its ports can still be checked.
+                if manifest.step.entry is not None:
+                    raise
+                config = StepConfig({}, unread=error.what)
+        else:
+            from nemotron_steps.config.validation import complete, has_key, load_schema
+
+            schema = load_schema(reference)
+            composed = compose(config_name, overrides, search=search, schema=schema)
+            bound = frozenset(key for port in manifest.consumes for key in port.bindings)
+            values = complete(composed, schema, bound)
+            config = StepConfig(
+                values,
+                composed.inputs,
+                lambda dotted: has_key(schema, dotted),
+                composed.origin,
+                composed.variables,
+                _idle_variables(search, composed),
+                job=composed.job,
+            )
+        self._composed[key] = config
+        return config
+
+    def describe_input(self, ref: str, wanted_type: str) -> SuppliedInput:
+        """The resolver's DescribeInput; see `supplied_data.describe`."""
+        from nemotron_steps.session.supplied_data import describe
+
+        return describe(ref, wanted_type, self.store, self.registry)
+
+    def newest(self, step_id: str, config_name: str | None, port: str) -> str | None:
+        """The resolver's Newest."""
+        from nemotron_steps.runs.step_workdir import artifact_name
+
+        for artifact in reversed(self.store.list_artifacts(name=artifact_name(step_id, port))):
+            made_by = artifact.producer
+            if made_by is not None and made_by.step == step_id and config_name in (None, made_by.config):
+                return artifact.ref
+        return None
+
+    def profile(self, name: str | None, job: Mapping[str, Sequence[Any]] | None = None) -> Profile | None:
+        """An env.toml profile by name, as its executor reads it; None for no name, and in a job. `job`: as `job_of`."""
+        if name is None or self.in_job:
+            return None
+        from nemotron_steps.config.profiles import load_environment
+        from nemotron_steps.runs.executors.base import profile_model
+
+        return load_environment().profile(name, profile_model, job)
+
+    def profile_of(self, request: RunRequest, *, allow_unfilled: bool = False) -> Profile | None:
+        """A request's profile; one that cannot be read is told with everything else that is wrong with the request.
+
+        Args:
+            allow_unfilled: see `plan`.
+        """
+        try:
+            return self.profile(request.profile)
+        except StepsError:
+            self.plan(request, allow_unfilled=allow_unfilled)
+            raise
+
+    def mirrors(self) -> MirrorSettings | None:
+        """Where env.toml says that runs are mirrored; None without one, and in a job that does not see it."""
+        from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
+
+        named = os.environ.get(ENVIRONMENT_VARIABLE)
+        if named is None and not any(file.is_file() for file in environment_files()):
+            return None
+        # A job is told of the file that its submitter has; a pod or a cloud machine sees its volumes alone.
+        if self.in_job and named and not Path(named).expanduser().is_file():
+            return None
+        from nemotron_steps.config.profiles import load_environment
+
+        return load_environment().mirrors
+
+    def _with_config(self, goal: Goal, *, is_last: bool) -> Goal:
+        """A step of a list with its share of `-c`: a file is for the last step, a name for all that have configs."""
+        from nemotron_steps.config.search import is_path
+
+        manifest = self.registry.find_step(goal.step_id)
+        if goal.config_name is None or manifest is None:
+            return goal
+        keeps = is_last if is_path(goal.config_name) else bool(manifest.config_names)
+        return goal if keeps else replace(goal, config_name=None)
+
+    def _search_path(self, manifest: StepManifest) -> SearchPath:
+        """Where a step's configs and their bases are: its own pack, then the others in their order."""
+        from nemotron_steps.config.search import SearchPath
+
+        packs = sorted(self.registry.packs, key=lambda pack: pack.name != manifest.pack)
+        alike = [step for step in self.registry.hidden_steps.values() if step.step.id == manifest.step.id]
+        if alike:
+            alike.append(self.registry.step(manifest.step.id))
+        rivals = {step.pack for step in alike} - {manifest.pack}
+        return SearchPath(
+            manifest.step.id,
+            tuple(pack.configs for pack in packs if pack.configs is not None),
+            manifest.config_dir,
+            frozenset(pack.configs for pack in packs if pack.configs is not None and pack.name in rivals),
+        )
+
+    def _has_key(self, step_id: str, key: str) -> bool:
+        """Whether a step's config has a key; not, where the step has no config model."""
+        from nemotron_steps.config.validation import has_key, load_schema
+
+        schema = self.registry.step(step_id).step.config_schema
+        return schema is not None and has_key(load_schema(schema), key)
+
+    def _passthrough(self, request: RunRequest) -> str:
+        """The override that hands what stands after `--` to the last step. UsageError if it takes none."""
+        last = request.targets[-1]
+        schema = self.registry.step(last).step.config_schema
+        takes = False
+        if schema is not None:
+            from nemotron_steps.config.validation import has_key, load_schema
+
+            takes = has_key(load_schema(schema), PASSTHROUGH_KEY)
+        if not takes:
+            raise UsageError(
+                f"step '{last}' takes nothing after `--`: its config has no key '{PASSTHROUGH_KEY}'",
+                found=" ".join(request.passthrough),
+                hints=(f"steps show {last}",),
+            )
+        quoted = ("'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in request.passthrough)
+        return f"{PASSTHROUGH_KEY}=[{','.join(quoted)}]"
+
+    def _pipeline(self, request: RunRequest) -> PipelineManifest | None:
+        """The pipeline a request names: by name, or by the path of its file."""
+        find = self.registry.find_pipeline
+        named = [target for target in request.targets if target.endswith(".toml") or find(target) is not None]
+        if not named:
+            if len(request.targets) == 1 and request.targets[0] in self.registry.broken:
+                raise self.registry.broken[request.targets[0]]
+            return None
+        if len(request.targets) > 1:
+            raise UsageError(
+                f"'{named[0]}' is a pipeline, and a pipeline is run alone", found=" ".join(request.targets)
+            )
+        if find(named[0]) is not None:
+            return self.registry.pipeline(named[0])
+        from nemotron_steps.manifest.registry import load_pipeline_file
+
+        file = Path(named[0]).expanduser()
+        if not file.is_file():
+            raise RequestError("no such pipeline file", where=named[0], hints=("steps list",))
+        return load_pipeline_file(file)
+
+
+def _idle_variables(search: SearchPath, composed: ComposedConfig) -> tuple[tuple[str, str], ...]:
+    """Environment variables that are set and that another config of the step reads, and which config that is."""
+    from nemotron_steps.config.compose import variables_in
+
+    def read(files: Iterable[Path]) -> set[str]:
+        return {name for file in files for name in variables_in(file.read_text(encoding="utf-8", errors="replace"))}
+
+    every = ((config, read(search.with_bases(file))) for config, file in reversed(search.files().items()))
+    found = {name: config for config, names in every for name in names if os.environ.get(name)}
+    here = read(composed.files) if found else set()
+    return tuple((name, config) for name, config in sorted(found.items()) if name not in here)
+
+
+def _addressee(override: str, targets: Sequence[str]) -> tuple[int, str]:
+    """Which step of a list an override is for: the one it names (`STEP.key=value`), else the last."""
+    prefix, key = override[: len(override) - len(override.lstrip("+~"))], override.lstrip("+~")
+    for position, target in enumerate(targets):
+        if len(targets) > 1 and key.startswith(f"{target}."):
+            return position, prefix + key[len(target) + 1 :]
+    return len(targets) - 1, override

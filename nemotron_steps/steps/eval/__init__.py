@@ -1,1 +1,0 @@
-"""Step functions. Each `run(context)` is a thin layer over the engine."""

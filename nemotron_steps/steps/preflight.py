@@ -1,0 +1,266 @@
+"""What a training step refuses about its placement before it loads a model. Nothing here may import torch.
+
+Not here: how many devices the cluster has (engine).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from nemotron_steps.artifacts.checkpoints import read_safetensors_header, safetensors_shards
+from nemotron_steps.artifacts.models import Artifact
+from nemotron_steps.config.families import FAMILIES
+from nemotron_steps.config.layout.constraints import raise_if_violated
+from nemotron_steps.config.layout.model_limits import limit_violations
+from nemotron_steps.config.layout.model_spec import ModelSpec
+from nemotron_steps.config.layout.other_models import raise_if_vllm_violates, vllm_keys
+from nemotron_steps.config.layout.parallel_config import JUDGES, getter, parallel_config_of
+from nemotron_steps.config.layout.processes import raise_if_ray_needed, raise_if_rl_needs_ray
+from nemotron_steps.config.schema.base import Section
+from nemotron_steps.config.schema.convert import ConvertConfig, MergeConfig
+from nemotron_steps.config.schema.difficulty import DifficultyConfig
+from nemotron_steps.config.schema.dpo import DpoConfig
+from nemotron_steps.config.schema.eval import EvalConfig, StagesEvalConfig
+from nemotron_steps.config.schema.genrm import GenRmConfig
+from nemotron_steps.config.schema.opd import OpdConfig
+from nemotron_steps.config.schema.rl import JUDGE_ROLES, RlConfig
+from nemotron_steps.config.schema.sft import SftConfig
+from nemotron_steps.engine.setup.rows import (
+    asks_for_validation,
+    check_run_rows,
+    prompt_stream,
+    read_data,
+    teacher_choice,
+)
+from nemotron_steps.environments.custom_reward import load
+from nemotron_steps.errors import ConfigError, UnsupportedError
+from nemotron_steps.models.adapters import adapter_pairs, lora_candidates, lora_modules, recorded_base
+from nemotron_steps.models.architecture import Architecture, facts_of, hf_folder, read_config
+from nemotron_steps.models.huggingface import in_two_files
+from nemotron_steps.models.mapping import Stored, check_stored
+
+MODEL_PORTS = ("policy", "model")
+"""What the training steps call the port of the model that they train."""
+
+
+def check_placement(config: SftConfig | DpoConfig, inputs: Mapping[str, Artifact | None]) -> None:
+    """Refuse what a step that trains without generating cannot place. See StepTable.preflight."""
+    raise_if_ray_needed(config.cluster, config.policy)
+    refuse_violations(config, inputs)
+
+
+def refuse_violations(config: SftConfig | DpoConfig | RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
+    """A layout that does not come out even over the model, as far as it is there, the devices and the batch.
+
+    Args:
+        inputs: see StepTable.preflight; a model that an earlier step will make is not looked at.
+
+    Raises:
+        ConfigError: see config/layout; or an adapter is asked of a linear layer that cannot have one.
+        ArtifactError, UnsupportedError: the model's config.json is missing, or not of a model that can be trained; or
+            tensors of a Hugging Face folder are not those of its config.json, see steps/hub_folder.
+    """
+    folder = config.policy.checkpoint
+    made_later = any(port in inputs and inputs[port] is None for port in MODEL_PORTS)
+    known = folder is not None and not made_later and Path(folder).is_dir()
+    model = facts_of(folder) if known and folder is not None else ModelSpec.from_scratch(getter(config))
+    raise_if_violated(parallel_config_of(config), model)
+    reads_hub = config.policy.dtensor_cfg.enabled and model is not None
+    if reads_hub and known and folder is not None and hf_folder(folder) == Path(folder):
+        check_tensors(Path(folder))
+    peft = config.policy.megatron_cfg.peft
+    if peft.enabled and known and folder is not None:
+        adapter_pairs(Architecture.from_folder(folder), peft, key="policy.megatron_cfg.peft")
+    lora = config.policy.dtensor_cfg.lora_cfg
+    if lora.enabled and known and folder is not None:
+        lora_modules(lora_candidates(Architecture.from_folder(folder)), lora)
+
+
+_PLAIN = ("F64", "F32", "F16", "BF16")
+_JUDGE_PORTS = {"genrm_model": "reward_model"}
+"""Judge → the input that brings it; of the others only the config knows."""
+
+
+def check_generation(
+    config: EvalConfig | StagesEvalConfig | DifficultyConfig, inputs: Mapping[str, Artifact | None]
+) -> None:
+    """Refuse folders that a step cannot generate from. See StepTable.preflight."""
+    if isinstance(config, StagesEvalConfig):
+        models = {f"models.{name}": folder for name, folder in config.models.items()}
+    else:
+        models = {} if config.model is None else {"model": config.model}
+    known: dict[str, ModelSpec] = {}
+    for port, folder in models.items():
+        made_later = port in inputs and inputs[port] is None
+        if not made_later and Path(folder).is_dir():
+            known[port] = check_tensors(Path(folder)).facts
+    _refuse_of_vllm(known, config)
+    check_judges(config, inputs)
+
+
+def check_judges(
+    config: EvalConfig | StagesEvalConfig | DifficultyConfig | RlConfig, inputs: Mapping[str, Artifact | None]
+) -> None:
+    """Refuse folders that a step's judges cannot generate from; those that are here, and that no earlier step makes.
+
+    Args:
+        inputs: see StepTable.preflight.
+    """
+    known: dict[str, ModelSpec] = {}
+    for role in JUDGE_ROLES:
+        judge = config.env.nemo_gym.judge(role)
+        if judge is None or judge.backend == "http" or judge.model is None:
+            continue
+        port = _JUDGE_PORTS.get(role, "")
+        made_later = port in inputs and inputs[port] is None
+        if not made_later and Path(judge.model).is_dir():
+            check_judge = check_known_tensors if judge.backend == "vllm" else check_tensors
+            architecture = check_judge(Path(judge.model))
+            if architecture is not None:
+                known[f"{JUDGES}.{role}.responses_api_models.vllm_model.model"] = architecture.facts
+    _refuse_of_vllm(known, config)
+
+
+def _refuse_of_vllm(models: Mapping[str, ModelSpec], config: Section) -> None:
+    """ConfigError for what vLLM would refuse of models that no plan could look at: cuts, and lengths."""
+    get = getter(config)
+    raise_if_vllm_violates(models, get)
+    for model_key, model in models.items():
+        for each in limit_violations(model_key, model_key, model, get) if vllm_keys(model_key, get) is not None else ():
+            raise ConfigError(each.what, where=each.key, expected=each.expected, found=each.found, hints=each.hints)
+
+
+def check_tensors(folder: Path) -> Architecture:
+    """Refuse a folder whose tensors are not those of its config.json, by the first that is not.
+
+    Raises:
+        ArtifactError, UnsupportedError: that, or see Architecture.from_folder.
+    """
+    return _check_stored(folder, Architecture.from_folder(folder))
+
+
+def check_known_tensors(folder: Path) -> Architecture | None:
+    """`check_tensors` of a folder that a library reads, which knows more models than this package: families,
+    attention and quantisations that have no Architecture (None) are left to it, and so are Megatron checkpoints.
+
+    Raises:
+        ArtifactError, UnsupportedError: see check_tensors.
+    """
+    if hf_folder(folder) != folder or str(read_config(folder / "config.json").get("model_type")) not in FAMILIES:
+        return None
+    try:
+        architecture = Architecture.from_folder(folder)
+    except UnsupportedError:
+        return None
+    return _check_stored(folder, architecture)
+
+
+def _check_stored(folder: Path, architecture: Architecture) -> Architecture:
+    stored: dict[str, Stored] = {}
+    file_of: dict[str, str] = {}
+    for shard in safetensors_shards(folder):
+        for name, entry in read_safetensors_header(shard).items():
+            if name in file_of:
+                raise in_two_files(name, folder, file_of[name], shard.name)
+            file_of[name] = shard.name
+            stored[name] = Stored(entry["dtype"].lower(), tuple(entry["shape"]), entry["dtype"] in _PLAIN)
+    check_stored(stored, architecture, str(folder))
+    return architecture
+
+
+def check_converted(config: ConvertConfig, inputs: Mapping[str, Artifact | None]) -> None:
+    """Refuse a Hugging Face folder that cannot be converted. See StepTable.preflight."""
+    for source in inputs.values():
+        if source is not None:
+            check_tensors(source.path)
+
+
+def check_base(config: MergeConfig, inputs: Mapping[str, Artifact | None]) -> None:
+    """Refuse a Hugging Face folder that an adapter cannot be added to: the one that is given, else the one that the
+    adapter names. See StepTable.preflight."""
+    adapter, base = inputs.get("adapter"), config.base
+    if base is None and adapter is not None:
+        base = recorded_base(adapter.path)
+    made_later = "base" in inputs and inputs["base"] is None
+    if base is not None and not made_later and Path(base).is_dir():
+        check_known_tensors(Path(base))
+
+
+def check_rl(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> Iterable[str]:
+    """Refuse what the step would refuse when it starts, as far as its prompts exist. See StepTable.preflight.
+
+    Returns:
+        What the rows need of the machine.
+    """
+    raise_if_rl_needs_ray(config)
+    refuse_violations(config, inputs)
+    check_judges(config, inputs)
+    load_reward_functions(config)
+    refuse_idle_validation(config, inputs)
+    if isinstance(config, OpdConfig):
+        config = _with_teachers(config, inputs)
+        teacher_choice(config)
+    if any(inputs.get(port, ...) is None for port in ("prompts", "validation")):
+        return ()  # whatever the config names gives way to what an earlier step will make
+    if "policy" in inputs and inputs["policy"] is None:
+        config = config.model_copy(update={"policy": config.policy.model_copy(update={"checkpoint": None})})
+    rows = read_data(config)
+    needs = check_run_rows(config, rows)
+    prompt_stream(config, rows.train)
+    return needs.programs
+
+
+def _with_teachers(config: OpdConfig, inputs: Mapping[str, Artifact | None]) -> OpdConfig:
+    """With the teachers that earlier steps will make, which so far have a name only."""
+    distillation = config.on_policy_distillation
+    named = {port.removeprefix("teachers."): "" for port in inputs if port.startswith("teachers.")}
+    update = {"teachers": {**named, **distillation.teachers}}
+    return config.model_copy(update={"on_policy_distillation": distillation.model_copy(update=update)})
+
+
+def load_reward_functions(config: RlConfig) -> None:
+    """Refuse functions of the user's own that cannot be loaded: what they need may not be installed here."""
+    settings = config.env.nemo_gym.environments.get("reward_function")
+    for each in settings.get("functions", ()) if isinstance(settings, Mapping) else ():
+        if isinstance(each, Mapping) and isinstance(each.get("function"), str):
+            load(each["function"])
+
+
+def refuse_idle_validation(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
+    """Refuse prompts that were given to validate on where nothing asks for a validation."""
+    if "validation" in inputs and not asks_for_validation(config):
+        raise ConfigError(
+            "there are prompts to validate on, and nothing asks for a validation",
+            where="input validation",
+            expected="grpo.val_period, grpo.val_at_start or grpo.val_at_end",
+            hints=("grpo.val_period=10", "grpo.val_at_start=true grpo.val_at_end=true"),
+        )
+
+
+def check_supervised(config: SftConfig | GenRmConfig, inputs: Mapping[str, Artifact | None]) -> None:
+    """Refuse a config without a model, or whose ranks need Ray. Chats are looked at when their artifact is opened.
+
+    See StepTable.preflight.
+    """
+    if config.policy.checkpoint is None and config.from_scratch is None and "model" not in inputs:
+        raise nothing_to_train()
+    if config.policy.adapters.enabled and config.policy.checkpoint is None and "model" not in inputs:
+        raise ConfigError(
+            "an adapter belongs to a checkpoint, and this step would start a new model",
+            where="policy.megatron_cfg.peft.enabled",
+            expected="a checkpoint at policy.checkpoint",
+            found="from_scratch",
+            hints=["--input model=PATH", "policy.megatron_cfg.peft.enabled=false"],
+        )
+    check_placement(config, inputs)
+
+
+def nothing_to_train() -> ConfigError:
+    """Neither a checkpoint nor the shape of a new model."""
+    return ConfigError(
+        "nothing to train: neither a checkpoint nor a shape for a new model",
+        where="policy.checkpoint",
+        expected="policy.checkpoint or from_scratch.*",
+        hints=["--input model=PATH", "+from_scratch.hidden_size=128"],
+    )

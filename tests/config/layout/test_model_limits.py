@@ -1,0 +1,111 @@
+"""What a model was not made for: longer sequences, chats, tokens that it lacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nemotron_steps.config.layout.model_limits import LENGTHS, POLICY, limit_violations
+from nemotron_steps.config.layout.model_spec import ModelSpec
+
+FIT = ModelSpec("qwen3", positions=512, vocabulary=300, tokens=300, has_chat_template=True, has_end_token=True)
+ASKED = {"evaluation.max_total_sequence_length": 512, "generation.max_new_tokens": 512}
+
+
+def found(model_key: str, asked: dict[str, Any], **facts: Any) -> list[tuple[str, str, str, tuple[str, ...]]]:
+    model = ModelSpec(**{**vars(FIT), **facts})
+    return [
+        (each.key, each.expected, each.found, each.hints)
+        for each in limit_violations(model_key, "model", model, asked.get)
+    ]
+
+
+def test_a_model_is_asked_for_all_that_it_has_and_for_what_nobody_knows() -> None:
+    for key in LENGTHS:
+        assert found(key, ASKED) == []
+        assert found(key, {}) == []
+        assert found(key, dict.fromkeys(ASKED, 10**6), positions=None, vocabulary=None) == []
+        assert found(key, ASKED, tokens=None, has_chat_template=None, has_end_token=None) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "key", "said"),
+    [
+        ({"evaluation.max_total_sequence_length": 513}, 0, "evaluation.max_total_sequence_length=513"),
+        ({"generation.max_new_tokens": 513}, 1, "generation.max_new_tokens=513"),
+    ],
+)
+def test_a_length_above_the_models_positions_is_told_with_the_longest_there_is(
+    asked: dict[str, int], key: int, said: str
+) -> None:
+    name = LENGTHS["model"][key]
+    assert found("model", {**ASKED, **asked}) == [(name, "at most 512", said, (f"{name}=512",))]
+    assert found(POLICY, {**ASKED, **asked}) == []  # whose lengths its layout goes along with
+
+
+def test_all_lengths_that_are_too_long_are_mended_at_once_and_other_values_are_not_lengths() -> None:
+    first, second, of_sampling = LENGTHS["model"]
+    ((_, _, said, hints),) = found("model", dict.fromkeys(ASKED, 600))
+    assert said == f"{first}=600, {second}=600" and hints == (f"{first}=512 {second}=512",)
+    assert found("model", {first: "600", second: True}) == []
+    ((key, *_, hints),) = found("models.one", {of_sampling: 600})
+    assert (key, hints) == (of_sampling, (f"{of_sampling}=512",))
+    judge = "env.nemo_gym.judge_model.responses_api_models.vllm_model"
+    ((key, *_),) = found(f"{judge}.model", {f"{judge}.max_total_sequence_length": 600})
+    assert key == f"{judge}.max_total_sequence_length"
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected", "said"),
+    [
+        ({"quantised": "fp8"}, "bfloat16, float16 or float32 weights", "quantization_config of fp8"),
+        ({"has_chat_template": False}, "chat_template.jinja, or a chat_template in tokenizer_config.json", "neither"),
+        (
+            {"has_end_token": False},
+            "an eos_token in tokenizer_config.json that is one of the tokenizer's tokens",
+            "none, or one that it does not have",
+        ),
+        ({"tokens": 301}, "at most 300 tokens (vocab_size of config.json)", "301"),
+    ],
+)
+def test_what_a_model_lacks_is_told_at_the_models_key(facts: dict[str, Any], expected: str, said: str) -> None:
+    ((key, *told, _),) = found("model", ASKED, **facts)
+    assert (key, told) == ("model", [expected, said])
+
+
+def test_a_quantised_judge_is_served_by_vllm_alone() -> None:
+    judge = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"
+    assert found(f"{judge}.model", {f"{judge}.backend": "vllm"}, quantised="fp8") == []
+    assert len(found(f"{judge}.model", {f"{judge}.backend": "embedded"}, quantised="fp8")) == 1
+    assert len(found(POLICY, {f"{judge}.backend": "vllm", "policy.backend": "vllm"}, quantised="fp8")) == 1
+
+
+_DTENSOR = {"policy.dtensor_cfg.enabled": True, "policy.max_total_sequence_length": 64}
+_PHI = {"model_type": "phi3", "rope_type": "longrope", "fixed_positions": 64}
+_GENERATED = "policy.generation.backend"
+_OTHER = "--input model=PATH   # a model with one of these"
+
+
+@pytest.mark.parametrize(
+    ("key", "asked", "facts", "hint"),
+    [
+        (POLICY, {}, {"rope_type": "yarn"}, None),
+        (POLICY, {}, {"rope_type": "dynamic"}, _OTHER),
+        (POLICY, _DTENSOR, {"rope_type": "dynamic", "fixed_positions": 64}, _OTHER),
+        (POLICY, _DTENSOR, {**_PHI, "rope_type": "dynamic"}, None),
+        (POLICY, {**_DTENSOR, _GENERATED: "vllm"}, {**_PHI, "rope_type": "dynamic"}, _OTHER),
+        (POLICY, {**_DTENSOR, _GENERATED: "vllm"}, _PHI, None),
+        (POLICY, {**_DTENSOR, _GENERATED: "embedded"}, _PHI, _OTHER),
+        (POLICY, _DTENSOR, {**_PHI, "fixed_positions": 63}, "policy.max_total_sequence_length=63"),
+        ("model", {"generation.backend": "embedded"}, {"rope_type": "longrope"}, _OTHER),
+        ("model", {"generation.backend": "vllm"}, {"rope_type": "longrope"}, None),
+        ("model", {"generation.backend": "embedded"}, {"model_type": "qwen3_moe"}, "generation.backend=vllm"),
+        (POLICY, {_GENERATED: "embedded"}, {"model_type": "qwen3_moe"}, f"{_GENERATED}=vllm"),
+        (POLICY, {_GENERATED: "embedded"}, {"model_type": "nemotron_h"}, None),
+    ],
+)
+def test_what_nobody_computes_of_a_model_is_told_when_it_is_planned(
+    key: str, asked: dict[str, Any], facts: dict[str, Any], hint: str | None
+) -> None:
+    assert [hints for *_, hints in found(key, asked, **facts)] == ([(hint,)] if hint else [])

@@ -1,0 +1,267 @@
+"""Functions of the user's own as rewards: TRL's and verl's signatures, weights, and every way they can go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.environments.base import GradeResult, Session
+from nemotron_steps.environments.custom_reward import call, load
+from nemotron_steps.environments.registry import create, settings_of
+from nemotron_steps.environments.responses import Response
+from nemotron_steps.errors import ConfigError
+
+FILE = Path(__file__).parent / "reward_functions.py"
+CHAT = {"responses_create_params": {"input": [{"role": "user", "content": "1 + 1?"}]}, "answer": "2"}
+TEXT = {**CHAT, "prompt": "1 + 1?"}
+
+
+def graded(functions: Any, answers: list[str], row: dict[str, Any] | None = None, **settings: Any) -> list[GradeResult]:
+    names = [functions] if isinstance(functions, str) else functions
+    entries = [{"function": f"{FILE}:{each}"} if isinstance(each, str) else each for each in names]
+
+    async def judge() -> list[GradeResult]:
+        environment = create("reward_function", {"functions": entries, "workers": 1, **settings})
+        try:
+            await environment.start()
+            sessions = [Session() for _ in answers]
+            return await environment.judge_group(row or CHAT, [Response.from_text(text) for text in answers], sessions)
+        finally:
+            await environment.close()
+
+    return asyncio.run(judge())
+
+
+@pytest.mark.parametrize("function", ["matches", "slow_matches"])
+@pytest.mark.parametrize("row", [CHAT, TEXT])
+def test_a_function_of_trls_signature_gets_columns_and_answers(function: str, row: dict[str, Any]) -> None:
+    verdicts = graded(function, ["2", "3"], row)
+    assert [verdict.reward for verdict in verdicts] == [1.0, 0.0]
+    assert verdicts[0].components == {function: 1.0}
+
+
+def test_a_function_need_not_take_the_prompts() -> None:
+    assert [verdict.reward for verdict in graded("answers_alone", ["2", "3"], TEXT)] == [1.0, 0.0]
+
+
+def test_a_file_that_changed_in_a_long_process_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "scores.py"
+    file.write_text("def one(**columns): return 1\n")
+    assert load(f"{file}:one")() == 1
+    file.write_text("def one(**columns): return 2\ndef two(**columns): return 3\n")
+    assert (load(f"{file}:one")(), load(f"{file}:two")()) == (2, 3)
+
+
+def test_a_file_may_import_what_is_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "beside_the_scores", raising=False)
+    (tmp_path / "beside_the_scores.py").write_text("VALUE = 3\n")
+    file = tmp_path / "scores.py"
+    file.write_text("import beside_the_scores\ndef one(**columns): return beside_the_scores.VALUE\n")
+    assert load(f"{file}:one")() == 3
+    assert sys.path[-1] == str(tmp_path)  # last: a file there hides no module of a library
+
+
+@pytest.mark.parametrize("function", ["a.py", "a.py:", ":f", "a.py:1f", "a.py:f g", "a.py:f()", "a:b:c", "a.py:f-"])
+def test_a_function_is_a_place_and_a_name(function: str) -> None:
+    with pytest.raises(ConfigError, match="settings of environment `reward_function` are wrong"):
+        settings_of("reward_function", {"functions": [{"function": function}]})
+    settings_of("reward_function", {"functions": [{"function": "some.module:Class.method_1"}]})
+
+
+def test_verls_signature_gets_the_ground_truth() -> None:
+    row = {**CHAT, "data_source": "sums", "reward_model": {"ground_truth": "2"}, "extra_info": {"index": 1}}
+    assert [verdict.reward for verdict in graded("compute_score", ["2", "22"], row)] == [1.0, 0.0]
+
+
+def test_rewards_are_weighted_and_none_has_no_say() -> None:
+    functions = [{"function": f"{FILE}:matches", "weight": 0.5}, {"function": f"{FILE}:sometimes", "weight": -1.0}]
+    verdicts = graded(functions, ["2", "?"], TEXT)
+    assert [verdict.reward for verdict in verdicts] == [0.5 - 2.0, 0.0]
+    assert verdicts[1].components == {"matches": 0.0}
+
+
+def test_an_answer_that_no_function_judges_has_no_reward() -> None:
+    first, second = graded("sometimes", ["2", "?"], TEXT)
+    assert (first.reward, second.reward, second.failure) == (2.0, None, "no_reward")
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        ("too_few", "gave 1 rewards for 2 completions"),
+        ("too_many", "gave 3 rewards for 2 completions"),
+        ("a_text", "gave 'good': a reward must be a number or None"),
+        ("digits", "gave '1': a reward must be a number or None"),
+        ("a_word", "gave 1 rewards for 2 completions: ['no']"),
+        ("dicts", "gave {'score': 1.0}: a reward must be a number or None"),
+        ("one_dict", "gave 1 rewards for 2 completions: [{'score': [1.0, 1.0]}]"),
+        ("without_a_score", "gave a dict without 'score': it has 'acc', 'pred'"),
+        ("of_nothing", "gave a dict without 'score': it has no keys"),
+        ("a_nested_score", "gave {'acc': 1.0}: a reward must be a number or None"),
+        ("not_a_number", "reward_functions.py:not_a_number gave nan, which is no finite float32 and not None"),
+        ("infinite", "reward_functions.py:infinite gave -inf, which is no finite float32 and not None"),
+        ("beyond_float32", "reward_functions.py:beyond_float32 gave 1e+39, which is no finite float32 and not None"),
+        ("too_large", "reward_functions.py:too_large gave a number that is too large for a float"),
+        ("raises", "no such key: gold"),
+    ],
+)
+def test_what_is_wrong_with_a_function_is_told_and_is_no_reward(function: str, told: str) -> None:
+    for verdict in graded(function, ["2", "3"]):
+        assert verdict.reward is None and verdict.failure == "verifier_crashed"
+        assert told in verdict.details["message"] and f"reward={FILE}:{function}" in verdict.details["message"]
+
+
+def test_a_function_that_fails_comes_with_the_command_that_calls_it_alone() -> None:
+    row = {**TEXT, "key": "it's", "long": "x" * 1000}
+    (verdict,) = graded(["matches", "raises"], ["2"], row)
+    words = shlex.split(verdict.details["hint"], comments=True)
+    assert words[:2] == ["python", "-c"] and len(verdict.details["hint"]) < 400
+    alone = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=False)
+    assert "RuntimeError: no such key: gold" in alone.stderr
+    assert json.loads(words[3])[1:] == ["1 + 1?", ["2"], {"answer": "2", "key": "it's", "long": "..."}]
+    verdicts = graded(["raises"], ["1", "2", "3"], row)
+    assert json.loads(shlex.split(verdicts[2].details["hint"], comments=True)[3])[2] == ["1", "2"]
+
+
+@pytest.mark.parametrize("weight", [10.0, -10.0])
+def test_a_weighted_sum_that_is_no_finite_float32_is_no_reward_and_tells_its_parts(weight) -> None:
+    """Advantages are float32: their loss was infinite, and ended the run."""
+    (verdict,) = graded(["matches", {"function": f"{FILE}:huge", "weight": weight}], ["2"])
+    assert (verdict.reward, verdict.failure) == (None, "verifier_crashed")
+    parts = f"1.0 * {FILE}:matches 1.0, {weight} * {FILE}:huge 1e+38"
+    assert verdict.details["message"] == f"the sum of the rewards is {weight * 1e38}, no finite float32: {parts}"
+
+
+def test_a_large_penalty_is_a_reward() -> None:
+    """Normalised or clipped it is an advantage like another."""
+    (verdict,) = graded([{"function": f"{FILE}:huge", "weight": -1.0}], ["2"])
+    assert verdict.reward == -1e38
+
+
+def test_a_function_that_does_not_end_is_cut_off() -> None:
+    verdicts = graded("hangs", ["2", "3"], timeout_s=1)
+    assert [verdict.failure for verdict in verdicts] == ["verifier_timeout"] * 2
+
+
+@pytest.mark.parametrize(
+    ("answers", "weight", "rewards", "failure"),
+    [
+        (["2", "bad", "5", "nan"], 1.0, [0.0, 0.0, 3.0, 0.0], "verifier_crashed"),
+        (["2", "bad", "5"], -1.0, [0.0, -3.0, -3.0], "verifier_crashed"),  # no more than the worst of the others
+        (["2", "1e7", "5"], 1.0, [0.0, 0.0, 3.0], "verifier_timeout"),
+        (["bad", "worse"], 1.0, [0.0, 0.0], "verifier_crashed"),
+    ],
+)
+def test_an_answer_that_a_function_fails_over_earns_the_least_and_the_others_are_graded_without_it(
+    answers: list[str], weight: float, rewards: list[float], failure: str
+) -> None:
+    functions = [{"function": f"{FILE}:numbers", "weight": weight}]
+    verdicts = graded(functions, answers, TEXT, timeout_s=1)
+    assert [verdict.reward for verdict in verdicts] == rewards
+    blamed = [verdict.details["failure"] for verdict in verdicts if "grader_failed" in verdict.components]
+    assert blamed == [failure] * (2 if len(answers) in (2, 4) else 1)
+
+
+def test_a_missing_column_is_named() -> None:
+    row = {key: value for key, value in CHAT.items() if key != "answer"}
+    (verdict,) = graded("matches", ["2"], row)
+    assert "answer" in verdict.details["message"]
+
+
+@pytest.mark.parametrize(
+    ("function", "told", "hint"),
+    [
+        (f"{FILE}:match", "there is no function 'match'", f"reward={FILE}:matches"),
+        (f"{FILE}:LIMIT", "'LIMIT' is not a function", ""),
+        (f"{FILE}:of_tokens", "takes completion_ids, which it is not given", "def of_tokens(prompts, completions,"),
+        ("nothing_there:score", "the reward function's module does not load", "reward=FILE.py:FUNCTION"),
+    ],
+)
+def test_a_function_that_is_not_there_is_told_before_the_first_rollout(function: str, told: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        graded([{"function": function}], ["2"])
+    assert told in raised.value.what
+    assert not hint or any(hint in each for each in (*raised.value.hints, raised.value.expected or ""))
+
+
+@pytest.mark.parametrize("text", ["1 / 0", "import json\njson.nothing", "def score(:"])
+def test_a_file_that_fails_as_it_is_loaded_is_told_with_its_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(f"{text}\n")
+    with pytest.raises(ConfigError, match="the reward function's file does not load") as raised:
+        load(f"{tmp_path}/broken.py:score")
+    assert raised.value.found is not None and "Error: " in raised.value.found
+
+
+def test_verls_signature_takes_a_column_for_the_ground_truth_and_gives_a_number() -> None:
+    given = [f"{FILE}:plain_score", "q", ["2", "3"]]
+    assert call(*given, {"ground_truth": "2"}) == [1.0, 0.0]  # type: ignore[arg-type]
+    assert call(*given, {"ground_truth": "3", "reward_model": {"ground_truth": "2"}}) == [1.0, 0.0]  # type: ignore[arg-type]
+    assert call(*given, {}) == [0.0, 0.0]  # type: ignore[arg-type]
+
+
+def test_rewards_may_be_an_array_or_the_number_of_the_one_answer() -> None:
+    assert call(f"{FILE}:an_array", "q", ["2", "3"], {}) == [1.0, 1.0]
+    for name in ("one_number", "a_numpy_number"):
+        assert call(f"{FILE}:{name}", "q", ["2"], {}) == [2.0]
+    truth = {"ground_truth": "2"}
+    assert call(f"{FILE}:a_numpy_score", "q", ["2", "3"], truth) == [0.5, 0.5]
+    assert call(f"{FILE}:no_score", "q", ["2"], truth) == [None]
+    with pytest.raises(TypeError, match="gave 1 rewards for 2"):
+        call(f"{FILE}:one_number", "q", ["2", "3"], {})
+
+
+def test_what_only_a_trainer_has_may_be_left_out_where_it_has_a_default() -> None:
+    environment = create("reward_function", {"functions": [{"function": f"{FILE}:an_option"}]})
+    asyncio.run(environment.start())
+
+
+def test_columns_are_the_rows_fields_but_its_prompt_and_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment: Any = create("reward_function", {"functions": [{"function": f"{FILE}:length"}]})
+    asked: list[Any] = []
+
+    async def called(function: str, *arguments: Any) -> list[float]:
+        asked.append(arguments)
+        return [3.0]
+
+    monkeypatch.setattr(environment, "_called", called)
+    row = {**CHAT, "agent_ref": {"name": "a"}, "more": [1]}
+    verdict = asyncio.run(environment.verify(row, Response.from_text("x"), Session()))
+    assert verdict.reward == 3.0  # a weight of one where none is given
+    asyncio.run(environment.verify({**row, "prompt": "told"}, Response.from_text("x"), Session()))
+    columns = {"answer": "2", "more": [1]}
+    assert asked == [(CHAT["responses_create_params"]["input"], ["x"], columns), ("told", ["x"], columns)]
+
+
+def test_a_file_knows_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "answer.txt").write_text("7")
+    file = tmp_path / "beside.py"
+    file.write_text(
+        "import pathlib\ndef one(**_): return float(pathlib.Path(__file__).with_name('answer.txt').read_text())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    loaded = load("beside.py:one")
+    monkeypatch.chdir("/")
+    assert loaded() == 7.0 == load(f"{file}:one")()
+
+
+def test_a_file_of_the_same_size_that_changed_is_read_again_and_its_folder_is_on_the_path_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file = tmp_path / "scores.py"
+    for number in (1, 2):
+        file.write_text(f"def one(**columns): return {number}\n")
+        os.utime(file, ns=(number, number))
+        assert load(f"{file}:one")() == number
+    assert sys.path.count(str(tmp_path)) == 1

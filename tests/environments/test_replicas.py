@@ -1,0 +1,287 @@
+"""Equal servers behind one client, real sockets: load is shared, a dead one is routed around and reported."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from nemotron_steps.environments import http_client
+from nemotron_steps.environments.base import Response, Session
+from nemotron_steps.environments.http_client import JsonClient, ServerUnreachableError
+from nemotron_steps.environments.http_server import HttpServer, Reply, Request
+from nemotron_steps.environments.judged.judges import HttpJudge
+from nemotron_steps.environments.loop_thread import LoopThread
+from nemotron_steps.environments.registry import create
+from nemotron_steps.errors import JudgeUnavailableError
+
+EQUAL = "[[A=B]]"
+ROW = {"responses_create_params": {"input": "Who?"}, "expected_answer": "Darwin"}
+
+
+class Server:
+    """A judge's server: lists a model, and answers chats with its name once `gate` is open."""
+
+    def __init__(self, name: str, asked: Counter[str], port: int = 0) -> None:
+        self.name, self.asked, self.status, self.running = name, asked, 200, True
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self._thread = LoopThread("test-server")
+        self._http = HttpServer(self._answer, port=port)
+        self._thread.run(self._http.start())
+        self.url = f"{self._http.url}/v1"
+
+    async def _answer(self, request: Request) -> Reply:
+        if request.path == "/v1/models":
+            return Reply(200, {"data": [{"id": "judge"}]})
+        self.asked[self.name] += 1
+        await self.gate.wait()
+        return Reply(self.status, {"choices": [{"message": {"content": self.name}}]})
+
+    def kill(self) -> None:
+        if self.running:
+            self.running = False
+            self._thread.run(self._http.stop())
+            self._thread.stop()
+
+
+@contextmanager
+def servers(*names: str) -> Iterator[tuple[list[Server], Counter[str]]]:
+    asked: Counter[str] = Counter()
+    started = [Server(name, asked) for name in names]
+    try:
+        yield started, asked
+    finally:
+        for each in started:
+            each.kill()
+
+
+async def ask(judge: HttpJudge) -> str:
+    return await judge.complete([{"role": "user", "content": "q"}], temperature=1.0, top_p=1.0, max_tokens=9)
+
+
+async def until(true: Any) -> None:
+    deadline = time.monotonic() + 10.0
+    while not true():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def test_questions_go_to_the_least_loaded_server_and_in_turn() -> None:
+    async def body(slow: Server, asked: Counter[str], judge: HttpJudge) -> list[str]:
+        assert sorted(await asyncio.gather(*(ask(judge) for _ in range(6)))) == ["a"] * 3 + ["b"] * 3
+        slow.gate.clear()
+        held = [asyncio.ensure_future(ask(judge)) for _ in range(4)]
+        await until(lambda: asked["a"] == 5 and asked["b"] == 5)
+        quick = [await ask(judge) for _ in range(4)]  # a still has its two: b has none left
+        slow._thread.loop.call_soon_threadsafe(slow.gate.set)
+        await asyncio.gather(*held)
+        return quick
+
+    with servers("a", "b") as ((a, b), asked):
+        judge = HttpJudge([a.url, b.url], "judge", retries=0)
+        assert asyncio.run(body(a, asked, judge)) == ["b"] * 4
+        judge.close()
+
+
+def test_a_lost_server_is_asked_last_however_much_the_others_have_to_do() -> None:
+    async def order() -> list[str]:
+        equal = http_client.Replicas(["a", "b", "c"], 4, lambda _: asyncio.sleep(60))
+        first, second, third = equal.all
+        first.lost, second.in_flight, third.in_flight = True, 3, 2
+        return [each.url for each in equal.in_order()]
+
+    assert asyncio.run(order()) == ["c", "b", "a"]
+
+
+def test_a_server_killed_under_its_questions_is_routed_around_and_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def body(b: Server, asked: Counter[str], judge: HttpJudge) -> list[str]:
+        b.gate.clear()
+        asking = [asyncio.ensure_future(ask(judge)) for _ in range(8)]
+        await until(lambda: asked["b"] == 4)
+        await asyncio.to_thread(b.kill)
+        return await asyncio.gather(*asking, *(ask(judge) for _ in range(3)))
+
+    with servers("a", "b") as ((a, b), asked):
+        judge = HttpJudge([a.url, b.url], "judge", retries=0)
+        assert asyncio.run(body(b, asked, judge)) == ["a"] * 11
+        judge.close()
+    (warned,) = warnings(caplog)
+    assert warned.startswith(f"{b.url} gives no answer (") and warned.endswith(f"asked instead: {a.url}")
+    assert asked["b"] == 4, "nobody asks a lost server while another one answers"
+
+
+def test_questions_that_queue_for_a_server_that_hangs_leave_it_at_the_first_time_out() -> None:
+    async def body(b: Server, client: JsonClient) -> list[str]:
+        b.gate.clear()
+        answers = await asyncio.gather(*(client.post("/chat/completions", {}) for _ in range(20)))
+        return [answer["choices"][0]["message"]["content"] for answer, _ in answers]
+
+    with servers("a", "b") as ((a, b), asked):
+        client = JsonClient([a.url, b.url], timeout_s=2.0, retries=0, max_concurrency=2)
+        assert asyncio.run(body(b, client)) == ["a"] * 20
+        client.close()
+    assert asked["b"] == 2, "ten chose it, and two of them found out"
+
+
+def test_a_server_lost_while_a_question_waited_has_the_last_word_where_no_other_answers() -> None:
+    async def body(b: Server, client: JsonClient) -> Any:
+        b.gate.clear()
+        asking = {asyncio.ensure_future(client.post("/chat/completions", {})) for _ in range(2)}
+        (lost,), (waited,) = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        b._thread.loop.call_soon_threadsafe(b.gate.set)
+        assert isinstance(lost.exception(), ServerUnreachableError)
+        answer, _ = await waited
+        return answer["choices"][0]["message"]["content"]
+
+    with servers("a", "b") as ((a, b), _):
+        a.status = 500
+        client = JsonClient([a.url, b.url], timeout_s=1.0, retries=0, max_concurrency=1)
+        assert asyncio.run(body(b, client)) == "b"
+        client.close()
+
+
+def test_a_server_lost_again_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "LOST_FOR_S", 0.0)
+    waiting: list[str] = []
+
+    async def ready(replica: http_client.Replica) -> None:
+        waiting.append(replica.url)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            waiting.remove(replica.url)
+
+    async def body() -> None:
+        equal = http_client.Replicas(["http://a", "http://b"], 1, ready)
+        (a, _) = equal.all
+        for _ in range(3):
+            equal.find(a)
+            equal.lose(a, "it hangs")
+            await asyncio.sleep(0.05)
+            assert waiting == ["http://a"]
+
+    asyncio.run(body())
+
+
+def test_a_server_that_fails_every_question_is_routed_around(caplog: pytest.LogCaptureFixture) -> None:
+    with servers("a", "b") as ((a, b), asked):
+        b.status = 500
+        judge = HttpJudge([a.url, b.url], "judge", retries=0)
+        assert [asyncio.run(ask(judge)) for _ in range(5)] == ["a"] * 5
+        judge.close()
+    assert asked["b"] == 1 and "HTTP 500" in warnings(caplog)[0]
+
+
+def test_all_servers_dead_is_one_error_that_names_each_and_never_a_reward() -> None:
+    with servers(EQUAL, EQUAL) as ((a, b), _):
+        judge = HttpJudge([a.url, b.url], "judge", retries=1, backoff_s=0.01)
+        environment = create("equivalence_llm_judge", {"check_twice_swap": False}, {"judge_model": judge})
+
+        def verdict() -> Any:
+            (found,) = asyncio.run(environment.judge_group(ROW, [Response("Charles Darwin")], [Session()]))
+            return found
+
+        assert verdict().reward == 1.0
+        b.kill()
+        assert verdict().reward == 1.0
+        a.kill()
+        with pytest.raises(JudgeUnavailableError) as caught:
+            asyncio.run(ask(judge))
+        failed = verdict()
+        judge.close()
+    assert (failed.reward, failed.failure) == (None, "judge_unavailable")
+    assert caught.value.hints == (f"curl {a.url}/models", f"curl {b.url}/models")
+    found = str(caught.value.found)
+    assert "none of 2 servers answers /chat/completions" in found and a.url in found and b.url in found
+
+
+def test_a_lost_server_that_is_ready_again_gets_questions_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_client, "LOST_FOR_S", 0.01)
+
+    async def body(judge: HttpJudge, asked: Counter[str], port: int) -> Server:
+        assert [await ask(judge) for _ in range(2)] == ["a"] * 2
+        assert len(warnings(caplog)) == 1
+        again = Server("again", asked, port)
+        await until(lambda: len(warnings(caplog)) == 2)
+        assert sorted([await ask(judge) for _ in range(4)]) == ["a", "a", "again", "again"]
+        return again
+
+    with servers("a", "b") as ((a, b), asked):
+        judge = HttpJudge([a.url, b.url], "judge", retries=0)
+        b.kill()
+        asyncio.run(body(judge, asked, int(b.url.rpartition(":")[2].split("/")[0]))).kill()
+        judge.close()
+    assert warnings(caplog)[1] == f"{b.url} answers again"
+
+
+def test_a_run_begins_with_the_servers_that_are_ready(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_client, "READY_GRACE_S", 0.2)
+    with servers("a", "b") as ((a, b), _):
+        b.kill()
+        judge = HttpJudge([b.url, a.url], "judge", retries=0)
+        started = time.monotonic()
+        judge.wait_until_ready(60.0)
+        assert time.monotonic() - started < 5.0
+        assert [asyncio.run(ask(judge)) for _ in range(2)] == ["a"] * 2
+        a.kill()
+        with pytest.raises(JudgeUnavailableError) as caught:
+            judge.wait_until_ready(0.2)
+        judge.close()
+    assert [text.partition(";")[0] for text in warnings(caplog)] == [f"{b.url} gives no answer (not ready yet)"]
+    assert str(caught.value.found).count("not ready after 0.2 s") == 2
+    assert "`judge` gave no answer" in caught.value.what
+
+
+def test_a_server_that_is_ready_soon_after_the_first_is_waited_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(Server):
+        async def _answer(self, request: Request) -> Reply:
+            await asyncio.sleep(0.2)
+            return await super()._answer(request)
+
+    monkeypatch.setattr(http_client, "READY_GRACE_S", 30.0)
+    asked: Counter[str] = Counter()
+    a, b = Server("a", asked), Slow("b", asked)
+    try:
+        judge = HttpJudge([a.url, b.url], "judge", retries=0)
+        started = time.monotonic()
+        judge.wait_until_ready(60.0)
+        assert time.monotonic() - started < 15.0  # the rest of the grace is nobody's
+        assert sorted(asyncio.run(ask(judge)) for _ in range(2)) == ["a", "b"]
+        judge.close()
+    finally:
+        a.kill()
+        b.kill()
+    assert warnings(caplog) == []
+
+
+def test_a_judge_without_a_name_is_called_what_its_servers_list() -> None:
+    with servers("a", "b") as ((a, b), _):
+        judge = HttpJudge([a.url, b.url], "", retries=0)
+        judge.ask_for_listed_model()
+        assert judge.model == "judge"
+        judge.close()
+    nameless = HttpJudge(a.url, "", retries=0)
+    with pytest.raises(JudgeUnavailableError, match="lists no model"):
+        nameless.ask_for_listed_model()
+    with pytest.raises(JudgeUnavailableError, match="a judge gave no answer"):
+        nameless.wait_until_ready(0.1)
+    nameless.close()

@@ -1,0 +1,77 @@
+"""What is written down of a run whose process is gone."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from nemotron_steps.artifacts.backend import FsspecBackend
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.errors import InterruptedRunError
+from nemotron_steps.runs.crash_report import record_death
+from nemotron_steps.runs.locks import hold
+from nemotron_steps.runs.run_folder import RunFolder, get_run, read_events
+
+STATES = {"a": "ran", "b": "cached", "c": "reused", "d": "running", "e": "pending"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(ArtifactStore(tmp_path / "home"), "r1")
+    folder.update(folder.create("toy", {}), status="running", steps={key: {"state": s} for key, s in STATES.items()})
+    return folder
+
+
+def test_a_dead_run_is_journalled_once_with_what_its_steps_had_come_to(folder: RunFolder) -> None:
+    store = ArtifactStore(folder.path.parents[1])
+    for _ in range(2):
+        assert record_death(store, "r1", "killed by SIGKILL").hints[0].startswith("dmesg")
+    (finished,) = read_events(store, "r1", "events")[-1:]
+    assert (finished["kind"], finished["status"]) == ("run_finished", "failed")
+    assert (finished["ran"], finished["cached"]) == (1, 2)  # what another run made meanwhile was there as well
+    info = get_run(store, "r1")
+    assert {key: step["state"] for key, step in info.steps.items()} == {**STATES, "d": "failed"}
+    assert [record["kind"] for record in read_events(store, "r1")].count("run_finished") == 1
+
+
+def test_a_run_that_somebody_works_on_is_left_to_them(folder: RunFolder) -> None:
+    store = ArtifactStore(folder.path.parents[1])
+    with hold(folder.lock, {}, lambda holder: None):
+        record_death(store, "r1", "exit code 1")
+    assert folder.load().status == "running" and not read_events(store, "r1")
+
+
+def test_the_time_of_a_dead_run_is_that_of_its_last_attempt(folder: RunFolder) -> None:
+    begun = [{"kind": "run_started", "time": time.time() - ago, "step": ""} for ago in (5000.0, 50.0)]
+    (folder.path / "events.jsonl").write_text("".join(json.dumps(record) + "\n" for record in begun))
+    record_death(ArtifactStore(folder.path.parents[1]), "r1", "exit code 1")
+    finished = read_events(ArtifactStore(folder.path.parents[1]), "r1")[-1]
+    assert 50 <= finished["seconds"] < 1000
+
+
+def test_a_run_that_its_user_ended_is_interrupted_and_no_step_of_it_has_failed(folder: RunFolder) -> None:
+    store = ArtifactStore(folder.path.parents[1])
+    error = record_death(store, "r1", "killed by SIGKILL", asked_by="SIGINT")
+    assert isinstance(error, InterruptedRunError) and error.hints == ("steps run --resume r1",)
+    assert error.what == "ended by SIGINT; kept: 3 of 5 steps (a, b, c)"
+    info = get_run(store, "r1")
+    assert (info.status, info.steps["d"]["state"]) == ("interrupted", "interrupted")
+    assert [record["kind"] for record in read_events(store, "r1")] == ["run_finished"]
+
+
+def test_a_run_on_ray_that_died_says_where_rays_own_logs_are(folder: RunFolder) -> None:
+    (folder.path / "config.yaml").write_text("a:\n  cluster:\n    backend: ray\n")
+    died = record_death(ArtifactStore(folder.path.parents[1]), "r1", "exit code 1")
+    assert died.hints[0].startswith("ls -t /tmp/ray/")
+
+
+def test_a_death_is_told_to_the_other_machines_of_a_home(tmp_path: Path) -> None:
+    url = f"memory://died-{tmp_path.name}"
+    here, there = (ArtifactStore(FsspecBackend(url, tmp_path / name)) for name in ("here", "there"))
+    folder = RunFolder(here, "r1")
+    folder.update(folder.create("toy", {}), status="running")
+    record_death(here, "r1", "exit code 1")
+    assert get_run(there, "r1").status == "failed"

@@ -1,0 +1,77 @@
+"""Mean and spread over seeds: what is averaged with what, and what is not."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from nemotron_steps.runs.seed_stats import Outcome, spread_tables
+
+
+@pytest.mark.parametrize("reward", [math.nan, "nan", math.inf, "inf", "-inf"])  # as reported, and as records have it
+def test_an_instance_that_diverged_is_not_left_out_of_the_mean(reward: object) -> None:
+    rewards = {"7": 0.5, "8": reward, "9": 0.7}
+    outcomes = [
+        Outcome(f"train-{seed}", {"reward": {"before": 0.1, "after": value}, "loss": 1.0}, "train", {"seed": seed})
+        for seed, value in rewards.items()
+    ]
+    measures = spread_tables(outcomes)["over seed"]["train"]
+    cell = measures["reward"]
+    assert math.isnan(cell.mean) and cell.spread is None and str(cell) == "nan"
+    assert list(cell.values) == ["train-7", "train-8", "train-9"]
+    as_json = json.loads(json.dumps(cell.to_dict(), allow_nan=False))
+    assert as_json["mean"] == "nan" and as_json["values"]["train-8"] == str(reward)
+    assert str(measures["loss"]) == "1 ± 0"
+
+
+def outcome(key: str, summary: dict[str, object], **labels: str) -> Outcome:
+    return Outcome(key, summary, key.partition("-")[0], labels or None)
+
+
+def test_the_spread_is_the_sample_standard_deviation_of_what_changes_came_to() -> None:
+    summaries = [{"reward": {"before": 9.0, "after": after}, "note": "x", "ok": True} for after in (1.0, 2.0, 3.0)]
+    tables = spread_tables(outcome(f"t-{at}", each, seed=str(at)) for at, each in enumerate(summaries))
+    assert tables.keys() == {"over seed"}
+    ((measure, cell),) = tables["over seed"]["t"].items()
+    assert (measure, cell.mean, cell.spread) == ("reward", 2.0, 1.0) and str(cell) == "2 ± 1"
+
+
+def test_what_differs_in_more_than_a_seed_has_a_row_of_its_own() -> None:
+    runs = [("a", "1"), ("a", "2"), ("b", "1")]
+    made = [
+        Outcome(f"t-{model}-{seed}", {"x": 1.0}, "t", {"train.model": model, "train.seed": seed})
+        for model, seed in runs
+    ]
+    ((title, table),) = spread_tables(made).items()
+    assert title == "over train.model and train.seed" and list(table) == ["t-a", "t-b"]
+    assert (str(table["t-a"]["x"]), str(table["t-b"]["x"])) == ("1 ± 0", "1")
+
+
+def test_the_table_of_a_later_step_is_averaged_where_it_has_rows_of_instances() -> None:
+    made = [outcome(f"t-{seed}", {}, seed=seed) for seed in ("1", "2")]
+    sizes = {"m-t-1": {"rows": 1.0}, "m-t-2": {"rows": 3.0}, "base": {"rows": 9.0}}
+    others = {"base": {"rows": 9.0}, "m-t-1": {"rows": 1.0}}
+    tables = spread_tables([*made, Outcome("compare", {"all_sizes": sizes, "others": others, "count": 3})])
+    assert tables.keys() == {"compare: all sizes"}
+    assert {row: str(cells["rows"]) for row, cells in tables["compare: all sizes"].items()} == {"m-t": "2 ± 1.414"}
+
+
+def test_the_row_of_an_instance_is_known_by_the_whole_of_its_ending() -> None:
+    short = [Outcome(f"u-{seed}", {}, "u", {"seed": seed}) for seed in ("1", "2")]
+    long = [Outcome(f"t-a-{rate}", {}, "t", {"model": "a", "lr": rate}) for rate in ("1", "2")]
+    sizes = {row: {"rows": 1.0} for row in ("x-a-1", "x-a-2", "y-1", "y-2")}
+    tables = spread_tables([*short, *long, Outcome("compare", {"sizes": sizes})])
+    assert list(tables["compare: sizes"]) == ["x-a-1", "x-a-2", "y"]
+
+
+def test_tables_of_the_instances_themselves_and_runs_without_any_are_not_gathered() -> None:
+    table = {"m-1": {"rows": 1.0}, "m-2": {"rows": 3.0}}
+    assert spread_tables([outcome(f"t-{seed}", {"sizes": table}, seed=seed) for seed in ("1", "2")]) == {}
+    assert spread_tables([Outcome("compare", {"sizes": table, "x": 1.0})]) == {}
+
+
+def test_the_title_names_all_that_was_fanned_out_over() -> None:
+    made = [outcome("t-1", {"x": 1.0}, seed="1"), outcome("u-a", {"x": 1.0}, model="a"), outcome("u-b", {}, model="b")]
+    assert list(spread_tables(made)) == ["over seed and model"]
