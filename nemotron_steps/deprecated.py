@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MOVED: dict[str, str] = {
+    "engine.native": "engine.kernels",
     "runs.tracker": "runs.context",
     "environments.judged.notes": "environments.judged.judge_transcripts",
     "environments.remote.json_http": "environments.http_client",

@@ -6,11 +6,7 @@ from itertools import pairwise
 import pytest
 
 from nemotron_steps.config.schema.policy import OptimizerConfig, SchedulerConfig
-from nemotron_steps.engine.schedules import (
-    epsilon_limit,
-    learning_rate,
-    sequence_length,
-)
+from nemotron_steps.engine.schedules import epsilon_limit, learning_rate, sequence_length
 
 
 def test_warm_up_then_constant_as_the_recipes_run() -> None:

@@ -35,13 +35,25 @@ from nemotron_steps.engine.losses.loss import (
     finalize_metrics,
     merge_metric_sums,
 )
-from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights
-from nemotron_steps.engine.policy.hf_lora import HfAdapters
-from nemotron_steps.engine.policy.hf_model import LogprobModel, checkpoint_tensors, load_hf_model, tensor_parallel
-from nemotron_steps.engine.policy.learning_rate import TorchLearningRate
+from nemotron_steps.engine.policy.checkpoint import (
+    KEY,
+    STATE_FILE,
+    PolicySnapshot,
+    random_states,
+    restore_random_states,
+    saved_random_states,
+    unreadable,
+    write_model_files,
+)
+from nemotron_steps.engine.policy.hf_model import (
+    LogprobModel,
+    checkpoint_tensors,
+    load_hf_model,
+    tensor_parallel,
+)
+from nemotron_steps.engine.policy.lora import AdaptedWeights, HfAdapters
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use
-from nemotron_steps.engine.policy.random_state import KEY, random_states, restore_random_states, saved_random_states
-from nemotron_steps.engine.policy.snapshot import STATE_FILE, PolicySnapshot, unreadable, write_model_files
+from nemotron_steps.engine.policy.optimizer import TorchLearningRate
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ConfigError, EngineError, NonFiniteLossError, UnsupportedError
@@ -173,12 +185,12 @@ class DTensorPolicy:
             moved = {name: value.to(self.device) for name, value in vars(micro).items() if value is not None}
             loss, sums = self.loss_fn(logprobs, TrainBatch(**moved), normalizers, entropy)
             parts.append(sums)
-            return loss  # type: ignore[no-any-return]
+            return loss
 
         if use.gradient:
             for rows, idle in self._micro_batches(batch, use.gradient, train=True):
                 # FSDP2 averages gradients over data-parallel ranks; losses are normalised to be summed.
-                (run(rows, idle) * self.data_size).backward()  # type: ignore[no-untyped-call]
+                (run(rows, idle) * self.data_size).backward()
         if use.metrics or not use.gradient:
             with torch.no_grad():
                 for rows, idle in self._micro_batches(batch, use.metrics, train=False):

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
+from nemotron_steps.engine.kernels.linear import linear_forward, outer_product
 from nemotron_steps.engine.losses.distillation import TeacherKl
-from nemotron_steps.engine.policy.kernels.dense import linear_forward, outer_product
-from nemotron_steps.engine.policy.output_layer import OutputLayer
+from nemotron_steps.engine.policy.logprob import OutputLayer
 from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import EngineError
@@ -105,10 +105,7 @@ def linear_divergence(
     Returns:
         float32 [R] nats; and without gradient float32 [R] logprobs of the targets and [R] entropies.
     """
-    result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _LinearDivergence.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, targets, first, second, comparison, layer
-    )
-    return result
+    return _LinearDivergence.apply(hidden, weight, targets, first, second, comparison, layer)
 
 
 class Comparison(Protocol):
@@ -206,7 +203,7 @@ def compared(
 
 class _LinearDivergence(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         hidden: torch.Tensor,
         weight: torch.Tensor,
@@ -235,7 +232,7 @@ class _LinearDivergence(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, targets, first, second, direction = ctx.saved_tensors
         layer, scale = ctx.layer, grad.to(hidden.dtype)[:, None]
         grad_hidden = direction * scale if ctx.needs_input_grad[0] else None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nemotron_steps.engine.losses.distillation import DistillationLoss, TeacherKl
 from nemotron_steps.engine.losses.loss import count_normalizers, finalize_metrics, loss_mask
-from nemotron_steps.engine.policy.output_layer import OutputLayer
+from nemotron_steps.engine.policy.logprob import OutputLayer
 from nemotron_steps.engine.policy.teacher_logprob import HeaviestTokens, linear_divergence, linear_topk
 from tests.engine.engine_samples import random_batch
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from nemotron_steps.engine.policy.exchange import Exchange, collect, spread
+from nemotron_steps.engine.policy.distributed.partial_all_to_all import Exchange, collect, spread
 from nemotron_steps.models.megatron_core import ensure_process_group
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from nemotron_steps.engine.generation.vllm.liveness import call, lost_engine
-from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights
+from nemotron_steps.engine.policy.lora import AdaptedWeights
 from nemotron_steps.engine.weight_sync.plan import Bucket, Entry, WeightPlan
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentWriter
 from nemotron_steps.engine.weight_sync.streams import StreamHandle, StreamSender

@@ -20,8 +20,8 @@ from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.config.layout.parallel_config import TeacherLayout
 from nemotron_steps.engine.losses.distillation import TeacherKl
 from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
+from nemotron_steps.engine.policy.logprob import OutputLayer
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.engine.policy.output_layer import OutputLayer
 from nemotron_steps.engine.policy.teacher_logprob import (
     HeaviestTokens,
     WholeDistributions,

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 
 from nemotron_steps.config.layout.parallel_config import stage_layers
-from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights
-from nemotron_steps.engine.policy.buffers import Kind, ParameterBuffer, is_decayed
-from nemotron_steps.engine.policy.flat_model import FlatModel
+from nemotron_steps.engine.policy.distributed.parallel_dims import Groups, device
+from nemotron_steps.engine.policy.lora import AdaptedWeights
+from nemotron_steps.engine.policy.model import PolicyModel
 from nemotron_steps.engine.policy.optimizer import ClipGroup
-from nemotron_steps.engine.policy.parallel_dims import Groups, device
+from nemotron_steps.engine.policy.param_and_grad_buffer import Kind, ParameterBuffer, is_decayed
 from nemotron_steps.models.adapters import hf_weight, low_rank_sum, peft_name, whole_modules
 from nemotron_steps.models.mapping import Parameter, megatron_shape, of_mtp, parameters, shard, split, unshard
 from nemotron_steps.models.megatron_checkpoint import Place, join, sharded_tensors
@@ -38,7 +38,7 @@ class ModelShards:
         local: name in the whole model → this rank's part of it.
     """
 
-    def __init__(self, model: FlatModel, groups: Groups, *, mtp_apart: bool = False) -> None:
+    def __init__(self, model: PolicyModel, groups: Groups, *, mtp_apart: bool = False) -> None:
         self.model, self.groups, self.mtp_apart = model, groups, mtp_apart
         self.architecture, self.layout = model.architecture, model.layout
         self.parameters = parameters(self.architecture)

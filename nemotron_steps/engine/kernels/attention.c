@@ -1,5 +1,5 @@
 /* Causal attention of flat tokens with shared prompts, from the QKV projection on, with its gradient: QK-norm, rotary
- * embedding (halves), attention, as engine/policy/kernels/attention_half.py has them in torch.
+ * embedding (halves), attention, as fused.py has them in torch.
  *
  * A unit is a whole row and one of its key-value heads, with all suffixes that continue that row; units are parted among
  * threads and write to places of their own. Scores are not kept: the gradient computes them again from their

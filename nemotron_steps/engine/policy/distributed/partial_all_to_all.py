@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nemotron_steps.engine.policy.query_runs import Range, size
+from nemotron_steps.engine.kernels.varlen import Range, size
 
 
 @dataclass(frozen=True)
@@ -42,26 +42,24 @@ class Exchange:
 
 def spread(states: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup) -> torch.Tensor:
     """[n, width, …] of every rank → what this rank wants of them. Collective."""
-    parts: torch.Tensor = _Exchanged.apply(states, exchange, group, False)  # type: ignore[no-untyped-call]
-    return parts
+    return _Exchanged.apply(states, exchange, group, False)
 
 
 def collect(parts: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup) -> torch.Tensor:
     """What `spread` returned on every rank → [n, width, …], sums where several ranks had the same. Collective."""
-    states: torch.Tensor = _Exchanged.apply(parts, exchange, group, True)  # type: ignore[no-untyped-call]
-    return states
+    return _Exchanged.apply(parts, exchange, group, True)
 
 
 class _Exchanged(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, tensor: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup, home: bool
     ) -> torch.Tensor:
         ctx.exchange, ctx.group, ctx.home = exchange, group, home
         return (_collect if home else _spread)(tensor, exchange, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         return (_spread if ctx.home else _collect)(grad, ctx.exchange, ctx.group), None, None, None
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from nemotron_steps.engine.policy.parallel_dims import Groups
+from nemotron_steps.engine.policy.distributed.parallel_dims import Groups
 
 Forward = Callable[[int, torch.Tensor | None], torch.Tensor]
 """(micro-batch, hidden states of the previous stage or None) → hidden states to send on; on the last stage the loss."""
@@ -46,7 +46,7 @@ class Pipeline:
         """Forward and backward of every micro-batch; gradients accumulate in the parameters."""
         if self._groups.stages == 1:
             for number in range(count):
-                forward(number, None).backward()  # type: ignore[no-untyped-call]
+                forward(number, None).backward()
             return
         in_flight: deque[tuple[int, torch.Tensor | None, torch.Tensor]] = deque()
         ahead = min(self._groups.stages - self._groups.stage - 1, count)

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nemotron_steps.engine.policy.exchange import Exchange, collect, spread
-from nemotron_steps.engine.policy.query_runs import Range
+from nemotron_steps.engine.kernels.varlen import Range
+from nemotron_steps.engine.policy.distributed.partial_all_to_all import Exchange, collect, spread
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,12 @@ def from_shares(states: torch.Tensor, shares: HeadShares, group: dist.ProcessGro
 
 def to_heads(states: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """[T / ranks, heads, head_dim] of this rank's tokens → [T, heads / ranks, head_dim] of all tokens."""
-    exchanged: torch.Tensor = _Exchange.apply(states, group, 1, 0)  # type: ignore[no-untyped-call]
-    return exchanged
+    return _Exchange.apply(states, group, 1, 0)
 
 
 def to_tokens(states: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """[T, heads / ranks · head_dim] → [T / ranks, heads · head_dim]: the inverse."""
-    exchanged: torch.Tensor = _Exchange.apply(states, group, 0, 1)  # type: ignore[no-untyped-call]
-    return exchanged
+    return _Exchange.apply(states, group, 0, 1)
 
 
 def sum_parts(values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -115,20 +113,19 @@ def sum_parts(values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
     The gradient is passed on unchanged: every rank already has the whole of it.
     """
-    total: torch.Tensor = _SumParts.apply(values, group)  # type: ignore[no-untyped-call]
-    return total
+    return _SumParts.apply(values, group)
 
 
 class _Exchange(torch.autograd.Function):
     """Split dimension `give` over the ranks and concatenate what they send along dimension `take`."""
 
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, group: dist.ProcessGroup, give: int, take: int) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, states: torch.Tensor, group: dist.ProcessGroup, give: int, take: int) -> torch.Tensor:
         ctx.group, ctx.give, ctx.take = group, give, take
         return _exchange(states, group, give, take)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         return _exchange(grad, ctx.group, ctx.take, ctx.give), None, None, None
 
 
@@ -142,11 +139,11 @@ def _exchange(states: torch.Tensor, group: dist.ProcessGroup, give: int, take: i
 
 class _SumParts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         total = values.clone()
         dist.all_reduce(total, group=group)
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return grad, None

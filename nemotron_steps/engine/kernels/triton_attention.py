@@ -40,8 +40,8 @@ other way round."""
 _LOG2_E = math.log2(math.e)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _attend(  # type: ignore[no-untyped-def]
+@triton.jit
+def _attend(
     result, total, largest, queries, query_at, key, value, keys_from, first, end, kv_head, scale,
     CAUSAL: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
@@ -67,8 +67,8 @@ def _attend(  # type: ignore[no-untyped-def]
     return result, total, largest
 
 
-@triton.jit(do_not_specialize=["tokens"])  # type: ignore[untyped-decorator]
-def _forward(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["tokens"])
+def _forward(
     query, key, value, out, lse, rows, tokens, scale,
     KV_HEADS: tl.constexpr, SHARE: tl.constexpr, WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
@@ -103,8 +103,8 @@ def _forward(  # type: ignore[no-untyped-def]
     tl.store(lse + head.to(tl.int64) * tokens + place, (largest + tl.log2(total)) * 0.6931471805599453, mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _query_gradient(  # type: ignore[no-untyped-def]
+@triton.jit
+def _query_gradient(
     result, queries, grads, log_total, along, query_at, key, value, keys_from, first, end, kv_head, scale,
     CAUSAL: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
@@ -126,8 +126,8 @@ def _query_gradient(  # type: ignore[no-untyped-def]
     return result
 
 
-@triton.jit(do_not_specialize=["tokens"])  # type: ignore[untyped-decorator]
-def _backward_for_queries(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["tokens"])
+def _backward_for_queries(
     query, key, value, out, lse, grad, grad_query, products, rows, tokens, scale, factor,
     KV_HEADS: tl.constexpr, SHARE: tl.constexpr, WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
@@ -165,8 +165,8 @@ def _backward_for_queries(  # type: ignore[no-untyped-def]
     tl.store(grad_query + places, (result * factor).to(grad_query.dtype.element_ty), mask=inside[:, None])
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _key_gradients(  # type: ignore[no-untyped-def]
+@triton.jit
+def _key_gradients(
     for_keys, for_values, keys, values, key_at, query, grad, lse, products, tokens, queries_from, first, end, head,
     scale, CAUSAL: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
@@ -192,8 +192,8 @@ def _key_gradients(  # type: ignore[no-untyped-def]
     return for_keys, for_values
 
 
-@triton.jit(do_not_specialize=["tokens"])  # type: ignore[untyped-decorator]
-def _backward_for_keys(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["tokens"])
+def _backward_for_keys(
     query, key, value, lse, grad, products, grad_key, grad_value, rows, tokens, scale, factor,
     KV_HEADS: tl.constexpr, SHARE: tl.constexpr, WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip

@@ -1,23 +1,25 @@
-"""One flat buffer for a model's parameters and one for their gradients, on CPU and CUDA alike.
+"""One flat buffer for a model's parameters and one for their gradients, on CPU and CUDA alike, kept small.
 
 Parameters become views of the flat buffer, so that zeroing, reducing, clipping and updating are a handful of calls
 whatever the number of layers, and a copy of the weights is one tensor. megatron-core has such buffers as well, but
-with CUDA devices and streams written into them.
+with CUDA devices and streams written into them. Optimizer state may lie partly in host memory (SplitTensor), and
+float32 master weights in the space of bfloat16 (split_float32).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from nemotron_steps.engine.policy.parallel_dims import all_gather, reduce_scatter
+from nemotron_steps.engine.policy.distributed.parallel_dims import all_gather, reduce_scatter
 from nemotron_steps.models.mapping import Parameter
 
-_ALIGNMENT = 64
+_BUFFER_ALIGNMENT = 64
 _PIECE = 2**30
 """torch.dot on CUDA refuses more elements than 31 bits count: a model of 4 B parameters has them in one segment."""
 
@@ -90,7 +92,7 @@ class ParameterBuffer:
                 self.segments[-1] = Segment(kind, self.segments[-1].start, end)
             else:
                 self.segments.append(Segment(kind, start, end))
-        size = -(-end // (self.shards * _ALIGNMENT)) * self.shards * _ALIGNMENT
+        size = -(-end // (self.shards * _BUFFER_ALIGNMENT)) * self.shards * _BUFFER_ALIGNMENT
         self.values = torch.zeros(size, dtype=first.dtype, device=first.device)
         self.grads = torch.zeros(size, dtype=torch.float32, device=first.device)
         self._grad_bytes = self.grads.untyped_storage().size()
@@ -115,7 +117,7 @@ class ParameterBuffer:
                 target.add_(tensor.grad)
                 tensor.grad = None
 
-        slot.tensor.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call]
+        slot.tensor.register_post_accumulate_grad_hook(add)
 
     def start_gradients(self) -> None:
         """Zero gradients, in memory that `release_gradients` may have given back."""
@@ -192,3 +194,118 @@ def gather_shards(buffer: ParameterBuffer, shard: torch.Tensor) -> torch.Tensor:
 def is_decayed(tensor: Any) -> bool:
     """Megatron's rule: weight decay for matrices, none for norms and biases."""
     return bool(tensor.dim() > 1)
+
+
+PIECE = 1 << 24
+"""Elements that pass through the device at once."""
+_SPLIT_ALIGNMENT = 128
+
+
+class SplitTensor:
+    """A flat tensor whose end is in host memory.
+
+    Args:
+        size: elements.
+        fraction: share of them in host memory, pinned where the device is a GPU.
+        dtype, device: of the rest.
+    """
+
+    def __init__(self, size: int, fraction: float, *, dtype: torch.dtype, device: torch.device) -> None:
+        kept = -(-int(size * (1 - fraction)) // _SPLIT_ALIGNMENT) * _SPLIT_ALIGNMENT if fraction else size
+        self.on_device = torch.zeros(min(kept, size), dtype=dtype, device=device)
+        self.on_host = torch.zeros(
+            size - self.on_device.numel(), dtype=dtype, pin_memory=device.type == "cuda" and kept < size
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of both parts."""
+        return self.on_device.dtype
+
+    def whole(self) -> torch.Tensor:
+        """All elements, on the device."""
+        if not self.on_host.numel():
+            return self.on_device
+        return torch.cat([self.on_device, self.on_host.to(self.on_device.device)])
+
+    def copy_(self, values: torch.Tensor) -> None:
+        """Replace all elements."""
+        kept = self.on_device.numel()
+        self.on_device.copy_(values[:kept])
+        self.on_host.copy_(values[kept:])
+
+
+def through_device(
+    tensors: Mapping[str, SplitTensor],
+    ranges: Sequence[slice],
+    update: Callable[[slice, dict[str, torch.Tensor]], None],
+) -> None:
+    """Update host parts on the device: while one piece is computed, the next comes and the one before goes back.
+
+    Args:
+        tensors: alike in size and split; by name.
+        ranges: of elements of the whole tensors; what lies on the device is left out.
+        update: given a range and its elements on the device, to be changed in place.
+    """
+    first = next(iter(tensors.values()))
+    kept, device = first.on_device.numel(), first.on_device.device
+    pieces = [
+        slice(start, min(start + PIECE, whole.stop))
+        for whole in ranges
+        for start in range(max(whole.start, kept), whole.stop, PIECE)
+    ]
+    if not pieces:
+        return
+    lanes = [_Lane(tensors, device) for _ in range(min(2, len(pieces)))]
+    for number, piece in enumerate(pieces):
+        lanes[number % len(lanes)].run(piece, kept, update)
+    for lane in lanes:
+        lane.finish()
+
+
+class _Lane:
+    """Room for one piece on the device, with a stream that brings pieces and takes them away."""
+
+    def __init__(self, tensors: Mapping[str, SplitTensor], device: torch.device) -> None:
+        self._tensors = tensors
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._room = {name: torch.empty(PIECE, dtype=t.dtype, device=device) for name, t in tensors.items()}
+        if self._stream is not None:
+            # The room may be memory that what has been asked of the device until now is still to use.
+            self._stream.wait_stream(torch.cuda.current_stream())
+
+    def run(self, piece: slice, kept: int, update: Callable[[slice, dict[str, torch.Tensor]], None]) -> None:
+        length, host = piece.stop - piece.start, slice(piece.start - kept, piece.stop - kept)
+        here = {name: room[:length] for name, room in self._room.items()}
+        with self._copying():
+            for name, tensor in self._tensors.items():
+                here[name].copy_(tensor.on_host[host], non_blocking=True)
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+        update(piece, here)
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+        with self._copying():
+            for name, tensor in self._tensors.items():
+                tensor.on_host[host].copy_(here[name], non_blocking=True)
+
+    def finish(self) -> None:
+        """Host memory holds what was computed."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def _copying(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+
+def split_float32(master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 → (bfloat16 weights, int16 remainders), both of its shape."""
+    bits = master.contiguous().view(torch.int32)
+    weights = ((bits + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16)
+    return weights, bits.to(torch.int16)  # the low half, as a signed number
+
+
+def join_float32(weights: torch.Tensor, remainders: torch.Tensor) -> torch.Tensor:
+    """The inverse of `split_float32`."""
+    high = weights.contiguous().view(torch.int16).to(torch.int32) << 16
+    return (high + remainders.to(torch.int32)).view(torch.float32)

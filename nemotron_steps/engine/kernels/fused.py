@@ -19,8 +19,7 @@ from torch.autograd.function import once_differentiable
 def rms_norm(states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """states / rms(states) · weight over the last dimension; weight broadcasts from the right."""
     if states.device.type == "cpu" and states.dtype is torch.float32:
-        normed: torch.Tensor = _RmsNorm.apply(states, weight, eps)  # type: ignore[no-untyped-call]
-        return normed
+        return _RmsNorm.apply(states, weight, eps)
     if weight.dim() == 1:
         return F.rms_norm(states, weight.shape, weight, eps)
     return F.rms_norm(states, weight.shape[-1:], eps=eps) * weight
@@ -31,24 +30,19 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """states + added, and its RMSNorm over the last dimension: what every residual connection ends in."""
     if states.is_cuda:
-        both: tuple[torch.Tensor, torch.Tensor] = _AddRmsNorm.apply(  # type: ignore[no-untyped-call]
-            states, added, weight, eps
-        )
-        return both
+        return _AddRmsNorm.apply(states, added, weight, eps)
     total = states + added
     return total, rms_norm(total, weight, eps)
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) · up, of a last dimension that holds gate, then up."""
-    activated: torch.Tensor = _SwiGlu.apply(gate_up)  # type: ignore[no-untyped-call]
-    return activated
+    return _SwiGlu.apply(gate_up)
 
 
 def squared_relu(states: torch.Tensor) -> torch.Tensor:
     """max(0, states)²."""
-    activated: torch.Tensor = _SquaredRelu.apply(states)  # type: ignore[no-untyped-call]
-    return activated
+    return _SquaredRelu.apply(states)
 
 
 def activation(kind: str) -> tuple[Callable[[torch.Tensor], torch.Tensor], int]:
@@ -76,7 +70,7 @@ def split_heads(
     """
     tokens, groups, slots, width = mixed.shape
     if mixed.is_cuda and width & (width - 1) == 0:
-        from nemotron_steps.engine.policy.kernels import triton_kernels
+        from nemotron_steps.engine.kernels import triton_kernels
 
         return triton_kernels.split_heads(mixed, scale, cos_sin, eps)
     # Norm and rotation treat queries and keys alike, so they are done in one go.
@@ -90,13 +84,12 @@ def split_heads(
 
 def rotate(states: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
     """Rotary position embedding, rotate-half convention. states [T, …, head_dim], cos_sin [2, T, 1, 1, head_dim]."""
-    rotated: torch.Tensor = _Rotate.apply(states, cos_sin)  # type: ignore[no-untyped-call]
-    return rotated
+    return _Rotate.apply(states, cos_sin)
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         width = states.shape[-1]
         scale = torch.linalg.vecdot(states, states).div_(width).add_(eps).rsqrt_().unsqueeze(-1)
         ctx.save_for_backward(states, weight, scale)
@@ -105,7 +98,7 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         states, weight, scale = ctx.saved_tensors
         product = grad * states
         # The mean over the normalised dimension of grad · weight · states, without another temporary.
@@ -119,10 +112,10 @@ class _AddRmsNorm(torch.autograd.Function):
     """CUDA only."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, states: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        from nemotron_steps.engine.policy.kernels.triton_kernels import add_rms_norm_forward
+        from nemotron_steps.engine.kernels.triton_kernels import add_rms_norm_forward
 
         rows = states.contiguous().flatten(0, -2)
         total, normed, inverse_rms = add_rms_norm_forward(rows, added.contiguous().view_as(rows), weight, eps)
@@ -131,10 +124,10 @@ class _AddRmsNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: Any, grad_total: torch.Tensor, grad_normed: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
-        from nemotron_steps.engine.policy.kernels.triton_kernels import add_rms_norm_backward
+        from nemotron_steps.engine.kernels.triton_kernels import add_rms_norm_backward
 
         total, weight, inverse_rms = ctx.saved_tensors
         grad, grad_weight = add_rms_norm_backward(
@@ -146,9 +139,9 @@ class _AddRmsNorm(torch.autograd.Function):
 
 class _SwiGlu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
         if gate_up.is_cuda:
-            from nemotron_steps.engine.policy.kernels.triton_kernels import swiglu_forward
+            from nemotron_steps.engine.kernels.triton_kernels import swiglu_forward
 
             gate_up = gate_up.contiguous()
             ctx.save_for_backward(gate_up)
@@ -161,10 +154,10 @@ class _SwiGlu(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         gate_up, *kept = ctx.saved_tensors
         if not kept:
-            from nemotron_steps.engine.policy.kernels.triton_kernels import swiglu_backward
+            from nemotron_steps.engine.kernels.triton_kernels import swiglu_backward
 
             grads = swiglu_backward(gate_up.flatten(0, -2), grad.contiguous().flatten(0, -2))
             return grads.view_as(gate_up)
@@ -181,9 +174,9 @@ class _SwiGlu(torch.autograd.Function):
 
 class _SquaredRelu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, states: torch.Tensor) -> torch.Tensor:
         if states.is_cuda:
-            from nemotron_steps.engine.policy.kernels.triton_kernels import squared_relu_forward
+            from nemotron_steps.engine.kernels.triton_kernels import squared_relu_forward
 
             states = states.contiguous()
             ctx.save_for_backward(states)
@@ -194,10 +187,10 @@ class _SquaredRelu(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         (kept,) = ctx.saved_tensors
         if kept.is_cuda:
-            from nemotron_steps.engine.policy.kernels.triton_kernels import squared_relu_backward
+            from nemotron_steps.engine.kernels.triton_kernels import squared_relu_backward
 
             return squared_relu_backward(kept, grad.contiguous())
         product: torch.Tensor = grad * kept
@@ -206,13 +199,13 @@ class _SquaredRelu(torch.autograd.Function):
 
 class _Rotate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, states: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(cos_sin)
         return turn(states, cos_sin, 1.0)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         (cos_sin,) = ctx.saved_tensors
         return turn(grad, cos_sin, -1.0), None
 

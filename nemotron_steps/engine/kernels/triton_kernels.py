@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _swiglu_forward(gate_up, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _swiglu_forward(gate_up, out, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -24,8 +24,8 @@ def _swiglu_forward(gate_up, out, width, BLOCK: tl.constexpr):  # type: ignore[n
     tl.store(out + row * width + columns, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _swiglu_backward(gate_up, grad, grad_gate_up, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _swiglu_backward(gate_up, grad, grad_gate_up, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -58,15 +58,15 @@ def swiglu_backward(gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
     return result
 
 
-@triton.jit(do_not_specialize=["size"])  # type: ignore[untyped-decorator]
-def _squared_relu_forward(states, out, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["size"])
+def _squared_relu_forward(states, out, size, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     positive = tl.maximum(tl.load(states + at, mask=at < size, other=0.0).to(tl.float32), 0.0)
     tl.store(out + at, (positive * positive).to(out.dtype.element_ty), mask=at < size)
 
 
-@triton.jit(do_not_specialize=["size"])  # type: ignore[untyped-decorator]
-def _squared_relu_backward(states, grad, grad_states, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["size"])
+def _squared_relu_backward(states, grad, grad_states, size, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     positive = tl.maximum(tl.load(states + at, mask=at < size, other=0.0).to(tl.float32), 0.0)
     given = tl.load(grad + at, mask=at < size, other=0.0).to(tl.float32)
@@ -93,8 +93,8 @@ _MOST_GROUPS = 2
 """Of more, one after another in a program, the gradient of `split_heads` takes up to half as long again on an H200."""
 
 
-@triton.jit(do_not_specialize=["tokens"])  # type: ignore[untyped-decorator]
-def _heads_forward(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["tokens"])
+def _heads_forward(
     mixed, scale, cos_sin, query, key, value, inverse_rms, tokens, eps,
     GROUPS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
     EACH: tl.constexpr,
@@ -136,8 +136,8 @@ def _heads_forward(  # type: ignore[no-untyped-def]
                 tl.store(query + to + HALF, second.to(kind), mask=inside)
 
 
-@triton.jit(do_not_specialize=["tokens"])  # type: ignore[untyped-decorator]
-def _heads_backward(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["tokens"])
+def _heads_backward(
     mixed, scale, cos_sin, inverse_rms, grad_query, grad_key, grad_value, grad_mixed, grad_scale, tokens,
     GROUPS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
     EACH: tl.constexpr,
@@ -193,10 +193,8 @@ def _heads_backward(  # type: ignore[no-untyped-def]
             tl.store(to + HALF, sum_right)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _add_norm_forward(  # type: ignore[no-untyped-def]
-    states, added, weight, total, normed, inverse_rms, width, eps, BLOCK: tl.constexpr
-):
+@triton.jit
+def _add_norm_forward(states, added, weight, total, normed, inverse_rms, width, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
@@ -212,8 +210,8 @@ def _add_norm_forward(  # type: ignore[no-untyped-def]
     tl.store(normed + at, (values * inverse * scale).to(kind), mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows", "per_program"])  # type: ignore[untyped-decorator]
-def _add_norm_backward(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["rows", "per_program"])
+def _add_norm_backward(
     total, weight, inverse_rms, grad_total, grad_normed, grad, grad_weight, rows, width, per_program,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -274,10 +272,7 @@ def split_heads(
     mixed: torch.Tensor, scale: torch.Tensor | None, cos_sin: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """fused.split_heads for a head_dim that is a power of 2."""
-    parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _SplitHeads.apply(  # type: ignore[no-untyped-call]
-        mixed.contiguous(), scale, cos_sin, eps
-    )
-    return parts
+    return _SplitHeads.apply(mixed.contiguous(), scale, cos_sin, eps)
 
 
 def _groups_each(groups: int) -> int:
@@ -287,7 +282,7 @@ def _groups_each(groups: int) -> int:
 
 class _SplitHeads(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, mixed: torch.Tensor, scale: torch.Tensor | None, cos_sin: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         tokens, groups, slots, width = mixed.shape
@@ -305,7 +300,7 @@ class _SplitHeads(torch.autograd.Function):
         return query, key, value
 
     @staticmethod
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: Any, grad_query: torch.Tensor, grad_key: torch.Tensor, grad_value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None, None, None]:
         mixed, scale, cos_sin, inverse_rms = ctx.saved_tensors
@@ -323,8 +318,8 @@ class _SplitHeads(torch.autograd.Function):
         return grad_mixed, None if scale is None else grad_scale.sum(0).to(scale.dtype), None, None
 
 
-@triton.jit(do_not_specialize=["tokens"])  # type: ignore[untyped-decorator]
-def _merge(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["tokens"])
+def _merge(
     over, own, over_lse, own_lse, out, lse, tokens, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
     token = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
@@ -362,10 +357,8 @@ def merge_attention(
     return lse
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _softmax_statistics(  # type: ignore[no-untyped-def]
-    logits, targets, largest, total, chosen, columns, BLOCK: tl.constexpr
-):
+@triton.jit
+def _softmax_statistics(logits, targets, largest, total, chosen, columns, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     high = tl.full((), float("-inf"), tl.float32)
     mass = tl.zeros((), tl.float32)
@@ -380,10 +373,8 @@ def _softmax_statistics(  # type: ignore[no-untyped-def]
     tl.store(chosen + row, tl.load(logits + row * columns + tl.load(targets + row)).to(tl.float32))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _to_residuals(  # type: ignore[no-untyped-def]
-    logits, highest, log_mass, targets, columns, BLOCK: tl.constexpr
-):
+@triton.jit
+def _to_residuals(logits, highest, log_mass, targets, columns, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = logits + row * columns + column

@@ -28,12 +28,10 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
         [..., out].
     """
     if states.is_cuda and torch.is_grad_enabled() and getattr(weight, "main_grad", None) is not None:
-        accumulated: torch.Tensor = _MainGradLinear.apply(states, weight, bias)  # type: ignore[no-untyped-call]
-        return accumulated
+        return _MainGradLinear.apply(states, weight, bias)
     if not _by_onednn(states):
         return F.linear(states, weight, bias)
-    result: torch.Tensor = _Linear.apply(states, weight, bias)  # type: ignore[no-untyped-call]
-    return result
+    return _Linear.apply(states, weight, bias)
 
 
 def linear_forward(states: torch.Tensor, weight: torch.Tensor, plus: torch.Tensor | None = None) -> torch.Tensor:
@@ -61,15 +59,13 @@ def outer_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
+    def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         ctx.save_for_backward(states, weight)
         return _onednn(states, weight, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
         states, weight = ctx.saved_tensors
         rows = grad.reshape(-1, grad.shape[-1])
         for_states, for_weight, for_bias = ctx.needs_input_grad
@@ -85,16 +81,14 @@ class _MainGradLinear(torch.autograd.Function):
     neither rounded to 16 bits nor passed through memory once more."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
+    def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         ctx.save_for_backward(states, weight)
         ctx.main_grad = weight.main_grad  # type: ignore[attr-defined]
         return F.linear(states, weight, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor | None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor | None]:
         states, weight = ctx.saved_tensors
         rows = grad.reshape(-1, grad.shape[-1])
         for_states, _, for_bias = ctx.needs_input_grad
@@ -106,7 +100,7 @@ class _MainGradLinear(torch.autograd.Function):
 @cache
 def _has_onednn() -> bool:
     # The operator is private to torch: a version without it computes the same by torch's own products.
-    available: bool = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
+    available: bool = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     return available and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
@@ -128,10 +122,8 @@ def _by_onednn(states: torch.Tensor) -> bool:
 
 
 def _onednn(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
-    return result
+    return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
 
 
 def _onednn_plus(states: torch.Tensor, weight: torch.Tensor, plus: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(states, plus, weight, None, "add")
-    return result
+    return torch.ops.mkldnn._linear_pointwise.binary(states, plus, weight, None, "add")
