@@ -27,8 +27,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nemotron_steps.config.names import meant
-from nemotron_steps.config.schema.durations import parse_duration
-from nemotron_steps.config.schema.rl import CheckpointingConfig
+from nemotron_steps.config.schema.rl import CheckpointingConfig, parse_duration
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.types import Policy
 from nemotron_steps.errors import RESUME, ConfigError, RetryableError, StepsError, StorageError

@@ -16,9 +16,8 @@ from nemotron_steps.artifacts.prompt_data import first_row
 from nemotron_steps.config.layout.memory.generation import rows_that_fit
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.schema.dpo import DpoConfig
-from nemotron_steps.config.schema.genrm import GenRmConfig
 from nemotron_steps.config.schema.policy import GenerationConfig
-from nemotron_steps.config.schema.sft import SftConfig
+from nemotron_steps.config.schema.sft import GenRmConfig, SftConfig
 from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.losses.supervised import DpoLoss, NegativeLogLikelihood

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.schema.dpo import DpoConfig
-from nemotron_steps.config.schema.genrm import GenRmConfig
-from nemotron_steps.config.schema.sft import SftConfig
+from nemotron_steps.config.schema.sft import GenRmConfig, SftConfig
 from nemotron_steps.engine.rollouts.evaluation import Agreement
 from nemotron_steps.errors import ConfigError, StepFailedError
 from nemotron_steps.runs.context import plain_context

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.schema.data_prep import SftPrepConfig
-from nemotron_steps.config.schema.swe_packages import MUTATION_KINDS
+from nemotron_steps.config.schema.data_prep import MUTATION_KINDS, SftPrepConfig
 from nemotron_steps.config.schema.swe_tasks import SweTasksConfig
 from nemotron_steps.environments.base import Response
 from nemotron_steps.environments.registry import create

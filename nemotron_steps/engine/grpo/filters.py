@@ -25,7 +25,7 @@ from nemotron_steps.environments.remote.remote import ENVIRONMENT_UNAVAILABLE
 from nemotron_steps.errors import RESUME, EngineError, JudgeUnavailableError, StepsError, WorkerLostError, show_line
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.schema.rl import RewardScalingConfig
+    from nemotron_steps.config.schema.grpo import RewardScalingConfig
     from nemotron_steps.engine.types import RolloutGroup
 
 

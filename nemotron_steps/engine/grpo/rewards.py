@@ -29,7 +29,7 @@ from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN
 from nemotron_steps.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.schema.rl import (
+    from nemotron_steps.config.schema.grpo import (
         GrpoConfig,
         RewardPenaltiesConfig,
         RewardScalingConfig,

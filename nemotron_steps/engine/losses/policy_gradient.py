@@ -32,7 +32,7 @@ from nemotron_steps.engine.losses.ratios import (
 from nemotron_steps.errors import EngineError
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.schema.rl import LossFnConfig
+    from nemotron_steps.config.schema.grpo import LossFnConfig
     from nemotron_steps.engine.types import TrainBatch
 
 

@@ -23,7 +23,7 @@ import msgspec
 
 from nemotron_steps.artifacts.checkpoints import chat_template_digest, listing, tokenizer_digest
 from nemotron_steps.artifacts.files import remove_tree, storage_errors, to_json_bytes
-from nemotron_steps.config.schema.sft_packing import PackingConfig, SftPackingConfig
+from nemotron_steps.config.schema.sft import PackingConfig, SftPackingConfig
 from nemotron_steps.engine.packing import pack
 from nemotron_steps.engine.supervised.chat_tokens import chat_sequences, row_of
 from nemotron_steps.errors import ConfigError, fetch_again

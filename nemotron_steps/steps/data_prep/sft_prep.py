@@ -24,9 +24,9 @@ from nemotron_steps.config.schema.data_prep import (
     ReasoningGymSource,
     SftPrepConfig,
     SplitRows,
+    SweDemonstrations,
     TokenizerTrainingConfig,
 )
-from nemotron_steps.config.schema.swe_packages import SweDemonstrations
 from nemotron_steps.engine.rollouts.low_effort import with_instruction
 from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN, content_text, split_reasoning
 from nemotron_steps.rows.layouts import read_chat

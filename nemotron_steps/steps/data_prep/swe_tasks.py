@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
-from nemotron_steps.config.schema.swe_packages import MadeUpPackages
+from nemotron_steps.config.schema.data_prep import MadeUpPackages
 from nemotron_steps.config.schema.swe_tasks import PackageSource, SweTasksConfig
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.swe.harness import task_prompt

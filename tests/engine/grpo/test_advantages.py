@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.config.schema.rl import AdvantageEstimatorConfig, GrpoConfig, LossFnConfig
+from nemotron_steps.config.schema.grpo import AdvantageEstimatorConfig, GrpoConfig, LossFnConfig
 from nemotron_steps.engine.grpo.advantages import (
     ESTIMATORS,
     GradedRewards,

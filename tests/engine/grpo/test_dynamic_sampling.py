@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron_steps.config.schema.rl import RewardScalingConfig
+from nemotron_steps.config.schema.grpo import RewardScalingConfig
 from nemotron_steps.engine.grpo.filters import DynamicSampler, epsilon_filter
 from nemotron_steps.errors import EngineError
 from tests.engine.engine_samples import group

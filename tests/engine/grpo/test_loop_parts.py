@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemotron_steps.config.schema.rl import GrpoConfig
+from nemotron_steps.config.schema.grpo import GrpoConfig
 from nemotron_steps.engine.grpo import loop
 from nemotron_steps.engine.grpo.distillation import METADATA_KEY, Distillation
 from tests.engine.engine_samples import random_batch, rollout

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from nemotron_steps.config.schema.grpo import GrpoConfig
 from nemotron_steps.config.schema.policy import ReasoningParserName, ToolParserName
-from nemotron_steps.config.schema.rl import GrpoConfig
 from nemotron_steps.engine.grpo.rewards import (
     Violation,
     find_violations,

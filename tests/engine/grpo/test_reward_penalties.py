@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.schema.rl import RewardPenaltiesConfig
+from nemotron_steps.config.schema.grpo import RewardPenaltiesConfig
 from nemotron_steps.engine.grpo.rewards import REWARD_PENALTIES_KEY, RewardPenalties, RewardPenalty
 from nemotron_steps.engine.grpo.rollout_metrics import reward_penalty_metrics
 from nemotron_steps.engine.rollouts.conversation import FORMAT_KEY

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nemotron_steps.config.schema.rl import RewardScalingConfig, RewardShapingConfig
+from nemotron_steps.config.schema.grpo import RewardScalingConfig, RewardShapingConfig
 from nemotron_steps.engine.grpo.rewards import scale_rewards, shape_rewards
 
 

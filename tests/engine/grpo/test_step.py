@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nemotron_steps.config.schema.rl import GrpoConfig, LossFnConfig, NemoGymConfig
+from nemotron_steps.config.schema.grpo import GrpoConfig, LossFnConfig
+from nemotron_steps.config.schema.rl import NemoGymConfig
 from nemotron_steps.engine.grpo.step import (
     MISSING_MEMBER,
     PreparedBatch,

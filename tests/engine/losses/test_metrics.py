@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemotron_steps.config.schema.rl import LossFnConfig
+from nemotron_steps.config.schema.grpo import LossFnConfig
 from nemotron_steps.engine.grpo.rollout_metrics import (
     completion_metrics,
     reward_metrics,

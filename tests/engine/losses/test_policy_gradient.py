@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.config.schema.rl import LossFnConfig
+from nemotron_steps.config.schema.grpo import LossFnConfig
 from nemotron_steps.engine.losses.loss import (
     LossNormalizers,
     SampledFrom,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.schema.rl import LowEffortConfig
+from nemotron_steps.config.schema.grpo import LowEffortConfig
 from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.rollouts.evaluation import preference, summarize
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge

@@ -13,8 +13,7 @@ import pytest
 
 from nemotron_steps.artifacts.checkpoints import chat_template_digest, tokenizer_digest
 from nemotron_steps.artifacts.validators import sniff_type, validate
-from nemotron_steps.config.schema.sft import SftConfig
-from nemotron_steps.config.schema.sft_packing import SftPackingConfig
+from nemotron_steps.config.schema.sft import SftConfig, SftPackingConfig
 from nemotron_steps.engine.supervised.chat_tokens import chats_of
 from nemotron_steps.engine.supervised.sft import read_chats
 from nemotron_steps.errors import ConfigError, DataError

@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nemotron_steps.config.schema.swe_packages import SweDemonstrations
+from nemotron_steps.config.schema.data_prep import SweDemonstrations
 from nemotron_steps.environments.swe.harness import TOOLS, replaced, task_prompt, view_text
 from nemotron_steps.errors import DataError
 from nemotron_steps.rows.lines import Row

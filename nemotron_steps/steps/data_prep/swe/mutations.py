@@ -14,7 +14,7 @@ import ast
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from nemotron_steps.config.schema.swe_packages import MutationKind
+from nemotron_steps.config.schema.data_prep import MutationKind
 
 _OPERATORS: dict[type[ast.operator], tuple[str, tuple[str, ...]]] = {
     ast.Add: ("+", ("-", "*")),

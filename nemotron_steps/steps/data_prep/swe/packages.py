@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.config.schema.swe_packages import MadeUpPackages
+from nemotron_steps.config.schema.data_prep import MadeUpPackages
 from nemotron_steps.environments.swe.working_copy import HIDDEN_FOLDERS, STEERING, is_test
 from nemotron_steps.errors import DataError
 from nemotron_steps.steps.data_prep.blends.splits import Split

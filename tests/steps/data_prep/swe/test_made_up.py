@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.schema.swe_packages import MUTATION_KINDS, MadeUpPackages, SweDemonstrations
+from nemotron_steps.config.schema.data_prep import MUTATION_KINDS, MadeUpPackages, SweDemonstrations
 from nemotron_steps.errors import DataError
 from nemotron_steps.steps.data_prep.swe import demonstrations as module
 from nemotron_steps.steps.data_prep.swe.demonstrations import swe_chats

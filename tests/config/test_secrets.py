@@ -1,3 +1,5 @@
+"""What is masked: by the name of a key, by a variable, by the shape of a token; and what is not."""
+
 from __future__ import annotations
 
 import time
@@ -6,9 +8,9 @@ import pytest
 
 from nemotron_steps.config import secrets
 from nemotron_steps.config.hydra_loader import parse_overrides
-from nemotron_steps.config.names import nearest
 from nemotron_steps.config.secrets import (
     MASK,
+    Strength,
     is_secret_key,
     masking,
     note_variables,
@@ -16,6 +18,7 @@ from nemotron_steps.config.secrets import (
     redact_text,
     secrets_in,
     shown_override,
+    strength,
 )
 from nemotron_steps.config.validation import known_keys, load_schema
 from nemotron_steps.manifest.registry import load_registry
@@ -141,11 +144,6 @@ def test_a_secret_that_begins_as_another_does_is_masked_to_its_end():
     assert redact_text("say river-bank-under-water, old river-bank or river-bank", secrets) == "say ***, *** or ***"
 
 
-def test_redact_an_override():
-    assert redact_text("judge.api_key=abc", {}) == f"judge.api_key={MASK}"
-    assert redact_text("judge.model=abc", {}) == "judge.model=abc"
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -224,13 +222,6 @@ def test_a_refused_override_is_shown_without_what_may_be_a_secret(override, show
     assert shown_override(override) == shown
 
 
-def test_nearest():
-    steps = ("rl/nemo_rl/rlhf", "rl/nemo_rl/rlvr", "sft/megatron_bridge")
-    assert nearest("rlhf", steps)[0] == "rl/nemo_rl/rlhf"
-    assert nearest("rl/nemo_rl/rlfh", steps)[0] == "rl/nemo_rl/rlhf"
-    assert nearest("quantum", steps) == ()
-
-
 @pytest.mark.parametrize(
     "overrides",
     [["judge.api_key canary"], ["judge.api_key: canary"], ["judge.api_key", "canary"], ["judge.api_key", "=canary"]],
@@ -249,3 +240,92 @@ def test_masked_words_are_masked_alone_and_no_longer_than_asked() -> None:
     with masking(["ab", ""]):
         assert redact_text("ab, cab and ab") == "***, cab and ***"
     assert redact_text("ab") == "ab"
+
+
+ALWAYS = (
+    "password passwords passwd passphrase passcode pwd secret secrets credential credentials creds apikey apikeys "
+    "authorization bearer"
+)
+ENDINGS = "password passwd passphrase secret apikey credentials accesskey privatekey"
+KEYS = (
+    "api access private secret auth signing encryption service account client ssh deploy master subscription license "
+    "storage session shared webhook"
+)
+DATA_KEYS = "cache public sort primary foreign group partition hash dedup lookup index row"
+TEXT_TOKENS = (
+    "pad padding eos bos unk sep cls mask special stop end start begin first last next new prev previous per by each "
+    "every single max min num total mean image img video audio speech vision think thinking reasoning tool prompt "
+    "response answer sample sampled system user assistant separator delimiter decoder encoder added extra vocab boi "
+    "eoi eom eot eod sot im fim prefix suffix middle patch class text word language lang target source draft output "
+    "input generated placeholder call line newline space byte char time to of yes no positive negative good bad turn "
+    "role chat a the one this that"
+)
+TOKENS = "api access auth refresh hf hub github gitlab"
+PASSES = "forward backward two one first second third num by per single multi full all final did must"
+ABOUT = (
+    "file path dir folder env var variable name names field column type length policy provider backend manager enabled "
+    "required format count expiry"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "expected"),
+    [
+        (ALWAYS, "{}", Strength.ANY),
+        (ALWAYS, "my_{}_2", Strength.ANY),
+        (ENDINGS, "my{}", Strength.ANY),
+        (KEYS, "{}_key", Strength.ANY),
+        (KEYS, "x.{}Keys", Strength.ANY),
+        (DATA_KEYS, "{}_key", Strength.NONE),
+        (DATA_KEYS, "{}_KEYS", Strength.NONE),
+        (TEXT_TOKENS, "{}_token", Strength.NONE),
+        (TEXT_TOKENS, "{}token", Strength.NONE),
+        (TOKENS, "{}_tokens", Strength.TEXT),
+        (TOKENS, "{}_token", Strength.TEXT),
+        (PASSES, "{}_pass", Strength.NONE),
+        (ABOUT, "api_key_{}", Strength.NONE),
+        ("auth cookie cookies dsn webhook", "my_{}", Strength.TEXT),
+        ("connection_string webhook_url auth_header pass db_pass SSHPASS GITHUB_PAT OPENAI_KEY", "{}", Strength.TEXT),
+        ("openai_key openai_keys", "{}", Strength.MAYBE),
+        ("string url header key keys KEY pat PAT bypass BYPASS COMPASS sshpass github_pat 12 - new_tokens", "{}",
+         Strength.NONE),
+    ],
+)  # fmt: skip
+def test_each_word_says_as_much_as_it_does(words: str, name: str, expected: Strength) -> None:
+    said = {word: strength(name.format(word)) for word in words.split()}
+    assert {word: each for word, each in said.items() if each is not expected} == {}
+
+
+BEGINNINGS = {
+    "AKIA ASIA ABIA ACCA A3TX": 16,
+    "ghp_ gho_ ghu_ ghs_ ghr_": 30,
+    "github_pat_": 22,
+    "glpat- gldt- glft- glsoat- glrt- glcbt- glptt- glagent- gloas- glimt- glffct-": 20,
+    "dckr_pat_ dckr_oat_": 20,
+    "hf_": 30,
+    "nvapi- gsk_ xai- r8_ ya29. lsv2_pt_ lsv2_sk_": 20,
+    "sk- tvly-": 16,
+    "AIza": 35,
+    "xoxb- xoxa- xoxe- xoxo- xoxp- xoxr- xoxs-": 10,
+    "sk_live_ sk_test_ rk_live_ rk_test_": 16,
+    "SG.ABCDEFGHIJKLMNOP.": 16,
+    "npm_": 36,
+    "pypi-AgE": 50,
+    "eyJABCDEFGHIJ.": 10,
+}
+"""Beginnings of tokens → what follows at least."""
+
+
+@pytest.mark.parametrize(("begins", "length"), [(each, n) for words, n in BEGINNINGS.items() for each in words.split()])
+def test_a_token_of_a_service_is_masked_from_its_shortest_length_on(begins: str, length: int) -> None:
+    rest = ("0" + "ABCDEFGHIJ" * 5)[:length] + ("." if begins.startswith("eyJ") else "")
+    assert redact_text(f"sent {begins}{rest} there", {}) == "sent *** there"
+    short = f"sent {begins}{rest[1:]} there"
+    assert redact_text(short, {}) == short
+    inside = f"sent x{begins}{rest} there"
+    assert redact_text(inside, {}) == inside
+
+
+def test_a_word_that_begins_as_a_token_and_has_no_digit_is_none() -> None:
+    text = "the sk-learn-estimator-of-everything"
+    assert redact_text(text, {}) == text
