@@ -18,8 +18,7 @@ from mkdocs.structure.files import File, Files
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from nemotron_steps.cli.catalog import config_files, purpose
-from nemotron_steps.cli.explain import explanations
+from nemotron_steps.cli.catalog import config_files, explanations, purpose
 from nemotron_steps.cli.parser import build
 from nemotron_steps.environments.catalog import field_texts
 from nemotron_steps.manifest.models import StepManifest

@@ -23,10 +23,10 @@ from nemotron_steps.api.planned import (
     Over,
     Overrides,
     Planned,
-    asked_for,
-    bench_of,
     override_list,
     override_value,
+    request_for,
+    session_of,
     variables_of,
 )
 from nemotron_steps.api.result import Result
@@ -234,15 +234,15 @@ class GRPO:
         for name, here in _OTHER_NAMES.items():
             if name in sections and not (name == "reward" and _is_config(sections[name])):
                 raise RequestError(f"GRPO has no argument '{name}'", where=name, expected=here, hints=(f"{here}=…",))
-        self._bench = bench_of(home)
-        given = self._bench.store.backend.local(_GIVEN)
+        self._session = session_of(home)
+        given = self._session.store.backend.local(_GIVEN)
         functions = _named(rewards, weights, given / "rewards")
         inputs: dict[str, Input] = {"policy": model, "prompts": data_reference(dataset, given / "data")}
         if validation is not None:
             inputs["validation"] = data_reference(validation, given / "data", argument="validation")
-        asked = asked_for(
+        request = request_for(
             STEP,
-            config=config if config is not None else _config_for(self._bench.profile(profile)),
+            config=config if config is not None else _config_for(self._session.profile(profile)),
             inputs=inputs,
             overrides=[
                 *([f"reward={override_value(functions)}"] if functions else []),
@@ -252,29 +252,29 @@ class GRPO:
             over=over,
             **sections,
         )
-        if validation is not None and not self._says_when_to_validate(asked):
-            asked = replace(asked, overrides=(*asked.overrides, "grpo.val_at_start=true", "grpo.val_at_end=true"))
-        self._asked = asked
-        self.command = self._asked.redacted().typed
+        if validation is not None and not self._says_when_to_validate(request):
+            request = replace(request, overrides=(*request.overrides, "grpo.val_at_start=true", "grpo.val_at_end=true"))
+        self._request = request
+        self.command = self._request.redacted().typed
         """The same on the command line, after `steps run`."""
 
     def plan(self) -> Planned:
         """Type-check it; see `nemotron_steps.plan`. PlanError with every problem found."""
-        return Planned(self._bench, self._asked)
+        return Planned(self._session, self._request)
 
     def run(
         self, *, force: bool = False, resume: str | None = None, wait: bool = True, progress: bool = True
     ) -> Result:
         """Train; see `nemotron_steps.run`. What is there already is not made again."""
-        from nemotron_steps.api.running import run_asked
+        from nemotron_steps.api.running import run_request
 
-        return run_asked(self._bench, self._asked, force=force, resume=resume, wait=wait, progress=progress)
+        return run_request(self._session, self._request, force=force, resume=resume, wait=wait, progress=progress)
 
-    def _says_when_to_validate(self, asked: RunRequest) -> bool:
+    def _says_when_to_validate(self, request: RunRequest) -> bool:
         """Whether the config does, with the request's overrides. ConfigError for a config that cannot be read."""
-        settled = self._bench.settled(asked)
-        with variables_of(self._bench.profile_of(settled)):
-            flat = self._bench.compose(STEP, settled.config, settled.overrides).flat
+        settled = self._session.settled(request)
+        with variables_of(self._session.profile_of(settled)):
+            flat = self._session.compose(STEP, settled.config, settled.overrides).flat
         return bool(flat["grpo.val_period"] > 0 or flat["grpo.val_at_start"] or flat["grpo.val_at_end"])
 
     def __repr__(self) -> str:

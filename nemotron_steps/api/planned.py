@@ -16,12 +16,13 @@ from html import escape
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.cli.planning import plan_fields, show_plan, with_cached
+from nemotron_steps.cli.plans import plan_fields, show_plan
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.config.locations import variables_set
 from nemotron_steps.config.profiles import Profile
 from nemotron_steps.errors import RequestError
 from nemotron_steps.session.fan_out import quoted
+from nemotron_steps.session.run import plan_run
 from nemotron_steps.session.run_request import RunRequest
 from nemotron_steps.session.session import Session
 
@@ -40,7 +41,7 @@ _ENTRY = re.compile(r"^        request: .*\n", re.MULTILINE)
 _WORDS = frozenset({"null", "true", "false", "inf", "nan"})
 
 
-def asked_for(
+def request_for(
     target: Target,
     *,
     config: str | os.PathLike[str] | None = None,
@@ -219,12 +220,12 @@ class Planned:
         command: the same request on the command line, after `steps run`.
     """
 
-    def __init__(self, bench: Session, asked: RunRequest) -> None:
-        self._bench = bench
-        self._asked = bench.settled(asked)
-        with variables_of(bench.profile_of(self._asked)):
-            self.plan: Plan = with_cached(bench, bench.plan(self._asked))
-        self.command = self._asked.redacted().typed
+    def __init__(self, session: Session, request: RunRequest) -> None:
+        self._session = session
+        self._request = session.settled(request)
+        with variables_of(session.profile_of(self._request)):
+            self.plan: Plan = plan_run(session, self._request)
+        self.command = self._request.redacted().typed
 
     @property
     def steps(self) -> list[str]:
@@ -251,13 +252,13 @@ class Planned:
         self, *, force: bool = False, resume: str | None = None, wait: bool = True, progress: bool = True
     ) -> Result:
         """Run it; see `nemotron_steps.run`."""
-        from nemotron_steps.api.running import run_asked
+        from nemotron_steps.api.running import run_request
 
-        return run_asked(self._bench, self._asked, force=force, resume=resume, wait=wait, progress=progress)
+        return run_request(self._session, self._request, force=force, resume=resume, wait=wait, progress=progress)
 
     def __str__(self) -> str:
         text = io.StringIO()
-        show_plan(self.plan, Terminal(text, color=False, width=_COLUMNS), self._asked)
+        show_plan(self.plan, self._request, Terminal(text, color=False, width=_COLUMNS))
         return text.getvalue()
 
     def __repr__(self) -> str:
@@ -267,22 +268,22 @@ class Planned:
         return f"<pre>{escape(str(self))}</pre>"
 
 
-@arguments_of(asked_for)
+@arguments_of(request_for)
 def plan(target: Target, *, home: str | os.PathLike[str] | None = None, **request: Any) -> Planned:
     """Type-check a request, as `steps plan`. Nothing runs.
 
     Args:
-        request: see `nemotron_steps.api.planned.asked_for`.
+        request: see `nemotron_steps.api.planned.request_for`.
         home: where artifacts and runs are; None for STEPS_HOME, or `.steps`.
 
     Raises:
         PlanError: with every problem found, each with its code, place and hints.
         RequestError: the request itself makes no sense.
     """
-    return Planned(bench_of(home), asked_for(target, **request))
+    return Planned(session_of(home), request_for(target, **request))
 
 
-def bench_of(home: str | os.PathLike[str] | None) -> Session:
+def session_of(home: str | os.PathLike[str] | None) -> Session:
     """What requests are planned with."""
     return Session(None if home is None else os.fspath(home))
 

@@ -189,7 +189,7 @@ class Result:
             StepsError: what it ended with.
             RequestError: another process works on it.
         """
-        from nemotron_steps.cli.launching import write_log
+        from nemotron_steps.cli.run import write_log
         from nemotron_steps.runs.launch import error_of, follow
 
         info = get_run(self._store, self.id)

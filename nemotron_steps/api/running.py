@@ -7,21 +7,23 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from inspect import signature
 from types import ModuleType
 from typing import Any
 
-from nemotron_steps.api.planned import Target, arguments_of, asked_for, bench_of, variables_of
+from nemotron_steps.api.planned import Target, arguments_of, request_for, session_of, variables_of
 from nemotron_steps.api.result import Result
-from nemotron_steps.cli.launching import follow_attached, submit_asked
-from nemotron_steps.cli.running import asked_before, run_here
+from nemotron_steps.cli.run import show_job, show_result, show_to_submit, shown, write_log
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.errors import RequestError
+from nemotron_steps.session.run import request_of_run, run_here
 from nemotron_steps.session.run_request import RunRequest
 from nemotron_steps.session.session import Session
+from nemotron_steps.session.submit import follow_attached, submit
 
 
-@arguments_of(asked_for)
+@arguments_of(request_for)
 def run(
     target: Target | None = None,
     *,
@@ -35,7 +37,7 @@ def run(
     """Plan a request and run what of it is not already there: in this process, or where its profile says.
 
     Args:
-        request: see `nemotron_steps.api.planned.asked_for`.
+        request: see `nemotron_steps.api.planned.request_for`.
         home: where artifacts and runs are; None for STEPS_HOME, or `.steps`.
         force: run the steps asked for even if they are cached.
         resume: the id of an earlier run, or `latest`: its folder is continued. Without a target it goes on with what
@@ -49,21 +51,21 @@ def run(
         InterruptedRunError: Ctrl-C, or the notebook's stop button; a job is cancelled. Pressed again, what is still
             unwinding is cut short, and this process goes on.
     """
-    bench = bench_of(home)
+    session = session_of(home)
     if target is not None:
-        asked = asked_for(target, **request)
+        wanted = request_for(target, **request)
     elif resume is None:
         raise RequestError("name a step or a pipeline", hints=("run('rl/nemo_rl/rlvr')", "run(resume='latest')"))
     else:
-        asked = _asked_again(bench, resume, **request)
-    return run_asked(bench, asked, force=force, resume=resume, wait=wait, progress=progress)
+        wanted = _asked_again(session, resume, **request)
+    return run_request(session, wanted, force=force, resume=resume, wait=wait, progress=progress)
 
 
 def _asked_again(
-    bench: Session, run: str, *, profile: str | None = None, ignore_checks: str | Iterable[str] = (), **more: Any
+    session: Session, run: str, *, profile: str | None = None, ignore_checks: str | Iterable[str] = (), **more: Any
 ) -> RunRequest:
     """What an earlier run was asked for. RequestError for another request, or no argument of one."""
-    known = [name for name, each in signature(asked_for).parameters.items() if each.kind is each.KEYWORD_ONLY]
+    known = [name for name, each in signature(request_for).parameters.items() if each.kind is each.KEYWORD_ONLY]
     # Another name is a key of the config where steps are named; without any, it is a mistake whatever its value.
     changed = [name for name, value in more.items() if name not in known or value not in (None, (), [], {})]
     if changed:
@@ -73,15 +75,15 @@ def _asked_again(
             hints=(f"run('STEP', ..., resume={run!r})",),
         )
     ignored = (ignore_checks,) if isinstance(ignore_checks, str) else tuple(ignore_checks)
-    return asked_before(bench, run, profile=profile, ignore_checks=ignored)
+    return request_of_run(session, run, profile=profile, ignore_checks=ignored)
 
 
-def run_asked(
-    bench: Session, asked: RunRequest, *, force: bool, resume: str | None, wait: bool, progress: bool
+def run_request(
+    session: Session, request: RunRequest, *, force: bool, resume: str | None, wait: bool, progress: bool
 ) -> Result:
     """Run a request; see `run`."""
-    asked = bench.settled(asked)
-    profile = bench.profile_of(asked)
+    request = session.settled(request)
+    profile = session.profile_of(request)
     terminal = Terminal.of() if progress else None
     if profile is None and not wait:
         raise RequestError(
@@ -93,17 +95,19 @@ def run_asked(
     if profile is not None and not (wait and profile.runs_here):
         with outside_event_loop():
             with variables_of(profile):
-                info = submit_asked(bench, asked, profile, force=force, resume=resume, attached=wait, terminal=terminal)
+                show = partial(show_to_submit, request, terminal) if terminal is not None else lambda plan: None
+                info, profile = submit(session, request, profile, force=force, resume=resume, attached=wait, show=show)
+                if terminal is not None:
+                    show_job(info, profile, terminal)
             if wait:
-                follow_attached(bench.store, info, quiet=not progress)
-        return Result(bench.store, info.id)
+                follow_attached(session.store, info, write_log if progress else lambda text: None)
+        return Result(session.store, info.id)
     with variables_of(profile), outside_event_loop(), without_main_module():
-        result, plan = run_here(bench, asked, force=force, resume=resume, terminal=terminal, ends_process=False)
+        display = partial(shown, request, terminal)
+        result, plan = run_here(session, request, force=force, resume=resume, display=display, ends_process=False)
         if terminal is not None:
-            from nemotron_steps.cli.summary import show_result
-
-            show_result(result, plan, bench.registry, terminal)
-    return Result(bench.store, result.id)
+            show_result(result, plan, session.registry, terminal)
+    return Result(session.store, result.id)
 
 
 @contextmanager

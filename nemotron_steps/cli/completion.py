@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from argcomplete.completers import FilesCompleter
 from argcomplete.finders import CompletionFinder
 
-from nemotron_steps.cli.explain import explained_signals, explanations
+from nemotron_steps.cli.catalog import explained_signals, explanations
 from nemotron_steps.cli.scaffold import KINDS
 from nemotron_steps.config.profiles import load_environment
 from nemotron_steps.config.search import is_path

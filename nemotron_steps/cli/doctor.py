@@ -39,14 +39,14 @@ _KERNEL_PROBE = "import ctypes, sys, torch; ctypes.CDLL(sys.argv[1])"
 
 def doctor(arguments: argparse.Namespace) -> int:
     """`steps doctor`."""
-    bench = Session(arguments.home)
+    session = Session(arguments.home)
     terminal = Terminal.of()
     findings = []
     sections: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
         ("software", _software),
         ("programs", _programs),
-        ("home", lambda: _home(bench)),
-        ("packs", lambda: _packs(bench)),
+        ("home", lambda: _home(session)),
+        ("packs", lambda: _packs(session)),
     )
     for title, findings_of in sections:
         if not arguments.as_json:
@@ -131,7 +131,7 @@ def _programs() -> Iterator[Finding]:
 
 
 def _compiler() -> Finding:
-    from nemotron_steps.engine.native.compiler import INSTALL, build, find_compiler, kernel_folder
+    from nemotron_steps.engine.kernels.compiler import INSTALL, build, find_compiler, kernel_folder
     from nemotron_steps.errors import UnsupportedError
 
     command, name = find_compiler(), "C compiler"
@@ -159,11 +159,11 @@ def _probe(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_SECONDS, check=False)
 
 
-def _home(bench: Session) -> Iterator[Finding]:
+def _home(session: Session) -> Iterator[Finding]:
     from nemotron_steps.errors import StepsError
 
     try:
-        backend = bench.store.backend
+        backend = session.store.backend
         scratch = backend.scratch
         existing = next(folder for folder in (scratch, *scratch.parents) if folder.is_dir())
         with tempfile.TemporaryFile(dir=existing):
@@ -193,10 +193,10 @@ def _memory() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def _packs(bench: Session) -> Iterator[Finding]:
+def _packs(session: Session) -> Iterator[Finding]:
     from nemotron_steps.manifest.packs import BUILT_IN, unusable_code
 
-    registry = bench.registry
+    registry = session.registry
     counts: dict[str, int] = {}
     for manifest in [*registry.steps.values(), *registry.hidden_steps.values()]:
         counts[manifest.pack] = counts.get(manifest.pack, 0) + 1

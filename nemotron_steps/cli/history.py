@@ -8,14 +8,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import print_json, render
-from nemotron_steps.cli.live import headline
-from nemotron_steps.cli.summary import show_values
-from nemotron_steps.cli.terminal import Terminal, duration, printable
+from nemotron_steps.cli.run import show_values
+from nemotron_steps.cli.terminal import Terminal, duration, number, printable
 from nemotron_steps.errors import RequestError, StorageError, UnknownNameError, WorkerLostError
 from nemotron_steps.session.jobs import AT_WORK, JobView, not_started, said, shown_path
 from nemotron_steps.session.session import Session
@@ -29,6 +28,17 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.25
 _CANCEL_SECONDS = 20.0
 """How long a cancelled run may take to save and end."""
+
+_HEADLINES = (
+    ("reward", "reward/mean"),
+    ("validation", "validation/reward"),
+    ("held-out reward", "heldout/reward"),
+    ("accuracy", "accuracy"),
+    ("loss", "loss"),
+    ("validation loss", "validation_loss"),
+    ("kl", "kl_penalty"),
+)
+"""The few numbers worth a place beside a bar: label → metric name."""
 
 COLORS = {
     "done": "green",
@@ -122,6 +132,15 @@ def status(arguments: argparse.Namespace) -> int:
     for hint in advice(info, has_metrics=bool(metrics)):
         terminal.print(f"  {terminal.style(hint, 'cyan')}")
     return 0
+
+
+def headline(values: Mapping[str, Any]) -> str:
+    """The few numbers worth showing of a step's metrics: `reward 0.61  loss 0.02  kl 0.0031`."""
+    numbers = {label: values.get(name) for label, name in _HEADLINES}
+    shown = {label: value for label, value in numbers.items() if isinstance(value, int | float)}
+    if shown.get("kl") == 0:
+        del shown["kl"]
+    return "  ".join(f"{label} {number(value)}" for label, value in shown.items())
 
 
 def job_lines(view: JobView, info: RunInfo, terminal: Terminal) -> Iterator[str]:

@@ -49,7 +49,7 @@ def _program(arguments: Sequence[str], prog: str) -> int:
     import os
 
     from nemotron_steps.cli.parser import build, split_passthrough
-    from nemotron_steps.session.pipes import open_standard_streams
+    from nemotron_steps.session.supervise import open_standard_streams
 
     atexit.register(stopping.ignore)  # the last to be called: it is all done
     open_standard_streams()

@@ -67,7 +67,7 @@ def build(prog: str) -> Parser:
     command.add_argument(
         "shell", metavar="SHELL", choices=("bash", "zsh", "fish", "tcsh"), help="bash, zsh, fish, tcsh"
     )
-    command = add("explain", "explain:explain", "say why an error or a signal is raised and what mends it")
+    command = add("explain", "catalog:explain", "say why an error or a signal is raised and what mends it")
     command.add_argument("code", metavar="CODE|SIGNAL", nargs="?", help="as in error[CODE] (default: list them)")
     _json(command)
     command = add("new", "scaffold:new", "write a new step, environment, executor, type or pipeline, with its test")
@@ -113,12 +113,12 @@ def _catalog(add: Callable[..., Parser]) -> None:
 
 
 def _planning(add: Callable[..., Parser]) -> None:
-    command = add("plan", "planning:plan", "type-check a step, a list of steps or a pipeline; nothing runs")
+    command = add("plan", "run:plan", "type-check a step, a list of steps or a pipeline; nothing runs")
     _request(command)
     command.add_argument("-r", "--run", metavar="PROFILE", help="also check against this env.toml profile")
     command.add_argument("--why", action="store_true", help="say of each step that must run what changed")
     _json(command)
-    command = add("run", "running:run", "run a step, a list of steps or a pipeline", epilog=_RUN_EPILOG)
+    command = add("run", "run:run", "run a step, a list of steps or a pipeline", epilog=_RUN_EPILOG)
     run_flags(command)
 
 
@@ -217,13 +217,13 @@ def _history(add: Callable[..., Parser]) -> None:
 
 
 def _artifacts(add: Callable[..., Parser]) -> None:
-    group = add("artifacts", "artifact_commands:list_artifacts", "list, show, trace, compare, verify and add artifacts")
+    group = add("artifacts", "artifacts:list_artifacts", "list, show, trace, compare, verify and add artifacts")
     group.set_defaults(type=None, name=None, home=None, as_json=False)
     commands = group.add_subparsers(title="commands", dest="artifact_command", metavar="COMMAND", parser_class=Parser)
 
     def sub(name: str, summary: str) -> Parser:
         command: Parser = commands.add_parser(name, help=summary, description=summary)
-        command.set_defaults(handler=f"{HANDLERS}artifact_commands:{name}_artifacts")
+        command.set_defaults(handler=f"{HANDLERS}artifacts:{name}_artifacts")
         _home(command)
         _json(command)
         return command
@@ -236,7 +236,7 @@ def _artifacts(add: Callable[..., Parser]) -> None:
     command = sub("lineage", "show what an artifact was made from")
     command.add_argument("ref", metavar="REF", help="NAME, NAME:VERSION or digest")
     command = sub("diff", "compare two artifacts of one type: exit code 0 if they hold the same, 1 if not")
-    command.set_defaults(handler=f"{HANDLERS}artifact_diff:diff_artifacts")
+    command.set_defaults(handler=f"{HANDLERS}artifacts:diff_artifacts")
     command.add_argument("a", metavar="A", help="NAME, NAME:VERSION or digest")
     command.add_argument("b", metavar="B", help="the other one")
     command = sub("verify", "hash every file again and compare")
@@ -248,13 +248,13 @@ def _artifacts(add: Callable[..., Parser]) -> None:
 
 
 def _environments(add: Callable[..., Parser]) -> None:
-    group = add("env", "environment_commands:list_environments", "list, show, check and serve reward environments")
+    group = add("env", "environments:list_environments", "list, show, check and serve reward environments")
     group.set_defaults(as_json=False)
     commands = group.add_subparsers(title="commands", dest="env_command", metavar="COMMAND", parser_class=Parser)
 
     def sub(name: str, handler: str, summary: str) -> Parser:
         command: Parser = commands.add_parser(name, help=summary, description=summary)
-        command.set_defaults(handler=f"{HANDLERS}environment_commands:{handler}")
+        command.set_defaults(handler=f"{HANDLERS}environments:{handler}")
         _json(command)
         return command
 

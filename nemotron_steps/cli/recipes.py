@@ -137,7 +137,7 @@ def parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace | None, list[st
     run_flags(parser, words="key=value", help_words="overrides in Hydra's grammar: a.b=1, +a.b=1, ~a.b")
     if recipe.samples:
         parser.add_argument("--sample", type=int, metavar="N", help="at most N rows of each data set, to try things")
-    parser.set_defaults(handler=f"{HANDLERS}running:run", command="run", version=False, sample=None)
+    parser.set_defaults(handler=f"{HANDLERS}run:run", command="run", version=False, sample=None)
     namespace, unknown = parser.parse_known_args(rest)
     namespace.words += [word for word in unknown if not word.startswith("-")]
     flags = [word for word in unknown if word.startswith("-")]

@@ -99,7 +99,7 @@ KINDS: Mapping[str, Kind] = {
 
 def new(arguments: argparse.Namespace) -> int:
     """`steps new`."""
-    kind, name = _asked(arguments.what)
+    kind, name = _request(arguments.what)
     _require_name(kind, name)
     root = Path(arguments.into or _DEFAULT_FOLDER)
     _require_free(kind, name, root)
@@ -123,7 +123,7 @@ def new(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(words: list[str]) -> tuple[str, str]:
+def _request(words: list[str]) -> tuple[str, str]:
     """(kind, name): a name alone is a step's."""
     if len(words) == 1 and words[0] not in KINDS:
         return "step", words[0]

@@ -11,17 +11,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nemotron_steps.cli.errors import exit_code, render
-from nemotron_steps.cli.history import COLORS, advice, job_lines, say_on_stderr
-from nemotron_steps.cli.live import LineDisplay
+from nemotron_steps.cli.history import COLORS, advice, headline, job_lines, say_on_stderr
 from nemotron_steps.cli.terminal import Terminal, duration, number, printable, shorten
 from nemotron_steps.runs.follow import Follower, StepSeen
+from nemotron_steps.runs.log_format import render as record_line
 from nemotron_steps.runs.log_format import signal_text
 from nemotron_steps.session.jobs import AT_WORK, JobView, not_started
 from nemotron_steps.session.session import Session
@@ -54,6 +54,7 @@ _ROWS = (
     ("grad norm", ("grad_norm",)),
 )
 """Label → the metrics it may be, the first that there is."""
+_SECONDS_BETWEEN_LINES = 5.0
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _STATES = {"step_started": "running", "step_waiting": "waiting", "step_finished": "ran", "step_failed": "failed"}
 """What a record makes of its step."""
@@ -67,18 +68,18 @@ def watch(arguments: argparse.Namespace) -> int:
     view = JobView(store, arguments.run, *([] if drawn or arguments.once else [say_on_stderr]))
     info = view.look()
     folder = store.backend.scratch / "runs" / info.id
-    follower, asked = Follower(folder), _RunConfigs(folder)
+    follower, request = Follower(folder), _RunConfigs(folder)
     terminal = Terminal.of()
     if arguments.once:
         follower.look()
         if info.status in AT_WORK:
             view.ask(info)
-        for line in picture(info, follower, terminal, asked, samples=arguments.samples, view=view):
+        for line in picture(info, follower, terminal, request, samples=arguments.samples, view=view):
             terminal.print(line if terminal.width is None else shorten(line, terminal.width))
         return 0
     try:
         if drawn:
-            info = _draw(store, info, follower, terminal, asked, view, samples=arguments.samples)
+            info = _draw(store, info, follower, terminal, request, view, samples=arguments.samples)
         else:
             info = _print_lines(store, info, follower, terminal, view)
     except KeyboardInterrupt:
@@ -93,7 +94,7 @@ def picture(
     info: RunInfo,
     follower: Follower,
     terminal: Terminal,
-    asked: _RunConfigs,
+    request: _RunConfigs,
     *,
     samples: bool,
     curves: bool = True,
@@ -122,12 +123,12 @@ def picture(
         mark = style(_MARKS.get(state, "○"), COLORS.get(state, "dim"))
         seen = follower.steps.get(key, StepSeen())
         took = duration(step["seconds"]) if step.get("seconds") is not None else ""
-        note = _pace(seen, asked.total(key)) if state == "running" else took
+        note = _pace(seen, request.total(key)) if state == "running" else took
         lines.append(f"  {mark} {key.ljust(width)}  {style(state, COLORS.get(state, 'dim'))}  {style(note, 'dim')}")
     shown = _at_work(info, follower)
     if curves and shown is not None:
         lines += ["", *_curves(follower.steps[shown], terminal)]
-    lines += _warnings(follower, terminal, asked)
+    lines += _warnings(follower, terminal, request)
     if samples and shown is not None:
         lines += _samples(follower.steps[shown], terminal)
     return lines
@@ -176,13 +177,13 @@ def _curves(seen: StepSeen, terminal: Terminal) -> Iterator[str]:
         yield f"  {terminal.style(label.ljust(10), 'dim')} {number(curve.values[-1]).rjust(10)}  {line}".rstrip()
 
 
-def _warnings(follower: Follower, terminal: Terminal, asked: _RunConfigs) -> Iterator[str]:
+def _warnings(follower: Follower, terminal: Terminal, request: _RunConfigs) -> Iterator[str]:
     found = [(key, name, numbers) for key, seen in follower.steps.items() for name, numbers in seen.signals.items()]
     if found or follower.warnings:
         yield ""
     for key, name, numbers in found[-5:]:
         yield f"  {terminal.style('▲ ' + printable(signal_text(name, numbers)), 'yellow')}"
-        yield f"      {terminal.style(asked.advice(key, name, numbers), 'cyan')}"
+        yield f"      {terminal.style(request.advice(key, name, numbers), 'cyan')}"
     for text in follower.warnings:
         yield f"  {terminal.style('▲', 'yellow')} {printable(text)}"
 
@@ -244,6 +245,98 @@ class _RunConfigs:
         return self._steps.get(key, ("", {}))[1]
 
 
+class Display(Protocol):
+    """A listener that draws."""
+
+    def __call__(self, record: Record) -> None:
+        """Show a record."""
+
+    def close(self) -> None:
+        """Stop drawing and leave the screen tidy."""
+
+
+class Tolerant:
+    """A display that goes dark when it cannot be drawn (a terminal that is gone, a full disk); the run goes on."""
+
+    def __init__(self, display: Display) -> None:
+        self._display: Display | None = display
+
+    def __call__(self, record: Record) -> None:
+        """Show a record, if anything is shown any more."""
+        if self._display is not None:
+            try:
+                self._display(record)
+            except OSError:
+                self._display = None
+
+    def close(self) -> None:
+        """Leave the screen tidy, if it is there."""
+        if self._display is not None:
+            with suppress(OSError):
+                self._display.close()
+
+
+def open_display(terminal: Terminal, plan: Plan) -> Display:
+    """The display for a terminal: a picture when it can redraw, lines otherwise."""
+    if terminal.stream.isatty() and terminal.unicode:
+        return PictureDisplay(terminal, plan)
+    return LineDisplay(terminal)
+
+
+class LineDisplay:
+    """Timestamped lines. Metrics and progress of a step are shown at most every few seconds, and at its end."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._last = 0.0
+        self._held: Record | None = None
+
+    def __call__(self, record: Record) -> None:
+        """Print a record, or hold it back."""
+        if record["kind"] in ("metrics", "progress"):
+            if record["kind"] == "progress" and self._held is not None and self._held["kind"] == "metrics":
+                return
+            now = time.monotonic()
+            if now - self._last < _SECONDS_BETWEEN_LINES:
+                self._held = record
+                return
+            self._last, self._held = now, None
+        elif record["kind"] in ("sample", "run_finished", "summary"):
+            return  # what the run achieved is said once, at its end
+        text = _line(record)
+        held = self._held
+        # What is held back is older than this line, so it goes first.
+        if text and held and (held["kind"] == "metrics" or record["kind"] in ("step_finished", "step_failed")):
+            self._held = None
+            self._write(held, _line(held) or "")
+        if text is not None:
+            self._write(record, text)
+
+    def close(self) -> None:
+        """Nothing is left on the screen to tidy."""
+        self._terminal.stream.flush()
+
+    def _write(self, record: Record, text: str) -> None:
+        stamp = time.strftime("%H:%M:%S", time.localtime(record["time"]))
+        self._terminal.print(f"{stamp} {printable(text)}")
+        self._terminal.stream.flush()
+
+
+def _line(record: Record) -> str | None:
+    """A record as one line; None for what is not worth one."""
+    if record["kind"] == "progress":
+        total = record["total"]
+        count = f" {number(record['completed'])}/{number(total)}" if total else ""
+        return f"[{record['step']}] {record['description']}{count}"
+    if record["kind"] == "warning":
+        return f"▲ {record['text']}"
+    if record["kind"] == "metrics":
+        numbers = headline(record["values"])
+        if numbers:
+            return f"[{record['step']}] step {record['index']}: {numbers}"
+    return record_line(record)
+
+
 class PictureDisplay:
     """The picture of a run of this process, redrawn as it works. Its steps and warnings stay on the screen."""
 
@@ -254,7 +347,7 @@ class PictureDisplay:
 
         steps = {step.key: {"state": "pending"} for step in plan.steps}
         self._info = RunInfo("", name=plan.name, steps=steps, created=time.time())
-        self._terminal, self._seen, self._asked = terminal, Follower(), _RunConfigs(Path(), plan)
+        self._terminal, self._seen, self._request = terminal, Follower(), _RunConfigs(Path(), plan)
         self._lock = threading.Lock()  # it is drawn by a thread of rich's
         self._console = console = _console(terminal)
         self._live = Live(console=console, get_renderable=self._drawn, transient=True, refresh_per_second=_EACH_SECOND)
@@ -283,7 +376,7 @@ class PictureDisplay:
             return _fitted(self._lines(), self._console)
 
     def _lines(self, *, curves: bool = True) -> list[str]:
-        return picture(self._info, self._seen, self._terminal, self._asked, samples=False, curves=curves)
+        return picture(self._info, self._seen, self._terminal, self._request, samples=False, curves=curves)
 
 
 def _draw(
@@ -291,7 +384,7 @@ def _draw(
     info: RunInfo,
     follower: Follower,
     terminal: Terminal,
-    asked: _RunConfigs,
+    request: _RunConfigs,
     view: JobView,
     *,
     samples: bool,
@@ -305,7 +398,7 @@ def _draw(
         while True:
             follower.look()
             terminal.width = console.width
-            lines = picture(info, follower, terminal, asked, samples=samples, view=view)
+            lines = picture(info, follower, terminal, request, samples=samples, view=view)
             live.update(_fitted([*lines, "", terminal.style(keys, "dim")], console), refresh=True)
             if info.status not in AT_WORK:
                 return info

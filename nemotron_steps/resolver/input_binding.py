@@ -1,16 +1,22 @@
-"""`--input`: which port each one is for. `PORT=REF` means the steps asked for, `STEP.PORT=REF` any step of the plan."""
+"""`--input`: which port each one is for. `PORT=REF` means the steps asked for, `STEP.PORT=REF` any step of the plan.
+
+Also inputs among the overrides: `prompts=rows.jsonl` for `--input prompts=rows.jsonl`, which is easily left out.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nemotron_steps.config.names import meant
+from nemotron_steps.config.secrets import redact_text
+from nemotron_steps.errors import ConfigError, StepsError
 from nemotron_steps.manifest.models import Consumes, StepManifest
-from nemotron_steps.resolver import reports
+from nemotron_steps.resolver import hints
 from nemotron_steps.resolver.graph import Graph, Node
 from nemotron_steps.resolver.problems import AmbiguousSource, UnknownPort
-from nemotron_steps.resolver.request import Goal, Request
+from nemotron_steps.resolver.request import Compose, Goal, Request
 
 GoalNodes = Sequence[tuple[Goal, Node]]
 
@@ -35,7 +41,7 @@ def report_unused(inputs: Mapping[str, str], used: set[str], graph: Graph) -> No
         steps = [node for node in graph.nodes.values() if not node.inserted]
         owners = [node for node in steps if step in (node.key, node.manifest.id)]
         for node in owners:
-            graph.report(reports.unknown_input(node, port, where))
+            graph.report(hints.unknown_input(node, port, where))
         if not owners:
             keys = sorted(node.key for node in steps)
             graph.report(
@@ -58,7 +64,7 @@ def _owners(request: Request, graph: Graph, port: str, reference: str, goals: Go
     if not having:
         known = sorted({name for _, node in goals for name in node.manifest.inputs})
         close = meant(port, known)
-        idle = [problem for _, node in goals for problem in reports.idle_input(graph.registry, node, port, where)]
+        idle = [problem for _, node in goals for problem in hints.idle_input(graph.registry, node, port, where)]
         for problem in idle:
             graph.report(problem)
         if goals and not idle:
@@ -142,3 +148,65 @@ def with_sources_of_config(manifest: StepManifest, inputs: Mapping[str, Any]) ->
     for name in named:
         sources.pop(name, None)
     return manifest.with_ports(tuple(ports)), sources
+
+
+def take_out_inputs(
+    goal: Goal, key: str, steps: Mapping[str, StepManifest], graph: Graph, compose: Compose, *, alone: bool
+) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
+    """A step's overrides without those that name an input and that its config refuses; each of them is reported.
+
+    Args:
+        key: how the plan calls the step.
+        steps: key → manifest of the steps whose inputs a bare override may name, the step itself first.
+        alone: whether the request has no other step, so that an input needs no step in front.
+
+    Returns:
+        The overrides that are left, and (step's key, port) of those that were taken out.
+    """
+    kept: list[str] = []
+    taken: list[tuple[str, str]] = []
+    for override in goal.overrides:
+        name, _, value = override.lstrip("+").partition("=")
+        found = _port(name, steps)
+        if not value or found is None or _is_key(goal, name, compose):
+            kept.append(override)
+            continue
+        owner, port = found
+        taken.append((owner, port.name))
+        many = port.many and name == port.name
+        stage = goal.instance.stage if goal.instance is not None and owner == key else owner
+        target = f"{'' if alone else f'{stage}.'}{name}{'.NAME' if many else ''}"
+        pasted = f"--input {shlex.quote(redact_text(f'{target}={_bare(value)}'))}"
+        graph.report(
+            ConfigError(
+                f"'{name}' is an input of {owner}, and an input is given by --input",
+                where=f"override '{redact_text(override)}'",
+                expected=f"--input {name}{'.NAME' if many else ''}=REF; each input has an --input of its own",
+                found="an override",
+                hints=(pasted,),
+            )
+        )
+    return tuple(kept), taken
+
+
+def _port(name: str, steps: Mapping[str, StepManifest]) -> tuple[str, Consumes] | None:
+    """The first step, and its port, that `PORT` or, of a port that takes many, `PORT.NAME` is for."""
+    for key, manifest in steps.items():
+        for port in manifest.consumes:
+            if name == port.name or (port.many and name.startswith(f"{port.name}.")):
+                return key, port
+    return None
+
+
+def _is_key(goal: Goal, name: str, compose: Compose) -> bool:
+    """Whether an override may be for the step's config: a port may have the name of a key."""
+    try:
+        has_key = compose(goal.step_id, goal.config_name, ()).has_key
+    except StepsError:
+        return True
+    return has_key is None or has_key(name)
+
+
+def _bare(value: str) -> str:
+    """A value without the quotes that Hydra's grammar wants and `--input` does not."""
+    return value[1:-1] if len(value) > 2 and value[0] == value[-1] and value[0] in "'\"" else value

@@ -19,12 +19,10 @@ from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.resolver.attributes import check_attributes
 from nemotron_steps.resolver.checks import CHECKS, Check, CheckSubject
 from nemotron_steps.resolver.config_checks import check_parameters, check_placeholders, merge_placeholders
-from nemotron_steps.resolver.graph import Graph, Node
-from nemotron_steps.resolver.input_binding import assign_bare_inputs, report_unused, with_named_ports
-from nemotron_steps.resolver.misplaced_inputs import take_out_inputs
+from nemotron_steps.resolver.graph import Graph, Node, with_references
+from nemotron_steps.resolver.input_binding import assign_bare_inputs, report_unused, take_out_inputs, with_named_ports
 from nemotron_steps.resolver.plan import Plan, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import FILLABLE, AttributeConflict, PlanProblem, raise_all
-from nemotron_steps.resolver.references import with_references
 from nemotron_steps.resolver.request import Compose, DescribeInput, Goal, Newest, Request, StepConfig
 from nemotron_steps.resolver.sources import Sources
 

@@ -2,7 +2,9 @@
 
 1. `--input PORT=REF` (or `STEP.PORT=REF`), or an override that sets the port's config key; both are a contradiction
 2. the wiring of a pipeline file
-3. in a plain list of steps, the nearest earlier output of a fitting type (see `chain`)
+3. in a plain list of steps, the nearest earlier step with an output the port accepts, directly or through conversions
+   (for an optional port: directly only); of that step's outputs the one with the fewest conversions, and two equally
+   good ones are ambiguous. A step that merely converted what the port accepts as it was is looked through
 4. an environment variable that the port's config key takes its value from, where it is set
 5. the config's own `inputs` section: a step to run first, what an earlier run of one left, or a reference
 6. a value already at the port's config key
@@ -12,18 +14,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import StepsError, did_you_mean
-from nemotron_steps.manifest.models import Consumes
+from nemotron_steps.manifest.models import Consumes, StepManifest
 from nemotron_steps.manifest.pipeline_models import StageSource
-from nemotron_steps.resolver import reports
-from nemotron_steps.resolver.chain import Chain
+from nemotron_steps.manifest.typegraph import TypeGraph
+from nemotron_steps.resolver import hints
 from nemotron_steps.resolver.config_checks import is_placeholder
 from nemotron_steps.resolver.graph import DEFAULT, Graph, Identity, Node
-from nemotron_steps.resolver.hints import missing_input_hints, missing_stage_input_hints
 from nemotron_steps.resolver.input_binding import with_named_ports, with_sources_of_config
 from nemotron_steps.resolver.plan import InputSource, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import UnknownPort
@@ -33,6 +34,50 @@ _SOURCE_KEYS = frozenset({"step", "config", "overrides", "port", "existing", "re
 _EXISTING = (None, "prefer", "require")
 """Of a step that a config names as a source: run it; take the newest that it left in the home under that config, else
 run it; or take that and never run it. One with `overrides` is always run: they say what is wanted."""
+
+
+@dataclass(frozen=True)
+class Produced:
+    """An output of an earlier step of the list."""
+
+    source: StepOutput
+    type: str
+
+
+@dataclass
+class Chain:
+    """The outputs of the steps of a list so far."""
+
+    types: TypeGraph
+    steps: list[tuple[Produced, ...]] = field(default_factory=list)
+    """Outputs of each step, in order."""
+    converted_from: dict[str, tuple[InputSource, str]] = field(default_factory=dict)
+    """Key of a step of the list that only converts → what it converts, and its type."""
+
+    def add(self, key: str, manifest: StepManifest) -> None:
+        """Append a step's outputs."""
+        self.steps.append(tuple(Produced(StepOutput(key, port.name), port.type) for port in manifest.produces))
+
+    def candidates(self, port: Consumes) -> list[Produced]:
+        """The best outputs for a port: empty if there is none, more than one if it is ambiguous."""
+        if port.auto is False:
+            return []
+        leading = self.types.leading_to(port.auto if isinstance(port.auto, str) else port.type)
+        most = len(leading) if port.required else 0  # conversions; an optional port is fed directly or not at all
+        for outputs in reversed(self.steps):
+            usable = [each for each in outputs if leading.get(each.type, most + 1) <= most]
+            if usable:
+                fewest = min(leading[each.type] for each in usable)
+                return [each for each in usable if leading[each.type] == fewest]
+        return []
+
+    def look_through(self, produced: Produced, port: Consumes) -> tuple[InputSource, str]:
+        """The source to use for an output: what it was converted from, when the port accepts that as it is."""
+        if not self.types.is_a(produced.type, port.type):
+            before = self.converted_from.get(produced.source.step_key)
+            if before is not None and self.types.is_a(before[1], port.type):
+                return before
+        return produced.source, produced.type
 
 
 class Sources:
@@ -85,7 +130,7 @@ class Sources:
             if name not in node.manifest.inputs and not self._is_idle(node, name):
                 where = goal.where.get(name) if goal is not None and name in wired else None
                 where = where or (node.config.where(f"inputs.{name}") if node.config is not None else None)
-                self.graph.report(reports.unknown_input(node, name, where))
+                self.graph.report(hints.unknown_input(node, name, where))
         missing = []
         for port in node.manifest.consumes:
             source = self._find(node, port, goal)
@@ -106,7 +151,7 @@ class Sources:
         if reference is not None:
             if bound is not None and overridden:
                 node.failed.add(port.name)
-                self.graph.report(reports.two_sources(node, port, reference, "=".join(bound)))
+                self.graph.report(hints.two_sources(node, port, reference, "=".join(bound)))
                 return None
             return self._from_reference(node, port, reference, f"--input {port.name}={reference}")
         if bound is not None and overridden:
@@ -227,7 +272,7 @@ class Sources:
             target = self._target(node, port.name)
             given = [f"--input {target}={ref}" for ref in (*others, "PATH")]
             what = f"'{port.name}' of {node.key} is made by {of}, which has made none in this home"
-            problem = reports.missing(node, port, (f"steps run {of}", *given), what)
+            problem = hints.missing(node, port, (f"steps run {of}", *given), what)
             problem.where, problem.chain, problem.found = where, (of, node.at(port.name)), "none in this home"
             self.graph.report(problem)
         return None
@@ -287,14 +332,14 @@ class Sources:
             found = tuple(outputs[name].type for name in names)
             label = producer.at(names[0]) if len(names) == 1 else producer.key
             self.graph.report(
-                reports.mismatch(self.graph.registry, node, port, label, found, where, producer.manifest.id)
+                hints.mismatch(self.graph.registry, node, port, label, found, where, producer.manifest.id)
             )
             return None
         best = [name for name, path in paths.items() if path is not None and len(path) == fewest]
         if len(best) > 1:
             node.failed.add(port.name)
-            hints = [f'{port.name} = "{producer.key}.{name}"' for name in best]
-            self.graph.report(reports.ambiguous(node, port, [producer.at(n) for n in best], where, hints))
+            wirings = [f'{port.name} = "{producer.key}.{name}"' for name in best]
+            self.graph.report(hints.ambiguous(node, port, [producer.at(n) for n in best], where, wirings))
             return None
         return self._fit(node, port, StepOutput(producer.key, best[0]), outputs[best[0]].type, where)
 
@@ -304,7 +349,7 @@ class Sources:
             node.failed.add(port.name)
             labels = [f"{c.source.step_key}.{c.source.port}" for c in candidates]
             hint = f"--input {self._target(node, port.name)}=PATH"
-            self.graph.report(reports.ambiguous(node, port, labels, None, (hint,)))
+            self.graph.report(hints.ambiguous(node, port, labels, None, (hint,)))
             return None
         if not candidates:
             return None
@@ -323,11 +368,11 @@ class Sources:
             node.failed.add(port.name)
             producer = self.graph.nodes[source.step_key].manifest.id if isinstance(source, StepOutput) else ""
             label = self.graph.label(source)
-            self.graph.report(reports.mismatch(self.graph.registry, node, port, label, (found,), where, producer))
+            self.graph.report(hints.mismatch(self.graph.registry, node, port, label, (found,), where, producer))
             return None
         return self.graph.convert(source, path, node, port.name)
 
-    def _describe(self, node: Node, port: Consumes, ref: str, where: str | None, *hints: str) -> SuppliedInput | None:
+    def _describe(self, node: Node, port: Consumes, ref: str, where: str | None, *more: str) -> SuppliedInput | None:
         key = (ref, port.type)
         if key not in self._described:
             found = None
@@ -339,7 +384,7 @@ class Sources:
                 problem = error
             if problem is not None:
                 problem.where = problem.where or where
-                problem.hints = (*hints, *problem.hints)
+                problem.hints = (*more, *problem.hints)
                 self.graph.report(problem)
             self._described[key] = found
         if self._described[key] is None:
@@ -349,11 +394,11 @@ class Sources:
     def _report_unnamed(self, node: Node, port: Consumes, reference: str | None, goal: Goal | None) -> None:
         if reference is not None:
             where = f"--input {port.name}={reference}"
-            problem = reports.unnamed(node, port, f"--input {port.name}.NAME={reference}", where)
+            problem = hints.unnamed(node, port, f"--input {port.name}.NAME={reference}", where)
         elif goal is not None and port.name in goal.wired:
-            problem = reports.unnamed(node, port, f"inputs.{port.name}.NAME", goal.where.get(port.name))
+            problem = hints.unnamed(node, port, f"inputs.{port.name}.NAME", goal.where.get(port.name))
         elif node.config is not None and node.config.inputs.get(port.name) is not None:
-            problem = reports.unnamed(node, port, f"inputs.{port.name}.NAME", node.config.where(f"inputs.{port.name}"))
+            problem = hints.unnamed(node, port, f"inputs.{port.name}.NAME", node.config.where(f"inputs.{port.name}"))
         else:
             return
         node.failed.add(port.name)
@@ -382,16 +427,16 @@ class Sources:
             narrower = [port for port in single if any(self.types.is_a(port.type, name) for name in found)]
             closest = (narrower or single)[0]
             left.remove(closest)
-            self.graph.report(reports.mismatch(registry, node, closest, before.key, found, None, before.manifest.id))
+            self.graph.report(hints.mismatch(registry, node, closest, before.key, found, None, before.manifest.id))
         for port in left:
-            self.graph.report(reports.missing(node, port, self._missing_hints(node, port, goal)))
+            self.graph.report(hints.missing(node, port, self._missing_hints(node, port, goal)))
 
     def _missing_hints(self, node: Node, port: Consumes, goal: Goal | None) -> tuple[str, ...]:
         target = self._target(node, port.name) + (".NAME" if port.many else "")
         if goal is None or self.request.chained:
-            return missing_input_hints(self.graph.registry, target, port, node.manifest.id)
+            return hints.missing_input_hints(self.graph.registry, target, port, node.manifest.id)
         before = {stage.key: stage.manifest for stage in self.goals[: self.positions.get(node.key, 0)]}
-        return missing_stage_input_hints(self.types, target, port, node.key, before)
+        return hints.missing_stage_input_hints(self.types, target, port, node.key, before)
 
     def _step_before(self, node: Node) -> Node | None:
         """The step named just before this one, unless one of its outputs already feeds this step."""

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from nemotron_steps.config.names import meant
 from nemotron_steps.config.secrets import shown_override
-from nemotron_steps.resolver.fan_out import Axis, fanned_out
 from nemotron_steps.resolver.request import Goal, Request, request_for_pipeline, request_for_steps
-from nemotron_steps.session.fan_out import HasKey, pipeline_axes, step_axes
+from nemotron_steps.session.fan_out import Axis, HasKey, fanned_out, pipeline_axes, step_axes
 from nemotron_steps.session.run_request import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from nemotron_steps.session.run_request import RunRequest
 
 
-def pipeline_request(asked: RunRequest, pipeline: PipelineManifest, has_key: HasKey) -> Request:
+def pipeline_request(request: RunRequest, pipeline: PipelineManifest, has_key: HasKey) -> Request:
     """A pipeline's stages from --from to --until, with their configs and overrides, fanned out.
 
     `-c NAME` is the pipeline's own table of that name, else that config of every stage.
@@ -29,79 +28,79 @@ def pipeline_request(asked: RunRequest, pipeline: PipelineManifest, has_key: Has
     Raises:
         UsageError: an override, --from, --until or --over names no stage; --until comes before --from.
     """
-    if asked.passthrough:
-        raise UsageError("a pipeline takes nothing after `--`", found=" ".join(asked.passthrough))
+    if request.passthrough:
+        raise UsageError("a pipeline takes nothing after `--`", found=" ".join(request.passthrough))
     names = [stage.name for stage in pipeline.stages]
-    begin = _position("--from", asked.first, names) if asked.first is not None else 0
-    end = _position("--until", asked.until, names) if asked.until is not None else len(names) - 1
+    begin = _position("--from", request.first, names) if request.first is not None else 0
+    end = _position("--until", request.until, names) if request.until is not None else len(names) - 1
     if end < begin:
         raise UsageError(
-            f"stage '{asked.until}' comes before '{asked.first}'",
-            where=f"--from {asked.first} --until {asked.until}",
+            f"stage '{request.until}' comes before '{request.first}'",
+            where=f"--from {request.first} --until {request.until}",
             expected=f"one of {', '.join(names[begin:])} at --until",
         )
-    request = request_for_pipeline(pipeline, inputs=dict(asked.inputs))
-    table = pipeline.configs.get(asked.config or "", {})
+    chain = request_for_pipeline(pipeline, inputs=dict(request.inputs))
+    table = pipeline.configs.get(request.config or "", {})
     goals = tuple(
         replace(
             goal,
             step_id=(table[name].step if name in table else None) or goal.step_id,
-            config_name=table[name].config if name in table else asked.config or goal.config_name,
+            config_name=table[name].config if name in table else request.config or goal.config_name,
             earlier=position < begin,
         )
-        for position, (name, goal) in enumerate(zip(names, request.goals, strict=True))
+        for position, (name, goal) in enumerate(zip(names, chain.goals, strict=True))
         if position <= end
     )
     step_of = {goal.name or "": goal.step_id for goal in goals}
     declared = {stage.name: stage.fan_out for stage in pipeline.stages if stage.name in step_of}
-    axes = pipeline_axes(asked.over, declared, lambda stage, key: has_key(step_of[stage], key))
-    request = replace(request, goals=goals, command=replace(asked, overrides=(), inputs={}).command)
-    return _overridden(request, axes, asked, list(step_of) + names[end + 1 :])
+    axes = pipeline_axes(request.over, declared, lambda stage, key: has_key(step_of[stage], key))
+    chain = replace(chain, goals=goals, command=replace(request, overrides=(), inputs={}).command)
+    return _overridden(chain, axes, request, list(step_of) + names[end + 1 :])
 
 
-def fanned_out_step(asked: RunRequest, passthrough: str | None) -> Request:
+def fanned_out_step(request: RunRequest, passthrough: str | None) -> Request:
     """One step as many, over what `--over` says. UsageError for several steps, which would have to be wired.
 
     Args:
         passthrough: the override that hands on what stands after `--`.
     """
-    if len(asked.targets) > 1:
+    if len(request.targets) > 1:
         raise UsageError(
             "--over fans out one step, or stages of a pipeline; a list of steps is neither",
-            found=" ".join(asked.targets),
-            hints=(f"steps run {asked.targets[-1]} --over {asked.over[0]}",),
+            found=" ".join(request.targets),
+            hints=(f"steps run {request.targets[-1]} --over {request.over[0]}",),
         )
-    request = request_for_steps(asked.targets, config_name=asked.config, inputs=dict(asked.inputs))
-    name = asked.targets[0].rpartition(":")[2].rsplit("/", 1)[-1]
-    goal = replace(request.goals[0], name=name, overrides=() if passthrough is None else (passthrough,))
-    command = replace(asked, overrides=(), inputs={}).command
-    request = replace(request, goals=(goal,), command=command, chained=False)
-    return _overridden(request, step_axes(asked.over, name), asked, [name], own=name)
+    chain = request_for_steps(request.targets, config_name=request.config, inputs=dict(request.inputs))
+    name = request.targets[0].rpartition(":")[2].rsplit("/", 1)[-1]
+    goal = replace(chain.goals[0], name=name, overrides=() if passthrough is None else (passthrough,))
+    command = replace(request, overrides=(), inputs={}).command
+    chain = replace(chain, goals=(goal,), command=command, chained=False)
+    return _overridden(chain, step_axes(request.over, name), request, [name], own=name)
 
 
 def _overridden(
-    request: Request, axes: list[Axis], asked: RunRequest, names: list[str], own: str | None = None
+    chain: Request, axes: list[Axis], request: RunRequest, names: list[str], own: str | None = None
 ) -> Request:
     """The request fanned out, with overrides of stages and, after what they are fanned out over, of instances."""
-    instances = [goal.name or "" for goal in fanned_out(request, axes).goals if goal.instance is not None]
-    overrides = _overrides_by_stage(asked, names, instances, own)
+    instances = [goal.name or "" for goal in fanned_out(chain, axes).goals if goal.instance is not None]
+    overrides = _overrides_by_stage(request, names, instances, own)
 
     def given(goal: Goal) -> Goal:
         return replace(goal, overrides=(*goal.overrides, *overrides.get(goal.name or "", ())))
 
-    request = fanned_out(replace(request, goals=tuple(given(goal) for goal in request.goals)), axes)
-    goals = tuple(given(goal) if goal.instance else goal for goal in request.goals)
-    return replace(request, goals=_with_ignored_checks(goals, asked, [*names, *instances]))
+    chain = fanned_out(replace(chain, goals=tuple(given(goal) for goal in chain.goals)), axes)
+    goals = tuple(given(goal) if goal.instance else goal for goal in chain.goals)
+    return replace(chain, goals=_with_ignored_checks(goals, request, [*names, *instances]))
 
 
-def _with_ignored_checks(goals: tuple[Goal, ...], asked: RunRequest, names: list[str]) -> tuple[Goal, ...]:
+def _with_ignored_checks(goals: tuple[Goal, ...], request: RunRequest, names: list[str]) -> tuple[Goal, ...]:
     """The stages with the checks of those that `--ignore-checks` names as warnings."""
-    for stage in asked.ignore_checks:
+    for stage in request.ignore_checks:
         _position("--ignore-checks", stage, names)
 
     def said(goal: Goal) -> Goal:
         stage = goal.instance.stage if goal.instance else goal.name
-        if not {goal.name, stage} & set(asked.ignore_checks):
+        if not {goal.name, stage} & set(request.ignore_checks):
             return goal
         return replace(goal, checks=tuple(check.model_copy(update={"severity": "warn"}) for check in goal.checks))
 
@@ -121,11 +120,11 @@ def _position(flag: str, stage: str, names: list[str]) -> int:
 
 
 def _overrides_by_stage(
-    asked: RunRequest, names: list[str], instances: list[str], own: str | None
+    request: RunRequest, names: list[str], instances: list[str], own: str | None
 ) -> dict[str, list[str]]:
     """`STAGE.key=value` as `key=value` of each stage, or instance of one; others are those of the stage `own`."""
     extra: dict[str, list[str]] = {}
-    for text in asked.overrides:
+    for text in request.overrides:
         mark = re.match(r"[+~]*", text)
         prefix = mark[0] if mark else ""
         stage, dot, rest = text[len(prefix) :].partition(".")

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.errors import ArtifactError, ConfigError, RequestError, StepsError, UnknownNameError, did_you_mean
+from nemotron_steps.errors import ConfigError, RequestError, StepsError
 from nemotron_steps.session.run_request import UsageError
 
 if TYPE_CHECKING:
@@ -70,29 +69,29 @@ class Session:
 
         return ArtifactStore(self._home)
 
-    def settled(self, asked: RunRequest) -> RunRequest:
+    def settled(self, request: RunRequest) -> RunRequest:
         """The request with `-c NAME` as `./NAME.yaml`, where no step asked for has a config NAME and that file is."""
-        file = self._file_called(asked)
-        return asked if file is None or self._own_config(asked) else replace(asked, config=file)
+        file = self._file_called(request)
+        return request if file is None or self._own_config(request) else replace(request, config=file)
 
-    def _file_called(self, asked: RunRequest) -> str | None:
+    def _file_called(self, request: RunRequest) -> str | None:
         """`./NAME.yaml` for `-c NAME`, if it is a file of the working directory."""
         from nemotron_steps.config.search import is_path
 
-        if asked.config is None or is_path(asked.config):
+        if request.config is None or is_path(request.config):
             return None
-        file = f"./{asked.config}.yaml"
+        file = f"./{request.config}.yaml"
         return file if Path(file).is_file() else None
 
-    def _own_config(self, asked: RunRequest) -> str | None:
+    def _own_config(self, request: RunRequest) -> str | None:
         """The first step asked for that has a config of that name; a pipeline's `-c` is always for its steps."""
-        pipeline = self._pipeline(asked)
+        pipeline = self._pipeline(request)
         if pipeline is not None:
             return pipeline.name
-        steps = (self.registry.find_step(target) for target in asked.targets)
-        return next((s.id for s in steps if s is not None and asked.config in self._search_path(s).names()), None)
+        steps = (self.registry.find_step(target) for target in request.targets)
+        return next((s.id for s in steps if s is not None and request.config in self._search_path(s).names()), None)
 
-    def plan(self, asked: RunRequest, *, allow_unfilled: bool = False) -> Plan:
+    def plan(self, request: RunRequest, *, allow_unfilled: bool = False) -> Plan:
         """Resolve a request, as one that may still have to be filled in if so asked.
 
         Raises:
@@ -105,18 +104,18 @@ class Session:
 
         profile, known = None, []
         try:
-            profile = self.profile(asked.profile)
+            profile = self.profile(request.profile)
         except StepsError as error:
             known.append(error)
         try:
-            request = self.request(asked)
+            chain = self.chain(request)
         except StepsError as error:
             if known:
-                raise_all([*known, error], f"cannot plan '{asked.command}'")
+                raise_all([*known, error], f"cannot plan '{request.command}'")
             raise
         try:
             found = resolve(
-                request,
+                chain,
                 self.registry,
                 compose=self.compose,
                 describe_input=self.describe_input,
@@ -130,17 +129,17 @@ class Session:
             key = "container_image"
             said = [{key: each.job[key]} for each in self._composed.values() if key in each.job]
             try:
-                self.profile(asked.profile if profile and not allow_unfilled else None, said[0] if said else {})
+                self.profile(request.profile if profile and not allow_unfilled else None, said[0] if said else {})
             except NoImageError as lacking:
-                raise_all([*problems, lacking], f"cannot plan '{request.command}'")
+                raise_all([*problems, lacking], f"cannot plan '{chain.command}'")
             raise
         self._respell(found.unfilled)
-        file = self._file_called(asked)
+        file = self._file_called(request)
         if file is not None:
-            warning = f"-c {asked.config} is that of {self._own_config(asked)}, not {file}"
+            warning = f"-c {request.config} is that of {self._own_config(request)}, not {file}"
             found = replace(found, warnings=(*found.warnings, warning))
         try:
-            job = self.job_profile(asked, found, looked_up=False)
+            job = self.job_profile(request, found, looked_up=False)
         except NoImageError as lacking:
             if not allow_unfilled:
                 raise
@@ -150,7 +149,7 @@ class Session:
         notes = []
         if job.nodes != profile.nodes and "nodes" in profile.model_fields_set:
             notes = [
-                f"the job has {job.nodes} nodes, as its steps say, and not the {profile.nodes} of [{asked.profile}]"
+                f"the job has {job.nodes} nodes, as its steps say, and not the {profile.nodes} of [{request.profile}]"
             ]
         for step in found:
             wanted, uses = (step.job.get(key, (None,))[0] for key in ("nodes", "cluster.num_nodes"))
@@ -158,7 +157,7 @@ class Session:
                 notes.append(f"run.env.nodes={wanted}: {step.key} works on {uses} of them, its cluster.num_nodes")
         return replace(found, warnings=(*found.warnings, *notes))
 
-    def job_profile(self, asked: RunRequest, plan: Plan, *, looked_up: bool = True) -> Profile | None:
+    def job_profile(self, request: RunRequest, plan: Plan, *, looked_up: bool = True) -> Profile | None:
         """The profile as a plan's job is submitted under it: with the image, the nodes and the GPUs of its steps.
 
         Args:
@@ -171,50 +170,50 @@ class Session:
 
         said = (where or "" for step in plan for key, (_, where) in step.job.items() if not key.startswith("cluster."))
         overrides = [where for where in said if where.startswith("override ")]
-        if overrides and asked.profile is None and not self.in_job:
+        if overrides and request.profile is None and not self.in_job:
             raise RequestError(
                 "run.env is for the job that a profile starts, and no profile is asked for",
                 where=overrides[0],
                 hints=("-r PROFILE",),
             )
         job = job_of(plan)
-        return self.profile(asked.profile, job if looked_up else {key: said[:2] for key, said in job.items()})
+        return self.profile(request.profile, job if looked_up else {key: said[:2] for key, said in job.items()})
 
     def _respell(self, problems: Sequence[StepsError]) -> None:
         for problem in problems:
             problem.hints = tuple(map(self.respell, problem.hints))
 
-    def request(self, asked: RunRequest) -> Request:
+    def chain(self, request: RunRequest) -> Request:
         """The resolver's form of a request: a pipeline's stages, or steps to be chained."""
         from nemotron_steps.resolver.request import request_for_steps
 
-        pipeline = self._pipeline(asked)
+        pipeline = self._pipeline(request)
         if pipeline is not None:
             from nemotron_steps.session.pipelines import pipeline_request
 
-            return pipeline_request(asked, pipeline, self._has_key)
-        if asked.ignore_checks:
-            raise UsageError("--ignore-checks names stages of a pipeline", found=" ".join(asked.targets))
-        if asked.first is not None or asked.until is not None:
-            raise UsageError("--from and --until name stages of a pipeline", found=" ".join(asked.targets))
-        if asked.over:
+            return pipeline_request(request, pipeline, self._has_key)
+        if request.ignore_checks:
+            raise UsageError("--ignore-checks names stages of a pipeline", found=" ".join(request.targets))
+        if request.first is not None or request.until is not None:
+            raise UsageError("--from and --until name stages of a pipeline", found=" ".join(request.targets))
+        if request.over:
             from nemotron_steps.session.pipelines import fanned_out_step
 
-            return fanned_out_step(asked, self._passthrough(asked) if asked.passthrough else None)
-        own = [list[str]() for _ in asked.targets]
-        for text in asked.overrides:
-            position, override = _addressee(text, asked.targets)
+            return fanned_out_step(request, self._passthrough(request) if request.passthrough else None)
+        own = [list[str]() for _ in request.targets]
+        for text in request.overrides:
+            position, override = _addressee(text, request.targets)
             own[position].append(override)
-        if asked.passthrough:
-            own[-1].append(self._passthrough(asked))
-        request = request_for_steps(asked.targets, config_name=asked.config, inputs=dict(asked.inputs))
-        if len(request.goals) == 1:
-            return replace(request, goals=(replace(request.goals[0], overrides=tuple(own[0])),))
+        if request.passthrough:
+            own[-1].append(self._passthrough(request))
+        chain = request_for_steps(request.targets, config_name=request.config, inputs=dict(request.inputs))
+        if len(chain.goals) == 1:
+            return replace(chain, goals=(replace(chain.goals[0], overrides=tuple(own[0])),))
         goals = tuple(
-            replace(self._with_config(goal, is_last=goal is request.goals[-1]), overrides=tuple(overrides))
-            for goal, overrides in zip(request.goals, own, strict=True)
+            replace(self._with_config(goal, is_last=goal is chain.goals[-1]), overrides=tuple(overrides))
+            for goal, overrides in zip(chain.goals, own, strict=True)
         )
-        return replace(request, goals=goals)
+        return replace(chain, goals=goals)
 
     def compose(self, step_id: str, config_name: str | None, overrides: Sequence[str]) -> StepConfig:
         """The resolver's Compose: one step's config, composed and validated, with the model's defaults filled in."""
@@ -258,34 +257,10 @@ class Session:
         return config
 
     def describe_input(self, ref: str, wanted_type: str) -> SuppliedInput:
-        """The resolver's DescribeInput: a path, an artifact of the home, or the name of a hub model.
+        """The resolver's DescribeInput; see `supplied_data.describe`."""
+        from nemotron_steps.session.supplied_data import describe
 
-        Raises:
-            ArtifactError: there is no such thing, or nothing of its contents says what it is.
-        """
-        from nemotron_steps.resolver.plan import SuppliedInput
-        from nemotron_steps.resolver.problems import AbsentInput
-
-        path = Path(ref).expanduser()
-        if path.exists():
-            return self._describe_path(path, ref, wanted_type)
-        if not ref.startswith((".", "/", "~")):
-            try:
-                artifact = self.store.find(ref)
-                return SuppliedInput(ref, artifact.type, artifact.attributes)
-            except (UnknownNameError, ArtifactError) as error:
-                if _HUB_NAME.fullmatch(ref) and self._is_checkpoint(wanted_type):
-                    is_hf = self.registry.types.is_a(wanted_type, "checkpoint_hf")
-                    return SuppliedInput(ref, None if is_hf else "checkpoint_hf")
-                hints = error.hints
-        else:
-            hints = ()
-        raise AbsentInput(
-            f"'{ref}' is neither a path nor an artifact of this home",
-            expected=f"PATH, NAME, NAME:VERSION or a digest of a {wanted_type}",
-            found=ref,
-            hints=(*_file_meant(ref, path), *(hints or ("steps artifacts list",))),
-        )
+        return describe(ref, wanted_type, self.store, self.registry)
 
     def newest(self, step_id: str, config_name: str | None, port: str) -> str | None:
         """The resolver's Newest."""
@@ -297,50 +272,6 @@ class Session:
                 return artifact.ref
         return None
 
-    def _describe_path(self, path: Path, ref: str, wanted_type: str) -> SuppliedInput:
-        from nemotron_steps.artifacts.checkpoints import has_weights, validate_model_folder
-        from nemotron_steps.artifacts.prompt_data import first_row, looks_like
-        from nemotron_steps.artifacts.validators import has_validator, sniff_type, validate
-        from nemotron_steps.resolver.foreign_data import FOREIGN, holds_no_rows, refusal, unknown_rows
-        from nemotron_steps.resolver.plan import SuppliedInput
-        from nemotron_steps.resolver.problems import AbsentInput
-
-        types = self.registry.types
-        ancestors = types.ancestors(wanted_type)
-        # Only built-in types are recognised by their content; for any other the user's word counts.
-        if not any(has_validator(name) for name in ancestors):
-            return SuppliedInput(ref, wanted_type)
-        found = sniff_type(path)
-        foreign = next((kind for kind, ours in FOREIGN.items() if wanted_type in (kind, ours)), None)
-        fits = found is not None and types.is_a(found, FOREIGN.get(foreign or "", wanted_type))
-        if foreign is not None and not fits and looks_like(foreign, path):
-            return SuppliedInput(ref, foreign, _at_a_glance(path) if foreign == "prompt_data" else {})
-        # Rows are read and checked when the step opens them; anything else is cheap to look at now.
-        if types.is_a(wanted_type, "training_jsonl") and (found is None or holds_no_rows(path)):
-            raise refusal(path, ref, wanted_type, self.registry)
-        if foreign is not None and found == "training_jsonl":
-            raise unknown_rows(ref, wanted_type, first_row(path) or {})
-        type_name = found or wanted_type
-        if path.is_file() and type_name.startswith("checkpoint"):
-            raise ArtifactError(f"'{ref}' is a file, not {wanted_type}", expected="the folder of a checkpoint")
-        if found is not None and not type_name.startswith("checkpoint"):
-            return SuppliedInput(ref, type_name, _at_a_glance(path) if type_name == "rl_prompts" else {})
-        nested = path / "hf"  # of a Megatron checkpoint
-        model = str(nested if nested.is_dir() else path) if self._is_checkpoint(type_name) else None
-        try:
-            return SuppliedInput(ref, type_name, validate(type_name, path, types.ancestors(type_name)), folder=model)
-        except ArtifactError as error:
-            if type_name != "checkpoint_hf" or has_weights(path):
-                raise
-            absent = AbsentInput(
-                error.what,
-                where=error.where,
-                expected=error.expected,
-                found=error.found,
-                hints=(f"hf download MODEL --local-dir {shlex.quote(str(path))}   # its weights as well",),
-            )
-            return SuppliedInput(ref, type_name, validate_model_folder(path), absent=absent, folder=model)
-
     def profile(self, name: str | None, job: Mapping[str, Sequence[Any]] | None = None) -> Profile | None:
         """An env.toml profile by name, as its executor reads it; None for no name, and in a job. `job`: as `job_of`."""
         if name is None or self.in_job:
@@ -350,16 +281,16 @@ class Session:
 
         return load_environment().profile(name, profile_model, job)
 
-    def profile_of(self, asked: RunRequest, *, allow_unfilled: bool = False) -> Profile | None:
+    def profile_of(self, request: RunRequest, *, allow_unfilled: bool = False) -> Profile | None:
         """A request's profile; one that cannot be read is told with everything else that is wrong with the request.
 
         Args:
             allow_unfilled: see `plan`.
         """
         try:
-            return self.profile(asked.profile)
+            return self.profile(request.profile)
         except StepsError:
-            self.plan(asked, allow_unfilled=allow_unfilled)
+            self.plan(request, allow_unfilled=allow_unfilled)
             raise
 
     def mirrors(self) -> MirrorSettings | None:
@@ -402,9 +333,6 @@ class Session:
             frozenset(pack.configs for pack in packs if pack.configs is not None and pack.name in rivals),
         )
 
-    def _is_checkpoint(self, type_name: str) -> bool:
-        return any(ancestor.startswith("checkpoint") for ancestor in self.registry.types.ancestors(type_name))
-
     def _has_key(self, step_id: str, key: str) -> bool:
         """Whether a step's config has a key; not, where the step has no config model."""
         from nemotron_steps.config.validation import has_key, load_schema
@@ -412,9 +340,9 @@ class Session:
         schema = self.registry.step(step_id).step.config_schema
         return schema is not None and has_key(load_schema(schema), key)
 
-    def _passthrough(self, asked: RunRequest) -> str:
+    def _passthrough(self, request: RunRequest) -> str:
         """The override that hands what stands after `--` to the last step. UsageError if it takes none."""
-        last = asked.targets[-1]
+        last = request.targets[-1]
         schema = self.registry.step(last).step.config_schema
         takes = False
         if schema is not None:
@@ -424,22 +352,24 @@ class Session:
         if not takes:
             raise UsageError(
                 f"step '{last}' takes nothing after `--`: its config has no key '{PASSTHROUGH_KEY}'",
-                found=" ".join(asked.passthrough),
+                found=" ".join(request.passthrough),
                 hints=(f"steps show {last}",),
             )
-        quoted = ("'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in asked.passthrough)
+        quoted = ("'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in request.passthrough)
         return f"{PASSTHROUGH_KEY}=[{','.join(quoted)}]"
 
-    def _pipeline(self, asked: RunRequest) -> PipelineManifest | None:
+    def _pipeline(self, request: RunRequest) -> PipelineManifest | None:
         """The pipeline a request names: by name, or by the path of its file."""
         find = self.registry.find_pipeline
-        named = [target for target in asked.targets if target.endswith(".toml") or find(target) is not None]
+        named = [target for target in request.targets if target.endswith(".toml") or find(target) is not None]
         if not named:
-            if len(asked.targets) == 1 and asked.targets[0] in self.registry.broken:
-                raise self.registry.broken[asked.targets[0]]
+            if len(request.targets) == 1 and request.targets[0] in self.registry.broken:
+                raise self.registry.broken[request.targets[0]]
             return None
-        if len(asked.targets) > 1:
-            raise UsageError(f"'{named[0]}' is a pipeline, and a pipeline is run alone", found=" ".join(asked.targets))
+        if len(request.targets) > 1:
+            raise UsageError(
+                f"'{named[0]}' is a pipeline, and a pipeline is run alone", found=" ".join(request.targets)
+            )
         if find(named[0]) is not None:
             return self.registry.pipeline(named[0])
         from nemotron_steps.manifest.registry import load_pipeline_file
@@ -448,17 +378,6 @@ class Session:
         if not file.is_file():
             raise RequestError("no such pipeline file", where=named[0], hints=("steps list",))
         return load_pipeline_file(file)
-
-
-def _at_a_glance(path: Path) -> dict[str, Any]:
-    """Attributes of prompts that their first rows tell: who speaks in them, and that they name nobody who grades."""
-    from nemotron_steps.artifacts.prompt_data import names_no_agent, roles_in
-
-    roles = roles_in(path)
-    return {
-        **({"roles": list(roles)} if roles else {}),
-        **({"environments": []} if names_no_agent(path) else {}),
-    }
 
 
 def _idle_variables(search: SearchPath, composed: ComposedConfig) -> tuple[tuple[str, str], ...]:
@@ -481,12 +400,3 @@ def _addressee(override: str, targets: Sequence[str]) -> tuple[int, str]:
         if len(targets) > 1 and key.startswith(f"{target}."):
             return position, prefix + key[len(target) + 1 :]
     return len(targets) - 1, override
-
-
-def _file_meant(ref: str, path: Path) -> tuple[str, ...]:
-    """The hint of a file or folder beside `path` that has nearly its name."""
-    from difflib import get_close_matches
-
-    names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-    close = get_close_matches(path.name, names, n=1, cutoff=0.75)
-    return did_you_mean([ref.removesuffix(path.name) + name for name in close])

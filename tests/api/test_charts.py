@@ -4,29 +4,8 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
-from nemotron_steps.api.result import Plot, charts, result_html
+from nemotron_steps.api.result import Plot, result_html
 from nemotron_steps.artifacts.models import Artifact
-from nemotron_steps.errors import UnknownNameError
-
-
-def test_a_chart_says_what_its_curve_came_to() -> None:
-    plot = Plot({"loss": {1: 2.0, 2: 0.5}, "none": {}})
-    assert re.findall(r"<span>(\w+)</span><b>([^<]*)</b>", plot.html) == [("loss", "0.5")]
-
-
-def test_named_charts_are_those_and_unnamed_ones_what_tells_most() -> None:
-    metrics = {name: {1: 1.0} for name in ("lr", "loss", "entropy", "reward/mean")}
-    assert list(charts(metrics, (), "toy").series) == ["reward/mean", "loss", "entropy", "lr"]
-    assert list(charts(metrics, ("lr", "loss"), "toy").series) == ["lr", "loss"]
-    with pytest.raises(UnknownNameError, match="toy reported no metric 'los'"):
-        charts(metrics, ("los",), "toy")
-
-
-def test_a_saved_page_has_the_title_that_it_was_given(tmp_path: Path) -> None:
-    page = Plot({"loss": {1: 2.0}}, "a < b").save(tmp_path / "curves.html")
-    assert page == tmp_path / "curves.html" and "<title>a &lt; b</title>" in page.read_text()
 
 
 def test_a_run_is_told_by_what_its_steps_took_that_ran_and_what_the_last_one_came_to() -> None:

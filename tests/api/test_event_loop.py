@@ -36,8 +36,3 @@ def test_an_error_passes_and_the_outer_loop_is_back() -> None:
         return asyncio.current_task() is not None
 
     assert asyncio.run(cell())
-
-
-def test_nothing_is_changed_where_no_loop_runs() -> None:
-    with outside_event_loop():
-        assert asyncio.run(asyncio.sleep(0, "done")) == "done"

@@ -7,11 +7,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from nemotron_steps.api.grpo import data_reference
-from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.errors import DataError
 
 ROWS = [{"prompt": "1 + 1?", "answer": "2", "level": 1}, {"prompt": "é", "answer": None, "level": 2}]
@@ -63,26 +61,11 @@ def test_tables_that_export_arrow_are_rows(tmp_path: Path) -> None:
     ]
 
 
-def test_a_lazy_table_is_told_to_be_collected(tmp_path: Path) -> None:
-    class Lazy:
-        def collect(self) -> list[dict[str, Any]]:
-            return ROWS
-
-    with pytest.raises(DataError) as raised:
-        data_reference(Lazy(), tmp_path)
-    assert raised.value.hints == ("dataset=dataset.collect()",)
-
-
 def test_what_is_wrong_is_told_of_the_argument_that_it_was_given_as(tmp_path: Path) -> None:
     with pytest.raises(DataError) as raised:
         data_reference(["What is 1 + 1?"], tmp_path, argument="validation")
     assert raised.value.where == "validation, row 1"
     assert raised.value.hints == ('validation=[{"prompt": text} for text in validation]',)
-
-
-def test_arrays_are_lists(tmp_path: Path) -> None:
-    row = {"prompt": "x", "tests": np.array([1, 2]), "p": np.float32(0.5), "nested": {"a": (np.int64(3), None)}}
-    assert rows_of([row], tmp_path) == [{"prompt": "x", "tests": [1, 2], "p": 0.5, "nested": {"a": [3, None]}}]
 
 
 def test_paths_stay_as_they_are(tmp_path: Path) -> None:
@@ -109,29 +92,9 @@ def test_what_holds_no_rows_is_refused_and_leaves_nothing(dataset: Any, told: st
     assert not list(tmp_path.iterdir())
 
 
-def test_half_of_a_character_is_written_as_json_has_it(tmp_path: Path) -> None:
-    half = json.loads(r'"a \ud83d"')
-    (line,) = Path(data_reference([{"prompt": half}], tmp_path)).read_text("utf-8").splitlines()
-    assert json.loads(line) == {"prompt": half}
-
-
-def test_an_artifact_goes_by_its_name(tmp_path: Path) -> None:
-    assert data_reference(Artifact("rl_prompts", "d", tmp_path, name="rows", version=3), tmp_path) == "rows:v3"
-
-
 def test_rows_as_nemo_gym_has_them_need_no_prompt_beside_their_conversation(tmp_path: Path) -> None:
     rows = [{"responses_create_params": {"input": "1 + 1?"}, "agent_ref": {"name": "mcqa"}}]
     assert rows_of(rows, tmp_path) == rows
-
-
-def test_the_columns_that_may_be_the_prompt_are_the_longest_two(tmp_path: Path) -> None:
-    row = {"key": "ab", "task": "abcd", "id": "a", "text": "abc", "number": 123456789}
-    with pytest.raises(DataError) as raised:
-        data_reference([row], tmp_path)
-    assert raised.value.hints == tuple(
-        f'dataset=[{{**row, "prompt": row["{name}"]}} for row in dataset]' for name in ("task", "text")
-    )
-    assert raised.value.found == "columns key, task, id, text, number"
 
 
 def test_what_json_has_no_form_for_is_as_near_as_it_gets(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps import GRPO, open_run, plan, run
+from nemotron_steps import GRPO, open_run, run
 from nemotron_steps.api.grpo import _config_for, _named
 from nemotron_steps.cli.main import steps
 from nemotron_steps.config.profiles import Profile
-from nemotron_steps.errors import ConfigError, DataError, PlanError, RequestError
+from nemotron_steps.errors import ConfigError, PlanError, RequestError
 from tests.api.conftest import ROWS, TINY
 
 GYM_ROWS = [
@@ -85,7 +85,7 @@ def test_validation_rows_are_what_the_policy_is_validated_on(model: Path, workpl
     assert training.run(progress=False).metrics == result.metrics  # cached
 
 
-def test_validation_is_asked_for_where_no_key_says_when(model: Path, workplace: Path) -> None:
+def test_validation_is_request_for_where_no_key_says_when(model: Path, workplace: Path) -> None:
     def command(**more: Any) -> list[str]:
         return GRPO(model, ROWS, shorter, config="cpu", validation=ROWS[:2], **more).command.split()
 
@@ -113,29 +113,6 @@ def test_a_profile_elsewhere_says_which_config(model: Path, workplace: Path) -> 
     big = GRPO(model, ROWS, shorter, profile="big").command
     assert " -c one_gpu " in big and big.startswith("-r big rl/nemo_rl/rlvr ")
     assert " -c cpu " in GRPO(model, ROWS, shorter, profile="small").command
-
-
-def test_what_a_training_says_itself_is_no_section(model: Path, workplace: Path) -> None:
-    for given in ({"inputs": {"policy": "x"}}, {"target": "toy/train"}):
-        with pytest.raises(RequestError, match="names its step and inputs itself") as raised:
-            GRPO(model, ROWS, shorter, config="cpu", **given)
-        assert raised.value.where == next(iter(given))
-
-
-@pytest.mark.parametrize(
-    ("typed", "here"),
-    [("reward", "rewards"), ("reward_funcs", "rewards"), ("eval_dataset", "validation"), ("train_dataset", "dataset")],
-)
-def test_what_other_trainers_call_an_argument_is_told_by_its_name_here(workplace: Path, typed: str, here: str) -> None:
-    for given in ([shorter], ["a.py:f", shorter], *([] if typed == "reward" else ["rows.jsonl"])):
-        with pytest.raises(RequestError, match=f"no argument '{typed}'") as raised:
-            GRPO("model", ROWS, **{typed: given})
-        assert (raised.value.where, raised.value.expected, raised.value.hints) == (typed, here, (f"{here}=…",))
-
-
-def test_reward_as_the_config_has_it_is_a_key_of_the_config(workplace: Path) -> None:
-    for given in ("a.py:f", ["a.py:f", {"function": "b.py:g", "weight": 2.0}]):
-        assert "reward=" in GRPO("model", ROWS, reward=given).command
 
 
 def test_validation_is_looked_for_with_the_variables_of_the_profile(model: Path, workplace: Path) -> None:
@@ -176,12 +153,6 @@ def test_rewards_are_weighed_as_given_and_one_each_where_nothing_is(tmp_path: Pa
         _named(None, [1.0], tmp_path)
 
 
-def test_what_is_typed_goes_before_the_functions(workplace: Path) -> None:
-    training = GRPO("model", ROWS, "a.py:f", config="cpu", overrides=["reward=b.py:g"])
-    assert training.command.index("a.py:f") < training.command.index("b.py:g")
-    assert "reward" not in GRPO("model", ROWS, config="cpu").command
-
-
 @pytest.mark.parametrize(
     ("devices", "visible", "config"),
     [
@@ -206,21 +177,3 @@ def test_the_config_is_that_of_the_machine(
     assert _config_for(None) == _config_for(Profile(executor="local", gpus_per_node=8)) == config
     assert _config_for(Profile(executor="slurm", gpus_per_node=0)) == "cpu"
     assert _config_for(Profile(executor="slurm", gpus_per_node=None)) == "one_gpu"
-
-
-def test_what_is_wrong_with_the_rows_to_validate_on_is_told_of_them(workplace: Path) -> None:
-    with pytest.raises(DataError, match="has no rows") as raised:
-        GRPO("model", ROWS, shorter, config="cpu", validation=[])
-    assert raised.value.where == "validation"
-
-
-def test_how_it_is_run_is_handed_on(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nemotron_steps.api.running.run_asked", lambda bench, asked, **given: (asked.targets, given))
-    training = GRPO("model", ROWS, "a.py:f", config="cpu")
-    asked = {"force": True, "resume": "r1", "wait": False, "progress": False}
-    assert training.run(**asked) == (("rl/nemo_rl/rlvr",), asked)  # type: ignore[arg-type]
-    usual = {"force": False, "resume": None, "wait": True, "progress": True}
-    assert training.run() == (("rl/nemo_rl/rlvr",), usual)
-    planned = plan("data_prep/rl_prep", config="tiny")
-    assert planned.run(**asked) == (("data_prep/rl_prep",), asked)  # type: ignore[arg-type]
-    assert planned.run() == run("data_prep/rl_prep", config="tiny") == (("data_prep/rl_prep",), usual)

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.api.running import without_main_module
-
 SCRIPT = """
 print("the program runs")
 from nemotron_steps import run
@@ -29,11 +27,3 @@ def test_a_script_without_a_guard_runs_once(workplace: Path) -> None:
     done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout == f"the program runs\ndone 15 {workplace / 'script.py'}\n"
-
-
-def test_the_program_is_back_however_the_steps_ended() -> None:
-    program = sys.modules["__main__"]
-    with pytest.raises(KeyError), without_main_module():
-        assert not hasattr(sys.modules["__main__"], "__file__")
-        raise KeyError
-    assert sys.modules["__main__"] is program

@@ -15,10 +15,10 @@ from typing import ClassVar
 import pytest
 
 from nemotron_steps import open_run, plan, run
-from nemotron_steps.api.planned import asked_for
+from nemotron_steps.api.planned import request_for
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.profiles import OpenProfile
-from nemotron_steps.errors import InterruptedRunError, RequestError, UnknownNameError
+from nemotron_steps.errors import InterruptedRunError, RequestError
 from nemotron_steps.runs.executors import base
 from nemotron_steps.runs.executors.detached import DetachedExecutor
 from nemotron_steps.runs.run_folder import RunFolder, get_run
@@ -115,13 +115,6 @@ def test_a_cancelled_run_says_so_and_keeps_what_it_committed() -> None:
         here.cancel()
 
 
-def test_a_queued_run_has_nothing_to_show_yet() -> None:
-    queued = run(**ASKED, profile="queue", wait=False, progress=False)
-    assert queued.status == "submitted" and queued.steps == {}
-    with pytest.raises(UnknownNameError, match="has not begun"):
-        _ = queued.metrics
-
-
 @pytest.mark.parametrize("said", ["submitted", "running"])
 def test_a_run_whose_job_died_without_a_word_is_killed(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     queued = run(**ASKED, profile="queue", wait=False, progress=False)
@@ -130,18 +123,6 @@ def test_a_run_whose_job_died_without_a_word_is_killed(said: str, monkeypatch: p
     assert queued.status == said
     monkeypatch.setattr(Queue, "status", lambda self, job: base.JobStatus(base.JobState.LOST))
     assert queued.status == "killed"
-
-
-def test_a_run_that_ended_while_its_job_was_asked_about_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    queued = run(**ASKED, profile="queue", wait=False, progress=False)
-    store = ArtifactStore()
-
-    def ends(self: Queue, job: str) -> base.JobStatus:
-        RunFolder(store, queued.id).update(get_run(store, queued.id), status="done")
-        return base.JobStatus(base.JobState.DONE)
-
-    monkeypatch.setattr(Queue, "status", ends)
-    assert queued.status == "done"
 
 
 @pytest.fixture
@@ -168,7 +149,7 @@ def test_an_interrupt_cancels_the_job_that_is_waited_for(cluster: list[base.Laun
 
 
 def test_plan_and_run_show_the_arguments_that_they_hand_on() -> None:
-    listed = inspect.signature(asked_for).parameters
+    listed = inspect.signature(request_for).parameters
     for function, own in ((plan, {"home"}), (run, {"home", "force", "resume", "wait", "progress"})):
         shown = inspect.signature(function).parameters
         assert set(shown) == {*listed, *own} and "request" not in shown

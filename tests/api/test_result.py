@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from nemotron_steps.runs.run_folder import RunInfo
 from tests.runs.report_samples import run_report
 
 
-def test_a_result_speaks_of_the_last_step_asked_for(tmp_path: Path) -> None:
+def test_a_result_speaks_of_the_last_step_request_for(tmp_path: Path) -> None:
     made = {name: Artifact("t", "d", tmp_path, name=name, version=1) for name in ("rows", "model")}
     steps = [
         StepReport("make", {}, state="ran", outputs={"rows": "rows:v1"}, summary={"rows": 1}),
@@ -38,17 +37,3 @@ def test_a_run_is_read_anew_while_it_works_and_kept_once_it_is_over(
     assert [result._report.attempts for _ in range(2)] == [1, 2]
     status = "done"
     assert [result._report.attempts for _ in range(2)] == [3, 3]
-
-
-def test_what_was_read_while_a_run_ended_is_read_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    status, reads = ["running"], []
-
-    def read(self: Result) -> Any:
-        status[0] = "done"  # it ends meanwhile
-        reads.append(1)
-        return run_report(attempts=len(reads))
-
-    monkeypatch.setattr("nemotron_steps.api.result.get_run", lambda *_: RunInfo("run-1", status=status[0]))
-    monkeypatch.setattr(Result, "_read_files", read)
-    result = Result(ArtifactStore(tmp_path), "run-1")
-    assert [result._report.attempts for _ in range(3)] == [1, 2, 2]

@@ -18,7 +18,7 @@ import pytest
 
 from nemotron_steps import Artifacts, Registry, StepsError, open_run, plan, run
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.cli.running import run_here
+from nemotron_steps.cli.run import run_here
 from nemotron_steps.errors import (
     InterruptedRunError,
     NonFiniteLossError,
@@ -141,14 +141,6 @@ def test_a_wrong_request_is_a_coded_error(arguments: dict[str, Any], error: type
     assert told in str(raised.value)
 
 
-def test_a_step_is_fanned_out_over_values_as_on_the_command_line() -> None:
-    planned = plan("toy/train", config="tiny", over={"steps": [1, 2], "optimizer.name": ["sgd"]})
-    assert "--over steps=1,2 --over optimizer.name=sgd" in planned.command
-    result = planned.run(progress=False)
-    trained = {key: step.metrics["loss"] for key, step in result.steps.items() if key.startswith("train")}
-    assert [len(losses) for losses in trained.values()] == [1, 2]
-
-
 def test_checks_of_a_stage_are_ignored_where_it_is_named(workplace: Path) -> None:
     (workplace / "gated.toml").write_text(GATED)
     with pytest.raises(StepsError, match=r"found: +0\.75") as raised:
@@ -174,17 +166,6 @@ def test_a_local_profile_sets_its_variables_for_its_run_alone(workplace: Path, m
     run("toy/train", config="tiny", profile="here", progress=False)
     assert seen == ["during", "1"]
     assert os.environ["OWN_FLAG"] == "before" and "NEW_FLAG" not in os.environ
-
-
-def test_a_plan_is_made_with_the_variables_of_its_local_profile(workplace: Path) -> None:
-    (workplace / "env.toml").write_text('[here]\nexecutor = "local"\nenv_vars = { TOY_STEPS = "4" }\n')
-    given = {"config": "tiny", "overrides": ["steps='${oc.decode:${oc.env:TOY_STEPS}}'"], "profile": "here"}
-    planned = plan("toy/train", **given)
-    assert planned.config()["steps"] == 4 and "TOY_STEPS" not in os.environ
-    assert list(planned.run(progress=False).metrics["loss"]) == [1, 2, 3, 4]
-    assert planned.command.startswith("-r here toy/train -c tiny ")
-    left = run("toy/train", **given, wait=False, progress=False)
-    assert left.wait(progress=False).status == "done" and "TOY_STEPS" not in os.environ
 
 
 def test_the_stop_button_ends_a_run_in_a_cell_and_the_cell_goes_on() -> None:
@@ -250,14 +231,6 @@ def test_what_there_is_can_be_listed_and_shown() -> None:
         registry.list(produces="rl_promts")
 
 
-def test_what_is_wrong_with_a_manifest_is_told_and_the_others_are_there(workplace: Path) -> None:
-    (workplace / "manifests").mkdir()
-    (workplace / "manifests" / "bad.toml").write_text("[step\n")
-    registry = Registry()
-    (problem,) = registry.problems
-    assert "bad.toml" in str(problem.where) and "toy/train" in {row.id for row in registry.list()}
-
-
 def test_a_run_of_another_process_is_not_waited_for(workplace: Path) -> None:
     store = ArtifactStore()
     folder = RunFolder(store, "r1")
@@ -278,10 +251,3 @@ def test_a_run_of_a_home_elsewhere_is_whole_on_a_machine_that_has_nothing_of_it(
     found = open_run(made.id, home=home)
     assert (found.metrics, found.summary, {key: step.state for key, step in found.steps.items()}) == told
     assert [each["response"] for each in found.steps["toy/train"].samples] == ["xyzzy"]
-
-
-def test_a_config_of_the_working_folder_goes_by_its_name(workplace: Path) -> None:
-    (workplace / "mine.yaml").write_text("defaults: [tiny]\nsteps: 2\n")
-    planned = plan("toy/train", config="mine")
-    assert planned.config()["steps"] == 2 and "-c ./mine.yaml" in planned.command
-    assert list(run("toy/train", config="mine", progress=False).metrics["loss"]) == [1, 2]

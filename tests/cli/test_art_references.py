@@ -58,21 +58,6 @@ def test_the_run_table_names_artifacts_as_in_published_configs(cli: Cli) -> None
     assert cli("run", "toy/train", "-c", "mine.yaml").code == 0
 
 
-def test_an_unknown_artifact_is_named_with_what_is_there(cli: Cli) -> None:
-    made(cli)
-    result = cli("plan", "toy/train", "-c", "tiny", "data.path=${art:toy/make/row}")
-    assert result.code == 2
-    assert "toy/make/row:latest" in result.err and "toy/make/rows" in result.err
-
-
-def test_a_reference_where_no_input_is_fed_is_refused(cli: Cli) -> None:
-    name = made(cli)
-    result = cli("plan", "toy/train", "-c", "tiny", f"judge.model=${{art:{name}}}", f"data.path=${{art:{name}}}")
-    assert result.code == 2
-    assert "'judge.model' of toy/train names an artifact, and no input is fed at that key" in result.err
-    assert "data.path" in result.err
-
-
 def test_splits_of_a_reference_are_those_its_keys_take(cli: Cli, workplace: Path) -> None:
     add_splits(cli, workplace, "super3/data")
     text = "defaults: [tiny]\nrun: {{data: super3/data}}\ndata:\n  train: {{data_path: '${{art:data,{}}}'}}\n"

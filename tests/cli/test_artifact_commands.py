@@ -15,13 +15,6 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from tests.cli.conftest import Cli
 
 
-def test_a_home_without_artifacts_says_so_and_how_to_add_one(cli: Cli) -> None:
-    empty = cli("artifacts", "list").out
-    assert "no artifacts yet" in empty and "steps artifacts add PATH" in empty
-    assert "no artifacts of this kind" in cli("artifacts", "list", "--type", "toy_data").out
-    assert cli("artifacts", "verify").out == "no artifacts yet\n"
-
-
 def test_what_is_added_is_said_shown_and_listed_with_where_it_came_from(cli: Cli, workplace: Path) -> None:
     data = workplace / "data"
     data.mkdir()
@@ -38,25 +31,6 @@ def test_what_is_added_is_said_shown_and_listed_with_where_it_came_from(cli: Cli
     (listed,) = cli("artifacts", "list", "--json").json
     assert listed == again
     assert "added from" in cli("artifacts", "list").out
-
-
-def test_only_the_named_artifacts_are_verified(cli: Cli, workplace: Path) -> None:
-    refs = []
-    for name in ("good", "bad"):
-        file = workplace / f"{name}.jsonl"
-        file.write_text(json.dumps({"name": name}) + "\n")
-        refs.append(cli("artifacts", "add", str(file), "--name", name, "--json").json)
-    stored = workplace / "home" / "artifacts" / "objects" / refs[1]["digest"] / refs[1]["files"][0]["path"]
-    stored.chmod(0o644)
-    stored.write_text('{"name": "baf"}\n')
-    good = cli("artifacts", "verify", "good")
-    assert (good.code, good.out) == (0, "✓ good:v1\n")
-    bad = cli("artifacts", "verify", "bad", "good", "--json")
-    assert bad.code == 2
-    assert [(each["ref"], each["digest"], len(each["problems"])) for each in bad.json] == [
-        ("bad:v1", refs[1]["digest"], 1),
-        ("good:v1", refs[0]["digest"], 0),
-    ]
 
 
 def test_lineage_as_json_has_every_link_and_those_made_from_it_are_listed(cli: Cli) -> None:
@@ -127,17 +101,6 @@ def test_a_record_of_a_folder_that_this_user_never_supplied_is_not_shown_with_it
     for command in ("list", "lineage"):
         listed = cli("artifacts", command, *(("forged",) if command == "lineage" else ()), *flags)
         assert listed.code == 0 and str(workplace / "outside") not in listed.out
-
-
-def test_a_folder_that_this_user_supplied_is_shown_with_its_record(cli: Cli, workplace: Path) -> None:
-    (workplace / "mine").mkdir()
-    (workplace / "mine" / "train.jsonl").write_text('{"x": 1}\n')
-    store = ArtifactStore(str(workplace / "home"))
-    made = store.reference(workplace / "mine")
-    assert cli("artifacts", "show", made.ref, "--json").json["path"] == str(workplace / "mine")
-    # The same rows in the home: there they are read, wherever a record says they were.
-    store.add(workplace / "mine")
-    assert "home/artifacts/objects" in cli("artifacts", "show", made.ref, "--json").json["path"]
 
 
 def forge(workplace: Path, location: str, content: bytes) -> None:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
-from nemotron_steps.artifacts.compare import TensorChanges
-from nemotron_steps.cli.artifact_diff import _show_tensors
-from nemotron_steps.cli.terminal import Terminal
 from tests.artifacts.checkpoint_files import write_hf, write_safetensors
 
 
@@ -39,34 +34,6 @@ def test_checkpoints_show_the_tensor_that_differs_most(cli, workplace):
         assert cli("artifacts", "add", str(folder), "--name", name).code == 0
     found = cli("artifacts", "diff", "one", "two")
     assert found.code == 1 and "tensors: 1 differ, 1 the same, largest difference 0.5 in a" in found.out
-
-
-def test_what_is_beyond_the_tenth_line_of_a_list_is_counted():
-    for count, more in ((10, 0), (11, 1), (13, 1 + 2)):
-        names = [f"n{number}." for number in range(count)]
-        tensors = TensorChanges(
-            differing=dict.fromkeys(names, 0.5), reshaped=dict.fromkeys(names, ("a", "b")), only_a=names, only_b=names
-        )
-        stream = io.StringIO()
-        _show_tensors(tensors, Terminal.of(stream))
-        shown = stream.getvalue()
-        assert shown.count("n9.") == 4 and "n10." not in shown
-        assert shown.count(f" {more} more (--json has all)") == (4 if more else 0)
-
-
-def test_artifacts_of_two_types_are_not_compared(cli, workplace):
-    assert cli("run", "toy_all").code == 0
-    wrong = cli("artifacts", "diff", "toy/make/rows", "toy/train/model")
-    assert wrong.code == 2 and "toy_rows and toy_model" in wrong.err and "steps artifacts list --type" in wrong.err
-
-
-def test_an_artifact_whose_run_is_gone_is_compared_without_its_config(cli, workplace):
-    import shutil
-
-    assert cli("run", "toy/make").code == 0 and cli("run", "toy/make", "count=2").code == 0
-    shutil.rmtree(workplace / "home" / "runs")
-    found = cli("artifacts", "diff", "toy/make/rows:v1", "toy/make/rows:v2")
-    assert found.code == 1 and "the run of one of them is gone" in found.out
 
 
 def test_a_file_that_one_of_them_lacks_and_a_row_that_changed_are_shown_on_their_side(cli, workplace):

@@ -48,14 +48,6 @@ def test_a_plan_refuses_sizes_that_no_model_has(cli: Cli, hub: Path, changes: di
     assert "hint: hf download MODEL config.json" in refused.err
 
 
-def test_a_plan_refuses_positions_that_are_not_computed(cli: Cli, hub: Path) -> None:
-    for rope in ("dynamic", "longrope"):
-        source = describe(hub, QWEN3_8B, rope_scaling={"type": rope, "factor": 4.0})
-        refused = cli("plan", "convert/hf_to_megatron", "--input", source)
-        assert refused.code == 2 and f"found:    {rope}" in refused.err, refused.err
-        assert "hint: --input checkpoint_hf=PATH" in refused.err
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from nemotron_steps.cli.errors import location, render, report
+from nemotron_steps.cli.errors import render, report
 from nemotron_steps.cli.main import _guarded
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.errors import (
@@ -29,12 +29,6 @@ def test_an_error_has_code_place_expectation_and_hints():
     assert _rendered(error) == (
         "error[E200]: unknown key 'a'\n  --> f.yaml:3\n  expected: b\n  found:    a\n  hint: b=1\n"
     )
-
-
-def test_what_takes_several_lines_is_aligned_and_a_chain_is_drawn():
-    error = ConfigError("bad", expected="a\nb")
-    error.chain = ("x", "y")
-    assert _rendered(error) == "error[E200]: bad\n  chain:    x → y\n  expected: a\n            b\n"
 
 
 def test_one_problem_is_shown_alone_and_several_are_counted():
@@ -88,30 +82,7 @@ def test_an_unexpected_exception_says_where_and_keeps_secrets(capsys, monkeypatc
     assert "\x1b" not in err
 
 
-def test_an_unexpected_exception_of_a_run_points_to_its_log_instead_of_a_traceback(capsys):
-    error = RuntimeError("broke")
-    error.log_path = "`steps logs r1`"
-    assert report(error, as_json=False) == 1
-    err = capsys.readouterr().err
-    assert "the traceback is in `steps logs r1`" in err and "steps doctor" not in err
-
-
-def test_an_exception_that_says_nothing_is_told_by_its_class_and_place(capsys):
-    try:
-        raise AssertionError
-    except AssertionError as error:
-        report(error, as_json=True)
-    told = json.loads(capsys.readouterr().out)["error"]
-    assert (told["code"], told["what"]) == ("E999", "AssertionError") and "test_errors.py:" in told["where"]
-
-
 @pytest.mark.parametrize(("length", "shown"), [(80, "a" * 80), (81, "a" * 77 + "...")])
 def test_a_name_that_is_too_long_for_a_file_is_shown_by_its_beginning(length, shown, capsys):
     assert report(OSError(errno.ENAMETOOLONG, "too long", "a" * length), as_json=True) == 2
     assert json.loads(capsys.readouterr().out)["error"]["found"] == shown
-
-
-def test_the_place_of_an_exception_is_where_it_was_raised():
-    with pytest.raises(ValueError) as raised:
-        json.loads("{")
-    assert "json/decoder.py:" in (location(raised.value) or "") and location(ValueError()) is None

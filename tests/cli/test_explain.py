@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import nemotron_steps
-from nemotron_steps.cli.explain import explained_signals, explanations
+from nemotron_steps.cli.catalog import explained_signals, explanations
 from nemotron_steps.engine.signals import RULES, SignalMonitor
 from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.packs import PackSearch, builtin_pack_root, open_pack
@@ -87,12 +87,6 @@ def test_an_example_raises_its_error_and_what_mends_it_does_not(cli: Cli, workpl
         assert mended.code == 0 or arguments == ["doctor"], mended.err
 
 
-def test_a_code_is_found_as_it_is_printed(cli: Cli) -> None:
-    assert cli("explain", "error[E303]").out == cli("explain", "e303").out
-    assert cli("explain", "E303", "--json").json["title"] == "Nothing feeds a required input"
-    assert [entry["code"] for entry in cli("explain", "--json").json] == [*explanations(), *explained_signals()]
-
-
 def test_a_signal_is_explained_with_what_each_step_advises(cli: Cli) -> None:
     text = cli("explain", "kl_spike").out
     assert "kl_penalty: 12 of 0.01, 0.4" in text
@@ -103,20 +97,3 @@ def test_a_signal_is_explained_with_what_each_step_advises(cli: Cli) -> None:
     advice = cli("explain", "truncation_high", "--json").json["advice"]
     assert any("grpo.overlong_filtering=true" in overrides for overrides in advice)
     assert "steps explain kl_spike" in cli("explain", "kl").err
-
-
-def test_an_unknown_code_is_refused_with_near_ones(cli: Cli) -> None:
-    result = cli("explain", "E30")
-    assert result.code == 2
-    assert "steps explain E303" in result.err or "steps explain E300" in result.err
-
-
-def test_what_provokes_an_error_and_what_mends_it_are_shown(cli: Cli) -> None:
-    code, entry = next((code, e) for code, e in explanations().items() if {"example", "then"} <= e.keys())
-    said = cli("explain", code).out
-    assert said.index("For example") < said.index(entry["example"]) < said.index(entry["then"])
-
-
-def test_a_misspelt_signal_is_refused_with_the_nearest(cli: Cli) -> None:
-    assert "steps explain kl_spike" in cli("explain", "kl_spyke").err
-    assert cli("explain", "kl_spyke").code == 2

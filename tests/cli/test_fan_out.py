@@ -97,29 +97,12 @@ def test_what_every_instance_would_run_into_stops_the_run(cli, seeds):
     assert [run["steps"][f"train-{n}"]["state"] for n in (8, 9)] == ["pending", "pending"]
 
 
-def test_what_stopped_the_run_is_told_rather_than_an_instance_that_failed_before(cli, seeds):
-    stopped = cli("run", "seeds", "train-7.end=bug", "train-8.end=judge")
-    assert stopped.code == 3 and "the judge did not answer" in stopped.err
-    states = {key: step["state"] for key, step in json.loads(cli("status", "--json").out)["steps"].items()}
-    assert [states[f"train-{n}"] for n in (7, 8, 9)] == ["failed", "failed", "pending"]
-
-
 def test_a_step_is_fanned_out_from_the_command_line(cli, workplace):
     plan = cli("plan", "toy/train", "-c", "tiny", "--over", "seed=range(1,4)", "steps=5", "--json")
     trained = {key: step["overrides"] for key, step in steps_of(plan).items() if step["step"] == "toy/train"}
     assert trained == {f"train-{n}": ["steps=5", f"seed={n}"] for n in (1, 2, 3)}
     assert plan.json["warnings"] == []
     assert sum(step["step"] == "toy/make" for step in plan.json["steps"]) == 1  # the config's source, shared
-
-
-def test_instances_that_runs_of_their_own_made_are_cached(cli, workplace):
-    for seed in (1, 2):
-        assert cli("run", "toy/train", "-c", "tiny", f"seed={seed}").code == 0
-    states = {
-        key: step["state"]
-        for key, step in steps_of(cli("run", "toy/train", "-c", "tiny", "--over", "seed=1,2,3", "--json")).items()
-    }
-    assert [states[f"train-{n}"] for n in (1, 2, 3)] == ["cached", "cached", "ran"]
 
 
 def test_inputs_are_fanned_out_over_too(cli, workplace):
@@ -130,47 +113,6 @@ def test_inputs_are_fanned_out_over_too(cli, workplace):
         "train-a_jsonl": "a.jsonl",
         "train-b": "./b.jsonl",
     }
-
-
-def test_an_input_fanned_out_over_takes_the_place_of_a_fanned_out_stage(cli, seeds):
-    text = STAGES.partition('[[stages]]\nstep = "toy/compare"')[0]
-    text += '[[stages]]\nstep = "toy/score"\ninputs = { export = "train" }\n'
-    (seeds / "manifests" / "seeds.toml").write_text(text)
-    (seeds / "other").mkdir()
-    (seeds / "other" / "export.json").write_text("{}")
-    assert cli("artifacts", "add", "other", "--type", "toy_export").code == 0
-    plan = cli("plan", "seeds", "--over", "score.inputs.export=input/base:v1,input/other:v1", "--json")
-    assert plan.code == 0, plan.err
-    read = [step["inputs"] for step in plan.json["steps"] if step["step"] == "toy/score"]
-    assert [set(inputs) for inputs in read] == [{"export"}, {"export"}]
-    assert [inputs["export"]["ref"] for inputs in read] == ["input/base:v1", "input/other:v1"]
-
-
-def test_a_stage_that_reads_a_fanned_out_one_is_fanned_out_with_it(cli, seeds):
-    steps = steps_of(cli("plan", "toy_all", "--over", "make.count=2,3", "--json"))
-    assert [key for key in steps if not key.startswith("toy")] == [
-        "make-2",
-        "make-3",
-        "train-2",
-        "train-3",
-        "score-2",
-        "score-3",
-    ]
-    assert steps["train-3"]["inputs"]["rows"]["step"] == "make-3"
-
-
-def test_a_key_of_every_stage_goes_together(cli, seeds):
-    many = STAGES.replace(
-        'fan_out = { "seed" = [7, 8, 9] }',
-        '\n[[stages]]\nname = "again"\nstep = "toy/train"\nconfig = "tiny"\ninputs = { rows = "make" }',
-    )
-    (seeds / "manifests" / "seeds.toml").write_text(many)
-    steps = steps_of(cli("plan", "seeds", "--over", "*.seed=1,2", "--json"))
-    trained = {key: step["overrides"] for key, step in steps.items() if step["step"] == "toy/train"}
-    assert trained == {f"{stage}-{n}": [f"seed={n}"] for stage in ("train", "again") for n in (1, 2)}
-    for keys in ("train.seed,again.seed", "again.seed,*.seed"):
-        same = steps_of(cli("plan", "seeds", "--over", f"{keys}=1,2", "--json"))
-        assert {key: step["overrides"] for key, step in same.items() if step["step"] == "toy/train"} == trained
 
 
 def test_several_fan_outs_are_every_combination_and_rates_are_not_averaged_with_seeds(cli, workplace):
@@ -213,16 +155,6 @@ def test_what_cannot_be_fanned_out_is_refused_with_what_can(arguments, said, cli
     assert wrong.code == 2 and said in wrong.err
 
 
-@pytest.mark.parametrize(
-    ("table", "said"),
-    [('{ "seed" = [7, 7] }', "has a value twice"), ('{ "seed" = [] }', "fan_out")],
-)
-def test_a_table_that_fans_out_over_nothing_is_refused_when_it_is_read(table, said, cli, seeds):
-    (seeds / "manifests" / "seeds.toml").write_text(STAGES.replace('{ "seed" = [7, 8, 9] }', table))
-    wrong = cli("plan", "seeds")
-    assert wrong.code == 2 and said in wrong.err
-
-
 @pytest.mark.parametrize("value", ["it's", "\\\\'", "ends in \\\\", "a, b", "x=1", "${x}", "", 1, 0.5, True, -3])
 def test_a_value_of_a_pipeline_file_arrives_as_it_is(value):
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -235,20 +167,6 @@ def test_a_value_of_a_pipeline_file_arrives_as_it_is(value):
 def test_what_is_said_of_one_instance_wins_over_what_it_is_fanned_out_over(cli, seeds):
     steps = steps_of(cli("plan", "seeds", "train.seed=4", "train-8.seed=5", "--json"))
     assert [steps[f"train-{n}"]["overrides"] for n in (7, 8)] == [["seed=4", "seed=7"], ["seed=4", "seed=8", "seed=5"]]
-
-
-def test_a_table_of_a_stage_that_is_left_out_fans_out_nothing(cli, seeds):
-    plan = cli("plan", "seeds", "--until", "make", "--json")
-    assert plan.code == 0 and list(steps_of(plan)) == ["make"]
-    plan = cli("plan", "seeds", "--until", "make", "--over", "*.count=1,2", "--json")
-    assert plan.code == 0 and list(steps_of(plan)) == ["make-1", "make-2"]
-
-
-def test_an_instance_goes_by_the_last_part_of_its_steps_name_whatever_pack_it_is_of(cli, workplace):
-    for step in ("toy_pack:toy/train", "nemotron_steps:rl/nemo_rl/rlvr"):
-        key, name = ("seed" if "toy" in step else "grpo.seed"), step.rpartition("/")[2]
-        plan = cli("plan", step, "-c", "tiny", "--over", f"{key}=1,2", "--json")
-        assert plan.code == 0 and list(steps_of(plan))[-2:] == [f"{name}-1", f"{name}-2"]
 
 
 def test_what_stands_after_two_dashes_goes_to_every_instance(cli, workplace):

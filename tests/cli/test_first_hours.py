@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import yaml
 
-from nemotron_steps.cli.summary import _consumers
-from nemotron_steps.manifest.registry import load_registry
 from nemotron_steps.runs.follow import Tail
 from tests.cli.conftest import Cli
 
@@ -51,39 +48,6 @@ def test_a_steps_own_config_is_not_replaced_by_a_file_and_that_is_said(cli: Cli,
     shown = cli("run", "toy/train", "-c", "tiny", "-d", "--json").json
     assert shown["configs"]["toy/train"]["steps"] == 3
     assert shown["warnings"] == ["-c tiny is that of toy/train, not ./tiny.yaml"]
-
-
-def test_what_comes_after_chats_is_fine_tuning() -> None:
-    registry = load_registry()
-    for chats, made_by in (("sft_chats", "data_prep/sft_prep"), ("packed_chats", "data_prep/sft_packing")):
-        assert _consumers(chats, made_by, {made_by}, registry) == [("sft/automodel", "chats")]
-
-
-def test_nothing_is_converted_back() -> None:
-    registry = load_registry()
-    back = ("convert/hf_to_megatron", "checkpoint_hf")
-    trained = _consumers("checkpoint_hf", "sft/automodel", {"sft/automodel"}, registry)
-    assert back in trained
-    converted = _consumers("checkpoint_hf", "convert/megatron_to_hf", {"convert/megatron_to_hf"}, registry)
-    assert converted and back not in converted and not any(step.startswith("convert/") for step, _ in converted)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "right"),
-    [
-        ("--home x run toy/train -c tiny", "steps run toy/train -c tiny --home x"),
-        ("--home run run toy/train", "steps run toy/train --home run"),
-        ("--home=x runs --limit 3", "steps runs --limit 3 --home=x"),
-        ("--json list", "steps list --json"),
-    ],
-)
-def test_a_flag_before_the_command_is_put_right(cli: Cli, wrong: str, right: str) -> None:
-    result = cli(*wrong.split())
-    assert result.code == 2
-    if "--json" in wrong:
-        assert result.json["error"]["hints"] == [right]
-    else:
-        assert "stands before the command" in result.err and f"hint: {right}\n" in result.err
 
 
 def test_a_line_that_is_still_being_written_is_shown_once_it_is_whole(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.cli.history import advice
 from nemotron_steps.runs import launch
 from nemotron_steps.runs.locks import hold
 from nemotron_steps.runs.run_folder import RunFolder, RunInfo
@@ -74,27 +73,6 @@ def test_a_cancelled_run_that_goes_on_all_the_same_is_reported(
     assert killed == [4321] and "still runs" in cancelled.err
 
 
-def test_a_request_that_was_wrong_is_gone_on_with_where_numbers_were_reported() -> None:
-    failed = RunInfo("r1", status="failed", error={"code": "E200"})
-    assert advice(failed, has_metrics=True)[0] == "steps run --resume r1"
-    assert advice(failed, has_metrics=False) == ("steps logs r1",)
-
-
-def test_how_long_a_killed_run_took_is_not_known(cli: Cli, workplace: Path) -> None:
-    recorded(workplace, "r1", status="running", host=socket.gethostname())  # and nobody holds its lock
-    recorded(workplace, "r2", status="done")
-    killed, done = (line.split() for line in cli("runs").out.splitlines())
-    assert killed[:2] == ["r1", "killed"] and killed[-3:] == ["just", "now", "toy/train"]
-    assert done[:2] == ["r2", "done"] and done[-2] in ("ms", "s")
-
-
-def test_the_latest_twenty_runs_are_listed_unless_another_number_is_asked_for(cli: Cli, workplace: Path) -> None:
-    for number in range(21):
-        recorded(workplace, f"r{number:02d}", status="done")
-    assert [run["id"] for run in cli("runs", "--json").json] == [f"r{number:02d}" for number in range(1, 21)]
-    assert len(cli("runs", "--limit", "0", "--json").json) == 21
-
-
 def test_a_step_at_work_is_shown_with_its_latest_numbers_and_one_that_is_done_with_what_it_made(
     cli: Cli, workplace: Path
 ) -> None:
@@ -108,16 +86,6 @@ def test_a_step_at_work_is_shown_with_its_latest_numbers_and_one_that_is_done_wi
     with hold(folder.lock, {}, lambda holder: None):
         lines = [" ".join(line.split()) for line in cli("status", "r1").out.splitlines()]
     assert lines[1:3] == ["toy/make ran 2.0 s toy/make/rows:v1", "toy/train running step 2 loss 0.5"]
-
-
-def test_ctrl_c_ends_the_following_of_a_log(cli: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    folder = recorded(workplace, status="running")
-    monkeypatch.setattr("nemotron_steps.cli.history.time.sleep", interrupted)
-    with hold(folder.lock, {}, lambda holder: None):
-        assert cli("logs", "r1", "-f").code == 130
 
 
 @pytest.mark.parametrize(
@@ -144,12 +112,6 @@ def test_a_job_is_cancelled_by_its_executor(
         cancelled = cli("cancel", "r1")
     assert cancelled.code == 0 and asked == ["r1"]
     assert said in cancelled.out and "steps run --resume r1" in cancelled.out
-
-
-def test_which_run_is_cancelled_must_be_said(cli: Cli, workplace: Path) -> None:
-    recorded(workplace, status="running")
-    refused = cli("cancel")
-    assert refused.code == 2 and "error[E120]" in refused.err and "RUN" in refused.err
 
 
 def test_a_report_of_several_runs_goes_by_the_first(cli: Cli, workplace: Path) -> None:

@@ -70,13 +70,6 @@ def test_types_declare_what_is_recorded_of_a_checkpoint(tmp_path: Path) -> None:
         assert recorded.keys() <= types[name].attributes.keys()
 
 
-def test_a_folder_that_cannot_be_converted_stops_a_run_before_its_first_step(cli: Cli, workplace: Path) -> None:
-    policy = hub_folder(workplace / "hub")
-    refused = cli("run", "rl/nemo_rl/rlvr", "-c", "tiny_hybrid", "--input", f"policy={policy}")
-    assert refused.code == 2 and "the checkpoint lacks the tensor backbone.embeddings.weight" in refused.err
-    assert not list((workplace / "home" / "runs").glob("*"))
-
-
 @pytest.mark.parametrize(
     "step", ["rl/nemo_rl/rlvr -c tiny_hybrid --input policy", "convert/hf_to_megatron --input checkpoint_hf"]
 )
@@ -99,48 +92,9 @@ def test_a_plan_reads_what_a_models_config_says_of_its_layers(
     assert said is None or (f"config.json of {policy} has {said}" in result.err and "hint: " in result.err)
 
 
-def test_a_config_that_cannot_be_is_told_once_with_the_folder_that_a_pasted_hint_mends(
-    cli: Cli, workplace: Path
-) -> None:
-    """Of an artifact of the home, whose files stay, with a folder to give in its place."""
-    broken = hub_folder(workplace / "my hub", num_hidden_layers=51)
-    refused = cli("plan", "rl/nemo_rl/rlvr", "eval/model_eval", "-c", "tiny", "--input", f"policy={broken}")
-    assert refused.err.count("a layer pattern of another length") == 1
-    assert f"--> {broken}/config.json" in refused.err
-    assert f"hint: hf download MODEL config.json --local-dir '{broken}'   # as it was published" in refused.err
-    assert cli("artifacts", "add", str(broken), "--name", "nano").code == 0
-    refused = cli("plan", "rl/nemo_rl/rlvr", "-c", "tiny", "--input", "policy=nano:v1")
-    assert "config.json of nano:v1 has a layer pattern of another length" in refused.err
-    copy = "nano-as-published"
-    assert f"hint: hf download MODEL --local-dir {copy}   # and give {copy} in place of nano:v1" in refused.err
-
-
-def test_what_a_models_tokenizer_lacks_is_told_with_the_users_folder_across_a_conversion(
-    cli: Cli, workplace: Path
-) -> None:
-    policy = hub_folder(workplace / "hub")
-    (policy / "chat_template.jinja").unlink(missing_ok=True)
-    settings = json.loads((policy / "tokenizer_config.json").read_text())
-    settings = {key: value for key, value in settings.items() if key not in ("chat_template", "eos_token")}
-    (policy / "tokenizer_config.json").write_text(json.dumps(settings))
-    refused = cli("plan", "rl/nemo_rl/rlvr", "-c", "tiny_hybrid", "--input", f"policy={policy}")
-    assert f"hint: cp TEMPLATE.jinja {policy}/chat_template.jinja" in refused.err
-    assert f" {policy} '<|im_end|>'   # what its template ends a turn with" in refused.err
-
-
 @pytest.mark.parametrize("text", ["", "[1]", "[" * 100_000])
 def test_a_config_that_is_no_json_object_is_refused_with_a_hint(cli: Cli, workplace: Path, text: str) -> None:
     policy = hub_folder(workplace / "hub")
     (policy / "config.json").write_text(text)
     refused = cli("plan", "rl/nemo_rl/rlvr", "-c", "tiny_hybrid", "--input", f"policy={policy}")
     assert refused.code == 2 and f"hint: hf download MODEL --local-dir {policy}" in refused.err
-
-
-def test_a_model_given_by_its_config_key_is_told_with_its_folder_too(cli: Cli, workplace: Path) -> None:
-    folder = hub_folder(workplace / "hub")
-    (folder / "chat_template.jinja").unlink(missing_ok=True)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": None}))
-    (workplace / "rows.jsonl").write_text('{"prompt": "1 + 1"}\n')
-    refused = cli("plan", "eval/model_eval", "--input", "prompts=rows.jsonl", f"model={folder}")
-    assert f"hint: cp TEMPLATE.jinja {folder}/chat_template.jinja" in refused.err

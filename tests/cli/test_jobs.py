@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.cli import history, watch
-from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.runs.run_folder import RunFolder, RunInfo
 from nemotron_steps.session import jobs
-from nemotron_steps.session.jobs import JobView, not_started
+from nemotron_steps.session.jobs import not_started
 from tests.cli.conftest import Cli
 from tests.runs.executors.jobs import wait_until
 
@@ -123,17 +121,6 @@ def test_a_run_whose_queued_job_somebody_cancelled_is_over(cli: Cli, far: Far, c
     assert [run["status"] for run in json.loads(cli("runs", "--json").out)] == ["interrupted"]
 
 
-def test_the_queues_word_is_gone_once_the_run_speaks_for_itself(far: Far) -> None:
-    far.program("scontrol", SCONTROL.format(state="PENDING"))
-    view, terminal = JobView(far.store, RUN), Terminal.of()
-    assert not view.never_began(far.info)
-    assert "pending" in "".join(history.job_lines(view, far.info, terminal))
-    assert list(history.job_lines(view, replace(far.info, status="done"), terminal)) == []
-    running = replace(far.info, status="running")
-    assert not view.never_began(running)
-    assert list(history.job_lines(view, running, terminal)) == []
-
-
 @pytest.mark.parametrize("command", [("logs", RUN, "-f"), ("watch", RUN)])
 def test_who_follows_a_run_asks_the_scheduler_no_more_often_than_it_bears(
     cli: Cli, far: Far, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
@@ -154,33 +141,6 @@ def test_who_follows_a_run_asks_the_scheduler_no_more_often_than_it_bears(
     assert cli(*command).code == 0
     end.join()
     assert questions.read_text() == "asked\n"
-
-
-def test_a_job_of_this_machine_may_be_looked_at_at_any_time(far: Far) -> None:
-    view, here = JobView(far.store, RUN), replace(far.info, executor="local")
-    assert [view.due(here), view.due(here)] == [True, True]
-    view = JobView(far.store, RUN)
-    assert [view.due(far.info), view.due(far.info)] == [True, False]
-
-
-def test_the_run_that_was_the_latest_at_the_first_look_is_the_one_that_is_looked_at(workplace: Path) -> None:
-    store = ArtifactStore("home")
-    RunFolder(store, RUN).create("far", {})
-    view = JobView(store, "latest")
-    assert view.look().id == RUN
-    RunFolder(store, "20260102-000000-near-0002").create("near", {})
-    assert view.look().id == RUN and JobView(store, "latest").look().id != RUN
-
-
-def test_what_the_queue_said_before_is_not_said_again_when_it_cannot_be_asked(far: Far) -> None:
-    far.program("scontrol", SCONTROL.format(state="PENDING"))
-    view, terminal = JobView(far.store, RUN), Terminal.of()
-    assert view.ask(far.info) is not None
-    far.away.touch()
-    assert view.ask(far.info) is None
-    (line,) = history.job_lines(view, far.info, terminal)
-    assert "its job cannot be asked about" in line
-    assert view.ask(replace(far.info, job="")) is None
 
 
 @pytest.mark.parametrize(
@@ -207,12 +167,3 @@ def test_a_run_that_never_began_is_told_with_what_its_job_said(
     error = not_started(store, RunInfo(RUN))
     assert (error.found, error.where) == (found, f"home/runs/{RUN}/{name}")
     assert error.hints == (f"steps run --resume {RUN}   # once that is mended",)
-
-
-@pytest.mark.parametrize("command", [("status",), ("watch", "--once")])
-def test_nobody_is_asked_about_the_job_of_a_run_that_is_over(cli: Cli, far: Far, command: tuple[str, ...]) -> None:
-    far.folder.update(far.info, status="done")
-    far.away.touch()
-    name, *options = command
-    shown = cli(name, RUN, *options)
-    assert shown.code == 0 and "done" in shown.out and "cannot be asked about" not in shown.out + shown.err

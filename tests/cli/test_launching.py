@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.cli.launching import JOB_VARIABLE, follow_attached, inside_job
 from nemotron_steps.cli.main import nemotron
 from nemotron_steps.errors import InterruptedRunError, RequestError
 from nemotron_steps.runs import launch
 from nemotron_steps.runs.executors import base
 from nemotron_steps.runs.run_folder import RunInfo
+from nemotron_steps.session.submit import JOB_VARIABLE, follow_attached, inside_job
 from tests.cli.conftest import Cli, in_process
 
 
@@ -183,15 +183,6 @@ def test_variables_that_a_config_reads_go_along_but_for_secrets_and_what_the_pro
     assert given == [{"TOY_JUDGE": "hub/other", **read_together}, {"TOY_JUDGE": "hub/own", **read_together}]
 
 
-def test_a_resumed_run_goes_to_the_profile_named_now(cli: Cli, queue: list[base.Launch], workplace: Path) -> None:
-    with (workplace / "env.toml").open("a") as file:
-        file.write('[large]\nexecutor = "open"\nnodes = 4\n')
-    run = cli("run", "toy/train", "-c", "tiny", "-b", "there", "--json").json["run"]
-    for words in (("--resume", run, "-b", "large"), ("--resume", run, "-b", "there"), ("--resume", run, "-r", "large")):
-        cli("run", *words, "--json")
-    assert [launch.profile.nodes for launch in queue] == [1, 4, 1, 4]
-
-
 def test_a_run_that_goes_on_in_this_process_has_no_job_any_more(
     cli: Cli, queue: list[base.Launch], workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,12 +197,6 @@ def test_a_run_that_goes_on_in_this_process_has_no_job_any_more(
     assert cli("run", "--resume", run, "-r", "here", "--json").code == 0
     (own,) = cli("runs", "--json").json
     assert (own["status"], own["executor"], own["job"]) == ("done", "local", "")
-
-
-def test_a_job_that_somebody_waits_for_is_followed_to_its_end(cli: Cli, queue: list[base.Launch]) -> None:
-    ended = cli("run", "toy/train", "-c", "tiny", "-r", "there", "--force-squash")
-    assert ended.code != 0 and [(launch.attached, launch.force_squash) for launch in queue] == [(True, True)]
-    assert f"steps run --resume {queue[0].run_id}" in ended.err
 
 
 def test_watching_a_job_that_ended_before_its_run_began_ends_and_says_so(
@@ -275,18 +260,6 @@ def test_what_an_executor_would_refuse_is_listed_by_a_dry_run_and_leaves_no_run(
     refused = cli(*command)
     assert refused.code == 2 and what in refused.err and f"env.toml:{line}" in refused.err and "hint:" in refused.err
     assert cli("runs", "--json").json == []
-
-
-def test_every_problem_shows_the_command_with_the_profile_that_was_meant(cli: Cli, workplace: Path) -> None:
-    (workplace / "env.toml").write_text("[there]\n")
-    told = cli("run", "toy/train", "-c", "tiny", "stpes=1", "-b", "thera").err
-    assert told.count("as in:") == 2 and "thera" not in "".join(re.findall("as in:.*", told))
-
-
-def test_an_unknown_profile_is_told_with_a_wrong_pipeline_override(cli: Cli) -> None:
-    found = cli("plan", "toy_all", "steps=1", "-r", "nowhere", "--json")
-    whats = [problem["what"] for problem in found.json["error"]["problems"]]
-    assert whats == ["no profile 'nowhere'", "an override of a pipeline names its stage"]
 
 
 def test_a_job_that_does_not_see_env_toml_works_without_mirrors(

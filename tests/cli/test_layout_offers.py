@@ -44,46 +44,6 @@ def problems(result: Result) -> list[str]:
     return [line for line in result.err.splitlines() if line.startswith("error[") and "E300" not in line]
 
 
-@pytest.mark.parametrize(
-    ("config", "model", "wrong", "mended"),
-    [
-        ("nano3", "nano", CUT.format("tensor", 3), [CUT.format("tensor", 4)]),
-        ("nano3", "nano", CUT.format("expert", 7), [CUT.format("expert", 8)]),  # on one rank: too much for a GPU
-        ("nano3", "nano", "cluster.num_nodes=1", ["cluster.num_nodes=2"]),
-        ("small", "super", CUT.format("expert", 7), [CUT.format("expert", 8)]),
-        ("one_node", "super", CUT.format("tensor", 3), []),
-        ("one_node", "qwen30b", CUT.format("expert", 3), None),  # with what takes less memory
-    ],
-)
-def test_a_cause_is_told_once_with_what_passes_when_pasted(
-    cli: Cli, models: Path, config: str, model: str, wrong: str, mended: list[str] | None
-) -> None:
-    command = ("run", "-d", "rl/nemo_rl/rlvr", "-c", config, "--input", f"policy={models / model}")
-    refused = cli(*command, wrong)
-    assert refused.code == 2 and len(problems(refused)) == 1 and refused.err.count(" found: ") == 1, refused.err
-    if mended == []:
-        assert hints(refused) == ["steps show rl/nemo_rl/rlvr   # its configs: no sizes were found that fit here"]
-        return
-    assert hints(refused) and (mended is None or hints(refused) == mended)
-    for hint in hints(refused):
-        keys = {word.partition("=")[0] for word in hint.split()}
-        passed = cli(*command, *([] if wrong.partition("=")[0] in keys else [wrong]), *hint.split())
-        assert passed.code == 0, passed.err
-
-
-@pytest.mark.parametrize(("model", "more", "offered"), [
-    ("qwen8b", (), True), ("nano", (CUT.format("expert", 7),), False), ("super", ("cluster.num_nodes=3",), False),
-])  # fmt: skip
-def test_the_config_of_one_node_is_offered_only_where_its_own_plan_passes(
-    cli: Cli, models: Path, model: str, more: tuple[str, ...], offered: bool
-) -> None:
-    def plan(config: str) -> Result:
-        return cli("run", "-d", "rl/nemo_rl/rlvr", "-c", config, "--input", f"policy={models / model}", *more)
-
-    assert ("-c one_node" in hints(plan("nano3"))) == offered
-    assert (plan("one_node").code == 0) == offered
-
-
 def test_an_override_for_a_step_that_is_not_the_last_is_offered_under_its_name(cli: Cli, models: Path) -> None:
     first, key = "sft/megatron_bridge", CUT.partition("=")[0].format("tensor")
     command = ("run", "-d", first, "rl/nemo_rl/rlvr", "-c", "one_node", "--input", f"model={models / 'qwen8b'}")

@@ -11,9 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nemotron_steps.cli.live import LineDisplay, Tolerant, headline, open_display
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.cli.watch import PictureDisplay
+from nemotron_steps.cli.watch import LineDisplay, PictureDisplay, Tolerant, headline
 
 
 def _lines(records) -> list[str]:
@@ -50,36 +49,9 @@ def test_a_signal_is_a_sentence_that_says_each_number_once():
     assert lines == ["[toy] signal kl_spike at step 6: KL is 2"]
 
 
-def test_a_warning_is_shown_as_it_is():
-    assert _lines([{"kind": "warning", "text": "slow; hint: faster", "step": ""}]) == ["▲ slow; hint: faster"]
-
-
-def test_samples_and_progress_do_not_flood():
-    progress = [{"kind": "progress", "description": "reading", "completed": i, "total": 10} for i in range(10)]
-    lines = _lines([{"kind": "sample", "sample": {"response": "x"}}, *progress])
-    assert lines == ["[toy] reading 0/10"]
-
-
-def test_numbers_that_are_held_back_give_way_to_newer_ones_and_not_to_progress():
-    metrics = [{"kind": "metrics", "index": i, "values": {"loss": 1.0}} for i in (1, 2)]
-    progress = {"kind": "progress", "description": "reading", "completed": 5, "total": 10}
-    finished = {"kind": "step_finished", "outputs": {}, "seconds": 2.0}
-    lines = _lines([*metrics, progress, finished])
-    assert lines[:2] == ["[toy] step 1: loss 1", "[toy] step 2: loss 1"] and "done in" in lines[2]
-
-
-def test_progress_that_is_held_back_is_shown_at_the_end_of_its_step_alone():
-    progress = [{"kind": "progress", "description": "reading", "completed": i, "total": 10} for i in (0, 5)]
-    event = {"kind": "event", "name": "saved", "fields": {}}
-    finished = {"kind": "step_finished", "outputs": {}, "seconds": 2.0}
-    lines = _lines([*progress, event, finished])
-    assert lines[0] == "[toy] reading 0/10" and lines[1].startswith("[toy] saved")
-    assert lines[2] == "[toy] reading 5/10" and "done in" in lines[3]
-
-
 def test_numbers_are_shown_again_after_five_seconds(monkeypatch):
     moments = iter([100.0, 104.9, 105.0])
-    monkeypatch.setattr("nemotron_steps.cli.live.time.monotonic", lambda: next(moments))
+    monkeypatch.setattr("nemotron_steps.cli.watch.time.monotonic", lambda: next(moments))
     lines = _lines([{"kind": "metrics", "index": i, "values": {"loss": 1.0}} for i in (1, 2, 3)])
     assert lines == ["[toy] step 1: loss 1", "[toy] step 3: loss 1"]
 
@@ -109,28 +81,6 @@ def test_a_display_that_cannot_be_drawn_goes_dark_and_a_mistake_in_it_is_told(nu
     else:
         with pytest.raises(error):
             display({})
-
-
-def test_pictures_are_for_a_terminal_that_can_draw_them(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm-256color")
-    plan = SimpleNamespace(name="toy", steps=[])
-    for stream, unicode, kind in ((Screen(), True, PictureDisplay), (Screen(), False, LineDisplay)):
-        display = open_display(Terminal(stream, color=False, width=80, unicode=unicode), plan)
-        display.close()
-        assert type(display) is kind
-    assert type(open_display(Terminal(io.StringIO(), color=False, width=None), plan)) is LineDisplay
-
-
-def test_a_reader_who_follows_the_lines_sees_each_at_once():
-    class Pipe(io.StringIO):
-        seen = ""
-
-        def flush(self):
-            self.seen = self.getvalue()
-
-    stream = Pipe()
-    LineDisplay(Terminal(stream, color=False, width=None))({"kind": "warning", "text": "slow", "step": "", "time": 0.0})
-    assert stream.seen.endswith("slow\n")
 
 
 class Screen(io.StringIO):

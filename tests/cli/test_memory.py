@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 
-from nemotron_steps.cli.memory import _show, _size, show_memory
+from nemotron_steps.cli.plans import _show_memory, _show_step_memory
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.config.layout.memory.devices import DeviceMemory, StepMemory
+from nemotron_steps.config.layout.memory.devices import StepMemory
 from nemotron_steps.config.layout.memory.settings import BatchArithmetic
 from nemotron_steps.session.run_request import RunRequest
 from nemotron_steps.session.session import Session
@@ -71,13 +69,6 @@ def test_a_refusal_has_a_code_and_what_would_fit(cli, inputs):
     assert "E313" in refused.err and "optimizer_cpu_offload=true" in refused.err
 
 
-def test_without_a_model_the_batch_is_shown_and_what_is_missing_is_said(cli, workplace):
-    out = cli("run", "-d", "rl/nemo_rl/rlvr", "-c", "one_node").out
-    assert "64 prompts × 8" in out
-    assert "memory of policy not predicted: no model is known yet" in " ".join(out.split())
-    assert "one GPU" not in out
-
-
 def test_a_run_on_cpu_shows_the_batch_alone(cli, workplace):
     out = cli("plan", "rl/nemo_rl/rlvr", "-c", "tiny").out
     assert "16 prompts × 8 = 128 rollouts" in out
@@ -89,41 +80,17 @@ def test_a_narrow_terminal_cuts_no_number(width, inputs):
     values = dict(text.partition("=")[::2] for text in inputs[1::2])
     plan = Session(home="home").plan(RunRequest(targets=("rl/nemo_rl/rlvr",), config="one_node", inputs=values))
     stream = io.StringIO()
-    show_memory(plan, Terminal(stream, color=False, width=width))
+    _show_memory(plan, Terminal(stream, color=False, width=width))
     lines = stream.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     assert "…" not in stream.getvalue()
 
 
-GIB = 2**30
-
-
 def shown(batch=None, devices=(), host=None, unknown=(), on_gpu=True):
     stream = io.StringIO()
     memory = StepMemory(batch, tuple(devices), host or {}, tuple(unknown), {}, on_gpu)
-    _show(memory, Terminal(stream, color=False, width=None))
+    _show_step_memory(memory, Terminal(stream, color=False, width=None))
     return [" ".join(line.split()) for line in stream.getvalue().splitlines()]
-
-
-def test_the_rows_of_a_device_are_in_the_order_of_its_roles_and_lines():
-    lines = [("device", "context"), ("judge_model", "weights"), ("generator", "cache"), ("generator", "weights")]
-    lines += [("policy", "own"), ("policy", "logits"), ("policy", "weights")]
-    phases = {"train": dict.fromkeys(lines, GIB), "generate": {lines[0]: 3 * GIB // 2}}
-    found = shown(devices=[DeviceMemory("trains", phases, 80 * GIB)], host={"optimizer": GIB})
-    assert found == [
-        "one GPU of 80 GiB that trains, predicted:",
-        *("GiB train generate", "policy weights 1.0 -", "logits 1.0 -", "own 1.0 -"),
-        *("generator weights 1.0 -", "cache 1.0 -", "judge_model weights 1.0 -", "device context 1.0 1.5"),
-        "total 7.0 1.5",
-        "host memory beside each such GPU: optimizer 1.0 GiB",
-    ]
-
-
-def test_on_cpu_a_process_is_said_to_take_its_fullest_phase_of_host_memory():
-    phases = {"train": {("policy", "weights"): 3 * GIB // 2}, "generate": {("policy", "weights"): GIB}}
-    found = shown(devices=[DeviceMemory("trains", phases, None)], host={"optimizer": GIB}, unknown=["x"], on_gpu=False)
-    assert found == ["host memory of the process that trains: 1.5 GiB"]
-    assert shown(unknown=["policy", "judge"]) == ["memory of policy, judge not predicted: no model is known yet"]
 
 
 @pytest.mark.parametrize("cached", [None, {"model": "model:v1"}])
@@ -131,7 +98,7 @@ def test_the_ends_of_a_models_turns_are_shown_of_a_step_that_is_to_run(cached):
     stream = io.StringIO()
     ends = {"policy": ("<|im_end|>", "<|endoftext|>")}
     step = SimpleNamespace(key="rlvr", memory=None, cached=cached, turn_ends=ends)
-    show_memory(SimpleNamespace(steps=[step]), Terminal(stream, color=False, width=None))
+    _show_memory(SimpleNamespace(steps=[step]), Terminal(stream, color=False, width=None))
     said = [] if cached else ["", "rlvr", "a turn of policy ends with <|im_end|> or <|endoftext|>"]
     assert [line.strip() for line in stream.getvalue().splitlines()] == said
 
@@ -145,18 +112,3 @@ def test_the_ends_of_a_models_turns_are_shown_of_a_step_that_is_to_run(cached):
 )
 def test_a_batch_is_cut_as_said(budget, updates, said):
     assert shown(BatchArithmetic(None, None, None, 8, updates, 1, 8, 1, 8, 1024, 512, budget)) == [said]
-
-
-def test_sizes_change_their_unit_at_a_gibibyte():
-    assert [_size(count) for count in (GIB, 2**29, 5 * 2**20)] == ["1.0 GiB", "512 MiB", "5 MiB"]
-
-
-def test_a_plan_imports_no_torch(workplace, inputs):
-    program = (
-        "import sys; from nemotron_steps.cli.main import steps;"
-        "code = steps(sys.argv[1:]); assert 'torch' not in sys.modules; sys.exit(code)"
-    )
-    command = [sys.executable, "-c", program, "plan", "rl/nemo_rl/rlvr", "-c", "one_node", *inputs]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "one GPU of 80 GiB" in done.stdout

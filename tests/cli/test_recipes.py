@@ -130,13 +130,6 @@ def test_what_a_recipe_refuses(nemo: Cli, command: str, said: list[str]) -> None
         assert text in refused.err, refused.err
 
 
-def test_help_says_what_a_command_means_and_what_is_below(nemo: Cli) -> None:
-    assert "steps run rl/nemo_rl/rlvr -c rlvr1" in nemo("super3", "rl", "rlvr", "--help").out
-    group = nemo("super3", "rl")
-    assert group.code == 0 and all(name in group.out for name in ("rlvr", "swe1", "swe2", "rlhf"))
-    assert "super3" in nemo().out and "nano3" in nemo("--help").out
-
-
 def test_a_run_is_resumed_under_its_recipes_command(
     nemo: Cli, workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

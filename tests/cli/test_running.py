@@ -15,9 +15,9 @@ from unittest.mock import Mock
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.cli.running import _RunSeen, asked_before
 from nemotron_steps.errors import JudgeUnavailableError, RequestError, StorageError
 from nemotron_steps.runs.run_folder import RunFolder
+from nemotron_steps.session.run import _Journal, request_of_run
 from nemotron_steps.session.run_request import RunRequest
 from nemotron_steps.session.session import Session
 
@@ -68,12 +68,6 @@ def test_exit_codes_and_the_way_on(cli, end, code):
     assert result.code == code
     (run,) = cli("runs", "--json").json
     assert f"steps run --resume {run['id']}" in result.err
-
-
-def test_a_failure_prints_the_manifests_advice(cli):
-    result = cli("run", "toy/train", "-c", "tiny", "end=diverge")
-    assert "Lower the learning rate" in result.err
-    assert "optimizer.lr=0.01" in result.err
 
 
 def test_a_bug_of_a_step_is_short_and_its_traceback_is_in_the_log(cli):
@@ -150,14 +144,6 @@ def test_a_home_that_cannot_be_used_is_one_message(cli, workplace):
     nowhere = cli("run", "toy/make", "--home", "/proc/home")  # /proc takes no new folders, from root neither
     assert "the home cannot be written" in nowhere.err
     assert "--home DIR" in nowhere.err
-
-
-def test_without_a_run_that_is_what_is_said(cli):
-    for command in ("report", "status", "logs"):
-        result = cli(command)
-        assert result.code == 2
-        assert "there is no run yet" in result.err
-        assert "expected" not in result.err
 
 
 def test_a_run_that_was_given_a_secret_is_gone_on_with_as_the_hint_says(cli, workplace):
@@ -293,11 +279,6 @@ def test_the_step_that_a_killed_run_was_at_is_shown_as_killed(cli, workplace):
     assert [words[1] for words in shown[1:4]] == ["ran", "killed", "pending"]
 
 
-def test_a_request_is_kept_whole_in_its_run():
-    asked = RunRequest(("toy/train",), ("steps=2",), "tiny", {"rows": "mine:v1"}, "there", ("--seed", "3"))
-    assert RunRequest.from_dict(json.loads(json.dumps(asked.to_dict()))) == asked
-
-
 def test_a_closed_pipe_is_no_error(workplace):
     command = f"{sys.executable} -m nemotron_steps.cli.main list | head -1"
     result = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=30)
@@ -335,11 +316,6 @@ def test_status_and_report(cli):
     assert "error[E700]" in cli("status").out
     assert [run["status"] for run in cli("runs", "--json").json] == ["done", "failed"]
     assert [run["status"] for run in cli("runs", "--limit", "1", "--json").json] == ["failed"]
-
-
-def test_no_runs_yet(cli):
-    assert "no runs yet" in cli("runs").out
-    assert cli("status").code == 2
 
 
 def test_artifacts(cli, workplace):
@@ -409,44 +385,22 @@ def test_prompts_that_cannot_be_used_are_told_before_any_step_runs(cli, tmp_path
     assert cli("runs", "--json").json == []
 
 
-def test_training_of_nothing_is_told_before_it_runs(cli, tmp_path):
-    (tmp_path / "chats.jsonl").write_text(
-        '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
-    )
-    result = cli("run", "sft/automodel", "--input", f"chats={tmp_path / 'chats.jsonl'}")
-    assert result.code == 2
-    assert "nothing to train: neither a checkpoint nor a shape for a new model" in result.err
-    assert cli("runs", "--json").json == []
-
-
 def test_what_a_run_was_asked_for_is_asked_again_with_more_checks_left_out(workplace):
     store = ArtifactStore(workplace / "home")
     first = RunRequest(("toy/train",), profile="one", ignore_checks=("score",))
     RunFolder(store, "r1").create("toy/train", first.to_dict())
     bench = Session(None)
-    assert asked_before(bench, "r1") == first
-    again = asked_before(bench, "r1", profile="two", ignore_checks=["train"])
+    assert request_of_run(bench, "r1") == first
+    again = request_of_run(bench, "r1", profile="two", ignore_checks=["train"])
     assert again == replace(first, profile="two", ignore_checks=("score", "train"))
-
-
-@pytest.mark.parametrize(
-    "flags", [("-c", "tiny"), ("--input", "rows=x"), ("--from", "a"), ("--until", "a"), ("--over", "seed=1,2")]
-)
-def test_a_run_that_is_gone_on_with_by_its_id_alone_is_not_changed(cli, workplace, flags):
-    asked = RunRequest(("toy/train",), config="tiny")
-    RunFolder(ArtifactStore(workplace / "home"), "r1").create("toy/train", asked.to_dict())
-    refused = cli("run", "--resume", "r1", *flags)
-    assert refused.code == 2 and "--resume RUN alone goes on with what that run was asked for" in refused.err
-    assert cli("run", "--resume", "r1", "-d", "--json").json["goals"] == ["toy/train"]
 
 
 def test_how_to_go_on_is_said_where_there_is_something_to_go_on_from_and_once():
     def hints(*kinds, error=RequestError, known=()):
-        seen, failure = _RunSeen("home"), error("x", hints=known)
+        seen, failure = _Journal("home"), error("x", hints=known)
         for kind in kinds:
             seen({"kind": kind, "run": "r1"})
-        seen.add_hints(failure)
-        return failure.hints
+        return (*known, *seen.hints(failure))
 
     log, resume = "steps logs r1", "steps run --resume r1"
     assert hints() == () and hints("run_started", "step_started") == (log,)
@@ -455,22 +409,3 @@ def test_how_to_go_on_is_said_where_there_is_something_to_go_on_from_and_once():
     assert hints("run_started", error=JudgeUnavailableError) == (log, resume)
     own = f"{resume} toy/train --ignore-checks train"
     assert hints("run_started", "metrics", known=(own,)) == (own, log)
-
-
-@pytest.mark.parametrize(
-    ("end", "shown"), [("done", ["closed", "result"]), ("diverge", ["closed"]), ("bug", ["closed"])]
-)
-def test_what_is_drawn_while_a_run_works_is_gone_before_its_end_is_told(cli, monkeypatch, end, shown):
-    seen = []
-
-    class Drawn:
-        def __call__(self, record):
-            assert not seen
-
-        def close(self):
-            seen.append("closed")
-
-    monkeypatch.setattr("nemotron_steps.cli.live.open_display", lambda terminal, plan: Drawn())
-    monkeypatch.setattr("nemotron_steps.cli.summary.show_result", lambda *_: seen.append("result"))
-    cli("run", "toy/train", "-c", "tiny", f"end={end}")
-    assert list(dict.fromkeys(seen)) == shown

@@ -44,15 +44,6 @@ def test_the_main_job_plans_as_without_the_pack(
     ]
 
 
-def test_doctor_counts_and_notes_hidden_steps(cli: Cli, public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for looks in ("_software", "_programs"):
-        monkeypatch.setattr(f"nemotron_steps.cli.doctor.{looks}", lambda: iter(()))
-    findings = cli("doctor", "--json").json
-    assert [f["detail"].split(",")[0] for f in findings if f["name"] == "public"] == ["24 steps"]
-    notes = [f["detail"] for f in findings if f["name"] == "note" and "is hidden by" in f["detail"]]
-    assert len(notes) == len(SHARED) and not [f for f in findings if f["state"] == "failed"]
-
-
 def test_a_step_without_an_implementation_is_planned_and_says_so_on_run(
     cli: Cli, public: Path, workplace: Path
 ) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nemotron_steps.cli.summary import _consumers, _show_next, show_values, summary_rows
+from nemotron_steps.cli.run import _show_next, show_values, summary_rows
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.session.jobs import shown_path
 
 GREEN, RED, DIM = "\x1b[32m", "\x1b[31m", "\x1b[2m"
 
@@ -30,13 +28,6 @@ def test_a_change_is_green_where_it_is_for_the_better() -> None:
         f"{RED}−0.25",
         f"{DIM}no change",
     ]
-
-
-def test_a_change_that_is_neither_good_nor_bad_has_no_colour_unless_the_step_says_which_way_is_better() -> None:
-    tokens = {"before": 100, "after": 50}
-    values = {"answer_tokens": tokens, "shorter_answers": {**tokens, "better": "lower"}}
-    rows = summary_rows(values, Terminal(io.StringIO(), color=True, width=None))
-    assert [row[-1].removesuffix("\x1b[0m") for row in rows] == ["−50", f"{GREEN}−50"]
 
 
 def test_values_that_cannot_be_compared_and_several_at_once_are_shown_as_they_are() -> None:
@@ -95,43 +86,4 @@ def test_a_table_has_a_column_for_every_number_that_a_row_has() -> None:
         ["held", "out", "math", "code"],
         ["first", "0.5"],
         ["second", "1", "0.25"],
-    ]
-
-
-def test_a_path_is_short_where_it_is_below_the_working_directory_and_whole_elsewhere(monkeypatch: Any) -> None:
-    monkeypatch.chdir("/usr/lib")
-    assert [shown_path(Path(path)) for path in ("/usr/lib/a/b", "/usr/bin", "c")] == ["a/b", "/usr/bin", "c"]
-
-
-def test_what_is_worth_running_is_an_evaluation_or_a_conversion_else_a_step_that_needs_nothing_more() -> None:
-    def step(category: str, *required: str, entry: str | None = "toy:run", optional: str | None = None) -> Any:
-        ports = [SimpleNamespace(name=name, type=name, required=True) for name in required]
-        ports += [SimpleNamespace(name=optional, type=optional, required=False)] if optional else []
-        return SimpleNamespace(step=SimpleNamespace(category=category, entry=entry), consumes=ports)
-
-    def worth(steps: dict[str, Any], made_by: str = "made", done: str = "made") -> list[tuple[str, str]]:
-        registry: Any = SimpleNamespace(
-            steps=steps, types=SimpleNamespace(is_a=lambda a, b: a == b), find_step={"made": step("convert")}.get
-        )
-        return _consumers("model", made_by, {done}, registry)
-
-    others = {"more": step("rl", "model", "rows"), "prep": step("data_prep", "model"), "rl": step("rl", "model")}
-    measured = {"planned": step("eval", "model", entry=None), "eval": step("eval", "rows", "model")}
-    turned = {"turn": step("convert", "model")}
-    assert worth(others) == [("rl", "model")]  # training before other steps
-    assert worth({"check": step("rl", "rows", optional="model")}) == []
-    assert worth({**others, **measured}, "other") == [("eval", "model")]
-    assert worth({**others, **measured}, "other", done="eval") == [("rl", "model")]
-    assert worth({**turned, **measured}, "other") == [("eval", "model"), ("turn", "model")]
-    assert worth({**turned, **measured}) == [("eval", "model")]  # what was just converted is not converted again
-
-
-def test_no_more_than_three_commands_are_suggested() -> None:
-    outputs = {f"o{n}": SimpleNamespace(ref=f"o{n}:v1", type="x") for n in range(5)}
-    last: Any = SimpleNamespace(step_id="toy", outputs=outputs)
-    registry: Any = SimpleNamespace(steps={}, find_step=lambda step_id: None)
-    text = io.StringIO()
-    _show_next(SimpleNamespace(steps=[last]), last, registry, Terminal(text, color=False, width=None))  # type: ignore
-    assert [line.strip() for line in text.getvalue().splitlines() if "steps" in line] == [
-        f"steps artifacts lineage o{n}:v1" for n in range(3)
     ]

@@ -78,12 +78,6 @@ def test_supplied_rows_stand_in_place_of_the_source_that_the_config_names(cli: C
     assert cli("run", "data_prep/rl_prep", *given, "num_workers=1").out.count("cached") >= 1
 
 
-def test_a_second_source_that_an_override_names_is_refused(cli: Cli, workplace: Path) -> None:
-    (workplace / "mine.jsonl").write_text(json.dumps(ROW) + "\n")
-    refused = cli("run", "data_prep/rl_prep", "-c", "nano3", "--input", "source=mine.jsonl", "input_path=mine.jsonl")
-    assert refused.code == 2 and "exactly one of jsonl, input_path must be given" in refused.err
-
-
 GRADER = ("env.should_use_nemo_gym=false", "env.environment=genrm_compare")
 DOORS = {
     "prompts": ("rl/nemo_rl/rlhf", GRADER, "data_prep/import_prompts"),
@@ -134,27 +128,6 @@ def test_prompts_to_validate_on_can_be_given_to_every_step_that_samples(cli: Cli
     planned = cli("plan", f"rl/nemo_rl/{step}", *given, "--json")
     assert planned.code == 0, planned.out
     assert planned.json["steps"][-1]["inputs"]["validation"]["ref"] == "./held.jsonl"
-
-
-@pytest.mark.parametrize("kind", ["empty.jsonl", "notes.md", "nothing"])
-def test_what_holds_no_prompts_is_refused(cli: Cli, workplace: Path, kind: str) -> None:
-    path = given(workplace, kind)
-    refused = cli("plan", "rl/nemo_rl/rlhf", "-c", "tiny", "--input", f"prompts=./{path.name}", "--json")
-    assert refused.code == 2
-    assert "not rl_prompts" in refused.json["error"]["problems"][0]["what"]
-
-
-def test_rows_of_another_shape_are_shown_the_right_one(cli: Cli, workplace: Path) -> None:
-    (workplace / "rows.jsonl").write_text('{"text": "1+1"}\n')
-    refused = cli("plan", "rl/nemo_rl/rlhf", "-c", "tiny", "--input", "prompts=rows.jsonl")
-    assert refused.code == 2 and "error[E400]: no column of 'rows.jsonl' is known to be a prompt" in refused.err
-    assert 'rows like {"prompt": "What is 1 + 1?", "answer": "2"}' in refused.err
-
-
-def test_a_file_is_no_checkpoint(cli: Cli, workplace: Path) -> None:
-    (workplace / "model.safetensors").write_bytes(b"x")
-    refused = cli("plan", "rl/nemo_rl/rlhf", "-c", "tiny", "--input", "policy=./model.safetensors")
-    assert refused.code == 2 and "is a file, not checkpoint_megatron" in refused.err
 
 
 def test_a_message_about_a_row_names_the_users_file(cli: Cli, workplace: Path) -> None:

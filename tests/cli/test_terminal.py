@@ -42,12 +42,6 @@ def test_shortening_never_breaks_an_escape(pieces, width):
     assert visible_width(cut) <= width
 
 
-def test_wide_letters_take_two_columns_and_escapes_none():
-    assert (visible_width("漢字"), visible_width("\x1b[31mab\x1b[0m"), visible_width("é")) == (4, 2, 1)
-    assert shorten("漢字漢字", 6) == "漢字…"
-    assert shorten("\x1b[31mabcdef\x1b[0m", 4) == "\x1b[31mabc…\x1b[0m"  # what follows is not red
-
-
 def test_what_is_too_wide_for_its_column_goes_below_where_that_is_asked_for():
     terminal = _terminal(40)
     terminal.table([["a", "short"], ["b", "word " * 8]], below=4)
@@ -79,12 +73,6 @@ def test_colour_only_where_it_is_wanted(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "")
     assert Terminal.of(io.StringIO()).color is False
     assert _terminal(color=True).style("", "bold") == _terminal(color=True).style("") == ""
-
-
-def test_ascii_terminals_get_ascii():
-    terminal = _terminal(unicode=False)
-    terminal.tree({"a": {"b": {}}, "c → d": {}})
-    assert _text(terminal) == "|-- a\n|   `-- b\n`-- c -> d\n"
 
 
 def test_model_text_cannot_steer_the_terminal():
@@ -126,19 +114,3 @@ def test_what_a_stream_can_show_is_asked_of_it(monkeypatch):
     assert (screen.color, screen.width, screen.unicode) == (True, 77, False)
     pipe = Terminal.of(io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
     assert (pipe.color, pipe.width, pipe.unicode) == (False, None, True)
-
-
-def test_a_paragraph_is_filled_to_a_hundred_columns_and_to_no_more_than_there_are():
-    for width, widest in ((None, 100), (140, 100), (40, 40)):
-        terminal = _terminal(width)
-        terminal.wrap("word\n" * 60, indent=3)
-        lines = _text(terminal).splitlines()
-        assert all(line.startswith("   word") for line in lines)
-        assert widest - 5 < max(map(len, lines)) <= widest
-
-
-def test_rows_of_unequal_length_are_aligned_and_no_rows_are_nothing():
-    terminal = _terminal()
-    terminal.table([])
-    terminal.table([["a"], ["bb", "c", "d"]], indent=1)
-    assert _text(terminal) == " a\n bb  c  d\n"

@@ -8,21 +8,18 @@ import json
 import os
 import pty
 import signal
-import socket
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.cli import watch
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.cli.watch import _draw, _pace, _RunConfigs, _samples, picture, sparkline
+from nemotron_steps.cli.watch import _RunConfigs, _samples, picture
 from nemotron_steps.runs.follow import Follower, StepSeen
-from nemotron_steps.runs.run_folder import RunFolder, RunInfo, get_run
+from nemotron_steps.runs.run_folder import RunInfo, get_run
 from tests.cli.conftest import Cli
 
 STEPS = [sys.executable, "-m", "nemotron_steps.cli.main"]
@@ -79,20 +76,6 @@ def test_a_run_in_another_process_is_followed_to_its_end(cli: Cli) -> None:
     assert "[toy/train] step 30: reward 1" in result.out and "done" in result.out.splitlines()[-2]
 
 
-def test_a_half_written_line_waits_for_its_end(tmp_path: Path) -> None:
-    follower = Follower(tmp_path)
-    assert follower.look() == []
-    file = tmp_path / "metrics.jsonl"
-    whole = metrics(2, 20.0, loss=0.5)
-    file.write_text(metrics(1, 10.0, loss=1.0) + "not json\n" + whole[:30])
-    assert [record["index"] for record in follower.look()] == [1]
-    with file.open("a") as more:
-        more.write(whole[30:])
-    assert [record["index"] for record in follower.look()] == [2]
-    assert follower.steps["rl"].curves["loss"].values == [1.0, 0.5]
-    assert follower.steps["rl"].seconds_per_step == 10.0
-
-
 def test_steps_that_a_resumed_run_repeats_count_once(tmp_path: Path) -> None:
     follower = Follower(tmp_path)
     (tmp_path / "metrics.jsonl").write_text(
@@ -100,15 +83,6 @@ def test_steps_that_a_resumed_run_repeats_count_once(tmp_path: Path) -> None:
     )
     follower.look()
     assert follower.steps["rl"].curves["loss"].values == [1.0, 2.0, 30.0]
-
-
-def test_a_sparkline_has_the_columns_that_it_may_have() -> None:
-    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 20) == "▁▂▃▄▅▆▇█"
-    assert sparkline([1.0] * 5, 3) == "▁▁▁"
-    assert len(sparkline(list(range(500)), 40)) == 40
-    assert sparkline([float("nan")], 5) == ""
-    assert sparkline([0, 0, 7, 7], 2) == "▁█" and sparkline([0, 4, 7, 7, 0], 2) == "▁█"
-    assert sparkline([0, float("inf"), 7, float("-inf")], 2) == "▁█" and sparkline([1], 0) == ""
 
 
 def test_watching_imports_no_framework_and_costs_little(workplace: Path) -> None:
@@ -222,14 +196,6 @@ def test_a_sample_is_shown_with_its_reward_and_no_more_of_a_long_text_than_its_b
     ]
 
 
-def test_what_is_left_is_what_is_not_done_yet_at_the_pace_of_late() -> None:
-    seen = StepSeen(index=4)
-    seen.times.extend([(2, 100.0), (4, 120.0)])
-    assert _pace(seen, 10) == "step 4/10  10.0 s a step  1 min 00 s left"
-    assert _pace(seen, 4) == "step 4/4  10.0 s a step" and _pace(seen, None) == "step 4  10.0 s a step"
-    assert _pace(StepSeen(), 10) == "" and _pace(StepSeen(index=1), 10) == "step 1/10"
-
-
 def lines_of(info: RunInfo, folder: Path, **fields: float) -> list[str]:
     follower = Follower(folder)
     follower.look()
@@ -269,44 +235,3 @@ def test_the_curves_are_those_of_the_step_at_work_else_of_the_last_that_reported
         lines = lines_of(RunInfo("r1", steps=steps, status="running"), tmp_path)
         assert f"loss {loss} ▁" in lines
     assert not any("loss" in line for line in lines_of(RunInfo("r1", steps={"c": {"state": "running"}}), tmp_path))
-
-
-def test_of_many_signals_the_last_five_are_shown_with_what_explains_them_and_every_warning(tmp_path: Path) -> None:
-    signals = [{"kind": "signal", "time": 1.0, "step": "a", "name": f"s{n}", "numbers": {"step": n}} for n in range(7)]
-    warning = {"kind": "warning", "time": 1.0, "text": "slow\x1b[2J"}
-    (tmp_path / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (*signals, warning)))
-    lines = lines_of(RunInfo("r1", steps={"a": {"state": "running"}}), tmp_path)
-    assert [line for line in lines if line.startswith("steps explain")] == [f"steps explain s{n}" for n in range(2, 7)]
-    assert lines[-1] == "▲ slow�[2J"
-
-
-def test_how_many_steps_there_are_is_read_from_the_config_wherever_it_says_so(tmp_path: Path) -> None:
-    assert _RunConfigs(tmp_path).total("a") is None  # nothing is written yet
-    (tmp_path / "plan.json").write_text(json.dumps({"steps": [{"key": key, "step": "toy/x"} for key in "abc"]}))
-    (tmp_path / "config.yaml").write_text(
-        "a: {max_num_steps: 3, sft: {max_num_steps: 9}}\nb: {sft: {max_num_steps: 4}}\n"
-    )
-    asked = _RunConfigs(tmp_path)
-    assert [asked.total(key) for key in "abcd"] == [3, 4, None, None]
-
-
-def test_the_key_s_shows_samples_and_hides_them_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pressed, shown = iter("s xsq"), []
-    monkeypatch.setattr(watch, "_keys", lambda: nullcontext(lambda seconds: next(pressed).strip()))
-    monkeypatch.setattr(watch, "_now", lambda store, info, view: info)
-    monkeypatch.setattr(watch, "picture", lambda *_, samples, view: shown.append(samples) or [])
-    info = RunInfo("r1", status="running")
-    terminal = Terminal(io.StringIO(), color=False, width=80)
-    left = _draw(None, info, Follower(tmp_path), terminal, _RunConfigs(tmp_path), None, samples=False)
-    assert left is info and shown == [False, True, True, True, False]
-    shown.clear()
-    done = RunInfo("r1", status="done")  # it is drawn once more, as it ended
-    assert _draw(None, done, Follower(tmp_path), terminal, _RunConfigs(tmp_path), None, samples=True) is done
-    assert shown == [True]
-
-
-def test_a_run_that_was_killed_ends_the_watch_as_one_that_may_be_tried_again(cli: Cli, workplace: Path) -> None:
-    folder = RunFolder(ArtifactStore("home"), "r1")
-    folder.update(folder.create("toy/train", {}), status="running", host=socket.gethostname())
-    watched = cli("watch", "r1")
-    assert watched.code == 3 and "r1  killed" in watched.out and "steps run --resume r1" in watched.out

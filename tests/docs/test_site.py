@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.cli.explain import explanations
+from nemotron_steps.cli.catalog import explanations
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.manifest.registry import load_registry
 from tests.docs.pages import ROOT, cells

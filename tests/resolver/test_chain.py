@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.manifest.models import Consumes
-from nemotron_steps.resolver.chain import Chain, Produced
 from nemotron_steps.resolver.plan import StepOutput, SuppliedInput
+from nemotron_steps.resolver.sources import Chain, Produced
 from tests.resolver.worlds import World, problems, types_of, wiring, world_of
 
 TYPES = types_of(model="", hf=("model", {"mega": "up"}), mega="model", judge="hf", rows="", notes="", log="")
@@ -68,16 +68,3 @@ def test_a_model_before_is_no_judge_where_a_port_asks_for_one(world: World) -> N
     assert found == [("E303", "nothing feeds 'judge' of rlhf")]
     plan = world.plan("sft_hf", "rlhf", "rl", inputs={"prompts": "prompts", "judge": "hf", "sft_hf.chats": "chats"})
     assert wiring(plan)["rlhf"]["judge"] == "hf"
-
-
-def test_a_bare_input_is_for_a_port_that_lists_do_not_connect(tmp_path: Path) -> None:
-    alone = '[[consumes]]\nname = "start"\ntype = "hf"\nauto = false\n[[produces]]\ntype = "hf"\n'
-    narrow = '[[consumes]]\nname = "judge"\ntype = "hf"\nauto = "judge"\n[[produces]]\ntype = "hf"\n'
-    steps = {"hf": "-> hf", "a": alone, "b": alone, "c": narrow, "d": narrow, "judge": "-> judge"}
-    world = world_of(tmp_path, TYPES, steps, artifacts={"x": SuppliedInput("x", "hf")})
-    plan = world.plan("hf", "a", "b", inputs={"start": "x"})
-    assert wiring(plan) == {"hf": {}, "a": {"start": "x"}, "b": {"start": "x"}}
-    plan = world.plan("c", "judge", "d", inputs={"judge": "x"})
-    assert wiring(plan) == {"c": {"judge": "x"}, "judge": {}, "d": {"judge": "judge.judge"}}
-    plan = world.plan("hf", "c", "d", inputs={"judge": "x"})
-    assert wiring(plan) == {"hf": {}, "c": {"judge": "x"}, "d": {"judge": "x"}}

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.errors import RequestError
 from nemotron_steps.manifest.pipeline_models import StageSource
-from nemotron_steps.resolver.fan_out import Axis, fanned_out
 from nemotron_steps.resolver.plan import Instance
 from nemotron_steps.resolver.request import Goal, Request
+from nemotron_steps.session.fan_out import Axis, fanned_out
 
 
 def goal(name: str, *overrides: str, **wired: str) -> Goal:
@@ -92,14 +91,6 @@ def test_a_stage_that_shares_one_axis_takes_all_of_the_other_at_a_port_of_many()
     assert read(found["compare-4"]) == {"models.t-1": ("train-1-4", None), "models.t-2": ("train-2-4", None)}
 
 
-def test_a_stage_that_reads_two_fanned_out_ones_is_every_combination() -> None:
-    other = axis("a", "b", keys=(("judge", "kind"),))
-    stages = (goal("train"), goal("judge"), goal("both", policy="train", judge="judge"))
-    found = made(stages, axis("1", "2"), other)
-    assert list(found)[4:] == ["both-1-a", "both-1-b", "both-2-a", "both-2-b"]
-    assert read(found["both-2-a"]) == {"policy": ("train-2", None), "judge": ("judge-a", None)}
-
-
 def test_an_input_fanned_out_over_takes_the_place_of_what_it_was_wired_to() -> None:
     inputs = axis("'a b:v1'", "./c.jsonl", keys=(("train", "inputs.rows"),))
     found = made((goal("make"), goal("train", rows="make", base="x:v1")), inputs)
@@ -117,26 +108,6 @@ def test_an_input_fanned_out_over_does_not_fan_out_over_what_it_replaces() -> No
     assert read(found["eval-a_v1"]) == {"model": "a:v1"}
 
 
-def test_an_input_fanned_out_over_is_that_of_its_stage_alone() -> None:
-    inputs = axis("a:v1", "b:v1", keys=(("eval", "inputs.model"), ("judge", "inputs.policy")))
-    stages = (goal("train"), goal("eval"), goal("judge"), goal("tune", model="train.out", policy="train"))
-    found = made(stages, axis("1", "2"), inputs)
-    assert read(found["eval-b_v1"]) == {"model": "b:v1"} and read(found["judge-b_v1"]) == {"policy": "b:v1"}
-    assert read(found["tune-2"]) == {"model": ("train-2", "out"), "policy": ("train-2", None)}
-
-
-def test_what_reads_a_stage_of_two_axes_is_fanned_out_over_both() -> None:
-    found = made((goal("train"), goal("eval", model="train")), axis("1", "2"), axis("3", "4", keys=(("train", "lr"),)))
-    assert list(found)[4:] == ["eval-1-3", "eval-1-4", "eval-2-3", "eval-2-4"]
-    assert read(found["eval-2-3"]) == {"model": ("train-2-3", None)}
-
-
-def test_an_input_is_the_text_that_its_value_stands_for() -> None:
-    values = ("'a b'", '"c d"', "e\\,f", "'g", "h\\\\i")
-    found = made((goal("train"),), axis(*values, keys=(("train", "inputs.rows"),)))
-    assert [read(each)["rows"] for each in found.values()] == ["a b", "c d", "e,f", "'g", "h\\i"]
-
-
 def test_what_is_given_to_a_fanned_out_stage_is_for_each_instance_and_for_no_other() -> None:
     stages = (goal("train"), goal("tune", model="x:v1"), goal("make"))
     other = axis("3", "4", keys=(("tune", "seed"),))
@@ -150,11 +121,6 @@ def test_what_is_given_to_a_fanned_out_stage_is_for_each_instance_and_for_no_oth
         "make.rows": "s",
         "rows": "t",
     }
-
-
-def test_an_instance_may_not_be_called_like_another_stage() -> None:
-    with pytest.raises(RequestError, match="two stages would be called 'train-1'"):
-        made((goal("train"), goal("train-1")), axis("1", "2"))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +140,3 @@ def test_an_instance_may_not_be_called_like_another_stage() -> None:
 )
 def test_a_value_is_part_of_a_name(values: tuple[str, ...], labels: tuple[str, ...]) -> None:
     assert axis(*values).labels == labels
-
-
-def test_an_axis_goes_by_the_first_of_its_keys() -> None:
-    assert axis("1", keys=(("train", "a.b"), ("tune", "a.b"))).name == "train.a.b"

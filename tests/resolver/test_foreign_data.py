@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.manifest.registry import load_registry
-from nemotron_steps.resolver.foreign_data import _look, holds_no_rows, refusal, unknown_rows
+from nemotron_steps.session.supplied_data import _look, unknown_rows
 
 ROW = {"responses_create_params": {"input": "1 + 1?"}, "agent_ref": {"name": "math_with_judge_simple_agent"}}
 
@@ -81,48 +80,12 @@ def test_a_folder_is_told_by_its_files(names: list[str], said: str, tmp_path: Pa
     assert _look(tmp_path)[0] == said
 
 
-def test_a_file_of_a_hidden_name_is_converted_to_one_that_is_seen(tmp_path: Path) -> None:
-    (tmp_path / ".csv.gz").write_text("x")
-    assert str(_look(tmp_path / ".csv.gz")[1]).endswith("> rows.jsonl")
-
-
 def test_a_compressed_file_is_unpacked_by_the_command(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
     subprocess.run(["gzip", "rows.jsonl"], cwd=tmp_path, check=True)
     convert = _look(tmp_path / "rows.jsonl.gz")[1]
     subprocess.run(["bash", "-c", str(convert)], cwd=tmp_path, check=True)
     assert (tmp_path / "rows.jsonl").read_text() == '{"a": 1}\n'
-
-
-@pytest.mark.parametrize(
-    ("files", "empty"),
-    [({}, True), ({"a.jsonl": ""}, True), ({"a.jsonl": "", "deep/b.jsonl": "x"}, False), ({"a.txt": "x"}, True)],
-)
-def test_rows_are_there_where_one_of_the_files_holds_some(files: dict[str, str], empty: bool, tmp_path: Path) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-        assert holds_no_rows(tmp_path / name) == (text == "")
-    assert holds_no_rows(tmp_path) == empty
-
-
-def test_a_refusal_shows_a_row_of_the_type(tmp_path: Path) -> None:
-    registry = load_registry()
-    (tmp_path / "x.csv").write_text("a\n1\n")
-    found = refusal(tmp_path / "x.csv", "x.csv", "training_jsonl", registry)
-    assert found.what == "'x.csv' is a table, not training_jsonl" and found.hints[0].startswith("input_path=PATH")
-    (tmp_path / "x.md").write_text("notes")
-    other = refusal(tmp_path / "x.md", "x.md", "sft_chats", registry)
-    assert '{"messages": [' in str(other.expected) and other.hints == ("steps types   # what sft_chats is",)
-
-
-def test_a_subtype_has_rows_like_its_nearest_parent_with_some(tmp_path: Path) -> None:
-    from nemotron_steps.manifest.registry import Registry
-    from tests.resolver.worlds import types_of
-
-    (tmp_path / "x.md").write_text("notes")
-    registry = Registry({}, {}, types_of(mine="sft_chats", sft_chats="rows", rows=""))
-    assert '{"messages": [' in str(refusal(tmp_path / "x.md", "x.md", "mine", registry).expected)
 
 
 @pytest.mark.parametrize(

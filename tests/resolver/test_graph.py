@@ -7,28 +7,13 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.errors import ConfigError, DataError, PlanError, UnknownNameError
-from nemotron_steps.manifest.registry import Registry
+from nemotron_steps.errors import ConfigError, DataError, PlanError
 from nemotron_steps.resolver.graph import Graph, Node
-from nemotron_steps.resolver.plan import Instance, SuppliedInput
+from nemotron_steps.resolver.plan import SuppliedInput
 from nemotron_steps.resolver.request import StepConfig
 from tests.resolver.worlds import World, pipeline, step_of, types_of, wiring, world_of
 
 PORT = '[[consumes]]\ntype = "rows"\nbind = "rows"\ninstead_of = ["path", "blend", "gone"]\n'
-
-
-def test_a_step_of_another_pack_is_another_step(tmp_path: Path) -> None:
-    manifest = step_of(tmp_path, "prep", PORT)
-    hidden = manifest.model_copy(update={"hidden": True})
-    nodes = [Node("k", each, name, (), None, "") for each in (manifest, hidden) for name in (None, "default", "tiny")]
-    assert [node.identity[:2] for node in nodes] == [
-        ("prep", "default"),
-        ("prep", "default"),
-        ("prep", "tiny"),
-        ("pack:prep", "default"),
-        ("pack:prep", "default"),
-        ("pack:prep", "tiny"),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -51,15 +36,6 @@ def test_keys_that_an_input_stands_for_are_null_but_for_overridden_ones(
     assert Node("k", node.manifest, None, (), None, "").planned(None).config == {}
 
 
-def test_a_planned_step_keeps_whose_instance_it_is(tmp_path: Path) -> None:
-    instance = Instance("prep", {"seed": "1"})
-    node = Node("k", step_of(tmp_path, "prep", PORT), None, (), None, "why", earlier=True, instance=instance)
-    step = node.planned(None)
-    assert (step.instance, step.earlier, step.because, step.config_name) == (instance, True, "why", "default")
-    assert step.to_dict()["instance"] == {"stage": "prep", "labels": {"seed": "1"}}
-    assert step.to_dict()["cached"] is None and "checks" not in step.to_dict() and "values" not in step.to_dict()
-
-
 def test_an_error_is_noted_once_and_one_of_several_taken_apart(world: World) -> None:
     noted: list[Any] = []
     graph = Graph(world.registry, world.compose, noted)
@@ -67,15 +43,6 @@ def test_an_error_is_noted_once_and_one_of_several_taken_apart(world: World) -> 
     for error in (one, ConfigError("both", problems=(one, other)), one):
         graph.report(error)
     assert noted == [one, other]
-
-
-def test_a_step_that_is_unknown_is_told_where_it_was_asked_for(world: World) -> None:
-    noted: list[Any] = []
-    graph = Graph(world.registry, world.compose, noted)
-    assert graph.find_step("nowhere", "p.toml:3") is None and noted[0].where == "p.toml:3"
-    told = UnknownNameError("broken", where="x.toml:1")
-    broken = Graph(Registry({}, {}, world.registry.types, broken={"x": told}), world.compose, noted)
-    assert broken.find_step("x", "p.toml:3") is None and noted[1].where == "x.toml:1"
 
 
 def test_outputs_are_converted_each_by_itself_and_each_way_once(tmp_path: Path) -> None:
@@ -115,14 +82,6 @@ def test_a_circle_is_told_in_the_direction_in_which_artifacts_go(tmp_path: Path)
     assert problem.chain == ("a", "c", "b", "a")  # type: ignore[attr-defined]
     assert sorted(problem.hints) == ["steps show a", "steps show b", "steps show c"]
     assert problem.what == "the inputs of a come, in the end, from itself"
-
-
-def test_steps_of_one_name_are_told_apart_by_their_config_then_numbered(world: World) -> None:
-    graph = Graph(world.registry, lambda *asked: StepConfig({}), [])
-    manifest = world.registry.step("rl")
-    keys = [graph.add("rl", manifest, name, (), "").key for name in (None, None, "tiny", "tiny", None)]
-    assert keys == ["rl", "rl#2", "rl@tiny", "rl@tiny#2", "rl#3"]
-    assert graph.add("other", manifest, "tiny", (), "").key == "other"
 
 
 def test_each_problem_of_a_config_is_told_with_its_step_where_there_are_two(

@@ -11,7 +11,6 @@ from nemotron_steps.resolver.hints import (
     missing_input_hints,
     missing_stage_input_hints,
     producers_of,
-    steps_between,
 )
 from tests.resolver.worlds import World, types_of, world_of
 
@@ -36,28 +35,6 @@ def test_steps_that_make_a_type_of_something_else_come_first_then_the_nearest_ty
     assert producers_of(world.registry, "model") == ("b/init", "e/maybe")
     assert producers_of(world.registry, "small") == ("d/small", "c/tiny")
     assert producers_of(world.registry, "raw") == ()
-
-
-def test_a_step_between_needs_what_there_is_and_little_beside(tmp_path: Path) -> None:
-    steps = {
-        "a/many": "rows chats -> out:model",
-        "b/optional": "rows? -> out:model",
-        "c/one": "rows -> out:small other:rows",
-        "d/both": "first:rows second:rows? -> out:model",
-        "e/narrow": "chats -> out:model",
-        "f/other": "rows -> out:raw",
-    }
-    registry = world_of(tmp_path, TYPES, steps).registry
-    found = steps_between(registry, "rows", "model", limit=9)
-    assert found == (
-        ("c/one", "rows"),
-        ("d/both", "first"),
-        ("a/many", "rows"),
-        ("b/optional", "rows"),
-        ("d/both", "second"),
-    )
-    assert steps_between(registry, "rows", "model") == found[:2]
-    assert ("e/narrow", "chats") in steps_between(registry, "chats", "model", limit=9)
 
 
 def test_a_port_of_a_list_is_fed_by_an_input_its_key_or_a_step_before(world: World) -> None:

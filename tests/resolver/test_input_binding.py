@@ -67,18 +67,6 @@ def test_artifacts_of_a_port_of_many_are_for_the_one_step_that_has_it_or_the_one
     }
 
 
-def test_a_misspelt_step_is_put_right_with_its_port_and_a_misspelt_port_offered_twice_at_most(small: World) -> None:
-    (problem,) = told(small, "train", rows="rows", trian__rows="rows")
-    assert problem.hints == ("--input train.rows=rows",)
-    (problem,) = told(small, "train", rows="rows", row="rows")
-    assert problem.hints == ("--input rows=rows",)
-    assert problem.expected == "base or rows"
-
-
-def test_an_input_for_a_step_of_a_request_without_any_is_told_by_the_step(small: World) -> None:
-    assert [problem.code for problem in told(small, "nothing", rows="rows")] == ["E110"]
-
-
 def test_an_input_of_a_stage_that_is_not_run_goes_to_what_reads_it(small: World) -> None:
     stages = (
         {"name": "make", "step": "make"},

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from nemotron_steps.manifest.models import Consumes
-from nemotron_steps.resolver.chain import Chain, Produced
 from nemotron_steps.resolver.plan import StepOutput, SuppliedInput
+from nemotron_steps.resolver.sources import Chain, Produced
 from tests.resolver.worlds import World, pipeline, problems, types_of, wiring, world_of
 
 
@@ -54,51 +54,12 @@ def test_a_port_may_ask_for_a_narrower_type_in_lists(world: World) -> None:
     ]
 
 
-def test_bare_input_is_for_the_step_that_nothing_else_feeds(world: World) -> None:
-    plan = world.plan("rl", "rlhf", inputs={"policy": "mega", "prompts": "prompts", "judge": "judge"})
-    assert wiring(plan)["rl"]["policy"] == "mega"
-    assert wiring(plan)["rlhf"]["policy"] == "rl.model"
-    assert wiring(plan)["rlhf"]["prompts"] == "prompts"
-
-
-def test_input_names_that_fit_nowhere(world: World) -> None:
-    inputs = {"prompts": "prompts", "policy": "hf", "polcy": "x", "rl.polcy": "x", "slf.chats": "x"}
-    inputs["convert/up.hf"] = "x"  # inserted, so not the user's to feed
-    assert problems(world, "rl", inputs=inputs) == [
-        ("E305", "no step of the request has an input 'polcy'"),
-        ("E305", "rl has no input 'polcy'"),
-        ("E305", "no step of the plan is called 'slf'"),
-        ("E305", "no step of the plan is called 'convert/up'"),
-    ]
-
-
-def test_two_placeholders_of_one_step_are_two_problems(world: World) -> None:
-    world.configs["prep/prompts", None] = {"a": "/path/to/rows.jsonl", "b": "/path/to/rows.jsonl"}
-    assert problems(world, "prep/prompts") == [
-        ("E307", "'a' of prep/prompts still has to be filled in"),
-        ("E307", "'b' of prep/prompts still has to be filled in"),
-    ]
-
-
 def test_of_a_named_steps_outputs_the_one_with_the_fewest_conversions_is_taken(tmp_path: Path) -> None:
     types = types_of(a={"b": "a2b"}, b={"c": "b2c"}, c="")
     steps = {"make": "-> first:a second:b", "use": "c -> c", "a2b": "a -> b", "b2c": "b -> c"}
     configs = {("use", None): {"inputs": {"c": {"step": "make"}}}}
     plan = world_of(tmp_path, types, steps, configs=configs).plan("use")
     assert wiring(plan) == {"make": {}, "b2c": {"b": "make.second"}, "use": {"c": "b2c.c"}}
-
-
-def test_two_outputs_of_one_type_are_ambiguous(tmp_path: Path) -> None:
-    world = world_of(tmp_path, types_of(t=""), {"two": "-> a:t b:t", "use": "t -> t", "pick": "t -> t"})
-    assert problems(world, "two", "use") == [("E306", "several outputs could feed 't' of use")]
-    world.configs["pick", None] = {"inputs": {"t": {"step": "two", "port": "b"}}}
-    assert wiring(world.plan("pick"))["pick"]["t"] == "two.b"
-
-
-def test_fewest_conversions_choose_between_outputs(tmp_path: Path) -> None:
-    types = types_of(a={"b": "a2b"}, b={"c": "b2c"}, c="")
-    world = world_of(tmp_path, types, {"both": "-> a b", "use": "c -> c", "a2b": "a -> b", "b2c": "b -> c"})
-    assert [s.key for s in world.plan("both", "use")] == ["both", "b2c", "use"]
 
 
 def test_chain_of_conversions(tmp_path: Path) -> None:

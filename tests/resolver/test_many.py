@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.errors import PlanError
-from nemotron_steps.resolver.input_binding import with_sources_of_config
 from nemotron_steps.resolver.plan import SuppliedInput
 from tests.resolver.worlds import World, pipeline, problems, types_of, wiring, world_of
 
@@ -86,19 +85,6 @@ def test_an_artifact_that_is_wired_and_given_under_one_name_is_the_given_one(wor
     assert wiring(plan)["d"] == {"policy": "p", "teachers.x": "a", "teachers.y": "convert/up.mega", "teachers.z": "a"}
 
 
-def test_a_port_that_takes_one_has_no_names(world: World) -> None:
-    given = {"policy": "p", "teachers.a": "a", "policy.x": "a"}
-    assert problems(world, "distil", inputs=given) == [("E305", "no step of the plan is called 'policy'")]
-
-
-def test_planning_leaves_the_sources_of_a_config_as_they_are(world: World) -> None:
-    sources = {"policy": "p", "teachers": {"one": "a"}}
-    world.configs["distil", None] = {"inputs": sources}
-    manifest, named = with_sources_of_config(world.registry.step("distil"), sources)
-    assert sources == {"policy": "p", "teachers": {"one": "a"}} and named == {"policy": "p", "teachers.one": "a"}
-    assert list(manifest.inputs) == ["policy", "teachers.one"]
-
-
 def test_a_constraint_on_a_port_that_takes_many_is_one_on_each(world: World) -> None:
     with pytest.raises(PlanError) as caught:
         world.plan("distil", inputs={"policy": "p", "teachers.mine": "a", "teachers.odd": "other"})
@@ -106,14 +92,3 @@ def test_a_constraint_on_a_port_that_takes_many_is_one_on_each(world: World) -> 
     assert problem.code == "E304" and "another tokenizer" in problem.what
     assert problem.expected == "teachers.odd.tokenizer = T (as policy.tokenizer)" and problem.found == "U"
     assert problem.hints == ("--input teachers.odd=PATH   # another one",)
-
-
-def test_what_feeds_a_port_that_takes_many_is_told_under_a_name(world: World) -> None:
-    with pytest.raises(PlanError) as caught:
-        world.plan("distil", inputs={"policy": "p"})
-    (problem,) = caught.value.problems
-    assert problem.hints[0].endswith("--input teachers.NAME=PATH") and "teachers=PATH" not in problem.hints
-    with pytest.raises(PlanError) as caught:
-        world.plan_pipeline(pipeline({"name": "a", "step": "train"}, {"name": "b", "step": "distil"}), {"policy": "p"})
-    (problem,) = caught.value.problems
-    assert problem.hints[1:] == ('inputs = { teachers.NAME = "a" }   # in [[stages]] name = "b"',)

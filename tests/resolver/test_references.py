@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.manifest.models import StepManifest
-from nemotron_steps.resolver.references import with_references
+from nemotron_steps.resolver.graph import with_references
 from nemotron_steps.resolver.request import StepConfig
 from tests.resolver.worlds import step_of
 
@@ -64,18 +64,6 @@ def test_an_input_is_fed_at_its_first_key_and_fills_the_others(
 ) -> None:
     config, problems = given(step, data)
     assert (config.values["data"], problems) == (after, [])
-
-
-def test_a_reference_takes_the_place_of_the_source_that_the_config_names_for_the_same_input(
-    step: StepManifest,
-) -> None:
-    named = {"prompts": {"step": "make"}, "model": art("m:v1"), "other": "x"}
-    config, problems = given(step, {"train": art("a:v1")}, inputs=named)
-    assert config.inputs == {"model": "m:v1", "other": "x"} and problems == []
-    config, _ = given(step, {}, inputs=named)
-    assert config.inputs == {"prompts": {"step": "make"}, "model": "m:v1", "other": "x"}
-    plain = StepConfig({"data": {}})
-    assert with_references(step, plain, "s") == (plain, []) and with_references(step, plain, "s")[0] is plain
 
 
 @pytest.mark.parametrize(

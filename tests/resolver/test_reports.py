@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.errors import PlanError
-from nemotron_steps.manifest.models import Consumes
-from nemotron_steps.resolver import reports
+from nemotron_steps.resolver import hints as reports
 from nemotron_steps.resolver.graph import Node
 from nemotron_steps.resolver.problems import PlanProblem, TypeMismatch, WrongDirection, raise_all
-from tests.resolver.worlds import World, problems, types_of, world_of
+from tests.resolver.worlds import World, types_of, world_of
 
 TYPES = types_of(model="", small="model", tiny="small", rows="", sft_chats="rows")
 STEPS = {
@@ -45,17 +44,6 @@ def test_what_a_step_made_is_mended_by_a_step_between_that_is_neither_of_them(wo
     assert not any(" use use" in hint for hint in own)
 
 
-def test_at_most_three_hints_are_given_and_each_once(world: World) -> None:
-    found = mismatch(world, "small", ("model", "model", "rows"), "x")
-    assert isinstance(found, WrongDirection)
-    assert found.hints == ("steps plan x a/shrink use", "steps plan x b/shrink use", "steps plan a/shrink use")
-    other = mismatch(world, "sft_chats", ("rows", "rows"), "")
-    assert other.hints == (
-        "steps run prep --input rows=it   # makes sft_chats of such rows",
-        "steps plan prep use",
-    )
-
-
 def test_any_wider_type_among_several_is_the_wrong_direction(world: World) -> None:
     found = mismatch(world, "small", ("rows", "model"), "x", where="p.toml:3")
     assert isinstance(found, WrongDirection) and found.where == "p.toml:3"
@@ -63,33 +51,6 @@ def test_any_wider_type_among_several_is_the_wrong_direction(world: World) -> No
     assert found.found == "rows or model (small is_a model, not the other way round)"
     assert found.expected == "small (or tiny)"
     assert not isinstance(mismatch(world, "small", ("rows",), "x"), WrongDirection)
-
-
-def test_rows_are_shown_to_who_supplies_some_and_to_no_step(world: World) -> None:
-    by_user, by_step = mismatch(world, "sft_chats", ("rows",), ""), mismatch(world, "sft_chats", ("rows",), "d/make")
-    assert ': rows like {"messages"' in str(by_user.expected) and by_step.expected == "sft_chats"
-    assert by_user.hints[0] == "steps run prep --input rows=it   # makes sft_chats of such rows"
-    model = mismatch(world, "small", ("model",), "")
-    assert model.hints[0] == "steps run a/shrink --input model=it   # makes a small of it"
-
-
-def test_a_source_that_makes_nothing_is_told_so(world: World) -> None:
-    world.configs["use", None] = {"inputs": {"small": {"step": "sink"}}}
-    assert problems(world, "use") == [("E301", "'small' of use cannot take no output at all")]
-
-
-def test_a_port_is_described_in_what_is_missing(world: World) -> None:
-    node = Node("use", world.registry.step("use"), None, (), None, "")
-    port = Consumes(type="small", description="The model to use. ")
-    assert reports.missing(node, node.manifest.inputs["small"], ()).expected == "small"
-    described = node.manifest.with_ports((port, Consumes(type="sizes"), Consumes(type="smell")))
-    node.manifest = described
-    assert reports.missing(node, port, ("x",)).expected == "small (The model to use)"
-    unknown = reports.unknown_input(node, "smal", None)
-    assert (
-        unknown.hints == ("did you mean 'small'?", "steps show use") and unknown.expected == "small or sizes or smell"
-    )
-    assert str(unknown.where).endswith("use.toml:2") and reports.unknown_input(node, "x", "p:3").where == "p:3"
 
 
 def test_one_problem_is_counted_as_one_and_none_raises_nothing() -> None:

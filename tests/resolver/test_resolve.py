@@ -11,11 +11,7 @@ from nemotron_steps.errors import PlanError
 from nemotron_steps.manifest.models import Consumes, Produces, StepManifest, StepTable
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.manifest.typegraph import ArtifactType, TypeGraph
-from nemotron_steps.resolver.graph import Graph, Node
 from nemotron_steps.resolver.plan import SuppliedInput
-from nemotron_steps.resolver.references import with_references
-from nemotron_steps.resolver.request import StepConfig
-from nemotron_steps.resolver.resolve import _check_inputs
 from tests.resolver.conftest import STEPS, TYPES
 from tests.resolver.worlds import World, problems, types_of, wiring, world_of
 
@@ -88,18 +84,6 @@ def test_an_output_inherits_what_any_type_that_it_is_declares(tmp_path: Path) ->
     assert [code for code, _ in problems(world, "train", "use", inputs={"model": "hf"})] == ["E304"]
 
 
-@pytest.mark.parametrize(("keys", "told"), [(("train", "val"), []), (("train",), []), (("val",), ["data.val"])])
-def test_a_reference_feeds_an_input_at_its_first_key_alone(
-    world: World, keys: tuple[str, ...], told: list[str]
-) -> None:
-    written = {key: "art\0prompts:latest\0path" if key in keys else None for key in ("train", "val")}
-    config, found = with_references(world.registry.step("rlhf"), StepConfig({"data": written}), "rlhf")
-    assert [problem.what for problem in found] == [
-        f"'{key}' of rlhf names an artifact, and no input is fed at that key" for key in told
-    ]
-    assert told or config.values["data"] == {"train": "prompts:latest", "val": None}
-
-
 def test_a_placeholder_at_an_optional_inputs_key_has_to_be_filled_in_where_nothing_feeds_it(tmp_path: Path) -> None:
     world = world_of(tmp_path, TYPES, {"prep": "source:rows? -> chats"})
     world.configs["prep", None] = {"source": {"path": "/path/to/rows"}}
@@ -108,22 +92,11 @@ def test_a_placeholder_at_an_optional_inputs_key_has_to_be_filled_in_where_nothi
     assert wiring(world.plan("prep", inputs={"source": "rows"})) == {"prep": {"source": "rows"}}
 
 
-def test_the_same_artifact_is_converted_once(world: World) -> None:
-    plan = world.plan("rl", "rl", inputs={"rl.prompts": "prompts", "rl#2.prompts": "prompts", "rl.policy": "hf"})
-    assert [step.key for step in plan] == ["convert/up", "rl", "rl#2"]
-    assert wiring(plan)["rl#2"]["policy"] == "convert/up.mega"
-
-
 def test_one_path_for_inputs_of_two_types_is_looked_at_as_each(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a path is may depend on what is wanted: for a type of a pack the user's word counts."""
     monkeypatch.setattr(world, "describe", lambda ref, wanted: SuppliedInput(ref, wanted))
     plan = world.plan("rlhf", inputs={"prompts": "./it", "policy": "./it", "judge": "./it"})
     assert wiring(plan) == {"rlhf": {"prompts": "./it", "policy": "./it", "judge": "./it"}}
-
-
-def test_type_of_a_hub_name_is_trusted(world: World) -> None:
-    plan = world.plan("rlhf", inputs={"prompts": "prompts", "policy": "mega", "judge": "hub/model"})
-    assert wiring(plan)["rlhf"]["judge"] == "hub/model"
 
 
 def test_subtype_is_accepted_and_supertype_is_not(world: World) -> None:
@@ -136,13 +109,6 @@ def test_subtype_is_accepted_and_supertype_is_not(world: World) -> None:
 def test_a_type_may_refuse_conversion(world: World) -> None:
     found = problems(world, "rl", inputs={"prompts": "prompts", "policy": "judge"})
     assert found == [("E301", "'policy' of rl cannot take judge_hf")]
-
-
-def test_a_bound_config_key_supplies_the_input(world: World) -> None:
-    plan = world.plan("rl", overrides=["prompts.path=prompts", "policy.path=mega"])
-    policy = plan.step("rl").inputs["policy"]
-    assert isinstance(policy, SuppliedInput)
-    assert (policy.ref, policy.type, policy.config_key) == ("mega", "mega", "policy.path")
 
 
 def test_input_flag_beats_the_configs_sources(world: World) -> None:
@@ -167,22 +133,6 @@ def test_override_of_the_key_beats_the_named_source_which_beats_the_configs_valu
     assert wiring(world.plan("rl", overrides=["policy.path=mega"]))["rl"]["policy"] == "mega"
     world.configs["rl", None]["inputs"].pop("policy")
     assert wiring(world.plan("rl"))["rl"]["policy"] == "convert/up.mega"
-
-
-def test_a_placeholder_supplies_nothing(world: World) -> None:
-    world.configs["rl", None] = {"policy": {"path": "/path/to/sft/checkpoint"}, "prompts": {"path": "???"}}
-    assert problems(world, "rl") == [
-        ("E303", "nothing feeds 'prompts' of rl"),
-        ("E303", "nothing feeds 'policy' of rl"),
-    ]
-    assert wiring(world.plan("rl", inputs={"prompts": "prompts", "policy": "mega"}))["rl"]["policy"] == "mega"
-
-
-def test_several_bound_keys(world: World) -> None:
-    world.configs["rlhf", None] = {"data": {"train": "prompts", "val": None}, "policy": {"path": "mega"}}
-    plan = world.plan("rlhf", inputs={"judge": "judge"})
-    prompts = plan.step("rlhf").inputs["prompts"]
-    assert isinstance(prompts, SuppliedInput) and prompts.config_key == "data.train"
 
 
 # -- sources named in configs ---------------------------------------------------------------------------------
@@ -234,13 +184,6 @@ def test_supplying_an_input_drops_the_steps_that_would_make_it(world: World) -> 
     assert [step.key for step in plan] == ["prep/prompts", "convert/up", "prep/chats", "judge", "rlhf"]
 
 
-def test_input_of_a_step_that_a_config_asked_for(world: World) -> None:
-    tiny(world)
-    plan = world.plan("rlhf", config="tiny", inputs={"sft.chats": "chats"})
-    assert wiring(plan)["sft"]["chats"] == "chats"
-    assert wiring(plan)["judge"]["chats"] == "prep/chats.chats"
-
-
 def test_a_listed_step_is_the_one_a_config_means(world: World) -> None:
     tiny(world)
     plan = world.plan("sft", "rlhf", config="tiny")
@@ -274,11 +217,6 @@ def test_bad_sources(world: World, source: object, code: str, what: str) -> None
     world.configs["sft", None] = {"inputs": {"chats": "chats"}}
     world.configs["eval", None] = {"inputs": {"model": "hf", "prompts": "prompts"}}
     assert problems(world, "rl") == [(code, what)]
-
-
-def test_a_source_for_a_port_that_is_not_there(world: World) -> None:
-    world.configs["rl", None] = {"inputs": {"prompts": "prompts", "polcy": "mega", "policy": "mega"}}
-    assert problems(world, "rl") == [("E305", "rl has no input 'polcy'")]
 
 
 def test_sources_in_a_circle(world: World) -> None:
@@ -346,16 +284,6 @@ def test_same_attribute(strict: World) -> None:
     assert found == [("E304", "policy.tokenizer and judge.tokenizer must be the same in s")]
 
 
-def test_unknown_attributes_pass(strict: World) -> None:
-    strict.artifacts["plain"] = SuppliedInput("plain", "hf", {"architecture": "llama"})
-    assert strict.plan("s", inputs={"policy": "T1", "judge": "plain"})
-
-
-def test_required_attribute(strict: World) -> None:
-    found = problems(strict, "s", inputs={"policy": "T1", "judge": "gpt"})
-    assert found == [("E304", "'judge' of s needs another architecture")]
-
-
 def test_attributes_follow_outputs_that_inherit_them(strict: World) -> None:
     inputs = {"s.policy": "T1", "s.judge": "T1hf", "s#2.judge": "T2hf"}
     assert problems(strict, "s", "s", inputs=inputs) == [
@@ -373,18 +301,6 @@ def test_what_disagrees_is_told_where_it_comes_in_and_not_again_further_on(stric
     ]
 
 
-def test_an_output_inherits_what_its_type_declares_and_nothing_else(strict: World) -> None:
-    strict.artifacts["T1"] = SuppliedInput("T1", "mega", {"tokenizer": "T1", "rows": 5})
-    plan = strict.plan("s", "then", inputs={"s.policy": "T1", "s.judge": "T1hf", "then.judge": "T1hf"})
-    nodes = [Node(step.key, step.manifest, None, (), None, "", inputs=dict(step.inputs)) for step in plan]
-    graph = Graph(strict.registry, strict.compose, [])
-    graph.nodes.update({node.key: node for node in nodes})
-    found, origins, conflicts = _check_inputs(nodes, graph)
-    assert conflicts == [] and found["s"]["policy"] == {"tokenizer": "T1", "rows": 5}
-    assert found["then"]["policy"] == {"tokenizer": "T1"}
-    assert {port: each.ref for port, each in origins["then"].items()} == {"policy": "T1", "judge": "T1hf"}
-
-
 def test_parameter_choices_and_existence(strict: World) -> None:
     strict.configs["s", None] = {"mode": "fast"}
     strict.schemas["s"] = {"mode", "level"}
@@ -393,13 +309,6 @@ def test_parameter_choices_and_existence(strict: World) -> None:
         ("E308", "'mode' of s is none of its choices"),
         ("E308", "parameter 'level.depth' of s is no key of its config"),
     ]
-
-
-def test_placeholders_are_found_wherever_they_are(strict: World) -> None:
-    strict.configs["s", None] = {"a": {"b": "/path/to/file", "c": ["x", "???"]}, "ok": "/real/path/to/file", "t": "<a>"}
-    with pytest.raises(PlanError) as raised:
-        strict.plan("s", inputs={"policy": "T1", "judge": "T1hf"})
-    assert [(p.code, p.hints[0]) for p in raised.value.problems] == [("E307", "a.b=VALUE"), ("E307", "a.c=VALUE")]
 
 
 # -- everything at once ---------------------------------------------------------------------------------------

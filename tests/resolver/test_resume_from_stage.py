@@ -11,7 +11,7 @@ from nemotron_steps.errors import PlanError
 from nemotron_steps.manifest.models import Consumes, StepManifest, StepTable
 from nemotron_steps.resolver.plan import Instance, Plan, PlannedStep, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import MissingInput
-from nemotron_steps.resolver.resume_from_stage import without_absent
+from nemotron_steps.session.resume_from_stage import without_absent
 
 
 def step(key: str, _earlier: bool = False, _cached: bool = False, **inputs: str) -> PlannedStep:
@@ -35,11 +35,6 @@ def keys(plan: Plan) -> list[str]:
 
 def whats(problems: Any) -> list[str]:
     return [problem.what.partition(", a stage")[0] for problem in problems]
-
-
-def test_where_everything_is_there_nothing_changes() -> None:
-    whole = plan(step("a", True, True), step("b", rows="a"), step("idle"), goals=("b",))
-    assert without_absent(whole) is whole
 
 
 def test_what_an_earlier_stage_would_have_left_is_missed_by_each_port() -> None:
@@ -106,14 +101,3 @@ def test_what_is_only_looked_at_keeps_its_steps_and_says_what_they_lack() -> Non
     found = without_absent(left, allow_unfilled=True)
     assert found.unfilled[0] is before and whats(found.unfilled[1:]) == ["'rows' of b is what a leaves"]
     assert "a" in keys(found) and set(found.step("b").inputs) == {"rows", "models.b"}
-
-
-def test_steps_that_nothing_reads_any_more_are_left_out_in_their_order() -> None:
-    stages = [
-        step("deep", True, True),
-        step("a", True, rows="deep"),
-        step("b", True, True),
-        step("c", models__a="a", models__b="b"),
-        step("d", rows="c"),
-    ]
-    assert keys(without_absent(plan(*stages, goals=("d", "c")))) == ["b", "c", "d"]

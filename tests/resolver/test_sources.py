@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.errors import ArtifactError, PlanError
+from nemotron_steps.errors import PlanError
 from nemotron_steps.resolver.plan import Instance, Plan, SuppliedInput
 from nemotron_steps.resolver.problems import AbsentInput
 from nemotron_steps.resolver.request import Request, request_for_pipeline, request_for_steps
@@ -33,33 +33,12 @@ def test_a_step_that_a_config_names_is_the_first_that_was_asked_for(world: World
     assert wiring(plan)["train"]["prompts"] == "one.prompts" and len(plan) == 3
 
 
-def test_a_config_may_take_a_source_back(world: World) -> None:
-    world.configs["rl", None] = {"policy": {"path": "mega"}, "inputs": {"prompts": "prompts", "policy": None}}
-    assert wiring(world.plan("rl")) == {"rl": {"prompts": "prompts", "policy": "mega"}}
-
-
-@pytest.mark.parametrize("value", ["", None, 3, True, ["mega"]])
-def test_what_is_no_text_at_a_ports_key_feeds_nothing(value: Any, world: World) -> None:
-    world.configs["rl", None] = {"policy": {"path": value}, "inputs": {"prompts": "prompts"}}
-    assert problems(world, "rl") == [("E303", "nothing feeds 'policy' of rl")]
-
-
 def test_only_a_step_that_converts_is_looked_through(tmp_path: Path) -> None:
     types = types_of(hf={"mega": "up"}, mega={"hf": "down"}, report="")
     steps = {"make": "-> hf", "polish": "hf -> mega", "use": "hf -> report", "up": "hf -> mega", "down": "mega -> hf"}
     world = world_of(tmp_path, types, steps)
     assert wiring(world.plan("make", "polish", "use"))["use"] == {"hf": "down.hf"}
     assert wiring(world.plan("make", "up", "use"))["use"] == {"hf": "make.hf"}
-
-
-def test_an_input_of_many_without_a_name_is_unknown_beside_those_with_one(tmp_path: Path) -> None:
-    world = world_of(tmp_path, types_of(hf="", report=""), {"compare": MANY})
-    world.artifacts["x"] = SuppliedInput("x", "hf")
-    stage = {"name": "c", "step": "compare", "inputs": {"models.a": {"ref": "x"}, "models": {"ref": "x"}}}
-    request = request_for_pipeline(pipeline(stage))
-    request = replace(request, goals=(replace(request.goals[0], where={"models": "p.toml:7"}),))
-    (problem,) = refused(world, request)
-    assert (problem.what, problem.where) == ("c has no input 'models'", "p.toml:7")
 
 
 def test_a_step_before_is_no_mismatch_for_an_input_of_many_which_only_lacks_a_name(tmp_path: Path) -> None:
@@ -78,15 +57,6 @@ def test_what_is_known_of_an_artifact_at_a_ports_key_is_checked(tmp_path: Path) 
         world.artifacts[tokenizer] = SuppliedInput(tokenizer, "hf", {"tokenizer": tokenizer})
     assert wiring(world.plan("use", overrides=["model=T1"])) == {"use": {"model": "T1"}}
     assert problems(world, "use", overrides=["model=T2"]) == [("E304", "'model' of use needs another tokenizer")]
-
-
-def test_an_error_that_says_where_it_is_is_believed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def describe(ref: str, wanted: str) -> SuppliedInput:
-        raise ArtifactError("broken", where="/data/rows:3" if ref == "told" else None)
-
-    monkeypatch.setattr(world, "describe", describe)
-    found = refused(world, request_for_steps(["rl"], inputs={"prompts": "told", "policy": "untold"}))
-    assert [problem.where for problem in found] == ["/data/rows:3", "--input policy=untold"]
 
 
 def test_an_artifact_that_is_not_here_is_an_error_and_part_of_a_plan_that_is_only_looked_at(world: World) -> None:
@@ -113,19 +83,6 @@ def test_the_port_that_comes_closest_to_the_step_before_is_told_as_its_mismatch(
         ("E301", "'model' of use cannot take report"),
         ("E303", "nothing feeds 'chats' of use"),
     ]
-
-
-def test_a_step_before_that_feeds_something_is_no_mismatch_for_the_rest(world: World) -> None:
-    nothing = [("E303", "nothing feeds 'policy' of rl")]
-    assert problems(world, "prep/prompts", "rl") == nothing
-    converted = problems(world, "sft_hf", "rl", inputs={"sft_hf.chats": "chats"})
-    assert converted == [("E303", "nothing feeds 'prompts' of rl")], "nor where it feeds through a converter"
-
-
-def test_a_pipelines_own_overrides_are_no_part_of_what_was_typed(world: World) -> None:
-    stage = {"name": "train", "step": "rl", "overrides": ["seed=7"]}
-    found = refused(world, request_for_pipeline(pipeline(stage)))
-    assert [problem.hints[0] for problem in found] == [f"--input {n}=PATH" for n in ("prompts", "policy")]
 
 
 def test_an_input_is_named_with_its_step_where_another_stage_has_it_open_too(world: World) -> None:

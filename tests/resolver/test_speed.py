@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "bench_resolver.py"
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bench_resolver.py"
 
 
 @pytest.fixture(scope="module")

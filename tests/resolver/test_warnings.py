@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,11 +10,10 @@ from typing import Any
 import pytest
 
 from nemotron_steps.errors import ConfigError, DataError, PlanError
-from nemotron_steps.manifest.loader import parse_pipeline, read_toml
-from nemotron_steps.resolver.plan import Instance, SuppliedInput
+from nemotron_steps.resolver.plan import SuppliedInput
 from nemotron_steps.resolver.request import StepConfig, request_for_pipeline, request_for_steps
 from nemotron_steps.resolver.resolve import _for_stage, resolve
-from tests.resolver.worlds import World, pipeline, problems, types_of, wiring, world_of
+from tests.resolver.worlds import World, pipeline, types_of, world_of
 
 GIVEN = """
 [[produces]]
@@ -90,16 +88,6 @@ def test_what_nothing_reads_is_remarked_on_but_for_reports_and_the_end(small: Wo
     assert small.plan("look", "rows").warnings == (), "what makes nothing leaves nothing unread"
 
 
-def test_the_last_stages_other_instances_are_an_end_too(small: World) -> None:
-    stages = [{"name": name, "step": "rows"} for name in ("a", "b", "c", "d")]
-    request = request_for_pipeline(pipeline(*stages))
-    of = {"a": None, "b": Instance("x", {}), "c": Instance("y", {}), "d": Instance("y", {})}
-    goals = tuple(replace(goal, instance=of[str(goal.name)]) for goal in request.goals)
-    plan = small.resolve(replace(request, goals=goals))
-    assert plan.warnings == tuple(f"nothing in this plan reads what {name} produces" for name in "ab")
-    assert [step.instance for step in plan] == list(of.values())
-
-
 def test_variables_that_change_nothing_are_each_named(small: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def compose(step_id: str, config_name: str | None, overrides: Any) -> StepConfig:
         return StepConfig(
@@ -135,14 +123,6 @@ def test_overrides_of_a_stage_are_told_with_its_name(hint: str, expected: str) -
     assert _for_stage(hint, "s") == expected
 
 
-def test_an_input_that_failed_is_not_told_a_second_time_as_a_placeholder(tmp_path: Path) -> None:
-    world = world_of(tmp_path, types_of(rows="", hf=""), {"prep": "source:rows? -> rows"})
-    world.configs["prep", None] = {"source": {"path": "/path/to/rows"}}
-    world.artifacts["hf"] = SuppliedInput("hf", "hf")
-    assert [code for code, _ in problems(world, "prep", inputs={"source": "absent"})] == ["E400"]
-    assert [code for code, _ in problems(world, "prep", inputs={"source": "hf"})] == ["E301"]
-
-
 def test_what_can_be_filled_in_is_no_error_of_a_plan_that_is_only_looked_at(small: World) -> None:
     small.configs["report", None] = {"logs": "/path/to/logs"}
     request = request_for_pipeline(pipeline({"name": "use", "step": "use"}, {"name": "r", "step": "report"}))
@@ -151,31 +131,6 @@ def test_what_can_be_filled_in_is_no_error_of_a_plan_that_is_only_looked_at(smal
         "nothing feeds 'model' of use",
         "'logs' of r still has to be filled in",
     ]
-
-
-def test_a_plan_as_json_says_where_inputs_come_from_and_what_is_checked(small: World) -> None:
-    small.configs["report", None] = {"hf": {"path": "x"}}
-    check = {"metric": "m", "at_least": 0.5}
-    stages = ({"name": "r", "step": "report", "checks": [check]},)
-    (step,) = small.plan_pipeline(pipeline(*stages)).to_dict()["steps"]
-    assert step["inputs"] == {"hf": {"ref": "x", "type": "hf", "attributes": {}, "config_key": "hf.path"}}
-    assert step["checks"] == [{**check, "severity": "block"}]
-
-
-def test_each_stage_has_its_own_line_in_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "p.toml"
-    path.write_text(
-        '[pipeline]\nname = "p"\n[[stages]]\nstep = "a"\n[[stages]]\nstep = "b"\noverrides = "x=1"\n[stages.inputs]\n'
-        'rows = "a"\nmodels.one = "a"\n[[stages.checks]]\nmetric = "m"\nat_least = 1\n'
-    )
-    manifest, problems = parse_pipeline(read_toml(path))
-    assert manifest is not None, problems
-    request = request_for_pipeline(manifest)
-    one, two = request.goals
-    assert one.where == {"": f"{path}:3"}
-    assert two.where == {"": f"{path}:5", "rows": f"{path}:9", "models.one": f"{path}:10"}
-    assert [check.metric for check in two.checks] == ["m"] and two.overrides == ("x=1",)
-    assert (request.chained, request.command, request.name) == (False, "p", "p")
 
 
 def test_overrides_of_a_list_are_for_its_last_step_and_the_config_for_all(small: World) -> None:
@@ -197,12 +152,3 @@ def test_a_config_is_flat_under_every_dotted_key() -> None:
     assert {key: flat[key] for key in ("a.b", "c.d.e")} == {"a.b": 1, "c.d.e": [{"f": 1}]}
     assert set(flat) == {"a", "a.b", "c", "c.d", "c.d.e", "g"} and flat["g"] == {}
     assert StepConfig(values).where("a.b") is None
-
-
-def test_a_plan_goes_by_what_was_asked_for(small: World) -> None:
-    assert small.plan("rows", "look").name == "rows look"
-    plan = small.plan("make", "rows")
-    assert (plan.goals, wiring(plan)) == (("make", "rows"), {"make": {}, "rows": {}})
-    document = plan.to_dict(with_config=True)
-    assert [step["values"] for step in document["steps"]] == [{}, {}]
-    assert ["values" in step for step in plan.to_dict()["steps"]] == [False, False]

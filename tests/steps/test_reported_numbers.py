@@ -17,7 +17,7 @@ import pytest
 
 from nemotron_steps import open_run, run
 from nemotron_steps.api.result import Result
-from nemotron_steps.cli.summary import show_values
+from nemotron_steps.cli.run import show_values
 from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.runs.log_format import number
 

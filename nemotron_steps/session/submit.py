@@ -1,0 +1,186 @@
+"""A run under a profile whose executor works elsewhere: plan it here, and hand it over.
+
+The job runs `steps run --resume RUN`; what was asked, and what of it is forced, is read from the run folder there, so
+that nothing of it has to be spelled again in a script, and a job that is begun again goes on. JOB_VARIABLE tells that
+command that it is the job and works here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemotron_steps.config.secrets import MASK, looks_random, mask
+from nemotron_steps.errors import InterruptedRunError, RequestError
+from nemotron_steps.session.run import plan_run
+from nemotron_steps.session.run_request import RunRequest
+from nemotron_steps.session.session import Session
+
+if TYPE_CHECKING:
+    from nemotron_steps.artifacts.store import ArtifactStore
+    from nemotron_steps.config.profiles import Profile
+    from nemotron_steps.resolver.plan import Plan
+    from nemotron_steps.runs.executors.base import Launch
+    from nemotron_steps.runs.run_folder import RunInfo
+
+JOB_VARIABLE = "STEPS_JOB"
+_OF_A_LOGIN = frozenset({"HOME", "HOSTNAME", "LOGNAME", "PATH", "PWD", "SHELL", "TMPDIR", "USER"})
+_OF_AN_IMAGE = frozenset(
+    {"bin", "boot", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sbin", "sys", "usr", "var"}
+)
+"""Folders of `/` that an image has of its own: a file there that a config names is the container's."""
+
+
+def inside_job(run_id: str | None) -> bool:
+    """Whether this process is the job that an executor started for a run."""
+    return run_id is not None and os.environ.get(JOB_VARIABLE) == run_id
+
+
+def submit(
+    session: Session,
+    request: RunRequest,
+    profile: Profile,
+    *,
+    force: bool,
+    resume: str | None,
+    attached: bool,
+    force_squash: bool = False,
+    accept: Sequence[str] = (),
+    show: Callable[[Plan], None] = lambda plan: None,
+) -> tuple[RunInfo, Profile]:
+    """Plan a request and hand it to the profile's executor.
+
+    Args:
+        resume: the id of an earlier run, or `latest`: its folder is continued.
+        attached: somebody follows it.
+        accept: see `run_here`.
+        show: is called with the plan before it is handed over.
+
+    Returns:
+        The run, and the profile with the image, the nodes and the GPUs of its steps.
+
+    Raises:
+        PlanError: nothing was submitted.
+        RequestError: what was asked for holds a secret.
+    """
+    from nemotron_steps.runs.launch import submit as hand_over
+    from nemotron_steps.runs.prerequisites import refuse_unimplemented
+    from nemotron_steps.runs.run_folder import RunFolder, get_run, new_run_id
+
+    plan = plan_run(session, request, force=force, resume=resume, accept=accept)
+    refuse_unimplemented(plan)
+    profile = session.job_profile(request, plan) or profile
+    redacted = request.taking(plan.taken).redacted()
+    if MASK in redacted.command:
+        raise RequestError(
+            "a secret on the command line would end up in the job's files",
+            found=redacted.command,
+            hints=("set it as an environment variable here, or under env_vars of the profile",),
+        )
+    show(plan)
+    run_id = get_run(session.store, resume).id if resume else new_run_id(plan.name or plan.goals[-1])
+    launch = checked_launch(session, request, plan, profile, run_id, attached=attached, force_squash=force_squash)
+    if not resume:
+        RunFolder(session.store, run_id).create(plan.name, redacted.to_dict(), executor=profile.executor)
+    info = hand_over(
+        session.store,
+        profile,
+        run_id=run_id,
+        environment=launch.environment,
+        request=redacted.to_dict(),
+        forced=plan.goals if force else (),
+        paths=launch.paths,
+        attached=attached,
+        force_squash=force_squash,
+    )
+    return info, profile
+
+
+def follow_attached(store: ArtifactStore, info: RunInfo, write: Callable[[str], None]) -> RunInfo:
+    """Write a submitted run's log until it is over; Ctrl-C cancels the job. See `runs.launch.follow`."""
+    from nemotron_steps.runs.launch import cancel, follow
+
+    try:
+        return follow(store, info.id, write)
+    except KeyboardInterrupt:
+        cancel(store, info)
+        raise InterruptedRunError(
+            "interrupted: the job was asked to stop; what it committed stays",
+            where=f"run {info.id}",
+            hints=(f"steps status {info.id}", f"steps run --resume {info.id}"),
+        ) from None
+
+
+def checked_launch(
+    session: Session,
+    request: RunRequest,
+    plan: Plan,
+    profile: Profile,
+    run_id: str,
+    *,
+    attached: bool = False,
+    force_squash: bool = False,
+) -> Launch:
+    """A job as submitted. RequestError, at the profile's line, for what its executor would refuse of it."""
+    from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE, environment_files
+    from nemotron_steps.config.profiles import load_environment
+    from nemotron_steps.runs.executors.base import Launch, find_executor
+
+    # The job may see this directory's env.toml under this path alone.
+    file = environment_files()[0]
+    profiles = {ENVIRONMENT_VARIABLE: str(file.absolute())} if file.is_file() else {}
+    launch = Launch(
+        run_id,
+        session.store.backend.scratch / "runs" / run_id,
+        ("--resume", run_id, "--home", session.store.backend.url),
+        profile,
+        Path.cwd(),
+        {**_variables_read(plan, profile), **profiles, JOB_VARIABLE: run_id},
+        _paths(plan, request),
+        attached,
+        force_squash,
+    )
+    try:
+        getattr(find_executor(profile.executor), "check", lambda launch: None)(launch)
+    except RequestError as error:
+        lines, name = load_environment().lines, request.profile or ""
+        error.where = lines.get((name, error.where or "")) or lines.get((name, ""), error.where)
+        raise
+    return launch
+
+
+def _variables_read(plan: Plan, profile: Profile) -> dict[str, str]:
+    """The variables of this process that the plan's configs take values from: the job plans again, and the same.
+
+    Without those that the profile sets itself, what describes a login rather than a run, and secrets, which no job's
+    files may hold.
+    """
+    read = set[str]().union(*(planned.variables for planned in plan)) - _OF_A_LOGIN - profile.env_vars.keys()
+    given = {name: os.environ[name] for name in sorted(read)}
+    secret = {name for name, value in given.items() if looks_random(value) or mask(name, value, {}) != value}
+    return {name: value for name, value in given.items() if name not in secret}
+
+
+def _paths(plan: Plan, request: RunRequest) -> tuple[Path, ...]:
+    """What a request, its plan's inputs and configs name of this machine's files: a container has to see it."""
+    from nemotron_steps.manifest.packs import PATH_VARIABLE
+    from nemotron_steps.resolver.plan import SuppliedInput
+
+    inputs = {source.ref for step in plan for source in step.inputs.values() if isinstance(source, SuppliedInput)}
+    inputs |= {request.config or "", *request.targets, *os.environ.get(PATH_VARIABLE, "").split(os.pathsep)} - {""}
+    named = {text for step in plan for text in _texts(step.config) if text.startswith(("/", "~/", "../"))}
+    of_image = {text for text in named if Path(text).parts[1:2] and Path(text).parts[1] in _OF_AN_IMAGE}
+    there = sorted({Path(os.path.abspath(os.path.expanduser(text))) for text in inputs | named - of_image})
+    return tuple(path for path in there if path.exists() and path.name)
+
+
+def _texts(node: Any) -> Iterator[str]:
+    """Every text in plain values."""
+    if isinstance(node, str):
+        yield re.sub(r"(\.py):\w+$", r"\1", node)  # a function of a file
+    elif isinstance(node, Mapping | list):
+        for item in node.values() if isinstance(node, Mapping) else node:
+            yield from _texts(item)

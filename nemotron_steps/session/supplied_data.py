@@ -1,0 +1,195 @@
+"""What a user supplies as an input: a path, an artifact of the home, a hub model, or rows of another form.
+
+Only the first bytes and the names of files are looked at.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemotron_steps.errors import ArtifactError, UnknownNameError, did_you_mean
+from nemotron_steps.manifest.registry import Registry
+from nemotron_steps.resolver.hints import ROWS
+from nemotron_steps.resolver.plan import SuppliedInput
+from nemotron_steps.resolver.problems import AbsentInput
+
+if TYPE_CHECKING:
+    from nemotron_steps.artifacts.store import ArtifactStore
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+FOREIGN = {"prompt_data": "rl_prompts", "chat_data": "sft_chats", "pair_data": "preference_pairs"}
+"""Types of rows as others have them → what an import makes of them."""
+
+
+def describe(ref: str, wanted_type: str, store: ArtifactStore, registry: Registry) -> SuppliedInput:
+    """What a reference that a user gave is: a path, an artifact of the home, or the name of a hub model.
+
+    Raises:
+        ArtifactError: there is no such thing, or nothing of its contents says what it is.
+    """
+
+    path = Path(ref).expanduser()
+    if path.exists():
+        return _describe_path(path, ref, wanted_type, registry)
+    if not ref.startswith((".", "/", "~")):
+        try:
+            artifact = store.find(ref)
+            return SuppliedInput(ref, artifact.type, artifact.attributes)
+        except (UnknownNameError, ArtifactError) as error:
+            if _HUB_NAME.fullmatch(ref) and _is_checkpoint(wanted_type, registry):
+                is_hf = registry.types.is_a(wanted_type, "checkpoint_hf")
+                return SuppliedInput(ref, None if is_hf else "checkpoint_hf")
+            hints = error.hints
+    else:
+        hints = ()
+    raise AbsentInput(
+        f"'{ref}' is neither a path nor an artifact of this home",
+        expected=f"PATH, NAME, NAME:VERSION or a digest of a {wanted_type}",
+        found=ref,
+        hints=(*_file_meant(ref, path), *(hints or ("steps artifacts list",))),
+    )
+
+
+def _describe_path(path: Path, ref: str, wanted_type: str, registry: Registry) -> SuppliedInput:
+    from nemotron_steps.artifacts.checkpoints import has_weights, validate_model_folder
+    from nemotron_steps.artifacts.prompt_data import first_row, looks_like
+    from nemotron_steps.artifacts.validators import has_validator, sniff_type, validate
+
+    types = registry.types
+    ancestors = types.ancestors(wanted_type)
+    # Only built-in types are recognised by their content; for any other the user's word counts.
+    if not any(has_validator(name) for name in ancestors):
+        return SuppliedInput(ref, wanted_type)
+    found = sniff_type(path)
+    foreign = next((kind for kind, ours in FOREIGN.items() if wanted_type in (kind, ours)), None)
+    fits = found is not None and types.is_a(found, FOREIGN.get(foreign or "", wanted_type))
+    if foreign is not None and not fits and looks_like(foreign, path):
+        return SuppliedInput(ref, foreign, _at_a_glance(path) if foreign == "prompt_data" else {})
+    # Rows are read and checked when the step opens them; anything else is cheap to look at now.
+    if types.is_a(wanted_type, "training_jsonl") and (found is None or holds_no_rows(path)):
+        raise refusal(path, ref, wanted_type, registry)
+    if foreign is not None and found == "training_jsonl":
+        raise unknown_rows(ref, wanted_type, first_row(path) or {})
+    type_name = found or wanted_type
+    if path.is_file() and type_name.startswith("checkpoint"):
+        raise ArtifactError(f"'{ref}' is a file, not {wanted_type}", expected="the folder of a checkpoint")
+    if found is not None and not type_name.startswith("checkpoint"):
+        return SuppliedInput(ref, type_name, _at_a_glance(path) if type_name == "rl_prompts" else {})
+    nested = path / "hf"  # of a Megatron checkpoint
+    model = str(nested if nested.is_dir() else path) if _is_checkpoint(type_name, registry) else None
+    try:
+        return SuppliedInput(ref, type_name, validate(type_name, path, types.ancestors(type_name)), folder=model)
+    except ArtifactError as error:
+        if type_name != "checkpoint_hf" or has_weights(path):
+            raise
+        absent = AbsentInput(
+            error.what,
+            where=error.where,
+            expected=error.expected,
+            found=error.found,
+            hints=(f"hf download MODEL --local-dir {shlex.quote(str(path))}   # its weights as well",),
+        )
+        return SuppliedInput(ref, type_name, validate_model_folder(path), absent=absent, folder=model)
+
+
+def _is_checkpoint(type_name: str, registry: Registry) -> bool:
+    return any(ancestor.startswith("checkpoint") for ancestor in registry.types.ancestors(type_name))
+
+
+def _at_a_glance(path: Path) -> dict[str, Any]:
+    """Attributes of prompts that their first rows tell: who speaks in them, and that they name nobody who grades."""
+    from nemotron_steps.artifacts.prompt_data import names_no_agent, roles_in
+
+    roles = roles_in(path)
+    return {
+        **({"roles": list(roles)} if roles else {}),
+        **({"environments": []} if names_no_agent(path) else {}),
+    }
+
+
+def _file_meant(ref: str, path: Path) -> tuple[str, ...]:
+    """The hint of a file or folder beside `path` that has nearly its name."""
+    from difflib import get_close_matches
+
+    names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = get_close_matches(path.name, names, n=1, cutoff=0.75)
+    return did_you_mean([ref.removesuffix(path.name) + name for name in close])
+
+
+def refusal(path: Path, ref: str, wanted: str, registry: Registry) -> ArtifactError:
+    """The error for a path that holds no rows that a port of type `wanted` could take.
+
+    Args:
+        path: what is there.
+        ref: what the user wrote.
+    """
+    kind, convert = _look(path)
+    shape = next((ROWS[name] for name in registry.types.ancestors(wanted) if name in ROWS), None)
+    return ArtifactError(
+        f"'{ref}' is {kind}, not {wanted}",
+        expected=f"JSON Lines: a file or folder of *.jsonl{f', rows like {shape}' if shape is not None else ''}",
+        hints=(convert or f"steps types   # what {wanted} is",),
+    )
+
+
+def unknown_rows(ref: str, wanted: str, first: Mapping[str, Any]) -> ArtifactError:
+    """The error for rows that no import reads: what the first has, and how the column of a prompt is named."""
+    plain = {name: value for name, value in first.items() if re.fullmatch(r"\w[\w.-]*", name)}  # needs no quotes
+    texts = [name for name, value in plain.items() if isinstance(value, str | list) and value]
+    hints = [
+        f"steps run data_prep/import_prompts --input dataset={shlex.quote(ref)} prompt_column={name}"
+        "   # then --input prompts=data_prep/import_prompts/prompts"
+        for name in texts[:2]
+        if wanted == "rl_prompts"
+    ]
+    what = {"rl_prompts": "a prompt", "sft_chats": "a chat", "preference_pairs": "a pair of answers"}.get(
+        wanted, "rows"
+    )
+    return ArtifactError(
+        f"no column of '{ref}' is known to be {what}",
+        expected=f"rows like {ROWS[wanted]}, or as TRL, verl, OpenAI or ShareGPT have them",
+        found=f"fields {', '.join(sorted(first)) or 'none'}",
+        hints=hints or (f"steps types   # what {wanted} is",),
+    )
+
+
+def holds_no_rows(path: Path) -> bool:
+    """Whether every JSON Lines file of a path is empty."""
+    files = [path] if path.is_file() else path.rglob("*.jsonl")
+    return not any(file.is_file() and file.stat().st_size for file in files)
+
+
+_READ_BY_STEP = "input_path=PATH   # in place of --input: a preparation reads tables by this key"
+_COMPRESSED = {".gz": "gzip -dc", ".zst": "zstd -dc", ".bz2": "bzip2 -dc", ".xz": "xz -dc"}
+
+
+def _look(path: Path) -> tuple[str, str | None]:
+    """What a path looks like, and what to do to have its rows read (None where nothing can be done)."""
+    if path.is_dir():
+        names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+        if not names or all(name.endswith(".jsonl") for name in names):
+            return ("a folder of empty files" if names else "an empty folder"), None
+        if any(name.endswith((".parquet", ".arrow", ".csv")) for name in names):
+            return "a folder of tables", _READ_BY_STEP
+        listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        return f"a folder of {listed}", None
+    with path.open("rb") as file:
+        start = file.read(256).lstrip()
+    out = f"{path.name.split('.')[0] or 'rows'}.jsonl"
+    shown, name = shlex.quote(str(path)), path.name.lower()
+    if not start:
+        return "an empty file", None
+    for suffix, unpack in _COMPRESSED.items():
+        if name.endswith(suffix):
+            return f"a compressed file ({suffix})", f"{unpack} {shown} > {shlex.quote(out)}"
+    line = start.split(b"\n")[0]
+    # A line that begins like an object is one where it is whole, or too long to have been read whole.
+    if line.startswith(b"{") and (line.rstrip().endswith(b"}") or len(line) > 200):
+        return "JSON Lines in a file whose name does not end in .jsonl", f"cp {shown} {shlex.quote(out)}"
+    if start.startswith((b"PAR1", b"[")) or name.endswith((".parquet", ".csv", ".tsv")):
+        return "a table", _READ_BY_STEP
+    return f"a file of another kind ({path.suffix or 'no suffix'})", None
