@@ -15,7 +15,8 @@ from __future__ import annotations
 import base64
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,8 @@ def write_model_files(source: Path, folder: Path, *, carries: bool = True) -> No
     copy_model_files(source, folder / "hf", carries=carries)
 
 
-def unreadable(folder: Path, error: Exception) -> ArtifactError:
-    """A folder that a policy cannot go on from; `folder` is the policy's part of a training checkpoint."""
+def _unreadable(folder: Path, error: Exception) -> ArtifactError:
+    """`folder` is the policy's part of a training checkpoint."""
     step = folder.parent
     aside = step.with_name(f"broken_{step.name}")  # a name that no checkpoint has
     return ArtifactError(
@@ -77,6 +78,31 @@ def unreadable(folder: Path, error: Exception) -> ArtifactError:
         found=str(error),
         hints=(f"mv {shlex.quote(str(step))} {shlex.quote(str(aside))}   # training goes on from the one before",),
     )
+
+
+def position(steps: int, layout: Sequence[int]) -> dict[str, Any]:
+    """Of a run after so many optimizer steps, JSON-able; `layout` are the parallel sizes that the ranks are in.
+    Collective over the default process group."""
+    return {"optimizer_steps": steps, KEY: random_states(layout)}
+
+
+@contextmanager
+def restored_position(folder: Path, layout: Sequence[int]) -> Iterator[int]:
+    """The optimizer steps that a checkpoint was written after; random states are restored once its tensors are.
+
+    Raises:
+        ArtifactError: the folder cannot be gone on from.
+    """
+    try:
+        saved = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        steps, states = int(saved["optimizer_steps"]), saved_random_states(saved)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unreadable(folder, error) from error
+    yield steps
+    try:
+        restore_random_states(states, layout)
+    except (ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
+        raise _unreadable(folder, error) from error
 
 
 KEY = "random_states"
@@ -186,28 +212,19 @@ def snapshot(shards: ModelShards, optimizer: FlatAdamW, source: Path, *, copy: b
         copy: copy the tensors to host memory, so that training may go on before they are written.
     """
     state = {**_model_state(shards), **_optimizer_state(shards, optimizer.whole_state())}
-    position = {"optimizer_steps": optimizer.steps, KEY: random_states(_layout(shards))}
     carries = not shards.architecture.trains_mtp
-    return PolicySnapshot(stage_sharded(state, copy=copy), position, source, carries)
+    return PolicySnapshot(stage_sharded(state, copy=copy), position(optimizer.steps, _layout(shards)), source, carries)
 
 
 def load(shards: ModelShards, optimizer: FlatAdamW, folder: Path) -> None:
     """Restore what a snapshot wrote, whatever layout it was written in. Collective."""
-    try:
-        position = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-        steps, states = int(position["optimizer_steps"]), saved_random_states(position)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise unreadable(folder, error) from error
-    whole = optimizer.whole_state()
-    loaded = load_sharded({**_model_state(shards), **_optimizer_state(shards, whole)}, folder / WEIGHTS)
-    shards.copy_loaded(loaded[_MODEL], lambda _, tensor: tensor)
-    for name, tensors in whole.items():
-        shards.copy_loaded(loaded[f"optimizer.{name}"], lambda parameter, _, own=tensors: own[parameter])  # type: ignore[misc]
-    optimizer.load_whole_state(whole, steps)
-    try:
-        restore_random_states(states, _layout(shards))
-    except (ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
-        raise unreadable(folder, error) from error
+    with restored_position(folder, _layout(shards)) as steps:
+        whole = optimizer.whole_state()
+        loaded = load_sharded({**_model_state(shards), **_optimizer_state(shards, whole)}, folder / WEIGHTS)
+        shards.copy_loaded(loaded[_MODEL], lambda _, tensor: tensor)
+        for name, tensors in whole.items():
+            shards.copy_loaded(loaded[f"optimizer.{name}"], lambda parameter, _, own=tensors: own[parameter])  # type: ignore[misc]
+        optimizer.load_whole_state(whole, steps)
 
 
 def _layout(shards: ModelShards) -> tuple[int, ...]:

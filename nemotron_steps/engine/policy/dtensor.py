@@ -8,7 +8,6 @@ layer. Losses, metrics and checkpoints mean the same as the Megatron policy's.
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,16 +34,7 @@ from nemotron_steps.engine.losses.loss import (
     finalize_metrics,
     merge_metric_sums,
 )
-from nemotron_steps.engine.policy.checkpoint import (
-    KEY,
-    STATE_FILE,
-    PolicySnapshot,
-    random_states,
-    restore_random_states,
-    saved_random_states,
-    unreadable,
-    write_model_files,
-)
+from nemotron_steps.engine.policy.checkpoint import PolicySnapshot, position, restored_position, write_model_files
 from nemotron_steps.engine.policy.hf_model import (
     LogprobModel,
     checkpoint_tensors,
@@ -280,27 +270,17 @@ class DTensorPolicy:
         return self._snapshot(copy=True)
 
     def _snapshot(self, *, copy: bool) -> PolicySnapshot:
-        layout = (self.config.dtensor_cfg.tensor_parallel_size,)
-        position = {"optimizer_steps": self.steps, KEY: random_states(layout)}
-        return PolicySnapshot(stage_tensors(self._state(), copy=copy), position, self.source_folder)
+        place = position(self.steps, (self.config.dtensor_cfg.tensor_parallel_size,))
+        return PolicySnapshot(stage_tensors(self._state(), copy=copy), place, self.source_folder)
 
     def load_checkpoint(self, path: str) -> None:
         """The inverse of save_checkpoint, on any number of ranks. Collective."""
-        folder = Path(path)
-        try:
-            position = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-            steps, states = int(position["optimizer_steps"]), saved_random_states(position)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise unreadable(folder, error) from error
-        load_tensors(self._state(), folder / WEIGHTS)
-        for optimizer in self.optimizers:
-            for state in optimizer.state.values():
-                state["step"].fill_(steps)
-        self.steps = steps
-        try:
-            restore_random_states(states, (self.config.dtensor_cfg.tensor_parallel_size,))
-        except (ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
-            raise unreadable(folder, error) from error
+        with restored_position(Path(path), (self.config.dtensor_cfg.tensor_parallel_size,)) as steps:
+            load_tensors(self._state(), Path(path) / WEIGHTS)
+            for optimizer in self.optimizers:
+                for state in optimizer.state.values():
+                    state["step"].fill_(steps)
+            self.steps = steps
 
     def save_hf(self, path: str | Path) -> None:
         """A Hugging Face checkpoint folder. Collective; rank 0 writes."""

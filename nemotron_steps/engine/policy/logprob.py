@@ -12,7 +12,7 @@ Vocabulary-parallel weights (Megatron) are handled here as well: each rank holds
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,16 @@ class OutputLayer:
     def rows(self, weight: torch.Tensor) -> torch.Tensor:
         """This rank's rows that stand for tokens: padded ones have no probability."""
         return weight[: max(0, min(weight.shape[0], self.vocab_size - self.vocab_start))]
+
+    def chunks(self, total: int) -> Iterator[slice]:
+        """Of so many tokens."""
+        return (slice(start, min(start + self.chunk, total)) for start in range(0, total, self.chunk))
+
+    def gathered(self, values: torch.Tensor) -> torch.Tensor:
+        """[n, k] of every rank of the group, side by side."""
+        parts = [torch.empty_like(values) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(parts, values.contiguous(), group=self.group)
+        return torch.cat(parts, dim=1)
 
     def add(self, values: torch.Tensor) -> torch.Tensor:
         """Sum over the group, in place."""

@@ -24,16 +24,6 @@ from nemotron_steps.engine.kernels.linear import linear
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.adapters import AdapterPair, lora_modules
 from nemotron_steps.models.mapping import megatron_shape, shard
-from nemotron_steps.models.megatron_core import load_megatron_core
-
-load_megatron_core()
-
-from megatron.core.tensor_parallel.mappings import (  # noqa: E402
-    copy_to_tensor_model_parallel_region,
-    gather_from_sequence_parallel_region,
-    reduce_from_tensor_model_parallel_region,
-    reduce_scatter_to_sequence_parallel_region,
-)
 
 if TYPE_CHECKING:
     from nemotron_steps.engine.policy.model import PolicyModel
@@ -119,33 +109,34 @@ class LowRank(torch.nn.Module):
             self.linear_out.weight.zero_()
 
     def added_to(self, output: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """What the linear makes with its adapter.
-
-        Args:
-            output: [T, 1, out], what it makes of the states without.
-            states: [T, 1, in], as the linear is given them.
-        """
+        """What the linear makes with its adapter: output [T, 1, out] is what it makes without, of states [T, 1, in]."""
         if not self.active:
             return output
         if self._first:
             states = self._dropped(states)
-        if self._column and self._ranks > 1:
-            if self._sequence_parallel:
-                states = gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=True)
-            else:
-                states = copy_to_tensor_model_parallel_region(states)
+        if self._ranks > 1 and self._column:
+            states = self._entering(states)
         inner = linear(states, self.linear_in.weight)
-        if not self._column and self._ranks > 1:
-            reduce = (
-                reduce_scatter_to_sequence_parallel_region
-                if self._sequence_parallel
-                else reduce_from_tensor_model_parallel_region
-            )
-            inner = reduce(inner)
+        if self._ranks > 1 and not self._column:
+            inner = self._leaving(inner)
         added = linear(inner, self.linear_out.weight)
         if not self._first:
             added = self._dropped(added)
         return torch.add(output, added, alpha=self.scale)
+
+    def _entering(self, states: torch.Tensor) -> torch.Tensor:
+        from megatron.core.tensor_parallel import mappings  # not where generators import AdaptedWeights
+
+        if self._sequence_parallel:
+            return mappings.gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=True)
+        return mappings.copy_to_tensor_model_parallel_region(states)
+
+    def _leaving(self, inner: torch.Tensor) -> torch.Tensor:
+        from megatron.core.tensor_parallel import mappings
+
+        if self._sequence_parallel:
+            return mappings.reduce_scatter_to_sequence_parallel_region(inner)
+        return mappings.reduce_from_tensor_model_parallel_region(inner)
 
     def _dropped(self, states: torch.Tensor) -> torch.Tensor:
         """A pass without gradients measures, and drops nothing."""

@@ -112,7 +112,7 @@ class MegatronPolicy:
         """A vLLM on this GPU, in another process, takes its memory next: when it is loaded, and after each step."""
         if self.device.type == "cpu":
             keep_freed_memory()
-        self.groups = parallel.Groups.current()
+        self.groups = parallel.Groups()
         self.model = PolicyModel(
             self.architecture,
             self.layout,

@@ -70,7 +70,13 @@ def initialize(layout: ParallelDims) -> None:
         )
     )
     if parallel_state.model_parallel_is_initialized():
-        if _current() == (layout.tensor, layout.pipeline, layout.context, layout.expert):
+        current = (
+            parallel_state.get_tensor_model_parallel_world_size(),
+            parallel_state.get_pipeline_model_parallel_world_size(),
+            parallel_state.get_context_parallel_world_size(),
+            parallel_state.get_expert_model_parallel_world_size(),
+        )
+        if current == (layout.tensor, layout.pipeline, layout.context, layout.expert):
             return
         # Megatron-core only forgets its groups, each of which has threads that wake up a hundred times a second.
         groups = [group for group in parallel_state._global_process_group_list or [] if group is not None]
@@ -87,17 +93,6 @@ def initialize(layout: ParallelDims) -> None:
     )
     # Nothing here draws random numbers (no dropout), and the inference tracker's forks cost nothing.
     initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
-
-
-def _current() -> tuple[int, int, int, int]:
-    from megatron.core import parallel_state as state
-
-    return (
-        state.get_tensor_model_parallel_world_size(),
-        state.get_pipeline_model_parallel_world_size(),
-        state.get_context_parallel_world_size(),
-        state.get_expert_model_parallel_world_size(),
-    )
 
 
 def device() -> torch.device:
@@ -119,69 +114,34 @@ def reduce_scatter(part: torch.Tensor, whole: torch.Tensor, group: dist.ProcessG
     collective(part, whole, group=group)
 
 
-@dataclass(frozen=True)
 class Groups:
-    """This rank's process groups and its place in them."""
+    """This rank's process groups, in the layout that megatron-core was initialised with, and its place in them.
 
-    rank: int
-    data: dist.ProcessGroup
-    """Ranks that compute different rows of the global batch."""
-    data_rank: int
-    data_size: int
-    gradient: dist.ProcessGroup
-    """Ranks over which gradients add up: data-parallel and context-parallel ones."""
-    tensor: dist.ProcessGroup
-    tensor_rank: int
-    tensor_size: int
-    context: dist.ProcessGroup
-    context_rank: int
-    context_size: int
-    pipeline: dist.ProcessGroup
-    stage: int
-    stages: int
-    model: dist.ProcessGroup
-    """Tensor- and pipeline-parallel ranks: together they hold the dense weights once."""
-    embedding: dist.ProcessGroup
-    """First and last pipeline stage, which both hold a tied embedding."""
-    stage_ranks: dist.ProcessGroup
-    """Every rank of this pipeline stage."""
-    expert: dist.ProcessGroup
-    """Ranks that hold different experts of the same layers."""
-    expert_rank: int
-    expert_size: int
-    expert_gradient: dist.ProcessGroup
-    """Ranks that hold the same experts."""
-    expert_gradient_rank: int
+    Attributes:
+        data: ranks that compute different rows of the global batch.
+        gradient: ranks over which gradients add up: data-parallel and context-parallel ones.
+        pipeline: `stages` of them; this rank is in `stage`.
+        model: tensor- and pipeline-parallel ranks: together they hold the dense weights once.
+        embedding: first and last pipeline stage, which both hold a tied embedding.
+        stage_ranks: every rank of this pipeline stage.
+        expert: ranks that hold different experts of the same layers.
+        expert_gradient: ranks that hold the same experts.
+    """
 
-    @classmethod
-    def current(cls) -> Groups:
-        """The groups of the layout megatron-core was initialised with."""
+    def __init__(self) -> None:
         from megatron.core import parallel_state as state
 
-        return cls(
-            rank=dist.get_rank(),
-            data=state.get_data_parallel_group(),
-            data_rank=state.get_data_parallel_rank(),
-            data_size=state.get_data_parallel_world_size(),
-            gradient=state.get_data_parallel_group(with_context_parallel=True),
-            tensor=state.get_tensor_model_parallel_group(),
-            tensor_rank=state.get_tensor_model_parallel_rank(),
-            tensor_size=state.get_tensor_model_parallel_world_size(),
-            context=state.get_context_parallel_group(),
-            context_rank=state.get_context_parallel_rank(),
-            context_size=state.get_context_parallel_world_size(),
-            pipeline=state.get_pipeline_model_parallel_group(),
-            stage=state.get_pipeline_model_parallel_rank(),
-            stages=state.get_pipeline_model_parallel_world_size(),
-            model=state.get_model_parallel_group(),
-            embedding=state.get_embedding_group(check_initialized=False),
-            stage_ranks=state.get_tensor_and_data_parallel_group(with_context_parallel=True),
-            expert=state.get_expert_model_parallel_group(),
-            expert_rank=state.get_expert_model_parallel_rank(),
-            expert_size=state.get_expert_model_parallel_world_size(),
-            expert_gradient=state.get_expert_data_parallel_group(),
-            expert_gradient_rank=dist.get_rank(state.get_expert_data_parallel_group()),
-        )
+        self.rank = dist.get_rank()
+        self.data, self.data_rank, self.data_size = _placed(state.get_data_parallel_group())
+        self.tensor, self.tensor_rank, self.tensor_size = _placed(state.get_tensor_model_parallel_group())
+        self.context, self.context_rank, self.context_size = _placed(state.get_context_parallel_group())
+        self.pipeline, self.stage, self.stages = _placed(state.get_pipeline_model_parallel_group())
+        self.expert, self.expert_rank, self.expert_size = _placed(state.get_expert_model_parallel_group())
+        self.expert_gradient, self.expert_gradient_rank, _ = _placed(state.get_expert_data_parallel_group())
+        self.gradient: dist.ProcessGroup = state.get_data_parallel_group(with_context_parallel=True)
+        self.model: dist.ProcessGroup = state.get_model_parallel_group()
+        self.embedding: dist.ProcessGroup = state.get_embedding_group(check_initialized=False)
+        self.stage_ranks: dist.ProcessGroup = state.get_tensor_and_data_parallel_group(with_context_parallel=True)
 
     @property
     def is_first_stage(self) -> bool:
@@ -211,3 +171,8 @@ class Groups:
             content.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         dist.broadcast(content, source, group=self.pipeline)
         return json.loads(content.cpu().numpy().tobytes())
+
+
+def _placed(group: dist.ProcessGroup) -> tuple[dist.ProcessGroup, int, int]:
+    """A group, this rank in it, and its size."""
+    return group, dist.get_rank(group), dist.get_world_size(group)

@@ -34,23 +34,18 @@ class Exchange:
     received: tuple[int, ...]
     along: int
 
-    @property
-    def overlaps(self) -> bool:
-        """Whether something is sent more than once."""
-        return sum(map(_total, self.sent)) > self.width
-
 
 def spread(states: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup) -> torch.Tensor:
     """[n, width, …] of every rank → what this rank wants of them. Collective."""
-    return _Exchanged.apply(states, exchange, group, False)
+    return _PartialAllToAll.apply(states, exchange, group, False)
 
 
 def collect(parts: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup) -> torch.Tensor:
     """What `spread` returned on every rank → [n, width, …], sums where several ranks had the same. Collective."""
-    return _Exchanged.apply(parts, exchange, group, True)
+    return _PartialAllToAll.apply(parts, exchange, group, True)
 
 
-class _Exchanged(torch.autograd.Function):
+class _PartialAllToAll(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, tensor: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup, home: bool
@@ -78,16 +73,16 @@ def _spread(states: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup) 
 def _collect(parts: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup) -> torch.Tensor:
     sources = [count for count in exchange.received if count]
     rows = parts.shape[0] if exchange.along == 1 else parts.shape[0] // len(sources)
-    tail = parts.shape[2:]
+    tail, totals = parts.shape[2:], [sum(map(size, ranges)) for ranges in exchange.sent]
     pieces = iter(torch.split(parts, sources if exchange.along == 1 else rows, dim=exchange.along))
     outgoing = [next(pieces) if count else parts[:0] for count in exchange.received]
-    incoming = _send(outgoing, [rows * _total(ranges) for ranges in exchange.sent], tail, group)
-    # Several half-precision parts are added up in float32.
-    exact = exchange.overlaps and parts.dtype.itemsize < 4
+    incoming = _send(outgoing, [rows * total for total in totals], tail, group)
+    # Several half-precision parts of the same columns are added up in float32.
+    exact = sum(totals) > exchange.width and parts.dtype.itemsize < 4
     states = parts.new_zeros(rows, exchange.width, *tail, dtype=torch.float32 if exact else parts.dtype)
-    for piece, ranges in zip(incoming, exchange.sent, strict=True):
-        returned = piece.view(rows, _total(ranges), *tail)
-        for (first, after), part in zip(ranges, torch.split(returned, list(map(size, ranges)), dim=1), strict=True):
+    for piece, total, ranges in zip(incoming, totals, exchange.sent, strict=True):
+        returned = torch.split(piece.view(rows, total, *tail), list(map(size, ranges)), dim=1)
+        for (first, after), part in zip(ranges, returned, strict=True):
             states[:, first:after] += part
     return states.to(parts.dtype)
 
@@ -96,13 +91,8 @@ def _send(
     outgoing: Sequence[torch.Tensor], sizes: Sequence[int], tail: Sequence[int], group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, ...]:
     """A tensor for each rank → a flat one from each, `sizes` of them times `tail`."""
-    each = math.prod(tail)
     flat = torch.cat([tensor.reshape(-1) for tensor in outgoing])
-    counts = [count * each for count in sizes]
+    counts = [count * math.prod(tail) for count in sizes]
     arrived = flat.new_empty(sum(counts))
     dist.all_to_all_single(arrived, flat, counts, [tensor.numel() for tensor in outgoing], group=group)
     return torch.split(arrived, counts)
-
-
-def _total(ranges: Sequence[Range]) -> int:
-    return sum(map(size, ranges))
