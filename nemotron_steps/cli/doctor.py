@@ -132,7 +132,7 @@ def _programs() -> Iterator[Finding]:
 
 
 def _compiler() -> Finding:
-    from nemotron_steps.engine.native.compiler import INSTALL, build, find_compiler, kernel_folder
+    from nemotron_steps.engine.kernels.compiler import INSTALL, build, find_compiler, kernel_folder
     from nemotron_steps.errors import UnsupportedError
 
     command, name = find_compiler(), "C compiler"

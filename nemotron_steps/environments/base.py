@@ -248,6 +248,10 @@ class Environment(ABC):
         self._pools: dict[Callable[..., Any], GradingPool] = {}
         self._gradable: dict[bytes, bool] = {}
         self._trying = asyncio.Lock()
+        self._setup()
+
+    def _setup(self) -> None:  # noqa: B027  an optional hook
+        """Make what the settings ask for: called once, at the end of `__init__`, with `config` and `judges` there."""
 
     @classmethod
     def needs(cls, config: Any, row: Row | None = None) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from nemotron_steps.manifest import loader
 from nemotron_steps.manifest.models import StepManifest, TypeManifest
 from nemotron_steps.manifest.packs import BUILT_IN, TYPES_FILE, Pack, PackSearch, find_packs
 from nemotron_steps.manifest.pipeline_models import PipelineManifest
-from nemotron_steps.manifest.typegraph import ArtifactType, Conversion, TypeGraph, find_cycles
+from nemotron_steps.manifest.typegraph import ArtifactType, Conversion, TypeGraph, find_cycle
 
 M = TypeVar("M", StepManifest, PipelineManifest)
 
@@ -363,19 +363,17 @@ class _Reading:
                         )
                     )
         parents = {n: [p for p in t.is_a if (n, p) not in dropped] for n, t in merged.items()}
-        while cycles := find_cycles(parents):
-            for cycle in cycles:
-                self.problems.append(
-                    ManifestError(
-                        f"is_a goes in a circle: {' → '.join(cycle)}",
-                        where=self.types[cycle[0]][0][1].where(cycle[0], "is_a"),
-                        expected="a type is never its own ancestor",
-                    )
+        while cycle := find_cycle(parents):
+            self.problems.append(
+                ManifestError(
+                    f"is_a goes in a circle: {' → '.join(cycle)}",
+                    where=self.types[cycle[0]][0][1].where(cycle[0], "is_a"),
+                    expected="a type is never its own ancestor",
                 )
-                # What the latest pack said goes, so that no pack can loosen what the ones before it rely on.
-                child, parent = max(pairwise(cycle), key=lambda edge: (self.parents[edge], cycle.index(edge[0])))
-                dropped.add((child, parent))
-                parents[child] = [p for p in parents[child] if p != parent]
+            )
+            # What the latest pack said goes, so that no pack can loosen what the ones before it rely on.
+            child, parent = max(pairwise(cycle), key=lambda edge: (self.parents[edge], cycle.index(edge[0])))
+            parents[child] = [p for p in parents[child] if p != parent]
         return {name: replace(t, is_a=tuple(parents[name])) for name, t in merged.items()}
 
     def unusable_conversions(self, graph: TypeGraph, steps: Mapping[str, StepManifest]) -> list[Conversion]:

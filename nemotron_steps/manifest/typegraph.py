@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,6 @@ class TypeGraph:
     def __init__(self, types: Iterable[ArtifactType] = ()) -> None:
         self.types: Mapping[str, ArtifactType] = {t.name: t for t in types}
         self._ancestors: dict[str, tuple[str, ...]] = {}
-        self._paths: dict[tuple[str, str], tuple[Conversion, ...] | None] = {}
         self._conversions: dict[str, tuple[Conversion, ...]] = {}
         self._leading: dict[str, Mapping[str, int]] = {}
 
@@ -112,79 +111,30 @@ class TypeGraph:
         () when it already is; None when nothing leads there. Among equally short chains the first in
         (target, step id) order at every hop, so the answer depends on the graph alone.
         """
-        key = (found, wanted)
-        if key not in self._paths:
-            self._paths[key] = self._search(found, wanted)
-        return self._paths[key]
-
-    def _search(self, found: str, wanted: str) -> tuple[Conversion, ...] | None:
-        queue: deque[tuple[str, tuple[Conversion, ...]]] = deque([(found, ())])
-        seen = {found}
-        while queue:
-            current, hops = queue.popleft()
-            if self.is_a(current, wanted):
-                return hops
-            for hop in self.conversions(current):
-                if hop.target not in seen:
-                    seen.add(hop.target)
-                    queue.append((hop.target, (*hops, hop)))
-        return None
+        leading = self.leading_to(wanted)
+        if found not in leading:
+            return None
+        hops: list[Conversion] = []
+        for left in reversed(range(leading[found])):
+            hops.append(next(hop for hop in self.conversions(found) if leading.get(hop.target) == left))
+            found = hops[-1].target
+        return tuple(hops)
 
     def leading_to(self, wanted: str) -> Mapping[str, int]:
-        """Every type that can be used as, or converted into, `wanted` → how few conversions that takes.
-
-        The same answers as `path`, found from the other end: looking for a source among many artifacts asks this
-        once instead of asking `path` for each.
-        """
-        known = self._leading.get(wanted)
-        if known is None:
-            found = {wanted: 0}
-            level = [wanted]
-            for name in level:  # grows: everything that is a `wanted`
-                for child in self._children.get(name, ()):
-                    if child not in found:
-                        found[child] = 0
-                        level.append(child)
-            hops = 0
-            while level:
+        """Every type that can be used as, or converted into, `wanted` → how few conversions that takes."""
+        if wanted not in self._leading:
+            found = {wanted: 0, **{name: 0 for name in self.types if self.is_a(name, wanted)}}
+            hops, before = 0, [""]
+            while before:
                 hops += 1
-                level = self._one_conversion_before(level, found, hops)
-            known = self._leading[wanted] = found
-        return known
-
-    def _one_conversion_before(self, level: Iterable[str], found: dict[str, int], hops: int) -> list[str]:
-        """Types, not in `found` yet, with a conversion to a type of `level`; adds them to `found`."""
-        before: list[str] = []
-        for target in level:
-            queue = [source for source in self._converting_to.get(target, ()) if source not in found]
-            while queue:
-                name = queue.pop()
-                if name not in found:
-                    found[name] = hops
-                    before.append(name)
-                # Subtypes inherit conversions until one declares its own.
-                queue += [
-                    child
-                    for child in self._children.get(name, ())
-                    if child not in found and self.types[child].convert_to is None
+                before = [
+                    name
+                    for name in self.types
+                    if name not in found and any(hop.target in found for hop in self.conversions(name))
                 ]
-        return before
-
-    @cached_property
-    def _children(self) -> Mapping[str, list[str]]:
-        children: dict[str, list[str]] = {}
-        for name, artifact_type in self.types.items():
-            for parent in artifact_type.is_a:
-                children.setdefault(parent, []).append(name)
-        return children
-
-    @cached_property
-    def _converting_to(self) -> Mapping[str, list[str]]:
-        sources: dict[str, list[str]] = {}
-        for name, artifact_type in self.types.items():
-            for target in artifact_type.convert_to or {}:
-                sources.setdefault(target, []).append(name)
-        return sources
+                found |= dict.fromkeys(before, hops)
+            self._leading[wanted] = found
+        return self._leading[wanted]
 
     def without(self, dropped: Iterable[Conversion]) -> TypeGraph:
         """The same graph without some conversions (a converter step that is missing or unusable)."""
@@ -200,28 +150,12 @@ class TypeGraph:
         )
 
 
-def find_cycles(parents: Mapping[str, Iterable[str]]) -> tuple[tuple[str, ...], ...]:
-    """Every is_a cycle, as the types on it, first repeated at the end. Empty when there is none."""
-    cycles: list[tuple[str, ...]] = []
-    state: dict[str, int] = {}  # 1: on the current path, 2: done
-    for root in sorted(parents):
-        if root in state:
-            continue
-        path: list[str] = []
-        stack: list[tuple[str, bool]] = [(root, False)]
-        while stack:
-            name, leaving = stack.pop()
-            if leaving:
-                state[name] = 2
-                path.pop()
-                continue
-            if state.get(name) == 1:
-                cycles.append((*path[path.index(name) :], name))
-                continue
-            if state.get(name) == 2:
-                continue
-            state[name] = 1
-            path.append(name)
-            stack.append((name, True))
-            stack.extend((parent, False) for parent in reversed(list(parents.get(name, ()))))
-    return tuple(cycles)
+def find_cycle(parents: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
+    """One is_a cycle, as the types on it, child before parent, the first repeated at the end; () when there is none."""
+    try:
+        TopologicalSorter(parents).prepare()
+    except CycleError as error:
+        cycle = error.args[1][:0:-1]
+        first = cycle.index(min(cycle))
+        return (*cycle[first:], *cycle[: first + 1])
+    return ()

@@ -3,7 +3,6 @@
 The key is the digest of everything that a step's outputs are a function of (see depends). Two runs with the same key
 produce the same artifacts, but for rounding where they were placed differently, so the second is a no-op; the work
 folder of a step is named by its key, so a repeated command finds the checkpoints of the one that was killed.
-A record of an earlier format has no `depends`: no key is that of one, but its result can be accepted.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ from nemotron_steps.artifacts.models import Artifact, Edge, short_digest
 from nemotron_steps.artifacts.records import DIGEST, NUMBER, TEXT, Optional, Values, opened, require_shape, sealed
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.secrets import redact
 from nemotron_steps.errors import ArtifactError, RequestError, UnknownNameError, UnsupportedError
 from nemotron_steps.resolver.plan import Changes, Plan, PlannedStep, StepOutput
-from nemotron_steps.runs.depends import config_texts, depends_on, key_of, recorded, text_of
+from nemotron_steps.runs.depends import depends_on, key_of, recorded, text_of
 from nemotron_steps.runs.run_folder import get_run, run_file
 from nemotron_steps.runs.step_workdir import artifact_name, open_input
 
@@ -66,10 +64,7 @@ class CacheEntry:
 
 
 def cache_key(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> str:
-    """The key of a step with these inputs, 32 hex digits.
-
-    Raises UnsupportedError if the step's manifest names no code, or code that is not there.
-    """
+    """The key of a step with these inputs, 32 hex digits. Raises as `depends_on`."""
     return key_of(depends_on(planned, inputs))
 
 
@@ -99,7 +94,7 @@ def remember(store: ArtifactStore, entry: CacheEntry) -> None:
         "version": entry.version,
         "depends": dict(entry.depends or {}),
     }
-    store.backend.write(_path(entry.key), sealed(record))
+    store.backend.write(f"{_FOLDER}/{entry.key}.json", sealed(record))
 
 
 def verify_entries(store: ArtifactStore) -> Iterator[Verified]:
@@ -119,10 +114,10 @@ def verify_entries(store: ArtifactStore) -> Iterator[Verified]:
 
 def _entry(store: ArtifactStore, key: str) -> CacheEntry | None:
     """The record of a key, checked against those of its artifacts. UnknownNameError if one of them is gone."""
-    data = store.backend.read(_path(key))
+    data = store.backend.read(f"{_FOLDER}/{key}.json")
     if data is None:
         return None
-    where = f"{store.backend.url}/{_path(key)}"
+    where = f"{store.backend.url}/{_FOLDER}/{key}.json"
     record = opened(data, where)
     require_shape(record, {"key": re.compile(key), **_RECORD}, where)
     outputs = {port: store.find(each["ref"]) for port, each in record["outputs"].items()}
@@ -187,7 +182,7 @@ class _Look:
         key = key_of(depends)
         entry, changes = recall(self._store, key), None
         if entry is None:
-            entry, changes = self._nearest(planned, inputs, recorded(depends, planned))
+            entry, changes = self._nearest(planned, recorded(depends, planned))
             if entry is not None and changes is not None and planned.key in self._accept:
                 entry, changes = _accepted(self._store, planned, inputs, entry, changes.code, key, depends), None
         if entry is None or (changes is not None and not changes.code):
@@ -200,15 +195,11 @@ class _Look:
             changes = Changes((f"cached if {made_anew[0]} makes again what it made",), entry.version, entry.run)
         return replace(planned, cached=None, changes=changes)
 
-    def _nearest(
-        self, planned: PlannedStep, inputs: Mapping[str, Artifact], now: Mapping[str, str]
-    ) -> tuple[CacheEntry | None, Changes]:
+    def _nearest(self, planned: PlannedStep, now: Mapping[str, str]) -> tuple[CacheEntry | None, Changes]:
         """The earlier result with the fewest differences, and these."""
         if planned.step_id not in self._made:
             self._made[planned.step_id] = list(_results_of(self._store, planned))
-        compared = [
-            (entry, _differences(self._store, entry, planned, inputs, now)) for entry in self._made[planned.step_id]
-        ]
+        compared = [(entry, _differences(entry, planned, now)) for entry in self._made[planned.step_id]]
         if not compared:
             return None, Changes((_NOTHING,))
         entry, changes = min(compared, key=lambda each: (not each[1].code, len(each[1].differences), len(each[1].code)))
@@ -230,23 +221,13 @@ def _results_of(store: ArtifactStore, planned: PlannedStep) -> Iterator[CacheEnt
                 if producer is not None and producer.step == planned.step_id and producer.cache_key not in seen:
                     seen.add(producer.cache_key)
                     entry = recall(store, producer.cache_key) if _KEY.fullmatch(producer.cache_key) else None
-                    if entry is not None:
+                    if entry is not None and entry.depends:  # which records of an earlier format lack
                         yield entry
 
 
-def _differences(
-    store: ArtifactStore,
-    entry: CacheEntry,
-    planned: PlannedStep,
-    inputs: Mapping[str, Artifact],
-    now: Mapping[str, str],
-) -> Changes:
+def _differences(entry: CacheEntry, planned: PlannedStep, now: Mapping[str, str]) -> Changes:
     code: list[str] = []
-    if entry.depends is None:
-        now, before = _compared_by_config(store, entry, planned, inputs)
-        code.append("unknown (not recorded then)")
-    else:
-        before = dict(entry.depends)
+    before = entry.depends or {}
     lines, config = [], now.get("config") != before.get("config")
     for name in sorted({*now, *before}, key=lambda name: (name.startswith(_CODE), name)):
         old, new = before.get(name), now.get(name)
@@ -267,18 +248,6 @@ def _differences(
 
 def _code_line(code: Sequence[str]) -> str:
     return f"code: {', '.join(code[:12])}" + (f" and {len(code) - 12} more" if len(code) > 12 else "")
-
-
-def _compared_by_config(
-    store: ArtifactStore, entry: CacheEntry, planned: PlannedStep, inputs: Mapping[str, Artifact]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Now and then, of a result whose record does not say what it depends on: its run does, of config and inputs."""
-    artifact = next(iter(entry.outputs.values()))
-    values = config_of(store, artifact)
-    then = {f"input {edge.port}": edge.digest for edge in artifact.inputs}
-    now = {f"input {port}": given.digest for port, given in inputs.items()}
-    then |= {"config": ""} if values is None else config_texts(planned, values)
-    return {**now, **config_texts(planned, redact(dict(planned.config)))}, then
 
 
 def _is_of_code(planned: PlannedStep, name: str, old: str | None, new: str | None) -> bool:
@@ -308,13 +277,11 @@ def _short(text: str | None) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _names(step: PlannedStep) -> set[str]:
-    return {step.key, *((step.instance.stage,) if step.instance is not None else ())}
-
-
 def _acceptable(plan: Plan, names: Sequence[str]) -> set[str]:
     """Keys of the steps of these names. RequestError for one that has nothing to accept."""
-    every = {name: [step for step in plan if name in _names(step)] for name in names}
+    every = {
+        name: [step for step in plan if name in (step.key, step.instance and step.instance.stage)] for name in names
+    }
     taken = {step.key for steps in every.values() for step in steps}
     for name, steps in every.items():
         why, hint = "" if steps else "no step of the plan is called that", f"steps plan {name} --why"
@@ -351,8 +318,12 @@ def _accepted(
     depends: Mapping[str, str],
 ) -> CacheEntry:
     """Record an earlier result under the key that the step has now."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a user without a name, as in containers
+        user = str(os.getuid())
     record = {
-        "by": f"{_user()}@{socket.gethostname()}",
+        "by": f"{user}@{socket.gethostname()}",
         "at": time.time(),
         "key": entry.key,
         "version": entry.version,
@@ -374,13 +345,6 @@ def _accepted(
     return taken
 
 
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a user without a name, as in containers
-        return str(os.getuid())
-
-
 def _known_inputs(
     planned: PlannedStep, known: Mapping[str, Mapping[str, Artifact]], store: ArtifactStore
 ) -> dict[str, Artifact] | None:
@@ -398,10 +362,6 @@ def _known_inputs(
             return None
         inputs[port] = artifact
     return inputs
-
-
-def _path(key: str) -> str:
-    return f"{_FOLDER}/{key}.json"
 
 
 def config_of(store: ArtifactStore, artifact: Artifact) -> dict[str, Any] | None:

@@ -112,14 +112,6 @@ def recorded(depends: Mapping[str, str], planned: PlannedStep) -> dict[str, str]
     return {**masked, "config": _digest(config)}
 
 
-def config_texts(planned: PlannedStep, values: Mapping[str, Any]) -> dict[str, str]:
-    """Config entries of values that are redacted already, whatever the files that they name hold."""
-    bound = [key for port in planned.manifest.consumes for key in port.bindings]
-    leaves = _leaves(_without(_plain_values(planned, values), bound))
-    # Of a reward's file, as configs had them once.
-    return {f"config {key}": text_of(value) for key, value in leaves if not key.endswith(".sha256")}
-
-
 def _add_step(code: Code, planned: PlannedStep) -> None:
     entry = entry_module(planned)
     if not code.add_module(entry):
@@ -199,9 +191,9 @@ def _stands_for(name: str, options: Mapping[str, Any]) -> str | None:
 # -- config ----------------------------------------------------------------------------------------------------------
 
 
-def _plain_values(planned: PlannedStep, config: Mapping[str, Any] | None = None) -> Values:
-    """The config, or one like it, as plain values, without what says how the step runs and without credentials."""
-    values: Values = json.loads(json.dumps(dict(planned.config if config is None else config), default=str))
+def _plain_values(planned: PlannedStep) -> Values:
+    """The config as plain values, without what says how the step runs and without credentials."""
+    values: Values = json.loads(json.dumps(dict(planned.config), default=str))
     schema = planned.manifest.step.config_schema
     if schema is not None:
         from nemotron_steps.config.validation import load_schema, operational_keys

@@ -98,7 +98,12 @@ def submit(
         try:
             job = _start(store, folder, says, launch)
         except BaseException as error:
-            _undo(folder, before, says, error)
+            if before.attempts:
+                folder.update(before)
+            else:  # a run that never began also says what it is forced to make
+                shown = error if isinstance(error, StepsError) else StepFailedError(f"{type(error).__name__}: {error}")
+                status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+                folder.update(before, status=status, error=redact(shown.to_dict()), forced=dict(says.forced))
             raise
         record = {"executor": profile.executor, "job": job, "submitted": time.time()}
         write_atomic(folder.path / JOB_FILE, to_json_bytes(record))
@@ -127,17 +132,6 @@ def _start(store: ArtifactStore, folder: RunFolder, info: RunInfo, launch: Launc
             found=repr(job),
         )
     return job
-
-
-def _undo(folder: RunFolder, before: RunInfo, says: RunInfo, error: BaseException) -> None:
-    """What run.json says after a submission that failed: of a run that never began, also what it is forced to make."""
-    if before.attempts:
-        folder.update(before)
-        return
-    interrupted = isinstance(error, KeyboardInterrupt)
-    told = error if isinstance(error, StepsError) else StepFailedError(f"{type(error).__name__}: {error}")
-    status = INTERRUPTED if interrupted else FAILED
-    folder.update(before, status=status, error=redact(told.to_dict()), forced=dict(says.forced))
 
 
 def _refuse_submitting(run_id: str, holder: Mapping[str, Any]) -> None:
@@ -186,15 +180,15 @@ def _status(executor: Executor, info: RunInfo) -> JobStatus:
 
 def _note_cancelled(store: ArtifactStore, info: RunInfo) -> None:
     folder = RunFolder(store, info.id)
-    told = InterruptedRunError("the job was cancelled before it began", where=f"run {info.id}")
+    error = InterruptedRunError("the job was cancelled before it began", where=f"run {info.id}").to_dict()
     try:
         with hold_if_free(folder.submit_lock) as free:
             now = get_run(store, info.id)
             # One that began in the meantime says itself how it ended; handed in again, it has another job.
             if free and now.status == SUBMITTED and now.job == info.job:
-                folder.update(now, status=INTERRUPTED, error=told.to_dict())
-    except OSError as error:  # whoever may only look at the home leaves it as it is
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                folder.update(now, status=INTERRUPTED, error=error)
+    except OSError as failed:  # whoever may only look at the home leaves it as it is
+        if failed.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
 
 
@@ -313,13 +307,8 @@ def error_of(info: RunInfo) -> StepsError | None:
     cls = getattr(errors, str(info.error.get("class")), StepFailedError)
     if not (isinstance(cls, type) and issubclass(cls, StepsError)):
         cls = StepFailedError
-    error: StepsError = cls(
-        str(info.error.get("what", "the run failed")),
-        where=info.error.get("where"),
-        expected=info.error.get("expected"),
-        found=info.error.get("found"),
-        hints=info.error.get("hints", ()),
-    )
+    details = {name: info.error.get(name) for name in ("where", "expected", "found")}
+    error: StepsError = cls(str(info.error.get("what", "the run failed")), hints=info.error.get("hints", ()), **details)
     # A class of another package keeps its own code.
     error.code = str(info.error.get("code", error.code))  # type: ignore[misc]
     return error
@@ -333,12 +322,9 @@ def _job_error(store: ArtifactStore, info: RunInfo, status: JobStatus) -> StepsE
     if status.state is JobState.LOST:
         return WorkerLostError("the job's node was lost", where=where, found=status.detail, hints=(again,))
     if status.state is JobState.TIMED_OUT:
-        return RetryableError(
-            "the job reached its time limit; it goes on from the last checkpoint",
-            where=where,
-            found=status.detail,
-            hints=(again, "raise `time` in the profile, or set checkpointing.checkpoint_must_save_by"),
-        )
+        what = "the job reached its time limit; it goes on from the last checkpoint"
+        longer = "raise `time` in the profile, or set checkpointing.checkpoint_must_save_by"
+        return RetryableError(what, where=where, found=status.detail, hints=(again, longer))
     printed, last = job_output(store, info)
     return StepFailedError(
         f"the job ended ({status.state}) without a word from the run",

@@ -25,7 +25,6 @@ from nemotron_steps.artifacts.models import Artifact, Edge, Producer
 from nemotron_steps.artifacts.records import NUMBER, json_object, require_shape
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError, DataError, StepFailedError, StepsError, UnknownNameError
-from nemotron_steps.manifest.models import Consumes
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import PlannedStep, SuppliedInput
 from nemotron_steps.runs.context import OutputSlot
@@ -354,7 +353,17 @@ def check_inputs(planned: PlannedStep, inputs: Mapping[str, Artifact], types: Ty
                 found=artifact.type,
                 hints=(f"steps list --produces {consumes.type}",),
             )
-        _check_attributes(planned, consumes, artifact)
+        for name, wanted in consumes.attributes.items():
+            accepted = wanted if isinstance(wanted, list | tuple) else [wanted]
+            found = artifact.attributes.get(name)
+            if found not in accepted:
+                raise ArtifactError(
+                    f"input '{consumes.name}' has the wrong {name}",
+                    where=f"{planned.key}.{consumes.name} = {artifact.ref}",
+                    expected=" or ".join(str(each) for each in accepted),
+                    found="not recorded" if found is None else str(found),
+                    hints=(f"steps artifacts show {artifact.ref}",),
+                )
     for constraint in planned.manifest.constraints:
         values = {
             f"{port}.{attribute}": inputs[port].attributes[attribute]
@@ -386,32 +395,13 @@ def name_users_files(error: StepsError, inputs: Iterable[Artifact]) -> StepsErro
             if any(copy in text for text in told) and own.is_file() and sha256_file(own) == record.sha256:
                 theirs[copy] = str(own)
 
-    def replaced(text: str) -> str:
-        for copy, own in theirs.items():
-            text = text.replace(copy, own)
-        return text
-
-    if theirs:
-        error.what = replaced(error.what)
+    for there, here in theirs.items():
+        error.what = error.what.replace(there, here)
         error.where, error.expected, error.found = (
-            None if text is None else replaced(text) for text in (error.where, error.expected, error.found)
+            text and text.replace(there, here) for text in (error.where, error.expected, error.found)
         )
-        error.hints = tuple(replaced(hint) for hint in error.hints)
+        error.hints = tuple(hint.replace(there, here) for hint in error.hints)
     return error
-
-
-def _check_attributes(planned: PlannedStep, consumes: Consumes, artifact: Artifact) -> None:
-    for name, wanted in consumes.attributes.items():
-        accepted = wanted if isinstance(wanted, list | tuple) else [wanted]
-        found = artifact.attributes.get(name)
-        if found not in accepted:
-            raise ArtifactError(
-                f"input '{consumes.name}' has the wrong {name}",
-                where=f"{planned.key}.{consumes.name} = {artifact.ref}",
-                expected=" or ".join(str(each) for each in accepted),
-                found="not recorded" if found is None else str(found),
-                hints=(f"steps artifacts show {artifact.ref}",),
-            )
 
 
 def _hub_folder(name: str, planned: PlannedStep, port: str, *, fetch: bool) -> Path | None:

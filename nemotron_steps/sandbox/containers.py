@@ -11,6 +11,7 @@ engine took, and ends it where this process was killed.
 from __future__ import annotations
 
 import json
+import resource
 import secrets
 import shutil
 import tempfile
@@ -23,7 +24,6 @@ from nemotron_steps.sandbox.base import Limits, Outcome, Sandbox, SandboxResult
 from nemotron_steps.sandbox.probe import probe
 from nemotron_steps.sandbox.process import Ended, run_process
 from nemotron_steps.sandbox.seccomp import container_profile
-from nemotron_steps.sandbox.ulimits import podman_ulimits
 from nemotron_steps.waiting import waiting
 
 Engine = Literal["docker", "podman", "apptainer"]
@@ -176,6 +176,27 @@ def isolation(engine: str, limits: Limits, profile: str) -> list[str]:
         # The engine would write all output to the host's disk as well.
         *("--log-driver", "none", "--label", LABEL, "--pull", "missing"),
     ]
+
+
+def podman_ulimits(*, nofile: int = 1_048_576) -> list[str]:
+    """Arguments of `podman run`: as many files as given and processes as there may be, never above this process's own
+    hard limits.
+
+    What Podman takes by itself as root, 1,048,576 of both, may be more than this process may grant (root without
+    CAP_SYS_RESOURCE, as in many containers), and then no container starts. nproc counts all processes of a user on the
+    machine, so it bounds no single container: `--pids-limit` does. Podman has lowered its own to the kernel's number of
+    process numbers by the time it starts a container.
+    """
+    limits = {
+        "nofile": (resource.RLIMIT_NOFILE, nofile),
+        "nproc": (resource.RLIMIT_NPROC, int(Path("/proc/sys/kernel/pid_max").read_text())),
+    }
+    words = []
+    for name, (number, value) in limits.items():
+        hard = resource.getrlimit(number)[1]
+        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        words += ["--ulimit", f"{name}={bound}:{bound}"]
+    return words
 
 
 async def _state(engine: str, name: str) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def one_kernel(tmp_path, monkeypatch):
     monkeypatch.setattr("nemotron_steps.cli.doctor._software", lambda: iter(()))
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "one.c").write_text("int one(void) { return 1; }\n")
-    monkeypatch.setattr("nemotron_steps.engine.native.compiler._SOURCES", tmp_path / "kernels")
+    monkeypatch.setattr("nemotron_steps.engine.kernels.compiler._SOURCES", tmp_path / "kernels")
     monkeypatch.delenv("CC", raising=False)
     return tmp_path / "kernels" / "one.c"
 

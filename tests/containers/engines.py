@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nemotron_steps.sandbox.ulimits import podman_ulimits
+from nemotron_steps.sandbox.containers import podman_ulimits
 from tests.containers import image
 
 ENGINES = ("docker", "podman")

@@ -229,7 +229,7 @@ SAID = [
         ("site/scratch_dist-1.0.dist-info/METADATA", "code: distribution scratch-dist: 1.0 -> 1.0.1"),
         # this package
         ("nemotron_steps/engine/rollouts/conversation.py", "code: engine/rollouts/conversation.py"),
-        ("nemotron_steps/engine/native/attention.c", "code: engine/native/attention.c"),
+        ("nemotron_steps/engine/kernels/attention.c", "code: engine/kernels/attention.c"),
         ("nemotron_steps/config/schema/rl.py", "code: config/schema/rl.py"),
         ("nemotron_steps/models/families/decoder.py", "code: models/families/decoder.py"),
         ("nemotron_steps/environments/custom_reward.py", "code: environments/custom_reward.py"),

@@ -16,9 +16,15 @@ from nemotron_steps.errors import ConfigError, SandboxError, UnsupportedError
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, create_sandbox
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
 from nemotron_steps.sandbox.container_session import _END_ALL, ContainerSession
-from nemotron_steps.sandbox.containers import ContainerSandbox, _lay_files, call_engine, check_engine, remove
+from nemotron_steps.sandbox.containers import (
+    ContainerSandbox,
+    _lay_files,
+    call_engine,
+    check_engine,
+    podman_ulimits,
+    remove,
+)
 from nemotron_steps.sandbox.session import SessionOverError
-from nemotron_steps.sandbox.ulimits import podman_ulimits
 
 PID_MAX = int(Path("/proc/sys/kernel/pid_max").read_text())
 

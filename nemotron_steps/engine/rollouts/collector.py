@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.reporting import Reporter
@@ -33,8 +33,8 @@ from nemotron_steps.engine.rollouts.failures import (
 from nemotron_steps.engine.rollouts.turns import (
     BROKEN_TOKENS,
     BrokenTokensError,
+    ChatSettings,
     Trajectory,
-    Voice,
     response_of,
     trajectory_of,
 )
@@ -57,6 +57,25 @@ from nemotron_steps.rows.layouts import read_request
 
 class StragglerError(Exception):
     """A group was cut off before two of its rollouts had finished. Internal to the engine: the loop resamples it."""
+
+
+@dataclass(frozen=True)
+class _GroupRequest:
+    """A prompt whose group is being collected."""
+
+    prompt: PromptRow
+    group_id: str
+    num_generations: int
+    environment: Environment
+    params: SamplingParams
+    cut: asyncio.Event | None
+    version: int
+    """Of the weights when it began."""
+
+    def failed(self, index: int, failure: Failure) -> Rollout:
+        """A member with nothing to train."""
+        truncated = failure.name == PROMPT_TOO_LONG
+        return failed_rollout(self.group_id, index, self.environment.name, failure, truncated=truncated)
 
 
 class RolloutCollector:
@@ -90,9 +109,8 @@ class RolloutCollector:
         self._environments = environments
         self.params = params
         self.max_total_length = max_total_length
-        self._max_turns = max_turns
-        self._plain = Voice.of(sampler, chat, turn_format, max_turns)
-        self._voices: dict[str, Voice] = {}
+        self._plain = ChatSettings(sampler, chat, turn_format, max_turns)
+        self._settings: dict[str, ChatSettings] = {}
         self._reports = FailureReports(reporter)
 
     def environment_of(self, prompt: PromptRow) -> Environment:
@@ -171,13 +189,12 @@ class RolloutCollector:
             StragglerError: it was cut before two rollouts had finished.
             JudgeLostError: its judge, which runs beside the policy, is dead.
         """
-        environment = environment or self._environments.route(prompt.row, prompt.where)
+        environment = environment or self.environment_of(prompt)
         version = self._sampler.generator.weight_version
+        group = _GroupRequest(prompt, group_id, num_generations, environment, params or self.params, cut, version)
         if environment.runs_agent:
-            return await self._collect_agents(
-                prompt, environment, group_id, num_generations, params or self.params, cut, version
-            )
-        voice = self._plain
+            return await self._collect_agents(group)
+        settings = self._plain
         sessions: dict[int, Session] = {}
         verdicts: dict[int, GradeResult] = {}
         trajectories: dict[int, Trajectory] = {}
@@ -187,33 +204,26 @@ class RolloutCollector:
             await asyncio.gather(*seeding)
             if sessions:
                 try:
-                    voice = self._voice(prompt, environment)
-                except DataError as error:
-                    failure = Failure.of(GradeResult.of_error(error, PROMPT_UNUSABLE))
-                    return self._unsampled(prompt, group_id, environment, num_generations, failure, version)
-                prompt_ids = self._prompt_ids(prompt, voice, sessions[min(sessions)].tools)
-                if isinstance(prompt_ids, Failure):
-                    return self._unsampled(prompt, group_id, environment, num_generations, prompt_ids, version)
-                trajectories = await self._sample(
-                    prompt.row, environment, voice, sessions, prompt_ids, params or self.params, group_id, cut
-                )
-                responses = {i: response_of(trajectory, voice.chat) for i, trajectory in trajectories.items()}
+                    settings = self._settings_of(group)
+                    prompt_ids = self._prompt_ids(prompt, settings, sessions[min(sessions)].tools)
+                except RolloutFailedError as error:
+                    return self._group(group, [group.failed(i, error.failure) for i in range(num_generations)])
+                trajectories = await self._sample(group, settings, sessions, prompt_ids)
+                responses = {i: response_of(trajectory, settings.chat) for i, trajectory in trajectories.items()}
                 verdicts |= {i: t.failure.verdict for i, t in trajectories.items() if t.failure is not None}
-                judging = self._judge(
-                    prompt.row, environment, {i: r for i, r in responses.items() if i not in verdicts}, sessions
-                )
-                verdicts |= await _verdicts(judging, cut, group_id)
+                judged = {i: response for i, response in responses.items() if i not in verdicts}
+                verdicts |= await _verdicts(self._judge(group, judged, sessions), cut, group_id)
         finally:
             self._sampler.cancel(f"{group_id}/")  # of rollouts that were cut or cancelled
             for session in sessions.values():
-                await self._release(prompt, group_id, environment, session)
+                await self._release(group, session)
         rollouts = [
-            self._rollout(group_id, i, environment.name, trajectories[i], responses[i], v, voice)
+            _rollout(group, i, trajectories[i], responses[i], v, settings.turn_format)
             if i in trajectories
-            else failed_rollout(group_id, i, environment.name, Failure.of(v))
+            else group.failed(i, Failure.of(v))
             for i, v in sorted(verdicts.items())
         ]
-        return self._group(prompt, group_id, rollouts, version)
+        return self._group(group, rollouts)
 
     async def _seed(
         self,
@@ -230,206 +240,169 @@ class RolloutCollector:
             failed[index] = error.failure.verdict
 
     async def _sample(
-        self,
-        row: Row,
-        environment: Environment,
-        voice: Voice,
-        sessions: Mapping[int, Session],
-        prompt_ids: list[int],
-        params: SamplingParams,
-        group_id: str,
-        cut: asyncio.Event | None,
+        self, group: _GroupRequest, settings: ChatSettings, sessions: Mapping[int, Session], prompt_ids: list[int]
     ) -> dict[int, Trajectory]:
         """The rollouts that got to their end, or to where their environment broke, before the cut."""
         room = self.max_total_length - len(prompt_ids)
-        first = self._sampler.submit(
-            prompt_ids,
-            replace(params, max_new_tokens=min(params.max_new_tokens, room)),
-            len(sessions),
-            f"{group_id}/0",
-        )
+        first_params = replace(group.params, max_new_tokens=min(group.params.max_new_tokens, room))
+        first = self._sampler.submit(prompt_ids, first_params, len(sessions), f"{group.group_id}/0")
         running = {
             i: asyncio.ensure_future(
-                voice.turns.run(
-                    row, environment, session, prompt_ids, params, turn, f"{group_id}/{i}", self.max_total_length
+                settings.run(
+                    group.prompt.row,
+                    group.environment,
+                    session,
+                    prompt_ids,
+                    group.params,
+                    turn,
+                    f"{group.group_id}/{i}",
+                    self.max_total_length,
                 )
             )
             for (i, session), turn in zip(sorted(sessions.items()), first, strict=True)
         }
-        await _until_done_or_cut([*running.values()], cut)
-        finished = {i: task.result() for i, task in running.items() if task.done()}
-        if len(finished) < len(running):
-            for task in running.values():
-                task.cancel()
-            if len(finished) < min(2, len(running)):
-                raise StragglerError(group_id)
-        return finished
+        return await _finished(running, group)
 
-    def _voice(self, prompt: PromptRow, environment: Environment) -> Voice:
-        """How the policy is asked by this row and its agent."""
-        changed = {**environment.config.chat_template_kwargs, **read_request(prompt.row, prompt.where).template_kwargs}
-        if not changed:
-            return self._plain
-        key = json.dumps(changed, sort_keys=True, default=str)
-        if key not in self._voices:
-            chat = self._chat.with_template_kwargs(changed, prompt.where)
-            self._voices[key] = Voice.of(self._sampler, chat, self._plain.turn_format.under(chat), self._max_turns)
-        return self._voices[key]
-
-    def _prompt_ids(self, prompt: PromptRow, voice: Voice, tools: Sequence[dict[str, Any]]) -> list[int] | Failure:
-        """The prompt's tokens, or why there is none with room for an answer."""
+    def _settings_of(self, group: _GroupRequest) -> ChatSettings:
+        """With the template's variables of this row and its agent. RolloutFailedError: the row cannot be read."""
         try:
-            ids = voice.chat.render(read_request(prompt.row, prompt.where).messages, tools)
+            own = read_request(group.prompt.row, group.prompt.where).template_kwargs
+            changed = {**group.environment.config.chat_template_kwargs, **own}
+            if not changed:
+                return self._plain
+            key = json.dumps(changed, sort_keys=True, default=str)
+            if key not in self._settings:
+                chat = self._chat.with_template_kwargs(changed, group.prompt.where)
+                format_of_row = self._plain.turn_format.under(chat)
+                self._settings[key] = replace(self._plain, chat=chat, turn_format=format_of_row)
+            return self._settings[key]
+        except DataError as error:
+            raise RolloutFailedError(Failure.of(GradeResult.of_error(error, PROMPT_UNUSABLE))) from error
+
+    def _prompt_ids(self, prompt: PromptRow, settings: ChatSettings, tools: Sequence[dict[str, Any]]) -> list[int]:
+        """The prompt's tokens. RolloutFailedError: the row cannot be rendered, or leaves no room for an answer."""
+        try:
+            ids = settings.chat.render(read_request(prompt.row, prompt.where).messages, tools)
         except Exception as error:  # templates raise whatever they stumble over in a row
-            return Failure.of(GradeResult.of_error(error, PROMPT_UNUSABLE))
+            raise RolloutFailedError(Failure.of(GradeResult.of_error(error, PROMPT_UNUSABLE))) from error
         if len(ids) >= self.max_total_length:
-            return Failure(PROMPT_TOO_LONG, f"{len(ids)} tokens, of {self.max_total_length} with the answer")
+            told = f"{len(ids)} tokens, of {self.max_total_length} with the answer"
+            raise RolloutFailedError(Failure(PROMPT_TOO_LONG, told))
         return ids
 
     async def _judge(
-        self,
-        row: Row,
-        environment: Environment,
-        responses: Mapping[int, Response],
-        sessions: Mapping[int, Session],
+        self, group: _GroupRequest, responses: Mapping[int, Response], sessions: Mapping[int, Session]
     ) -> dict[int, GradeResult]:
         """The verdicts of rollouts that got to their end."""
         if not responses:
             return {}
-        judging = environment.judge_group(row, list(responses.values()), [sessions[i] for i in responses])
+        environment, opened = group.environment, [sessions[i] for i in responses]
+        judging = environment.judge_group(group.prompt.row, list(responses.values()), opened)
         try:
             verdicts = await ask(environment, "judge_group", judging)
         except RolloutFailedError as error:
             verdicts = [error.failure.verdict] * len(responses)
         return dict(zip(responses, verdicts, strict=True))
 
-    async def _release(self, prompt: PromptRow, group_id: str, environment: Environment, session: Session) -> None:
+    async def _release(self, group: _GroupRequest, session: Session) -> None:
         try:
-            await ask(environment, "release", environment.release(session))
+            await ask(group.environment, "release", group.environment.release(session))
         except RolloutFailedError as error:
-            self._reports.tell(prompt, group_id, environment.name, error.failure, 1)
+            self._reports.tell(group.prompt, group.group_id, group.environment.name, error.failure, 1)
 
-    def _unsampled(
-        self,
-        prompt: PromptRow,
-        group_id: str,
-        environment: Environment,
-        num_generations: int,
-        failure: Failure,
-        version: int,
-    ) -> RolloutGroup:
-        """A group whose prompt cannot be sampled from: every rollout is masked out and counted as failed."""
-        too_long = failure.name == PROMPT_TOO_LONG
-        rollouts = [
-            failed_rollout(group_id, i, environment.name, failure, truncated=too_long) for i in range(num_generations)
-        ]
-        return self._group(prompt, group_id, rollouts, version)
+    def _group(self, group: _GroupRequest, rollouts: list[Rollout]) -> RolloutGroup:
+        self._reports.report(group.prompt, group.group_id, rollouts)
+        oldest = min((min(r.weight_versions) for r in rollouts if r.weight_versions), default=group.version)
+        return RolloutGroup(group.group_id, group.prompt.index, rollouts, oldest)
 
-    def _group(self, prompt: PromptRow, group_id: str, rollouts: list[Rollout], version: int) -> RolloutGroup:
-        self._reports.report(prompt, group_id, rollouts)
-        oldest = min((min(r.weight_versions) for r in rollouts if r.weight_versions), default=version)
-        return RolloutGroup(group_id, prompt.index, rollouts, oldest)
-
-    async def _collect_agents(
-        self,
-        prompt: PromptRow,
-        environment: Environment,
-        group_id: str,
-        num_generations: int,
-        params: SamplingParams,
-        cut: asyncio.Event | None,
-        version: int,
-    ) -> RolloutGroup:
+    async def _collect_agents(self, group: _GroupRequest) -> RolloutGroup:
         """A group whose rollouts are run by an agent that samples through the policy's endpoint."""
         self._sampler.bind()
+        running = {i: asyncio.ensure_future(self._run_agent(group, i)) for i in range(group.num_generations)}
+        finished = await _finished(running, group)
+        return self._group(group, [rollout for _, rollout in sorted(finished.items())])
+
+    async def _run_agent(self, group: _GroupRequest, index: int) -> Rollout:
+        """One rollout of an agent."""
+        environment, params = group.environment, group.params
         sampling = {
             "temperature": params.temperature,
             "top_p": params.top_p,
             "max_output_tokens": params.max_new_tokens,
         }
-        running = [
-            asyncio.ensure_future(self._run_agent(environment, prompt.row, sampling, params, version))
-            for _ in range(num_generations)
-        ]
-        await _until_done_or_cut(running, cut)
-        finished = [i for i in range(num_generations) if running[i].done()]
-        for task in running:
-            task.cancel()
-        if len(finished) < min(2, num_generations):
-            raise StragglerError(group_id)
-        rollouts = []
-        for index in finished:
-            result = running[index].result()
-            if isinstance(result, Failure):
-                rollouts.append(failed_rollout(group_id, index, environment.name, result))
-            else:
-                trajectory, response, verdict = result
-                trajectory.cut(self.max_total_length)
-                rollouts.append(
-                    self._rollout(group_id, index, environment.name, trajectory, response, verdict, self._plain)
-                )
-        return self._group(prompt, group_id, rollouts, version)
-
-    async def _run_agent(
-        self, environment: Environment, row: Row, sampling: dict[str, Any], params: SamplingParams, version: int
-    ) -> tuple[Trajectory, Response, GradeResult] | Failure:
-        """One rollout of an agent."""
         try:
-            run = await ask(environment, "run_agent", environment.run_agent(row, sampling))
+            run = await ask(environment, "run_agent", environment.run_agent(group.prompt.row, sampling))
             verdict = environment.checked("run_agent", run.verdict)
-        except RolloutFailedError as error:
-            return error.failure
-        except InvalidVerdictError as error:
-            return Failure.of(GradeResult.of_error(error))
-        if verdict.failure is not None:
-            return Failure.of(verdict)
-        try:
-            trajectory = trajectory_of(run, self._chat, version, params)
+            if verdict.failure is not None:
+                return group.failed(index, Failure.of(verdict))
+            trajectory = trajectory_of(run, self._chat, group.version, params)
             response = response_of(trajectory, self._chat)
+        except RolloutFailedError as error:
+            return group.failed(index, error.failure)
+        except InvalidVerdictError as error:
+            return group.failed(index, Failure.of(GradeResult.of_error(error)))
         except BrokenTokensError as error:
-            return Failure(BROKEN_TOKENS, str(error))
+            return group.failed(index, Failure(BROKEN_TOKENS, str(error)))
         except (TypeError, ValueError, KeyError, AttributeError) as error:  # whatever a server sent
-            return Failure(BROKEN_TOKENS, f"malformed output items: {error!r}")
+            return group.failed(index, Failure(BROKEN_TOKENS, f"malformed output items: {error!r}"))
+        turn_format = self._plain.turn_format
         trajectory.malformed_tool_calls = sum(
-            len(parse_assistant(text, turn_format=self._plain.turn_format).malformed_tool_calls)
-            for text in trajectory.texts
+            len(parse_assistant(text, turn_format=turn_format).malformed_tool_calls) for text in trajectory.texts
         )
-        return trajectory, response, verdict
+        trajectory.cut(self.max_total_length)
+        return _rollout(group, index, trajectory, response, verdict, turn_format)
 
-    def _rollout(
-        self,
-        group_id: str,
-        index: int,
-        environment: str,
-        trajectory: Trajectory,
-        response: Response,
-        verdict: GradeResult,
-        voice: Voice,
-    ) -> Rollout:
-        return Rollout(
-            group_id=group_id,
-            index=index,
-            token_ids=trajectory.token_ids,
-            token_mask=trajectory.token_mask,
-            logprobs=trajectory.logprobs,
-            weight_versions=trajectory.weight_versions,
-            reward=verdict.reward if verdict.reward is not None else float("nan"),
-            environment=environment,
-            truncated=trajectory.truncated,
-            components=dict(verdict.components),
-            failure=verdict.failure,
-            turns=trajectory.turns,
-            metadata={
-                "turn_texts": trajectory.texts,
-                "answer": response.text,
-                "answer_tokens": response.num_answer_tokens,
-                "malformed_tool_calls": trajectory.malformed_tool_calls,
-                FORMAT_KEY: [voice.turn_format.reasoning_parser, voice.turn_format.tool_parser],
-                **(Failure.of(verdict).metadata if verdict.failure or GRADER_FAILED in verdict.components else {}),
-                **({JUDGE_NOTES: notes} if (notes := notes_from(verdict.details)) else {}),
-            },
-            routed_experts=trajectory.routed_experts,
-        )
+
+def _rollout(
+    group: _GroupRequest,
+    index: int,
+    trajectory: Trajectory,
+    response: Response,
+    verdict: GradeResult,
+    turn_format: TurnFormat,
+) -> Rollout:
+    return Rollout(
+        group_id=group.group_id,
+        index=index,
+        token_ids=trajectory.token_ids,
+        token_mask=trajectory.token_mask,
+        logprobs=trajectory.logprobs,
+        weight_versions=trajectory.weight_versions,
+        reward=verdict.reward if verdict.reward is not None else float("nan"),
+        environment=group.environment.name,
+        truncated=trajectory.truncated,
+        components=dict(verdict.components),
+        failure=verdict.failure,
+        turns=trajectory.turns,
+        metadata={
+            "turn_texts": trajectory.texts,
+            "answer": response.text,
+            "answer_tokens": response.num_answer_tokens,
+            "malformed_tool_calls": trajectory.malformed_tool_calls,
+            FORMAT_KEY: [turn_format.reasoning_parser, turn_format.tool_parser],
+            **(Failure.of(verdict).metadata if verdict.failure or GRADER_FAILED in verdict.components else {}),
+            **({JUDGE_NOTES: notes} if (notes := notes_from(verdict.details)) else {}),
+        },
+        routed_experts=trajectory.routed_experts,
+    )
+
+
+_Result = TypeVar("_Result")
+
+
+async def _finished(running: Mapping[int, asyncio.Future[_Result]], group: _GroupRequest) -> dict[int, _Result]:
+    """What the members came to that finished before the cut; the others are cancelled.
+
+    Raises:
+        StragglerError: fewer than two have.
+    """
+    await _until_done_or_cut([*running.values()], group.cut)
+    finished = {i: task.result() for i, task in running.items() if task.done()}
+    for task in running.values():
+        task.cancel()
+    if len(finished) < min(2, len(running)):
+        raise StragglerError(group.group_id)
+    return finished
 
 
 async def _verdicts(

@@ -1,7 +1,8 @@
 """The turns of one rollout: what the policy says, and what the environment says to it.
 
 The conversation goes on in tokens (models/chat.py): what was sampled stays as it was. Not for: groups and verdicts
-(collector.py), or rollouts that an agent runs (agent_rollouts.py).
+(collector.py). Of an agent's rollout, which samples through the policy's endpoint, the tokens are on its output items:
+what lies between two turns is the part of the later prompt that the earlier turn does not end with.
 """
 
 from __future__ import annotations
@@ -76,21 +77,21 @@ class Trajectory:
             self.routed_experts = self.routed_experts[:limit]
 
 
-class Turns:
-    """Runs rollouts turn by turn.
+@dataclass(frozen=True)
+class ChatSettings:
+    """How rollouts are asked and read: the chat template with a row's variables, and what follows from them.
 
-    Args:
+    Attributes:
         sampler: the policy's generator.
         chat: the policy's tokenizer and template.
         turn_format: how the policy writes reasoning and tool calls.
         max_turns: assistant turns a rollout may take, where its environment's `max_steps` does not say.
     """
 
-    def __init__(self, sampler: AsyncSampler, chat: ChatFormat, turn_format: TurnFormat, max_turns: int) -> None:
-        self._sampler = sampler
-        self._chat = chat
-        self._turn_format = turn_format
-        self._max_turns = max_turns
+    sampler: AsyncSampler
+    chat: ChatFormat
+    turn_format: TurnFormat
+    max_turns: int
 
     async def run(
         self,
@@ -111,17 +112,17 @@ class Turns:
         """
         trajectory = Trajectory(list(prompt_ids), [0] * len(prompt_ids), [0.0] * len(prompt_ids))
         completion = await first
-        most = environment.config.max_steps or self._max_turns
+        most = environment.config.max_steps or self.max_turns
         for turn in range(most):
             trajectory.append_sampled(completion)
-            text = self._chat.decode(completion.token_ids)
+            text = self.chat.decode(completion.token_ids)
             trajectory.texts.append(text)
-            said = parse_assistant(text, f"{member_id}/{turn}", self._turn_format, session.tools)
+            said = parse_assistant(text, f"{member_id}/{turn}", self.turn_format, session.tools)
             trajectory.output.extend(said.output_items())
             trajectory.malformed_tool_calls += len(said.malformed_tool_calls)
             if trajectory.truncated or turn + 1 == most:
                 break
-            ended = completion.token_ids[-1] in (*self._chat.end_ids, *params.stop_token_ids)
+            ended = completion.token_ids[-1] in (*self.chat.end_ids, *params.stop_token_ids)
             try:
                 new = await self._react(row, environment, session, said, trajectory)
                 if not new:
@@ -130,7 +131,7 @@ class Turns:
                 trajectory.failure = error.failure
                 break
             try:
-                trajectory.append_context(self._chat.render_continuation(new, session.tools, turn_ended=ended))
+                trajectory.append_context(self.chat.render_continuation(new, session.tools, turn_ended=ended))
             except Exception as error:  # as in _prompt_ids
                 trajectory.failure = Failure.of(GradeResult.of_error(error, PROMPT_UNUSABLE))
                 break
@@ -138,7 +139,7 @@ class Turns:
             if room < 1:
                 trajectory.truncated = True
                 break
-            completion = await self._sampler.sample(
+            completion = await self.sampler.sample(
                 trajectory.token_ids,
                 replace(params, max_new_tokens=min(params.max_new_tokens, room)),
                 f"{member_id}/{turn + 1}",
@@ -152,7 +153,7 @@ class Turns:
         """What the environment says to a turn: its calls' results, or another question; nothing ends the rollout."""
         if said.tool_calls:
             return await self._call_tools(environment, session, said.tool_calls, trajectory)
-        asking = environment.follow_up(row, response_of(trajectory, self._chat), session)
+        asking = environment.follow_up(row, response_of(trajectory, self.chat), session)
         question = await ask(environment, "follow_up", asking)
         if question is None:
             return []
@@ -174,20 +175,6 @@ class Turns:
             results.append({"role": "tool", "name": call.name, "tool_call_id": call.call_id, "content": result})
             trajectory.output.append(function_call_output_item(call.call_id, result))
         return results
-
-
-@dataclass(frozen=True)
-class Voice:
-    """How the policy is asked and read: its chat template with the variables of a row, and what follows from them."""
-
-    chat: ChatFormat
-    turn_format: TurnFormat
-    turns: Turns
-
-    @classmethod
-    def of(cls, sampler: AsyncSampler, chat: ChatFormat, turn_format: TurnFormat, max_turns: int) -> Voice:
-        """With Turns of its own."""
-        return cls(chat, turn_format, Turns(sampler, chat, turn_format, max_turns))
 
 
 def response_of(trajectory: Trajectory, chat: ChatFormat) -> Response:
@@ -261,7 +248,7 @@ def _is_logprob(value: Any) -> bool:
 def _ids(item: Mapping[str, Any], name: str, chat: ChatFormat) -> list[int]:
     ids = item.get(name)
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
-        raise BrokenTokensError(f"{name} is no list of token ids")
+        raise BrokenTokensError(f"{name} must be a list of token ids")
     if min(ids) < 0 or max(ids) >= len(chat.tokenizer):
         raise BrokenTokensError(f"{name} holds a token that the policy's tokenizer lacks")
     return ids

@@ -11,9 +11,9 @@ import asyncio
 import base64
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
@@ -32,9 +32,6 @@ from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN, conte
 from nemotron_steps.environments.text.extraction import fenced_blocks
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, create_sandbox
 from nemotron_steps.sandbox.base import MIB
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 PYTHON_TAGS = frozenset({"", "python", "python3", "py"})
 STARVED = "tests_starved"
@@ -200,13 +197,12 @@ class CodeGen(Environment):
         """The sandbox."""
         return (config.sandbox,)
 
-    def __init__(self, config: CodeGenConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        self.reward_range = (config.reasoning_format_penalty, 1.0)
-        options: dict[str, Any] = {"max_concurrency": config.num_processes}
-        if config.sandbox_image is not None:
-            options["image"] = config.sandbox_image
-        self.sandbox = create_sandbox(config.sandbox, **options)
+    def _setup(self) -> None:
+        self.reward_range = (self.config.reasoning_format_penalty, 1.0)
+        options: dict[str, Any] = {"max_concurrency": self.config.num_processes}
+        if self.config.sandbox_image is not None:
+            options["image"] = self.config.sandbox_image
+        self.sandbox = create_sandbox(self.config.sandbox, **options)
 
     async def start(self) -> None:
         """Probe the sandbox."""

@@ -19,7 +19,7 @@ import subprocess
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -37,9 +37,6 @@ from nemotron_steps.environments.text.extraction import fenced_blocks
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.sandbox import Limits, Outcome, create_sandbox
 from nemotron_steps.sandbox.base import MIB
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 LEAN_TAGS = (frozenset({"lean", "lean4"}), frozenset({"tactics"}), frozenset({""}))
 """Tags of the blocks a proof is looked for in: those of a later set only where there is none of an earlier."""
@@ -100,19 +97,20 @@ class MathFormalLean(Environment):
         """The sandbox, and Lean where no image brings it."""
         return (config.sandbox,) if config.sandbox_image else (config.sandbox, "lean")
 
-    def __init__(self, config: MathFormalLeanConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        folder = os.path.abspath(config.lean_project) if config.lean_project else None
-        launcher = None if config.sandbox_image else shutil.which("lean")
+    def _setup(self) -> None:
+        folder = os.path.abspath(self.config.lean_project) if self.config.lean_project else None
+        launcher = None if self.config.sandbox_image else shutil.which("lean")
         prefix = ""
         if launcher and (folder is None or os.path.isdir(folder)):
             # It may be a toolchain manager's, which needs the home folder; the toolchain itself does not.
             told = subprocess.run([launcher, "--print-prefix"], cwd=folder, capture_output=True, text=True)
             prefix = told.stdout.strip()
         shown = tuple(filter(None, (prefix, folder)))
-        options: dict[str, Any] = {"image": config.sandbox_image} if config.sandbox_image else {"read_only": shown}
-        self.sandbox = create_sandbox(config.sandbox, **options)
-        self._found = bool(prefix or config.sandbox_image)
+        options: dict[str, Any] = (
+            {"image": self.config.sandbox_image} if self.config.sandbox_image else {"read_only": shown}
+        )
+        self.sandbox = create_sandbox(self.config.sandbox, **options)
+        self._found = bool(prefix or self.config.sandbox_image)
         tools = f"{prefix}/bin/" if prefix else ""
         self._lean = [f"{tools}lake", "--dir", folder, "env", f"{tools}lean"] if folder else [f"{tools}lean"]
         self._stated: dict[str, bytes] = {}

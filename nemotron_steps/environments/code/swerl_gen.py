@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -34,9 +34,6 @@ from nemotron_steps.sandbox import Limits, Outcome, SandboxResult
 from nemotron_steps.sandbox.base import MIB
 from nemotron_steps.sandbox.container_session import ContainerSession
 from nemotron_steps.sandbox.containers import check_engine
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 SETUP_FAILED = "setup_failed"
 """Failure class: the repository's own preparation did not finish."""
@@ -86,8 +83,7 @@ class SwerlGen(Environment):
         """The container engine."""
         return (config.engine,)
 
-    def __init__(self, config: SwerlGenConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
+    def _setup(self) -> None:
         self._grader = Grader()
 
     async def start(self) -> None:
@@ -130,7 +126,7 @@ class SwerlGen(Environment):
         async def prepare(solved: bool) -> AsyncIterator[Ready | None]:
             async with self._container(row) as container:
                 changes = instance.get("patch") if solved else patch
-                await self._setup(container, instance, changes)
+                await self._lay_patch(container, instance, changes)
                 yield Ready(container, REPOSITORY, modules) if changes else None
 
         task = hashlib.sha256(json.dumps([row["metadata"]["image"], instance], sort_keys=True).encode()).hexdigest()
@@ -161,7 +157,7 @@ class SwerlGen(Environment):
     async def _exit_code(self, row: Row, test: str, patch: str, commented: Sequence[str] = ()) -> int | None:
         """Of a reproduction in a repository with a patch and with a comment at the end of some files."""
         async with self._container(row) as container:
-            await self._setup(container, row["instance"], patch or None)
+            await self._lay_patch(container, row["instance"], patch or None)
             if commented:
                 script = 'for path; do [ ! -f "$path" ] || printf "\\n# .\\n" >> "$path"; done'
                 await self._prepare(container, ["/bin/sh", "-c", script, "sh", *commented])
@@ -182,7 +178,7 @@ class SwerlGen(Environment):
         )
         return ContainerSession(self.config.engine, str(row["metadata"]["image"]), limits=limits)
 
-    async def _setup(self, container: ContainerSession, instance: dict[str, Any], patch: str | None) -> None:
+    async def _lay_patch(self, container: ContainerSession, instance: dict[str, Any], patch: str | None) -> None:
         if instance.get("setup_script"):
             await self._prepare(container, ["/bin/bash", "-c", str(instance["setup_script"])])
         if patch is not None:

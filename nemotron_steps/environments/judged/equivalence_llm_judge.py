@@ -8,8 +8,8 @@ second look for partial credit: the answer may be there in another form.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -21,9 +21,6 @@ from nemotron_steps.environments.text.extraction import (
     output_regexes,
     regex_problem,
 )
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 EQUAL, DIFFERENT = "[[A=B]]", "[[A!=B]]"
 
@@ -69,9 +66,8 @@ class EquivalenceLlmJudge(JudgedEnvironment):
     config_class = EquivalenceConfig
     config: EquivalenceConfig
 
-    def __init__(self, config: EquivalenceConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        self.reward_range = (min(0.0, config.reward_if_swap_fails), 1.0)
+    def _setup(self) -> None:
+        self.reward_range = (min(0.0, self.config.reward_if_swap_fails), 1.0)
 
     def check_values(self, row: Row) -> None:
         """The expected answer has text, and a row's own regexes compile."""

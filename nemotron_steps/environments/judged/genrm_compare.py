@@ -7,30 +7,22 @@ the judge is unavailable the whole group fails, because its answers' scores depe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import (
-    Environment,
-    EnvironmentConfig,
-    GradeResult,
-    Response,
-    Row,
-    RowError,
-    Session,
-)
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Row, RowError, Session
 from nemotron_steps.environments.judged import genrm_scores as rule
 from nemotron_steps.environments.judged.genrm_messages import Layout, comparison_messages, is_contentless
 from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES, MAX_NOTES, Note, note_of
 from nemotron_steps.environments.judged.judges import MeasuringJudge
 from nemotron_steps.environments.judged.judging import JudgeSampling
-from nemotron_steps.environments.responses import conversation, split_reasoning
+from nemotron_steps.environments.responses import Response, conversation, split_reasoning
 from nemotron_steps.errors import ConfigError, JudgeUnavailableError
 
 if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge, Messages
+    from nemotron_steps.environments.judged.judges import Messages
 
 JUDGE_ROLE = "genrm_model"
 
@@ -88,15 +80,14 @@ class GenrmCompare(Environment):
     config_class = GenrmCompareConfig
     config: GenrmCompareConfig
 
-    def __init__(self, config: GenrmCompareConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
+    def _setup(self) -> None:
         # Scores are in 1-5 and a tie-break moves them by at most 2.5; group weights lie within (-1, 1).
         terms = (
-            config.group_reasoning_length_penalty_coeff
-            + config.group_answer_length_penalty_coeff
-            + config.group_style_penalty_coeff
+            self.config.group_reasoning_length_penalty_coeff
+            + self.config.group_answer_length_penalty_coeff
+            + self.config.group_style_penalty_coeff
         )
-        self.reward_range = (-1.5 - terms, 7.5 + terms + config.reasoning_bonus + config.answer_bonus)
+        self.reward_range = (-1.5 - terms, 7.5 + terms + self.config.reasoning_bonus + self.config.answer_bonus)
 
     def needed_judges(self) -> tuple[str, ...]:
         """The generative reward model."""

@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nemotron_steps.environments.base import (
-    CannotJudgeError,
-    Environment,
-    EnvironmentConfig,
-)
+from nemotron_steps.environments.base import CannotJudgeError, Environment, EnvironmentConfig
 from nemotron_steps.environments.judged.genrm_messages import neutralize
 from nemotron_steps.environments.judged.judge_transcripts import begun_note, note_of
 from nemotron_steps.environments.responses import split_reasoning

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 from pydantic import Field, model_validator
@@ -34,9 +34,6 @@ from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES, no
 from nemotron_steps.environments.remote.head_server import HeadServer, HeadServerConfig, UnknownServerError
 from nemotron_steps.environments.responses import response_object, text_of
 from nemotron_steps.errors import ConfigError, WorkerLostError
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 ENVIRONMENT_UNAVAILABLE = "environment_unavailable"
 """Failure class: the server did not answer within the retries."""
@@ -101,14 +98,13 @@ class RemoteEnvironment(Environment):
     config_class = RemoteConfig
     config: RemoteConfig
 
-    def __init__(self, config: RemoteConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        self.reward_range = (config.reward_low, config.reward_high)
-        self.judges_groups = config.judges_groups  # type: ignore[misc]
-        head = config.head_server
+    def _setup(self) -> None:
+        self.reward_range = (self.config.reward_low, self.config.reward_high)
+        self.judges_groups = self.config.judges_groups  # type: ignore[misc]
+        head = self.config.head_server
         self._head: HeadServer | None = None
         if head is not None:
-            self._head = HeadServer(head, ready_timeout_s=config.ready_timeout_s, retries=config.retries)
+            self._head = HeadServer(head, ready_timeout_s=self.config.ready_timeout_s, retries=self.config.retries)
         self._clients: dict[str, JsonClient] = {}
 
     async def start(self) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -40,9 +40,6 @@ from nemotron_steps.sandbox.base import MIB, Limits, Outcome
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
 from nemotron_steps.sandbox.container_session import ApptainerSession, ContainerSession, SandboxSession
 from nemotron_steps.sandbox.session import BubblewrapSession, SessionOverError
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 AGENT_TIMEOUT = "agent_timeout"
 """Failure class: the agent's total time is used up."""
@@ -116,9 +113,8 @@ class SweAgent(Environment):
         """What copies of repositories are made of: bubblewrap of files, a container engine of images."""
         return (config.engine if (row.get("files") is None if row else config.image) else "bubblewrap",)
 
-    def __init__(self, config: SweAgentConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        self._bubblewrap = BubblewrapSandbox(config.max_concurrency, config.read_only)
+    def _setup(self) -> None:
+        self._bubblewrap = BubblewrapSandbox(self.config.max_concurrency, self.config.read_only)
         self._grader = Grader()
         self._verdicts: OrderedDict[str, GradeResult] = OrderedDict()
 

@@ -7,15 +7,8 @@ import re
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from nemotron_steps.environments.base import (
-    Environment,
-    GradeResult,
-    Response,
-    Row,
-    RowError,
-    Session,
-)
-from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN
+from nemotron_steps.environments.base import Environment, GradeResult, Row, RowError, Session
+from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN, Response
 from nemotron_steps.environments.text.extraction import json_values
 
 _CLOCK = re.compile(r"(\d{1,2})(?::(\d{2}))?\s*(am|pm)?")

@@ -10,15 +10,8 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from nemotron_steps.environments.base import (
-    Environment,
-    EnvironmentConfig,
-    GradeResult,
-    Response,
-    Row,
-    RowError,
-    Session,
-)
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Row, RowError, Session
+from nemotron_steps.environments.responses import Response
 from nemotron_steps.environments.text.instruction_checks import CHECKS, arguments_of
 from nemotron_steps.errors import UnsupportedError
 

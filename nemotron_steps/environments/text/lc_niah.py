@@ -8,16 +8,8 @@ import re
 from difflib import SequenceMatcher
 from typing import ClassVar, Literal
 
-from nemotron_steps.environments.base import (
-    Environment,
-    EnvironmentConfig,
-    GradeResult,
-    Response,
-    Row,
-    RowError,
-    Session,
-)
-from nemotron_steps.environments.responses import conversation
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Row, RowError, Session
+from nemotron_steps.environments.responses import Response, conversation
 
 NGRAM = 16
 

@@ -11,15 +11,8 @@ import unicodedata
 from itertools import pairwise
 from typing import ClassVar, Literal, get_args
 
-from nemotron_steps.environments.base import (
-    Environment,
-    EnvironmentConfig,
-    GradeResult,
-    Response,
-    Row,
-    RowError,
-    Session,
-)
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Row, RowError, Session
+from nemotron_steps.environments.responses import Response
 from nemotron_steps.environments.text.extraction import (
     last_boxed,
     last_captures,

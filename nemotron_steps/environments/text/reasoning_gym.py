@@ -17,14 +17,8 @@ from fractions import Fraction
 from functools import cache
 from typing import Any, ClassVar
 
-from nemotron_steps.environments.base import (
-    Environment,
-    GradeResult,
-    Response,
-    Row,
-    RowError,
-    Session,
-)
+from nemotron_steps.environments.base import Environment, GradeResult, Row, RowError, Session
+from nemotron_steps.environments.responses import Response
 from nemotron_steps.environments.text.expression_guard import (
     is_bounded_arithmetic,
     is_inert_literal,

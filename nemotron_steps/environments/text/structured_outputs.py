@@ -11,15 +11,8 @@ import xml.etree.ElementTree as ElementTree
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, get_args
 
-from nemotron_steps.environments.base import (
-    Environment,
-    GradeResult,
-    Response,
-    Row,
-    RowError,
-    Session,
-)
-from nemotron_steps.environments.responses import finite, json_of
+from nemotron_steps.environments.base import Environment, GradeResult, Row, RowError, Session
+from nemotron_steps.environments.responses import Response, finite, json_of
 from nemotron_steps.environments.text.json_schema import problem_with, schema_problem, strictify, validator_of
 
 Format = Literal["json", "yaml", "xml", "toml", "csv"]

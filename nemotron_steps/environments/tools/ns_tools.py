@@ -8,9 +8,8 @@ whose last expression is shown. A cell that failed is not replayed.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -18,9 +17,6 @@ from nemotron_steps.environments.base import GradeResult, Response, Row, Session
 from nemotron_steps.environments.text.math_with_judge import MathWithJudge, MathWithJudgeConfig
 from nemotron_steps.sandbox import Limits, Outcome, create_sandbox
 from nemotron_steps.sandbox.base import MIB
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
 
 TOOL = "stateful_python_code_exec"
 TOOL_SPEC: dict[str, Any] = {
@@ -93,10 +89,9 @@ class NsTools(MathWithJudge):
         """The sandbox."""
         return (config.sandbox,)
 
-    def __init__(self, config: NsToolsConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
-        options = {} if config.sandbox_image is None else {"image": config.sandbox_image}
-        self.sandbox = create_sandbox(config.sandbox, **options)
+    def _setup(self) -> None:
+        options = {} if self.config.sandbox_image is None else {"image": self.config.sandbox_image}
+        self.sandbox = create_sandbox(self.config.sandbox, **options)
 
     async def start(self) -> None:
         """Probe the sandbox."""

@@ -13,17 +13,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import (
-    Environment,
-    EnvironmentConfig,
-    GradeResult,
-    Response,
-    Row,
-    RowError,
-    Session,
-    ToolCall,
-)
-from nemotron_steps.environments.responses import json_of
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Row, RowError, Session
+from nemotron_steps.environments.responses import Response, ToolCall, json_of
 
 
 class SingleStepToolUseConfig(EnvironmentConfig):

@@ -14,16 +14,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from nemotron_steps.environments.base import (
-    Environment,
-    EnvironmentConfig,
-    GradeResult,
-    Response,
-    Row,
-    RowError,
-    Session,
-    ToolCall,
-)
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Row, RowError, Session
+from nemotron_steps.environments.responses import Response, ToolCall
 
 _CATEGORY_TOOLS: dict[str, str] = {
     "edit": (

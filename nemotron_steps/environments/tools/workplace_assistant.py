@@ -4,26 +4,13 @@ the row's ground truth, whatever the way there."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from nemotron_steps.environments.base import (
-    Environment,
-    EnvironmentConfig,
-    GradeResult,
-    Response,
-    Row,
-    RowError,
-    Session,
-    ToolCall,
-)
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Row, RowError, Session
+from nemotron_steps.environments.responses import Response, ToolCall
 from nemotron_steps.environments.tools.workplace_tables import FILES, Table, Workplace, company, load
 from nemotron_steps.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from nemotron_steps.environments.judged.judges import Judge
-
 
 GROUND_TRUTH_FAILS = "ground_truth_fails"
 """Failure class: a call of the row's ground truth fails on the databases, so there is nothing to compare with."""
@@ -47,8 +34,7 @@ class WorkplaceAssistant(Environment):
     config_class = WorkplaceConfig
     config: WorkplaceConfig
 
-    def __init__(self, config: WorkplaceConfig, judges: Mapping[str, Judge]) -> None:
-        super().__init__(config, judges)
+    def _setup(self) -> None:
         self._loaded: dict[str, Table] | None = None
 
     async def start(self) -> None:

@@ -13,7 +13,7 @@ import csv
 import random
 from collections.abc import Callable
 from datetime import date, timedelta
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,23 @@ KEYS = {
 }
 """Database → its id column."""
 
+_ON_ROWS = {
+    "email_get_email_information_by_id": ("_get", "email"),
+    "email_delete_email": ("_delete", "email"),
+    "calendar_get_event_information_by_id": ("_get", "calendar"),
+    "calendar_create_event": ("_create", "calendar"),
+    "calendar_update_event": ("_update", "calendar"),
+    "calendar_delete_event": ("_delete", "calendar"),
+    "project_management_get_task_information_by_id": ("_get", "project_management"),
+    "project_management_create_task": ("_create", "project_management"),
+    "project_management_update_task": ("_update", "project_management"),
+    "project_management_delete_task": ("_delete", "project_management"),
+    "customer_relationship_manager_add_customer": ("_create", "customer_relationship_manager"),
+    "customer_relationship_manager_update_customer": ("_update", "customer_relationship_manager"),
+    "customer_relationship_manager_delete_customer": ("_delete", "customer_relationship_manager"),
+}
+"""Tools on one row of a database."""
+
 CHOICES = frozenset({"status", "list_name", "board"})
 """Columns whose values are words of a fixed list, as it writes them."""
 
@@ -147,6 +164,10 @@ def load(folder: Path) -> dict[str, Table]:
     return tables
 
 
+class _NotThereError(Exception):
+    """A tool's answer: there is no such row."""
+
+
 class Workplace:
     """One rollout's copy of the databases."""
 
@@ -156,22 +177,12 @@ class Workplace:
         self.plots: list[str] = []
         self._tools: dict[str, Tool] = {
             "company_directory_find_email_address": self._find_address,
-            "email_get_email_information_by_id": lambda email_id, field: self._get("email", email_id, field),
             "email_search_emails": self._search_emails,
             "email_send_email": self._send,
-            "email_delete_email": lambda email_id: self._delete("email", email_id),
             "email_forward_email": self._forward,
             "email_reply_email": self._reply,
-            "calendar_get_event_information_by_id": lambda event_id, field: self._get("calendar", event_id, field),
             "calendar_search_events": self._search_events,
-            "calendar_create_event": lambda **values: self._create("calendar", values),
-            "calendar_delete_event": lambda event_id: self._delete("calendar", event_id),
-            "calendar_update_event": lambda event_id, field, new_value: self._update(
-                "calendar", event_id, field, new_value
-            ),
-            "analytics_get_visitor_information_by_id": lambda visitor_id: (
-                [row for row in self.tables["analytics"] if row["visitor_id"] == str(visitor_id)] or "Nothing found."
-            ),
+            "analytics_get_visitor_information_by_id": self._visitor,
             "analytics_create_plot": self._plot,
             "analytics_total_visits_count": lambda **span: self._visits(lambda row: 1.0, **span),
             "analytics_engaged_users_count": lambda **span: self._visits(
@@ -179,25 +190,9 @@ class Workplace:
             ),
             "analytics_traffic_source_count": self._traffic,
             "analytics_get_average_session_duration": self._duration,
-            "project_management_get_task_information_by_id": lambda task_id, field: self._get(
-                "project_management", task_id, field
-            ),
             "project_management_search_tasks": lambda **values: self._match("project_management", values),
-            "project_management_create_task": lambda **values: self._create("project_management", values),
-            "project_management_delete_task": lambda task_id: self._delete("project_management", task_id),
-            "project_management_update_task": lambda task_id, field, new_value: self._update(
-                "project_management", task_id, field, new_value
-            ),
             "customer_relationship_manager_search_customers": self._search_customers,
-            "customer_relationship_manager_update_customer": lambda customer_id, field, new_value: self._update(
-                "customer_relationship_manager", customer_id, field, new_value
-            ),
-            "customer_relationship_manager_add_customer": lambda **values: self._create(
-                "customer_relationship_manager", values
-            ),
-            "customer_relationship_manager_delete_customer": lambda customer_id: self._delete(
-                "customer_relationship_manager", customer_id
-            ),
+            **{tool: partial(getattr(self, method), table) for tool, (method, table) in _ON_ROWS.items()},
         }
 
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
@@ -207,6 +202,8 @@ class Workplace:
         given = {key: value for key, value in arguments.items() if value is not None}
         try:
             return self._tools[name](**given)
+        except _NotThereError as error:
+            return str(error)
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             return f"Error: wrong arguments for {name}: {error}"
 
@@ -220,32 +217,32 @@ class Workplace:
         tables = {name: sorted(map(folded, table)) for name, table in self.tables.items()}
         return {**tables, "plots": sorted(self.plots)}
 
-    def _row(self, table: str, identity: str) -> dict[str, str] | None:
-        return next((row for row in self.tables[table] if row[KEYS[table]] == str(identity)), None)
+    def _named(self, table: str, identity: dict[str, str]) -> dict[str, str]:
+        """The row whose id is the only other argument of a call."""
+        if set(identity) != {KEYS[table]}:
+            raise TypeError(f"expected {KEYS[table]}, found {', '.join(sorted(identity)) or 'nothing'}")
+        (wanted,) = identity.values()
+        for row in self.tables[table]:
+            if row[KEYS[table]] == str(wanted):
+                return row
+        raise _NotThereError(f"Error: nothing has the id {wanted}.")
 
-    def _get(self, table: str, identity: str, field: str) -> Any:
-        row = self._row(table, identity)
-        if row is None:
-            return f"Error: nothing has the id {identity}."
+    def _get(self, table: str, /, field: str, **identity: str) -> Any:
+        row = self._named(table, identity)
         return {field: row[field]} if field in row else f"Error: there is no field {field}."
 
-    def _delete(self, table: str, identity: str) -> str:
-        row = self._row(table, identity)
-        if row is None:
-            return f"Error: nothing has the id {identity}."
-        self.tables[table].remove(row)
+    def _delete(self, table: str, /, **identity: str) -> str:
+        self.tables[table].remove(self._named(table, identity))
         return "Deleted."
 
-    def _update(self, table: str, identity: str, field: str, new_value: Any) -> str:
-        row = self._row(table, identity)
-        if row is None:
-            return f"Error: nothing has the id {identity}."
+    def _update(self, table: str, /, field: str, new_value: Any, **identity: str) -> str:
+        row = self._named(table, identity)
         if field not in row:
             return f"Error: there is no field {field}."
         row[field] = str(new_value)
         return "Updated."
 
-    def _create(self, table: str, values: dict[str, Any]) -> str:
+    def _create(self, table: str, /, **values: Any) -> str:
         key = KEYS[table]
         columns = self.columns[table]
         unknown = sorted(set(values) - (set(columns) - {key}))
@@ -268,6 +265,9 @@ class Workplace:
             if all(str(value).lower() in row[key].lower() for key, value in values.items())
         ] or "Nothing found."
 
+    def _visitor(self, visitor_id: str) -> Any:
+        return [row for row in self.tables["analytics"] if row["visitor_id"] == str(visitor_id)] or "Nothing found."
+
     def _find_address(self, name: str = "") -> Any:
         known = {row["sender/recipient"] for row in self.tables["email"]}
         known |= {row["participant_email"] for row in self.tables["calendar"]}
@@ -277,27 +277,15 @@ class Workplace:
     def _send(self, recipient: str, subject: str, body: str) -> str:
         if "@" not in recipient:
             return "Error: the recipient is no email address."
-        return self._create(
-            "email",
-            {
-                "inbox/outbox": "outbox",
-                "sender/recipient": recipient.lower(),
-                "subject": subject,
-                "sent_datetime": NOW,
-                "body": body,
-            },
-        )
+        sent = {"inbox/outbox": "outbox", "sender/recipient": recipient.lower(), "sent_datetime": NOW}
+        return self._create("email", **sent, subject=subject, body=body)
 
     def _forward(self, email_id: str, recipient: str) -> str:
-        row = self._row("email", email_id)
-        if row is None:
-            return f"Error: nothing has the id {email_id}."
+        row = self._named("email", {"email_id": email_id})
         return self._send(recipient, f"FW: {row['subject']}", row["body"])
 
     def _reply(self, email_id: str, body: str) -> str:
-        row = self._row("email", email_id)
-        if row is None:
-            return f"Error: nothing has the id {email_id}."
+        row = self._named("email", {"email_id": email_id})
         return self._send(row["sender/recipient"], row["subject"], body)
 
     def _search_emails(
@@ -338,19 +326,14 @@ class Workplace:
         ]
         return _page(rows, page, page_size)
 
-    def _within(self, time_min: str = "", time_max: str = "") -> Table:
-        return [
-            row
-            for row in self.tables["analytics"]
-            if (not time_min or row["date_of_visit"] >= time_min) and (not time_max or row["date_of_visit"] <= time_max)
-        ]
-
     def _visits(
         self, value: Callable[[dict[str, str]], float], time_min: str = "", time_max: str = ""
     ) -> dict[str, float]:
         counts: dict[str, float] = {}
-        for row in self._within(time_min, time_max):
-            counts[row["date_of_visit"]] = counts.get(row["date_of_visit"], 0.0) + value(row)
+        for row in self.tables["analytics"]:
+            day = row["date_of_visit"]
+            if (not time_min or day >= time_min) and (not time_max or day <= time_max):
+                counts[day] = counts.get(day, 0.0) + value(row)
         return counts
 
     def _traffic(self, time_min: str = "", time_max: str = "", traffic_source: str = "") -> dict[str, float]:

@@ -9,12 +9,12 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nemotron_steps.config.names import meant
 from nemotron_steps.config.profiles import OpenProfile, Profile
 from nemotron_steps.config.secrets import mask
-from nemotron_steps.errors import UnsupportedError, did_you_mean
+from nemotron_steps.errors import RequestError, UnsupportedError, did_you_mean
 from nemotron_steps.errors.entry_points import entry_points
 from nemotron_steps.errors.plugins import load_object
 
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "nemotron_steps.executors"
+_BUILT_IN = {
+    "docker": "docker:DockerExecutor",
+    "lepton": "lepton:LeptonExecutor",
+    "local": "detached:DetachedExecutor",
+    "ray": "ray_jobs:RayExecutor",
+    "slurm": "slurm:SlurmExecutor",
+}
 _IN_EXAMPLES = frozenset({"dgxcloud", "skypilot"})
 """Executors that examples/cloud_executors brings."""
 _RAY_PORT = 26379
@@ -103,6 +110,13 @@ class Launch:
         """Names of those variables whose values are secrets, sorted."""
         return sorted(name for name, value in self.variables.items() if mask(name, value) != value)
 
+    def refuse_secrets(self, shown_by: str, *hints: str) -> None:
+        """RequestError if a variable is a secret, for schedulers that show a job's variables."""
+        if self.secret_variables:
+            found = ", ".join(self.secret_variables)
+            what = f"{shown_by} shows the variables of a job, and these are secrets"
+            raise RequestError(what, where="env_vars", found=found, hints=hints)
+
     def unseen(self, mounts: Iterable[str]) -> list[Path]:
         """What of `paths`, and of what they link to, a container with these HOST:CONTAINER pairs lacks at its path."""
         places = [mount.split(":") for mount in mounts]
@@ -182,9 +196,8 @@ class Executor(Protocol):
 
 def find_executor(name: str) -> Executor:
     """The executor a profile names. UnsupportedError if nothing here provides it, or what provides it is none."""
-    built_in = _built_in()
-    if name in built_in:
-        executor: Executor = built_in[name]()
+    if name in _BUILT_IN:
+        executor: Executor = load_object(f"{__package__}.{_BUILT_IN[name]}")()
         return executor
     points = [point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == name]
     if not points:
@@ -210,29 +223,13 @@ def find_executor(name: str) -> Executor:
 
 def executor_names() -> tuple[str, ...]:
     """What `executor = ` may say here, sorted: the built-in ones, and those that installed packages announce."""
-    return tuple(sorted({*_built_in(), *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))}))
+    return tuple(sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))}))
 
 
 def profile_model(executor: str) -> type[Profile]:
     """The model of an executor's profiles. UnsupportedError as `find_executor`."""
     model: type[Profile] = getattr(find_executor(executor), "profile_model", OpenProfile)
     return model
-
-
-def _built_in() -> dict[str, Any]:
-    from nemotron_steps.runs.executors.detached import DetachedExecutor
-    from nemotron_steps.runs.executors.docker import DockerExecutor
-    from nemotron_steps.runs.executors.lepton import LeptonExecutor
-    from nemotron_steps.runs.executors.ray_jobs import RayExecutor
-    from nemotron_steps.runs.executors.slurm import SlurmExecutor
-
-    return {
-        "docker": DockerExecutor,
-        "lepton": LeptonExecutor,
-        "local": DetachedExecutor,
-        "ray": RayExecutor,
-        "slurm": SlurmExecutor,
-    }
 
 
 def _loaded(point: EntryPoint) -> Executor:

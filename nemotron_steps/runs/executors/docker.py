@@ -19,7 +19,7 @@ from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE
 from nemotron_steps.config.profiles import Profile
 from nemotron_steps.errors import RequestError, RetryableError, StorageError, UnsupportedError
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
-from nemotron_steps.sandbox.ulimits import podman_ulimits
+from nemotron_steps.sandbox.containers import podman_ulimits
 from nemotron_steps.waiting import waiting
 
 _PULL_SECONDS = 3600

@@ -116,16 +116,10 @@ def job_request(launch: Launch) -> dict[str, Any]:
             expected="a mount_path that holds it, at the path that it has here",
             found=", ".join(str(path) for path in unseen),
         )
-    if launch.secret_variables:
-        raise RequestError(
-            "Lepton shows the variables of a job, and these are secrets",
-            where="env_vars",
-            found=", ".join(launch.secret_variables),
-            hints=(
-                f"lep secret create --name {launch.secret_variables[0]} --value ...",
-                f'secret_vars = {{ {launch.secret_variables[0]} = "{launch.secret_variables[0]}" }}',
-            ),
-        )
+    name = next(iter(launch.secret_variables), "")
+    launch.refuse_secrets(
+        "Lepton", f"lep secret create --name {name} --value ...", f'secret_vars = {{ {name} = "{name}" }}'
+    )
     head = '"$LEPTON_JOB_WORKER_PREFIX-0.$LEPTON_SUBDOMAIN"'
     run = launch.node_script(head=head, rank="$LEPTON_JOB_WORKER_INDEX")
     kept = ({"name": name, "value_from": {"secret_name_ref": of}} for name, of in profile.secret_vars.items())

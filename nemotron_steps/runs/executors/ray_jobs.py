@@ -91,7 +91,6 @@ def _submitted(client: Any, request: dict[str, Any]) -> str:
                 if time.monotonic() > deadline:
                     raise RetryableError(
                         f"no node of the Ray cluster was ready for a job in {AGENT_SECONDS} s",
-                        found="the dashboard agent of a node, which starts jobs, serves on no port",
                         hints=("ray start --dashboard-agent-listen-port=52366   # where another cluster holds 52365",),
                     ) from error
                 time.sleep(1)
@@ -99,13 +98,7 @@ def _submitted(client: Any, request: dict[str, Any]) -> str:
 
 def job_request(launch: Launch) -> dict[str, Any]:
     """The arguments of Ray's `submit_job`. RequestError for a secret: Ray keeps a job's variables in the clear."""
-    if launch.secret_variables:
-        raise RequestError(
-            "Ray keeps and shows the variables of a job, and these are secrets",
-            where="env_vars",
-            found=", ".join(launch.secret_variables),
-            hints=("set them where the cluster's nodes are started, before `ray start`",),
-        )
+    launch.refuse_secrets("Ray", "set them where the cluster's nodes are started, before `ray start`")
     lines = [*launch.profile.setup_lines, f"cd {shlex.quote(str(launch.working_dir))}"]
     script = "\n".join([*lines, "exec " + shlex.join(launch.command())])
     return {

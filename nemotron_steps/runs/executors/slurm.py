@@ -3,22 +3,41 @@
 The script and what the job printed lie in the run folder. Environment variables travel with the submission, not in
 the script, so that no secret is written down. The controller is asked with `scontrol`, and `sacct` once it has
 forgotten the job.
+
+Slurm's commands are on this machine, or through ssh on one that has them. Through ssh nothing is shared: the run's
+folder is sent there before the job is submitted and fetched back while it works. Variables of the job go through ssh's
+standard input, so that no secret is in a file or a list of processes.
 """
 
 from __future__ import annotations
 
+import io
+import os
 import re
-from dataclasses import replace
-from pathlib import Path
+import shlex
+import subprocess
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from urllib.parse import parse_qs, quote, urlsplit
 
-from nemotron_steps.artifacts.files import write_atomic
+from nemotron_steps.artifacts.files import storage_errors, write_atomic
 from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE
-from nemotron_steps.errors import RequestError, UnsupportedError
+from nemotron_steps.errors import RequestError, RetryableError, StorageError, UnsupportedError
 from nemotron_steps.runs.executors.base import JobState, JobStatus, Launch
-from nemotron_steps.runs.executors.slurm_commands import Commands
-from nemotron_steps.runs.executors.slurm_script import SlurmProfile, batch_script
+from nemotron_steps.runs.executors.slurm_script import SlurmProfile, batch_script, slurm_profile
+from nemotron_steps.waiting import waiting
 
 __all__ = ["SlurmExecutor", "SlurmProfile", "batch_script", "parse_fields"]
+
+_TIMEOUT_S = 60
+_HOME = ".steps"
+_WORD = r"[A-Za-z0-9][\w.-]*"
+_DISK_FULL = r"No space left on device|Disk quota exceeded|Wrote only \d+ of \d+ bytes|I/O error writing script"
+"""As the system, tar (of a file that fitted in part) and Slurm's controller say it."""
+
 
 SCRIPT = "slurm.sh"
 _STATES = {
@@ -40,14 +59,13 @@ class SlurmExecutor:
 
     def check(self, launch: Launch) -> None:
         """See Executor."""
-        commands = _commands(launch)
+        commands = Commands.of_profile(slurm_profile(launch))
         batch_script(_there(launch, commands) if commands.host else launch)
 
     def submit(self, launch: Launch) -> str:
         """See Executor."""
-        profile = launch.profile
-        assert isinstance(profile, SlurmProfile)  # profile_model is what the profile was read with
-        commands, folder = _commands(launch), launch.folder
+        profile, folder = slurm_profile(launch), launch.folder
+        commands = Commands.of_profile(profile)
         if commands.host:
             launch = _there(launch, commands)
         elif profile.ready_image and not Path(profile.container_image or "").is_file():
@@ -94,12 +112,6 @@ class SlurmExecutor:
             commands.fetch(folder)
 
 
-def _commands(launch: Launch) -> Commands:
-    profile = launch.profile
-    assert isinstance(profile, SlurmProfile)
-    return Commands(profile.host or "", profile.user or "", profile.identity_file, profile.remote_job_dir or "")
-
-
 def _there(launch: Launch, commands: Commands) -> Launch:
     """A launch as the machine at the other end of ssh sees it: a home and a working folder of its own."""
     words = list(launch.arguments)
@@ -114,17 +126,13 @@ def _there(launch: Launch, commands: Commands) -> Launch:
 
 
 def _from_accounting(commands: Commands, number: str) -> JobStatus:
-    unknown = JobStatus(JobState.LOST, "the controller no longer knows the job")
+    query = ["sacct", "--noheader", "--allocations", "--parsable2", "--format=State,ExitCode", "-j", number]
     try:
-        output = commands.call(
-            ["sacct", "--noheader", "--allocations", "--parsable2", "--format=State,ExitCode", "-j", number]
-        )
+        state, _, code = commands.call(query).partition("\n")[0].partition("|")
     except RequestError:  # no accounting here, or none of this job
-        return unknown
-    line = next(iter(output.splitlines()), "")
-    if not line:
-        return unknown
-    state, _, code = line.partition("|")
+        state = code = ""
+    if not state:
+        return JobStatus(JobState.LOST, "the controller no longer knows the job")
     return JobStatus(_state(state), f"exit code {code}")
 
 
@@ -137,3 +145,140 @@ def _state(text: str) -> JobState:
     # "CANCELLED by 1000", "COMPLETED+"
     word = re.split(r"[\s+]", text.strip(), maxsplit=1)[0]
     return _STATES.get(word, JobState.LOST)
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Where Slurm's commands are run.
+
+    Attributes:
+        host: the machine to reach by ssh; empty for this one.
+        user: who to be there; empty for what ssh's own configuration says.
+        identity: key file; empty likewise.
+        folder: the folder there that jobs work in; its `.steps` is their home.
+    """
+
+    host: str = ""
+    user: str = ""
+    identity: str = ""
+    folder: str = ""
+
+    @classmethod
+    def of_profile(cls, profile: SlurmProfile) -> Commands:
+        """Those of a profile."""
+        return cls(profile.host or "", profile.user or "", profile.identity_file, profile.remote_job_dir or "")
+
+    @property
+    def home(self) -> PurePosixPath:
+        """The home of runs there."""
+        return PurePosixPath(self.folder) / _HOME
+
+    def job(self, number: str) -> str:
+        """The name of a job that can be asked about without its profile."""
+        if not self.host:
+            return number
+        user = f"{self.user}@" if self.user else ""
+        identity = f"&identity={quote(self.identity)}" if self.identity else ""
+        return f"ssh://{user}{self.host}/{number}?folder={quote(self.folder)}{identity}"
+
+    @staticmethod
+    def of_job(job: str) -> tuple[Commands, str]:
+        """The inverse of `job`. RequestError for what it would not give: another may have written it."""
+        if job.isdigit():
+            return Commands(), job
+        parts = urlsplit(job)
+        number = parts.path.removeprefix("/")
+        given = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        # Not parts.hostname, which is in small letters: ssh's own names of hosts need not be.
+        user, _, host = parts.netloc.rpartition("@")
+        here = Commands(host, user, given.get("identity", ""), given.get("folder", ""))
+        fits = (
+            parts.scheme == "ssh"
+            and number.isdigit()
+            and re.fullmatch(_WORD, here.host)
+            and (not here.user or re.fullmatch(_WORD, here.user))
+            and all(path.startswith("/") for path in (here.folder, here.identity or "/"))
+        )
+        if not fits:
+            raise RequestError("this is no Slurm job", found=job, expected="a number, or ssh://HOST/NUMBER?folder=PATH")
+        return here, number
+
+    def call(self, command: list[str], environment: Mapping[str, str] | None = None) -> str:
+        """What a command prints; `environment` is added to its shell's variables.
+
+        Raises UnsupportedError where the command does not exist, RequestError with what it refuses, RetryableError
+        without an answer from the controller or the machine, and StorageError where a disk is full.
+        """
+        if not self.host:
+            return _run(command, {**os.environ, **(environment or {})}).decode()
+        script = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in (environment or {}).items())
+        return self._ssh("bash -l -s", (script + f"exec {shlex.join(command)}\n").encode(), command[0]).decode()
+
+    def send(self, folder: Path) -> None:
+        """Put a copy of a run's folder into the home there; what is there and not here stays."""
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+            for file in sorted(folder.iterdir()):
+                if file.is_file() and file.suffix != ".lock" and file.name not in ("lock", "job.json"):
+                    archive.add(file, f"{folder.name}/{file.name}")
+        runs = shlex.quote(str(self.home / "runs"))
+        self._ssh(f"mkdir -p {runs} && tar -xzf - -C {runs}", packed.getvalue(), "tar")
+
+    def fetch(self, folder: Path) -> None:
+        """Bring what the run's folder there holds into the one here."""
+        there = shlex.quote(str(self.home / "runs" / folder.name))
+        find = "find . -maxdepth 1 -type f ! -name lock ! -name '*.lock' ! -name '.*.tmp' ! -name job.json -print0"
+        # Files come and go while the run writes them: one that went is left out, and tar's 1 is one that grew.
+        tar = "tar --ignore-failed-read -czf - --null -T -"
+        packed = self._ssh(f"cd {there} && {{ {find} | {tar}; [ $? -le 1 ]; }}", b"", "tar")
+        with (
+            storage_errors(folder),
+            TemporaryDirectory(prefix=".fetched-", dir=folder) as beside,
+            tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive,
+        ):
+            archive.extractall(beside, filter="data")
+            for file in Path(beside).iterdir():  # one by one, whole: a full disk here takes nothing away
+                file.replace(folder / file.name)
+
+    def _ssh(self, script: str, stdin: bytes, command: str) -> bytes:
+        words = ["ssh", "-o", "BatchMode=yes"]
+        words += ["-i", self.identity] if self.identity else []
+        words += ["-l", self.user] if self.user else []
+        return _run([*words, "--", self.host, script], dict(os.environ), stdin, name=f"{command} on {self.host}")
+
+
+def _run(command: list[str], environment: Mapping[str, str], stdin: bytes = b"", *, name: str | None = None) -> bytes:
+    name = name or command[0]
+    try:
+        with waiting(name, _TIMEOUT_S):
+            result = subprocess.run(
+                command, env=environment, input=stdin, capture_output=True, timeout=_TIMEOUT_S, check=False
+            )
+    except FileNotFoundError as error:
+        raise UnsupportedError(
+            f"the slurm executor needs {command[0]}, which is not on this machine's PATH",
+            hints=("run on a login node of the cluster", 'tunnel = "ssh", host = "LOGIN-NODE" in the profile'),
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise RetryableError(
+            f"the Slurm controller did not answer {name} within {_TIMEOUT_S} s", hints=("sinfo",)
+        ) from error
+    if result.returncode == 0:
+        return result.stdout
+    message = (result.stderr or result.stdout).decode(errors="replace").strip()
+    last = message.splitlines()[-1] if message else "no reason given"
+    ssh = f"ssh {command[command.index('--') + 1]} " if command[0] == "ssh" else ""
+    if ssh and result.returncode == 255:
+        raise RetryableError("the login node cannot be reached by ssh", found=last, hints=(f"{ssh}true",))
+    if ssh and result.returncode == 127:
+        raise UnsupportedError(f"there is no {name}", found=last, hints=("is `host` a login node of the cluster?",))
+    if full := re.search(rf"^.*(?:{_DISK_FULL}).*$", message, re.MULTILINE):
+        free = "free some space and run the same command again: what was committed is kept"
+        raise StorageError("the disk is full", where=name, found=full[0].strip(), hints=(f"{ssh}df -h", free))
+    if re.search(r"Unable to contact|Connection (refused|timed out)|Socket timed out", message):
+        raise RetryableError("the Slurm controller cannot be reached", found=last)
+    raise RequestError(
+        f"{name} refused: {last}",
+        where=name if ssh else " ".join(command[:6]),
+        hints=("sinfo   # the partitions there are", "--dry-run   # shows the profile's settings"),
+    )

@@ -95,7 +95,7 @@ class SlurmProfile(Profile):
 
 def batch_script(launch: Launch) -> str:
     """The sbatch script of a run. Every value is quoted; nothing secret is in it."""
-    profile = _profile(launch)
+    profile = slurm_profile(launch)
     if launch.force_squash and (not profile.container_image or profile.ready_image):
         raise RequestError(
             "--force-squash rebuilds an image file that the job imports, and this profile imports none",
@@ -113,7 +113,10 @@ def batch_script(launch: Launch) -> str:
         ("ntasks-per-node", profile.ntasks_per_node),
         ("account", profile.account),
         ("partition", profile.partition_of(attached=launch.attached)),
-        ("time", _time(limit) if limit else None),
+        (
+            "time",
+            f"{limit // 86400}-{limit // 3600 % 24:02d}:{limit // 60 % 60:02d}:{limit % 60:02d}" if limit else None,
+        ),
         ("signal", f"B:USR1@{min(_WARN_S, limit // 10) if limit else _WARN_S}"),
         ("gpus-per-node", profile.gpus_per_node or None),
         ("cpus-per-task", profile.cpus_per_task),
@@ -170,14 +173,15 @@ def _run_lines(command: str, requeue: int) -> list[str]:
     return [*lines, 'exit "$code"', ""]
 
 
-def _profile(launch: Launch) -> SlurmProfile:
-    assert isinstance(launch.profile, SlurmProfile)  # profile_model is what the profile was read with
+def slurm_profile(launch: Launch) -> SlurmProfile:
+    """A launch's profile, which `profile_model` says is Slurm's."""
+    assert isinstance(launch.profile, SlurmProfile)
     return launch.profile
 
 
 def _image_lines(launch: Launch) -> list[str]:
     """Shell lines that leave the image's file in $image, imported if it is not there."""
-    profile = _profile(launch)
+    profile = slurm_profile(launch)
     image = profile.container_image or ""
     if profile.ready_image:
         return [f"image={shlex.quote(image)}"]
@@ -217,7 +221,7 @@ def _enroot_source(source: str) -> str:
 def _container(launch: Launch) -> tuple[str, str]:
     """(options of srun, what stands before a program) that run it in the image, with the home and the working folder
     at their own paths."""
-    profile = _profile(launch)
+    profile = slurm_profile(launch)
     own = [launch.home, launch.working_dir]
     profiles = launch.environment.get(ENVIRONMENT_VARIABLE)
     if profiles is not None:
@@ -276,10 +280,6 @@ def _limit_seconds(text: str) -> int:
     days, _, clock = text.rpartition("-")
     hours, minutes, *rest = (int(part) for part in clock.split(":"))
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + (rest[0] if rest else 0)
-
-
-def _time(limit: int) -> str:
-    return f"{limit // 86400}-{limit // 3600 % 24:02d}:{limit // 60 % 60:02d}:{limit % 60:02d}"
 
 
 def _one_line(value: object) -> str:

@@ -27,8 +27,14 @@ from nemotron_steps.errors import (
 )
 from nemotron_steps.runs import launch as launching
 from nemotron_steps.runs.executors.base import JobState, Launch
-from nemotron_steps.runs.executors.slurm import SlurmExecutor, SlurmProfile, _there, batch_script, parse_fields
-from nemotron_steps.runs.executors.slurm_commands import Commands
+from nemotron_steps.runs.executors.slurm import (
+    Commands,
+    SlurmExecutor,
+    SlurmProfile,
+    _there,
+    batch_script,
+    parse_fields,
+)
 from nemotron_steps.runs.run_folder import get_run, read_events
 from tests.runs.executors.jobs import ROOT, submit, wait_until
 

@@ -13,8 +13,7 @@ import pytest
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import RequestError, RetryableError, StorageError, UnsupportedError
 from nemotron_steps.runs.executors.base import JobState
-from nemotron_steps.runs.executors.slurm import SlurmExecutor, SlurmProfile, _state
-from nemotron_steps.runs.executors.slurm_commands import Commands
+from nemotron_steps.runs.executors.slurm import Commands, SlurmExecutor, SlurmProfile, _state
 from nemotron_steps.runs.run_folder import RunFolder
 from tests.runs.executors.jobs import submit
 

@@ -13,8 +13,7 @@ import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import RequestError, RetryableError, StorageError
-from nemotron_steps.runs.executors.slurm import SlurmExecutor, SlurmProfile
-from nemotron_steps.runs.executors.slurm_commands import Commands
+from nemotron_steps.runs.executors.slurm import Commands, SlurmExecutor, SlurmProfile
 from nemotron_steps.runs.run_folder import get_run
 from tests.runs.executors.jobs import submit
 
@@ -64,7 +63,7 @@ def test_a_full_disk_where_jobs_work_is_no_refusal(
     fake.write_text(f"#!/bin/sh\ncat > /dev/null\necho '{said}' >&2\necho '{last}' >&2\nexit 2\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(StorageError, match="the disk is full where jobs work") as caught:
+    with pytest.raises(StorageError, match="the disk is full") as caught:
         submit(store, SlurmProfile(executor="slurm", tunnel="ssh", host="login", remote_job_dir="/x"))
     assert (caught.value.where, caught.value.found) == ("tar on login", said)
     assert caught.value.hints[0] == "ssh login df -h"

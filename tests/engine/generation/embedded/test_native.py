@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nemotron_steps.engine.generation.embedded import decoders as embedded_native
 from nemotron_steps.engine.generation.embedded.decoders import NativeDecoder
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
-from nemotron_steps.engine.native import compiler
+from nemotron_steps.engine.kernels import compiler
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 from nemotron_steps.errors import EngineError
 from tests.conditioning import Conditioned, assert_conditioned
