@@ -160,8 +160,8 @@ def say_on_stderr(text: str) -> None:
 
 def logs(arguments: argparse.Namespace) -> int:
     """`steps logs RUN [-f] [--json]`: the log's lines, or the records of events and metrics in the order of time."""
-    from nemotron_steps.runs.follow import Tail
     from nemotron_steps.runs.launch import error_of
+    from nemotron_steps.runs.report.follow import Tail
     from nemotron_steps.runs.run_folder import get_run, run_file
 
     store = Session(arguments.home).store

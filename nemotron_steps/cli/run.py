@@ -17,7 +17,7 @@ from nemotron_steps.cli.terminal import Terminal, duration, number
 from nemotron_steps.config.secrets import redact
 from nemotron_steps.errors import RequestError
 from nemotron_steps.runs.log_format import columns_of, compared, is_change, is_table, values_of
-from nemotron_steps.runs.seed_stats import MEANING, as_text
+from nemotron_steps.runs.report.seed_stats import MEANING, as_text
 from nemotron_steps.session.jobs import printable, shown_path
 from nemotron_steps.session.run import plan_run, request_of_run, run_here
 from nemotron_steps.session.run_request import RunRequest, UsageError
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from nemotron_steps.resolver.plan import Plan
     from nemotron_steps.runs.context import Listener, Record
     from nemotron_steps.runs.execute import RunResult, StepResult
+    from nemotron_steps.runs.report.seed_stats import Table
     from nemotron_steps.runs.run_folder import RunInfo
-    from nemotron_steps.runs.seed_stats import Table
 
 _COLORS = {"good": "green", "bad": "red", "same": "dim"}
 """Of a change."""

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from nemotron_steps.cli.errors import exit_code, render
 from nemotron_steps.cli.history import COLORS, advice, headline, job_lines, say_on_stderr
 from nemotron_steps.cli.terminal import Terminal, duration, number, shorten
-from nemotron_steps.runs.follow import Follower, StepSeen
 from nemotron_steps.runs.log_format import render as record_line
 from nemotron_steps.runs.log_format import signal_text
+from nemotron_steps.runs.report.follow import Follower, StepSeen
 from nemotron_steps.session.jobs import AT_WORK, JobView, not_started, printable
 from nemotron_steps.session.session import Session
 
