@@ -1,19 +1,5 @@
 """Run a plan: step by step, each cached, continued or executed, its outputs committed, everything journalled.
 
-Kinds of records the runner reports, beside those a step causes (see tracker):
-
-    run_started    run, name, resumed, steps (as Plan.to_dict)
-    step_waiting   holder: another process works under the same cache key
-    step_started   cache_key, work, resumed: whether the work folder holds an earlier attempt's checkpoints
-    step_cached    cache_key, outputs (port → reference), reason, made_by (run id), summary
-    step_finished  outputs, seconds
-    step_failed    error (StepsError.to_dict), traceback, row: the row of data that the error's `where` names
-    hint           text, overrides, because, skill, failure (whether it is about a failure)
-    warning        text: logged by this package; log.txt has it from the logging
-    waiting        text: of a wait that is long (nemotron_steps.waiting), likewise
-    run_finished   status, seconds, ran, cached, report, traceback (of a failure outside any step); written by
-                   `aftermath` for a process that died abruptly
-
 The order in which things become durable is what makes a kill harmless: outputs are filled in the work folder, then
 marked as filled, then committed one by one, then remembered under the cache key; only then is the work folder
 removed. Whatever was not reached is done by the next run of the same command.
@@ -163,7 +149,7 @@ def execute(
         request: what was asked, kept redacted in run.json; `resume` by id alone needs it.
         mirrored: where metrics and artifacts are mirrored.
         ends_process: whether a second Ctrl-C does; else it is another KeyboardInterrupt (`interruptible`).
-        takes_over: this process is no executor's job, and one that the run had before has no more to do with it.
+        takes_over: this process is not an executor's job, and one that the run had before has no more to do with it.
 
     Raises:
         StepsError: the first step that failed, with hints; InterruptedRunError on Ctrl-C or SIGTERM. The run folder

@@ -155,7 +155,7 @@ def job_status(store: ArtifactStore, info: RunInfo) -> JobStatus | None:
     """What the executor says about a submitted run's job; None for a run that no executor started.
 
     Of a job that was cancelled before it began this also writes down that the run is over: nobody else can.
-    Raises UnsupportedError if what the executor says is no JobStatus.
+    Raises UnsupportedError if what the executor says is not a JobStatus.
     """
     if not info.job:
         return None

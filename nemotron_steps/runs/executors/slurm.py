@@ -200,7 +200,9 @@ class Commands:
             and all(path.startswith("/") for path in (here.folder, here.identity or "/"))
         )
         if not fits:
-            raise RequestError("this is no Slurm job", found=job, expected="a number, or ssh://HOST/NUMBER?folder=PATH")
+            raise RequestError(
+                "this is not a Slurm job", found=job, expected="a number, or ssh://HOST/NUMBER?folder=PATH"
+            )
         return here, number
 
     def call(self, command: list[str], environment: Mapping[str, str] | None = None) -> str:

@@ -214,7 +214,7 @@ def test_third_party_executor_is_found_by_its_entry_point(store: ArtifactStore, 
     [
         ("broken", "lacks submit, status, cancel"),
         ("gone", "cannot be loaded"),
-        ("modelless", "profile_model that is none"),
+        ("modelless", "profile_model that is not a Profile"),
         ("twice", "several installed packages"),
     ],
 )
