@@ -39,6 +39,7 @@ from nemotron_steps.runs.run_folder import (
     RunFolder,
     RunInfo,
     get_run,
+    refuse_busy,
 )
 
 _POLL_S = 0.5
@@ -81,14 +82,12 @@ def submit(
     there before is as it was.
     """
     folder = RunFolder(store, run_id)
-    with hold(folder.submit_lock, {"run": run_id}, lambda holder: _refuse_submitting(run_id, holder)):
+    with hold(
+        folder.submit_lock, {"run": run_id}, lambda holder: refuse_busy(run_id, holder, "being submitted already")
+    ):
         before = get_run(store, run_id)
         if before.status == RUNNING:
-            raise RequestError(
-                f"run '{run_id}' is still being worked on",
-                found=f"process {before.pid} on {before.host}",
-                hints=(f"steps cancel {run_id}",),
-            )
+            refuse_busy(run_id, vars(before))
         says = before if request is None else replace(before, request=dict(request))
         says = replace(says, forced=dict.fromkeys(forced, "") or before.forced)
         words = ("--resume", run_id, "--home", store.backend.url)
@@ -132,14 +131,6 @@ def _start(store: ArtifactStore, folder: RunFolder, info: RunInfo, launch: Launc
             found=repr(job),
         )
     return job
-
-
-def _refuse_submitting(run_id: str, holder: Mapping[str, Any]) -> None:
-    raise RequestError(
-        f"run '{run_id}' is being submitted already",
-        found=f"process {holder.get('pid', '?')} on {holder.get('host', '?')}",
-        hints=(f"steps status {run_id}",),
-    )
 
 
 def refresh(store: ArtifactStore, info: RunInfo) -> RunInfo:
