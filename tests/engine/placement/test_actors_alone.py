@@ -166,7 +166,7 @@ CHOSEN = [2, 3, 2, 2, 2, 3, 3, 0]
 def test_a_recipe_builds_its_own_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
     monkeypatch.setattr(
-        "nemotron_steps.engine.setup.judges.build_judge", lambda *given, **more: built.append((given, more)) or "j"
+        "nemotron_steps.engine.setup.backends.build_judge", lambda *given, **more: built.append((given, more)) or "j"
     )
     config = VllmModelConfig(model="m")
     assert HttpJudgeRecipe("judge_model", config, 3).build() == "j"  # type: ignore[comparison-overlap]

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemotron_steps.config.schema.dpo import DpoConfig
-from nemotron_steps.config.schema.genrm import GenRmConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig, VllmModelConfig
-from nemotron_steps.config.schema.sft import SftConfig
+from nemotron_steps.config.schema.sft import GenRmConfig, SftConfig
 from nemotron_steps.engine.placement import cluster as cluster_module
 from nemotron_steps.engine.placement import on_ray
 from nemotron_steps.engine.placement.cluster import RayCluster, node_by_node
@@ -80,12 +79,11 @@ def test_a_tensor_parallel_generator_has_a_bundle_of_several_devices():
     assert plan(workers=2, tensor=2).generators == 1
 
 
-def asked_of_ray(found, judges=False):
+def asked_of_ray(found):
     """(bundle, GPUs, GPUs by name) of each rank and of each generator."""
     cluster = SimpleNamespace(options=lambda bundle, gpus=0.0, named=(): (bundle, gpus, tuple(named)))
     ranks = [SimpleNamespace(gpus=(str(rank),)) for rank in range(found.policy)]
-    generators = on_ray.generator_options(found, cluster, ranks, judges=judges)
-    return on_ray.policy_options(found, cluster, judges=judges), generators
+    return on_ray.policy_options(found, cluster), on_ray.generator_options(found, cluster, ranks)
 
 
 def test_what_shares_a_gpu_asks_for_no_more_than_all_of_it_and_what_has_it_alone_for_all():
@@ -96,10 +94,10 @@ def test_what_shares_a_gpu_asks_for_no_more_than_all_of_it_and_what_has_it_alone
     assert generators == [(0, 0.0, ("0", "1")), (1, 0.0, ("2", "3"))]
     ranks, generators = asked_of_ray(plan(gpus=4, separate=2))
     assert ranks == [(0, 1.0, ()), (1, 1.0, ())] and generators == [(2, 1.0, ()), (3, 1.0, ())]
-    _, beside_judges = asked_of_ray(plan(gpus=4, separate=2), judges=True)
+    _, beside_judges = asked_of_ray(plan(1, gpus=4, separate=2))
     assert all(0 < gpus < 1 for _, gpus, _ in beside_judges)
-    for judges in (False, True):
-        assert asked_of_ray(plan(gpus=4, separate=2, tensor=2), judges)[1] == [(2, 2.0, ())]
+    for judges in (0, 1):
+        assert asked_of_ray(plan(judges, gpus=4, separate=2, tensor=2))[1] == [(2, 2.0, ())]
 
 
 def places_of_judges(found):

@@ -12,7 +12,7 @@ from nemotron_steps.engine.placement import parts as in_process
 from nemotron_steps.engine.placement.parts import Wanted, WantedTeachers
 from nemotron_steps.engine.placement.standalone import SamplingWanted, place_sampling
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge
-from nemotron_steps.engine.setup.judges import build_judges
+from nemotron_steps.engine.setup.backends import build_judges
 from nemotron_steps.environments.judged.judges import HttpJudge
 from tests.engine.grpo.grpo_runs import config_of, start
 
@@ -117,7 +117,7 @@ def test_what_samples_without_a_policy_is_built_as_it_is_wanted_and_closed(tmp_p
         return {"judge_model": http}
 
     monkeypatch.setattr("nemotron_steps.engine.setup.backends.build_generator", generators)
-    monkeypatch.setattr("nemotron_steps.engine.setup.judges.build_judges", judges)
+    monkeypatch.setattr("nemotron_steps.engine.setup.backends.build_judges", judges)
     chat, env, generation = object(), EnvConfig(), GenerationConfig()
     roles = frozenset({"judge_model"})
     wanted = SamplingWanted(tmp_path, chat, generation, env, roles, "mcqa", 99, "float32", seed=5)

@@ -59,10 +59,11 @@ class GraphDecoder:
         self._pool = _new_pool(capture)
 
     @staticmethod
-    def fits(model: CachedModel) -> bool:
-        """Whether the kernels run here: a CUDA device, and heads whose size is a power of two."""
+    def of(model: CachedModel, batch: DecodeBatch) -> GraphDecoder | None:
+        """None where the kernels do not run: without a CUDA device, or for heads whose size is not a power of two."""
         dim = model.architecture.head_dim
-        return model.device.type == "cuda" and dim >= 16 and dim & (dim - 1) == 0
+        fits = model.device.type == "cuda" and dim >= 16 and dim & (dim - 1) == 0
+        return GraphDecoder(model, batch) if fits else None
 
     def takes(self, plan: SamplingPlan) -> bool:
         """Whether every row samples alike, from the whole distribution, at one of the first few temperatures asked."""
