@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 MOVED: dict[str, str] = {
+    "engine.native": "engine.kernels",
+    "config.schema.difficulty": "config.schema.eval",
+    "config.schema.genrm": "config.schema.sft",
+    "config.schema.sft_packing": "config.schema.sft",
     "runs.tracker": "runs.context",
     "environments.judged.notes": "environments.judged.judge_transcripts",
     "environments.remote.json_http": "environments.http_client",

@@ -271,8 +271,8 @@ def _broken_rule(section: KeyPath, rule: Rule, composed: ComposedConfig) -> Conf
         str(composed.files[0]) if composed.files else None
     )
     prefix = "".join(f"{part}." for part in section)
-    hints = [" ".join(prefix + override for override in hint.split(" ")) for hint in rule.hints]
-    return ConfigError(rule.what, where=where or prefix + rule.key, hints=hints)
+    hint = " ".join(re.sub("^~?", rf"\g<0>{prefix}", override) for override in rule.hint.split(" ") if override)
+    return ConfigError(rule.sentence(prefix), where=where or prefix + rule.key, hints=(hint,) if hint else ())
 
 
 def _unknown_key(key: str, value: Any, where: str | None, schema: type[BaseModel]) -> ConfigError:

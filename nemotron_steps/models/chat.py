@@ -1,7 +1,7 @@
 """Chats to token ids and back, through a tokenizer's own chat template.
 
 A conversation goes on in tokens: what was sampled stays as it was sampled, and only new messages are rendered
-(docs/decisions/tokens-in-tokens-out.md).
+(docs/chat_templates.md).
 
 Text of a message is text. Where it spells a special token, the token's text is broken by a GUARD before the template
 sees it, and `encode` makes ordinary tokens of what has a guard. The template's own tokens stay tokens.

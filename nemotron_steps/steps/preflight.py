@@ -1,4 +1,6 @@
-"""What a training step refuses about its placement before it loads a model. Nothing here may import torch.
+"""What the steps that read a model refuse before any step of a run starts: a placement that cannot be, tensors that are
+not those of a folder's config.json, prompts that cannot be graded. Manifests name these as `preflight`; every `check_*`
+takes the config and the inputs (see StepTable.preflight). Nothing here may import torch.
 
 Not here: how many devices the cluster has (engine).
 """
@@ -19,13 +21,11 @@ from nemotron_steps.config.layout.parallel_config import JUDGES, getter, paralle
 from nemotron_steps.config.layout.processes import raise_if_ray_needed, raise_if_rl_needs_ray
 from nemotron_steps.config.schema.base import Section
 from nemotron_steps.config.schema.convert import ConvertConfig, MergeConfig
-from nemotron_steps.config.schema.difficulty import DifficultyConfig
 from nemotron_steps.config.schema.dpo import DpoConfig
-from nemotron_steps.config.schema.eval import EvalConfig, StagesEvalConfig
-from nemotron_steps.config.schema.genrm import GenRmConfig
+from nemotron_steps.config.schema.eval import DifficultyConfig, EvalConfig, StagesEvalConfig
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import JUDGE_ROLES, RlConfig
-from nemotron_steps.config.schema.sft import SftConfig
+from nemotron_steps.config.schema.sft import GenRmConfig, SftConfig
 from nemotron_steps.engine.setup.rows import (
     asks_for_validation,
     check_run_rows,

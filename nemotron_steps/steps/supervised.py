@@ -1,4 +1,6 @@
-"""Supervised training shared by the SFT and the judge steps: data, model, loop."""
+"""The steps that train without generating: SFT (sft/automodel, sft/megatron_bridge), DPO (rl/nemo_rl/dpo), and the
+generative judge (reward_model/genrm), which is SFT on comparison chats, measured on pairs it never saw.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,8 @@ from nemotron_steps.artifacts.prompt_data import first_row
 from nemotron_steps.config.layout.memory.generation import rows_that_fit
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.schema.dpo import DpoConfig
-from nemotron_steps.config.schema.genrm import GenRmConfig
 from nemotron_steps.config.schema.policy import GenerationConfig
-from nemotron_steps.config.schema.sft import SftConfig
+from nemotron_steps.config.schema.sft import GenRmConfig, SftConfig
 from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.losses.supervised import DpoLoss, NegativeLogLikelihood

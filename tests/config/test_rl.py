@@ -6,16 +6,10 @@ import re
 
 import pytest
 
+from nemotron_steps.config.schema.grpo import GrpoConfig, LossFnConfig, RewardPenaltiesConfig
 from nemotron_steps.config.schema.opd import DistillationLossFnConfig, NonColocatedTeachersConfig
 from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig
-from nemotron_steps.config.schema.rl import (
-    EnvConfig,
-    GrpoConfig,
-    LossFnConfig,
-    NemoGymConfig,
-    RewardPenaltiesConfig,
-    RlConfig,
-)
+from nemotron_steps.config.schema.rl import EnvConfig, NemoGymConfig, RlConfig
 
 
 def test_a_batch_of_dynamic_sampling_is_rounded_down():
@@ -50,7 +44,7 @@ def test_a_judge_is_the_model_of_its_role():
 
 
 def test_a_teacher_has_what_is_said_of_it_and_else_the_default():
-    apart = {"default_teacher_cfg": {"num_nodes": 2, "precision": "float32"}}
+    apart = {"enabled": True, "default_teacher_cfg": {"num_nodes": 2, "precision": "float32"}}
     apart["teacher_overrides"] = {"a": {"num_nodes": 1}, "b": {"precision": None}}
     found = NonColocatedTeachersConfig.model_validate(apart)
     said = {name: (found.of(name).num_nodes, found.of(name).precision) for name in "abc"}

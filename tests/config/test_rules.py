@@ -10,8 +10,9 @@ import yaml
 from nemotron_steps.config.compose import ComposedConfig
 from nemotron_steps.config.schema.data_prep import PreferencePrepConfig, RlPrepConfig, SftPrepConfig
 from nemotron_steps.config.schema.dpo import DpoConfig
-from nemotron_steps.config.schema.durations import parse_duration
-from nemotron_steps.config.schema.rl import LossFnConfig, RlConfig
+from nemotron_steps.config.schema.grpo import LossFnConfig
+from nemotron_steps.config.schema.opd import OpdConfig
+from nemotron_steps.config.schema.rl import RlConfig, parse_duration
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.config.schema.swe_tasks import SweTasksConfig
 from nemotron_steps.config.schema.tool_preferences import ToolPreferencePrepConfig
@@ -190,20 +191,103 @@ def name(values: dict[str, Any]) -> str:
     return ",".join(f"{key.split('.', 1)[1]}={value}" for key, value in values.items())
 
 
-@pytest.mark.parametrize("broken", [*LOSS, *GRPO, *ENV, *RUN, *POLICY], ids=name)
-def test_every_hint_mends_what_it_is_for(broken: dict[str, Any]) -> None:
-    error = refusal(broken)
-    assert not error.problems and error.hints
-    assert error.where in {f"override '{key}'" for key in broken}
-    for hint in error.hints:
-        if "NAME" in hint:
-            continue
-        pasted = {key: yaml.safe_load(value) for key, value in (part.split("=") for part in hint.split(" "))}
-        mended = composed({**broken, **pasted})
-        try:
-            mended.model(RlConfig)
-        except ConfigError as another:
-            assert error.what not in str(another), hint
+MEGATRON, LORA = "policy.megatron_cfg", "policy.dtensor_cfg.lora_cfg"
+PEFT = f"{MEGATRON}.peft"
+ON = {f"{PEFT}.enabled": True}
+OF_DTENSOR = {**DTENSOR, f"{LORA}.enabled": True}
+ADAPTERS: list[tuple[Any, dict[str, Any], str]] = [
+    *((SftConfig, {f"{PEFT}.{key}": value}, f"{PEFT}.{key}") for key, value in {
+        "target_modules": ["linear_qkv"], "exclude_modules": ["linear_qkv"], "dim": 8, "alpha": 8.0, "dropout": 0.1,
+        "lora_A_init_method": "xavier"}.items()),
+    *((SftConfig, {**DTENSOR, f"{LORA}.{key}": value}, f"{LORA}.{key}") for key, value in {
+        "match_all_linear": False, "exclude_modules": ["q_proj"], "dim": 16, "alpha": 8.0,
+        "lora_A_init": "xavier"}.items()),
+    (SftConfig, {**ON, f"{PEFT}.target_modules": ["linear_qkv"], f"{PEFT}.exclude_modules": ["linear_proj"]},
+     f"{PEFT}.exclude_modules"),
+    (SftConfig, {**ON, f"{PEFT}.dropout_position": "post"}, f"{PEFT}.dropout_position"),
+    (SftConfig, {**ON, f"{MEGATRON}.mtp_num_layers": 1}, f"{MEGATRON}.mtp_num_layers"),
+    (SftConfig, {**ON, f"{MEGATRON}.moe_router_bias_update_rate": 1e-3}, f"{MEGATRON}.moe_router_bias_update_rate"),
+    (SftConfig, {**OF_DTENSOR, f"{LORA}.target_modules": ["q_proj"]}, f"{LORA}.target_modules"),
+    (SftConfig, {**OF_DTENSOR, f"{LORA}.match_all_linear": False}, f"{LORA}.match_all_linear"),
+    (SftConfig, {**OF_DTENSOR, "policy.dtensor_cfg.tensor_parallel_size": 2},
+     "policy.dtensor_cfg.tensor_parallel_size"),
+    (SftConfig, {**OF_DTENSOR, f"{LORA}.dropout": 0.1, "policy.dtensor_cfg.activation_checkpointing": True},
+     f"{LORA}.dropout"),
+    (SftConfig, {**DTENSOR, **ON}, f"{PEFT}.enabled"),
+    (SftConfig, {f"{LORA}.enabled": True}, f"{LORA}.enabled"),
+    (RlConfig, {**ON, f"{PEFT}.dropout": 0.1}, f"{PEFT}.dropout"),
+    (RlConfig, {**OF_DTENSOR, f"{LORA}.dropout": 0.1}, f"{LORA}.dropout"),
+]  # fmt: skip
+DISTILLATION: list[dict[str, Any]] = [
+    {"grpo.normalize_rewards": False},
+    {"grpo.use_dynamic_sampling": True},
+    {"grpo.reward_shaping.enabled": True},
+    {"grpo.low_effort.penalty": 2.0},
+    {"grpo.adv_estimator.name": "reinforce_plus_plus"},
+    {"grpo.advantage_clip_low": -5},
+    {"grpo.advantage_clip_high": 5},
+    {"grpo.val_start_at": 10},
+    {"grpo.use_leave_one_out_baseline": False},
+    {"grpo.reward_scaling.target_max": 2},
+    {"grpo.epsilon_filtering.epsilon": 0.1},
+    {"grpo.invalid_tool_call_advantage": -1},
+    {"grpo.malformed_thinking_advantage": -1},
+    {"grpo.penalize_invalid_tool_call": False},
+    {"grpo.penalize_malformed_thinking": False},
+    {"grpo.adv_estimator.name": "opd", "loss_fn.zero_outside_topk": True},
+    {"grpo.adv_estimator.name": "opd", "loss_fn.mixed_kl_weight": 0.2},
+    {"loss_fn.force_on_policy_ratio": True, "policy.train_global_batch_size": 256},
+    {"loss_fn.force_on_policy_ratio": True},
+    {"loss_fn.reference_policy_kl_penalty": 0.1},
+    {"loss_fn.ratio_clip_max": 0.5},
+    {"loss_fn.kl_type": "forward", "loss_fn.mixed_kl_weight": 0.2},
+    {"loss_fn.zero_outside_topk": True, "on_policy_distillation.topk_logits_k": None},
+    {"on_policy_distillation.non_colocated_teachers.default_teacher_cfg.num_nodes": 2},
+    {"on_policy_distillation.non_colocated_teachers.teacher_overrides": {"a": {"num_nodes": 2}}},
+    {"on_policy_distillation.non_colocated_teachers.enabled": True, "on_policy_distillation.offload": False},
+    {"on_policy_distillation.non_colocated_teachers.enabled": True, "on_policy_distillation.topk_logits_k": None},
+    {"grpo.adv_estimator.name": "opd", "loss_fn.kl_type": "forward"},
+    {"grpo.adv_estimator.name": "opd", "on_policy_distillation.topk_logits_k": 8},
+    {"grpo.adv_estimator.name": "opd", "grpo.normalize_rewards": False},
+    {"reward_penalties.penalize_empty_final_answer": True},
+    {"policy.dtensor_cfg.enabled": True},
+    {"policy.generation.temperature": 0.7},
+    {"policy.generation.top_p": 0.9},
+    {"policy.generation.top_k": 20},
+]
+
+
+def mended(broken: dict[str, Any], hint: str) -> dict[str, Any]:
+    """Values after the overrides of a hint."""
+    values = dict(broken)
+    for part in hint.split(" "):
+        key, _, value = part.partition("=")
+        if key.startswith("~"):
+            values.pop(key[1:])
+        else:
+            values[key] = yaml.safe_load(value)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("schema", "broken", "key"),
+    [
+        *((RlConfig, broken, None) for broken in (*LOSS, *GRPO, *ENV, *RUN, *POLICY)),
+        *((OpdConfig, broken, None) for broken in DISTILLATION),
+        *ADAPTERS,
+    ],
+    ids=str,
+)
+def test_a_key_that_needs_another_is_refused_and_its_hint_helps(schema: Any, broken: Any, key: str | None) -> None:
+    with pytest.raises(ConfigError) as caught:
+        composed(broken).model(schema)
+    error = caught.value
+    assert not error.problems and len(error.hints) == 1
+    assert error.where in {f"override '{each}'" for each in ([key] if key else broken)}
+    try:
+        composed(mended(broken, error.hints[0])).model(schema)
+    except ConfigError as another:
+        assert error.what not in str(another)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +301,7 @@ def test_durations(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["90", "01:60", "00:24:00:00", "00:00:60", "1:2:3:4:5", "-1:00", "a:b", ""])
 def test_what_is_no_duration_is_refused(text: str) -> None:
-    assert "is no duration" in refusal({"checkpointing.checkpoint_must_save_by": text}).what
+    assert "must be a duration" in refusal({"checkpointing.checkpoint_must_save_by": text}).what
 
 
 @pytest.mark.parametrize(
@@ -256,9 +340,9 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 def test_other_steps_refuse_with_a_hint_as_well(schema: Any, broken: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         composed(broken).model(schema)
-    for hint in caught.value.hints:
-        pasted = {key: yaml.safe_load(value) for key, value in (part.split("=") for part in hint.split(" "))}
-        composed({**{key: broken[key] for key in broken if key.split(".")[0] not in pasted}, **pasted}).model(schema)
+    (hint,) = caught.value.hints
+    pasted = {part.partition("=")[0] for part in hint.split(" ")}
+    composed(mended({key: broken[key] for key in broken if key.split(".")[0] not in pasted}, hint)).model(schema)
 
 
 def test_a_token_may_choose_every_expert_there_is() -> None:
@@ -309,7 +393,7 @@ def test_every_broken_rule_is_told_at_once_each_with_what_set_it() -> None:
         "override 'loss_fn.disable_ppo_ratio'",
         "override 'grpo.normalize_rewards'",
     }
-    assert "hint: loss_fn.force_on_policy_ratio=false" in str(error)
+    assert "hint: loss_fn.disable_ppo_ratio=false" in str(error)
 
 
 @pytest.mark.parametrize("key", ["kl_input_clamp_value", "kl_output_clamp_value"])
@@ -362,24 +446,6 @@ def test_a_second_name_says_what_the_first_does_and_goes_before_it(second: str, 
     ).model(RlConfig)  # a run's written config, overridden, goes by the override
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "same"),
-    [
-        ("optimizer.lr", 1e-5, "optimizer.kwargs.lr=1e-05 policy.megatron_cfg.optimizer.lr=3e-06"),
-        ("optimizer.adam_eps", 1e-6, "optimizer.kwargs.eps=1e-06 policy.megatron_cfg.optimizer.adam_eps=1e-08"),
-        ("optimizer.min_lr", 1e-6, "megatron_cfg.optimizer.min_lr=0.0"),
-        ("scheduler.lr_warmup_iters", 5, "megatron_cfg.scheduler.lr_warmup_iters=0"),
-        ("tensor_model_parallel_size", 2,
-         "dtensor_cfg.tensor_parallel_size=2 policy.megatron_cfg.tensor_model_parallel_size=1"),
-        ("activation_checkpointing", True,
-         "dtensor_cfg.activation_checkpointing=true policy.megatron_cfg.activation_checkpointing=false"),
-        ("freeze_moe_router", True, "megatron_cfg.freeze_moe_router=false"),
-    ],
-)  # fmt: skip
-def test_a_setting_of_the_other_policy_is_taken_over_where_this_one_has_it(key: str, value: Any, same: str) -> None:
-    assert refusal({f"policy.megatron_cfg.{key}": value, **DTENSOR}).hints[0] == f"policy.{same}"
-
-
 def test_the_learning_rate_is_that_of_the_policy_that_trains() -> None:
     config = composed({"grpo.learning_rate": 5e-7, **DTENSOR}).model(RlConfig)
     assert config.policy.optimizer is not None and config.policy.optimizer.kwargs.lr == 5e-7
@@ -412,5 +478,18 @@ def test_a_config_that_was_filled_in_is_as_valid_as_before() -> None:
 
 
 def test_rules_hold_for_sections_built_in_code() -> None:
-    with pytest.raises(ValueError, match="needs a sequence-level loss"):
+    with pytest.raises(ValueError, match="needs token_level_loss=false"):
         LossFnConfig(sequence_level_importance_ratios=True)
+
+
+def test_one_answer_a_prompt_is_enough_and_a_kl_has_three_kinds() -> None:
+    one = {"grpo.num_generations_per_prompt": 1}
+    assert composed(one).model(OpdConfig)
+    with pytest.raises(ConfigError):
+        composed(one).model(RlConfig)
+    with pytest.raises(ConfigError, match="needs teachers"):
+        composed({"grpo.adv_estimator.name": "opd"}).model(RlConfig)
+    gradient = {"loss_fn.disable_ppo_ratio": True, "grpo.advantage_clip_low": -5, "grpo.advantage_clip_high": 5}
+    assert composed({**one, **gradient, "grpo.adv_estimator.name": "opd"}).model(OpdConfig)
+    with pytest.raises(ConfigError, match="forward"):
+        composed({"loss_fn.kl_type": "backward"}).model(OpdConfig)

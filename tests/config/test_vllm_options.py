@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from nemotron_steps.config.schema.difficulty import DifficultyConfig
-from nemotron_steps.config.schema.eval import EvalConfig, StagesEvalConfig
+from nemotron_steps.config.schema.eval import DifficultyConfig, EvalConfig, StagesEvalConfig
 from nemotron_steps.config.schema.rl import RlConfig
 
 SCHEMAS: dict[str, tuple[type[BaseModel], str, str, str]] = {
@@ -19,7 +18,7 @@ SCHEMAS: dict[str, tuple[type[BaseModel], str, str, str]] = {
 }
 
 
-def hints(step: str, backend: str = "vllm", cfg: dict[str, Any] | None = None, **options: Any) -> list[tuple[str, ...]]:
+def hints(step: str, backend: str = "vllm", cfg: dict[str, Any] | None = None, **options: Any) -> list[str]:
     schema, section, *_ = SCHEMAS[step]
     values: dict[str, Any] = {"backend": backend, "vllm_cfg": cfg or {}, "vllm_kwargs": options}
     for part in reversed(section.split(".")):
@@ -27,7 +26,7 @@ def hints(step: str, backend: str = "vllm", cfg: dict[str, Any] | None = None, *
     try:
         schema.model_validate(values)
     except ValidationError as error:
-        return [rule.hints for each in error.errors() for rule in each["ctx"]["error"].rules]
+        return [rule.hint for each in error.errors() for rule in each["ctx"]["error"].rules]
     return []
 
 
@@ -51,8 +50,8 @@ def test_an_option_with_a_key_of_its_own_is_refused_with_that_key(
 ) -> None:
     _, generation, section, seed = SCHEMAS[step]
     key = f"~{generation}.vllm_kwargs.{option}"
-    moved = [] if said is None else [f"{key} {said.format(generation=generation, section=section, seed=seed)}"]
-    assert hints(step, cfg={"tensor_parallel_size": 4}, **{option: value}) == [(*moved, key)]
+    moved = "" if said is None else f" {said.format(generation=generation, section=section, seed=seed)}"
+    assert hints(step, cfg={"tensor_parallel_size": 4}, **{option: value}) == [f"{key}{moved}"]
 
 
 @pytest.mark.parametrize("step", SCHEMAS)
@@ -64,11 +63,11 @@ def test_any_other_option_passes_and_what_vllm_does_not_read_is_left_alone(step:
 def test_the_recording_of_experts_has_a_key_where_experts_are_replayed() -> None:
     key = "enable_return_routed_experts"
     (replayed,), (sampled,) = hints("rl", **{key: True}), hints("eval", **{key: True})
-    assert replayed[0] == f"~policy.generation.vllm_kwargs.{key} policy.router_replay.enabled=true"
-    assert sampled == (f"~generation.vllm_kwargs.{key}",)
+    assert replayed == f"~policy.generation.vllm_kwargs.{key} policy.router_replay.enabled=true"
+    assert sampled == f"~generation.vllm_kwargs.{key}"
 
 
 def test_experts_are_spread_over_the_width_that_stands_beside_them() -> None:
-    ((experts, _), (width, _)) = hints("eval", enable_expert_parallel=True, tensor_parallel_size=2)
+    experts, width = hints("eval", enable_expert_parallel=True, tensor_parallel_size=2)
     assert experts.endswith(" generation.vllm_cfg.expert_parallel_size=2")
     assert width.endswith(" generation.vllm_cfg.tensor_parallel_size=2")

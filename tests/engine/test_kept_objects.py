@@ -8,7 +8,7 @@ import gc
 import pytest
 import torch
 
-from nemotron_steps.engine import kept_objects
+from nemotron_steps.engine import memory_tuning as kept_objects
 
 
 class Cycle:

@@ -19,7 +19,7 @@ from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.validation import default_of
 from nemotron_steps.resolver.plan import Plan, PlannedStep, SuppliedInput
 from nemotron_steps.runs.cache import CacheEntry, remember, with_cached
-from nemotron_steps.runs.depends import depends_on, key_of, recorded
+from nemotron_steps.runs.cache_key import depends_on, key_of, recorded
 from nemotron_steps.runs.step_workdir import open_input
 from nemotron_steps.session.run_request import RunRequest
 from nemotron_steps.session.session import Session
@@ -229,7 +229,7 @@ SAID = [
         ("site/scratch_dist-1.0.dist-info/METADATA", "code: distribution scratch-dist: 1.0 -> 1.0.1"),
         # this package
         ("nemotron_steps/engine/rollouts/conversation.py", "code: engine/rollouts/conversation.py"),
-        ("nemotron_steps/engine/native/attention.c", "code: engine/native/attention.c"),
+        ("nemotron_steps/engine/kernels/attention.c", "code: engine/kernels/attention.c"),
         ("nemotron_steps/config/schema/rl.py", "code: config/schema/rl.py"),
         ("nemotron_steps/models/families/decoder.py", "code: models/families/decoder.py"),
         ("nemotron_steps/environments/custom_reward.py", "code: environments/custom_reward.py"),
@@ -238,7 +238,7 @@ SAID = [
         ("nemotron_steps/runs/report/page.py", None),
         ("nemotron_steps/runs/execute.py", None),
         ("nemotron_steps/artifacts/store.py", None),
-        ("nemotron_steps/cli/planning.py", None),
+        ("nemotron_steps/cli/plans.py", None),
         ("nemotron_steps/api/grpo.py", None),
         ("nemotron_steps/errors/__init__.py", None),
         ("nemotron_steps/__init__.py", None),

@@ -21,11 +21,6 @@ def test_prompts_that_an_earlier_step_will_make_replace_those_of_the_config():
         preflight.check_rl(config, {})
 
 
-def test_a_run_without_prompts_is_refused():
-    with pytest.raises(ConfigError, match="no training prompts"):
-        preflight.check_rl(RlConfig(), {})
-
-
 @pytest.mark.parametrize("key", ["grpo.val_period", "grpo.val_at_start", "grpo.val_at_end"])
 def test_validation_without_prompts_for_it_is_refused(key, tmp_path):
     rows = tmp_path / "train.jsonl"

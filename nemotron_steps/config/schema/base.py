@@ -1,15 +1,18 @@
-"""The base of every config section: frozen, strict about unknown keys; and rules over several of its keys.
+"""The base of every config section: frozen, strict about unknown keys, with rules over several of its keys.
 
-Also the mark of keys that change no result.
+Also the marks on keys: OPERATIONAL for those that change no result, OnlyIf for those that need another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import cache
+from types import UnionType
+from typing import Any, ClassVar, Final, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 
 class _Operational:
@@ -23,10 +26,35 @@ OPERATIONAL: Final = _Operational()
 on from its training checkpoint under other values of them. Only for what changes results by rounding at most."""
 
 
-class Section(BaseModel):
-    """A frozen group of keys. An unknown key is an error."""
+@dataclass(frozen=True)
+class OnlyIf:
+    """Marks a key that has no effect, or contradicts another, unless that has certain values:
+    `Annotated[float, OnlyIf("use_dynamic_sampling")]`. It is refused if it differs from its default otherwise; of a
+    section, every key in it is.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), validate_default=True)
+    Attributes:
+        key: dotted, of the nearest section around the marked key that has it. Without one the mark says nothing.
+        values: that `key` may have; empty: any but null, false, zero and empty ones.
+    """
+
+    key: str
+    values: tuple[Any, ...]
+
+    def __init__(self, key: str, *values: Any) -> None:
+        object.__setattr__(self, "key", key)
+        object.__setattr__(self, "values", values)
+
+    def holds(self, section: Section) -> bool:
+        """Whether a section that has `key` lets the marked key have any value."""
+        value: Any = section
+        for part in self.key.split("."):
+            value = getattr(value, part, None)
+        return value in self.values if self.values else bool(value)
+
+    def text(self, prefix: str = "") -> str:
+        """The condition in words; `prefix` goes before its key."""
+        allowed = " or ".join(map(written, self.values))
+        return f"{prefix}{self.key}={allowed}" if self.values else f"{prefix}{self.key} to be set"
 
 
 @dataclass(frozen=True)
@@ -34,28 +62,144 @@ class Rule:
     """A combination of a section's keys that has no meaning, or would silently ignore one of them.
 
     Attributes:
-        broken: whether the section's values are that combination.
         key: the key at fault, dotted, relative to the section.
-        what: one sentence that says what is wrong, with whole key names.
-        hints: overrides that mend it, keys relative to the section; several in one hint are separated by a space.
+        what: one sentence that says what is wrong, with whole key names; empty where `needs` says it.
+        hint: overrides after which the rule holds, keys relative to the section, separated by spaces; may be empty.
+        needs: what an OnlyIf of the key asks for.
     """
 
-    broken: bool
     key: str
     what: str
-    hints: tuple[str, ...]
+    hint: str = ""
+    needs: OnlyIf | None = None
+
+    def sentence(self, prefix: str = "") -> str:
+        """What is wrong; `prefix` goes before relative keys."""
+        return self.what if self.needs is None else f"{prefix}{self.key} needs {self.needs.text(prefix)}"
 
 
 class BrokenRulesError(ValueError):
-    """Rules that a section's values break. `config/validation.py` turns each into an error with place and hints."""
+    """Rules that a section's values break. `config/validation.py` turns each into an error with place and hint."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
-        super().__init__("; ".join(rule.what for rule in rules))
+        super().__init__("; ".join(rule.sentence() for rule in rules))
         self.rules = tuple(rules)
 
 
-def refuse(rules: Sequence[Rule]) -> None:
-    """Raise BrokenRulesError if any rule is broken, with all that are. For model validators."""
-    broken = [rule for rule in rules if rule.broken]
+class Section(BaseModel):
+    """A frozen group of keys. An unknown key is an error.
+
+    `only_if`: marks of keys of sections within, which other configs have without them: OnlyIf → dotted keys.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), validate_default=True)
+    only_if: ClassVar[Mapping[OnlyIf, Sequence[str]]] = {}
+
+    def _broken_rules(self) -> Iterable[Rule]:
+        """What of this section's values, and of those of the sections within, has no meaning together."""
+        return ()
+
+    @model_validator(mode="after")
+    def _has_a_meaning(self) -> Self:
+        broken = [*_unmet(self), *self._broken_rules()]
+        if broken:
+            raise BrokenRulesError(broken)
+        return self
+
+
+def raise_if_broken(rules: Iterable[Rule]) -> None:
+    """BrokenRulesError with all rules, if there are any; for validators of values that are no section yet."""
+    broken = list(rules)
     if broken:
         raise BrokenRulesError(broken)
+
+
+def changed_keys(values: Section, key: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, default) of what differs from its default: of a section, or at one dotted key of it."""
+    *sections, name = key.split(".")
+    before = "".join(f"{part}." for part in sections)
+    for section in sections:
+        values = getattr(values, section)
+    for field in [name] if name else type(values).model_fields:
+        value = getattr(values, field)
+        default = type(values).model_fields[field].get_default(call_default_factory=True)  # type: ignore[call-arg]
+        if isinstance(value, Section) and isinstance(default, Section):
+            yield from ((f"{before}{field}.{below}", plain) for below, plain in changed_keys(value))
+        elif value != default:
+            yield f"{before}{field}", default
+
+
+def to_default(key: str, default: Any) -> str:
+    """The override that gives a key its default."""
+    return f"~{key}" if isinstance(default, Mapping) else f"{key}={written(default)}"
+
+
+def written(value: Any) -> str:
+    """A value as an override has it."""
+    if isinstance(value, tuple):
+        return f"[{','.join(map(written, value))}]"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return str(value) or "''"
+
+
+def _unmet(section: Section) -> Iterable[Rule]:
+    """One rule for each changed key whose mark, or the first of several, does not hold."""
+    found: dict[str, Rule] = {}
+    for key, mark in _marks(type(section))[0]:
+        if not mark.holds(section):
+            for changed, default in changed_keys(section, key):
+                found.setdefault(changed, Rule(changed, "", to_default(changed, default), mark))
+    return found.values()
+
+
+@cache
+def _marks(model: type[Section]) -> tuple[list[tuple[str, OnlyIf]], list[tuple[str, OnlyIf]]]:
+    """(dotted key, its mark) of a section: marks whose conditions it has itself, and those of sections around it."""
+    found = [(key, mark) for mark, keys in model.only_if.items() for key in keys]
+    for name, info in model.model_fields.items():
+        found += [(name, mark) for mark in info.metadata if isinstance(mark, OnlyIf)]
+        found += [(f"{name}.{key}", mark) for below in _sections(info) for key, mark in _marks(below)[1]]
+    own = [(key, mark) for key, mark in found if mark.key.partition(".")[0] in model.model_fields]
+    return own, [each for each in found if each not in own]
+
+
+def _sections(info: FieldInfo) -> list[type[Section]]:
+    union = get_args(info.annotation) if get_origin(info.annotation) is UnionType else ()
+    members = [info.annotation, *union]
+    return [each for each in members if isinstance(each, type) and issubclass(each, Section)]
+
+
+def move_alias(values: Any, name: str, key: str, kind: Any) -> Any:
+    """A copy of a section's raw values with what `name` says at `key`, both dotted: `name` is an alias, by which
+    published recipes call `key`. It is a field too, so that overrides may use it; it goes before `key`, and is null
+    afterwards.
+
+    Returned as they are where `name` says nothing, or nothing of its `kind`: its own field then says what is wrong.
+    """
+    given = get_raw(values, name)
+    if given is None:
+        return values
+    try:
+        value = TypeAdapter(kind).validate_python(given)
+    except ValidationError:
+        return values
+    return put_raw(put_raw(values, name, None), key, value)
+
+
+def get_raw(values: Any, key: str) -> Any:
+    """What raw values say at a dotted key; None where they say nothing."""
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, Mapping) else None
+    return values
+
+
+def put_raw(values: Any, key: str, value: Any) -> Any:
+    """A copy of raw values with `value` at a dotted key; a place that is no mapping is left to validation."""
+    if not key:
+        return value
+    values = {} if values is None else values
+    if not isinstance(values, Mapping):
+        return values
+    name, _, below = key.partition(".")
+    return {**values, name: put_raw(values.get(name), below, value)}

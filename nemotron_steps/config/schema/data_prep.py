@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section, refuse
-from nemotron_steps.config.schema.swe_packages import SweDemonstrations
+from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section
 
 QuestionForm = Literal["plain", "instructed", "structured"]
 """Plain; with an instruction about the reply (graded by instruction_following); in JSON (structured_outputs)."""
+MutationKind = Literal["operator", "comparison", "boolean", "constant", "condition", "arguments", "return"]
+"""Faults that are put into packages."""
+MUTATION_KINDS: tuple[MutationKind, ...] = get_args(MutationKind)
 
 
 class ReasoningGymTask(Section):
@@ -41,16 +43,10 @@ class ReasoningGymSource(Section):
     heldout_fraction: float = Field(0.1, ge=0, lt=1)
     """Share of all possible questions kept for the final figures."""
 
-    @model_validator(mode="after")
-    def _leaves_room_for_training(self) -> ReasoningGymSource:
-        no_room = Rule(
-            self.validation_fraction + self.heldout_fraction >= 1,
-            "validation_fraction",
-            "validation_fraction + heldout_fraction must be less than 1",
-            ("validation_fraction=0.1 heldout_fraction=0.1",),
-        )
-        refuse([no_room])
-        return self
+    def _broken_rules(self) -> Iterator[Rule]:
+        if self.validation_fraction + self.heldout_fraction >= 1:
+            what = "validation_fraction + heldout_fraction must be less than 1"
+            yield Rule("validation_fraction", what, "validation_fraction=0.1 heldout_fraction=0.1")
 
 
 class JsonlSource(Section):
@@ -68,51 +64,23 @@ class SplitRows(Section):
     heldout: int = Field(0, ge=0)
 
 
-_SECTIONS = ("jsonl", "packages")
-"""Sources that have a path among other keys."""
-
-
-def source_rules(
-    name: str,
-    made_up: bool,
-    own: Mapping[str, bool],
-    train: int | None,
-    sample: int | None,
-) -> list[Rule]:
-    """Rules of a preparation's sources: made-up rows (`name`), or one of the user's `own` (key → whether given)."""
+def broken_source_rules(
+    name: str, made_up: bool, own: Mapping[str, bool], train: int | None, sample: int | None
+) -> Iterator[Rule]:
+    """What is wrong with a preparation's sources: made-up rows (`name`), or one of the user's `own` (key → whether
+    given), of which a `sample` is read at most."""
     given = [key for key, is_given in own.items() if is_given]
-    return [
-        Rule(
-            not made_up and not given,
-            "jsonl",
-            f"exactly one of {name} and {', '.join(own)} must be given",
-            tuple(f"{key}.path=FILE" if key in _SECTIONS else f"{key}=PATH" for key in own),
-        ),
-        Rule(
-            made_up and bool(given),
-            given[0] if given else "jsonl",
-            f"exactly one of {name} and {', '.join(own)} must be given",
-            (f"{name}=null", " ".join(f"{key}=null" for key in given)),
-        ),
-        Rule(
-            not made_up and len(given) > 1,
-            given[0] if given else "jsonl",
-            f"exactly one of {', '.join(given)} must be given",
-            tuple(" ".join(f"{other}=null" for other in given if other != key) for key in given),
-        ),
-        Rule(
-            made_up and train is None,
-            "rows",
-            f"rows.train must be given for {name}, whose rows never run out",
-            ("rows.train=1000",),
-        ),
-        Rule(
-            made_up and sample is not None,
-            "sample",
-            f"sample limits the rows of the user's own; for {name} use rows.train",
-            (f"sample=null rows.train={sample}",),
-        ),
-    ]
+    chosen = [name, *given] if made_up else given
+    if len(chosen) != 1:
+        first = next(iter(own))
+        others = " ".join(f"{key}=null" for key in chosen[1:])
+        fix = others or (f"{first}.path=FILE" if first in ("jsonl", "packages") else f"{first}=PATH")
+        yield Rule(given[0] if given else "jsonl", f"exactly one of {name} and {', '.join(own)} must be given", fix)
+    if made_up and train is None:
+        yield Rule("rows", f"rows.train must be given for {name}, whose rows never run out", "rows.train=1000")
+    if made_up and sample is not None:
+        what = f"sample limits the rows of the user's own; for {name} use rows.train"
+        yield Rule("sample", what, f"sample=null rows.train={sample}")
 
 
 class DataPrepConfig(Section):
@@ -145,18 +113,10 @@ class DataPrepConfig(Section):
     num_workers: Annotated[PositiveInt | None, OPERATIONAL] = None
     """Processes that prepare the user's own rows. None: one for each processor."""
 
-    @model_validator(mode="after")
-    def _one_source(self) -> DataPrepConfig:
-        refuse(self._source_rules())
-        return self
-
-    def _source_rules(self) -> list[Rule]:
-        own = {
-            "jsonl": self.jsonl is not None,
-            "input_path": self.input_path is not None,
-            "blend_path": self.blend_path is not None,
-        }
-        return source_rules("reasoning_gym", self.reasoning_gym is not None, own, self.rows.train, self.sample)
+    def _broken_rules(self) -> Iterator[Rule]:
+        own = {key: getattr(self, key) is not None for key in ("jsonl", "input_path", "blend_path")}
+        made_up = self.reasoning_gym is not None
+        yield from broken_source_rules("reasoning_gym", made_up, own, self.rows.train, self.sample)
 
 
 class PlaceholderSources(Section):
@@ -206,16 +166,11 @@ class RlPrepConfig(DataPrepConfig):
     layout: Literal["files", "tree"] = "files"
     """files: train-split.jsonl, val-split.jsonl, heldout.jsonl. tree: {train,val,test}/data.jsonl and manifest.json."""
 
-    @model_validator(mode="after")
-    def _own_prompts(self) -> RlPrepConfig:
-        made_up = Rule(
-            self.reasoning_gym is not None and self.prompt_length is not None,
-            "prompt_length",
-            "prompt_length leaves out prompts of the user's own: made-up ones are as long as their options say",
-            ("prompt_length=null",),
-        )
-        refuse([made_up])
-        return self
+    def _broken_rules(self) -> Iterator[Rule]:
+        yield from super()._broken_rules()
+        if self.reasoning_gym is not None and self.prompt_length is not None:
+            what = "prompt_length leaves out prompts of the user's own: made-up ones are as long as their options say"
+            yield Rule("prompt_length", what, "prompt_length=null")
 
 
 class AnswerStyle(Section):
@@ -269,16 +224,10 @@ class ReasoningControlConfig(Section):
     """A folder with the tokenizer that counts budgets."""
     seed: int = 42
 
-    @model_validator(mode="after")
-    def _shares_fit(self) -> ReasoningControlConfig:
-        too_much = Rule(
-            self.strip_share + self.truncate_share > 1,
-            "strip_share",
-            "strip_share + truncate_share must be at most 1",
-            ("strip_share=0.1 truncate_share=0.03",),
-        )
-        refuse([too_much])
-        return self
+    def _broken_rules(self) -> Iterator[Rule]:
+        if self.strip_share + self.truncate_share > 1:
+            what = "strip_share + truncate_share must be at most 1"
+            yield Rule("strip_share", what, "strip_share=0.1 truncate_share=0.03")
 
 
 class TokenizerTrainingConfig(Section):
@@ -289,6 +238,32 @@ class TokenizerTrainingConfig(Section):
     max_phrases: PositiveInt = 128
     texts: PositiveInt = 3000
     """Texts it is trained on: the first messages, and the questions of comparisons."""
+
+
+class MadeUpPackages(Section):
+    """`made_up.*`: packages that the step makes itself: modules of a few one-line functions, with their tests.
+
+    Which split a package is in follows from its text alone, so held-out packages are the same whatever seed and sizes.
+    """
+
+    seed: int = 42
+    functions: int = Field(1, ge=1, le=8)
+    """Functions of a module."""
+    mutations: tuple[MutationKind, ...] = Field(("operator", "comparison"), min_length=1)
+    validation_fraction: float = Field(0.1, ge=0, le=0.4)
+    heldout_fraction: float = Field(0.1, ge=0, le=0.4)
+
+
+class SweDemonstrations(Section):
+    """`swe.*`: chats in which an agent solves tasks of made-up packages with the tools of `swe_agent`."""
+
+    made_up: MadeUpPackages = MadeUpPackages()
+    share: float = Field(1.0, gt=0, le=1)
+    """Of the chats; the others are reasoning_gym's."""
+    slip_rate: float = Field(0.0, ge=0, le=1)
+    """Share of demonstrations that change the line to another wrong one, or do not change it."""
+    chats_per_task: PositiveInt = 1
+    """Different demonstrations of one task."""
 
 
 class SftPrepConfig(DataPrepConfig):
@@ -308,57 +283,33 @@ class SftPrepConfig(DataPrepConfig):
     swe: SweDemonstrations | None = None
     """Demonstrations of an agent's harness, mixed with the others or by themselves."""
 
-    @model_validator(mode="after")
-    def _reasoning_to_control(self) -> SftPrepConfig:
-        controlled = self.reasoning.strip_share + self.reasoning.truncate_share > 0
-        refuse(
-            [
-                Rule(
-                    controlled
-                    and (self.reasoning_gym is not None or self.swe is not None or self.kind == "comparisons"),
-                    "reasoning.strip_share",
-                    "reasoning.* is of the user's own chats: made-up ones and comparisons are not changed",
-                    ("reasoning.strip_share=0 reasoning.truncate_share=0",),
-                )
-            ]
-        )
-        return self
-
-    def _source_rules(self) -> list[Rule]:
+    def _broken_rules(self) -> Iterator[Rule]:
+        made_up = self.reasoning_gym is not None or self.swe is not None or self.kind == "comparisons"
+        if self.reasoning.strip_share + self.reasoning.truncate_share > 0 and made_up:
+            what = "reasoning.* is of the user's own chats: made-up ones and comparisons are not changed"
+            yield Rule("reasoning.strip_share", what, "reasoning.strip_share=0 reasoning.truncate_share=0")
         if self.swe is None:
-            return super()._source_rules()
-        alone = self.reasoning_gym is None
+            yield from super()._broken_rules()
+            return
         own = (self.jsonl, self.input_path, self.blend_path, self.sample)
-        return [
-            Rule(
-                self.kind != "demonstrations" or any(value is not None for value in own),
-                "swe",
-                "swe makes demonstrations, by itself or beside those of reasoning_gym",
-                ("swe=null",),
-            ),
-            Rule(
-                alone != (self.swe.share == 1),
-                "swe.share",
-                "swe.share is 1 without reasoning_gym, which has the rest of the chats otherwise",
-                ("swe.share=1",) if alone else ("swe.share=0.5", "reasoning_gym=null"),
-            ),
-            Rule(self.rows.train is None, "rows", "rows.train must be given for swe", ("rows.train=1000",)),
-        ]
+        if self.kind != "demonstrations" or any(value is not None for value in own):
+            yield Rule("swe", "swe makes demonstrations, by itself or beside those of reasoning_gym", "swe=null")
+        alone = self.reasoning_gym is None
+        if alone != (self.swe.share == 1):
+            what = "swe.share is 1 without reasoning_gym, which has the rest of the chats otherwise"
+            yield Rule("swe.share", what, "swe.share=1" if alone else "swe.share=0.5")
+        if self.rows.train is None:
+            yield Rule("rows", "rows.train must be given for swe", "rows.train=1000")
 
 
 class PreferencePrepConfig(DataPrepConfig):
     """Config of `data_prep/preference_prep`."""
 
-    @model_validator(mode="after")
-    def _own_pairs(self) -> PreferencePrepConfig:
-        made_up = Rule(
-            self.reasoning_gym is not None,
-            "reasoning_gym",
-            "reasoning_gym makes no preference pairs",
-            ("reasoning_gym=null input_path=PATH",),
-        )
-        refuse([made_up])
-        return self
+    def _broken_rules(self) -> Iterator[Rule]:
+        yield from super()._broken_rules()
+        if self.reasoning_gym is not None:
+            fix = "reasoning_gym=null input_path=PATH"
+            yield Rule("reasoning_gym", "reasoning_gym makes no preference pairs", fix)
 
 
 class DatasetConfig(Section):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section, refuse
+from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.config.schema.rl import CheckpointingConfig, ClusterConfig, DataFileConfig
 
@@ -30,16 +31,10 @@ class DpoTrainConfig(Section):
     val_batches: PositiveInt = 8
     seed: int = 42
 
-    @model_validator(mode="after")
-    def _something_to_train(self) -> DpoTrainConfig:
-        no_loss = Rule(
-            self.preference_loss_weight == 0 and self.sft_loss_weight == 0,
-            "preference_loss_weight",
-            "dpo.preference_loss_weight and dpo.sft_loss_weight are both 0: there is no loss",
-            ("preference_loss_weight=1",),
-        )
-        refuse([no_loss])
-        return self
+    def _broken_rules(self) -> Iterator[Rule]:
+        if self.preference_loss_weight == 0 and self.sft_loss_weight == 0:
+            what = "dpo.preference_loss_weight and dpo.sft_loss_weight are both 0: there is no loss"
+            yield Rule("preference_loss_weight", what, "preference_loss_weight=1")
 
 
 class DpoDataConfig(Section):

@@ -6,24 +6,44 @@ section.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
+from pydantic import Field, PositiveInt, ValidationInfo, field_validator
 
-from nemotron_steps.config.schema import opd_rules, rl_rules
-from nemotron_steps.config.schema.base import OPERATIONAL, Section, refuse
-from nemotron_steps.config.schema.rl import GrpoConfig, LossFnConfig, RlConfig
+from nemotron_steps.config.schema.base import OPERATIONAL, OnlyIf, Rule, Section, changed_keys, to_default
+from nemotron_steps.config.schema.grpo import AdvantageEstimatorConfig, GrpoConfig, LossFnConfig
+from nemotron_steps.config.schema.rl import RlConfig
+
+_NEVER = (
+    *(f"grpo.{key}" for key in GrpoConfig.model_fields if key.startswith(("reward_", "penalize_", "low_effort"))),
+    "grpo.normalize_rewards",
+    "grpo.use_leave_one_out_baseline",
+    "grpo.use_dynamic_sampling",
+    "grpo.invalid_tool_call_advantage",
+    "grpo.malformed_thinking_advantage",
+    "grpo.epsilon_filtering",
+    *(f"grpo.adv_estimator.{key}" for key in AdvantageEstimatorConfig.model_fields if key != "name"),
+    "loss_fn.use_kl_in_reward",
+    "reward_penalties",
+)
+"""Keys of what an answer is worth: rewards do not train here."""
+_SAMPLED = ("policy.generation.temperature", "policy.generation.top_p", "policy.generation.top_k")
 
 
 class DistillationLossFnConfig(LossFnConfig):
     """`loss_fn.*` of distillation. Formulas: `nemotron_steps/engine/losses/distillation.py`. The keys of the
     policy-gradient loss have a part in it under grpo.adv_estimator.name=opd, and else keep their defaults."""
 
-    kl_type: Literal["forward", "reverse", "mixed"] = "mixed"
-    mixed_kl_weight: float = Field(0.5, ge=0, le=1)
+    kl_type: Annotated[Literal["forward", "reverse", "mixed"], OnlyIf("grpo.adv_estimator.name", "grpo")] = "mixed"
+    mixed_kl_weight: Annotated[float, OnlyIf("kl_type", "mixed"), OnlyIf("grpo.adv_estimator.name", "grpo")] = Field(
+        0.5, ge=0, le=1
+    )
     """Of the forward KL, under kl_type=mixed."""
-    zero_outside_topk: bool = False
-    """The teacher gives nothing to tokens that its k heaviest are not; false: both are renormalised over these."""
+    zero_outside_topk: Annotated[
+        bool, OnlyIf("on_policy_distillation.topk_logits_k"), OnlyIf("grpo.adv_estimator.name", "grpo")
+    ] = False
+    """The teacher gives nothing to tokens outside its top k; false: both are renormalised over these."""
 
     @property
     def reads_prev_logprobs(self) -> bool:
@@ -35,11 +55,9 @@ class DistillationGrpoConfig(GrpoConfig):
     """`grpo.*` of distillation: the loop's keys; those of rewards keep their defaults. Under adv_estimator.name=opd the
     loss is the policy gradient of other steps, with teachers' logprobs less the policy's as advantages."""
 
-    @model_validator(mode="after")
-    def _has_a_meaning(self) -> DistillationGrpoConfig:
+    def _broken_rules(self) -> Iterator[Rule]:
         # One answer a prompt is enough: nothing is compared with the others of its group.
-        refuse([rule for rule in rl_rules.grpo_rules(self) if rule.key != "num_generations_per_prompt"])
-        return self
+        return (rule for rule in super()._broken_rules() if rule.key != "num_generations_per_prompt")
 
 
 class TeacherResourceConfig(Section):
@@ -63,9 +81,10 @@ class TeacherResourceConfig(Section):
 class NonColocatedTeachersConfig(Section):
     """`on_policy_distillation.non_colocated_teachers`: teachers on devices of their own, taken off the cluster's."""
 
-    enabled: bool = False
-    default_teacher_cfg: TeacherResourceConfig = TeacherResourceConfig()
-    teacher_overrides: dict[str, TeacherResourceConfig] = Field(default_factory=dict)
+    enabled: Annotated[bool, OnlyIf("topk_logits_k")] = False
+    """They send their top-k tokens: the full KL needs the teachers' output layers on the policy's ranks."""
+    default_teacher_cfg: Annotated[TeacherResourceConfig, OnlyIf("enabled")] = TeacherResourceConfig()
+    teacher_overrides: Annotated[dict[str, TeacherResourceConfig], OnlyIf("enabled")] = Field(default_factory=dict)
     """Name of a teacher → what is different for it; validated, everything of it."""
 
     @field_validator("teacher_overrides", mode="after")
@@ -98,11 +117,11 @@ class OnPolicyDistillationConfig(Section):
     """Field of a row that names its teacher, which goes before its agent."""
     default_teacher_alias: str | None = None
     """Teacher of all other rows. None: a row without a teacher is refused, unless there is only one teacher."""
-    topk_logits_k: PositiveInt | None = 64
+    topk_logits_k: Annotated[PositiveInt | None, OnlyIf("grpo.adv_estimator.name", "grpo")] = 64
     """Tokens of each of the teacher's distributions that are compared. None: all, the full KL; of each token
     then the teacher's hidden state is kept, and the teachers' output layers stay on the devices. Not read under
     grpo.adv_estimator.name=opd."""
-    offload: Annotated[bool, OPERATIONAL] = True
+    offload: Annotated[bool, OPERATIONAL, OnlyIf("non_colocated_teachers.enabled", False)] = True
     """On GPUs, teachers are in host memory until it is their turn; those with devices of their own stay there."""
     non_colocated_teachers: NonColocatedTeachersConfig = NonColocatedTeachersConfig()
 
@@ -114,7 +133,27 @@ class OpdConfig(RlConfig):
     loss_fn: DistillationLossFnConfig = DistillationLossFnConfig()
     on_policy_distillation: OnPolicyDistillationConfig = OnPolicyDistillationConfig()
 
-    @model_validator(mode="after")
-    def _rewards_do_not_train(self) -> OpdConfig:
-        refuse(opd_rules.opd_rules(self))
-        return self
+    only_if: ClassVar = {
+        OnlyIf("grpo.adv_estimator.name", "opd"): (
+            *(f"loss_fn.{key}" for key in LossFnConfig.model_fields if key != "use_kl_in_reward"),
+            "grpo.advantage_clip_low",
+            "grpo.advantage_clip_high",
+        )
+    }
+
+    def _broken_rules(self) -> Iterator[Rule]:
+        yield from super()._broken_rules()
+        key, name = "grpo.adv_estimator.name", self.grpo.adv_estimator.name
+        if name not in ("grpo", "opd"):
+            yield Rule(key, f"rewards do not train in on-policy distillation: {key}={name}", f"{key}=grpo")
+        key = "policy.dtensor_cfg.enabled"
+        if self.policy.dtensor_cfg.enabled:
+            what = "on-policy distillation compares whole distributions, which the megatron policy does"
+            yield Rule(key, what, f"{key}=false")
+        for keys, why in (
+            (_NEVER, "rewards do not train in on-policy distillation"),
+            (_SAMPLED, "the teacher's distribution is compared with the one that is sampled from"),
+        ):
+            for section in keys:
+                for key, default in changed_keys(self, section):
+                    yield Rule(key, f"{why}: {key} must keep its default", to_default(key, default))

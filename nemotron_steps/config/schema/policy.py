@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -11,12 +12,10 @@ from pydantic import (
     PositiveInt,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.schema import peft_rules, policy_rules
-from nemotron_steps.config.schema.base import OPERATIONAL, Section, refuse
+from nemotron_steps.config.schema.base import OPERATIONAL, OnlyIf, Rule, Section
 from nemotron_steps.config.schema.peft import AdapterConfig, LoraConfig, PeftConfig
 
 ReasoningParserName = Literal["qwen3", "deepseek_r1", "nano_v3", "none"]
@@ -28,6 +27,16 @@ TorchSchedulerName = Literal[
 ]
 ToolParserName = Literal["hermes", "qwen3_coder", "llama3_json", "nemotron_json", "none"]
 """How tool calls are written: nemotron_steps/engine/rollouts/tool_calls.py."""
+
+
+MomentType = Literal["float32", "bfloat16"]
+_SCHEDULER_KWARGS = {
+    "LinearLR": ("start_factor", "end_factor", "total_iters"),
+    "ConstantLR": ("factor", "total_iters"),
+    "CosineAnnealingLR": ("T_max", "eta_min"),
+}
+OF_MEGATRON, OF_DTENSOR = OnlyIf("dtensor_cfg.enabled", False), OnlyIf("dtensor_cfg.enabled")
+"""Marks of keys that one of the two policies reads."""
 
 
 def _none_is_empty(value: Any) -> Any:
@@ -47,50 +56,64 @@ class OptimizerConfig(Section):
     use_precision_aware_optimizer: bool = False
     """Megatron policy: masters of bfloat16 weights take 2 bytes instead of 4, to the same effect, and moments may be of
     the types below."""
-    exp_avg_dtype: Literal["float32", "bfloat16"] = "float32"
-    exp_avg_sq_dtype: Literal["float32", "bfloat16"] = "float32"
+    exp_avg_dtype: Annotated[MomentType, OnlyIf("use_precision_aware_optimizer")] = "float32"
+    exp_avg_sq_dtype: Annotated[MomentType, OnlyIf("use_precision_aware_optimizer")] = "float32"
     optimizer_cpu_offload: Annotated[bool, OPERATIONAL] = False
     """Megatron policy: a share of Adam's moments stays in host memory; the GPU fetches it for the update."""
     optimizer_offload_fraction: Annotated[float, OPERATIONAL] = Field(1.0, ge=0, le=1)
     """That share; without optimizer_cpu_offload nothing is offloaded."""
 
-    @model_validator(mode="after")
-    def _narrow_moments_still_move(self) -> OptimizerConfig:
-        refuse(policy_rules.optimizer_rules(self))
-        return self
+    def _broken_rules(self) -> Iterator[Rule]:
+        # Half of bfloat16's spacing is up to 2^-8 of a number: a smaller decay would be rounded away at every step.
+        if self.exp_avg_sq_dtype != "float32" and self.adam_beta2 > 1 - 2**-8:
+            what = f"exp_avg_sq_dtype=bfloat16 needs adam_beta2 <= 0.996, not {self.adam_beta2}: less decay rounds to 0"
+            yield Rule("exp_avg_sq_dtype", what, "exp_avg_sq_dtype=float32")
+        if self.lr * self.weight_decay > 0.01:
+            what = f"lr x weight_decay = {self.lr * self.weight_decay:g} of every weight is lost in every step"
+            yield Rule("weight_decay", what, "weight_decay=0.01")
 
 
 class SchedulerConfig(Section):
     """Learning rate over optimizer steps: linear warm-up, then a decay style."""
 
     lr_warmup_iters: int = Field(0, ge=0)
-    lr_warmup_init: float = Field(0.0, ge=0)
+    lr_warmup_init: Annotated[float, OnlyIf("lr_warmup_iters")] = Field(0.0, ge=0)
     """Rate that the warm-up starts from; 0: the first step already moves, by lr / lr_warmup_iters."""
     lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
-    lr_decay_iters: int | None = Field(None, ge=1)
+    lr_decay_iters: Annotated[int | None, OnlyIf("lr_decay_style", "linear", "cosine")] = Field(None, ge=1)
     """Optimizer steps, warm-up included, after which a decaying rate stays at min_lr; None: those of the run."""
 
-    @model_validator(mode="after")
-    def _decay_has_a_length(self) -> SchedulerConfig:
-        refuse(policy_rules.scheduler_rules(self))
-        return self
+    def _broken_rules(self) -> Iterator[Rule]:
+        decays, iters, warmup = self.lr_decay_style != "constant", self.lr_decay_iters, self.lr_warmup_iters
+        if decays and iters is not None and iters <= warmup:
+            what = f"lr_decay_iters={iters} ends before the warm-up of lr_warmup_iters={warmup} does"
+            yield Rule("lr_decay_iters", what, f"lr_decay_iters={warmup + 1}")
+
+
+_TRAINS_ALL = OnlyIf("peft.enabled", False)  # adapters leave the weights as they are
 
 
 class MegatronConfig(Section):
     """`policy.megatron_cfg`: megatron-core's layout and optimizer."""
 
     enabled: bool = True
-    tensor_model_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
-    pipeline_model_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
-    context_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
-    expert_model_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
-    sequence_parallel: Annotated[bool, OPERATIONAL] = False
-    activation_checkpointing: Annotated[bool, OPERATIONAL] = False
-    freeze_moe_router: bool = False
-    moe_router_bias_update_rate: float = Field(0.0, ge=0)
-    mtp_num_layers: Annotated[int, BeforeValidator(lambda value: 0 if value is None else value)] = Field(0, ge=0)
+    tensor_model_parallel_size: Annotated[PositiveInt, OPERATIONAL, OF_MEGATRON] = 1
+    pipeline_model_parallel_size: Annotated[PositiveInt, OPERATIONAL, OF_MEGATRON] = 1
+    context_parallel_size: Annotated[PositiveInt, OPERATIONAL, OF_MEGATRON] = 1
+    expert_model_parallel_size: Annotated[PositiveInt, OPERATIONAL, OF_MEGATRON] = 1
+    sequence_parallel: Annotated[bool, OPERATIONAL, OF_MEGATRON] = False
+    activation_checkpointing: Annotated[bool, OPERATIONAL, OF_MEGATRON] = False
+    freeze_moe_router: Annotated[bool, OF_MEGATRON] = False
+    moe_router_bias_update_rate: Annotated[float, OF_MEGATRON, _TRAINS_ALL] = Field(0.0, ge=0)
+    mtp_num_layers: Annotated[
+        int,
+        BeforeValidator(lambda value: 0 if value is None else value),
+        OF_MEGATRON,
+        _TRAINS_ALL,
+        OnlyIf("mtp_loss_scaling_factor"),
+    ] = Field(0, ge=0)
     """Depths of multi-token prediction that are trained, as many as the checkpoint has blocks; 0, or null: none. See
-    docs/decisions/multi-token-prediction.md."""
+    docs/internals/multi_token_prediction.md."""
     mtp_loss_scaling_factor: float = Field(0.1, ge=0)
     """What the mean of the depths' losses counts beside the policy's own loss."""
     mtp_use_repeated_layer: bool = False
@@ -98,9 +121,15 @@ class MegatronConfig(Section):
     mtp_detach_heads: bool = False
     """Multi-token prediction trains its blocks alone: the model has no gradient from it, and each is clipped by
     max_grad_norm for itself."""
-    peft: PeftConfig = PeftConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
-    scheduler: SchedulerConfig = SchedulerConfig()
+    peft: Annotated[PeftConfig, OF_MEGATRON] = PeftConfig()
+    optimizer: Annotated[OptimizerConfig, OF_MEGATRON] = OptimizerConfig()
+    scheduler: Annotated[SchedulerConfig, OF_MEGATRON] = SchedulerConfig()
+
+    def _broken_rules(self) -> Iterator[Rule]:
+        cuts = "tensor-parallel ranks" if self.tensor_model_parallel_size > 1 else ""
+        between = "a layer and what is recomputed of it" if self.activation_checkpointing else cuts
+        if self.peft.enabled and self.peft.dropout > 0 and between:
+            yield Rule("peft.dropout", f"an adapter's dropout would differ between {between}", "peft.dropout=0")
 
 
 class AdamWKwargs(Section):
@@ -126,26 +155,36 @@ class TorchSchedulerConfig(Section):
     kwargs: dict[str, float] = Field(default_factory=dict)
     milestones: tuple[PositiveInt, ...] | None = None
 
-    @model_validator(mode="after")
-    def _one_of_both(self) -> TorchSchedulerConfig:
-        refuse(policy_rules.torch_scheduler_rules(self))
-        return self
+    def _broken_rules(self) -> Iterator[Rule]:
+        if (self.name is None) == (self.milestones is None) or (self.name is None and self.kwargs):
+            what = "an entry of policy.scheduler is a scheduler (name, kwargs) or milestones"
+            yield Rule("name", what, "name=torch.optim.lr_scheduler.ConstantLR milestones=null")
+        known = _SCHEDULER_KWARGS.get((self.name or "").rpartition(".")[2], ())
+        unknown = sorted(set(self.kwargs) - set(known))
+        if self.name is not None and unknown:
+            yield Rule("kwargs", f"{self.name} takes {', '.join(known)}, not {', '.join(unknown)}", "kwargs={}")
 
 
 class DTensorConfig(Section):
     """`policy.dtensor_cfg`: a Hugging Face model under FSDP2 and tensor parallelism."""
 
     enabled: bool = False
-    tensor_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
-    activation_checkpointing: Annotated[bool, OPERATIONAL] = False
-    cpu_offload: Annotated[bool, OPERATIONAL] = False
-    lora_cfg: LoraConfig = LoraConfig()
+    tensor_parallel_size: Annotated[PositiveInt, OPERATIONAL, OnlyIf("enabled"), OnlyIf("lora_cfg.enabled", False)] = 1
+    """Adapters are not cut over ranks; those of the megatron policy are."""
+    activation_checkpointing: Annotated[bool, OPERATIONAL, OnlyIf("enabled")] = False
+    cpu_offload: Annotated[bool, OPERATIONAL, OnlyIf("enabled")] = False
+    lora_cfg: Annotated[LoraConfig, OnlyIf("enabled")] = LoraConfig()
+
+    def _broken_rules(self) -> Iterator[Rule]:
+        if self.lora_cfg.enabled and self.lora_cfg.dropout > 0 and self.activation_checkpointing:
+            what = "an adapter's dropout would differ between a layer and what is recomputed of it"
+            yield Rule("lora_cfg.dropout", what, "lora_cfg.dropout=0")
 
 
 class SequencePackingConfig(Section):
-    """Several sequences in one row, no padding between them. For the megatron policy."""
+    """Several sequences in one row, no padding between them."""
 
-    enabled: bool = False
+    enabled: Annotated[bool, OF_MEGATRON] = False
     train_mb_tokens: PositiveInt | None = None
     """None: of train_micro_batch_size sequences (pairs, for DPO) of max_total_sequence_length."""
     logprob_mb_tokens: PositiveInt | None = None
@@ -161,7 +200,7 @@ class SequencePackingConfig(Section):
 class DynamicBatchingConfig(Section):
     """Micro-batches cut by token budget instead of by sequence count, for either policy."""
 
-    enabled: bool = False
+    enabled: Annotated[bool, OnlyIf("sequence_packing.enabled", False)] = False
     train_mb_tokens: PositiveInt | None = None
     """As for sequence_packing, and so is the next."""
     logprob_mb_tokens: PositiveInt | None = None
@@ -190,10 +229,11 @@ class VllmConfig(Section):
     expose_http_server: bool = False
     """Serve the policy's generator, of either backend, as an OpenAI-compatible endpoint on loopback for agents."""
 
-    @model_validator(mode="after")
-    def _experts_have_the_tensor_parallel_gpus(self) -> VllmConfig:
-        refuse(policy_rules.vllm_rules(self))
-        return self
+    def _broken_rules(self) -> Iterator[Rule]:
+        experts, width = self.expert_parallel_size, self.tensor_parallel_size
+        if experts not in (1, width):
+            what = f"expert_parallel_size must be 1 or tensor_parallel_size ({width}), not {experts}"
+            yield Rule("expert_parallel_size", what, f"expert_parallel_size={width}")
 
 
 class ColocatedConfig(Section):
@@ -204,14 +244,18 @@ class ColocatedConfig(Section):
     """GPUs kept for generation when not colocated."""
 
 
+_NO_REFERENCE = OnlyIf("loss_fn.reference_policy_kl_penalty", 0)
+"""Under top_p or top_k the policy's logprobs are of the tokens that it keeps, which are others than the reference's."""
+
+
 class GenerationConfig(Section):
     """`policy.generation`: how rollouts are sampled."""
 
     backend: Literal["embedded", "vllm"] = "embedded"
     max_new_tokens: PositiveInt = 512
     temperature: float = Field(1.0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: Annotated[int, BeforeValidator(lambda value: 0 if value is None else value)] = Field(0, ge=0)
+    top_p: Annotated[float, _NO_REFERENCE] = Field(1.0, gt=0, le=1)
+    top_k: Annotated[int, BeforeValidator(lambda value: 0 if value is None else value), _NO_REFERENCE] = Field(0, ge=0)
     """0, or null: the whole vocabulary."""
     stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_none_is_empty)] = ()
     stop_strings: Annotated[tuple[str, ...], BeforeValidator(_none_is_empty)] = ()
@@ -269,9 +313,9 @@ class PolicyConfig(Section):
     make_sequence_length_divisible_by: Annotated[PositiveInt, OPERATIONAL] = 1
     """The tokens of a micro-batch are padded to a multiple of this: of a packed row, or of each padded sequence."""
     max_grad_norm: PositiveFloat = 1.0
-    optimizer: TorchOptimizerConfig | None = None
+    optimizer: Annotated[TorchOptimizerConfig | None, OF_DTENSOR] = None
     """Of the dtensor policy; None: torch.optim.AdamW with its defaults above. The megatron policy has its own."""
-    scheduler: tuple[TorchSchedulerConfig, ...] | None = None
+    scheduler: Annotated[tuple[TorchSchedulerConfig, ...] | None, OF_DTENSOR] = None
     """Of the dtensor policy, as torch's SequentialLR takes them; None: a constant rate."""
     megatron_cfg: MegatronConfig = MegatronConfig()
     dtensor_cfg: DTensorConfig = DTensorConfig()
@@ -283,18 +327,29 @@ class PolicyConfig(Section):
         """Of the policy that is trained."""
         return self.dtensor_cfg.lora_cfg if self.dtensor_cfg.enabled else self.megatron_cfg.peft
 
-    @model_validator(mode="after")
-    def _every_key_does_something(self) -> PolicyConfig:
-        refuse([*policy_rules.policy_rules(self), *peft_rules.adapter_rules(self)])
-        return self
+    def _broken_rules(self) -> Iterator[Rule]:
+        if not self.dtensor_cfg.enabled and not self.megatron_cfg.enabled:
+            what = "policy.megatron_cfg or policy.dtensor_cfg must be enabled: there is no policy to train"
+            yield Rule("megatron_cfg.enabled", what, "megatron_cfg.enabled=true")
+        if self.scheduler is None:
+            return
+        schedulers = sum(entry.name is not None for entry in self.scheduler)
+        steps = [step for entry in self.scheduler for step in entry.milestones or ()]
+        at_end = all(entry.name is not None for entry in self.scheduler[:-1])
+        if schedulers == 0 or len(steps) != schedulers - 1 or not at_end or steps != sorted(steps):
+            what = (
+                f"policy.scheduler has {schedulers} schedulers and {len(steps)} milestones: its last entry must have "
+                "the step between each two schedulers, in rising order"
+            )
+            yield Rule("scheduler", what, "scheduler=null")
 
 
 class RouterReplayConfig(Section):
-    """`policy.router_replay`: experts of generation in training (docs/decisions/router-replay.md)."""
+    """`policy.router_replay`: experts of generation in training (docs/internals/router_replay.md)."""
 
-    enabled: bool = False
+    enabled: Annotated[bool, OF_MEGATRON, OnlyIf("generation.vllm_cfg.expose_http_server", False)] = False
     """A mixture's routers take for every token the experts that the generator chose, and weigh them themselves. For the
-    megatron policy and the embedded generator."""
+    megatron policy; answers over HTTP come without experts."""
 
 
 class GeneratingPolicyConfig(PolicyConfig):
@@ -305,7 +360,9 @@ class GeneratingPolicyConfig(PolicyConfig):
     generation: GenerationConfig = GenerationConfig()
     router_replay: RouterReplayConfig = RouterReplayConfig()
 
-    @model_validator(mode="after")
-    def _experts_can_be_replayed(self) -> GeneratingPolicyConfig:
-        refuse([*policy_rules.router_replay_rules(self), *peft_rules.generating_adapter_rules(self)])
-        return self
+    def _broken_rules(self) -> Iterator[Rule]:
+        yield from super()._broken_rules()
+        if self.adapters.dropout > 0:
+            key = f"{'dtensor_cfg.lora_cfg' if self.dtensor_cfg.enabled else 'megatron_cfg.peft'}.dropout"
+            what = "a policy with dropout has no well-defined logprobs: it cannot be trained on its own samples"
+            yield Rule(key, what, f"{key}=0")

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.schema import other_names
-from nemotron_steps.config.schema.base import Rule, Section, refuse
+from nemotron_steps.config.schema.base import Rule, Section, get_raw, put_raw, raise_if_broken
 
 ENVIRONMENT = "reward_function"
 _SETTINGS = f"env.nemo_gym.environments.{ENVIRONMENT}"
@@ -38,23 +37,23 @@ def move(values: Any) -> Any:
 
     Raises BrokenRulesError for a file that is not there, is no Python, or does not define the function.
     """
-    given = other_names.get(values, "reward")
+    given = get_raw(values, "reward")
     if given is None:
         return values
     every = given if isinstance(given, list | tuple) else [given]
-    refuse(_broken(every, every, _unnamed))
+    raise_if_broken(_broken(every, every, _unnamed))
     entries = [_entry(each) for each in every]
     if not all(entries):
         return values  # validation of its own field says what is wrong
-    refuse(_broken(entries, every, _missing))
-    refuse(_broken(entries, every, _unbound))
+    raise_if_broken(_broken(entries, every, _missing))
+    raise_if_broken(_broken(entries, every, _unbound))
     for name, value in {
         "env.should_use_nemo_gym": False,
         "env.environment": ENVIRONMENT,
         f"{_SETTINGS}.functions": [_placed(entry) for entry in entries],
     }.items():
-        values = other_names.put(values, name, value)
-    return other_names.put(values, "reward", None)
+        values = put_raw(values, name, value)
+    return put_raw(values, "reward", None)
 
 
 def _entry(given: Any) -> dict[str, Any]:
@@ -73,9 +72,9 @@ def _file(entry: Mapping[str, Any]) -> Path | None:
 
 
 def _broken(each: Sequence[Any], every: Sequence[Any], check: Callable[[Any], Rule | None]) -> list[Rule]:
-    """What `check` has against each, its hints, which are functions, made overrides that keep the others."""
+    """What `check` has against each, its hint, which is a function, made an override that keeps the others."""
     found = [(place, rule) for place, one in enumerate(each) if (rule := check(one)) is not None]
-    return [replace(rule, hints=tuple(_override(hint, every, place) for hint in rule.hints)) for place, rule in found]
+    return [replace(rule, hint=rule.hint and _override(rule.hint, every, place)) for place, rule in found]
 
 
 def _override(function: str, every: Sequence[Any], place: int) -> str:
@@ -98,11 +97,11 @@ def _unnamed(given: Any) -> Rule | None:
     if name.endswith(".py"):
         own = _functions(Path(name).expanduser())
         what = f"reward names the file {name}, and no function of it"
-        return Rule(True, "reward", what, tuple(f"{name}:{each}" for each in own[:3] or ["FUNCTION"]))
+        return Rule("reward", what, f"{name}:{own[0] if own else 'FUNCTION'}")
     module, _, function = name.rpartition(".")
     file = Path(*module.split(".")).with_suffix(".py") if module else None
     meant = f"{file}:{function}" if file is not None and function in _functions(file) else "FILE.py:FUNCTION"
-    return Rule(True, "reward", f"reward names no function: {name!r} has no colon before one", (meant,))
+    return Rule("reward", f"reward names no function: {name!r} has no colon before one", meant)
 
 
 def _missing(entry: Mapping[str, Any]) -> Rule | None:
@@ -115,7 +114,7 @@ def _missing(entry: Mapping[str, Any]) -> Rule | None:
     close = [each for each in nearest(path.name, list(beside)) if name.partition(".")[0] in _functions(beside[each])]
     folder = place.removesuffix(path.name)
     meant = f"{folder}{close[0]}:{name}" if close else "FILE.py:FUNCTION"
-    return Rule(True, "reward", f"reward names the file {path}, and there is none", (meant,))
+    return Rule("reward", f"reward names the file {path}, and there is none", meant)
 
 
 def _functions(path: Path) -> list[str]:
@@ -137,14 +136,14 @@ def _unbound(entry: Mapping[str, Any]) -> Rule | None:
     try:
         body = ast.parse(path.read_bytes()).body
     except (SyntaxError, ValueError) as error:
-        return Rule(True, "reward", f"reward names {shown}, which is no Python: {error}", ())
+        return Rule("reward", f"reward names {shown}, which is no Python: {error}")
     bound = _bound(body)
     if bound is None or name in bound:
         return None
     own = _functions(path)
-    close = (*nearest(name, own), *own)[:1]
+    close = next(iter((*nearest(name, own), *own)), None)
     what = f"reward names the function {name} of {shown}, which defines {', '.join(own) or 'none'}"
-    return Rule(True, "reward", what, tuple(f"{shown}:{each}" for each in close))
+    return Rule("reward", what, f"{shown}:{close}" if close else "")
 
 
 def _bound(body: list[ast.stmt]) -> set[str] | None:

@@ -2,235 +2,19 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Iterator
+from importlib.resources import files
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from nemotron_steps.config.schema import other_names, rl_rules
+from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema import reward as own_reward
-from nemotron_steps.config.schema.base import OPERATIONAL, Section, refuse
+from nemotron_steps.config.schema.base import OPERATIONAL, OnlyIf, Rule, Section, get_raw, move_alias, put_raw
+from nemotron_steps.config.schema.grpo import GrpoConfig, LossFnConfig, RewardPenaltiesConfig
 from nemotron_steps.config.schema.policy import GeneratingPolicyConfig
-
-
-class RewardScalingConfig(Section):
-    """Clamp to [source_min, source_max], then map linearly onto [target_min, target_max]."""
-
-    enabled: bool = False
-    source_min: float = 0.0
-    source_max: float = 1.0
-    target_min: float = 0.0
-    target_max: float = 1.0
-
-    @model_validator(mode="after")
-    def _has_a_meaning(self) -> RewardScalingConfig:
-        refuse(rl_rules.reward_scaling_rules(self))
-        return self
-
-
-class RewardShapingConfig(Section):
-    """DAPO's overlong penalty, and the factor on truncated samples' rewards."""
-
-    enabled: bool = False
-    overlong_buffer_length: PositiveInt = 128
-    overlong_buffer_penalty: float = Field(1.0, ge=0)
-    max_response_length: PositiveInt | None = None
-    """L_max; default: policy.generation.max_new_tokens."""
-    stop_properly_penalty_coef: float | None = Field(None, ge=0, le=1)
-
-    @model_validator(mode="after")
-    def _has_a_meaning(self) -> RewardShapingConfig:
-        refuse(rl_rules.reward_shaping_rules(self))
-        return self
-
-
-class AdvantageEstimatorConfig(Section):
-    """Which estimator turns rewards into advantages."""
-
-    name: Literal["grpo", "reinforce_plus_plus", "gdpo", "opd"] = "grpo"
-    """opd: the step rl/nemo_rl/opd alone, which has teachers."""
-    minus_baseline: bool = True
-    """reinforce_plus_plus: subtract the group mean before normalising over the batch."""
-    components: tuple[str, ...] = ()
-    """gdpo: the reward components, each scaled and shaped like the reward, normalised separately and summed."""
-    reward_weights: tuple[float, ...] | None = None
-    """gdpo: weight of each component in the sum, in the alphabetical order of their names; None: 1."""
-    normalize_rewards: bool | None = None
-    """grpo.normalize_rewards by its other name, which goes before it."""
-    use_leave_one_out_baseline: bool | None = None
-    """grpo.use_leave_one_out_baseline by its other name, which goes before it."""
-
-
-class LowEffortConfig(Section):
-    """NeMo-RL's `effort_levels`: the reward of prompts that ask for low effort depends on the answer's length too."""
-
-    string: str = ""
-    """A prompt asks for low effort if its last user message contains this. data_prep/rl_prep can put it into a share of
-    the prompts. Empty: none does."""
-    weight: float = Field(0.0, ge=0)
-    penalty: float = 1.0
-    upper_bound_tokens: PositiveInt = 64000
-
-    @model_validator(mode="after")
-    def _has_a_meaning(self) -> LowEffortConfig:
-        refuse(rl_rules.low_effort_rules(self))
-        return self
-
-    @property
-    def enabled(self) -> bool:
-        """Whether any prompt asks for low effort."""
-        return bool(self.string)
-
-
-class EpsilonFilteringConfig(Section):
-    """Nano3: prompts whose group is almost solved or almost failed are kept only up to an annealed share."""
-
-    enabled: bool = False
-    epsilon: float = Field(0.05, ge=0, lt=0.5)
-    """A group is trivial when its mean scaled reward is within this of 0 or 1."""
-    limit_start: float = Field(1.0, gt=0, le=1)
-    limit_end: float = Field(0.04, gt=0, le=1)
-
-
-class AsyncGrpoConfig(Section):
-    """`grpo.async_grpo`."""
-
-    enabled: bool = False
-    max_trajectory_age_steps: PositiveInt = 1
-    in_flight_weight_updates: bool = True
-    recompute_kv_cache_after_weight_updates: bool = False
-    straggler_deadline_s: PositiveFloat | None = None
-    """A group older than this is finished with the members it has, or resampled."""
-
-
-class GrpoConfig(Section):
-    """`grpo.*`."""
-
-    num_prompts_per_step: PositiveInt = 32
-    num_generations_per_prompt: PositiveInt = 8
-    max_num_steps: PositiveInt = 1_000_000
-    num_iterations: PositiveInt | None = None
-    """max_num_steps by its other name, which goes before it."""
-    max_num_epochs: PositiveInt = 1
-    learning_rate: PositiveFloat | None = None
-    """policy.megatron_cfg.optimizer.lr (policy.optimizer.kwargs.lr under dtensor) by its other name, which goes before
-    it."""
-    max_rollout_turns: PositiveInt = 1
-    normalize_rewards: bool = True
-    use_leave_one_out_baseline: bool = True
-    advantage_clip_low: float | None = None
-    advantage_clip_high: float | None = None
-    overlong_filtering: bool = False
-    use_dynamic_sampling: bool = False
-    dynamic_sampling_max_gen_batches: PositiveInt = 10
-    batch_multiplier: float = Field(1.0, ge=1)
-    """Prompts of one generation batch of dynamic sampling, in num_prompts_per_step; rounded down."""
-    seq_logprob_error_threshold: float | None = Field(None, gt=0)
-    reward_scaling: RewardScalingConfig = RewardScalingConfig()
-    reward_shaping: RewardShapingConfig = RewardShapingConfig()
-    adv_estimator: AdvantageEstimatorConfig = AdvantageEstimatorConfig()
-    penalize_invalid_tool_call: bool | None = None
-    """Overwrite the advantages of a turn with a tool call that cannot be read; None: if invalid_tool_call_advantage is
-    set."""
-    invalid_tool_call_advantage: float | None = None
-    invalid_tool_call_strategy: Literal["", "mask"] = ""
-    """mask: such a turn's tokens are left out of the loss, and the advantage does not matter (SWE 1)."""
-    penalize_malformed_thinking: bool | None = None
-    """The same for a turn with malformed thinking tags; None: if malformed_thinking_advantage is set."""
-    malformed_thinking_advantage: float | None = None
-    low_effort: LowEffortConfig = LowEffortConfig()
-    epsilon_filtering: EpsilonFilteringConfig = EpsilonFilteringConfig()
-    async_grpo: AsyncGrpoConfig = AsyncGrpoConfig()
-    val_period: int = -1
-    """Validate every so many steps; -1 never."""
-    val_start_at: int = -1
-    """First step that val_period may validate after; -1: any."""
-    val_at_start: bool = False
-    val_at_end: bool = False
-    max_val_samples: PositiveInt | None = None
-    num_val_generations_per_prompt: PositiveInt | None = None
-    """Rollouts of each prompt in a validation; None: num_generations_per_prompt."""
-    seed: int = 42
-
-    @model_validator(mode="before")
-    @classmethod
-    def _other_names(cls, values: Any) -> Any:
-        values = other_names.move(values, "num_iterations", "max_num_steps", PositiveInt)
-        for key in ("normalize_rewards", "use_leave_one_out_baseline"):
-            values = other_names.move(values, f"adv_estimator.{key}", key, bool)
-        return values
-
-    @model_validator(mode="after")
-    def _has_a_meaning(self) -> GrpoConfig:
-        refuse(rl_rules.grpo_rules(self))
-        return self
-
-    @property
-    def prompts_per_generation_batch(self) -> int:
-        """Prompts that are sampled together; more than a step trains on where dynamic sampling is to choose."""
-        return int(self.num_prompts_per_step * self.batch_multiplier)
-
-
-class RewardPenaltyTokenIdsConfig(Section):
-    """`reward_penalties.token_ids`."""
-
-    unwanted: tuple[int, ...] = ()
-    think_open: int | None = None
-    think_close: int | None = None
-    """Tokens of the thinking tags; None: the tokenizer's, where it writes each tag as one."""
-
-
-class RewardPenaltiesConfig(Section):
-    """`reward_penalties.*`: rollouts that lose their reward for how they were written. What each means:
-    `nemotron_steps/engine/grpo/rewards.py`."""
-
-    penalize_duplicated_reasoning: bool = False
-    penalize_empty_final_answer: bool = False
-    penalize_unwanted_tokens: bool = False
-    penalize_malformed_think_tag: bool = False
-    token_ids: RewardPenaltyTokenIdsConfig = RewardPenaltyTokenIdsConfig()
-
-    @model_validator(mode="after")
-    def _has_a_meaning(self) -> RewardPenaltiesConfig:
-        refuse(rl_rules.reward_penalty_rules(self))
-        return self
-
-    @property
-    def any_enabled(self) -> bool:
-        """Whether rollouts are looked at at all."""
-        return any(getattr(self, name) for name in type(self).model_fields if name.startswith("penalize_"))
-
-
-class LossFnConfig(Section):
-    """`loss_fn.*`. Formulas: `nemotron_steps/engine/losses/policy_gradient.py`."""
-
-    reference_policy_kl_penalty: float = Field(0.0, ge=0)
-    reference_policy_kl_type: Literal["k1", "k2", "k3"] = "k3"
-    kl_input_clamp_value: PositiveFloat | None = 20.0
-    kl_output_clamp_value: PositiveFloat | None = 10.0
-    use_on_policy_kl_approximation: bool = False
-    use_kl_in_reward: bool = False
-    ratio_clip_min: float = Field(0.2, ge=0)
-    ratio_clip_max: float = Field(0.28, ge=0)
-    ratio_clip_c: float | None = Field(None, gt=1)
-    force_on_policy_ratio: bool = False
-    disable_ppo_ratio: bool = False
-    use_cispo: bool = False
-    sequence_level_importance_ratios: bool = False
-    use_importance_sampling_correction: bool = False
-    truncated_importance_sampling_type: Literal["tis", "icepop", "seq-mask-tis"] | None = None
-    truncated_importance_sampling_ratio: float | None = Field(None, gt=0)
-    truncated_importance_sampling_ratio_min: float | None = Field(None, ge=0)
-    token_level_loss: bool = True
-
-    @model_validator(mode="after")
-    def _has_a_meaning(self) -> LossFnConfig:
-        refuse(rl_rules.loss_rules(self))
-        return self
-
-    @property
-    def reads_prev_logprobs(self) -> bool:
-        """Whether the loss, or the reward, is told of logprobs under the policy that starts a step."""
-        return not self.force_on_policy_ratio or self.use_kl_in_reward
+from nemotron_steps.config.schema.vllm_options import OF_POLICY, option_rules
 
 
 class VllmModelConfig(Section):
@@ -239,7 +23,7 @@ class VllmModelConfig(Section):
     model: str | None = None
     """Hugging Face folder or model name; backend http: what its server calls it, None: the first that it lists."""
     backend: Literal["embedded", "vllm", "http"] = "embedded"
-    base_url: str | tuple[str, ...] | None = None
+    base_url: Annotated[str | tuple[str, ...] | None, OnlyIf("backend", "http")] = None
     """backend http: the server's URL, up to `/v1`, or a list of servers of one model: each question goes to the least
     loaded, and one that gives no answer is routed around."""
     api_key_env: Annotated[str | None, OPERATIONAL] = None
@@ -247,7 +31,7 @@ class VllmModelConfig(Section):
     replicas: Annotated[PositiveInt | None, OPERATIONAL] = None
     """Copies of a local judge, under cluster.backend=ray; each question goes to one. None: as many as fill the GPUs of
     env.nemo_gym.num_gpu_nodes, which the judges share equally; 1 where judges have no nodes of their own."""
-    tensor_parallel_size: Annotated[PositiveInt, OPERATIONAL] = 1
+    tensor_parallel_size: Annotated[PositiveInt, OPERATIONAL, OnlyIf("backend", "vllm")] = 1
     """backend vllm: GPUs of one copy."""
     gpu_memory_utilization: Annotated[float, OPERATIONAL] = Field(0.8, gt=0, le=1)
     """backend vllm on CUDA: share of a GPU's memory; less where a judge shares it with a generator."""
@@ -256,10 +40,10 @@ class VllmModelConfig(Section):
     readiness_timeout_s: Annotated[PositiveFloat, OPERATIONAL] = 600.0
     max_retries: Annotated[int, OPERATIONAL] = Field(3, ge=0)
 
-    @model_validator(mode="after")
-    def _http_needs_url(self) -> VllmModelConfig:
-        refuse(rl_rules.judge_rules(self))
-        return self
+    def _broken_rules(self) -> Iterator[Rule]:
+        if self.backend == "http" and not self.base_url:
+            what = "a judge with backend=http needs the base_url of its server"
+            yield Rule("backend", what, "base_url=http://127.0.0.1:8000/v1")
 
 
 class ResponsesApiModelsConfig(Section):
@@ -308,10 +92,10 @@ class EnvConfig(Section):
     environment: str | None = None
     nemo_gym: NemoGymConfig = NemoGymConfig()
 
-    @model_validator(mode="after")
-    def _one_route(self) -> EnvConfig:
-        refuse(rl_rules.env_rules(self))
-        return self
+    def _broken_rules(self) -> Iterator[Rule]:
+        if not self.should_use_nemo_gym and self.environment is None:
+            what = "env.should_use_nemo_gym=false needs env.environment, the one that every row goes to"
+            yield Rule("should_use_nemo_gym", what, "should_use_nemo_gym=true")
 
     @property
     def only_environment(self) -> str | None:
@@ -370,10 +154,17 @@ class CheckpointingConfig(Section):
     resumed: it saves when another step and its save might not be over in time."""
     save_async: bool = False
 
-    @model_validator(mode="after")
-    def _has_a_meaning(self) -> CheckpointingConfig:
-        refuse(rl_rules.checkpointing_rules(self))
-        return self
+    def _broken_rules(self) -> Iterator[Rule]:
+        limit = self.checkpoint_must_save_by
+        try:
+            if limit is not None:
+                parse_duration(limit)
+        except ValueError:
+            what = (
+                f"checkpointing.checkpoint_must_save_by={limit} must be a duration, HH:MM, HH:MM:SS or DD:HH:MM:SS, "
+                "with at most 59 minutes and seconds"
+            )
+            yield Rule("checkpoint_must_save_by", what, "checkpoint_must_save_by=00:03:30:00")
 
 
 class HeldoutConfig(Section):
@@ -392,10 +183,16 @@ class SignalsConfig(Section):
     stop_on: tuple[str, ...] = ()
     """Signals that end the run, once the step that raised them is saved. Resumed, it goes on."""
 
-    @model_validator(mode="after")
-    def _has_a_meaning(self) -> SignalsConfig:
-        refuse(rl_rules.signals_rules(self))
-        return self
+    def _broken_rules(self) -> Iterator[Rule]:
+        if not self.stop_on:
+            return
+        known = tomllib.loads((files("nemotron_steps.errors") / "signals.toml").read_text())
+        known.pop("out_of_memory", None)  # reported with a failure
+        unknown = [name for name in self.stop_on if name not in known]
+        if unknown:
+            what = f"signals.stop_on: there is no signal {', '.join(unknown)}; there are {', '.join(known)}"
+            meant = [name if name in known else next(iter(nearest(name, known)), "") for name in self.stop_on]
+            yield Rule("stop_on", what, f"stop_on=[{','.join(filter(None, meant))}]")
 
 
 class RlConfig(Section):
@@ -417,10 +214,10 @@ class RlConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _other_names(cls, values: Any) -> Any:
-        dtensor = other_names.get(values, "policy.dtensor_cfg.enabled") is True
+    def _aliases(cls, values: Any) -> Any:
+        dtensor = get_raw(values, "policy.dtensor_cfg.enabled") is True
         target = "policy.optimizer.kwargs.lr" if dtensor else "policy.megatron_cfg.optimizer.lr"
-        return other_names.move(values, "grpo.learning_rate", target, PositiveFloat)
+        return move_alias(values, "grpo.learning_rate", target, PositiveFloat)
 
     @model_validator(mode="before")
     @classmethod
@@ -431,19 +228,70 @@ class RlConfig(Section):
     @classmethod
     def _one_update_a_step(cls, values: Any) -> Any:
         """Without a train_global_batch_size, all rollouts of a step make one update."""
-        if not isinstance(values, dict):
+        key = "policy.train_global_batch_size"
+        if not isinstance(values, dict) or not isinstance(values.get("grpo", {}), dict) or get_raw(values, key):
             return values
-        policy, grpo = values.get("policy", {}), values.get("grpo", {})
-        if isinstance(policy, dict) and isinstance(grpo, dict) and policy.get("train_global_batch_size") is None:
-            prompts = grpo.get("num_prompts_per_step", GrpoConfig.model_fields["num_prompts_per_step"].default)
-            members = grpo.get(
-                "num_generations_per_prompt", GrpoConfig.model_fields["num_generations_per_prompt"].default
-            )
-            if isinstance(prompts, int) and isinstance(members, int):
-                return {**values, "policy": {**policy, "train_global_batch_size": prompts * members}}
-        return values
+        names = ("num_prompts_per_step", "num_generations_per_prompt")
+        prompts, members = (get_raw(values, f"grpo.{name}") or GrpoConfig.model_fields[name].default for name in names)
+        whole = isinstance(prompts, int) and isinstance(members, int)
+        return put_raw(values, key, prompts * members) if whole else values
 
-    @model_validator(mode="after")
-    def _has_a_meaning(self) -> RlConfig:
-        refuse(rl_rules.run_rules(self))
-        return self
+    def _broken_rules(self) -> Iterator[Rule]:
+        yield from option_rules(self.policy.generation, "policy.generation", OF_POLICY)
+        yield from self._broken_batch_rules()
+        if self.grpo.adv_estimator.name == "opd" and not hasattr(self, "on_policy_distillation"):
+            what = "grpo.adv_estimator.name=opd needs teachers, which the step rl/nemo_rl/opd has"
+            yield Rule("grpo.adv_estimator.name", what, "grpo.adv_estimator.name=grpo")
+        on_policy, corrects = self.loss_fn.force_on_policy_ratio, self.loss_fn.use_importance_sampling_correction
+        if self.grpo.async_grpo.enabled and on_policy and not corrects:
+            what = (
+                "loss_fn.force_on_policy_ratio with grpo.async_grpo trains on rollouts of older weights as if they "
+                "were of the newest, unless loss_fn.use_importance_sampling_correction weighs them"
+            )
+            yield Rule("loss_fn.force_on_policy_ratio", what, "loss_fn.force_on_policy_ratio=false")
+        if self.grpo.adv_estimator.name == "gdpo" and self.reward_penalties.any_enabled:
+            what = "reward_penalties take a rollout's reward, but not the components of grpo.adv_estimator.name=gdpo"
+            fix = "grpo.adv_estimator.name=grpo grpo.adv_estimator.components=[]"
+            yield Rule("grpo.adv_estimator.name", what, fix)
+        if self.policy.generation.temperature == 0:
+            key = "policy.generation.temperature"
+            yield Rule(key, f"{key}=0 samples the same answer every time: a group learns nothing", f"{key}=1")
+
+    def _broken_batch_rules(self) -> Iterator[Rule]:
+        """Rollouts fill whole batches, and the longest fits into a micro-batch: else the first as long ends the run."""
+        key, batch = "policy.train_global_batch_size", self.policy.train_global_batch_size
+        rollouts = self.grpo.num_prompts_per_step * self.grpo.num_generations_per_prompt
+        product = f"num_prompts_per_step x num_generations_per_prompt = {rollouts}"
+        if self.loss_fn.force_on_policy_ratio and batch != rollouts:
+            yield Rule(key, f"loss_fn.force_on_policy_ratio needs {key} = {product}, not {batch}", f"{key}={rollouts}")
+        elif rollouts % batch:
+            yield Rule(key, f"grpo.{product} is not a multiple of {key} = {batch}", f"{key}={rollouts}")
+        key, answer = "policy.generation.max_new_tokens", self.policy.generation.max_new_tokens
+        longest = max(self.policy.max_total_sequence_length, self.policy.max_total_sequence_length_end or 0)
+        if answer > longest and answer != 512:  # as it is by default
+            yield Rule(key, f"{key}={answer} is never reached: sequences end at {longest} tokens", f"{key}={longest}")
+        for section in ("sequence_packing", "dynamic_batching"):
+            settings = getattr(self.policy, section)
+            rounding = settings.sequence_length_round if self.policy.dtensor_cfg.enabled else 1
+            needed = -(-longest // rounding) * rounding
+            for name in ("train_mb_tokens", "logprob_mb_tokens"):
+                budget, key = getattr(settings, name), f"policy.{section}.{name}"
+                if settings.enabled and budget is not None and budget < needed:
+                    what = f"{key}={budget} must hold the longest rollout, of {longest} tokens"
+                    yield Rule(key, what, f"{key}={needed}")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in HH:MM, HH:MM:SS or DD:HH:MM:SS, as job schedulers write them.
+
+    Raises:
+        ValueError: it is none of these, or has more than 59 minutes or seconds, or 23 hours beside days.
+    """
+    parts = text.split(":")
+    if len(parts) in (2, 3, 4) and all(part.isdecimal() for part in parts):
+        numbers = [int(part) for part in parts]
+        days = numbers.pop(0) if len(numbers) == 4 else 0
+        hours, minutes, seconds = (*numbers, 0)[:3]
+        if minutes < 60 and seconds < 60 and (hours < 24 or len(parts) < 4):
+            return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    raise ValueError(f"not a duration of the form HH:MM, HH:MM:SS or DD:HH:MM:SS: {text}")

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section, refuse
-from nemotron_steps.config.schema.data_prep import JsonlSource, SplitRows, source_rules
-from nemotron_steps.config.schema.swe_packages import MUTATION_KINDS, MadeUpPackages, MutationKind
+from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section
+from nemotron_steps.config.schema.data_prep import (
+    MUTATION_KINDS,
+    JsonlSource,
+    MadeUpPackages,
+    MutationKind,
+    SplitRows,
+    broken_source_rules,
+)
 
 
 class PackageSource(Section):
@@ -55,21 +62,11 @@ class SweTasksConfig(Section):
     max_concurrency: Annotated[PositiveInt | None, OPERATIONAL] = None
     """Test runs at once. None: one a core."""
 
-    @model_validator(mode="after")
-    def _one_source(self) -> SweTasksConfig:
+    def _broken_rules(self) -> Iterator[Rule]:
         own = {"jsonl": self.jsonl is not None, "packages": self.packages is not None}
-        rules = source_rules("made_up", self.made_up is not None, own, self.rows.train, self.sample)
-        steps = Rule(
-            self.kind == "steps" and self.jsonl is not None,
-            "kind",
-            "kind=steps records trajectories of mined tasks; rows of jsonl have none",
-            ("kind=agent",),
-        )
-        sampled = Rule(
-            self.packages is not None and self.sample is not None,
-            "sample",
-            "sample limits the rows of jsonl files; for packages use packages.max_tasks",
-            ("sample=null",),
-        )
-        refuse([*rules, steps, sampled])
-        return self
+        yield from broken_source_rules("made_up", self.made_up is not None, own, self.rows.train, self.sample)
+        if self.kind == "steps" and self.jsonl is not None:
+            yield Rule("kind", "kind=steps records trajectories of mined tasks; rows of jsonl have none", "kind=agent")
+        if self.packages is not None and self.sample is not None:
+            what = "sample limits the rows of jsonl files; for packages use packages.max_tasks"
+            yield Rule("sample", what, "sample=null")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
-from nemotron_steps.config.schema.base import OPERATIONAL, Section, refuse
-from nemotron_steps.config.schema.data_prep import JsonlSource, SplitRows, source_rules
+from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section
+from nemotron_steps.config.schema.data_prep import JsonlSource, SplitRows, broken_source_rules
 
 Hallucination = Literal["unknown_tool", "unknown_argument", "missing_argument", "made_up_value", "needless_call"]
 """What is wrong with a rejected answer: nemotron_steps/steps/data_prep/hallucinations.py."""
@@ -43,8 +44,6 @@ class ToolPreferencePrepConfig(Section):
     """Processes that read the rows of jsonl. None: one for each processor."""
     seed: int = 42
 
-    @model_validator(mode="after")
-    def _one_source(self) -> ToolPreferencePrepConfig:
-        made_up = self.tool_tasks is not None
-        refuse(source_rules("tool_tasks", made_up, {"jsonl": self.jsonl is not None}, self.rows.train, self.sample))
-        return self
+    def _broken_rules(self) -> Iterable[Rule]:
+        made_up, own = self.tool_tasks is not None, {"jsonl": self.jsonl is not None}
+        return broken_source_rules("tool_tasks", made_up, own, self.rows.train, self.sample)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.schema.base import Rule
@@ -62,28 +62,26 @@ def of_sampling(section: str, model: str) -> dict[str, str]:
     return own_keys("generation", keys)
 
 
-def option_rules(config: GenerationConfig, section: str, own: Mapping[str, str]) -> list[Rule]:
-    """Rules of a whole config about its `vllm_kwargs`.
+def option_rules(config: GenerationConfig, section: str, own: Mapping[str, str]) -> Iterator[Rule]:
+    """Broken rules of a whole config about its `vllm_kwargs`.
 
     Args:
         section: the key of `config`.
         own: see `own_keys`. The recording of experts where nothing has a key for it is left to vLLM's default.
     """
     if config.backend != "vllm":
-        return []
-    rules = []
+        return
     for name, value in config.vllm_kwargs.items():
         key = f"{section}.vllm_kwargs.{name}"
         if name in own:
-            said = None if own[name].endswith(".NAME") else _said(name, value, config)  # which model is not known
-            moved = () if said is None else (f"~{key} {own[name]}={said}",)
-            rules.append(Rule(True, key, f"vLLM's {name} has a key of its own: {own[name]}", (*moved, f"~{key}")))
+            same = None if own[name].endswith(".NAME") else _as_own(name, value, config)  # which model is not known
+            moved = f"~{key}" if same is None else f"~{key} {own[name]}={same}"
+            yield Rule(key, f"vLLM's {name} has a key of its own: {own[name]}", moved)
         elif name in FIXED or name == RECORDING:
-            rules.append(Rule(True, key, f"vLLM's {name} cannot be changed: the step depends on it", (f"~{key}",)))
-    return rules
+            yield Rule(key, f"vLLM's {name} cannot be changed: the step depends on it", f"~{key}")
 
 
-def _said(name: str, value: Any, config: GenerationConfig) -> str | None:
+def _as_own(name: str, value: Any, config: GenerationConfig) -> str | None:
     """A value as the key of ours has it; None for one that ours cannot have."""
     if name == "enable_expert_parallel":
         width = config.vllm_kwargs.get("tensor_parallel_size", config.vllm_cfg.tensor_parallel_size)

@@ -18,7 +18,7 @@ import torch
 from nemotron_steps.errors import EngineError
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.schema.rl import GrpoConfig
+    from nemotron_steps.config.schema.grpo import GrpoConfig
 
 STD_EPSILON = 1e-6
 """Added to a positive std before dividing by it."""

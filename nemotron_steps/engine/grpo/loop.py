@@ -51,8 +51,8 @@ from nemotron_steps.engine.grpo.step import (
     needs_reference_logprobs,
     prepare_batch,
 )
-from nemotron_steps.engine.kept_objects import freeze_objects
 from nemotron_steps.engine.losses.loss import SampledFrom, combine_updates
+from nemotron_steps.engine.memory_tuning import freeze_objects
 from nemotron_steps.engine.reporting import PhaseTimer, Reporter, first_and_last
 from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream

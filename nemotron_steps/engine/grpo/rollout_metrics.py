@@ -1,6 +1,6 @@
 """What a step's rollouts say before training: rewards per environment, truncation, failures, lengths, policy lag.
 
-Metrics of the loss are in metrics.py; warning signs over the history of both are in signals.py.
+Metrics of the loss are in losses/loss.py; warning signs over the history of both are in signals.py.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     (the loop):     prev and reference logprobs, where `needs_*` says so
     finish_batch:   sequence logprob-error mask -> advantages -> message penalties -> advantage clip
 
-Only glue: every formula is in rewards.py, advantages.py, penalties.py, losses/ratios.py. Dynamic sampling happens
-before, while groups are still being generated (dynamic_sampling.py).
+Only glue: every formula is in rewards.py, advantages.py, losses/ratios.py. Dynamic sampling happens before, while
+groups are still being generated (filters.py).
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ from nemotron_steps.environments.base import GRADER_FAILED
 from nemotron_steps.errors import EngineError
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.schema.rl import GrpoConfig, LossFnConfig, NemoGymConfig
+    from nemotron_steps.config.schema.grpo import GrpoConfig, LossFnConfig
+    from nemotron_steps.config.schema.rl import NemoGymConfig
 
 MISSING_MEMBER = "missing_member"
 """Failure class of a placeholder that stands for a rollout a straggler deadline left out."""
@@ -115,7 +116,7 @@ def prepare_batch(
 
     scaled = scale_rewards(raw, config.reward_scaling)
     rewards = shaped(scaled)
-    # What is *added* to a reward (overlong penalty, low effort) belongs to no component: rl_rules.py refuses those.
+    # What is *added* to a reward (overlong penalty, low effort) belongs to no component: its config refuses those.
     components = {
         name: shaped(scale_rewards(values, config.reward_scaling))
         for name, values in _components(rollouts, config.adv_estimator.components).items()

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemotron_steps.config.schema.grpo import AsyncGrpoConfig
 from nemotron_steps.config.schema.policy import GenerationConfig
-from nemotron_steps.config.schema.rl import AsyncGrpoConfig
 from nemotron_steps.engine.types import Completion, GenerationRequest, Generator
 from nemotron_steps.engine.weight_sync.transport_handle import OBJECTS, ChannelHandles, TransportHandle
 from nemotron_steps.engine.workers.workers import WorkerProcess
@@ -102,7 +102,7 @@ class GenerationWorker(WorkerProcess):
         return int(self._between_steps(lambda: self._load(channel, version, references)))
 
     def _load(self, channel: str, version: int, references: Sequence[Any] | None) -> int:
-        from nemotron_steps.engine.policy.adapted_weights import ChangedWeights
+        from nemotron_steps.engine.policy.lora import ChangedWeights
 
         receiving = self._receiving[channel]
         if isinstance(receiving, ChannelHandles):

@@ -230,7 +230,7 @@ def place_teachers(
     asked = wanted.teachers
     if asked is None or not plan.teachers:
         return None
-    assert asked.topk is not None, "config/schema/opd_rules.py"
+    assert asked.topk is not None, "config/schema/opd.py"
     share = 1.0 if plan.gpus else 0.0
     options = {name: [cluster.options(at, share) for at in plan.teacher_bundles(name)] for name in plan.teachers}
     vocab_size = Architecture.from_folder(wanted.hf_folder).vocab_size

@@ -8,7 +8,6 @@ layer. Losses, metrics and checkpoints mean the same as the Megatron policy's.
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,13 +34,16 @@ from nemotron_steps.engine.losses.loss import (
     finalize_metrics,
     merge_metric_sums,
 )
-from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights
-from nemotron_steps.engine.policy.hf_lora import HfAdapters
-from nemotron_steps.engine.policy.hf_model import LogprobModel, checkpoint_tensors, load_hf_model, tensor_parallel
-from nemotron_steps.engine.policy.learning_rate import TorchLearningRate
+from nemotron_steps.engine.policy.checkpoint import PolicySnapshot, position, restored_position, write_model_files
+from nemotron_steps.engine.policy.hf_model import (
+    LogprobModel,
+    checkpoint_tensors,
+    load_hf_model,
+    tensor_parallel,
+)
+from nemotron_steps.engine.policy.lora import AdaptedWeights, HfAdapters
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use
-from nemotron_steps.engine.policy.random_state import KEY, random_states, restore_random_states, saved_random_states
-from nemotron_steps.engine.policy.snapshot import STATE_FILE, PolicySnapshot, unreadable, write_model_files
+from nemotron_steps.engine.policy.optimizer import TorchLearningRate
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ConfigError, EngineError, NonFiniteLossError, UnsupportedError
@@ -173,12 +175,12 @@ class DTensorPolicy:
             moved = {name: value.to(self.device) for name, value in vars(micro).items() if value is not None}
             loss, sums = self.loss_fn(logprobs, TrainBatch(**moved), normalizers, entropy)
             parts.append(sums)
-            return loss  # type: ignore[no-any-return]
+            return loss
 
         if use.gradient:
             for rows, idle in self._micro_batches(batch, use.gradient, train=True):
                 # FSDP2 averages gradients over data-parallel ranks; losses are normalised to be summed.
-                (run(rows, idle) * self.data_size).backward()  # type: ignore[no-untyped-call]
+                (run(rows, idle) * self.data_size).backward()
         if use.metrics or not use.gradient:
             with torch.no_grad():
                 for rows, idle in self._micro_batches(batch, use.metrics, train=False):
@@ -268,27 +270,17 @@ class DTensorPolicy:
         return self._snapshot(copy=True)
 
     def _snapshot(self, *, copy: bool) -> PolicySnapshot:
-        layout = (self.config.dtensor_cfg.tensor_parallel_size,)
-        position = {"optimizer_steps": self.steps, KEY: random_states(layout)}
-        return PolicySnapshot(stage_tensors(self._state(), copy=copy), position, self.source_folder)
+        place = position(self.steps, (self.config.dtensor_cfg.tensor_parallel_size,))
+        return PolicySnapshot(stage_tensors(self._state(), copy=copy), place, self.source_folder)
 
     def load_checkpoint(self, path: str) -> None:
         """The inverse of save_checkpoint, on any number of ranks. Collective."""
-        folder = Path(path)
-        try:
-            position = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-            steps, states = int(position["optimizer_steps"]), saved_random_states(position)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise unreadable(folder, error) from error
-        load_tensors(self._state(), folder / WEIGHTS)
-        for optimizer in self.optimizers:
-            for state in optimizer.state.values():
-                state["step"].fill_(steps)
-        self.steps = steps
-        try:
-            restore_random_states(states, (self.config.dtensor_cfg.tensor_parallel_size,))
-        except (ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
-            raise unreadable(folder, error) from error
+        with restored_position(Path(path), (self.config.dtensor_cfg.tensor_parallel_size,)) as steps:
+            load_tensors(self._state(), Path(path) / WEIGHTS)
+            for optimizer in self.optimizers:
+                for state in optimizer.state.values():
+                    state["step"].fill_(steps)
+            self.steps = steps
 
     def save_hf(self, path: str | Path) -> None:
         """A Hugging Face checkpoint folder. Collective; rank 0 writes."""

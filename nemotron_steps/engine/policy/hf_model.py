@@ -66,7 +66,7 @@ def load_hf_model(folder: Path, *, activation_checkpointing: bool) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # a run draws its own
+    disable_progress_bar()  # a run draws its own
     read: Any = AutoModelForCausalLM.from_pretrained(
         str(folder), dtype=torch.float32, trust_remote_code=False, local_files_only=True, output_loading_info=True
     )

@@ -12,6 +12,8 @@ Vocabulary-parallel weights (Megatron) are handled here as well: each rank holds
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +21,127 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from nemotron_steps.engine.kernels.linear import linear_forward, outer_product, row_multiple
 from nemotron_steps.engine.losses.loss import SampledFrom
-from nemotron_steps.engine.policy.kernels.dense import linear_forward, outer_product
+from nemotron_steps.engine.policy.distributed.context_parallel import sum_parts
+from nemotron_steps.engine.policy.distributed.parallel_dims import Groups
+from nemotron_steps.engine.policy.token_layout import TokenLayout
+
+Results = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class OutputLayer:
+    """The vocabulary that a rank's rows of an output layer are of."""
+
+    chunk: int
+    """Tokens whose logits exist at once."""
+    vocab_size: int
+    """Of the whole model, without padding."""
+    vocab_start: int = 0
+    """Token id of this rank's first row."""
+    group: dist.ProcessGroup | None = None
+    """Ranks that hold the other rows; None when this rank holds all."""
+
+    def rows(self, weight: torch.Tensor) -> torch.Tensor:
+        """This rank's rows that stand for tokens: padded ones have no probability."""
+        return weight[: max(0, min(weight.shape[0], self.vocab_size - self.vocab_start))]
+
+    def chunks(self, total: int) -> Iterator[slice]:
+        """Of so many tokens."""
+        return (slice(start, min(start + self.chunk, total)) for start in range(0, total, self.chunk))
+
+    def gathered(self, values: torch.Tensor) -> torch.Tensor:
+        """[n, k] of every rank of the group, side by side."""
+        parts = [torch.empty_like(values) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(parts, values.contiguous(), group=self.group)
+        return torch.cat(parts, dim=1)
+
+    def add(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum over the group, in place."""
+        if self.group is not None:
+            dist.all_reduce(values, group=self.group)
+        return values
+
+    def log_sum_exp(self, logits: torch.Tensor) -> torch.Tensor:
+        """[n, rows] of this rank → [n] over the whole vocabulary."""
+        if self.group is None:
+            return logits.logsumexp(-1)
+        highest = logits.amax(-1) if logits.shape[1] else logits.new_full((len(logits),), -torch.inf)
+        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=self.group)
+        return self.add((logits - highest[:, None]).exp().sum(-1)).log_().add_(highest)
+
+    def at(self, logits: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Logits [n, k] of some tokens [n, k], wherever they are; and which are this rank's, at which columns."""
+        columns = tokens.long() - self.vocab_start
+        mine = (columns >= 0) & (columns < logits.shape[1])
+        columns = torch.where(mine, columns, 0)
+        if not logits.shape[1]:
+            return self.add(logits.new_zeros(tokens.shape)), mine, columns
+        return self.add(torch.where(mine, logits.gather(1, columns), 0.0)), mine, columns
+
+
+@dataclass(frozen=True)
+class TokenOutputs:
+    """Applies functions of the output layer to tokens of a micro-batch, on the ranks that have them.
+
+    Args:
+        groups: of this rank; `context` of them share the tokens.
+        chunk: tokens whose logits exist at once.
+        vocab_size: of the whole model, without padding.
+    """
+
+    groups: Groups
+    context: int
+    chunk: int
+    vocab_size: int
+
+    def __call__(
+        self,
+        of: Callable[..., Results],
+        select: Callable[[torch.Tensor], torch.Tensor],
+        weight: torch.Tensor,
+        layout: TokenLayout,
+        source: torch.Tensor,
+        *given: torch.Tensor,
+    ) -> Results:
+        """Results of R tokens, [R, ...] each; only the first has a gradient.
+
+        Args:
+            of: (states, weight, *given, layer) to results.
+            select: positions among this rank's tokens to the states there.
+            weight: this rank's rows of the output layer.
+            source: flat token of all ranks whose state predicts each target.
+            given: [R, ...] each, what else `of` is told of each token.
+        """
+        if self.context == 1:
+            return self._here(of, select, weight, source, *given)
+        share = layout.token_ids.shape[0] // self.context
+        first = self.groups.context_rank * share
+        mine = torch.nonzero((source >= first) & (source < first + share)).flatten()
+        parts = self._here(of, select, weight, source[mine] - first, *(each[mine] for each in given))
+        whole = (part.new_zeros(source.shape[0], *part.shape[1:]).index_copy(0, mine, part) for part in parts)
+        result, *further = (sum_parts(values, self.groups.context) for values in whole)
+        return (result, *(each.detach() for each in further))
+
+    def _here(
+        self,
+        of: Callable[..., Results],
+        select: Callable[[torch.Tensor], torch.Tensor],
+        weight: torch.Tensor,
+        source: torch.Tensor,
+        *given: torch.Tensor,
+    ) -> Results:
+        rows = source.shape[0]
+        extra = -rows % row_multiple(weight.device, weight.dtype)
+        if extra:
+            source, *given_rows = (F.pad(each, (0, 0) * (each.dim() - 1) + (0, extra)) for each in (source, *given))
+            given = tuple(given_rows)
+        start = self.groups.tensor_rank * weight.shape[0]
+        group = self.groups.tensor if self.groups.tensor_size > 1 else None
+        layer = OutputLayer(self.chunk, self.vocab_size, start, group)
+        return tuple(result[:rows] for result in of(select(source), weight, *given, layer))
+
 
 KEPT_RESIDUAL_BYTES = 64 * 2**20
 """Residuals are kept for the backward pass up to this size, and recomputed chunk by chunk above it."""
@@ -102,15 +223,12 @@ def _apply(
     *settings: object,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     parallel = group is not None and dist.get_world_size(group) > 1
-    result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, local, chunk, rows, group if parallel else None, *settings
-    )
-    return result
+    return _LinearLogprobs.apply(hidden, weight, local, chunk, rows, group if parallel else None, *settings)
 
 
 class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         hidden: torch.Tensor,
         weight: torch.Tensor,
@@ -176,7 +294,7 @@ class _LinearLogprobs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, local, normalizer, direction, lightest, *kept = ctx.saved_tensors
         scale = grad.to(hidden.dtype)[:, None]
         grad_hidden = direction * scale if ctx.needs_input_grad[0] else None
@@ -211,7 +329,7 @@ def _normalize(
     """
     column = local if group is None else local.clamp(min=0)
     if logits.is_cuda and logits.dtype is not torch.float32:
-        from nemotron_steps.engine.policy.kernels.triton_kernels import softmax_statistics
+        from nemotron_steps.engine.kernels.triton_kernels import softmax_statistics
 
         largest, mass, chosen = softmax_statistics(logits, column)
     else:
@@ -281,7 +399,7 @@ def _residuals(
     """onehot(local) − exp(logits − highest − log_mass), formed in float32, in the logits' type; may overwrite the
     logits. A row whose target is NOT_HERE has no one."""
     if logits.is_cuda and logits.dtype is not torch.float32:
-        from nemotron_steps.engine.policy.kernels.triton_kernels import to_residuals
+        from nemotron_steps.engine.kernels.triton_kernels import to_residuals
 
         return to_residuals(logits, highest, log_mass, local)
     residuals = logits.float().sub_(highest[:, None]).sub_(log_mass[:, None]).exp_().neg_()

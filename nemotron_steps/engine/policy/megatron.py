@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from nemotron_steps.config.schema.policy import PolicyConfig
+from nemotron_steps.engine.kernels.linear import row_multiple
 from nemotron_steps.engine.losses.distillation import DistillationLoss
 from nemotron_steps.engine.losses.loss import (
     Loss,
@@ -29,25 +30,19 @@ from nemotron_steps.engine.losses.loss import (
     finalize_metrics,
     merge_metric_sums,
 )
+from nemotron_steps.engine.memory_tuning import keep_freed_memory
 from nemotron_steps.engine.policy import checkpoint
-from nemotron_steps.engine.policy import parallel_dims as parallel
-from nemotron_steps.engine.policy.flat_model import FlatModel
-from nemotron_steps.engine.policy.hybrid import HybridModel
-from nemotron_steps.engine.policy.kernels.dense import row_multiple
-from nemotron_steps.engine.policy.logprob import linear_logprobs, linear_predictions
+from nemotron_steps.engine.policy.checkpoint import PolicySnapshot
+from nemotron_steps.engine.policy.distributed import parallel_dims as parallel
+from nemotron_steps.engine.policy.distributed.pipeline import Pipeline
+from nemotron_steps.engine.policy.distributed.shards import ModelShards
+from nemotron_steps.engine.policy.logprob import OutputLayer, Results, TokenOutputs, linear_logprobs, linear_predictions
 from nemotron_steps.engine.policy.lora import attach_adapters, without_adapters
-from nemotron_steps.engine.policy.malloc_tuning import keep_freed_memory
-from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use, token_multiple
+from nemotron_steps.engine.policy.micro_batches import RankWork, plan_micro_batches, row_use, token_multiple
 from nemotron_steps.engine.policy.model import PolicyModel
-from nemotron_steps.engine.policy.moe.replay import replay_metrics
-from nemotron_steps.engine.policy.moe.router import counting
+from nemotron_steps.engine.policy.moe.router import counting, replay_metrics
 from nemotron_steps.engine.policy.multi_token_prediction import PredictionLoss
 from nemotron_steps.engine.policy.optimizer import FlatAdamW
-from nemotron_steps.engine.policy.output_layer import OutputLayer, Results, TokenOutputs
-from nemotron_steps.engine.policy.pipeline import Pipeline
-from nemotron_steps.engine.policy.rank_work import RankWork
-from nemotron_steps.engine.policy.shards import ModelShards
-from nemotron_steps.engine.policy.snapshot import PolicySnapshot
 from nemotron_steps.engine.policy.teacher_logprob import compared, linear_divergence
 from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.engine.schedules import learning_rate
@@ -117,18 +112,15 @@ class MegatronPolicy:
         """A vLLM on this GPU, in another process, takes its memory next: when it is loaded, and after each step."""
         if self.device.type == "cpu":
             keep_freed_memory()
-        self.groups = parallel.Groups.current()
-        settings: dict[str, Any] = {
-            "activation_checkpointing": megatron.activation_checkpointing,
-            "freeze_router": megatron.freeze_moe_router,
-        }
-        dtype = getattr(torch, config.precision)
-        self.model: FlatModel
-        if architecture.is_hybrid:
-            detached = megatron.mtp_detach_heads
-            self.model = HybridModel(self.architecture, self.layout, dtype, **settings, detach_mtp=detached)
-        else:
-            self.model = PolicyModel(self.architecture, self.layout, dtype, **settings)
+        self.groups = parallel.Groups()
+        self.model = PolicyModel(
+            self.architecture,
+            self.layout,
+            getattr(torch, config.precision),
+            activation_checkpointing=megatron.activation_checkpointing,
+            freeze_router=megatron.freeze_moe_router,
+            detach_mtp=megatron.mtp_detach_heads,
+        )
         if megatron.peft.enabled:
             pairs = adapter_pairs(self.architecture, megatron.peft, key="policy.megatron_cfg.peft")
             attach_adapters(self.model, pairs, megatron.peft, seed=seed)
@@ -202,7 +194,7 @@ class MegatronPolicy:
                 rows = torch.as_tensor(work.rows(number))
                 for result, values in zip(results, of(hidden, layout), strict=True):
                     result[rows, : layout.shape[1]] = _scatter(values, layout).cpu()
-            return hidden  # type: ignore[no-any-return]
+            return hidden
 
         with torch.no_grad(), on_available_device():
             self._pipeline.infer(work.count, forward, work.shape)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from nemotron_steps.engine.kernels.linear import linear
 from nemotron_steps.engine.losses.loss import loss_mask
-from nemotron_steps.engine.policy.kernels.dense import linear
-from nemotron_steps.engine.policy.norm import RmsNorm
-from nemotron_steps.engine.policy.output_layer import Results
-from nemotron_steps.engine.policy.parallel_dims import Groups, device
+from nemotron_steps.engine.policy.distributed.parallel_dims import Groups, device
+from nemotron_steps.engine.policy.layers import RmsNorm
+from nemotron_steps.engine.policy.logprob import Results
 from nemotron_steps.engine.types import TrainBatch
 
 if TYPE_CHECKING:
@@ -56,9 +56,6 @@ class PredictionBlock(torch.nn.Module):
         added: torch.Tensor | None = None
         for layer in self.inner_layers():
             states, added = layer(states, added, layout, angles)
-        if added is None:
-            normed: torch.Tensor = self.final_layernorm(states)
-            return normed
         return self.final_layernorm.after_adding(states, added)[1]
 
     def inner_layers(self) -> Iterator[Any]:

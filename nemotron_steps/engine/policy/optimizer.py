@@ -1,4 +1,4 @@
-"""AdamW over flat buffers, each data-parallel rank updating its shard (the distributed optimizer).
+"""AdamW over flat buffers, each data-parallel rank updating its shard (the distributed optimizer); learning rates.
 
 float32 master weights and moments; precision-aware, they take less room (docs/decisions/optimizer-precision.md).
 megatron-core's optimizers assert CUDA tensors, so this one serves CPU and CUDA; its state is saved in float32, under
@@ -8,16 +8,24 @@ the parameters' own shardings, and so loads in any layout and precision.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch.optim import lr_scheduler
 from torch.optim.adamw import adamw
 
-from nemotron_steps.config.schema.policy import OptimizerConfig
-from nemotron_steps.engine.policy.buffers import ParameterBuffer, gather_shards
-from nemotron_steps.engine.policy.offloaded import PIECE, SplitTensor, through_device
-from nemotron_steps.engine.policy.remainders import join_float32, split_float32
+from nemotron_steps.config.schema.policy import OptimizerConfig, TorchSchedulerConfig
+from nemotron_steps.engine.policy.param_and_grad_buffer import (
+    PIECE,
+    ParameterBuffer,
+    SplitTensor,
+    gather_shards,
+    join_float32,
+    split_float32,
+    through_device,
+)
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 ClipGroup = Sequence[tuple[Sequence[ParameterBuffer], Sequence[dist.ProcessGroup]]]
@@ -209,3 +217,50 @@ def _own_shard(buffer: ParameterBuffer, tensors: dict[str, torch.Tensor]) -> tor
     for slot in buffer.slots:
         whole[slot.start : slot.end].copy_(tensors[slot.parameter.name].reshape(-1))
     return whole[buffer.shard]
+
+
+_WHOLE = ("total_iters", "T_max")
+"""Arguments that count steps."""
+
+
+class TorchLearningRate:
+    """The rate of each optimizer step.
+
+    Args:
+        lr: what the schedulers start from.
+        entries: `policy.scheduler`; none: a constant rate.
+    """
+
+    def __init__(self, lr: float, entries: Sequence[TorchSchedulerConfig]) -> None:
+        self._lr, self._entries = lr, entries
+        self._begin()
+
+    def at(self, step: int) -> float:
+        """The rate of optimizer step `step` (0-based)."""
+        if step < self._step:
+            self._begin()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # SequentialLR calls its parts in a way that torch deprecates
+            while self._step < step:
+                self._optimizer.step()
+                for scheduler in self._schedulers:
+                    scheduler.step()
+                self._step += 1
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def _begin(self) -> None:
+        self._step = 0
+        self._optimizer = torch.optim.SGD([torch.zeros(1)], lr=self._lr)
+        parts = [_scheduler(entry, self._optimizer) for entry in self._entries if entry.name is not None]
+        milestones = [step for entry in self._entries for step in entry.milestones or ()]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            several = len(parts) > 1
+            self._schedulers = [lr_scheduler.SequentialLR(self._optimizer, parts, milestones)] if several else parts
+
+
+def _scheduler(entry: TorchSchedulerConfig, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    assert entry.name is not None
+    kwargs = {name: int(value) if name in _WHOLE else value for name, value in entry.kwargs.items()}
+    made: lr_scheduler.LRScheduler = getattr(lr_scheduler, entry.name.rpartition(".")[2])(optimizer, **kwargs)
+    return made

@@ -15,7 +15,7 @@ from nemotron_steps.rows.layouts import REQUEST, read_request
 from nemotron_steps.rows.messages import decoded
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.schema.rl import LowEffortConfig
+    from nemotron_steps.config.schema.grpo import LowEffortConfig
     from nemotron_steps.engine.rollouts.data import PromptRow
     from nemotron_steps.engine.types import Rollout, RolloutGroup
 

@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nemotron_steps.config.schema.grpo import AsyncGrpoConfig
 from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig, VllmConfig
-from nemotron_steps.config.schema.rl import AsyncGrpoConfig, NemoGymConfig, VllmModelConfig
+from nemotron_steps.config.schema.rl import NemoGymConfig, VllmModelConfig
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge

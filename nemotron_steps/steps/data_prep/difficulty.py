@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Literal
 
-from nemotron_steps.config.schema.difficulty import DifficultyConfig, DifficultySettings
+from nemotron_steps.config.schema.eval import DifficultyConfig, DifficultySettings
 from nemotron_steps.engine.grpo.filters import FailureWatch
 from nemotron_steps.engine.placement.standalone import SamplingWanted, place_sampling
 from nemotron_steps.engine.rollouts.collector import RolloutCollector

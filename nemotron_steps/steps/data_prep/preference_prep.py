@@ -1,4 +1,10 @@
-"""data_prep/preference_prep: preference pairs for DPO out of rows of two answers each (pair_layouts.py)."""
+"""data_prep/preference_prep: preference pairs for DPO out of rows of two answers each, in any of these layouts.
+
+own           prompt (text or messages), chosen, rejected
+HelpSteer 3   context (messages), response1, response2, overall_preference: -3 (the first is much better) to 3
+lmarena       conversation_a, conversation_b (messages), winner: model_a, model_b, tie, ...; or prompt, response_a and
+              response_b as JSON lists of turns, winner_model_a, winner_model_b
+"""
 
 from __future__ import annotations
 
@@ -16,21 +22,11 @@ from nemotron_steps.rows.messages import Message, Tool, decoded, read_messages, 
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.prepare import prepare, sources_of
 from nemotron_steps.steps.data_prep.blends.shards import RowFunction, RowLeftOut
-from nemotron_steps.steps.data_prep.blends.splits import FILES
 
 
 def run(context: StepContext[PreferencePrepConfig]) -> None:
     """Write the `preferences` output."""
-    config = context.config
-    counts = prepare(
-        sources_of(config),
-        PreferenceWork(),
-        config,
-        folder=context.outputs["preferences"].path,
-        files=FILES,
-        staging=context.work / "shards",
-        tracker=context.tracker,
-    )
+    counts = prepare(context, sources_of(context.config), preference_rows, context.outputs["preferences"].path)
     context.tracker.summary({f"{split}_pairs": count for split, count in counts.items()})
 
 
@@ -74,29 +70,25 @@ def answer_pair(row: Row, where: str) -> AnswerPair:
     return replace(pair, conversation=with_system(row, pair.conversation, where))
 
 
-@dataclass(frozen=True)
-class PreferenceWork:
-    """See RowWork: a preference pair of each row, ties left out. Rows that are pairs already stay as they are."""
+def preference_rows() -> RowFunction:
+    """A preference pair of each row, ties left out. Rows that are pairs already stay as they are."""
 
-    def function(self) -> RowFunction:
-        """See RowWork."""
+    def become(where: str, row: Row) -> list[Row] | None:
+        if "chosen" in row or "rejected" in row:
+            read_pair(row, where)
+            return None
+        pair = answer_pair(row, where)
+        if pair.preference == 0:
+            raise RowLeftOut("neither answer is preferred")
+        if pair.answer_1 == pair.answer_2:
+            raise RowLeftOut("both answers are the same")
+        answers = (pair.answer_1, pair.answer_2)
+        chosen, rejected = answers if pair.preference < 0 else answers[::-1]
+        made = {"prompt": written(pair.conversation), "chosen": chosen, "rejected": rejected}
+        offered = {"tools": pair.tools} if pair.tools else {}
+        return [{**made, **offered, "preference": abs(pair.preference)}]
 
-        def become(where: str, row: Row) -> list[Row] | None:
-            if "chosen" in row or "rejected" in row:
-                read_pair(row, where)
-                return None
-            pair = answer_pair(row, where)
-            if pair.preference == 0:
-                raise RowLeftOut("neither answer is preferred")
-            if pair.answer_1 == pair.answer_2:
-                raise RowLeftOut("both answers are the same")
-            answers = (pair.answer_1, pair.answer_2)
-            chosen, rejected = answers if pair.preference < 0 else answers[::-1]
-            made = {"prompt": written(pair.conversation), "chosen": chosen, "rejected": rejected}
-            offered = {"tools": pair.tools} if pair.tools else {}
-            return [{**made, **offered, "preference": abs(pair.preference)}]
-
-        return become
+    return become
 
 
 def _helpsteer(row: Row, where: str) -> AnswerPair:

@@ -63,10 +63,6 @@ def test_splitting_gives_consecutive_global_batches_or_refuses() -> None:
     assert caught.value.hints == ("policy.train_global_batch_size=6",)
 
 
-def test_fixed_micro_batches_keep_the_rest() -> None:
-    assert fixed_micro_batches(5, 2) == [[0, 1], [2, 3], [4]]
-
-
 @pytest.mark.parametrize(
     ("rows", "size", "unit", "batches"),
     [
@@ -85,11 +81,6 @@ def test_fixed_micro_batches_part_no_unit(rows: int, size: int, unit: int, batch
     ]
     with pytest.raises(EngineError, match="whole units of 2"):
         fixed_micro_batches(5, 2, unit=2)
-
-
-def test_rounding_up_changes_no_multiple() -> None:
-    assert [round_up(n, 8) for n in (0, 1, 7, 8, 9)] == [0, 8, 8, 8, 16]
-    assert round_up(5, 1) == 5
 
 
 @settings(max_examples=60)
@@ -113,16 +104,6 @@ def test_dynamic_batches_are_the_longest_first_each_as_full_as_it_can_be(
     assert token_budget_micro_batches(lengths, budget, length_multiple=multiple, unit=unit) == expected
 
 
-def test_a_micro_batch_may_fill_its_budget_to_the_last_token() -> None:
-    assert token_budget_micro_batches([5, 5, 5], 10) == [[0, 1], [2]]
-    assert token_budget_micro_batches([5], 5) == [[0]]
-    assert token_budget_micro_batches([], 5) == []
-    with pytest.raises(ConfigError, match="does not fit"):
-        token_budget_micro_batches([6], 5)
-    with pytest.raises(EngineError, match="whole units"):
-        token_budget_micro_batches([1], 5, unit=2)
-
-
 def test_experts_are_padded_with_minus_one_where_nothing_is_known() -> None:
     experts = np.arange(8, dtype=np.int16).reshape(4, 1, 2)
     told, untold = rollout(response=4, routed_experts=experts), rollout(index=1, response=3)
@@ -131,12 +112,3 @@ def test_experts_are_padded_with_minus_one_where_nothing_is_known() -> None:
     assert batch.routed_experts[0, :, 0].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]] + [[-1, -1]] * 4
     assert bool((batch.routed_experts[1] == -1).all())
     assert pad_rows([untold], torch.ones(1)).routed_experts is None
-
-
-def test_a_selection_may_be_as_wide_as_its_longest_row() -> None:
-    batch, _ = random_batch(rows=4, width=9, seed=3)
-    assert select_rows(batch, [1]).input_ids.shape == (1, 9)
-    assert select_rows(batch, [], width=1).input_ids.shape == (0, 1)
-    assert select_rows(batch, [1], width=8 if int(batch.lengths[1]) < 9 else 9).lengths.tolist() == [
-        int(batch.lengths[1])
-    ]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -8,27 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.config.schema.rl import LossFnConfig
+from nemotron_steps.config.schema.grpo import LossFnConfig
 from nemotron_steps.engine.batching import select_rows, token_budget_micro_batches
 from nemotron_steps.engine.losses.loss import count_normalizers
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.packing import ALGORITHMS, first_fit_decreasing, modified_first_fit_decreasing, pack
-from nemotron_steps.errors import ConfigError
 from tests.engine.engine_samples import random_batch
 
 SIZES = st.lists(
     st.one_of(st.integers(1, 100), st.integers(17, 33), st.integers(34, 50)), min_size=1, max_size=60
 )  # tiny to large, with many near a sixth, a third and a half of 100
-
-
-@settings(max_examples=200)
-@given(sizes=SIZES, capacity=st.sampled_from([100, 102]))  # of the second, a half, a third and a sixth are whole
-def test_every_item_is_placed_once_fits_and_never_more_bins_than_ffd(sizes: list[int], capacity: int) -> None:
-    bins = modified_first_fit_decreasing(sizes, capacity)
-    assert sorted(i for b in bins for i in b) == list(range(len(sizes)))
-    assert all(sum(sizes[i] for i in b) <= capacity for b in bins)
-    assert len(bins) <= len(first_fit_decreasing(sizes, capacity))
-    assert len(bins) >= math.ceil(sum(sizes) / capacity)
 
 
 def test_it_beats_ffd_on_the_textbook_case() -> None:
@@ -56,28 +44,6 @@ def test_the_loss_and_gradient_do_not_depend_on_which_sequences_share_a_row(
         total += loss.item()
     assert total == pytest.approx(whole.item(), rel=1e-5)
     torch.testing.assert_close(source.grad, lp.grad, rtol=1e-5, atol=1e-7)
-
-
-@settings(max_examples=100)
-@given(lengths=st.lists(st.integers(1, 50), min_size=4, max_size=40))
-def test_dynamic_batches_stay_within_the_token_budget(lengths: list[int]) -> None:
-    batches = token_budget_micro_batches(lengths, 128, length_multiple=8)
-    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
-    for batch in batches:
-        assert -(-max(lengths[i] for i in batch) // 8) * 8 * len(batch) <= 128
-    assert batches == token_budget_micro_batches(lengths, 128, length_multiple=8)
-
-
-def test_a_budget_below_one_sequence_is_refused_with_the_budget_to_set() -> None:
-    key = "policy.dynamic_batching.logprob_mb_tokens"
-    with pytest.raises(ConfigError, match="does not fit") as caught:
-        token_budget_micro_batches([60], 50, length_multiple=8, key=key)
-    assert (caught.value.where, caught.value.hints) == (key, (f"{key}=64",))
-
-
-def test_concatenative_keeps_neighbours_together():
-    assert pack("concatenative", [30, 60, 20, 90, 10, 1], 100) == [[0, 1], [2], [3, 4], [5]]
-    assert pack("concatenative", [], 100) == []
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

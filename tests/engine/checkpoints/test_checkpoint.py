@@ -13,14 +13,12 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from nemotron_steps.config.schema.rl import CheckpointingConfig
-from nemotron_steps.engine import checkpoints
 from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.errors import ConfigError, StorageError
 
@@ -102,18 +100,6 @@ def test_an_error_of_the_writer_comes_out_at_the_next_step_and_leaves_older_chec
     assert values(tmp_path) == [(1, "0")] and not list(tmp_path.glob("*.partial"))
 
 
-def test_an_error_of_the_last_save_comes_out_at_the_end(tmp_path: Path) -> None:
-    policy = Weights()
-    policy.failure = OSError(28, "No space left on device")
-    with pytest.raises(StorageError, match="step 1"), manager_of(tmp_path) as manager:
-        manager.save(1, policy, {})  # type: ignore[arg-type]
-    # What stopped the run is raised; that the save failed too is said beside it.
-    with pytest.raises(ValueError, match="the run") as caught, manager_of(tmp_path) as manager:
-        manager.save(2, policy, {})  # type: ignore[arg-type]
-        raise ValueError("the run broke")
-    assert "checkpoint of step 2 could not be written" in caught.value.__notes__[0]
-
-
 @pytest.mark.parametrize("save_async", [False, True])
 def test_a_real_disk_limit_is_said_in_one_line(save_async: bool, tmp_path: Path) -> None:
     from nemotron_steps.engine.policy.megatron import MegatronPolicy
@@ -175,58 +161,6 @@ def test_a_metric_that_no_step_reports_is_refused_at_the_first_save(tmp_path: Pa
     assert manager._writer is None
     with manager_of(tmp_path, metric_name="validation/reward") as again:  # an earlier attempt has reported it
         again.save(3, policy, {"metrics": metrics})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("save_async", [False, True])
-def test_the_time_of_the_first_step_counts_from_when_the_run_began(save_async: bool, tmp_path: Path) -> None:
-    an_hour_ago = time.monotonic() - 3600
-    settings = CheckpointingConfig(checkpoint_must_save_by="01:10", save_async=save_async)
-    manager = CheckpointManager(tmp_path, settings, started=an_hour_ago)
-    manager.steps_begin()
-    assert not manager.due(1, last=False)
-    manager._deadline._steps.append(601.0)  # as long as a step once took: the next may end after 70 minutes
-    assert manager.due(2, last=False)
-    assert not CheckpointManager(tmp_path, settings).due(1, last=False)
-
-
-@pytest.mark.parametrize("save_async", [False, True])
-def test_what_a_save_takes_is_no_part_of_the_next_step(
-    save_async: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 0.0
-    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=lambda: now))
-
-    class Slow(Weights):
-        def snapshot(self) -> Any:
-            nonlocal now
-            now += 70.0
-            return super().snapshot()
-
-    policy = Slow()
-    with manager_of(tmp_path, checkpoint_must_save_by="01:00", save_async=save_async) as manager:
-        for _ in range(2):
-            now += 5.0
-            manager.due(1, last=False)
-            manager.save(1, policy, {})  # type: ignore[arg-type]
-    assert list(manager._deadline._steps) == [5.0, 5.0]
-
-
-def test_what_the_policy_could_not_write_is_said(tmp_path: Path) -> None:
-    def refused(path: str) -> None:
-        raise StorageError("writing failed", where=path, found="rank 1: No space left on device")
-
-    policy = SimpleNamespace(save_checkpoint=refused)
-    with pytest.raises(StorageError, match="step 4 could not be written: rank 1: No space"):
-        manager_of(tmp_path, save_async=False).save(4, policy, {})  # type: ignore[arg-type]
-
-
-def test_a_save_in_the_background_is_timed_until_it_is_committed(tmp_path: Path) -> None:
-    policy = Weights()
-    policy.seconds = 0.3
-    manager = manager_of(tmp_path, checkpoint_must_save_by="01:00")
-    with manager:
-        manager.save(1, policy, {})  # type: ignore[arg-type]
-    assert 0.3 <= max(manager._deadline._saves) < 3.0
 
 
 # ------------------------------------------------------------------------------------------- killed while writing
@@ -312,47 +246,6 @@ def test_links_in_a_shared_home_are_neither_read_nor_removed_through(tmp_path: P
     subprocess.run(caught.value.hints[0], shell=True, check=True)
     latest = manager_of(folder).latest()
     assert latest is not None and latest.step == 1
-
-
-def test_everything_is_on_disk_before_a_checkpoint_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A machine may lose power at any moment."""
-    done: list[str] = []
-    fsync, rename = os.fsync, Path.rename
-
-    def flushed(descriptor: int) -> None:
-        done.append(str(Path(os.readlink(f"/proc/self/fd/{descriptor}")).relative_to(tmp_path)))
-        fsync(descriptor)
-
-    def renamed(path: Path, target: Path) -> Path:
-        done.append("renamed")
-        return rename(path, target)
-
-    monkeypatch.setattr(os, "fsync", flushed)
-    monkeypatch.setattr(Path, "rename", renamed)
-    with manager_of(tmp_path, save_async=False) as manager:
-        manager.save(42, Weights(), {}, {"buffer": torch.zeros(1)})  # type: ignore[arg-type]
-    partial = "step_00000042.partial"
-    at = done.index("renamed")
-    files = ("", "/policy", "/policy/value", "/state.json", "/state.safetensors")
-    assert {f"{partial}{file}" for file in files} == set(done[:at]) and done[at + 1 :] == ["."]
-
-
-@pytest.mark.parametrize(
-    ("settings", "steps"),
-    [
-        ({"save_period": 3}, [3, 6, 7]),
-        ({"save_period": 10}, [7]),
-        ({"save_period": 1}, [1, 2, 3, 4, 5, 6, 7]),
-        ({"save_period": 3, "enabled": False}, []),
-    ],
-)
-def test_a_step_is_saved_every_so_often_and_at_the_end(
-    settings: dict[str, Any], steps: list[int], tmp_path: Path
-) -> None:
-    manager = manager_of(tmp_path, **settings)
-    assert [step for step in range(1, 8) if manager.due(step, last=step == 7)] == steps
 
 
 def test_only_whole_checkpoints_are_found_and_what_a_kill_left_is_removed(tmp_path: Path) -> None:

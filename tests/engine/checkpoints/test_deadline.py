@@ -44,10 +44,6 @@ def test_the_last_save_is_committed_in_time_and_another_step_would_not_have_been
     assert committed <= limit <= committed + step
 
 
-def test_without_a_limit_no_time_is_too_late() -> None:
-    assert not Deadline(None, started=-1e9).reached
-
-
 def test_only_the_last_steps_and_saves_say_how_long_the_next_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=clock.monotonic))

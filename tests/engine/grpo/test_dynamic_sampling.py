@@ -5,11 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron_steps.config.schema.rl import RewardScalingConfig
-from nemotron_steps.engine.grpo.filters import DynamicSampler, epsilon_filter, has_signal
-from nemotron_steps.engine.types import RolloutGroup
+from nemotron_steps.config.schema.grpo import RewardScalingConfig
+from nemotron_steps.engine.grpo.filters import DynamicSampler, epsilon_filter
 from nemotron_steps.errors import EngineError
-from tests.engine.engine_samples import group, rollout
+from tests.engine.engine_samples import group
 
 PLAIN = RewardScalingConfig()
 
@@ -37,15 +36,6 @@ def test_the_signal_is_looked_for_after_scaling() -> None:
     assert not sampler.complete
 
 
-def test_rollouts_that_could_not_be_graded_make_no_signal() -> None:
-    broken = RolloutGroup(
-        "a", 0, [rollout("a", 0, reward=1.0), rollout("a", 1, reward=float("nan"), failure="judge")], 0
-    )
-    sampler = DynamicSampler(1, 10, PLAIN)
-    sampler.offer([broken])
-    assert not sampler.complete
-
-
 def test_groups_that_nobody_graded_are_tried_again_and_are_no_groups_without_a_signal() -> None:
     silent = group("a", [0, 1, 1], failure="judge_unavailable")
     sampler = DynamicSampler(1, 2, PLAIN)
@@ -70,39 +60,12 @@ def test_it_gives_up_with_numbers_and_advice() -> None:
         sampler.take()
 
 
-def test_as_many_batches_are_advised_as_would_do_at_the_rate_of_those_that_differed() -> None:
-    sampler = DynamicSampler(4, 2, PLAIN)
-    sampler.offer([group(f"a{i}", [0, i % 2]) for i in range(4)])
-    with pytest.raises(EngineError, match="found 3 groups with differing rewards in 2 batches") as caught:
-        sampler.offer([group("b", [0, 1]), *(group(f"b{i}", [1, 1]) for i in range(3))])
-    assert (caught.value.expected, caught.value.found) == ("4 groups", "3 of 8 generated")
-    assert caught.value.hints[:2] == ("grpo.dynamic_sampling_max_gen_batches=4", "grpo.use_dynamic_sampling=false")
-
-
 def test_the_limit_counts_generation_batches_which_may_be_larger_than_a_step() -> None:
     sampler = DynamicSampler(2, 2, PLAIN, batch_size=3)
     sampler.offer([group(f"a{i}", [1, 1]) for i in range(3)])
     sampler.offer([group(f"b{i}", [1, 1]) for i in range(2)])  # five of six
     with pytest.raises(EngineError, match="in 2 batches"):
         sampler.offer([group("c", [1, 1])])
-
-
-def test_a_full_batch_in_the_last_allowed_round_is_fine() -> None:
-    sampler = DynamicSampler(1, 1, PLAIN)
-    sampler.offer([group("a", [0, 1])])
-    assert len(sampler.take()) == 1
-
-
-def test_rounding_is_no_signal() -> None:
-    assert not has_signal(torch.tensor([0.1 + 0.2, 0.3], dtype=torch.float64))
-    assert has_signal(torch.tensor([0.0, 1e-6], dtype=torch.float64))
-    assert not has_signal(torch.tensor([1.0], dtype=torch.float64))
-
-
-def test_trivial_groups_are_near_either_end() -> None:
-    means = torch.tensor([0.0, 0.05, 0.06, 0.5, 0.95, 1.0, float("nan")], dtype=torch.float64)
-    dropped = (~epsilon_filter(means, epsilon=0.05, limit=0.0)).tolist()
-    assert dropped == [True, True, False, False, True, True, False]
 
 
 @given(means=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=40), limit=st.floats(0.01, 1.0))

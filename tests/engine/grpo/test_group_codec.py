@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from nemotron_steps.engine.grpo.buffer import decode_groups, encode_groups
 from nemotron_steps.engine.types import RolloutGroup
-from nemotron_steps.errors import EngineError
 from tests.engine.engine_samples import rollout
 
 
@@ -32,11 +29,3 @@ def groups() -> list[RolloutGroup]:
 def test_every_field_of_every_rollout_comes_back() -> None:
     assert decode_groups(encode_groups(groups())) == groups()
     assert decode_groups(encode_groups([])) == []
-
-
-@pytest.mark.parametrize("column", ["token_ids", "weight_versions"])
-def test_a_column_that_is_too_long_is_refused(column: str) -> None:
-    tensors = encode_groups(groups())
-    tensors[column] = tensors[column].repeat(2)
-    with pytest.raises(EngineError, match="do not belong together"):
-        decode_groups(tensors)

@@ -1,19 +1,14 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from pydantic import ValidationError
 
+from nemotron_steps.config.schema.grpo import GrpoConfig
 from nemotron_steps.config.schema.policy import ReasoningParserName, ToolParserName
-from nemotron_steps.config.schema.rl import GrpoConfig
 from nemotron_steps.engine.grpo.rewards import (
-    TurnViolation,
     Violation,
-    apply_penalties,
     find_violations,
     has_invalid_tool_call,
     has_malformed_thinking,
-    mask_turns,
     treatments,
 )
 from nemotron_steps.engine.rollouts.conversation import FORMAT_KEY, TurnFormat
@@ -108,54 +103,6 @@ def test_malformed_thinking(text: str, truncated: bool, malformed: bool) -> None
     assert has_malformed_thinking(text, truncated=truncated) is malformed
 
 
-def test_violations_name_the_turn_and_nothing_is_found_when_off() -> None:
-    two_turns = rollout(response=6, turns=[(2, 4), (5, 8)])
-    texts = [[f"{CALL}", "<tool_call>oops"], ["<think>x"]]
-    rollouts = [two_turns, rollout(index=1)]
-    found = find_violations(rollouts, texts)
-    assert found == [
-        TurnViolation(0, 5, 8, Violation.INVALID_TOOL_CALL),
-        TurnViolation(1, 2, 6, Violation.MALFORMED_THINKING),
-    ]
-    assert [v.row for v in find_violations(rollouts, texts, [Violation.INVALID_TOOL_CALL])] == [0]
-    assert [v.row for v in find_violations(rollouts, texts, [Violation.MALFORMED_THINKING])] == [1]
-    assert find_violations(rollouts, texts, []) == []
-
-
-def test_a_call_cut_off_by_the_length_limit_is_not_an_invalid_call() -> None:
-    cut = rollout(truncated=True)
-    assert find_violations([cut], [['<tool_call>{"name": "f", "argu']]) == []
-    earlier = rollout(truncated=True, response=6, turns=[(2, 4), (5, 8)])
-    assert len(find_violations([earlier], [["<tool_call>", "<tool_call>"]])) == 1
-
-
-def test_texts_must_match_turns() -> None:
-    with pytest.raises(ValueError, match="1 turns but 0 texts"):
-        find_violations([rollout()], [[]])
-
-
-def test_a_penalty_overwrites_exactly_the_turn() -> None:
-    advantages = torch.tensor([[1.0], [10.0]]).expand(2, 6)
-    violation = [TurnViolation(0, 2, 4, Violation.INVALID_TOOL_CALL)]
-    penalised = apply_penalties(advantages, violation, {Violation.INVALID_TOOL_CALL: -5.0})
-    assert penalised.tolist() == [[1, 1, -5, -5, 1, 1], [10] * 6]
-    assert advantages.tolist() == [[1] * 6, [10] * 6]  # the broadcast original is untouched
-    assert mask_turns(torch.ones(2, 6), violation).tolist() == [[1, 1, 0, 0, 1, 1], [1] * 6]
-
-
-def test_each_rule_has_its_own_advantage_and_an_invalid_call_goes_before_malformed_thinking() -> None:
-    violations = [
-        TurnViolation(0, 0, 2, Violation.INVALID_TOOL_CALL),
-        TurnViolation(0, 0, 2, Violation.MALFORMED_THINKING),
-        TurnViolation(0, 3, 4, Violation.MALFORMED_THINKING),
-    ]
-    both = {Violation.INVALID_TOOL_CALL: -5.0, Violation.MALFORMED_THINKING: -7.0}
-    for order in (violations, violations[::-1]):
-        assert apply_penalties(torch.ones(1, 5), order, both).tolist() == [[-5, -5, 1, -7, 1]]
-    thinking_alone = {Violation.INVALID_TOOL_CALL: None, Violation.MALFORMED_THINKING: -7.0}
-    assert apply_penalties(torch.ones(1, 5), violations, thinking_alone).tolist() == [[-7, -7, 1, -7, 1]]
-
-
 @pytest.mark.parametrize(
     ("keys", "call", "thinking"),
     [
@@ -172,16 +119,3 @@ def test_which_turns_are_penalised_and_how(keys: dict[str, object], call: object
     found = treatments(GrpoConfig.model_validate(keys))
     assert found.get(Violation.INVALID_TOOL_CALL, "off") == call
     assert found.get(Violation.MALFORMED_THINKING, "off") == thinking
-
-
-@pytest.mark.parametrize("fault", ["invalid_tool_call", "malformed_thinking"])
-def test_a_penalty_without_an_advantage_is_refused(fault: str) -> None:
-    with pytest.raises(ValidationError, match=f"penalize_{fault} needs grpo.{fault}_advantage"):
-        GrpoConfig.model_validate({f"penalize_{fault}": True})
-
-
-def test_thinking_is_told_by_the_tags_of_the_config() -> None:
-    tags = ("[T]", "[/T]")
-    assert has_malformed_thinking("[T]a[/T]b[/T]", truncated=False, tags=tags)
-    assert not has_malformed_thinking("<think>a", truncated=False, tags=tags)
-    assert find_violations([rollout()], [["[T]a"]], tags=tags)[0].kind is Violation.MALFORMED_THINKING

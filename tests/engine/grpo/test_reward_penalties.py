@@ -5,15 +5,13 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.schema.rl import RewardPenaltiesConfig
-from nemotron_steps.engine.grpo.loop import train
+from nemotron_steps.config.schema.grpo import RewardPenaltiesConfig
 from nemotron_steps.engine.grpo.rewards import REWARD_PENALTIES_KEY, RewardPenalties, RewardPenalty
 from nemotron_steps.engine.grpo.rollout_metrics import reward_penalty_metrics
 from nemotron_steps.engine.rollouts.conversation import FORMAT_KEY
 from nemotron_steps.engine.types import Rollout, RolloutGroup
 from nemotron_steps.errors import ConfigError
 from tests.engine.engine_samples import rollout
-from tests.engine.grpo.grpo_runs import config_of, metrics_of, start
 
 TAGS = ("<think>", "</think>")
 OPEN, CLOSE = 90, 91
@@ -64,12 +62,6 @@ def test_a_last_turn_that_says_nothing(texts: list[str], empty: bool) -> None:
     assert found == [RewardPenalty.EMPTY_FINAL_ANSWER] * empty
 
 
-@pytest.mark.parametrize(("token", "unwanted"), [(3, True), (5, True), (8, True), (2, False), (6, False), (99, False)])
-def test_an_unwanted_token_counts_wherever_it_was_sampled_and_not_in_a_prompt(token: int, unwanted: bool) -> None:
-    found = penalties(penalize_unwanted_tokens=True, token_ids={"unwanted": [token, 77]}).found(said("a", "b"))
-    assert found == [RewardPenalty.UNWANTED_TOKEN] * unwanted
-
-
 @pytest.mark.parametrize(
     ("text", "malformed"),
     [
@@ -81,20 +73,6 @@ def test_an_unwanted_token_counts_wherever_it_was_sampled_and_not_in_a_prompt(to
 )
 def test_think_tags_in_the_text(text: str, malformed: bool) -> None:
     found = penalties(penalize_malformed_think_tag=True).found(said(text))
-    assert found == [RewardPenalty.MALFORMED_THINK_TAG] * malformed
-
-
-@pytest.mark.parametrize(
-    ("texts", "malformed"), [(["a</think>b", "cut off"], False), (["cut off", "a</think>b"], True)]
-)
-def test_thinking_that_was_cut_off_is_not_malformed_if_it_is_the_last_turns(texts: list[str], malformed: bool) -> None:
-    found = penalties(penalize_malformed_think_tag=True).found(said(*texts, truncated=True))
-    assert found == [RewardPenalty.MALFORMED_THINK_TAG] * malformed
-
-
-@pytest.mark.parametrize(("text", "malformed"), [("b", False), ("a</think>b", False), ("a</think>b</think>", True)])
-def test_think_tags_count_also_where_nothing_reads_reasoning(text: str, malformed: bool) -> None:
-    found = penalties(penalize_malformed_think_tag=True).found(said(text, parser="none"))
     assert found == [RewardPenalty.MALFORMED_THINK_TAG] * malformed
 
 
@@ -155,22 +133,3 @@ def test_the_tags_tokens_are_the_tokenizers_unless_the_config_says_so() -> None:
     with pytest.raises(ConfigError, match="has none for the other") as caught:
         tag_ids(pieces, think_open=12)
     assert caught.value.where == "reward_penalties.token_ids.think_close"
-
-
-def test_tags_cannot_be_counted_where_the_model_opens_its_thinking_itself() -> None:
-    config = RewardPenaltiesConfig(penalize_malformed_think_tag=True)
-    with pytest.raises(ConfigError, match="opens its thinking itself"):
-        RewardPenalties.of(config, TAGS, "user x", list)
-    with pytest.raises(ConfigError, match="opens its thinking itself"):
-        RewardPenalties.of(config, TAGS, "user x </think>", list)
-    RewardPenalties.of(RewardPenaltiesConfig(penalize_empty_final_answer=True), TAGS, "user x", list)
-
-
-def test_a_run_trains_on_what_is_left_of_its_rewards(task, tmp_path):
-    records: list[dict[str, Any]] = []
-    unwanted = {"penalize_unwanted_tokens": True, "token_ids": {"unwanted": list(range(0, 4096, 2))}}
-    run = start(config_of(task, 1, environment="indifferent", reward_penalties=unwanted), tmp_path, records)
-    train(run)
-    (metrics,) = metrics_of(records)
-    share = metrics["reward_penalties/unwanted_token"]
-    assert 0 < share <= 1 and metrics["reward/mean"] == pytest.approx(1 - share)

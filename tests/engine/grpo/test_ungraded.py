@@ -11,13 +11,10 @@ from nemotron_steps.engine.grpo.filters import (
     FailureWatch,
     has_no_verdict,
     is_ungraded,
-    refuse_failures,
     refuse_ungraded,
 )
 from nemotron_steps.engine.rollouts.data import PromptRow
-from nemotron_steps.engine.rollouts.failures import Failure
 from nemotron_steps.engine.types import RolloutGroup
-from nemotron_steps.environments.base import GradeResult
 from nemotron_steps.errors import EngineError, JudgeUnavailableError, WorkerLostError
 from tests.engine.engine_samples import group
 
@@ -71,47 +68,12 @@ def test_a_step_without_any_verdict_names_the_reason() -> None:
     refuse_ungraded([SILENT, judged("judge_unavailable", None)])
 
 
-def test_a_judge_that_cannot_answer_is_told_with_what_mends_it() -> None:
-    hint = "env.nemo_gym.genrm_model.responses_api_models.vllm_model.max_total_sequence_length=65536"
-    verdict = GradeResult.of_error(
-        JudgeUnavailableError("a question of 327 tokens does not fit the judge", hints=[hint])
-    )
-    silent = judged("judge_unavailable", "judge_unavailable")
-    for rollout in silent.rollouts:
-        rollout.metadata = Failure.of(verdict).metadata
-    with pytest.raises(JudgeUnavailableError) as caught:
-        refuse_ungraded([silent])
-    assert caught.value.found == "a question of 327 tokens does not fit the judge"
-    assert list(caught.value.hints) == [hint, "steps doctor"]
-
-
-def test_the_hint_is_the_environments_own_or_shows_what_it_needs() -> None:
-    crashed = judged("verifier_crashed", "verifier_crashed", environment="mine")
-    for hint, told in (("python -c ...", "python -c ..."), ("", "steps env show mine   # its settings")):
-        said = {"message": "division by zero", "hint": hint}
-        crashed.rollouts = [replace(rollout, metadata=said) for rollout in crashed.rollouts]
-        with pytest.raises(EngineError, match="no rollout of this step") as caught:
-            refuse_ungraded([crashed])
-        assert any(each.startswith(told) for each in caught.value.hints)
-
-
 @pytest.mark.parametrize("steps_of", [1, 2, 8])
 def test_one_bad_row_never_ends_a_run(steps_of: int) -> None:
     watch = FailureWatch(steps_of, 2, 16)
     for index in range(16):
         for _ in range(MAX_FAILURES if index == 5 else 1):
             watch.saw(watch.began(row(index)), row(index), BROKEN if index == 5 else FINE)
-
-
-def test_a_dead_environment_among_others_never_ends_a_run_however_soon_it_fails() -> None:
-    """What fails at once comes back before what is sampled for minutes."""
-    watch = FailureWatch(8, 2, 800)
-    begun = [(watch.began(row(index)), row(index)) for index in range(800)]
-    for number, prompt in [b for b in begun if b[1].index % 5 < 2]:
-        watch.saw(number, prompt, judged("environment_lost", "environment_lost", environment="dead"))
-    for number, prompt in [b for b in begun if b[1].index % 5 >= 2]:
-        watch.saw(number, prompt, FINE)
-    assert watch.metrics() == {"failures/dead/environment_lost": 1.0}
 
 
 def test_more_than_half_broken_ends_a_run_with_the_environment_its_row_and_the_first_traceback() -> None:
@@ -158,14 +120,6 @@ def test_dead_workers_alone_are_a_lost_worker_and_a_run_may_be_resumed() -> None
     assert not isinstance(another.value, WorkerLostError)  # starting it again would not mend it
 
 
-def test_the_shares_of_failures_are_of_the_rollouts_since_they_were_last_told() -> None:
-    watch = FailureWatch(4, 2, 100)
-    half = judged("verify_failed", None)
-    for index, (came, shares) in enumerate([(FINE, {}), (half, {"failures/math/verify_failed": 0.5}), (FINE, {})]):
-        watch.saw(watch.began(row(index)), row(index), came)
-        assert watch.metrics() == shares
-
-
 def test_a_judge_that_answers_none_of_the_prompts_begun_together_ends_a_run() -> None:
     watch = FailureWatch(4, 2, 100)
     for index in range(3):
@@ -175,18 +129,3 @@ def test_a_judge_that_answers_none_of_the_prompts_begun_together_ends_a_run() ->
         watch.saw(watch.began(row(index)), row(index), SILENT)
     with pytest.raises(JudgeUnavailableError, match="does not answer: no rollout of 4 prompts in a row"):
         watch.saw(watch.began(row(7)), row(7), SILENT)
-
-
-def test_fewer_rows_than_are_judged_together_are_judged_all() -> None:
-    with pytest.raises(EngineError, match="2 of 2 rollouts"):
-        FailureWatch(8, 2, 1).saw(0, row(0), BROKEN)
-    refuse_failures([row(0), row(1)], [BROKEN, FINE], 2)
-    with pytest.raises(EngineError, match="3 of 4 rollouts"):
-        refuse_failures([row(0), row(1)], [BROKEN, judged("verify_failed", None)], 2)
-
-
-def test_a_long_run_remembers_nothing_of_what_is_over() -> None:
-    watch = FailureWatch(8, 2, 10_000)
-    for index in range(4000):
-        watch.saw(watch.began(row(index)), row(index), judged("verify_failed", None, None) if index % 9 else FINE)
-    assert not watch._together and not watch._retried

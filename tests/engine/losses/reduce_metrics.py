@@ -12,7 +12,7 @@ from pathlib import Path
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from nemotron_steps.config.schema.rl import LossFnConfig
+from nemotron_steps.config.schema.grpo import LossFnConfig
 from nemotron_steps.engine.losses.loss import all_reduce_metric_sums, count_normalizers, finalize_metrics
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from tests.engine.engine_samples import random_batch, rows_of

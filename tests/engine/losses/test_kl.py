@@ -30,24 +30,3 @@ def test_clamps_are_where_the_contract_puts_them() -> None:
     assert kl_divergence(lp, ref, "k1").item() == -10.0
     assert kl_divergence(lp, ref, "k3", **free).item() == pytest.approx(math.exp(25) - 26)  # type: ignore[arg-type]
     assert kl_divergence(lp, ref, "k3").item() == 10.0
-
-
-def test_k1_and_k3_are_unbiased_over_a_whole_vocabulary() -> None:
-    torch.manual_seed(0)
-    p = torch.log_softmax(torch.randn(50, dtype=torch.float64), -1)
-    q = torch.log_softmax(torch.randn(50, dtype=torch.float64), -1)
-    true = (p.exp() * (p - q)).sum().item()
-    for kind in ("k1", "k3"):
-        estimate = (p.exp() * kl_divergence(p, q, kind, input_clamp=None, output_clamp=None)).sum().item()  # type: ignore[arg-type]
-        assert estimate == pytest.approx(true, rel=1e-12)
-
-
-def test_k3_keeps_its_digits_near_zero_in_float32() -> None:
-    lp = torch.tensor(-1.0)
-    value = kl_divergence(lp, lp + 1e-3).item()
-    assert value == pytest.approx(5e-7, rel=0.02)
-
-
-def test_an_unknown_estimator_is_refused() -> None:
-    with pytest.raises(ValueError, match="k1, k2 or k3"):
-        kl_divergence(torch.zeros(1), torch.zeros(1), "k4")  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nemotron_steps.config.schema.dpo import DpoTrainConfig
-from nemotron_steps.config.schema.rl import LossFnConfig
+from nemotron_steps.config.schema.grpo import LossFnConfig
 from nemotron_steps.engine.losses.distillation import DistillationLoss, TeacherKl
 from nemotron_steps.engine.losses.loss import LossNormalizers, count_normalizers, finalize_metrics, loss_mask
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss

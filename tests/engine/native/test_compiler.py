@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.engine.native import compiler
+from nemotron_steps.engine.kernels import compiler
 from nemotron_steps.errors import UnsupportedError
 
 SOURCES = {
@@ -227,7 +227,7 @@ def test_a_folder_shared_by_unlike_machines_has_a_library_of_each(
 
 def test_processes_that_compile_at_once_do_not_meet(sources: Path, folder: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from nemotron_steps.engine.native import compiler; "
+        "import sys; from pathlib import Path; from nemotron_steps.engine.kernels import compiler; "
         "compiler._SOURCES = Path(sys.argv[1]); "
         "print(compiler.load(['gcc'], Path(sys.argv[2])).answer())"
     )

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from benchmarks import bench_cpu
-from nemotron_steps.engine.native.spinning import SPIN_COUNT, bound_spinning
+from nemotron_steps.engine.kernels.spinning import SPIN_COUNT, bound_spinning
 
 
 @pytest.mark.parametrize("said", [{"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}])
@@ -20,7 +20,7 @@ def test_what_the_user_says_stays(said):
 
 
 def test_the_bound_is_set_before_torch_loads():
-    code = "import sys; from nemotron_steps.engine.native.spinning import bound_spinning; print('torch' in sys.modules)"
+    code = "import sys, nemotron_steps.engine.kernels.spinning; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nemotron_steps.engine.native import compiler
+from nemotron_steps.engine.kernels import compiler
 
 pytestmark = pytest.mark.compiler
 

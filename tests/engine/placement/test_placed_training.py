@@ -12,8 +12,7 @@ import pytest
 from benchmarks.grpo_task import prompts
 from nemotron_steps.artifacts.validators import validate
 from nemotron_steps.config.schema.dpo import DpoConfig
-from nemotron_steps.config.schema.genrm import GenRmConfig
-from nemotron_steps.config.schema.sft import SftConfig
+from nemotron_steps.config.schema.sft import GenRmConfig, SftConfig
 from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
 from nemotron_steps.engine.setup.backends import build_policy
 from nemotron_steps.runs.context import Tracker

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 
 from nemotron_steps.config.schema.dpo import DpoTrainConfig
+from nemotron_steps.config.schema.grpo import LossFnConfig
 from nemotron_steps.config.schema.policy import PolicyConfig
-from nemotron_steps.config.schema.rl import LossFnConfig
 from nemotron_steps.engine.losses.loss import SampledFrom
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.losses.supervised import DpoLoss

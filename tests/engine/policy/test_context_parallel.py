@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemotron_steps.engine.policy.context_parallel import head_shares
+from nemotron_steps.engine.policy.distributed.context_parallel import head_shares
 
 
 def heads_of(ranges):

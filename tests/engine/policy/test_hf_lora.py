@@ -7,7 +7,7 @@ import torch
 
 from nemotron_steps.config.schema.peft import LoraConfig
 from nemotron_steps.engine.policy.dtensor import DTensorPolicy
-from nemotron_steps.engine.policy.hf_lora import HfAdapters
+from nemotron_steps.engine.policy.lora import HfAdapters
 from nemotron_steps.engine.weight_sync.adapted import FrozenWeights
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.errors import ConfigError

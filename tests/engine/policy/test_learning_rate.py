@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from nemotron_steps.config.schema.policy import TorchSchedulerConfig
-from nemotron_steps.engine.policy.learning_rate import TorchLearningRate
+from nemotron_steps.engine.policy.optimizer import TorchLearningRate
 
 LINEAR = {"name": "torch.optim.lr_scheduler.LinearLR", "kwargs": {"start_factor": 0.1, "total_iters": 4}}
 COSINE = {"name": "torch.optim.lr_scheduler.CosineAnnealingLR", "kwargs": {"T_max": 4, "eta_min": 2.0}}

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nemotron_steps.engine.kernels.fused import rms_norm, rotate, swiglu
 from nemotron_steps.engine.losses.loss import SampledFrom
 from nemotron_steps.engine.policy import logprob
-from nemotron_steps.engine.policy.kernels.fused import rms_norm, rotate, swiglu
 
 
 @settings(max_examples=30, deadline=None)
@@ -202,7 +202,7 @@ def test_written_out_gradients(dtype):
     cos_sin = torch.stack((angles.cos(), angles.sin()))
     assert torch.autograd.gradcheck(swiglu, (random(3, 8),))
     assert torch.autograd.gradcheck(lambda states: rotate(states, cos_sin), (random(4, 2, 2, 6),))
-    from nemotron_steps.engine.policy.kernels.fused import _RmsNorm
+    from nemotron_steps.engine.kernels.fused import _RmsNorm
 
     for shape in ((6,), (2, 6)):
         assert torch.autograd.gradcheck(lambda s, w: _RmsNorm.apply(s, w, 1e-6), (random(4, 3, 2, 6), random(*shape)))

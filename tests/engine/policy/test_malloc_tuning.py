@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nemotron_steps.config.schema.rl import RlConfig
-from nemotron_steps.engine.policy import malloc_tuning
+from nemotron_steps.engine import memory_tuning as malloc_tuning
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from tests.engine.policy.batches import rl_loss
 from tests.models.checkpoints import write_checkpoint
@@ -18,7 +18,7 @@ from tests.models.checkpoints import write_checkpoint
 PROGRAM = """
 import resource, sys
 import numpy as np
-from nemotron_steps.engine.policy.malloc_tuning import keep_freed_memory
+from nemotron_steps.engine.memory_tuning import keep_freed_memory
 
 if sys.argv[1] == "kept":
     keep_freed_memory()

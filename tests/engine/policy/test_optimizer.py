@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from nemotron_steps.config.schema.policy import OptimizerConfig, PolicyConfig
-from nemotron_steps.engine.policy import buffers, offloaded
+from nemotron_steps.engine.policy import param_and_grad_buffer as buffers
+from nemotron_steps.engine.policy import param_and_grad_buffer as offloaded
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.engine.policy.remainders import join_float32, split_float32
+from nemotron_steps.engine.policy.param_and_grad_buffer import join_float32, split_float32
 from tests.engine.policy.batches import grouped_batch, policy_config, rl_loss
 
 AWARE = {"use_precision_aware_optimizer": True}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nemotron_steps.engine.policy.output_layer import OutputLayer
+from nemotron_steps.engine.policy.logprob import OutputLayer
 
 
 @pytest.mark.parametrize(("start", "rows"), [(0, 4), (4, 4), (8, 2), (12, 0), (16, 0)])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nemotron_steps.config.schema.policy import MegatronConfig
-from nemotron_steps.engine.policy.parallel_dims import ParallelDims
+from nemotron_steps.engine.policy.distributed.parallel_dims import ParallelDims
 from nemotron_steps.models.architecture import Architecture
 from tests.conditioning import Conditioned
 from tests.engine.policy.batches import grouped_batch

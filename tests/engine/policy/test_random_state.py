@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from nemotron_steps.engine.policy import random_state
-from nemotron_steps.engine.policy.random_state import random_states, restore_random_states, saved_random_states
+from nemotron_steps.engine.policy import checkpoint as random_state
+from nemotron_steps.engine.policy.checkpoint import random_states, restore_random_states, saved_random_states
 from nemotron_steps.models.megatron_core import ensure_process_group
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemotron_steps.config.schema.policy import GeneratingPolicyConfig, PolicyConfig
+from nemotron_steps.engine.kernels.varlen import to_device
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use
 from nemotron_steps.engine.policy.token_layout import build_layout
 from nemotron_steps.errors import ConfigError
@@ -103,7 +104,7 @@ def test_each_token_counts_as_often_as_sequences_have_it(prompts, seed, share, i
     for ids, length in zip(batch.input_ids.tolist(), batch.lengths.tolist(), strict=True):
         expected.update(enumerate(ids[: length - 1]))  # nothing is predicted from the last one
     places = zip(layout.positions.tolist(), layout.token_ids.tolist(), strict=True)
-    for place, count in zip(places, layout.to(torch.device("cpu")).occurrences.tolist(), strict=True):
+    for place, count in zip(places, to_device(layout, torch.device("cpu")).occurrences.tolist(), strict=True):
         found[place] += count
     assert +found == ({} if idle else expected)
     assert not layout.occurrences[len(layout.token_ids) - layout.padding :].any()
@@ -126,7 +127,7 @@ def test_on_another_device_a_layout_is_whole(idle):
     batch.routed_experts = some_routes(batch, 2, 2, 8)
     layout = build_layout(batch, range(len(batch)), ahead=2, divisible_by=64)
     layout = replace(layout, idle=idle, carried=((1, 3),))
-    moved = dict(parts_of(layout.to(torch.device("meta"))))
+    moved = dict(parts_of(to_device(layout, torch.device("meta"))))
     moved |= dict(parts_of(moved.pop(".ahead")[1], ".second"))
     here = dict(parts_of(layout))
     here |= dict(parts_of(here.pop(".ahead")[1], ".second"))

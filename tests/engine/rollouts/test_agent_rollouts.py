@@ -50,13 +50,6 @@ def test_a_turn_is_whole_where_it_ended_by_itself(said: list[int], agent_cut: bo
     assert read(turn([2], said), truncated=agent_cut).truncated is truncated
 
 
-def test_a_turn_that_does_not_say_its_weights_has_those_that_the_rollout_began_with() -> None:
-    item = turn([2], [5, 1])
-    del item["generation_weight_versions"]
-    assert read(item).weight_versions == [3, 3]
-    assert read(turn([2], [5, 1], generation_weight_versions=[3, 3])).weight_versions == [3, 3]
-
-
 @pytest.mark.parametrize(
     "broken",
     [
@@ -81,10 +74,3 @@ def test_what_cannot_be_trained_on_is_refused(broken: dict[str, Any]) -> None:
     read(turn([2], [5, 1], generation_log_probs=[0.0005, 0]))  # rounding, and a whole number
     with pytest.raises(BrokenTokensError):
         read(turn([2], [5, 1], **broken))
-
-
-def test_turns_that_do_not_go_on_from_each_other_and_none_at_all_are_refused() -> None:
-    with pytest.raises(BrokenTokensError, match="turn 1 does not continue"):
-        read(turn([2, 3], [5, 1]), turn([2, 3, 5, 2, 6], [7, 1]))
-    with pytest.raises(BrokenTokensError, match="no output item"):
-        read({"type": "message"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from nemotron_steps.engine.rollouts.turns import Trajectory
 from nemotron_steps.engine.types import Completion, FinishReason
@@ -28,18 +27,6 @@ def test_a_turn_tells_only_of_tokens_that_no_turn_before_told_of():
     found = told([7, 8]).routed_experts
     # Of the first turn's last token nothing is known until the second feeds it.
     assert found[:, 0, 0].tolist() == [7] * 6 + [8] * 5 and found.shape == (11, 2, 3)
-
-
-@pytest.mark.parametrize(("turns", "expected"), [([7, None], [7] * 6), ([None, 8], [8] * 11), ([None, None], None)])
-def test_turns_may_be_without(turns, expected):
-    found = told(turns).routed_experts
-    assert (found if expected is None else found[:, 1, 2].tolist()) == expected
-
-
-def test_what_another_process_shares_is_not_held():
-    trajectory, shared = Trajectory([1], [0], [0.0]), completion([3], 1, 7)
-    trajectory.append_sampled(shared)
-    assert not np.shares_memory(trajectory.routed_experts, shared.routed_experts)
 
 
 def test_what_is_cut_off_has_no_experts():

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from nemotron_steps.engine.rollouts import failures
-from nemotron_steps.engine.rollouts.conversation import TurnFormat, parse_assistant
-from nemotron_steps.engine.rollouts.turns import ChatSettings, Trajectory, response_of
+from nemotron_steps.engine.rollouts.conversation import TurnFormat
+from nemotron_steps.engine.rollouts.turns import ChatSettings, Trajectory
 from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
 from nemotron_steps.environments.base import Session
-from nemotron_steps.environments.responses import message_item, reasoning_item
 from nemotron_steps.errors import WorkerLostError
 
 END = 0
@@ -100,11 +99,6 @@ def test_what_is_said_next_knows_whether_the_turn_before_ended_in_a_stop_token(l
     assert found.token_ids[4:6] == [ord("Q"), ended]
 
 
-def test_a_turn_that_was_cut_is_the_last() -> None:
-    found = run(Policy(), Asking("Q"), completion("abc", FinishReason.LENGTH))
-    assert found.truncated and found.texts == ["abc"]
-
-
 @pytest.mark.parametrize(("length", "asked", "kept"), [(9, [1], 9), (8, [], 8), (7, [], 7), (20, [12], 14)])
 def test_the_next_turn_has_what_room_is_left(length: int, asked: list[int], kept: int) -> None:
     policy = Policy("zzzzz")
@@ -122,14 +116,6 @@ def test_calls_are_answered_with_their_results_or_what_is_wrong_with_them() -> N
     assert results == ["f={'a': 1}", "error: the arguments of `g` are not a JSON object"]
     ids = [item["call_id"] for item in found.output if "call_id" in item]
     assert ids == ["m/0_0", "m/0_1", "m/0_0", "m/0_1"]
-
-
-def test_what_is_no_reasoning_counts_as_answer() -> None:
-    trajectory = Trajectory([1], [0], [0.0], turns=[(1, 5), (6, 16)], output=[reasoning_item("abc"), message_item("x")])
-    response = response_of(trajectory, CHAT)
-    assert (response.num_reasoning_tokens, response.num_answer_tokens) == (3, 7)
-    trajectory.turns[-1] = (6, 8)
-    assert response_of(trajectory, CHAT).num_answer_tokens == 0
 
 
 def test_an_environment_is_waited_for_so_long_and_its_own_time_out_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,14 +136,6 @@ def test_an_environment_is_waited_for_so_long_and_its_own_time_out_is_its_own(mo
     with pytest.raises(TimeoutError, match="own"):
         asyncio.run(call("verify", 0.0, TimeoutError("own")))
     assert failures.AGENT_SECONDS == 6 * 3600
-
-
-def test_a_turn_becomes_items_and_an_empty_one_a_message() -> None:
-    said = parse_assistant('<think>r</think>t<tool_call>{"name": "f", "arguments": {}}</tool_call>', "c")
-    assert [item["type"] for item in said.output_items()] == ["reasoning", "message", "function_call"]
-    only = parse_assistant('<tool_call>{"name": "f", "arguments": {}}</tool_call>', "c")
-    assert [item["type"] for item in only.output_items()] == ["function_call"]
-    assert [item["type"] for item in parse_assistant("").output_items()] == ["message"]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from nemotron_steps.config.schema.grpo import AsyncGrpoConfig
 from nemotron_steps.config.schema.policy import GenerationConfig
-from nemotron_steps.config.schema.rl import AsyncGrpoConfig, NemoGymConfig, VllmModelConfig
+from nemotron_steps.config.schema.rl import NemoGymConfig, VllmModelConfig
 from nemotron_steps.engine.setup import backends
 from nemotron_steps.engine.setup.backends import sampling_params
 from nemotron_steps.errors import ArtifactError, UnsupportedError

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 import pytest
 
-from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, PackedRow
+from nemotron_steps.engine.supervised.chat_tokens import ChatSequence
 from nemotron_steps.engine.supervised.loop import batch_of, shuffled_batches
-from nemotron_steps.errors import DataError
 
 NUMBERS = range(11)
 
@@ -31,13 +28,6 @@ def test_a_resumed_run_goes_on_where_the_unbroken_one_would(skip: int) -> None:
     assert drawn(skip=skip) == drawn()[skip:]
 
 
-def test_as_many_examples_as_a_batch_has_are_an_epoch_and_fewer_are_refused() -> None:
-    assert [sorted(batch) for batch in islice(drawn(11), 2)] == [list(NUMBERS)] * 2
-    with pytest.raises(DataError, match="11 examples are fewer than one batch") as caught:
-        drawn(12)
-    assert caught.value.hints == ("policy.train_global_batch_size=11",)
-
-
 def test_chats_lie_left_in_rows_as_wide_as_the_longest_rounded_up() -> None:
     chats = [ChatSequence([5, 6, 7], [0, 1, 1]), ChatSequence([8, 9, 10, 11, 12], [0, 0, 1, 0, 1])]
     batch = batch_of(chats, divisible_by=4)
@@ -47,10 +37,3 @@ def test_chats_lie_left_in_rows_as_wide_as_the_longest_rounded_up() -> None:
     assert bool((batch.advantages == 1).all()) and batch.packed_row is None
     assert batch_of(chats, divisible_by=5).input_ids.shape == batch_of(chats).input_ids.shape == (2, 5)
     assert batch_of(chats[:1], pad_id=3, divisible_by=4).input_ids.tolist() == [[5, 6, 7, 3]]
-
-
-def test_chats_of_a_packed_row_keep_its_number() -> None:
-    one, other = ChatSequence([5, 6], [0, 1]), ChatSequence([7, 8, 9], [0, 0, 1])
-    batch = batch_of([PackedRow((one, other)), PackedRow((other,)), PackedRow((one, one))])
-    assert batch.packed_row is not None and batch.packed_row.tolist() == [0, 0, 1, 2, 2]
-    assert batch.lengths.tolist() == [2, 3, 3, 2, 2]

@@ -48,14 +48,6 @@ def texts(chat: ChatFormat, sequence: ChatSequence) -> list[str]:
     return [str(chat.tokenizer.decode(part)) for part in parts]
 
 
-def test_an_answer_ends_with_its_end_token_and_what_follows_that_is_the_templates() -> None:
-    chat = format_of()
-    end = chat.tokenizer.eos_token
-    (sequence,) = chat_sequences(chat, TURNS, "f:1", {})
-    assert sequence.token_mask[0] == 0
-    assert texts(chat, sequence) == ["ask[", f"one{end}", "\nmore[", f"two{end}"]  # no newline after the last one
-
-
 @pytest.mark.parametrize("family", ["qwen3", "llama3"])
 def test_a_greeting_that_nothing_asks_for_is_shown_and_not_trained(family: str) -> None:
     chat, greeting = stock_chat(family), {"role": "assistant", "content": "Welcome"}
@@ -65,20 +57,6 @@ def test_a_greeting_that_nothing_asks_for_is_shown_and_not_trained(family: str) 
     assert "Welcome" in asked and "one" in answer
     with pytest.raises(DataError, match="refuses the chat"):
         chat_sequences(chat, [greeting], "f:1", {})
-
-
-def test_turns_after_the_last_answer_are_left_out() -> None:
-    chat = format_of()
-    assert chat_sequences(chat, TURNS[:3], "f:1", {}) == chat_sequences(chat, TURNS[:2], "f:1", {})
-
-
-def test_a_rows_tools_are_told_before_its_answers() -> None:
-    chat = format_of()
-    chat.tokenizer.chat_template = "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}" + str(
-        chat.tokenizer.chat_template
-    )
-    tools = [{"type": "function", "function": {"name": "two"}}]
-    assert texts(chat, chat_sequences(chat, TURNS, "f:1", {"tools": tools})[0])[0] == "two ask["
 
 
 @pytest.mark.parametrize(
@@ -188,15 +166,6 @@ def test_a_chat_has_the_tokens_of_its_text_where_tokenizers_write_a_space_before
     assert sequence.token_ids[:until] + chat.render_continuation(turns[:1]) == chat.render(turns[:3])
 
 
-@pytest.mark.parametrize(
-    "changes", [{"prompt": "{{ '(' if add_generation_prompt }}"}, {"said": "{{ loop.length }}{{ m.content }}"}]
-)
-def test_a_template_that_shows_an_answer_otherwise_than_it_asks_for_it_is_refused(changes: dict[str, str]) -> None:
-    with pytest.raises(DataError, match="shows an answer otherwise than it asks for it") as caught:
-        chat_sequences(format_of(**changes), TURNS, "f:1", {})
-    assert caught.value.where == "f:1"
-
-
 @pytest.mark.parametrize("eos", ["<|im_end|>", "<|endoftext|>"])
 def test_nothing_after_the_end_of_a_turn_is_trained_and_text_that_spells_one_is_text(eos: str) -> None:
     """Also of a base model whose own end token its template does not write."""
@@ -224,15 +193,3 @@ def test_a_chat_that_teaches_nothing_or_cannot_be_written_is_refused(turns: list
     with pytest.raises(DataError, match=what) as caught:
         chat_sequences(format_of(), turns, "f:1", {})
     assert str(caught.value.where).startswith("f:1")
-
-
-def test_a_comparison_that_the_template_passes_over_is_refused() -> None:
-    roles = ("user", "response_1", "response_2", "assistant")
-    turns = [{"role": role, "content": f" {role} "} for role in roles]
-    chat_sequences(format_of(said="{{ m.content | trim }}"), turns, "f:3", {})
-    with pytest.raises(DataError, match="leaves out the response_2 message") as caught:
-        chat_sequences(format_of(said="{% if m.role != 'response_2' %}{{ m.content }}{% endif %}"), turns, "f:3", {})
-    assert caught.value.where == "f:3" and caught.value.hints[0].startswith("comparisons.layout=plain")
-    with pytest.raises(DataError, match="leaves out the narrator message") as caught:
-        chat_sequences(format_of(said=""), [{"role": "narrator", "content": "x"}, turns[3]], "f:3", {})
-    assert caught.value.hints == ("sed -n 3p f   # the row",)

@@ -104,13 +104,6 @@ def test_a_failed_save_is_asked_for_after_each_step_and_time_after_each_save_but
 
 
 @pytest.mark.parametrize("loop", REPORTED)
-def test_metrics_of_a_validation_to_come_may_rank_checkpoints(loop: str) -> None:
-    _, noted, _ = run(loop, val_period=3)
-    assert [call[3] for call in noted.calls if call[0] == "save"] == [REPORTED[loop]] * 2
-    assert [set(REPORTED[loop]) <= set(metrics) for metrics in noted.metrics_of] == [False, False, True, True]
-
-
-@pytest.mark.parametrize("loop", REPORTED)
 def test_without_validation_rows_nothing_is_validated_however_often(
     loop: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,10 +15,9 @@ from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
 from nemotron_steps.engine.packing import pack
 from nemotron_steps.engine.policy.dtensor import DTensorPolicy
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.engine.policy.micro_batches import plan_micro_batches
 from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, PackedRow, PackedRows, chats_of, row_of
 from nemotron_steps.engine.supervised.loop import batch_of
-from nemotron_steps.errors import ConfigError, DataError
+from nemotron_steps.errors import DataError
 from tests.models.checkpoints import write_checkpoint
 
 SIZE = 32
@@ -79,17 +78,6 @@ def megatron(checkpoint: Path, algorithm: str) -> MegatronPolicy:
     return MegatronPolicy(PolicyConfig.model_validate(settings), checkpoint, NegativeLogLikelihood())
 
 
-def test_what_was_packed_stays_as_it_was_packed() -> None:
-    sizes = ((20, 2), (20, 10), (20,), (5, 5), (2,))
-    batch = batch_of([PackedRow(tuple(ChatSequence([1] * n, [0] + [1] * (n - 1)) for n in row)) for row in sizes])
-    packing = {"enabled": True, "train_mb_tokens": SIZE}
-    config = PolicyConfig.model_validate({"precision": "float32", "sequence_packing": packing})
-    (plan,) = plan_micro_batches(batch, range(len(batch)), config, 1, train=True)
-    assert plan == [[0, 1], [2, 3], [4, 5, 6, 7]], "rows share a micro-batch where it has room for both"
-    batch.packed_row = None
-    assert plan_micro_batches(batch, range(len(batch)), config, 1, train=True) != [plan]
-
-
 def test_megatron_steps_on_packed_rows_bit_for_bit_as_on_chats_that_it_packs_itself(checkpoint: Path) -> None:
     given = chats(40)
     rows = rows_of(given)
@@ -119,13 +107,6 @@ def test_a_policy_that_pads_has_the_same_loss_and_gradient(checkpoint: Path) -> 
         torch.testing.assert_close(packed_weights[name], tensor, rtol=1e-4, atol=2e-5)
 
 
-def test_a_row_that_no_micro_batch_holds_says_what_to_set(checkpoint: Path) -> None:
-    row = PackedRow(tuple(ChatSequence([1] * 20, [0] + [1] * 19) for _ in range(2)))
-    with pytest.raises(ConfigError, match="a packed row of 40 tokens does not fit") as caught:
-        megatron(checkpoint, "concatenative").train_step(batch_of([row]))
-    assert caught.value.hints == ("policy.sequence_packing.train_mb_tokens=40",)
-
-
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
@@ -149,13 +130,3 @@ def test_a_row_that_is_none_is_named_before_training_begins(tmp_path: Path, chan
     with pytest.raises(DataError, match=problem) as caught:
         opened(file)
     assert str(caught.value.where).startswith(f"{file}:2")
-
-
-def test_a_chat_that_the_policy_cannot_read_is_named(tmp_path: Path) -> None:
-    file = written(tmp_path / "train.jsonl", [row_of(row) for row in rows_of(chats(5))])
-    longest = max(len(chat.token_ids) for chat in chats(5))
-    with pytest.raises(DataError, match="a packed chat is longer than") as caught:
-        opened(file, max_length=longest - 1)
-    policy, packing = caught.value.hints
-    assert policy == f"policy.max_total_sequence_length={longest}"
-    assert packing.startswith(f"packing.pack_size={longest - 1} ")

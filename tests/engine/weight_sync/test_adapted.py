@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
-from nemotron_steps.engine.policy.adapted_weights import ChangedWeights
+from nemotron_steps.engine.policy.lora import ChangedWeights
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.weight_sync.adapted import FrozenWeights, is_adapter
 from nemotron_steps.engine.weight_sync.plan import WeightPlan

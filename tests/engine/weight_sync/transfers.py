@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from benchmarks.grpo_task import make_large_checkpoint
-from nemotron_steps.config.schema.rl import ClusterConfig, LossFnConfig
+from nemotron_steps.config.schema.grpo import LossFnConfig
+from nemotron_steps.config.schema.rl import ClusterConfig
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.policy_group import RayPolicy

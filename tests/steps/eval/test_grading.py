@@ -69,39 +69,6 @@ def config(**env: Any) -> GradingConfig:
     return GradingConfig.model_validate({"evaluation": {**evaluation, "precision": "bfloat16"}, "env": env})
 
 
-def test_every_set_is_answered_by_one_model_and_graded_by_one_set_of_environments(noted: list[Any]) -> None:
-    found, _ = evaluation.grade(Path("x/model"), SETS, config(), None, environment="mcqa")  # type: ignore[arg-type]
-    assert found == {"a": ["graded a0", "graded a1"], "b": ["graded b0"]}
-    assert noted == [
-        ("check", ["a0", "a1", "b0"], "mcqa", False),
-        ("generator", "model", 64, "bfloat16"),
-        ("judges", "needed", 5),
-        ("environments", "judges", "mcqa"),
-        ("collector", 5, 64, 64, 2),
-        ("start",),
-        ("collect", ["a0", "a1"], ["eval/0", "eval/1"], 3),
-        ("collect", ["b0"], ["eval/0"], 3),
-        ("close",),
-        ("generator closed",),
-        ("refuse", ["a0", "a1"], ["graded a0", "graded a1"], 3),
-        ("refuse", ["b0"], ["graded b0"], 3),
-    ]
-
-
-def test_the_one_environment_of_the_config_grades_where_no_other_is_asked_for(noted: list[Any]) -> None:
-    one = {"should_use_nemo_gym": False, "environment": "genrm_compare"}
-    for asked, only in ((None, "genrm_compare"), ("mcqa", "mcqa")):
-        noted.clear()
-        evaluation.grade(Path("model"), SETS, config(**one), None, environment=asked)  # type: ignore[arg-type]
-        assert (noted[0][2], noted[3][2]) == (only, only)
-
-
-def test_environments_and_model_are_closed_where_answering_fails(noted: list[Any]) -> None:
-    with pytest.raises(StepFailedError, match="lost"):
-        evaluation.grade(Path("model"), {"a": ["lost"], "b": ["b0"]}, config(), None, environment=None)  # type: ignore
-    assert noted[-3:] == [("collect", ["lost"], ["eval/0"], 3), ("close",), ("generator closed",)]
-
-
 def test_what_a_generator_cannot_do_is_told_with_the_keys_of_this_step(
     noted: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from nemotron_steps.config.schema.eval import StagesEvalConfig
-from nemotron_steps.errors import ConfigError, DataError
+from nemotron_steps.errors import ConfigError
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps import evaluation
 from nemotron_steps.steps.evaluation import _heldout, eval_stages
@@ -93,16 +92,6 @@ def test_a_killed_evaluation_goes_on_with_the_next_model(tmp_path, model, monkey
     assert summary["largest_standard_error"] == 0.01  # one prompt has none
 
 
-def test_the_reports_reward_is_the_last_models_mean_over_the_sets(tmp_path):
-    sets = {name: prompts(tmp_path / name, heldout=1) for name in ("one", "other")}
-    context, _ = context_of(tmp_path, {"first": "a", "second": "b"}, sets)
-    for number, rewards in enumerate(((0.0, 0.1), (0.5, 1.0))):
-        kept = {name: {"reward": r, "standard_error": 0.0} for name, r in zip(sets, rewards, strict=True)}
-        (context.work / f"{number}.json").write_text(json.dumps(kept))
-    eval_stages(context)
-    assert context.outputs["report"].attributes["reward"] == 0.75
-
-
 @pytest.mark.parametrize(
     ("splits", "graded"),
     [
@@ -116,59 +105,8 @@ def test_held_out_rows_are_graded_and_validation_rows_only_where_there_are_none(
     assert len(_heldout("own", Path(prompts(tmp_path / "own", **splits)))) == graded
 
 
-def test_what_cannot_be_evaluated_is_refused_before_any_model_is_read(tmp_path):
-    empty = prompts(tmp_path / "empty", train=3)
-    context, _ = context_of(tmp_path, {"any": "nowhere"}, {"empty": empty})
-    with pytest.raises(DataError, match="neither held-out nor validation rows"):
-        eval_stages(context)
-    context, _ = context_of(tmp_path, {"any": "nowhere"}, {"own": prompts(tmp_path / "own", heldout=1)})
-    strange = context.config.model_copy(
-        update={"evaluation": context.config.evaluation.model_copy(update={"environments": {"won": "reasoning_gym"}})}
-    )
-    with pytest.raises(ConfigError, match="no set of prompts 'won'"):
-        eval_stages(plain_context(strange, tmp_path, outputs={"report": "eval_report"}))
-
-
-def test_sets_that_one_environment_grades_are_answered_together_and_the_others_by_their_own(tmp_path, monkeypatch):
-    sets = {name: prompts(tmp_path / name, heldout=count) for name, count in (("a", 1), ("b", 2), ("c", 3))}
-    asked = []
-
-    def grade(folder, together, config, reporter, *, environment):
-        asked.append((folder.name, {name: len(rows) for name, rows in together.items()}, environment))
-        return {name: len(rows) / 4 for name, rows in together.items()}, None
-
-    monkeypatch.setattr(evaluation, "grade", grade)
-
-    def summarize(reward):
-        return SimpleNamespace(to_dict=lambda: {"reward": reward, "standard_error": reward / 25})
-
-    monkeypatch.setattr(evaluation, "summarize", summarize)
-    own = {"environment": "mcqa", "environments": {"b": "own"}}
-    context, records = context_of(tmp_path, {"early": "x/early", "late": "x/late"}, sets, **own)
-    eval_stages(context)
-    assert asked == [
-        (model, *of) for model in ("early", "late") for of in (({"a": 1, "c": 3}, "mcqa"), ({"b": 2}, "own"))
-    ]
-    report = json.loads((context.outputs["report"].path / "report.json").read_text())
-    assert list(report["metrics"].items())[:3] == [("early/a", 0.25), ("early/b", 0.5), ("early/c", 0.75)]
-    metrics = [(r["index"], r["values"]) for r in records if r["kind"] == "metrics"]
-    assert metrics == [
-        (n, {f"heldout/{s}/reward": r for s, r in zip("abc", (0.25, 0.5, 0.75), strict=True)}) for n in (0, 1)
-    ]
-    (summary,) = [record["values"] for record in records if record["kind"] == "summary"]
-    assert summary["largest_standard_error"] == 0.03 and summary["heldout_reward"]["late"]["b"] == 0.5
-    assert [(r["completed"], r["total"]) for r in records if r["kind"] == "progress"] == [(0, 2), (1, 2)]
-
-
 @pytest.mark.parametrize(("models", "sets", "missing"), [({"a": "x"}, {}, "prompts"), ({}, {"a": "x"}, "models")])
 def test_what_is_missing_of_an_evaluation_is_asked_for(models, sets, missing, tmp_path):
     with pytest.raises(ConfigError, match="nothing to evaluate") as caught:
         eval_stages(context_of(tmp_path, models, sets)[0])
     assert (caught.value.where, caught.value.hints) == (missing, (f"--input {missing}.NAME=PATH",))
-
-
-def test_a_limit_of_a_set_that_is_not_there_is_refused(tmp_path):
-    sets = {"own": prompts(tmp_path / "own", heldout=1)}
-    with pytest.raises(ConfigError, match="no set of prompts 'won'") as caught:
-        eval_stages(context_of(tmp_path, {"any": "nowhere"}, sets, max_prompts_of={"won": 1, "own": 1})[0])
-    assert caught.value.where == "evaluation.max_prompts_of.won"

@@ -22,7 +22,7 @@ from nemotron_steps.engine.generation.embedded.dense_model import CachedDenseMod
 from nemotron_steps.engine.generation.embedded.prefix_cache import Prefix
 from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan, sample, stream_uniforms
 from nemotron_steps.engine.generation.embedded.shared_prefix_batching import PREFIX_FIELDS, rows_together, sets_of_rows
-from nemotron_steps.engine.native.compiler import library
+from nemotron_steps.engine.kernels.compiler import library
 
 _SMALLEST = 8
 _TEMPERATURES = 4  # training, evaluation, and two more: requests from outside may name any, and graphs take memory

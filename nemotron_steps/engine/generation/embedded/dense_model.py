@@ -29,7 +29,7 @@ from nemotron_steps.engine.generation.embedded.cached_model import (
     DeviceView,
     Slot,
 )
-from nemotron_steps.engine.policy.kernels.dense import linear_forward
+from nemotron_steps.engine.kernels.linear import linear_forward
 from nemotron_steps.errors import EngineError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.mapping import HEAD
@@ -168,7 +168,7 @@ class CachedDenseModel(CachedModel):
     def decode_fused(self, tokens: torch.Tensor, cache: DeviceView) -> torch.Tensor:
         """CachedModel.decode_fused, in ten kernels a layer."""
         from nemotron_steps.engine.generation.embedded.kernels import decode_attention
-        from nemotron_steps.engine.policy.kernels.triton_kernels import swiglu_forward
+        from nemotron_steps.engine.kernels.triton_kernels import swiglu_forward
 
         a = self.architecture
         rotations = torch.view_as_real(self.weights.rotations)

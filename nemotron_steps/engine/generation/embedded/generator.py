@@ -27,9 +27,15 @@ from nemotron_steps.engine.generation.embedded.dense_model import CachedDenseMod
 from nemotron_steps.engine.generation.embedded.hybrid_model import CachedHybridModel
 from nemotron_steps.engine.generation.embedded.prefix_cache import Prefix, PrefixCache
 from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan, make_plan, sample, stream_key
-from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights, ChangedWeights, after
-from nemotron_steps.engine.policy.malloc_tuning import release_gpu_memory
-from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams, WeightSyncReport
+from nemotron_steps.engine.memory_tuning import release_gpu_memory
+from nemotron_steps.engine.policy.lora import AdaptedWeights, ChangedWeights, after
+from nemotron_steps.engine.types import (
+    Completion,
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    WeightSyncReport,
+)
 from nemotron_steps.errors import EngineError
 from nemotron_steps.models.architecture import Architecture
 

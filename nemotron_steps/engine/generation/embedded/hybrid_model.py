@@ -41,10 +41,9 @@ from nemotron_steps.engine.generation.embedded.hybrid_layers import (
     mamba_step_on_device,
     mlp,
 )
-from nemotron_steps.engine.policy.kernels.dense import linear_forward
-from nemotron_steps.engine.policy.mamba.conv import conv, last_window
-from nemotron_steps.engine.policy.mamba.runs import Runs
-from nemotron_steps.engine.policy.mamba.scan import scan, time_steps
+from nemotron_steps.engine.kernels.linear import linear_forward
+from nemotron_steps.engine.policy.mamba.scan import conv, last_window, scan, time_steps
+from nemotron_steps.engine.policy.mamba.segments import Runs
 from nemotron_steps.models.architecture import Architecture, Mamba2
 
 

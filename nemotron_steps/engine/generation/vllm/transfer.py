@@ -21,7 +21,7 @@ import torch
 from torch.storage import TypedStorage, UntypedStorage
 
 from nemotron_steps.engine.generation.vllm.liveness import call, lost_engine
-from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights
+from nemotron_steps.engine.policy.lora import AdaptedWeights
 from nemotron_steps.engine.weight_sync.plan import Bucket, Entry, WeightPlan
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentWriter
 from nemotron_steps.engine.weight_sync.streams import StreamHandle, StreamSender

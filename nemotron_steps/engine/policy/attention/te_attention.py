@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nemotron_steps.engine.policy.token_layout import RowSpans, Spans
+from nemotron_steps.engine.kernels.varlen import RowSpans, Spans
 
 _LOG = logging.getLogger(__name__)
 MOST_RUNS = 512

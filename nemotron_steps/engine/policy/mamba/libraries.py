@@ -18,79 +18,66 @@ import importlib.util
 import logging
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 
-from nemotron_steps.engine.policy.cells import pad, unpad
-from nemotron_steps.engine.policy.mamba.runs import Runs
+from nemotron_steps.engine.kernels.varlen import pad, unpad
+from nemotron_steps.engine.policy.mamba.segments import Runs
 from nemotron_steps.errors import first_line
 
 _LOG = logging.getLogger(__name__)
 
-LevelScan = Callable[
-    [Sequence[torch.Tensor], torch.Tensor, torch.Tensor, Runs, int, int, torch.Tensor | None, bool],
-    tuple[torch.Tensor, torch.Tensor | None],
-]
-"""Arguments and results of scan.py's scan of one level of rows."""
+LevelScan = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+"""As scan.py's scan of one level of rows."""
 Conv = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """cells [n, C], weight [C, 1, K], bias [C] → silu of their convolution, as one run."""
-
-
 Norm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, float], torch.Tensor]
-"""Arguments and result of gated_norm.py's norm."""
+"""As mixer.py's gated norm."""
 
 
 def scan_for(x: torch.Tensor, b: torch.Tensor, plain: LevelScan) -> LevelScan | None:
     """The library's scan for tensors like x [T, H, P] and b [T, G, N]; None for the plain one."""
-    if not x.is_cuda or x.dtype is torch.float32:
-        return None
-    return _with_room(lambda: _scan_for(x.device, x.dtype, x.shape[1:], b.shape[1:], plain))
+    return _library_for("scan", x, plain, tuple(x.shape[1:]), tuple(b.shape[1:]))
 
 
 def conv_for(states: torch.Tensor, kernel: int, plain: Conv) -> Conv | None:
     """The library's convolution for tensors like states [T, C]; None for the plain one."""
-    if not states.is_cuda or states.dtype is torch.float32:
-        return None
-    return _with_room(lambda: _conv_for(states.device, states.dtype, states.shape[1], kernel, plain))
+    return _library_for("convolution", states, plain, states.shape[1], kernel)
 
 
 def norm_for(y: torch.Tensor, groups: int, plain: Norm) -> Norm | None:
     """The library's gated norm for tensors like y [T, W]; None for the plain one."""
-    if not y.is_cuda or y.dtype is torch.float32:
+    return _library_for("norm", y, plain, y.shape[1], groups)
+
+
+def _library_for(what: str, like: torch.Tensor, plain: Any, *sizes: object) -> Any | None:
+    """None too where the GPU has no memory for a trial now, and the next pass tries again."""
+    if not like.is_cuda or like.dtype is torch.float32:
         return None
-    return _with_room(lambda: _norm_for(y.device, y.dtype, y.shape[1], groups, plain))
-
-
-def _with_room(choose: Callable[[], Any]) -> Any | None:
-    """The library's function; None where the GPU has no memory for its trial now, and the next pass tries again."""
     try:
-        return choose()
+        return _chosen(what, plain, like.device, like.dtype, *sizes)
     except torch.OutOfMemoryError as error:
         _LOG.warning("no memory to try a library for Mamba-2: the plain code this time: %s", first_line(error))
         return None
 
 
 @cache
-def _scan_for(
-    device: torch.device, dtype: torch.dtype, heads: torch.Size, groups: torch.Size, plain: LevelScan
-) -> LevelScan | None:
-    return first_that_works("scan", SCANS, lambda scan: try_scan(scan, plain, device, dtype, heads, groups))
+def _chosen(what: str, plain: Any, *given: Any) -> Any | None:
+    kinds: dict[str, tuple[Mapping[str, Any], Callable[..., None]]] = {
+        "scan": (SCANS, try_scan),
+        "convolution": (CONVS, try_conv),
+        "norm": (NORMS, try_norm),
+    }
+    candidates, attempt = kinds[what]
+    return first_that_works(what, candidates, lambda found: attempt(found, plain, *given))
 
 
-@cache
-def _conv_for(device: torch.device, dtype: torch.dtype, channels: int, kernel: int, plain: Conv) -> Conv | None:
-    return first_that_works("convolution", CONVS, lambda conv: try_conv(conv, plain, device, dtype, channels, kernel))
-
-
-@cache
-def _norm_for(device: torch.device, dtype: torch.dtype, width: int, groups: int, plain: Norm) -> Norm | None:
-    return first_that_works("norm", NORMS, lambda norm: try_norm(norm, plain, device, dtype, width, groups))
-
-
-def first_that_works(what: str, candidates: dict[str, Callable[[], Any]], attempt: Callable[[Any], None]) -> Any | None:
+def first_that_works(
+    what: str, candidates: Mapping[str, Callable[[], Any]], attempt: Callable[[Any], None]
+) -> Any | None:
     """The first of some libraries' functions that can be imported and passes `attempt`; None if none does.
 
     Args:
@@ -127,6 +114,9 @@ def first_that_works(what: str, candidates: dict[str, Callable[[], Any]], attemp
     return None
 
 
+# Each try compares results and gradients on a few tokens: RuntimeError if they differ by more than rounding.
+
+
 def try_scan(
     scan: LevelScan,
     plain: LevelScan,
@@ -135,7 +125,7 @@ def try_scan(
     heads: Sequence[int],
     groups: Sequence[int],
 ) -> None:
-    """Compare rows with and without states, and the gradients. RuntimeError if they differ by more than rounding."""
+    """Rows with and without states."""
     generator = torch.Generator(device).manual_seed(0)
     runs = Runs([70, 3, 200], device=device)
     shapes = [(runs.tokens, *heads), (runs.tokens, heads[0]), (runs.tokens, *groups), (runs.tokens, *groups)]
@@ -147,19 +137,16 @@ def try_scan(
         given = [t.detach().requires_grad_() for t in (*tokens, *rates, *([] if initial is None else [initial]))]
         results = []
         for function in (scan, plain):
-            y, end = function(
-                given[:4], given[4], given[5], runs, 0, 128, given[6] if initial is not None else None, final
-            )
+            begun = None if initial is None else given[6]
+            y, end = function(given[:4], given[4], given[5], runs, 0, 128, begun, final)
             total = (y.float() * x.sign()).sum() + (0 if end is None else end.sum())
             results.append([y, *([] if end is None else [end]), *torch.autograd.grad(total, given)])
         _compare(*results)
 
 
 def try_conv(conv: Conv, plain: Conv, device: torch.device, dtype: torch.dtype, channels: int, kernel: int) -> None:
-    """Compare a few cells, and the gradients. RuntimeError if they differ by more than rounding."""
-    generator = torch.Generator(device).manual_seed(0)
-    shapes = (70, channels), (channels, 1, kernel), (channels,)
-    given = [torch.randn(shape, generator=generator, device=device).to(dtype).requires_grad_() for shape in shapes]
+    """A few cells."""
+    given = _random([(70, channels), (channels, 1, kernel), (channels,)], device, dtype)
     results = []
     for function in (conv, plain):
         out = function(*given)
@@ -168,15 +155,18 @@ def try_conv(conv: Conv, plain: Conv, device: torch.device, dtype: torch.dtype, 
 
 
 def try_norm(norm: Norm, plain: Norm, device: torch.device, dtype: torch.dtype, width: int, groups: int) -> None:
-    """Compare a few tokens, whose gates are a part of wider ones, and the gradients; as `try_conv`."""
-    generator = torch.Generator(device).manual_seed(0)
-    shapes = (7, width), (7, 2 * width), (width,)
-    given = [torch.randn(shape, generator=generator, device=device).to(dtype).requires_grad_() for shape in shapes]
+    """A few tokens, whose gates are a part of wider ones."""
+    given = _random([(7, width), (7, 2 * width), (width,)], device, dtype)
     results = []
     for function in (norm, plain):
         out = function(given[0], given[1][:, :width], given[2], groups, 1e-5)
         results.append([out, *torch.autograd.grad((out.float() * given[0].detach().float().cos()).sum(), given)])
     _compare(*results)
+
+
+def _random(shapes: Sequence[tuple[int, ...]], device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
+    generator = torch.Generator(device).manual_seed(0)
+    return [torch.randn(shape, generator=generator, device=device).to(dtype).requires_grad_() for shape in shapes]
 
 
 def _compare(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
@@ -226,33 +216,24 @@ def _tune_less() -> None:
 
     It has about ten for each of some fifteen kernels, and the first pass would compile all of them for minutes.
     """
+
+    def in_flight(config: Any) -> int:
+        return math.prod(size for size in config.kwargs.values() if isinstance(size, int)) * int(config.num_stages)
+
     for name, module in list(sys.modules.items()):
         if name.startswith("mamba_ssm.ops.triton."):
             for kernel in vars(module).values():
                 configs = getattr(kernel, "configs", None)
                 if isinstance(configs, list) and len(configs) > TUNED:
                     first = (len(configs) - TUNED) // 2
-                    kernel.configs = sorted(configs, key=_block_size)[first : first + TUNED]
-
-
-def _block_size(config: Any) -> int:
-    """Elements that a configuration of Triton's keeps in flight."""
-    stages: int = config.num_stages
-    return math.prod(size for size in config.kwargs.values() if isinstance(size, int)) * stages
+                    kernel.configs = sorted(configs, key=in_flight)[first : first + TUNED]
 
 
 def _mamba_ssm_scan() -> LevelScan:
     mamba_chunk_scan_combined = _import_triton_part("ssd_combined").mamba_chunk_scan_combined
 
     def scan(
-        tokens: Sequence[torch.Tensor],
-        a: torch.Tensor,
-        d: torch.Tensor,
-        runs: Runs,
-        number: int,
-        chunk_size: int,
-        initial: torch.Tensor | None,
-        final: bool,
+        tokens: Sequence[Any], a: Any, d: Any, runs: Runs, number: int, chunk_size: int, initial: Any, final: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if initial is None and not final:
             x, dt, b, c = (tensor[None] for tensor in tokens)
@@ -284,14 +265,7 @@ def _fla_scan() -> LevelScan:
     from fla.ops.simple_gla import chunk_simple_gla
 
     def scan(
-        tokens: Sequence[torch.Tensor],
-        a: torch.Tensor,
-        d: torch.Tensor,
-        runs: Runs,
-        number: int,
-        chunk_size: int,
-        initial: torch.Tensor | None,
-        final: bool,
+        tokens: Sequence[Any], a: Any, d: Any, runs: Runs, number: int, chunk_size: int, initial: Any, final: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         x, dt, b, c = tokens
         each = x.shape[1] // b.shape[1]
@@ -336,10 +310,7 @@ def _mamba_ssm_norm() -> Norm:
     rmsnorm_fn = _import_triton_part("layernorm_gated").rmsnorm_fn
 
     def norm(y: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, groups: int, eps: float) -> torch.Tensor:
-        out: torch.Tensor = rmsnorm_fn(
-            y, weight, None, z=gate, eps=eps, group_size=y.shape[1] // groups, norm_before_gate=False
-        )
-        return out
+        return rmsnorm_fn(y, weight, None, z=gate, eps=eps, group_size=y.shape[1] // groups, norm_before_gate=False)
 
     return norm
 

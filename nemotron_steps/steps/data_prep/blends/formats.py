@@ -175,7 +175,7 @@ def columnar_errors(file: DataFile) -> Iterator[None]:
         yield
     except arrow_error as error:
         raise DataError(
-            f"the {file.kind.capitalize()} file is damaged, or is none",
+            f"the {file.kind.capitalize()} file is damaged, or of another format",
             where=file.place,
             found=(str(error).splitlines() or [type(error).__name__])[0],
             hints=(f"ls -l {file.path}   # whether it was copied whole",),

@@ -1,4 +1,8 @@
-"""Chats in which an agent solves tasks of made-up packages: what supervised training learns the harness from."""
+"""Chats in which an agent solves tasks of made-up packages: what supervised training learns the harness from.
+
+An agent that knows the fault goes about it in the harness's own words: look, change the line, say so. Nothing runs:
+what the tools answer follows from the files alone (environments/swe/harness.py).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nemotron_steps.config.schema.swe_packages import SweDemonstrations
+from nemotron_steps.config.schema.data_prep import SweDemonstrations
 from nemotron_steps.environments.swe.harness import TOOLS, replaced, task_prompt, view_text
 from nemotron_steps.errors import DataError
 from nemotron_steps.rows.lines import Row

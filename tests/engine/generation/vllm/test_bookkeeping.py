@@ -19,7 +19,7 @@ from nemotron_steps.engine.generation.vllm.transfer import (
     lost_worker,
     to_plain,
 )
-from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights, ChangedWeights
+from nemotron_steps.engine.policy.lora import AdaptedWeights, ChangedWeights
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.streams import StreamHandle
 from nemotron_steps.engine.weight_sync.transport_handle import SHARED_MEMORY, STREAM, ChannelHandles, TransportHandle

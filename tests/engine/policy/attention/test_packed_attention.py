@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemotron_steps.engine.policy.attention import flash, packed_attention, te_attention
+from nemotron_steps.engine.policy.attention import flash, te_attention
+from nemotron_steps.engine.policy.attention import flash as packed_attention
 from nemotron_steps.engine.policy.token_layout import build_layout
 from tests.engine.policy.attention import attention_on_gpu
 from tests.engine.policy.batches import grouped_batch
 
 CASES = """
 import sys, torch
-from nemotron_steps.engine.policy.attention import packed_attention
-from nemotron_steps.engine.policy.attention.attention import FlatAttention
-from nemotron_steps.engine.policy.kernels import triton_attention as kernels
+from nemotron_steps.engine.policy.attention import flash as packed_attention
+from nemotron_steps.engine.policy.attention.attention import flat_attention
+from nemotron_steps.engine.kernels import triton_attention as kernels
 from nemotron_steps.engine.policy.token_layout import build_layout
 from tests.engine.policy.batches import grouped_batch
 
@@ -41,7 +42,7 @@ for prompts, width, divisible_by, heads, seed, apart in (
     tensors[1] += apart
     grad[tokens - layout.padding :] = 0
     results = []
-    for attend in (FlatAttention(None), lambda *given: packed_attention.packed_attention(*given).flatten(1)):
+    for attend in (flat_attention, lambda *given: packed_attention.packed_attention(*given).flatten(1)):
         leaves = [tensor.clone().requires_grad_() for tensor in tensors]
         out = attend(*leaves, layout)
         out.backward(grad)
@@ -97,7 +98,7 @@ def test_where_the_kernels_cannot_be_compiled_it_is_said_once(untried, caplog):
 
 @pytest.mark.parametrize("wrong", ["forward", "backward"])
 def test_kernels_that_compute_something_else_are_left_alone(wrong, untried, monkeypatch, caplog):
-    kernels = pytest.importorskip("nemotron_steps.engine.policy.kernels.triton_attention")
+    kernels = pytest.importorskip("nemotron_steps.engine.kernels.triton_attention")
 
     def forward(query, key, value, rows, longest, out):
         right = torch.tensor([0, 0.5, 1, 5 / 3]).view(4, 1, 1)
@@ -128,7 +129,7 @@ def test_kernels_that_compute_something_else_are_left_alone(wrong, untried, monk
 def test_long_rows_are_left_to_cudnn_where_it_is_there(length, runs_here, cudnn, by, monkeypatch):
     layout = attention_on_gpu.timing_layout(1, 2, 4, length)
     states = torch.zeros(len(layout.token_ids), 2, 8)
-    monkeypatch.setattr(packed_attention, "takes", lambda *_: runs_here)
+    monkeypatch.setattr(packed_attention, "packed_takes", lambda *_: runs_here)
     monkeypatch.setattr(te_attention, "takes", lambda *_: cudnn)
     called = []
     monkeypatch.setattr(packed_attention, "packed_attention", lambda *_: called.append("packed") or states)
@@ -146,8 +147,8 @@ def test_other_sizes_of_heads_are_not_taken(monkeypatch):
         def __init__(self, width: int) -> None:
             self.shape = (10, 4, width)
 
-    assert packed_attention.takes(OnCuda(128), OnCuda(128))
-    assert not packed_attention.takes(OnCuda(80), OnCuda(80))
+    assert packed_attention.packed_takes(OnCuda(128), OnCuda(128))
+    assert not packed_attention.packed_takes(OnCuda(80), OnCuda(80))
 
 
 @pytest.mark.cuda
@@ -158,5 +159,5 @@ def test_other_sizes_of_heads_are_not_taken(monkeypatch):
 def test_on_cuda_they_are_used_and_as_near_to_float32_as_flash_attention(name, heads, dtype):
     layout = attention_on_gpu.layout_of(name)
     query, key, *_ = attention_on_gpu.tensors_of(layout, heads, dtype)
-    assert packed_attention.takes(query, key)
+    assert packed_attention.packed_takes(query, key)
     assert not attention_on_gpu.wrong(attention_on_gpu.errors(layout, heads, dtype))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nemotron_steps.engine.policy.attention.attention import FlatAttention
-from nemotron_steps.engine.policy.attention.part_of_queries import part_attention
+from nemotron_steps.engine.kernels.varlen import to_device
+from nemotron_steps.engine.policy.attention.attention import flat_attention
+from nemotron_steps.engine.policy.attention.few_heads import part_attention
 from nemotron_steps.engine.policy.token_layout import build_layout
 from tests.engine.policy.batches import grouped_batch
 
@@ -24,9 +25,8 @@ KINDS = {
 def test_outputs_and_gradients_are_those_of_whole_attention(share_prompts, kept, device):
     dtype, atol, rtol = KINDS[device]
     batch = grouped_batch()
-    layout = build_layout(batch, range(len(batch)), share_prompts=share_prompts, divisible_by=8).to(
-        torch.device(device)
-    )
+    layout = build_layout(batch, range(len(batch)), share_prompts=share_prompts, divisible_by=8)
+    layout = to_device(layout, torch.device(device))
     tokens = len(layout.token_ids)
     each = tokens // 8
     ranges = tuple((number * each, (number + 1) * each) for number in kept)
@@ -38,7 +38,7 @@ def test_outputs_and_gradients_are_those_of_whole_attention(share_prompts, kept,
     mine = mine[mine < tokens - layout.padding].to(device)
     upstream[mine] = made[3][mine]
 
-    whole = FlatAttention(None)(*states, layout)
+    whole = flat_attention(*states, layout)
     expected = torch.autograd.grad(whole, states, upstream)
     query, key, value = states
     asking = torch.cat([query[first:after] for first, after in ranges])

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from nemotron_steps.engine.kernels.varlen import Spans, to_device
 from nemotron_steps.engine.policy.attention import te_attention
 from nemotron_steps.engine.policy.attention.flash import flat_flash_attention
-from nemotron_steps.engine.policy.token_layout import Spans
 from tests.engine.policy.attention import attention_on_gpu
 
 
@@ -45,7 +45,7 @@ def test_output_and_gradients_are_as_near_to_float32_as_those_of_torch(layout, h
 @pytest.mark.cuda
 @pytest.mark.skipif(not _installed(), reason="needs CUDA and Transformer Engine")
 def test_it_is_used_without_being_asked_for(monkeypatch):
-    layout = attention_on_gpu.timing_layout(2, 2, 64, 4096).to(torch.device("cuda"))
+    layout = to_device(attention_on_gpu.timing_layout(2, 2, 64, 4096), torch.device("cuda"))
     tensors = attention_on_gpu.tensors_of(layout, attention_on_gpu.HEADS[0], torch.bfloat16)
     called = []
     forward = te_attention.forward

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nemotron_steps.engine.policy.attention.attention import FlatAttention
-from nemotron_steps.engine.policy.kernels.attention_half import attention_half
-from nemotron_steps.engine.policy.kernels.dense import linear
-from nemotron_steps.engine.policy.kernels.fused import rms_norm, split_heads
+from nemotron_steps.engine.kernels.cpu_layers import attention_half
+from nemotron_steps.engine.kernels.fused import rms_norm, split_heads
+from nemotron_steps.engine.kernels.linear import linear
+from nemotron_steps.engine.policy.attention.attention import flat_attention
 from nemotron_steps.engine.policy.token_layout import build_layout
 from tests.engine.policy.batches import grouped_batch
 
@@ -18,7 +18,7 @@ HIDDEN, WIDTH, EPS = 24, 16, 1e-6
 def pieces(hidden, norm, qkv, head_norm, out, cos_sin, layout):
     groups = (qkv.shape[0] - out.shape[1]) // (2 * WIDTH)
     mixed = linear(rms_norm(hidden, norm, EPS), qkv).view(hidden.shape[0], groups, -1, WIDTH)
-    attended = FlatAttention(None)(*split_heads(mixed, head_norm, cos_sin, EPS), layout)
+    attended = flat_attention(*split_heads(mixed, head_norm, cos_sin, EPS), layout)
     return hidden + linear(attended.view(*hidden.shape[:-1], -1), out)
 
 
@@ -43,7 +43,7 @@ def test_value_and_every_gradient(prompts, groups, queries, divisible_by, normed
     mine, theirs = ([leaf.clone().requires_grad_() for leaf in leaves] for _ in range(2))
     if not normed:
         mine[3] = theirs[3] = None
-    found = attention_half(*mine, cos_sin, layout, EPS)
+    found = attention_half(*mine, cos_sin, layout.spans, EPS)
     found.backward(grad)
     expected = pieces(*theirs, cos_sin, layout)
     expected.backward(grad)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nemotron_steps.engine.policy.kernels.dense import linear, linear_forward, outer_product
+from nemotron_steps.engine.kernels.linear import linear, linear_forward, outer_product
 from tests.conditioning import assert_conditioned, in_float64, with_gradients
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nemotron_steps.engine.policy.kernels.dense import linear
+from nemotron_steps.engine.kernels.linear import linear
 
 pytestmark = pytest.mark.cuda
 

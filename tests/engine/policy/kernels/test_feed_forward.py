@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nemotron_steps.engine.policy.kernels import cpu_norm_swiglu
-from nemotron_steps.engine.policy.kernels.feed_forward import feed_forward
+from nemotron_steps.engine.kernels import cpu_layers as cpu_norm_swiglu
+from nemotron_steps.engine.kernels.cpu_layers import feed_forward
 from tests.conditioning import assert_conditioned, in_float64, with_gradients
 
 

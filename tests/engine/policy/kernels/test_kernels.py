@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from nemotron_steps.engine.policy.attention import flash
-from nemotron_steps.engine.policy.attention.attention import FlatAttention
+from nemotron_steps.engine.policy.attention.attention import flat_attention
 from nemotron_steps.engine.policy.token_layout import build_layout
 from tests.engine.policy.batches import grouped_batch
 
 KERNELS = """
 import torch
 from nemotron_steps.engine.policy.attention import flash
-from nemotron_steps.engine.policy.kernels import fused
-from nemotron_steps.engine.policy.kernels import triton_kernels
+from nemotron_steps.engine.kernels import fused
+from nemotron_steps.engine.kernels import triton_kernels
 
 generator = torch.Generator().manual_seed(0)
 
@@ -148,7 +148,7 @@ def test_merged_flash_attention_equals_masked_attention(prompts, divisible_by, m
     tensors = [torch.randn(len(layout.token_ids), heads, 8, generator=generator) for heads in (4, 2, 2)]
     grad = torch.randn(len(layout.token_ids), 32, generator=generator)
     results = []
-    for attend in (FlatAttention(None), flash.flat_flash_attention):
+    for attend in (flat_attention, flash.flat_flash_attention):
         leaves = [tensor.clone().requires_grad_() for tensor in tensors]
         out = attend(*leaves, layout)
         if layout.padding:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nemotron_steps.engine.policy.attention.attention import FlatAttention
-from nemotron_steps.engine.policy.kernels.fused import split_heads
-from nemotron_steps.engine.policy.kernels.native_attention import attend, attend_backward, native_attention
+from nemotron_steps.engine.kernels.cpu_layers import attend, attend_backward, native_attention
+from nemotron_steps.engine.kernels.fused import split_heads
+from nemotron_steps.engine.policy.attention.attention import flat_attention
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from tests.engine.policy.batches import grouped_batch
 
@@ -56,9 +56,9 @@ def assert_same(prompts, groups, queries, width, divisible_by, normed):
     norm = norm if normed else None
     leaves = [leaf.clone().requires_grad_() for leaf in (mixed, norm) if leaf is not None]
     theirs = [leaf.clone().requires_grad_() for leaf in (mixed, norm) if leaf is not None]
-    found = native_attention(*leaves, *[None] * (2 - len(leaves)), cos_sin, layout, EPS)
+    found = native_attention(*leaves, *[None] * (2 - len(leaves)), cos_sin, layout.spans, EPS)
     found.backward(grad.flatten(1))
-    expected = FlatAttention(None)(*split_heads(*theirs, *[None] * (2 - len(theirs)), cos_sin, EPS), layout)
+    expected = flat_attention(*split_heads(*theirs, *[None] * (2 - len(theirs)), cos_sin, EPS), layout)
     expected.backward(grad.flatten(1))
     real = mixed.shape[0] - layout.padding
     torch.testing.assert_close(found[:real], expected[:real], atol=2e-6, rtol=1e-4)
@@ -72,8 +72,8 @@ def test_rows_longer_than_a_block_of_queries():
     layout = build_layout(batch, range(len(batch)))
     mixed, norm, cos_sin, grad = inputs(layout, 1, 2, 32)
     mine, theirs = (mixed.clone().requires_grad_() for _ in range(2))
-    native_attention(mine, norm, cos_sin, layout, EPS).backward(grad.flatten(1))
-    FlatAttention(None)(*split_heads(theirs, norm, cos_sin, EPS), layout).backward(grad.flatten(1))
+    native_attention(mine, norm, cos_sin, layout.spans, EPS).backward(grad.flatten(1))
+    flat_attention(*split_heads(theirs, norm, cos_sin, EPS), layout).backward(grad.flatten(1))
     torch.testing.assert_close(mine.grad, theirs.grad, atol=5e-5, rtol=1e-4)
 
 
@@ -83,8 +83,8 @@ def test_any_number_of_threads_gives_the_same_bits():
     mixed, norm, cos_sin, grad = inputs(layout, 2, 2, 32)
 
     def everything():
-        attended, lse = attend(mixed, norm, cos_sin, layout, EPS)
-        return attended, lse, *attend_backward(grad, mixed, lse, norm, cos_sin, layout, EPS)
+        attended, lse = attend(mixed, norm, cos_sin, layout.spans, EPS)
+        return attended, lse, *attend_backward(grad, mixed, lse, norm, cos_sin, layout.spans, EPS)
 
     before = torch.get_num_threads()
     try:
@@ -105,8 +105,8 @@ def test_nothing_is_read_from_scratch_before_it_is_written():
     mixed, norm, cos_sin, grad = inputs(layout, 1, 3, 48)
 
     def everything():
-        attended, lse = attend(mixed, norm, cos_sin, layout, EPS)
-        return attended, lse, *attend_backward(grad, mixed, lse, norm, cos_sin, layout, EPS)
+        attended, lse = attend(mixed, norm, cos_sin, layout.spans, EPS)
+        return attended, lse, *attend_backward(grad, mixed, lse, norm, cos_sin, layout.spans, EPS)
 
     expected = everything()
     torch.use_deterministic_algorithms(True)  # fills what torch.empty returns with NaN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from nemotron_steps.engine.policy.mamba.runs import Runs
+from nemotron_steps.engine.policy.mamba.segments import Runs
 
 
 def rows_of(runs: Runs) -> list[slice]:

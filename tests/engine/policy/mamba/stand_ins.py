@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from nemotron_steps.engine.policy.mamba.runs import Runs
+from nemotron_steps.engine.policy.mamba.segments import Runs
 from tests.engine.policy.mamba.recurrence import naive_conv, naive_scan
 
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.engine.policy.mamba.conv import conv, last_window
-from nemotron_steps.engine.policy.mamba.runs import Runs
+from nemotron_steps.engine.policy.mamba.scan import conv, last_window
+from nemotron_steps.engine.policy.mamba.segments import Runs
 from tests.engine.policy.mamba.recurrence import naive_conv, rows_of
 
 

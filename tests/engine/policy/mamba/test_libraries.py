@@ -10,12 +10,12 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from nemotron_steps.engine.policy.mamba import conv as conv_module
-from nemotron_steps.engine.policy.mamba import gated_norm, libraries
+from nemotron_steps.engine.policy.mamba import libraries
+from nemotron_steps.engine.policy.mamba import mixer as gated_norm
+from nemotron_steps.engine.policy.mamba import scan as conv_module
 from nemotron_steps.engine.policy.mamba import scan as scan_module
-from nemotron_steps.engine.policy.mamba.conv import conv
-from nemotron_steps.engine.policy.mamba.runs import Runs
-from nemotron_steps.engine.policy.mamba.scan import scan
+from nemotron_steps.engine.policy.mamba.scan import conv, scan
+from nemotron_steps.engine.policy.mamba.segments import Runs
 from tests.engine.policy.mamba import stand_ins
 from tests.engine.policy.mamba.test_scan import inputs
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nemotron_steps.engine.policy.mamba.gated_norm import gated_norm
-from nemotron_steps.engine.policy.mamba.mixer import head_ranges
+from nemotron_steps.engine.policy.mamba.mixer import gated_norm, head_ranges
 from nemotron_steps.engine.policy.mamba.scan import time_steps
 from nemotron_steps.engine.policy.token_layout import build_layout
 from tests.conditioning import assert_conditioned

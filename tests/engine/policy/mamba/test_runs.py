@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.engine.policy.mamba.runs import Level, Runs
+from nemotron_steps.engine.policy.mamba.segments import Level, Runs
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 

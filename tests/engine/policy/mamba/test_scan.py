@@ -10,8 +10,8 @@ from transformers.models.nemotron_h.modeling_nemotron_h import mamba2_chunk_scan
 
 from nemotron_steps.engine.policy.mamba import libraries
 from nemotron_steps.engine.policy.mamba import scan as scan_module
-from nemotron_steps.engine.policy.mamba.runs import Runs, runs_of
 from nemotron_steps.engine.policy.mamba.scan import scan
+from nemotron_steps.engine.policy.mamba.segments import Runs, runs_of
 from nemotron_steps.engine.policy.token_layout import build_layout
 from tests.engine.policy.batches import grouped_batch
 from tests.engine.policy.mamba.recurrence import naive_scan, rows_of

@@ -117,7 +117,7 @@ def test_rows_are_padded_to_their_multiple_and_no_expert_is_loaded_with_padding(
 
 def test_tensor_parallel_experts_need_sequence_parallelism(folder):
     from nemotron_steps.config.schema.policy import MegatronConfig
-    from nemotron_steps.engine.policy.parallel_dims import ParallelDims
+    from nemotron_steps.engine.policy.distributed.parallel_dims import ParallelDims
     from nemotron_steps.errors import ConfigError
     from nemotron_steps.models.architecture import Architecture
 

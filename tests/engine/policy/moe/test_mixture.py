@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nemotron_steps.engine.policy import parallel_dims as parallel
-from nemotron_steps.engine.policy.flat_model import transformer_config
-from nemotron_steps.engine.policy.moe.experts import _ToChoices, inverse, permute
-from nemotron_steps.engine.policy.moe.mixture import FlatMoe
+from nemotron_steps.engine.policy.distributed import parallel_dims as parallel
+from nemotron_steps.engine.policy.distributed.parallel_dims import ParallelDims
+from nemotron_steps.engine.policy.model import transformer_config
+from nemotron_steps.engine.policy.moe.moe_layer import MoeLayer, _ToChoices, inverse, permute
 from nemotron_steps.engine.policy.moe.router import counting
-from nemotron_steps.engine.policy.parallel_dims import ParallelDims
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.megatron_core import on_available_device
 
@@ -68,7 +67,7 @@ def theirs_and_ours(latent=0, groups=1, top_groups=1, normalized=True, scale=2.5
     layout = ParallelDims()
     parallel.initialize(layout)
     with on_available_device():
-        ours = FlatMoe(transformer_config(architecture, layout, torch.float32), architecture, layout, False)
+        ours = MoeLayer(transformer_config(architecture, layout, torch.float32), architecture, layout, False)
     pairs = {
         "router.weight": theirs.gate.weight,
         "router.expert_bias": theirs.gate.e_score_correction_bias,
@@ -99,7 +98,7 @@ def test_experts_equal_transformers_with_every_gradient(changes):
     inputs = [states.clone().requires_grad_() for _ in range(2)]
     expected = theirs(inputs[0][None])[0]
     with counting([ours.router]):
-        found = ours(inputs[1][:, None], torch.ones(TOKENS))[:, 0]
+        found = ours.mix(inputs[1][:, None], torch.ones(TOKENS))[:, 0]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     (expected * direction).sum().backward()
     (found * direction).sum().backward()

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from nemotron_steps.engine.policy.moe import replay
-from nemotron_steps.engine.policy.moe.replay import check_routed_experts, replay_metrics
-from nemotron_steps.engine.policy.moe.router import Router, counting
+from nemotron_steps.engine.policy.moe import router as replay
+from nemotron_steps.engine.policy.moe.router import Router, check_routed_experts, counting, replay_metrics
 from nemotron_steps.errors import EngineError
 
 EXPERTS, HIDDEN, TOKENS = 6, 5, 40

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -59,39 +58,3 @@ def test_a_folder_that_is_no_package_is_told_beside_one_that_is(
     packages, refused = packages_in(str(tmp_path / "all"), COMMAND, 98)
     assert [package.name for package in packages] == ["two"]
     assert list(refused) == ["one"] and refused["one"].startswith(why)
-
-
-@pytest.mark.parametrize(
-    ("folder", "installed", "found"),
-    [
-        ("site-packages", "kit_a", True),
-        ("dist-packages", "kit_b.py", True),
-        ("elsewhere", "kit_a", False),
-        ("site-packages", "setup.py", False),
-        ("site-packages", "src", False),
-        ("site-packages", "b.py", False),
-    ],
-)
-def test_a_package_that_an_agent_can_read_elsewhere_is_refused(
-    folder: str, installed: str, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = ("src/kit_a/b.py", "kit_b.py", "setup.py", "tests/test_b.py")
-    written(tmp_path / "all" / "kit", **dict.fromkeys(files, ""))
-    written(tmp_path / "all" / "other", **{"kit_c.py": "", "test_c.py": ""})
-    (tmp_path / folder).mkdir()
-    (tmp_path / folder / installed).mkdir()
-    monkeypatch.setattr(sys, "path", [str(tmp_path / folder)])
-    refused = packages_in(str(tmp_path / "all"), COMMAND, 1 << 20)[1]
-    assert list(refused) == (["kit"] if found else [])
-
-
-def test_a_digest_is_of_all_that_a_package_is() -> None:
-    packages = [
-        Package("a", {"a.py": "1"}, {"test_a.py": "1"}, "run"),
-        Package("a", {"a.py": "2"}, {"test_a.py": "1"}, "run"),
-        Package("a", {"b.py": "1"}, {"test_a.py": "1"}, "run"),
-        Package("a", {"a.py": "1"}, {"test_a.py": "2"}, "run"),
-        Package("a", {"a.py": "1"}, {"test_a.py": "1"}, "other"),
-    ]
-    assert len({package.digest for package in packages}) == 5
-    assert Package("b", {"a.py": "1"}, {"test_a.py": "1"}, "run").digest == packages[0].digest
