@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, Field, field_validator
 
 from nemotron_steps.config.compose import ComposedConfig, compose
-from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section, refuse
+from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section, raise_if_broken
 from nemotron_steps.config.validation import complete, has_key, known_keys, load_schema, operational_keys
 from nemotron_steps.errors import ConfigError
 
@@ -221,7 +221,7 @@ class Ruled(Section):
     high: int = 1
 
     def model_post_init(self, context: Any) -> None:
-        refuse([Rule(self.low > self.high, "low", "low is above high", ("low=0 high=1", "low=0"))])
+        raise_if_broken([Rule(self.low > self.high, "low", "low is above high", ("low=0 high=1", "low=0"))])
 
 
 class Ruling(Section):

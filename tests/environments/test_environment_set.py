@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.environments.environment_set import EnvironmentSet
-from nemotron_steps.errors import ConfigError, DataError
+from nemotron_steps.errors import DataError
 
 
 def row(agent: str | None, **more: Any) -> dict[str, Any]:
@@ -55,22 +55,6 @@ def test_the_policys_endpoint_is_offered_where_an_environment_can_use_it_and_set
     config: Any = told.get("mine").config
     assert (config.policy_base_url, config.policy_model_name) == ("http://127.0.0.1:9/v1", "own")
     assert "policy_base_url" not in type(told.get("mcqa").config).model_fields
-
-
-def test_judges_that_environments_ask_are_those_of_what_was_created() -> None:
-    class Silent:
-        async def complete(self, messages: Any, **sampling: Any) -> str:
-            return ""
-
-    judges: Any = {"judge_model": Silent(), "genrm_model": Silent()}
-    environments = EnvironmentSet({}, judges)
-    assert environments.needed_judges() == frozenset()
-    environments.get("multichallenge")
-    assert environments.needed_judges() == {"judge_model"}
-    environments.get("genrm_compare")
-    assert environments.needed_judges() == {"judge_model", "genrm_model"}
-    with pytest.raises(ConfigError, match="judge"):
-        EnvironmentSet({}, {}).get("multichallenge")
 
 
 def test_every_environment_created_is_started_and_closed() -> None:

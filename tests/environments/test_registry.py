@@ -24,18 +24,11 @@ def test_every_built_in_name_is_its_class(name: str) -> None:
 @pytest.mark.parametrize(
     ("agent", "environment"),
     [
-        ("reasoning_gym_simple_agent", "reasoning_gym"),
-        ("genrm_simple_agent", "genrm_compare"),
         ("genrm_compare", "genrm_compare"),
         ("genrm_compare_simple_agent", "genrm_compare"),
         ("reasoning_gym", "reasoning_gym"),
         ("structured_outputs_v4_simple_agent", "structured_outputs"),
         ("swe_pivot_tool_simulation_agent", "swe_pivot"),
-        ("jailbreak_hard_refusal_no_redirection", "jailbreak_detection"),
-        (
-            "search_pivot_single_step_tool_use_with_argument_comparison_agent",
-            "single_step_tool_use_with_argument_comparison",
-        ),
         ("terminal_pivot_simple_agent", "terminus_judge"),
         ("remote_agent_v2", "remote_agent"),  # not remote, which is shorter
         ("mcqa_resources_server", "mcqa"),
