@@ -145,7 +145,7 @@ def _table_lines(part: Part, file: IO[bytes]) -> Iterator[bytes]:
                     hints=show_line(f"{path}:{reader.line_num}"),
                 )
             yield _encode(row) + b"\n"
-    except (csv.Error, ValueError) as error:
+    except (csv.Error, UnicodeDecodeError, json.JSONDecodeError) as error:
         kind = "table" if part.file.kind == "csv" else "list"
         raise DataError(
             f"the {kind} cannot be read",
