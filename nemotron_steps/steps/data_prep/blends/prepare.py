@@ -145,8 +145,8 @@ def prepare(
     tracker.summary(
         {
             "rows_read": everything.read,
-            **({"rows_refused": everything.num_refused} if everything.num_refused else {}),
-            **({"rows_left_out": everything.num_left_out} if everything.left_out else {}),
+            **({"rows_refused": everything.refused.total()} if everything.refused.total() else {}),
+            **({"rows_left_out": everything.left_out.total()} if everything.left_out else {}),
             **({"rows_added": everything.added} if everything.added else {}),
             **({"rows_unused": everything.unused} if everything.unused else {}),
         }
@@ -185,14 +185,14 @@ def _shards(
 
 def _write_refusals(data_sets: Sequence[DataSet], path: Path, tracker: Tracker) -> None:
     """The refused rows of every shard in one file, lines counted from the beginning of their files."""
-    refused = sum(shard.row_counts.num_refused for each in data_sets for shard in each.shards)
+    refused = sum(shard.row_counts.refused.total() for each in data_sets for shard in each.shards)
     if not refused:
         return
     told = 0
     with path.open("w", encoding="utf-8") as out:
         for each in data_sets:
             for shard, offset in _offsets(each.shards):
-                if not shard.row_counts.num_refused:
+                if not shard.row_counts.refused.total():
                     continue
                 with shard.refusals.open(encoding="utf-8") as lines:
                     for line in lines:
@@ -221,7 +221,7 @@ def _offsets(shards: Sequence[Shard]) -> list[tuple[Shard, int]]:
 
 
 def _refuse_too_many(data_sets: Sequence[DataSet], counted: RowCounts, max_refused_share: float) -> None:
-    refused, total = counted.num_refused, counted.read - counted.num_left_out
+    refused, total = counted.refused.total(), counted.read - counted.left_out.total()
     if refused <= max_refused_share * total:
         return
     first = _first_refusal(data_sets)

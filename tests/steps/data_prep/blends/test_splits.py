@@ -35,6 +35,6 @@ def test_reasons_beyond_a_hundred_are_counted_in_one_and_none_is_lost() -> None:
     whole = RowCounts()
     for part in parts:
         whole.add(part)
-    assert whole.num_refused == whole.read == 302 and whole.balance() == 0
+    assert whole.refused.total() == whole.read == 302 and whole.balance() == 0
     assert len(whole.refused) <= 101 and whole.refused["reason 0.0"] == 2
     assert RowCounts.from_dict(whole.to_dict()) == whole
