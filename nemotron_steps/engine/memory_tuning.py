@@ -13,8 +13,6 @@ import torch
 
 def free_left_gpu_memory() -> None:
     """Free what an earlier run of this process left on its GPU, in objects that only the collector frees."""
-    import torch
-
     if torch.cuda.is_available():
         gc.collect()
 

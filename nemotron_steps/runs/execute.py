@@ -48,11 +48,13 @@ from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import Instance, Plan, PlannedStep, StepOutput
 from nemotron_steps.runs import hints as advice
 from nemotron_steps.runs.cache import CacheEntry, recall, remember
+from nemotron_steps.runs.cache_key import depends_on, key_of, recorded
 from nemotron_steps.runs.context import Listener, OutputSlot, StepContext
-from nemotron_steps.runs.depends import depends_on, key_of, recorded
+from nemotron_steps.runs.crash_report import kept
 from nemotron_steps.runs.hints import blocked, failed_checks
 from nemotron_steps.runs.locks import hold, read_holder
 from nemotron_steps.runs.recorder import Recorder, report_unwritable, row_at, traceback_text
+from nemotron_steps.runs.report.seed_stats import Outcome, Table, spread_tables
 from nemotron_steps.runs.run_folder import (
     DONE,
     FAILED,
@@ -63,13 +65,11 @@ from nemotron_steps.runs.run_folder import (
     new_run_id,
     this_process,
 )
-from nemotron_steps.runs.seed_stats import Outcome, Table, spread_tables
 from nemotron_steps.runs.step_entry import as_steps_error, imported, validated_config
 from nemotron_steps.runs.step_workdir import (
     WorkFolder,
     check_inputs,
     commit_outputs,
-    kept,
     name_users_files,
     open_input,
     stage_outputs,
@@ -216,20 +216,18 @@ def execute(
         return RunResult(folder.id, folder.path, tuple(run.results), time.monotonic() - started)
 
 
+@dataclass
 class _Run:
     """One execution of a plan: what is known so far, and the handling of one step."""
 
-    def __init__(
-        self, plan: Plan, store: ArtifactStore, types: TypeGraph, force: bool, recorder: Recorder, started: float
-    ) -> None:
-        self.plan = plan
-        self.store = store
-        self.types = types
-        self.force = force
-        self.recorder = recorder
-        self.started = started
-        self.outputs: dict[str, Mapping[str, Artifact]] = {}
-        self.results: list[StepResult] = []
+    plan: Plan
+    store: ArtifactStore
+    types: TypeGraph
+    force: bool
+    recorder: Recorder
+    started: float
+    outputs: dict[str, Mapping[str, Artifact]] = field(default_factory=dict)
+    results: list[StepResult] = field(default_factory=list)
 
     def begin(self, *, resumed: bool, request: Mapping[str, Any]) -> None:
         """Journal the start: plan.json, config.yaml, run.json, run_started."""
@@ -310,18 +308,16 @@ class _Run:
             self._journal_hint(planned, hint, failure=False)
         if result.state == "ran":
             _publish(self.recorder.folder)
-        self._check(planned, result)
+        if planned.checks:
+            self._check(planned, result)
 
     def _check(self, planned: PlannedStep, result: StepResult) -> None:
         """Hold what a step came to against its checks. CheckFailedError where one blocks what reads it."""
-        if not planned.checks:
-            return
         made = next((a.producer.made_under for a in result.outputs.values() if a.producer), result.cache_key)
         failed = failed_checks(planned.checks, result.summary, self.store, result.made_by, made)
         for each in failed:
             self.recorder.tracker(planned.key).record("warning", text=f"check of {planned.key} failed: {each}")
-        blocking = [each for each in failed if each.check.severity == "block"]
-        if blocking:
+        if blocking := [each for each in failed if each.check.severity == "block"]:
             raise blocked(blocking, planned, self.recorder.folder.id)
 
     def _do(self, planned: PlannedStep, ending: ExitStack) -> StepResult:

@@ -28,8 +28,8 @@ from nemotron_steps.manifest.packs import BUILT_IN
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import raise_all
+from nemotron_steps.runs.cache_key import entry_module
 from nemotron_steps.runs.code_digest import import_closure
-from nemotron_steps.runs.depends import entry_module
 from nemotron_steps.runs.step_entry import ENGINE, imported, validated_config
 from nemotron_steps.runs.step_workdir import name_users_files, open_input
 

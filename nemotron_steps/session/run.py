@@ -149,6 +149,8 @@ def _on_cpu(plan: Plan) -> Iterator[str]:
     step = plan.step(plan.goals[0])
     if len(plan.goals) > 1 or step.step_id != step.key:  # `-c` of several steps, or of a pipeline, means other things
         return
+    if any(re.match(r"\+*cluster\.|.*backend=vllm", override) for override in step.overrides):  # goes before any config
+        return
     if "cpu" in step.manifest.config_names:
         yield "-c cpu   # the step's config for a machine without GPUs"
     else:

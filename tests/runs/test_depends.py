@@ -19,7 +19,7 @@ from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.validation import default_of
 from nemotron_steps.resolver.plan import Plan, PlannedStep, SuppliedInput
 from nemotron_steps.runs.cache import CacheEntry, remember, with_cached
-from nemotron_steps.runs.depends import depends_on, key_of, recorded
+from nemotron_steps.runs.cache_key import depends_on, key_of, recorded
 from nemotron_steps.runs.step_workdir import open_input
 from nemotron_steps.session.run_request import RunRequest
 from nemotron_steps.session.session import Session
@@ -238,7 +238,7 @@ SAID = [
         ("nemotron_steps/runs/report/page.py", None),
         ("nemotron_steps/runs/execute.py", None),
         ("nemotron_steps/artifacts/store.py", None),
-        ("nemotron_steps/cli/planning.py", None),
+        ("nemotron_steps/cli/plans.py", None),
         ("nemotron_steps/api/grpo.py", None),
         ("nemotron_steps/errors/__init__.py", None),
         ("nemotron_steps/__init__.py", None),

@@ -14,10 +14,9 @@ from nemotron_steps.artifacts.jsonable import plain
 from nemotron_steps.errors import StepFailedError
 from nemotron_steps.manifest.models import ErrorHint, StepManifest, StepTable
 from nemotron_steps.runs.code_digest import Code, import_closure
-from nemotron_steps.runs.context import Tracker, plain_context
+from nemotron_steps.runs.context import plain_context
 from nemotron_steps.runs.hints import hints_for_failure
-from nemotron_steps.runs.log_format import number, render, seconds
-from nemotron_steps.stopping import was_interrupted
+from nemotron_steps.runs.log_format import render
 
 
 @pytest.fixture
@@ -42,31 +41,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_import_closure_follows_every_form_of_import_without_importing(package: Path) -> None:
-    assert sorted(import_closure("closurepack.a")) == [
-        "closurepack",
-        "closurepack.a",
-        "closurepack.b",
-        "closurepack.sub",
-        "closurepack.sub.c",
-        "closurepack.sub.d",
-        "closurepack.sub.f",
-        "closurepack.sub.h",
-    ]
-
-
 def code_digest(module: str) -> str:
     code = Code()
     code.add_module(module)
     return str(sorted((name, sorted(file.read_text() for file in files)) for name, files in code.files.items()))
-
-
-def test_code_digest_changes_with_what_is_imported_and_only_that(package: Path) -> None:
-    before = code_digest("closurepack.a")
-    (package / "e.py").write_text("unrelated = 1")
-    assert code_digest("closurepack.a") == before
-    (package / "sub/c.py").write_text("from . import f as g\nchanged = 1")
-    assert code_digest("closurepack.a") != before
 
 
 @pytest.mark.parametrize("name", ["kernel.c", "kernel.h"])
@@ -95,23 +73,6 @@ def test_closure_of_a_built_in_step_has_the_engine_and_not_the_runner() -> None:
     closure = import_closure("nemotron_steps.steps.grpo")
     assert "nemotron_steps.engine.losses.policy_gradient" in closure and "nemotron_steps.config.schema.rl" in closure
     assert not any(name.startswith(("nemotron_steps.runs", "nemotron_steps.cli")) for name in closure)
-
-
-def test_missing_entry_module_is_an_error() -> None:
-    with pytest.raises(ModuleNotFoundError):
-        import_closure("nemotron_steps.steps.no_such_step")
-
-
-def test_tracker_flushes_each_line_and_tells_its_listener(tmp_path: Path) -> None:
-    records = []
-    tracker = Tracker("s", tmp_path, records.append)
-    tracker.metrics(3, {"loss": float("nan"), "reward": 0.5})
-    line = json.loads((tmp_path / "metrics.jsonl").read_text())
-    assert line["index"] == 3 and line["values"] == {"loss": "nan", "reward": 0.5} and line["step"] == "s"
-    tracker.progress("training", 1, 2)
-    tracker.signal("kl_spike", kl=1.0)
-    assert [record["kind"] for record in records] == ["metrics", "progress", "signal"]
-    assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 1
 
 
 def test_plain_makes_strict_json_of_anything() -> None:
@@ -168,29 +129,6 @@ def test_failure_matches_by_code_class_cause_and_pattern() -> None:
     assert names(cycle, *entries) == []
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.04, "0.0 s"), (59.4, "59 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")]
-)
-def test_durations_read_well(value: float, text: str) -> None:
-    assert seconds(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (16770.31, "16770"),
-        (0.653, "0.653"),
-        (3.2e-5, "0.000032"),
-        (1e-7, "1e-07"),
-        (-2.5, "-2.5"),
-        (0.0, "0"),
-        (7, "7"),
-    ],
-)
-def test_numbers_read_well(value: float, text: str) -> None:
-    assert number(value) == text
-
-
 def test_lines_leave_out_what_is_noise() -> None:
     base = {"step": "s", "time": 0.0}
     assert render({**base, "kind": "progress", "description": "x", "completed": 1, "total": 2}) is None
@@ -244,16 +182,3 @@ def test_an_interrupt_within_a_task_leaves_no_traceback_of_asyncio() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (result.stdout, result.stderr) == ("interrupted\n", "")
-
-
-def test_an_error_raised_while_an_interrupt_unwinds_is_an_interrupt() -> None:
-    def close_the_loop() -> None:
-        try:
-            raise KeyboardInterrupt
-        finally:
-            raise RuntimeError("Event loop stopped before Future completed.")
-
-    with pytest.raises(RuntimeError) as caught:
-        close_the_loop()
-    assert was_interrupted(caught.value)
-    assert not was_interrupted(RuntimeError("of its own"))

@@ -17,18 +17,6 @@ def test_a_chart_says_what_its_curve_came_to_and_a_table_what_was_measured_once(
     ) == [("rows", "7", "3")]
 
 
-def test_where_the_time_went_is_told_where_there_is_more_than_one_phase() -> None:
-    assert "where the time went" not in metrics_of(StepReport("a", {}, phases={"train": 1.0}))
-    html = metrics_of(StepReport("a", {}, phases={"train": 1.0, "generate": 3.0}))
-    assert re.findall(r'bar-name">(\w+)<', html[html.index("where the time went") :]) == ["generate", "train"]
-
-
-def test_twelve_metrics_are_all_shown_and_of_thirteen_the_headlines() -> None:
-    names = ["loss", *(f"x{at:02}" for at in range(12))]
-    assert headlines(names[:12]) == names[:12]
-    assert headlines(names) == ["loss"]
-
-
 def test_of_the_metrics_of_a_word_the_mean_comes_first_then_the_least_deep_then_the_shortest() -> None:
     def first(*names: str) -> str:
         return headlines(names)[0]

@@ -58,18 +58,6 @@ def test_what_was_asked_for_stands_before_what_it_needed() -> None:
     assert re.findall(r"<h3>(\w+)</h3>", page_of(needed, asked)) == ["train", "make"]
 
 
-def test_the_plan_marks_inserted_steps_and_times_those_that_ran() -> None:
-    states = {"make": "ran", "convert": "ran", "train": "cached"}
-    steps = [
-        StepReport(key, {"inserted": True} if key == "convert" else {}, state=state, seconds=10.0)
-        for key, state in states.items()
-    ]
-    page = page_of(*steps)
-    notes = dict(re.findall(r"<title>(\w+)</title>.*?<text class=\"note\"[^>]*>([^<]*)</text>", page))
-    assert notes == {"make": "ran · 10 s", "convert": "ran · 10 s · inserted", "train": "cached · 10 s"}
-    assert re.findall(r'bar-name">(\w+)<.*?<em>(\d+ %)', page) == [("make", "50 %"), ("convert", "50 %")]
-
-
 def test_a_failure_outside_any_step_has_its_traceback() -> None:
     error = {"code": "E999", "what": "it broke", "where": "here", "expected": None, "found": "x", "hints": ["try"]}
     page = page_of(StepReport("a", {}), error=error, traceback="Traceback of the run", status="failed")
@@ -111,33 +99,6 @@ def test_a_sample_shows_its_text_and_what_it_says_beside_it() -> None:
     assert '<p class="note">environment <b>maths</b> · zero <b>0</b></p>' in page
     turns = page_of(StepReport("a", {}, samples=[{"prompt": ["one", "two"], "response": ""}]))
     assert "<pre>one\ntwo</pre>" in turns
-
-
-def test_more_of_a_change_is_told_below_it_and_a_table_has_gaps() -> None:
-    summary = {
-        "reward": {"before": 0.25, "after": 0.5, "better": "higher", "held_out": 7},
-        "sizes": {"x": {"rows": 1}, "y": {"words": 2}},
-        "splits": {"train": 8, "validation": 2},
-        "names": ["a", "b"],
-    }
-    page = page_of(StepReport("a", {}, summary=summary))
-    assert '<span class="good">+0.25 (+100 %)</span><div class="note">held out 7</div>' in page
-    assert '<tr><td>x</td><td class="value">1</td><td class="value"></td></tr>' in page
-    assert "splits <b>train 8, validation 2</b> · names <b>a, b</b>" in page
-
-
-def test_the_fourth_attribute_folds_them_away(tmp_path: Path) -> None:
-    for count, folded in ((3, False), (4, True)):
-        artifact = Artifact("toy", "d" * 64, tmp_path, dict.fromkeys("abcd"[:count], 1), (), "n", 1)
-        page = page_of(StepReport("a", {}, outputs={"model": "n:v1"}), artifacts={"n:v1": artifact})
-        assert (f"<summary>{count} attributes</summary>" in page) is folded
-        assert '<span class="note">0 files</span>' in page
-
-
-def test_an_attempt_is_numbered_from_the_second_on_and_one_step_is_one() -> None:
-    one = StepReport("a", {}, state="ran")
-    assert "attempt" not in page_of(one, config="x: 1").partition("<main>")[0]
-    assert " · attempt 2 · " in page_of(one, attempts=2) and " · 1 step ran · " in page_of(one)
 
 
 def test_the_plan_says_where_inputs_are_from_and_times_only_what_ran() -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from nemotron_steps.runs.cache import cache_key
+from nemotron_steps.runs.cache_key import cache_key
 from nemotron_steps.session.run_request import RunRequest
 from nemotron_steps.session.session import Session
 

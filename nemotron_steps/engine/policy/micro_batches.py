@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -209,6 +209,7 @@ def _by_count(rows: Sequence[int], size: int, data_ranks: int, unit: int) -> lis
     return plan
 
 
+@dataclass
 class RankWork:
     """This rank's micro-batches of one pass over some rows.
 
@@ -220,35 +221,28 @@ class RankWork:
         ahead: depths of multi-token prediction that look further than the next token.
     """
 
-    def __init__(
-        self,
-        batch: TrainBatch,
-        own: list[list[int]],
-        count: int,
-        unit: int,
-        shares: int,
-        divisible_by: int,
-        ahead: int,
-        architecture: Architecture,
-        device: torch.device,
-    ) -> None:
-        self.count = count
-        self._batch, self._own, self._idle_rows = batch, own, list(range(unit))
-        self._shares, self._divisible_by, self._ahead = shares, divisible_by, ahead
-        self._architecture, self._device = architecture, device
-        self._layouts: dict[int, TokenLayout] = {}
+    batch: TrainBatch
+    own: list[list[int]]
+    count: int
+    unit: int
+    shares: int
+    divisible_by: int
+    ahead: int
+    architecture: Architecture
+    device: torch.device
+    _layouts: dict[int, TokenLayout] = field(default_factory=dict, init=False)
 
     def is_idle(self, number: int) -> bool:
         """Whether a micro-batch only keeps step."""
-        return number >= len(self._own)
+        return number >= len(self.own)
 
     def rows(self, number: int) -> list[int]:
         """Of the batch, in a micro-batch."""
-        return self._idle_rows if self.is_idle(number) else self._own[number]
+        return list(range(self.unit)) if self.is_idle(number) else self.own[number]
 
     def select(self, number: int) -> TrainBatch:
         """The rows of a micro-batch, as wide as its layout; an idle one's are masked."""
-        tokens = dataclasses.replace(self._batch, routed_experts=None)  # of no use to a loss
+        tokens = dataclasses.replace(self.batch, routed_experts=None)  # of no use to a loss
         micro = select_rows(tokens, self.rows(number), width=self.layout(number).shape[1])
         if self.is_idle(number):
             micro.sample_mask = torch.zeros_like(micro.sample_mask)
@@ -258,13 +252,13 @@ class RankWork:
         """Of a micro-batch's tokens, on the device; made once. EngineError where its experts are not this model's."""
         if number not in self._layouts:
             rows = self.rows(number)
-            layout = build_layout(self._batch, rows, divisible_by=self._divisible_by, ahead=self._ahead)
+            layout = build_layout(self.batch, rows, divisible_by=self.divisible_by, ahead=self.ahead)
             layout.idle = self.is_idle(number)
             if layout.routed_experts is not None:
-                check_routed_experts(layout.routed_experts, self._architecture)
-            self._layouts[number] = to_device(layout, self._device)
+                check_routed_experts(layout.routed_experts, self.architecture)
+            self._layouts[number] = to_device(layout, self.device)
         return self._layouts[number]
 
     def shape(self, number: int) -> tuple[int, ...]:
         """Of the hidden states that pipeline stages exchange."""
-        return (self.layout(number).token_ids.shape[0] // self._shares, 1, self._architecture.hidden_size)
+        return (self.layout(number).token_ids.shape[0] // self.shares, 1, self.architecture.hidden_size)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -189,11 +188,6 @@ def gather_shards(buffer: ParameterBuffer, shard: torch.Tensor) -> torch.Tensor:
     whole = shard.new_empty(shard.numel() * buffer.shards)
     all_gather(whole, shard, buffer.data_group)
     return whole
-
-
-def is_decayed(tensor: Any) -> bool:
-    """Megatron's rule: weight decay for matrices, none for norms and biases."""
-    return bool(tensor.dim() > 1)
 
 
 PIECE = 1 << 24

@@ -29,8 +29,8 @@ from nemotron_steps.errors import ArtifactError
 from nemotron_steps.runs import log_format
 from nemotron_steps.runs.report import svg
 from nemotron_steps.runs.report.data import RunReport, StepReport, read_report
+from nemotron_steps.runs.report.seed_stats import MEANING, Outcome, as_text, spread_tables
 from nemotron_steps.runs.run_folder import KILLED, RunInfo, list_runs
-from nemotron_steps.runs.seed_stats import MEANING, Outcome, as_text, spread_tables
 
 if TYPE_CHECKING:
     from jinja2 import Environment

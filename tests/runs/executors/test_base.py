@@ -23,7 +23,6 @@ from nemotron_steps.errors import (
     ConfigError,
     DataError,
     InterruptedRunError,
-    NonFiniteLossError,
     RequestError,
     RetryableError,
     StepFailedError,
@@ -63,13 +62,6 @@ def test_detached_run_is_cancelled_and_goes_on(store: ArtifactStore, toy: Path) 
     submit(store, Profile(), run_id=run_id)
     assert launching.follow(store, run_id, lambda text: None).attempts == 2
     assert [e["fields"]["step"] for e in read_events(store, run_id) if e.get("name") == "loaded"] == [0, 4]
-
-
-def test_failure_of_a_detached_run_is_raised_as_it_was(store: ArtifactStore, toy: Path) -> None:
-    info = submit(store, Profile(), "train.fail=nan")
-    with pytest.raises(NonFiniteLossError, match="step 5") as caught:
-        launching.follow(store, info.id, lambda text: None)
-    assert caught.value.where == "step 5" and "lower the learning rate" in caught.value.hints[-1]
 
 
 def test_an_error_of_another_packages_class_keeps_its_code() -> None:
@@ -290,31 +282,6 @@ def test_an_executor_that_is_not_installed_is_refused_at_the_profiles_line(
     assert caught.value.expected == " or ".join(base.executor_names())
 
 
-def test_a_refused_submission_ends_a_new_run(store: ArtifactStore, plugins: None) -> None:
-    with pytest.raises(RequestError, match="queue is closed"):
-        submit(store, FarProfile(executor="refusing"))
-    info = get_run(store, "latest")
-    assert (info.status, info.job) == ("failed", "")
-    assert info.error is not None and info.error["what"] == "the queue is closed"
-
-
-def test_a_refused_submission_leaves_an_earlier_run_as_it_was(store: ArtifactStore, plugins: None) -> None:
-    folder = RunFolder(store, "r1")
-    before = folder.update(folder.create("toy", {"targets": ["a"]}), status="failed", attempts=1, error={"what": "x"})
-    with pytest.raises(RequestError, match="queue is closed"):
-        launching.submit(store, FarProfile(executor="refusing"), run_id="r1", request={"targets": ["other"]})
-    after = get_run(store, "r1")
-    assert (after.status, after.request, after.error) == ("failed", before.request, {"what": "x"})
-
-
-def test_a_run_nobody_submits_any_more_does_not_wait_for_ever(store: ArtifactStore) -> None:
-    folder = RunFolder(store, "r1")
-    folder.create("toy", {})
-    assert get_run(store, "r1").status == "killed"
-    with hold(folder.submit_lock, {}, lambda holder: None):
-        assert get_run(store, "r1").status == "submitted"
-
-
 def test_a_job_cancelled_in_its_queue_ends_the_run(store: ArtifactStore, plugins: None) -> None:
     info = submit(store, FarProfile(executor="queue"))
     assert info.status == "submitted"
@@ -332,16 +299,6 @@ def scripted(
 
 
 SILENT = RetryableError("the queue does not answer", found="timed out")
-
-
-def test_who_follows_a_job_outlasts_an_executor_that_does_not_answer_for_a_while(
-    store: ArtifactStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info = scripted(store, monkeypatch, JobState.RUNNING, *[SILENT] * 100, JobState.RUNNING, JobState.OUT_OF_MEMORY)
-    said: list[str] = []
-    with pytest.raises(StepFailedError, match="out of memory"):
-        launching.follow(store, info.id, said.append)
-    assert len(said) == 1 and "the queue does not answer (timed out); the job may go on" in said[0]
 
 
 def test_who_follows_a_job_gives_up_on_an_executor_that_is_silent_for_ten_minutes(
@@ -427,13 +384,6 @@ def test_a_queued_job_that_began_before_it_was_cancelled_says_itself_how_it_ende
     assert after.attempts == 1 and after.error is not None and after.error["what"] == "SIGTERM"
 
 
-def test_a_plugin_is_told_whether_somebody_waits(store: ArtifactStore, plugins: None) -> None:
-    RunFolder(store, "r1").create("toy", {})
-    launching.submit(store, FarProfile(executor="far"), run_id="r1", attached=True)
-    submit(store, FarProfile(executor="far"))
-    assert [launch.attached for launch in FarExecutor.launches] == [True, False]
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -494,10 +444,6 @@ def test_the_first_node_of_a_job_does_the_run_and_the_others_are_rays_until_it_e
     command = ["bash", "-c", script.replace("sleep 5", "exit 9")]
     done = subprocess.run(command, env=environment, cwd=tmp_path / "image", capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, said), done.stderr
-
-
-def test_a_job_is_over_in_every_state_but_two() -> None:
-    assert {state for state in JobState if not state.over} == {JobState.PENDING, JobState.RUNNING}
 
 
 def test_a_detached_run_has_its_own_variables_before_the_submitters_and_adds_to_what_was_printed(

@@ -1,8 +1,10 @@
 """Attention over flat tokens, on CUDA in half precision: no padding, and shared prompts attended to in place.
 
-    packed_attention.py    our own kernels, wherever they run
-    te_attention.py        cuDNN's attention, for rows longer than PACKED where Transformer Engine is installed
-    here                   torch's FlashAttention 2, and how either is called
+    packed_attention    our own Triton kernels, wherever they run: 1.2 to 2.5 times as fast as FlashAttention's calls
+                        and nearer to float32 (docs/benchmarks.md). Not for heads of other sizes than SIZES, and GPUs
+                        whose shared memory is too small for them
+    te_attention.py     cuDNN's attention, for rows longer than PACKED where Transformer Engine is installed
+    torch               FlashAttention 2, everywhere else
 
 By the last two a suffix attends to its prompt and to itself in two calls, whose results are merged by their
 log-sum-exp. Their gradients are again two calls, each given the merged result: the attention probabilities that
@@ -13,7 +15,6 @@ arXiv 2310.01889).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from nemotron_steps.engine.policy.attention import te_attention
 
 if TYPE_CHECKING:
-    from nemotron_steps.engine.kernels.varlen import RowSpans, Spans
+    from nemotron_steps.engine.kernels.varlen import Spans
     from nemotron_steps.engine.policy.token_layout import TokenLayout
 
 
@@ -35,16 +36,11 @@ PACKED = 2048
 def flat_flash_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: TokenLayout
 ) -> torch.Tensor:
-    """As attention.FlatAttention.forward: query [T, heads, head_dim] → [T, heads · head_dim]."""
-    if packed_takes(query, key) and not _left_to_cudnn(query, key, layout.spans):
+    """As attention.flat_attention: query [T, heads, head_dim] → [T, heads · head_dim]."""
+    long = layout.spans.longest > PACKED
+    if packed_takes(query, key) and not (long and te_attention.takes(query, key, layout.spans)):
         return packed_attention(query, key, value, layout).flatten(1)
-    out: torch.Tensor = _FlatFlash.apply(query, key, value, layout)
-    return out.flatten(1)
-
-
-def _left_to_cudnn(query: torch.Tensor, key: torch.Tensor, spans: RowSpans) -> bool:
-    """Whether rows are so long that cuDNN's attention is faster, and it is there."""
-    return spans.longest > PACKED and te_attention.takes(query, key, spans)
+    return _FlatFlash.apply(query, key, value, layout).flatten(1)
 
 
 class _FlatFlash(torch.autograd.Function):
@@ -55,7 +51,10 @@ class _FlatFlash(torch.autograd.Function):
         out = torch.zeros_like(query) if layout.padding else torch.empty_like(query)
         lses: list[torch.Tensor] = []
         spans = layout.spans
-        attend, ctx.attend_backward = _calls(query, key, spans)
+        # cuDNN's two calls for runs of a layout, or FlashAttention's.
+        by_cudnn = query.is_cuda and te_attention.takes(query, key, spans)
+        attend = te_attention.forward if by_cudnn else _forward
+        ctx.attend_backward = te_attention.backward if by_cudnn else _backward
         whole = slice(0, layout.whole_tokens)
         out[whole], lse, rng = attend(query[whole], key[whole], value[whole], spans.whole, spans.whole, causal=True)
         lses.append(lse)
@@ -118,13 +117,6 @@ def _merge(
     return lse
 
 
-def _calls(query: torch.Tensor, key: torch.Tensor, spans: RowSpans) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Forward and backward for runs of a layout."""
-    if query.is_cuda and te_attention.takes(query, key, spans):
-        return te_attention.forward, te_attention.backward
-    return _forward, _backward
-
-
 def _forward(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: Spans, columns: Spans, *, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -168,7 +160,7 @@ def packed_takes(query: torch.Tensor, key: torch.Tensor) -> bool:
 
 
 def packed_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: TokenLayout) -> torch.Tensor:
-    """As attention.FlatAttention.forward: query [T, heads, head_dim] → [T, heads, head_dim]."""
+    """As attention.flat_attention: query [T, heads, head_dim] → [T, heads, head_dim]."""
     spans = layout.spans
     return _Packed.apply(
         query.contiguous(), key.contiguous(), value.contiguous(), spans.rows, spans.longest, layout.padding

@@ -14,7 +14,7 @@ from nemotron_steps.engine.policy.distributed.parallel_dims import Groups, devic
 from nemotron_steps.engine.policy.lora import AdaptedWeights
 from nemotron_steps.engine.policy.model import PolicyModel
 from nemotron_steps.engine.policy.optimizer import ClipGroup
-from nemotron_steps.engine.policy.param_and_grad_buffer import Kind, ParameterBuffer, is_decayed
+from nemotron_steps.engine.policy.param_and_grad_buffer import Kind, ParameterBuffer
 from nemotron_steps.models.adapters import hf_weight, low_rank_sum, peft_name, whole_modules
 from nemotron_steps.models.mapping import Parameter, megatron_shape, of_mtp, parameters, shard, split, unshard
 from nemotron_steps.models.megatron_checkpoint import Place, join, sharded_tensors
@@ -237,7 +237,7 @@ class ModelShards:
         # Each rank has some of the rows of a column-parallel linear's B, and so of the gradient of its A.
         split_rows = parameter.of_adapter and ".linear_in." in parameter.name
         return Kind(
-            decayed=is_decayed(tensor),
+            decayed=tensor.dim() > 1,  # Megatron's rule: matrices are, norms and biases are not
             replicated=replicated,
             partial=replicated and (split_heads or split_tokens or split_rows),
             duplicate=self.has_embedding_copy and parameter.name == _EMBEDDING,

@@ -11,7 +11,7 @@ import pytest
 
 from nemotron_steps.config.schema.data_prep import DataPrepConfig, SplitRows
 from nemotron_steps.errors import DataError
-from nemotron_steps.runs.depends import text_of
+from nemotron_steps.runs.cache_key import text_of
 from nemotron_steps.steps.data_prep.blends import blend_file
 from nemotron_steps.steps.data_prep.blends.blend_file import read_blend
 from nemotron_steps.steps.data_prep.blends.prepare import sources_of

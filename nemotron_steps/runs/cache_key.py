@@ -96,6 +96,11 @@ def depends_on(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[str
     return found
 
 
+def cache_key(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> str:
+    """The key of a step with these inputs, 32 hex digits. Raises as `depends_on`."""
+    return key_of(depends_on(planned, inputs))
+
+
 def key_of(depends: Mapping[str, str]) -> str:
     """The cache key: 32 hex digits."""
     return _digest({"format": str(_FORMAT), **depends})
