@@ -31,7 +31,13 @@ from typing import Any
 import torch
 
 from nemotron_steps.engine.grpo.async_loop import train_async
-from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, TrainBatch, WeightSyncReport
+from nemotron_steps.engine.types import (
+    Completion,
+    FinishReason,
+    GenerationRequest,
+    TrainBatch,
+    WeightSyncReport,
+)
 
 DECODE_S = 0.01
 SEQUENCES = 128

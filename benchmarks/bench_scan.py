@@ -20,14 +20,13 @@ from typing import Any
 
 import torch
 
-from nemotron_steps.engine.policy.mamba import conv as conv_module
-from nemotron_steps.engine.policy.mamba import gated_norm as norm_module
 from nemotron_steps.engine.policy.mamba import libraries
+from nemotron_steps.engine.policy.mamba import mixer as norm_module
+from nemotron_steps.engine.policy.mamba import scan as conv_module
 from nemotron_steps.engine.policy.mamba import scan as scan_module
-from nemotron_steps.engine.policy.mamba.conv import conv
 from nemotron_steps.engine.policy.mamba.libraries import distance
-from nemotron_steps.engine.policy.mamba.runs import Runs
-from nemotron_steps.engine.policy.mamba.scan import scan
+from nemotron_steps.engine.policy.mamba.scan import conv, scan
+from nemotron_steps.engine.policy.mamba.segments import Runs
 
 HEADS, HEAD_DIM, GROUPS, STATE, KERNEL = 64, 64, 8, 128, 4
 CHANNELS = HEADS * HEAD_DIM + 2 * GROUPS * STATE

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from nemotron_steps.engine.native.spinning import bound_spinning
+from nemotron_steps.engine.kernels.spinning import bound_spinning
 
 if TYPE_CHECKING:
     from tests.containers.engines import Engines
@@ -156,7 +156,7 @@ def _cache_with_kernels(tmp_path_factory: pytest.TempPathFactory, config: pytest
 @pytest.fixture(params=[("x86-64", "sse2"), ("haswell", "avx2"), ("skylake-avx512", "avx512vl")], ids=lambda p: p[0])
 def kernels_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The kernels in C are compiled for vectors of 4, 8 and 16."""
-    from nemotron_steps.engine.native import compiler
+    from nemotron_steps.engine.kernels import compiler
 
     machine, needs = request.param
     if needs not in Path("/proc/cpuinfo").read_text().split():

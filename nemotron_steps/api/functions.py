@@ -38,7 +38,7 @@ def function_reference(function: Reward, folder: Path, position: int = 0) -> str
         folder: gets the file of a function that has to be written down.
         position: among the rewards, for errors.
 
-    Raises ConfigError for what is no function, or cannot be written down.
+    Raises ConfigError for what is not a function, or cannot be written down.
     """
     if isinstance(function, str):
         return function
@@ -190,7 +190,7 @@ def _names_used(code: CodeType) -> Iterator[str]:
 
 
 def _literal(value: Any) -> str:
-    """A constant as Python writes it, the same in every process. TypeError for what is none."""
+    """A constant as Python writes it, the same in every process. TypeError for anything else."""
     if type(value) is dict:
         return "{" + ", ".join(f"{_literal(key)}: {_literal(each)}" for key, each in value.items()) + "}"
     if type(value) in (list, tuple, set, frozenset):

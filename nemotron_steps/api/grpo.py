@@ -203,7 +203,7 @@ class GRPO:
         sections: keys of the config: `grpo={"max_num_steps": 2}` is `grpo.max_num_steps=2`.
 
     Raises:
-        ConfigError: a reward that is no function, or cannot be taken to another process.
+        ConfigError: a reward that is not a function, or cannot be taken to another process.
         DataError: a data set that holds no rows.
         RequestError: `target` or `inputs`, which follow from the other arguments.
     """

@@ -122,28 +122,17 @@ def reference(given: Input) -> str:
 
 
 def over_texts(over: Over) -> list[str]:
-    """`KEY=V1,V2,…` for every key. RequestError for a text alone, and for values that are none or a text alone."""
+    """`KEY=V1,V2,…` for every key. RequestError for a text alone, and for values that are empty or a text alone."""
     if isinstance(over, str):
-        key, _, values = over.partition("=")
+        key = over.partition("=")[0]
         raise RequestError(
             "what to fan out over is a mapping of keys to lists of values",
             found=repr(over),
-            hints=(f"over={{{key!r}: {_python_list(values)}}}",),
+            hints=(f"over={{{key!r}: [V1, V2]}}",),
         )
     if not isinstance(over, Mapping):
         return [str(each) for each in over]
     return [f"{key}={','.join(map(override_value, _values(key, given)))}" for key, given in over.items()]
-
-
-def _python_list(values: str) -> str:
-    """`1,a` of a command line as a list in Python, `[1, 'a']`."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import OverrideParseException
-
-    try:
-        return f"{OverridesParser.create().parse_override(f'over=[{values}]').value() or '[V1, V2]'}"
-    except OverrideParseException:
-        return "[V1, V2]"
 
 
 def _values(key: str, given: Any) -> list[Any]:

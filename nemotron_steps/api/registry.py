@@ -30,7 +30,7 @@ class Registry:
     ) -> list[StepRow]:
         """Steps that match every filter given, as `steps list`; a type stands for its subtypes.
 
-        Raises UnknownNameError for a type or category that there is none of.
+        Raises UnknownNameError for an unknown type or category.
         """
         return selected(self._index, category, consumes, produces, () if tag is None else (tag,))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -150,22 +151,13 @@ class Result:
         if self._read is not None:
             return self._read
         over = get_run(self._store, self.id).status not in AT_WORK
-        report = self._read_files()
+        for name in ("run.json", "plan.json", "config.yaml", "events.jsonl", "metrics.jsonl", "samples.jsonl"):
+            with suppress(UnknownNameError):  # of a run elsewhere that ended early
+                run_file(self._store, self.id, name)
+        report = read_report(self.folder, self._store)
         if over:
             self._read = report
         return report
-
-    def _read_files(self) -> RunReport:
-        for name in ("run.json", "plan.json", "config.yaml", "events.jsonl", "metrics.jsonl", "samples.jsonl"):
-            self._fetch(name)
-        return read_report(self.folder, self._store)
-
-    def _fetch(self, name: str) -> None:
-        """Have a file of a run on another machine here; one that ended early has not written all of them."""
-        try:
-            run_file(self._store, self.id, name)
-        except UnknownNameError:
-            return
 
     @property
     def status(self) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import print_json, render
-from nemotron_steps.cli.terminal import Terminal, number, printable
+from nemotron_steps.cli.terminal import Terminal, number
 from nemotron_steps.errors import ArtifactError
 from nemotron_steps.runs.log_format import readable_size as size
-from nemotron_steps.session.jobs import shown_path
+from nemotron_steps.session.jobs import printable, shown_path
 from nemotron_steps.session.session import Session
 
 if TYPE_CHECKING:

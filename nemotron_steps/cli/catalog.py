@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import print_json, render
-from nemotron_steps.cli.terminal import Terminal, first_sentence, printable
+from nemotron_steps.cli.terminal import Terminal, first_sentence
 from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import ManifestError, UnknownNameError
 from nemotron_steps.manifest.index import Index, StepRow, load_index
+from nemotron_steps.session.jobs import printable
 
 if TYPE_CHECKING:
     import argparse
@@ -50,9 +51,10 @@ def list_steps(arguments: argparse.Namespace) -> int:
 def selected(
     index: Index, category: str | None, consumes: str | None, produces: str | None, tags: Sequence[str]
 ) -> list[StepRow]:
-    """Steps that match every filter given. UnknownNameError for a type or category that there is none of."""
+    """Steps that match every filter given. UnknownNameError for an unknown type or category."""
+    types = {port.type for row in index.steps for port in (*row.consumes, *row.produces)} | set(index.types.types)
     for option, name in (("consumes", consumes), ("produces", produces)):
-        _known(name, _type_names(index), f"--{option}", "artifact type")
+        _known(name, types, f"--{option}", "artifact type")
     _known(category, {row.category for row in index.steps}, "--category", "category")
     rows = index.select(category=category, consumes=consumes, produces=produces)
     return [row for row in rows if set(tags) <= set(row.tags)]
@@ -82,9 +84,9 @@ def step_fields(index: Index, step_id: str) -> dict[str, Any]:
     return {**fields, "problems": problems} if problems else fields
 
 
-def _about(row: StepRow, told: Iterable[ManifestError]) -> list[ManifestError]:
+def _about(row: StepRow, problems: Iterable[ManifestError]) -> list[ManifestError]:
     """What is about a step's manifest."""
-    return [each for each in told if (each.where or "").startswith(f"{row.file}:")]
+    return [each for each in problems if (each.where or "").startswith(f"{row.file}:")]
 
 
 def _step(index: Index, step_id: str) -> tuple[StepRow, dict[str, Any], list[Path]]:
@@ -269,11 +271,6 @@ def _type_label(name: str, index: Index, terminal: Terminal) -> str:
     hops = ", ".join(f"{hop.target} by {hop.step_id}" for hop in index.types.conversions(name))
     label = f"{terminal.style(name, 'bold')}  {terminal.style(first_sentence(printable(declared.description)), 'dim')}"
     return f"{label}  {terminal.style(f'converts to {hops}', 'cyan')}" if hops else label
-
-
-def _type_names(index: Index) -> set[str]:
-    used = {port.type for row in index.steps for port in (*row.consumes, *row.produces)}
-    return used | set(index.types.types)
 
 
 def _known(name: str | None, known: Iterable[str], flag: str, kind: str) -> None:

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemotron_steps.cli.errors import print_json
-from nemotron_steps.cli.terminal import Terminal, printable
+from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.runs.log_format import readable_size as size
 from nemotron_steps.runs.prerequisites import ABSENT, FAILED, NEEDS, OK, WARNING, Finding, look, package
+from nemotron_steps.session.jobs import printable
 from nemotron_steps.session.session import Session
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _programs() -> Iterator[Finding]:
 
 
 def _compiler() -> Finding:
-    from nemotron_steps.engine.native.compiler import INSTALL, build, find_compiler, kernel_folder
+    from nemotron_steps.engine.kernels.compiler import INSTALL, build, find_compiler, kernel_folder
     from nemotron_steps.errors import UnsupportedError
 
     command, name = find_compiler(), "C compiler"

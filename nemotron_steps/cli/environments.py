@@ -7,9 +7,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import print_json
-from nemotron_steps.cli.terminal import Terminal, first_sentence, number, printable
+from nemotron_steps.cli.terminal import Terminal, first_sentence, number
 from nemotron_steps.environments.catalog import described, known, listed, unknown
 from nemotron_steps.errors import DataError, RequestError
+from nemotron_steps.session.jobs import printable
 
 if TYPE_CHECKING:
     import argparse
@@ -171,7 +172,7 @@ def _setting(word: str) -> tuple[str, Any]:
     name, equals, text = word.partition("=")
     if not equals or not name:
         raise RequestError(
-            f"'{word}' is no setting",
+            f"'{word}' is not a setting",
             expected="KEY=VALUE, as under env.nemo_gym.environments.NAME",
             hints=("steps env show NAME   # its settings",),
         )
@@ -192,7 +193,7 @@ def _judges(arguments: argparse.Namespace) -> dict[str, Judge]:
             role, url = "", word
         if role and role not in JUDGE_ROLES:
             raise RequestError(
-                f"'{role}' is no judge's role",
+                f"'{role}' is not a judge's role",
                 where=f"--judge {word}",
                 expected=" or ".join(JUDGE_ROLES),
                 hints=(f"--judge {JUDGE_ROLES[1]}={url}",),

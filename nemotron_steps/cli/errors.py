@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nemotron_steps.cli.terminal import Terminal, printable
+from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.config.secrets import MASK, may_be_secret, redact_text
 from nemotron_steps.errors import InterruptedRunError, RequestError, StepsError, UnknownNameError
+from nemotron_steps.session.jobs import printable
 
 UNEXPECTED_EXIT = 1
 _CHANGE = re.compile(r"-[a-z]|--[a-z]|[+~]*[A-Za-z_][\w./-]*=")
@@ -231,10 +232,10 @@ def render(error: StepsError, terminal: Terminal, *, whole: bool = True, line: T
     if error.found is not None:
         _field(terminal, "found", _clean(error.found))
     for number, hint in enumerate(error.hints):
-        told = typed[0].hint(hint)
+        shown = typed[0].hint(hint)
         if "UV_RUN_RECURSION_DEPTH" in os.environ:  # an environment that uv made has no pip of its own
-            told = told.replace("pip install", "uv pip install", 1)
-        terminal.print(f"  {terminal.style('hint:', 'cyan')} {_clean(told)}")
+            shown = shown.replace("pip install", "uv pip install", 1)
+        terminal.print(f"  {terminal.style('hint:', 'cyan')} {_clean(shown)}")
         command = line.with_change(hint, error.where) if whole and number == 0 else None
         if command is not None:
             terminal.print(f"    {terminal.style('as in:', 'dim')} {_clean(command)}")

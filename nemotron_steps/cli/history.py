@@ -9,14 +9,15 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import print_json, render
 from nemotron_steps.cli.run import show_values
-from nemotron_steps.cli.terminal import Terminal, duration, number, printable
+from nemotron_steps.cli.terminal import Terminal, duration, number
 from nemotron_steps.errors import RequestError, StorageError, UnknownNameError, WorkerLostError
-from nemotron_steps.session.jobs import AT_WORK, JobView, not_started, said, shown_path
+from nemotron_steps.session.jobs import AT_WORK, JobView, not_started, printable, said, shown_path
 from nemotron_steps.session.session import Session
 
 if TYPE_CHECKING:
@@ -159,8 +160,8 @@ def say_on_stderr(text: str) -> None:
 
 def logs(arguments: argparse.Namespace) -> int:
     """`steps logs RUN [-f] [--json]`: the log's lines, or the records of events and metrics in the order of time."""
-    from nemotron_steps.runs.follow import Tail
     from nemotron_steps.runs.launch import error_of
+    from nemotron_steps.runs.report.follow import Tail
     from nemotron_steps.runs.run_folder import get_run, run_file
 
     store = Session(arguments.home).store
@@ -176,7 +177,8 @@ def logs(arguments: argparse.Namespace) -> int:
     if not arguments.follow:
         run_file(store, info.id, first)
         for name in others:
-            _fetch(store, info.id, name)
+            with suppress(UnknownNameError):  # a run that ended early may not have it
+                run_file(store, info.id, name)
         write([line for tail in tails for line in tail.rest()])
         return 0
     try:
@@ -266,7 +268,8 @@ def report(arguments: argparse.Namespace) -> int:
         info = JobView(store, run, say_on_stderr).look()
         folders.append(run_file(store, info.id, "run.json").parent)
         for name in ("events.jsonl", "metrics.jsonl", "samples.jsonl", "plan.json", "config.yaml"):
-            _fetch(store, info.id, name)
+            with suppress(UnknownNameError):  # a run that ended early may not have it
+                run_file(store, info.id, name)
     path = write_comparison(folders, store) if arguments.others else write_report(folders[0], store)
     if arguments.as_json:
         print_json({"run": folders[0].name, "report": str(path)})
@@ -295,16 +298,6 @@ def index(arguments: argparse.Namespace) -> int:
     else:
         Terminal.of().print(shown_path(path))
     return 0
-
-
-def _fetch(store: ArtifactStore, run_id: str, name: str) -> None:
-    """Bring a run's file to this machine; a run that ended early may not have it."""
-    from nemotron_steps.runs.run_folder import run_file
-
-    try:
-        run_file(store, run_id, name)
-    except UnknownNameError:
-        return
 
 
 def _write_lines(lines: Sequence[bytes]) -> None:

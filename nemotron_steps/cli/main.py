@@ -188,7 +188,7 @@ def _print_nowhere() -> None:
 
 
 def _unwritten(error: OSError) -> StepsError | None:
-    """What to say of a write that failed for want of room, which is no mistake of this program; None of other errors.
+    """What to say of a write that failed for want of room, which is not this program's mistake; None for other errors.
 
     Where that was standard output, what is still to be written there goes nowhere.
     """

@@ -83,17 +83,14 @@ def refuse_flags_first(parser: Parser, arguments: Sequence[str]) -> None:
     """UsageError for `steps --home DIR run …`: flags belong to commands, so they come after one."""
     if not arguments or not arguments[0].startswith("-") or arguments[0] in ("-h", "--help", "--version"):
         return
-    commands = next(
-        action.choices or () for action in parser._actions if isinstance(action, argparse._SubParsersAction)
-    )
+    commands = next(a.choices or () for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     takes_value = {"--home", "-c", "--config", "-r", "--run", "-b", "--batch", "--input", "--resume"}
     for at, word in enumerate(arguments):
         if word in commands and arguments[at - 1] not in takes_value:
-            right = [parser.prog, word, *arguments[at + 1 :], *arguments[:at]]
             raise UsageError(
                 f"'{arguments[0]}' stands before the command",
                 expected=f"flags after `{word}`",
-                hints=(shlex.join(right),),
+                hints=(shlex.join([parser.prog, word, *arguments[at + 1 :], *arguments[:at]]),),
             )
 
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.artifacts.models import made_by
 from nemotron_steps.cli.errors import typed
-from nemotron_steps.cli.terminal import Terminal, printable
+from nemotron_steps.cli.terminal import Terminal
 from nemotron_steps.config.secrets import redact, redact_text
 from nemotron_steps.resolver.plan import StepOutput
+from nemotron_steps.session.jobs import printable
 from nemotron_steps.session.run_request import RunRequest
 
 if TYPE_CHECKING:

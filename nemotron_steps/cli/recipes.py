@@ -133,7 +133,8 @@ def parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace | None, list[st
     if recipe is None:
         _help_or_refuse(path, rest, prog)
         return None, [], prog
-    parser = Parser(prog=prog, description=f"{recipe.summary}: {_meaning(recipe)}", epilog=_below(path))
+    meaning = f"{PREPARATIONS} --until {recipe.stages[-1]}" if recipe.stages else f"{recipe.target} -c {recipe.config}"
+    parser = Parser(prog=prog, description=f"{recipe.summary}: `steps run {meaning}`", epilog=_below(path))
     run_flags(parser, words="key=value", help_words="overrides in Hydra's grammar: a.b=1, +a.b=1, ~a.b")
     if recipe.samples:
         parser.add_argument("--sample", type=int, metavar="N", help="at most N rows of each data set, to try things")
@@ -253,9 +254,3 @@ def _below(path: tuple[str, ...]) -> str:
         each = (*path, name)
         lines.append(f"  {name:<8} {COMMANDS[each].summary if each in COMMANDS else _GROUPS[each]}")
     return "\n".join(["commands:", *lines]) if lines else ""
-
-
-def _meaning(recipe: Recipe) -> str:
-    if recipe.stages:
-        return f"`steps run {PREPARATIONS} --until {recipe.stages[-1]}`"
-    return f"`steps run {recipe.target} -c {recipe.config}`"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.parser import request_of
 from nemotron_steps.cli.plans import plan_fields, show_needs, show_plan, show_unfilled
-from nemotron_steps.cli.terminal import Terminal, duration, number, printable
+from nemotron_steps.cli.terminal import Terminal, duration, number
 from nemotron_steps.config.secrets import redact
 from nemotron_steps.errors import RequestError
 from nemotron_steps.runs.log_format import columns_of, compared, is_change, is_table, values_of
-from nemotron_steps.runs.seed_stats import MEANING, as_text
-from nemotron_steps.session.jobs import shown_path
+from nemotron_steps.runs.report.seed_stats import MEANING, as_text
+from nemotron_steps.session.jobs import printable, shown_path
 from nemotron_steps.session.run import plan_run, request_of_run, run_here
 from nemotron_steps.session.run_request import RunRequest, UsageError
 from nemotron_steps.session.session import Session
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from nemotron_steps.config.profiles import Profile
     from nemotron_steps.manifest.registry import Registry
     from nemotron_steps.resolver.plan import Plan
-    from nemotron_steps.runs.context import Listener
+    from nemotron_steps.runs.context import Listener, Record
     from nemotron_steps.runs.execute import RunResult, StepResult
+    from nemotron_steps.runs.report.seed_stats import Table
     from nemotron_steps.runs.run_folder import RunInfo
-    from nemotron_steps.runs.seed_stats import Table
 
 _COLORS = {"good": "green", "bad": "red", "same": "dim"}
 """Of a change."""
@@ -125,7 +125,7 @@ def _refuse_accept(arguments: argparse.Namespace, *, forgets: bool) -> None:
 def _dry_run(arguments: argparse.Namespace, session: Session, request: RunRequest) -> int:
     """`steps run --dry-run`: the merged config of every step asked for, the profile, the plan, what it still lacks.
 
-    All of it redacted. Inputs that are not given, or not here, are no mistake yet.
+    All of it redacted. Inputs that are not given, or not here, are not a mistake yet.
     """
     from nemotron_steps.config.profiles import NoImageError
 
@@ -229,15 +229,27 @@ def shown(request: RunRequest, terminal: Terminal | None, found: Plan) -> Iterat
     if terminal is None:
         yield None
         return
-    from nemotron_steps.cli.watch import Tolerant, open_display
+    from nemotron_steps.cli.watch import open_display
 
     show_plan(found, request, terminal)
     terminal.print()
-    display = Tolerant(open_display(terminal, found))
+    display = open_display(terminal, found)
+    is_dark = False
+
+    def draw(record: Record) -> None:
+        nonlocal is_dark
+        try:
+            if not is_dark:
+                display(record)
+        except OSError:  # a terminal that is gone, a full disk: the run goes on
+            is_dark = True
+
     try:
-        yield display
+        yield draw
     finally:
-        display.close()
+        with suppress(OSError):
+            if not is_dark:
+                display.close()
 
 
 @contextmanager
@@ -388,46 +400,27 @@ def _show_places(result: RunResult, goals: list[StepResult], terminal: Terminal)
 
 
 def _show_next(result: RunResult, last: StepResult, registry: Registry, terminal: Terminal) -> None:
+    """At most three commands: evaluations and conversions of what was made, with every input that they need."""
     done = {step.step_id for step in result.steps}
-    commands = []
     made = [artifact for step in result.steps for artifact in step.outputs.values()]
-    for artifact in last.outputs.values():
-        for consumer, port in _consumers(artifact.type, last.step_id, done, registry):
-            fed = {port: artifact.ref}
-            for other in registry.steps[consumer].consumes:
-                fitting = [each.ref for each in made if registry.types.is_a(each.type, other.type)]
-                if other.required and fitting:
-                    fed.setdefault(other.name, fitting[-1])
-            # A command that would only ask for more inputs is no advice.
-            if all(other.name in fed for other in registry.steps[consumer].consumes if other.required):
-                inputs = " ".join(f"--input {name}={ref}" for name, ref in fed.items())
-                commands.append(f"steps run {consumer} {inputs}")
+    commands = []
+    for step_id, manifest in registry.steps.items():
+        if step_id in done or manifest.step.entry is None or manifest.step.category not in ("eval", "convert"):
+            continue
+        fed = {}
+        for port in manifest.consumes:
+            fitting = [each.ref for each in made if registry.types.is_a(each.type, port.type)]
+            if port.required and fitting:
+                fed[port.name] = fitting[-1]
+        reads_last = {artifact.ref for artifact in last.outputs.values()} & {*fed.values()}
+        # A command that would only ask for more inputs is left out.
+        if reads_last and all(port.name in fed for port in manifest.consumes if port.required):
+            inputs = " ".join(f"--input {name}={ref}" for name, ref in fed.items())
+            commands.append(f"steps run {step_id} {inputs}")
+    commands = sorted(commands, key=lambda command: not command.startswith("steps run eval"))[:2]
     commands += [f"steps artifacts lineage {artifact.ref}" for artifact in last.outputs.values()]
     if commands:
         terminal.print()
         terminal.print(f"  {terminal.style('next', 'dim')}")
     for command in commands[:3]:
         terminal.print(f"    {terminal.style(command, 'cyan')}")
-
-
-def _consumers(type_name: str, made_by: str, done: set[str], registry: Registry) -> list[tuple[str, str]]:
-    """Steps worth running on an artifact: an evaluation, a conversion, else one that needs nothing more, best training.
-
-    Each with the port the artifact goes to. What was just converted is not converted again.
-    """
-    maker = registry.find_step(made_by)
-    converted = maker is not None and maker.step.category == "convert"
-    best: dict[str, tuple[str, str]] = {}
-    training_first = sorted(registry.steps.items(), key=lambda each: each[1].step.category not in ("sft", "rl"))
-    for step_id, manifest in training_first:
-        if step_id in done or manifest.step.entry is None:
-            continue
-        required = [port.name for port in manifest.consumes if port.required]
-        kind = manifest.step.category if manifest.step.category in ("eval", "convert") else "other"
-        if kind == "convert" and converted:
-            continue
-        for port in manifest.consumes:
-            if registry.types.is_a(type_name, port.type) and (kind != "other" or required == [port.name]):
-                best.setdefault(kind, (step_id, port.name))
-    preferred = [best[kind] for kind in ("eval", "convert") if kind in best]
-    return preferred or list(best.values())

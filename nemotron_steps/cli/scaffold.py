@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from nemotron_steps.cli.errors import print_json
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import RequestError
 from nemotron_steps.manifest.index import load_index
 from nemotron_steps.session.jobs import shown_path
@@ -99,7 +98,7 @@ KINDS: Mapping[str, Kind] = {
 
 def new(arguments: argparse.Namespace) -> int:
     """`steps new`."""
-    kind, name = _request(arguments.what)
+    kind, name = _kind_and_name(arguments.what)
     _require_name(kind, name)
     root = Path(arguments.into or _DEFAULT_FOLDER)
     _require_free(kind, name, root)
@@ -123,34 +122,30 @@ def new(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _request(words: list[str]) -> tuple[str, str]:
-    """(kind, name): a name alone is a step's."""
+def _kind_and_name(words: list[str]) -> tuple[str, str]:
+    """A name alone is a step's."""
     if len(words) == 1 and words[0] not in KINDS:
         return "step", words[0]
     if len(words) == 2 and words[0] in KINDS:
         return words[0], words[1]
-    meant = nearest(words[0], KINDS) if words else ()
-    names = {kind: "_".join(words[1:]) or f"acme_{kind}" for kind in meant[:1]}
-    if "step" in names or not names:
-        names = {"step": "acme/filter_prompts", **({} if names else {"environment": "acme_lookup"})}
     raise UsageError(
         "say what to write, and its name",
         expected=f"steps new [{'|'.join(KINDS)}] NAME",
         found=" ".join(words),
-        hints=tuple(f"steps new {kind} {name}" for kind, name in names.items()),
+        hints=("steps new step acme/filter_prompts", "steps new environment acme_lookup"),
     )
 
 
 def _require_name(kind: str, name: str) -> None:
     if kind == "step" and not _STEP_ID.fullmatch(name):
         raise RequestError(
-            f"'{name}' is no step id",
+            f"'{name}' is not a step id",
             expected="lower-case parts with slashes between them, like data_prep/my_prep",
             hints=("steps new data_prep/my_prep",),
         )
     if kind != "step" and not _NAME.fullmatch(name):
         raise RequestError(
-            f"'{name}' is no name of {'an' if kind[0] in 'aeio' else 'a'} {kind}",
+            f"'{name}' cannot name {'an' if kind[0] in 'aeio' else 'a'} {kind}",
             expected="lower-case letters, digits and _",
             hints=(f"steps new {kind} {_identifier(name)}",),
         )
@@ -195,7 +190,7 @@ def write(root: Path, kind: str, name: str) -> list[Path]:
     pyproject = root / "pyproject.toml"
     if root.exists() and any(root.iterdir()) and not pyproject.is_file():
         raise RequestError(
-            f"'{root}' is not empty and is no pack",
+            f"'{root}' is not empty and not a pack",
             expected="a new folder, or one that `steps new` made",
             hints=(f"steps new {kind} {name} --into OTHER",),
         )
@@ -208,7 +203,8 @@ def write(root: Path, kind: str, name: str) -> list[Path]:
     for path, template in {**shared, **files}.items():
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(_template(template, fields), encoding="utf-8")
+            text = (_TEMPLATES / f"{template}.tmpl").read_text("utf-8") if template else '"""A pack."""\n'
+            path.write_text(_filled(text, fields), encoding="utf-8")
             written.append(path)
     group, point, value = (_filled(text, fields) for text in (KINDS[kind].group, KINDS[kind].point, KINDS[kind].value))
     text = pyproject.read_text("utf-8")
@@ -246,10 +242,6 @@ def _fields(kind: str, name: str, root: Path) -> dict[str, str]:
         "category": name.split("/", 1)[0] if "/" in name else "data_prep",
         "distribution": package.replace("_", "-"),
     }
-
-
-def _template(name: str, fields: Mapping[str, str]) -> str:
-    return _filled((_TEMPLATES / f"{name}.tmpl").read_text("utf-8"), fields) if name else '"""A pack."""\n'
 
 
 def _filled(text: str, fields: Mapping[str, str]) -> str:

@@ -29,7 +29,6 @@ _CODES = {
     "cyan": "36",
 }
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
 _ASCII = {
     "→": "->",
     "├── ": "|-- ",
@@ -179,11 +178,6 @@ def shorten(text: str, width: int) -> str:
         break
     cut = "".join(kept).rstrip() + "…"
     return cut + "\x1b[0m" if "\x1b[" in cut else cut
-
-
-def printable(text: str) -> str:
-    """Text from a file or a model without control characters, which could steer the terminal."""
-    return _CONTROL.sub("�", text)
 
 
 def first_sentence(text: str) -> str:

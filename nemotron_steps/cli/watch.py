@@ -11,19 +11,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.cli.errors import exit_code, render
 from nemotron_steps.cli.history import COLORS, advice, headline, job_lines, say_on_stderr
-from nemotron_steps.cli.terminal import Terminal, duration, number, printable, shorten
-from nemotron_steps.runs.follow import Follower, StepSeen
+from nemotron_steps.cli.terminal import Terminal, duration, number, shorten
 from nemotron_steps.runs.log_format import render as record_line
 from nemotron_steps.runs.log_format import signal_text
-from nemotron_steps.session.jobs import AT_WORK, JobView, not_started
+from nemotron_steps.runs.report.follow import Follower, StepSeen
+from nemotron_steps.session.jobs import AT_WORK, JobView, not_started, printable
 from nemotron_steps.session.session import Session
 
 if TYPE_CHECKING:
@@ -68,18 +68,18 @@ def watch(arguments: argparse.Namespace) -> int:
     view = JobView(store, arguments.run, *([] if drawn or arguments.once else [say_on_stderr]))
     info = view.look()
     folder = store.backend.scratch / "runs" / info.id
-    follower, request = Follower(folder), _RunConfigs(folder)
+    follower, configs = Follower(folder), _RunConfigs(folder)
     terminal = Terminal.of()
     if arguments.once:
         follower.look()
         if info.status in AT_WORK:
             view.ask(info)
-        for line in picture(info, follower, terminal, request, samples=arguments.samples, view=view):
+        for line in picture(info, follower, terminal, configs, samples=arguments.samples, view=view):
             terminal.print(line if terminal.width is None else shorten(line, terminal.width))
         return 0
     try:
         if drawn:
-            info = _draw(store, info, follower, terminal, request, view, samples=arguments.samples)
+            info = _draw(store, info, follower, terminal, configs, view, samples=arguments.samples)
         else:
             info = _print_lines(store, info, follower, terminal, view)
     except KeyboardInterrupt:
@@ -94,7 +94,7 @@ def picture(
     info: RunInfo,
     follower: Follower,
     terminal: Terminal,
-    request: _RunConfigs,
+    configs: _RunConfigs,
     *,
     samples: bool,
     curves: bool = True,
@@ -104,7 +104,7 @@ def picture(
     """The lines of one look at the run.
 
     Args:
-        asked: what the run was asked for.
+        configs: what its steps were configured with.
         curves: whether its numbers are shown.
         view: what there is to say of its job.
         now: Unix seconds.
@@ -123,12 +123,12 @@ def picture(
         mark = style(_MARKS.get(state, "○"), COLORS.get(state, "dim"))
         seen = follower.steps.get(key, StepSeen())
         took = duration(step["seconds"]) if step.get("seconds") is not None else ""
-        note = _pace(seen, request.total(key)) if state == "running" else took
+        note = _pace(seen, configs.total(key)) if state == "running" else took
         lines.append(f"  {mark} {key.ljust(width)}  {style(state, COLORS.get(state, 'dim'))}  {style(note, 'dim')}")
     shown = _at_work(info, follower)
     if curves and shown is not None:
         lines += ["", *_curves(follower.steps[shown], terminal)]
-    lines += _warnings(follower, terminal, request)
+    lines += _warnings(follower, terminal, configs)
     if samples and shown is not None:
         lines += _samples(follower.steps[shown], terminal)
     return lines
@@ -177,13 +177,13 @@ def _curves(seen: StepSeen, terminal: Terminal) -> Iterator[str]:
         yield f"  {terminal.style(label.ljust(10), 'dim')} {number(curve.values[-1]).rjust(10)}  {line}".rstrip()
 
 
-def _warnings(follower: Follower, terminal: Terminal, request: _RunConfigs) -> Iterator[str]:
+def _warnings(follower: Follower, terminal: Terminal, configs: _RunConfigs) -> Iterator[str]:
     found = [(key, name, numbers) for key, seen in follower.steps.items() for name, numbers in seen.signals.items()]
     if found or follower.warnings:
         yield ""
     for key, name, numbers in found[-5:]:
         yield f"  {terminal.style('▲ ' + printable(signal_text(name, numbers)), 'yellow')}"
-        yield f"      {terminal.style(request.advice(key, name, numbers), 'cyan')}"
+        yield f"      {terminal.style(configs.advice(key, name, numbers), 'cyan')}"
     for text in follower.warnings:
         yield f"  {terminal.style('▲', 'yellow')} {printable(text)}"
 
@@ -245,38 +245,7 @@ class _RunConfigs:
         return self._steps.get(key, ("", {}))[1]
 
 
-class Display(Protocol):
-    """A listener that draws."""
-
-    def __call__(self, record: Record) -> None:
-        """Show a record."""
-
-    def close(self) -> None:
-        """Stop drawing and leave the screen tidy."""
-
-
-class Tolerant:
-    """A display that goes dark when it cannot be drawn (a terminal that is gone, a full disk); the run goes on."""
-
-    def __init__(self, display: Display) -> None:
-        self._display: Display | None = display
-
-    def __call__(self, record: Record) -> None:
-        """Show a record, if anything is shown any more."""
-        if self._display is not None:
-            try:
-                self._display(record)
-            except OSError:
-                self._display = None
-
-    def close(self) -> None:
-        """Leave the screen tidy, if it is there."""
-        if self._display is not None:
-            with suppress(OSError):
-                self._display.close()
-
-
-def open_display(terminal: Terminal, plan: Plan) -> Display:
+def open_display(terminal: Terminal, plan: Plan) -> PictureDisplay | LineDisplay:
     """The display for a terminal: a picture when it can redraw, lines otherwise."""
     if terminal.stream.isatty() and terminal.unicode:
         return PictureDisplay(terminal, plan)
@@ -347,7 +316,7 @@ class PictureDisplay:
 
         steps = {step.key: {"state": "pending"} for step in plan.steps}
         self._info = RunInfo("", name=plan.name, steps=steps, created=time.time())
-        self._terminal, self._seen, self._request = terminal, Follower(), _RunConfigs(Path(), plan)
+        self._terminal, self._seen, self._configs = terminal, Follower(), _RunConfigs(Path(), plan)
         self._lock = threading.Lock()  # it is drawn by a thread of rich's
         self._console = console = _console(terminal)
         self._live = Live(console=console, get_renderable=self._drawn, transient=True, refresh_per_second=_EACH_SECOND)
@@ -376,7 +345,7 @@ class PictureDisplay:
             return _fitted(self._lines(), self._console)
 
     def _lines(self, *, curves: bool = True) -> list[str]:
-        return picture(self._info, self._seen, self._terminal, self._request, samples=False, curves=curves)
+        return picture(self._info, self._seen, self._terminal, self._configs, samples=False, curves=curves)
 
 
 def _draw(
@@ -384,7 +353,7 @@ def _draw(
     info: RunInfo,
     follower: Follower,
     terminal: Terminal,
-    request: _RunConfigs,
+    configs: _RunConfigs,
     view: JobView,
     *,
     samples: bool,
@@ -398,7 +367,7 @@ def _draw(
         while True:
             follower.look()
             terminal.width = console.width
-            lines = picture(info, follower, terminal, request, samples=samples, view=view)
+            lines = picture(info, follower, terminal, configs, samples=samples, view=view)
             live.update(_fitted([*lines, "", terminal.style(keys, "dim")], console), refresh=True)
             if info.status not in AT_WORK:
                 return info
@@ -453,7 +422,12 @@ def _now(store: ArtifactStore, info: RunInfo, view: JobView) -> RunInfo:
 def _keys() -> Iterator[Callable[[float], str]]:
     """A function that waits so many seconds for a key and returns it, "" for none."""
     if not sys.stdin.isatty():
-        yield _no_key
+
+        def no_key(seconds: float) -> str:
+            time.sleep(seconds)
+            return ""
+
+        yield no_key
         return
     import termios
     import tty
@@ -464,11 +438,6 @@ def _keys() -> Iterator[Callable[[float], str]]:
         yield lambda seconds: sys.stdin.read(1) if select.select([sys.stdin], [], [], seconds)[0] else ""
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-
-
-def _no_key(seconds: float) -> str:
-    time.sleep(seconds)
-    return ""
 
 
 def _ended(info: RunInfo, terminal: Terminal) -> int:

@@ -3,7 +3,7 @@
 A checkpoint is a folder `step_00000042/` with `policy/` (written by the policy) and `state.json` (data position,
 RNG, buffer, metrics). It is written beside its final name and renamed, so a reader sees all of it or none. With
 `checkpointing.save_async` training waits only for a copy of its state in host memory; a thread writes and commits that.
-Not for: the tensors themselves (engine/policy), or the arithmetic of the run's time (deadline.py).
+Not for: the tensors themselves (engine/policy).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class CheckpointManager:
             _remove(leftover)
 
     def all(self) -> list[Checkpoint]:
-        """Committed checkpoints, oldest first. A link to a folder is none: nothing here writes one."""
+        """Committed checkpoints, oldest first. Links do not count: nothing here writes one."""
         named = [(_FOLDER.fullmatch(path.name), path) for path in self._folder.iterdir() if not path.is_symlink()]
         found = [Checkpoint(int(match[1]), path) for match, path in named if match]
         return sorted((c for c in found if (c.path / STATE_FILE).is_file()), key=lambda c: c.step)
@@ -106,7 +106,7 @@ class CheckpointManager:
         self._deadline.step_begins()
 
     def refuse_overtime(self, step: int, total_steps: int, reporter: Reporter) -> None:
-        """End the run when its time is over; called once `step` is saved. A model trained in part is no output.
+        """End the run when its time is over; called once `step` is saved. A partly trained model is not an output.
 
         Raises:
             RetryableError: resuming goes on from this step.
@@ -146,7 +146,7 @@ class CheckpointManager:
             reported: metrics that other steps than this one report.
 
         Raises:
-            ConfigError: checkpointing.metric_name is no metric of any step.
+            ConfigError: no step reports the metric checkpointing.metric_name.
             StorageError: the disk refused this save, or the one before; earlier checkpoints are untouched.
         """
         asked = time.monotonic()
@@ -316,7 +316,7 @@ class Deadline:
         return time.monotonic() - self._started + needed >= self._seconds
 
     def step_begins(self) -> None:
-        """What came before (loading, a save) is no part of the step's time."""
+        """What came before (loading, a save) does not count as the step's time."""
         self._step_began = time.monotonic()
 
     def step_ended(self) -> None:

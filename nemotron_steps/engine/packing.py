@@ -104,7 +104,7 @@ def _modified(sizes: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def _largest_that_fits(ascending: list[tuple[int, int]], room: int) -> int | None:
-    """Position of the largest entry of at most `room`, None if there is none."""
+    """Position of the largest entry of at most `room`, None without one."""
     position = bisect_right(ascending, (room, 1)) - 1
     return position if position >= 0 else None
 

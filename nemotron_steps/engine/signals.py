@@ -6,7 +6,7 @@
 A signal is raised once when its rule starts to hold, stays in `monitor.active` while it does, and may be raised again
 after it has cleared. Manifests answer signals by name (`[[strategies]] signal = ...`); nothing here changes training.
 
-Most rules look at windows, not at single steps: one odd batch is no sign. What breaks a run in its first steps is told
+Most rules look at windows, not at single steps: one odd batch means little. What breaks a run at its start is told
 at once, and its symptoms are not raised while it holds: a rule comes after those that explain it. A rule whose metrics
 a run does not log is never raised. W is `WINDOW` steps; "the window" is the last W steps, "the start" the first W.
 """
@@ -181,7 +181,7 @@ class SignalMonitor:
 
 def _policy_collapse(m: SignalMonitor) -> Finding | None:
     """Both the fall and the change are measured from `earlier` steps; the error is that of a step's mean over prompt
-    groups. Harder prompts get longer answers as well: longer or shorter ones alone are no change of the policy."""
+    groups. Harder prompts get longer answers as well: their length alone does not show a changed policy."""
     name, active = "reward/mean", m.active.get("policy_collapse")
     now, before = m.latest(name), m.earlier(name)
     low, groups = m.rewards[0], m.latest("groups/count") or 0.0
@@ -277,7 +277,7 @@ def _low_reward_variance(m: SignalMonitor) -> Finding | None:
 
 
 def _kl_spike(m: SignalMonitor) -> Finding | None:
-    """The highest counts because every run starts at 0 and rises: growing steadily is no spike. In the first steps it
+    """The highest counts because every run starts at 0 and rises: steady growth is not a spike. In the first steps it
     may well grow severalfold a step, so they are not judged."""
     before, now = m.before("kl_penalty"), m.latest("kl_penalty")
     early = before is not None and len(before) < 2 * WINDOW
@@ -322,7 +322,7 @@ def _judge_unreadable(m: SignalMonitor) -> Finding | None:
 
 
 def _grad_norm_spike(m: SignalMonitor) -> Finding | None:
-    """Steps without a gradient, whose groups all had equal rewards, are no measure."""
+    """Steps without a gradient, whose groups all had equal rewards, do not count."""
     now, before = m.latest("grad_norm"), m.before("grad_norm")
     if now is not None and math.isfinite(now) and before is not None and not any(before):
         return None

@@ -118,7 +118,7 @@ def resolve(name: str, options: Options) -> tuple[str, dict[str, Any]] | None:
     """(environment, its settings) of an agent's or an environment's name; None if there is none of that name.
 
     Raises:
-        UnsupportedError: the agent needs what is not configured. ConfigError: `environment` is no name.
+        UnsupportedError: the agent needs what is not configured. ConfigError: `environment` is not a string.
     """
     own = dict(options.get(name, {}))
     chosen = own.pop(ENVIRONMENT_KEY, None)

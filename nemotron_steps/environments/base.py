@@ -17,7 +17,7 @@ machine's (a lost process, a judge that is not there, a full disk), is a failure
 with its row and traceback, and not the end of the run.
 
 `verify` runs on the event loop that every rollout shares. A grader that an answer could make slow belongs in a
-GradingPool (grading_pool.py), blocking input and output in a thread.
+helper process (`in_helper`), blocking input and output in a thread.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ JUDGE_UNAVAILABLE = "judge_unavailable"
 REWARD_OUT_OF_RANGE = "reward_out_of_range"
 """Failure class: the environment gave a reward outside its own `reward_range`."""
 VERDICT_INVALID = "verdict_invalid"
-"""Failure class: what `verify` gave is no GradeResult, or its reward or a component is no finite float32."""
+"""Failure class: `verify` did not return a GradeResult, or its reward or a component is not a finite float32."""
 VERIFY_FAILED = "verify_failed"
 """Failure class: `verify` (or `verify_group`) raised an exception."""
 VERIFIER_TIMEOUT = "verifier_timeout"
@@ -178,11 +178,11 @@ class AgentRun:
 
 
 class InvalidVerdictError(ConfigError):
-    """What an environment's verify gave is no verdict, or has a number that is not finite."""
+    """An environment's verify did not return a GradeResult, or one with a number that is not finite."""
 
 
 class NoVerdictError(InvalidVerdictError):
-    """It is no GradeResult at all. The class has to be mended, whatever was answered."""
+    """Not a GradeResult at all. The class has to be fixed, whatever was answered."""
 
 
 class CannotJudgeError(Exception):
@@ -492,7 +492,7 @@ class Environment(ABC):
         """What `method` gave, if it is a verdict with a reward in `reward_range`; else the failure that it is.
 
         Raises:
-            InvalidVerdictError: it is no GradeResult.
+            InvalidVerdictError: it is not a GradeResult.
         """
         if not isinstance(verdict, GradeResult):
             raise self._broken(method, "a GradeResult", verdict)

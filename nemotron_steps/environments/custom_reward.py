@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib
-import importlib.util
 import inspect
 import json
 import math
@@ -25,9 +24,8 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import CodeType
+from types import ModuleType
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
@@ -127,7 +125,7 @@ class RewardFunctionEnvironment(Environment):
         if not abs(total) <= FLOAT32_MAX:
             parts = ", ".join(f"{each.weight} * {each.function} {reward}" for each, reward in pairs)
             return GradeResult.failed(
-                VERIFIER_CRASHED, message=f"the sum of the rewards is {total}, no finite float32: {parts}"
+                VERIFIER_CRASHED, message=f"the sum of the rewards must be a finite float32, found {total}: {parts}"
             )
         return GradeResult(total, told)
 
@@ -154,7 +152,7 @@ def call(function: str, prompt: Any, completions: list[str], columns: dict[str, 
 
     Raises:
         TypeError: it gave something else than a number or None for each answer.
-        ValueError: a number that it gave is no finite float32.
+        ValueError: a number that it gave is not a finite float32.
     """
     loaded = load(function)
     if set(inspect.signature(loaded).parameters) >= _VERL:
@@ -246,7 +244,7 @@ def _number(reward: Any, function: str) -> float:
     if number is None:
         raise TypeError(f"{function} gave {text_of(reward, 200, repr)}: a reward must be a number or None")
     if not abs(number) <= FLOAT32_MAX:
-        raise ValueError(f"{function} gave {number}, which is no finite float32 and not None")
+        raise ValueError(f"{function} gave {number}: a reward must be a finite float32 or None")
     return number
 
 
@@ -257,7 +255,7 @@ def load(function: str) -> Callable[..., Any]:
         ConfigError: there is no such file, module or function, or the module does not load.
     """
     place, _, name = function.rpartition(":")
-    path = _file_of(function)
+    path = Path(place) if place.endswith(".py") else None
     try:
         module: Any = _module_of(path, _stamp(path)) if path is not None else importlib.import_module(place)
     except Exception as error:  # the user's own code may raise anything
@@ -274,7 +272,8 @@ def load(function: str) -> Callable[..., Any]:
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is None:
-        there = [each for each, value in vars(module).items() if _is_public(each, value)] if path is not None else []
+        defined = vars(module).items() if path is not None else ()
+        there = [each for each, value in defined if inspect.isfunction(value) and not each.startswith("_")]
         raise ConfigError(
             f"there is no function '{name}'",
             where=place,
@@ -287,39 +286,20 @@ def load(function: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _is_public(name: str, value: Any) -> bool:
-    return inspect.isfunction(value) and not name.startswith("_")
-
-
-def _file_of(function: str) -> Path | None:
-    place = function.rpartition(":")[0]
-    return Path(place) if place.endswith(".py") else None
-
-
 @lru_cache(maxsize=64)
 def _module_of(path: Path, stamp: tuple[int, int]) -> Any:
     """The module of a file, loaded under a name of its own; what is beside the file can be imported.
 
     Loaded again when the file changed: a notebook's process outlives many of its versions.
     """
-    name = f"reward_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    loader = _FromSource(name, str(path.absolute()))
-    spec = ModuleSpec(name, loader, origin=loader.path)
-    spec.has_location = True
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    module = ModuleType(f"reward_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}")
+    module.__file__ = str(path.absolute())
+    sys.modules[module.__name__] = module
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    loader.exec_module(module)
+    # Not through Python's cache, which tells versions of a file apart by whole seconds and sizes alone.
+    exec(compile(path.read_bytes(), module.__file__, "exec", dont_inherit=True), vars(module))
     return module
-
-
-class _FromSource(SourceFileLoader):
-    """Python's cache of what it has compiled tells versions of a file apart by whole seconds and sizes alone."""
-
-    def get_code(self, fullname: str) -> CodeType:
-        path = self.get_filename(fullname)
-        return self.source_to_code(self.get_data(path), path)
 
 
 def _stamp(path: Path) -> tuple[int, int]:

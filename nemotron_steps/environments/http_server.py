@@ -198,7 +198,7 @@ class _Connection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Bytes that are no request, and handlers that break."""
+        """Bytes that are not a request, and handlers that break."""
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self.log_exception("request %s %s failed", request.method, request.path, exc_info=exc)
         return _refusal(status, message or HTTPStatus(status).phrase)

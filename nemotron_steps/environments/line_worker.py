@@ -54,7 +54,7 @@ class WorkerPool:
     The module calls `serve`. One pool belongs to one event loop.
 
     Args:
-        cpu_s: processor time of one answer. A worker's start is no part of it.
+        cpu_s: processor time of one answer. A worker's start does not count.
         imports: modules that a worker imports before its first answer.
     """
 

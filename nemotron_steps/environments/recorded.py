@@ -151,7 +151,7 @@ def _check(rollout: Mapping[str, Any], where: str) -> None:
     output = response.get("output") if isinstance(response, Mapping) else None
     if not isinstance(output, list) or not all(isinstance(item, Mapping) for item in output):
         raise DataError(
-            "the row is no recorded rollout",
+            "the row is not a recorded rollout",
             where=f"{where} field response.output",
             expected="`response`: an OpenAI Responses object, with a list of output items",
             found=f"fields: {', '.join(sorted(rollout)) or 'none'}",
@@ -164,7 +164,7 @@ def _check(rollout: Mapping[str, Any], where: str) -> None:
     number = isinstance(reward, int | float) and not isinstance(reward, bool) and abs(reward) <= FLOAT32_MAX
     if reward is not None and not number:
         raise DataError(
-            "a recorded reward is no finite float32",
+            "a recorded reward must be a finite float32",
             where=f"{where} field reward",
             expected="a finite float32, or null where it could not be judged",
             found=text_of(reward, 80, repr),

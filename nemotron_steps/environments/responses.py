@@ -25,7 +25,7 @@ def json_of(text: str) -> Any:
     """JSON that a model wrote.
 
     Raises:
-        ValueError: it is none, or see `finite`. RecursionError: nested too deep.
+        ValueError: it is not JSON, or see `finite`. RecursionError: nested too deep.
     """
     return finite(json.loads(text))
 

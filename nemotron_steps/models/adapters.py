@@ -100,16 +100,15 @@ def adapter_pairs(architecture: Architecture, config: AdapterConfig, *, key: str
             hints=(mend,),
         )
     if not chosen:
+        none_excluded = (f"{key}.exclude_modules=[]",)
         raise ConfigError(
-            "no linear layer is left to have an adapter",
-            where=f"{key}.exclude_modules",
-            hints=(f"{key}.exclude_modules=[]",),
+            "no linear layer is left to have an adapter", where=f"{key}.exclude_modules", hints=none_excluded
         )
     return tuple(_pair(linears[name], config.dim) for name in chosen)
 
 
 def lora_candidates(architecture: Architecture) -> list[str]:
-    """What of a model are linear layers in transformers, as `lora_modules` takes them; routers and experts are none."""
+    """What of a model are linear layers in transformers, as `lora_modules` takes them; without routers and experts."""
     names = []
     for each in parameters(architecture):
         if each.layer is None or each.of_experts or of_mtp(each, architecture) or each.name.endswith("router.weight"):
@@ -137,17 +136,14 @@ def lora_modules(linears: Iterable[str], config: LoraConfig) -> list[str]:
     without = sorted({name.rpartition(".")[2] for name in found} & set(_READ_BY_OTHERS))
     if without or not found:
         others = [leaf for leaf in leaves if leaf not in _READ_BY_OTHERS]
+        cannot = f"{', '.join(without)} cannot have adapters: routers and Mamba-2 are not supported"
+        named = f"{_LORA_KEY}.match_all_linear=false {_LORA_KEY}.target_modules={_listed(others)}"
         raise ConfigError(
-            f"{', '.join(without)} cannot have adapters: routers and Mamba-2 are not supported"
-            if without
-            else "no linear layer is left to have an adapter",
+            cannot if without else "no linear layer is left to have an adapter",
             where=f"{_LORA_KEY}.target_modules",
             expected=", ".join(others),
             found=", ".join(without) or "none",
-            hints=(
-                f"{_LORA_KEY}.match_all_linear=false {_LORA_KEY}.target_modules=[{','.join(others)}]"
-                f"{_none_excluded(config, _LORA_KEY)}",
-            ),
+            hints=(f"{named}{_none_excluded(config, _LORA_KEY)}",),
         )
     return found
 
@@ -163,7 +159,7 @@ def peft_name(hf_name: str, letter: str) -> str:
 
 
 def hf_weight(name: str) -> str:
-    """The Hugging Face weight that a PEFT tensor belongs to. ValueError for a name that is none of PEFT's."""
+    """The Hugging Face weight that a PEFT tensor belongs to. ValueError for a name that PEFT does not give."""
     stem, found, letter = name.removesuffix(".weight").rpartition(".lora_")
     if not name.startswith(_PEFT) or not found or letter not in ("A", "B"):
         raise ValueError(name)
@@ -217,8 +213,7 @@ def _pair(base: Parameter, dim: int) -> AdapterPair:
 
 def _takes_adapter(parameter: Parameter) -> bool:
     leaf = parameter.name.removesuffix(".weight").rpartition(".")[2]
-    dense = not parameter.of_experts and "experts" not in parameter.name
-    return leaf in LINEARS and dense
+    return leaf in LINEARS and "experts" not in parameter.name
 
 
 def _supported(linears: dict[str, Parameter]) -> list[str]:
@@ -246,15 +241,10 @@ def _require_known(patterns: Iterable[str], linears: Collection[str], where: str
 
 
 def _matching(names: Iterable[str], patterns: Iterable[str], *, but: Iterable[str] = ()) -> list[str]:
-    return [
-        name
-        for name in names
-        if any(_matches(name, pattern) for pattern in patterns) and not any(_matches(name, pattern) for pattern in but)
-    ]
+    def matches(name: str, patterns: Iterable[str]) -> bool:
+        return any(name.rpartition(".")[2] == each or fnmatch.fnmatchcase(name, each) for each in patterns)
 
-
-def _matches(name: str, pattern: str) -> bool:
-    return name.rpartition(".")[2] == pattern or fnmatch.fnmatchcase(name, pattern)
+    return [name for name in names if matches(name, patterns) and not matches(name, but)]
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -267,7 +257,7 @@ class AdapterBase:
 
     Attributes:
         path: of its folder.
-        digest: of the artifact that it is; empty where it is none.
+        digest: of the artifact that it is; empty for a plain folder.
     """
 
     path: str
@@ -296,7 +286,7 @@ def save_adapter(
     kept = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors}
     save_file(kept, str(folder / WEIGHTS), metadata={"format": "pt"})
     as_umask_says(folder / WEIGHTS)
-    settings = {
+    settings: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base.path,
@@ -305,16 +295,15 @@ def save_adapter(
         "lora_dropout": config.dropout,
         "target_modules": target_modules({hf_weight(name) for name in kept}, every),
         "bias": "none",
-        "fan_in_fan_out": False,
         "inference_mode": True,
-        "use_rslora": False,
-        "use_dora": False,
         "modules_to_save": None,
+        **dict.fromkeys(("fan_in_fan_out", "use_rslora", "use_dora"), False),
         "rank_pattern": {},
         "alpha_pattern": {},
     }
-    _write_json(folder / CONFIG, settings)
-    _write_json(folder / BASE, {"path": base.path, "digest": base.digest, "fingerprint": fingerprint(frozen)})
+    origin = {"path": base.path, "digest": base.digest, "fingerprint": fingerprint(frozen)}
+    for name, content in ((CONFIG, settings), (BASE, origin)):
+        (folder / name).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def target_modules(adapted: Collection[str], every: Collection[str]) -> list[str]:
@@ -366,7 +355,7 @@ class AdapterFolder:
                 halves.setdefault(hf_weight(name), {})[name.removesuffix(".weight")[-1]] = reader(name)
             except ValueError:
                 raise ArtifactError(
-                    "the adapter has a tensor that is none of PEFT's",
+                    "the adapter has a tensor that PEFT does not name",
                     where=str(self.folder / WEIGHTS),
                     expected="base_model.model.….lora_A.weight and ….lora_B.weight",
                     found=name,
@@ -407,8 +396,7 @@ class AdapterFolder:
 
 
 def recorded_base(adapter: str | Path) -> str | None:
-    """Path of the checkpoint that an adapter names as its own; None without base.json. ArtifactError if that is no JSON
-    object."""
+    """Path in base.json; None without that file. ArtifactError if it is not a JSON object."""
     path: str | None = _recorded(Path(adapter)).get("path")
     return path
 
@@ -478,7 +466,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ArtifactError("the file is not a JSON object", where=str(path), found=type(found).__name__)
     return found
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

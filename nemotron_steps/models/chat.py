@@ -1,7 +1,7 @@
 """Chats to token ids and back, through a tokenizer's own chat template.
 
 A conversation goes on in tokens: what was sampled stays as it was sampled, and only new messages are rendered
-(docs/decisions/tokens-in-tokens-out.md).
+(docs/chat_templates.md).
 
 Text of a message is text. Where it spells a special token, the token's text is broken by a GUARD before the template
 sees it, and `encode` makes ordinary tokens of what has a guard. The template's own tokens stay tokens.
@@ -88,7 +88,7 @@ class ChatFormat:
         """The same format with these variables of the template on top: a row's own `chat_template_kwargs`.
 
         Raises:
-            DataError: one of them is no variable but an argument of rendering; `where` names the row.
+            DataError: one of them is an argument of rendering; `where` names the row.
         """
         if not template_kwargs:
             return self

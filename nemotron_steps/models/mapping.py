@@ -97,7 +97,7 @@ def parameters(architecture: Architecture) -> list[Parameter]:
 
 def hf_names(architecture: Architecture) -> set[str]:
     """Every tensor name of the Hugging Face checkpoint (a tied output layer has none of its own)."""
-    return {name for parameter in parameters(architecture) for name in parameter.hf_names}
+    return set(hf_shapes(architecture))
 
 
 def merge(parameter: Parameter, tensors: Sequence[torch.Tensor], architecture: Architecture) -> torch.Tensor:
@@ -202,7 +202,7 @@ def to_megatron(
         experts: which of a layer's experts are read, of tensors that have them all.
 
     Raises:
-        ArtifactError: a tensor is missing, is none of the model's, or has another shape than the architecture says.
+        ArtifactError: a tensor is missing, not the model's, or has another shape than the architecture says.
         UnsupportedError: a tensor is quantised.
     """
     import torch
@@ -245,7 +245,7 @@ class Stored:
 def check_stored(stored: Mapping[str, Stored], architecture: Architecture, where: str) -> None:
     """Refuse what `to_megatron` would, before any tensor is read."""
     wanted = parameters(architecture)
-    shapes = {n: shape for p in wanted for n, shape in zip(p.hf_names, p.hf_shapes, strict=True) if n in stored}
+    shapes = {name: shape for name, shape in hf_shapes(architecture).items() if name in stored}
     # A quantised checkpoint has scales as well, which the model has no place for: that would be said of them.
     for name in shapes:
         _check_type(name, stored[name], where)
@@ -301,10 +301,7 @@ def _check_names(names: set[str], wanted: Sequence[Parameter], architecture: Arc
             where=where,
             expected=f"the {len(needed)} tensors that config.json says, and no more",
             found=f"{len(extra)} more",
-            hints=(
-                *_published(where),
-                "its config.json is of another model, or these tensors are an adapter's: merge it, then convert",
-            ),
+            hints=(*_published(where), "merge the adapter before the conversion, if that is what these tensors are of"),
         )
 
 

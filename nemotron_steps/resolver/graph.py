@@ -155,22 +155,16 @@ class Graph:
             manifest = self.registry.step(hop.step_id)
             # A converter runs at the scale of the step it serves, where it has a config of that name.
             config_name = consumer.config_name if consumer.config_name in manifest.config_names else None
-            key = (_source_key(source), hop.step_id, config_name)
-            known = self._conversions.get(key)
-            if known is None:
+            of = (source.ref, source.type) if isinstance(source, SuppliedInput) else (self.label(source), None)
+            key = (of, hop.step_id, config_name)
+            if key not in self._conversions:
                 because = f"{consumer.at(port)} needs {hop.target}"
-                known = self._conversions[key] = self._insert(source, hop, manifest, config_name, because)
-            source = known
+                node = self.add(hop.step_id, manifest, config_name, (), because, inserted=True)
+                node.inputs[next(p.name for p in manifest.consumes if p.required)] = source
+                output = next(p for p in manifest.produces if self.types.is_a(p.type, hop.target))
+                self._conversions[key] = StepOutput(node.key, output.name)
+            source = self._conversions[key]
         return source
-
-    def _insert(
-        self, source: InputSource, hop: Conversion, manifest: StepManifest, config_name: str | None, because: str
-    ) -> StepOutput:
-        node = self.add(hop.step_id, manifest, config_name, (), because, inserted=True)
-        entrance = next(p for p in manifest.consumes if p.required)
-        node.inputs[entrance.name] = source
-        output = next(p for p in manifest.produces if self.types.is_a(p.type, hop.target))
-        return StepOutput(node.key, output.name)
 
     def type_of(self, source: InputSource) -> str | None:
         """The artifact type of a source; None for a supplied one whose type is not known."""
@@ -219,12 +213,6 @@ class Graph:
                 hints=tuple(f"steps show {self.nodes[key].manifest.id}" for key in dict.fromkeys(loop)),
             )
         )
-
-
-def _source_key(source: InputSource) -> tuple[str, str | None]:
-    if isinstance(source, SuppliedInput):
-        return source.ref, source.type
-    return f"{source.step_key}.{source.port}", None
 
 
 def with_references(manifest: StepManifest, config: StepConfig, key: str) -> tuple[StepConfig, list[PlanProblem]]:

@@ -46,7 +46,8 @@ def mismatch(
                 hints.append(f"steps plan {producer} {step} {node.manifest.id}")
     hints += [f"steps plan {step} {node.manifest.id}" for step in producers_of(registry, port.type) if step != producer]
     shown = " or ".join(found) or "no output at all"
-    accepted = _accepted(registry, port.type)
+    narrower = types.descendants(port.type)
+    accepted = f"{port.type} (or {', '.join(narrower)})" if narrower else port.type
     if not producer and port.type in ROWS:
         accepted += f": rows like {ROWS[port.type]}"
     if backwards:
@@ -74,7 +75,7 @@ def missing(node: Node, port: Consumes, hints: Sequence[str], what: str = "") ->
         what or f"nothing feeds '{port.name}' of {node.key}",
         chain=(node.at(port.name),),
         where=node.manifest.where_input(port.name),
-        expected=f"{port.type}{_tail(port)}",
+        expected=port.type + (f" ({port.description.strip().rstrip('.')})" if port.description else ""),
         found="no --input, no earlier step, no source in the config",
         hints=hints,
     )
@@ -153,15 +154,6 @@ def two_sources(node: Node, port: Consumes, reference: str, override: str) -> Am
     )
 
 
-def _accepted(registry: Registry, wanted: str) -> str:
-    narrower = registry.types.descendants(wanted)
-    return f"{wanted} (or {', '.join(narrower)})" if narrower else wanted
-
-
-def _tail(port: Consumes) -> str:
-    return f" ({port.description.strip().rstrip('.')})" if port.description else ""
-
-
 def producers_of(registry: Registry, wanted: str, limit: int = 2) -> tuple[str, ...]:
     """Ids of steps whose output a port of type `wanted` accepts as it is.
 
@@ -169,11 +161,12 @@ def producers_of(registry: Registry, wanted: str, limit: int = 2) -> tuple[str, 
     nearest to `wanted` first, then by id. Converters are left out: they are inserted where they help.
     """
     types = registry.types
+    converters = {step for each in types.types.values() for step in (each.convert_to or {}).values()}
     found = [
         (any(p.required and types.is_a(p.type, wanted) for p in manifest.consumes), distance, step_id)
         for step_id, manifest in registry.steps.items()
         for port in manifest.produces
-        if types.is_a(port.type, wanted) and not _only_converts(registry, step_id)
+        if types.is_a(port.type, wanted) and step_id not in converters
         for distance in (types.ancestors(port.type).index(wanted),)
     ]
     return tuple(dict.fromkeys(step_id for _, _, step_id in sorted(found)))[:limit]
@@ -227,7 +220,3 @@ def missing_stage_input_hints(
             hints.append(f'inputs = {{ {own} = "{name}" }}   # in [[stages]] name = "{stage}"')
             break
     return tuple(hints)
-
-
-def _only_converts(registry: Registry, step_id: str) -> bool:
-    return any(step_id in (t.convert_to or {}).values() for t in registry.types.types.values())

@@ -174,9 +174,11 @@ def take_out_inputs(
         owner, port = found
         taken.append((owner, port.name))
         many = port.many and name == port.name
+        if len(value) > 2 and value[0] == value[-1] and value[0] in "'\"":  # quotes that Hydra's grammar wants
+            value = value[1:-1]
         stage = goal.instance.stage if goal.instance is not None and owner == key else owner
         target = f"{'' if alone else f'{stage}.'}{name}{'.NAME' if many else ''}"
-        pasted = f"--input {shlex.quote(redact_text(f'{target}={_bare(value)}'))}"
+        pasted = f"--input {shlex.quote(redact_text(f'{target}={value}'))}"
         graph.report(
             ConfigError(
                 f"'{name}' is an input of {owner}, and an input is given by --input",
@@ -205,8 +207,3 @@ def _is_key(goal: Goal, name: str, compose: Compose) -> bool:
     except StepsError:
         return True
     return has_key is None or has_key(name)
-
-
-def _bare(value: str) -> str:
-    """A value without the quotes that Hydra's grammar wants and `--input` does not."""
-    return value[1:-1] if len(value) > 2 and value[0] == value[-1] and value[0] in "'\"" else value

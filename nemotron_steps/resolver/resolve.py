@@ -85,15 +85,8 @@ def resolve(
         if node.config is not None
     }
     for node in order:
-        for problem in _check_config(node, checks, subjects.get(node.key)):
+        for problem in _config_problems(node, checks, subjects.get(node.key), order):
             _address(problem, node, request, nodes)
-            # Of a converter that was inserted the user has not heard: its input is given as that of whom it feeds.
-            for other in order if node.inserted else ():
-                for port, source in other.inputs.items():
-                    if isinstance(source, StepOutput) and source.step_key == node.key:
-                        own = next(iter(node.inputs))
-                        given = (hint.replace(f"--input {own}=", f"--input {port}=") for hint in problem.hints)
-                        problem.hints = tuple(given)
             graph.report(problem)
     for manifest in (node.manifest for node in order if node.manifest.pack != BUILT_IN):
         named = manifest.step.model_dump(include={"entry", "preflight"})
@@ -109,13 +102,7 @@ def resolve(
         tuple(node.planned(subjects.get(node.key)) for node in order),
         tuple(node.key for node in nodes),
         request.name or request.command,
-        (
-            *sources.notes,
-            *_hidden_steps(nodes, registry),
-            *_unread_configs(order),
-            *_idle_variables(order, graph),
-            *_unused_outputs(order, nodes),
-        ),
+        (*sources.notes, *_remarks(order, nodes, graph)),
         unfilled,
         sources.taken,
     )
@@ -145,14 +132,27 @@ def _goal_nodes(request: Request, graph: Graph, compose: Compose) -> list[tuple[
     return goals
 
 
-def _check_config(node: Node, checks: Sequence[Check], subject: CheckSubject | None) -> Iterator[PlanProblem]:
+def _config_problems(
+    node: Node, checks: Sequence[Check], subject: CheckSubject | None, order: Sequence[Node]
+) -> Iterator[PlanProblem]:
     """Parameters, placeholders and arithmetic of one step; nothing of one that did not compose."""
     if subject is None:
         return
-    yield from check_parameters(node.manifest, subject.config, node.key)
-    yield from check_placeholders(node.manifest, subject.config, node.key, {*node.inputs, *node.failed})
-    for check in checks:
-        yield from check(subject)
+    # Of a converter that was inserted the user has not heard: its input is given as that of whom it feeds.
+    fed = [
+        (f"--input {next(iter(node.inputs))}=", f"--input {port}=")
+        for other in (order if node.inserted else ())
+        for port, source in other.inputs.items()
+        if isinstance(source, StepOutput) and source.step_key == node.key
+    ]
+    for problem in (
+        *check_parameters(node.manifest, subject.config, node.key),
+        *check_placeholders(node.manifest, subject.config, node.key, {*node.inputs, *node.failed}),
+        *(problem for check in checks for problem in check(subject)),
+    ):
+        for own, port in fed[:1]:
+            problem.hints = tuple(hint.replace(own, port) for hint in problem.hints)
+        yield problem
 
 
 def _name_steps(graph: Graph, request: Request, goals: Sequence[Node]) -> None:
@@ -237,51 +237,34 @@ def _new_model(node: Node) -> dict[str, Any]:
     return {} if model is None else replace(model, positions=None).attributes()
 
 
-def _hidden_steps(goals: Sequence[Node], registry: Registry) -> Iterator[str]:
-    """Steps of the request whose id other packs have too."""
+def _remarks(order: Sequence[Node], goals: Sequence[Node], graph: Graph) -> Iterator[str]:
+    """What stops nothing, each one sentence."""
     for node in goals:
-        hidden = registry.hidden_by(node.manifest)
-        if hidden:
+        if hidden := graph.registry.hidden_by(node.manifest):
             yield f"{node.manifest.id} is that of pack {node.manifest.pack}; there is also {' and '.join(hidden)}"
-
-
-def _unread_configs(order: Sequence[Node]) -> Iterator[str]:
-    """Configs that were left out of the checks."""
-    for node in order:
-        if node.config is not None and node.config.unread is not None:
-            yield f"the config of {node.key}, which has no implementation here, cannot be read: {node.config.unread}"
-
-
-def _idle_variables(order: Sequence[Node], graph: Graph) -> Iterator[str]:
-    """Environment variables that are set, are meant for a step, and change nothing here."""
-    configs = [node.config for node in order if node.config is not None]
-    read = {name for config in configs for names in config.variables.values() for name in names}
-    for node in order:
-        if node.config is None:
-            continue
+    configs = [(node, node.config) for node in order if node.config is not None]
+    for node, config in configs:
+        if config.unread is not None:
+            yield f"the config of {node.key}, which has no implementation here, cannot be read: {config.unread}"
+    # Environment variables that are set, are meant for a step, and change nothing here.
+    read = {name for _, config in configs for names in config.variables.values() for name in names}
+    for node, config in configs:
         for port in node.manifest.consumes:
-            key = next(iter(port.bindings), None)
-            source = node.inputs.get(port.name)
+            key, source = next(iter(port.bindings), None), node.inputs.get(port.name)
             if key is None or source is None or getattr(source, "config_key", None) == key:
                 continue
-            for name in node.config.variables.get(key, ()):
+            for name in config.variables.get(key, ()):
                 yield (
                     f"{name} is set, but '{port.name}' of {node.key} is {graph.label(source)}; "
                     f'--input {port.name}="${name}" takes it instead'
                 )
-        for name, config in node.config.idle:
+        for name, other in config.idle:
             if name not in read:
-                yield f"{name} is set, and nothing in the config of {node.key} reads it (its config {config} does)"
-
-
-def _unused_outputs(order: Sequence[Node], goals: Sequence[Node]) -> list[str]:
-    """Steps of the request, other than the last, whose outputs nothing reads."""
-    read = {s.step_key for node in order for s in node.inputs.values() if isinstance(s, StepOutput)}
-    return [
-        f"nothing in this plan reads what {node.key} produces"
-        for node in goals[:-1]
-        if node.key not in read
-        and node.manifest.produces
-        and node.manifest.step.category != "eval"  # a report is an end in itself
-        and not (node.instance and goals[-1].instance and node.instance.stage == goals[-1].instance.stage)
-    ]
+                yield f"{name} is set, and nothing in the config of {node.key} reads it (its config {other} does)"
+    # Steps of the request, other than the last, whose outputs nothing reads; a report is an end in itself.
+    used = {s.step_key for node in order for s in node.inputs.values() if isinstance(s, StepOutput)}
+    last = goals[-1].instance if goals else None
+    for node in goals[:-1]:
+        is_end = node.manifest.step.category == "eval" or (node.instance and last and node.instance.stage == last.stage)
+        if node.key not in used and node.manifest.produces and not is_end:
+            yield f"nothing in this plan reads what {node.key} produces"

@@ -127,7 +127,9 @@ class Sources:
         wired = goal.wired if goal is not None else {}
         named = node.config.inputs if node.config is not None else {}
         for name in [*wired, *named]:
-            if name not in node.manifest.inputs and not self._is_idle(node, name):
+            port = self.graph.registry.step(node.manifest.id).inputs.get(name)
+            is_idle = port is not None and port.unless  # it is named for other configs of the step
+            if name not in node.manifest.inputs and not is_idle:
                 where = goal.where.get(name) if goal is not None and name in wired else None
                 where = where or (node.config.where(f"inputs.{name}") if node.config is not None else None)
                 self.graph.report(hints.unknown_input(node, name, where))
@@ -147,7 +149,8 @@ class Sources:
             self._report_unnamed(node, port, reference, goal)
             return None
         bound = self._bound_value(node, port)
-        overridden = bound is not None and self._is_override(node, bound[0])
+        set_by = node.config.where(bound[0]) if bound is not None and node.config is not None else None
+        overridden = bound is not None and (set_by or "").startswith("override")
         if reference is not None:
             if bound is not None and overridden:
                 node.failed.add(port.name)
@@ -175,11 +178,6 @@ class Sources:
             found = self.graph.type_of(node.inputs[entrances[0]]) if len(entrances) == 1 else None
             if found is not None:
                 self.chain.converted_from[node.key] = (node.inputs[entrances[0]], found)
-
-    def _is_idle(self, node: Node, name: str) -> bool:
-        """Whether it is an input of the step that its config takes none of: it is named for configs that do."""
-        port = self.graph.registry.step(node.manifest.id).inputs.get(name)
-        return port is not None and bool(port.unless)
 
     def _supplied(self, node: Node, port: str) -> str | None:
         for step in (node.key, node.manifest.id):
@@ -411,9 +409,6 @@ class Sources:
         key = next(iter(port.bindings))
         value = node.config.flat.get(key)
         return (key, value) if isinstance(value, str) and value and not is_placeholder(value) else None
-
-    def _is_override(self, node: Node, key: str) -> bool:
-        return node.config is not None and (node.config.where(key) or "").startswith("override")
 
     def _report_missing(self, node: Node, missing: Sequence[Consumes], goal: Goal | None) -> None:
         """Nothing feeds these required ports. If the step before in a list feeds none, one is a mismatch with it."""

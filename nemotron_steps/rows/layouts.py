@@ -527,7 +527,7 @@ def _chat_column(row: Mapping[str, Any]) -> str | None:
 
 
 def _question_column(row: Mapping[str, Any]) -> str | None:
-    """The column of a prompt that is no chat's."""
+    """The column of a prompt beside chats' columns."""
     if row.get("prompt"):
         return "prompt"
     texts = (name for name in QUESTIONS if isinstance(row.get(name), str) and row[name].strip())

@@ -1,4 +1,4 @@
-"""JSON Lines: every row of a file with its line, and the error of a line that is none."""
+"""JSON Lines: every row of a file with its line, and the error of a malformed line."""
 
 from __future__ import annotations
 

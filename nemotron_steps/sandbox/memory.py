@@ -1,5 +1,5 @@
 """The memory that the programs of one sandbox hold: bounded by a cgroup (version 2) where this process may make one,
-counted where it may not, as in most containers and jobs (docs/decisions/what-the-sandbox-promises.md says what counts).
+counted where it may not, as in most containers and jobs (docs/sandbox.md says what counts).
 
 A group is made beside this process's own, so that whatever bounds that one's parent (a job's limits) bounds the sandbox
 as well, and memory control is on there already.

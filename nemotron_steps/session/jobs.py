@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from nemotron_steps.errors import RequestError, StepsError
 
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
     from nemotron_steps.runs.executors.base import JobStatus
     from nemotron_steps.runs.run_folder import RunInfo
 
+_FILES, _STATE = "what its job wrote lately is missing", "its job cannot be asked about"
 AT_WORK = ("running", "submitted")
 """States of a run that may still change."""
+Answer = TypeVar("Answer")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
 FETCH_SECONDS = 5.0
 """How often somebody elsewhere is asked, while a run is followed: schedulers and ssh do not bear it every second."""
 
@@ -37,8 +41,9 @@ class JobView:
     def __init__(self, store: ArtifactStore, run: str, say: Callable[[str], None] = lambda text: None) -> None:
         self._store = store
         self._run = run
-        self._files = _Outage("what its job wrote lately is missing", say)
-        self._state = _Outage("its job cannot be asked about", say)
+        self._say = say
+        self._missing: dict[str, str] = {}
+        """What was asked for and did not come at the last look → why."""
         self._followed = -math.inf
         self.job: JobStatus | None = None
         """What the executor said last."""
@@ -61,13 +66,7 @@ class JobView:
             return info
         from nemotron_steps.runs.launch import refresh
 
-        try:
-            info = refresh(self._store, info)
-        except StepsError as error:
-            self._files.goes_on(error)
-        else:
-            self._files.is_over()
-        return info
+        return self._ask_for(_FILES, lambda: refresh(self._store, info)) or info
 
     def ask(self, info: RunInfo) -> JobStatus | None:
         """What the executor says of the run's job; None where it says nothing, or there is none."""
@@ -75,13 +74,7 @@ class JobView:
             return None
         from nemotron_steps.runs.launch import job_status
 
-        try:
-            self.job = job_status(self._store, info)
-        except StepsError as error:
-            self.job = None
-            self._state.goes_on(error)
-        else:
-            self._state.is_over()
+        self.job = self._ask_for(_STATE, lambda: job_status(self._store, info))
         return self.job
 
     def never_began(self, info: RunInfo) -> bool:
@@ -89,34 +82,30 @@ class JobView:
         if info.status != "submitted":
             # It speaks for itself now; what the queue said before is no longer so.
             self.job = None
-            self._state.is_over()
+            self._is_there(_STATE)
             return False
         job = self.ask(info)
         return job is not None and job.state.over
 
     def missing(self) -> list[str]:
         """What was asked for and did not come, at the last look."""
-        return [f"{each.what}: {each.why}" for each in (self._files, self._state) if each.why is not None]
+        return [f"{what}: {self._missing[what]}" for what in (_FILES, _STATE) if what in self._missing]
 
+    def _ask_for(self, what: str, asked: Callable[[], Answer]) -> Answer | None:
+        try:
+            answer = asked()
+        except StepsError as error:
+            begins = what not in self._missing
+            self._missing[what] = f"{error.what} ({error.found})" if error.found else error.what
+            if begins:
+                self._say(f"{what}: {self._missing[what]}")
+            return None
+        self._is_there(what)
+        return answer
 
-class _Outage:
-    """Something that was asked for and did not come. It is said when it begins and when it ends."""
-
-    def __init__(self, what: str, say: Callable[[str], None]) -> None:
-        self.what = what
-        self.why: str | None = None
-        self._say = say
-
-    def goes_on(self, error: StepsError) -> None:
-        begins = self.why is None
-        self.why = f"{error.what} ({error.found})" if error.found else error.what
-        if begins:
-            self._say(f"{self.what}: {self.why}")
-
-    def is_over(self) -> None:
-        if self.why is not None:
-            self.why = None
-            self._say(f"no longer: {self.what}")
+    def _is_there(self, what: str) -> None:
+        if self._missing.pop(what, None) is not None:
+            self._say(f"no longer: {what}")
 
 
 def said(job: JobStatus) -> str:
@@ -132,7 +121,7 @@ def not_started(store: ArtifactStore, info: RunInfo) -> StepsError:
     return RequestError(
         f"run '{info.id}' ended before it started",
         where=shown_path(printed) if printed is not None else f"run {info.id}",
-        found="\n".join(said) or None,
+        found="\n".join(map(printable, said)) or None,
         hints=(f"steps run --resume {info.id}" + ("   # once that is mended" if said else ""),),
     )
 
@@ -141,3 +130,8 @@ def shown_path(path: Path) -> str:
     """A path as short as it can be pasted: relative to the working directory when it is below it."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
+
+
+def printable(text: str) -> str:
+    """Text from a file or a model without control characters, which could steer the terminal."""
+    return _CONTROL.sub("�", text)

@@ -27,7 +27,9 @@ def without_absent(plan: Plan, *, allow_unfilled: bool = False) -> Plan:
         if step.key in absent or not lacking:
             steps[step.key] = step
             continue
-        optional = {port: key for port, key in lacking.items() if _one_of_several(port, step, lacking)}
+        fed = {port.partition(".")[0] for port in step.inputs if port not in lacking}
+        # One of those of a port that takes many, others of which are fed.
+        optional = {port: key for port, key in lacking.items() if "." in port and port.partition(".")[0] in fed}
         if optional:
             names = ", ".join(optional)
             notes.append(f"{step.key} goes without {names}: nothing here was made by these stages as they are planned")
@@ -56,12 +58,6 @@ def _absent(plan: Plan) -> dict[str, str]:
             if stage is not None:
                 absent[step.key] = stage
     return absent
-
-
-def _one_of_several(port: str, step: PlannedStep, lacking: dict[str, str]) -> bool:
-    """Whether a port is one of those of a port that takes many, and others of them are fed."""
-    kind, dot, _ = port.partition(".")
-    return bool(dot) and any(other.startswith(f"{kind}.") and other not in lacking for other in step.inputs)
 
 
 def _missing(plan: Plan, step: PlannedStep, port: str, key: str, absent: dict[str, str]) -> MissingInput:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nemotron_steps.config.secrets import MASK
-from nemotron_steps.engine.native.spinning import bound_spinning
+from nemotron_steps.engine.kernels.spinning import bound_spinning
 from nemotron_steps.errors import (
     InterruptedRunError,
     PlanError,
@@ -148,6 +148,8 @@ def _on_cpu(plan: Plan) -> Iterator[str]:
     """What has the step asked for run without GPUs."""
     step = plan.step(plan.goals[0])
     if len(plan.goals) > 1 or step.step_id != step.key:  # `-c` of several steps, or of a pipeline, means other things
+        return
+    if any(re.match(r"\+*cluster\.|.*backend=vllm", override) for override in step.overrides):  # goes before any config
         return
     if "cpu" in step.manifest.config_names:
         yield "-c cpu   # the step's config for a machine without GPUs"

@@ -46,7 +46,7 @@ _channel: int | None = None
 
 def announce(run: str, home: str) -> None:
     """Tell the waiting process, if there is one, which run this process works on."""
-    _tell({"run": run, "home": home})
+    _send({"run": run, "home": home})
 
 
 def supervise(work: Callable[[], int], report: Callable[[StepsError], int]) -> int:
@@ -59,7 +59,7 @@ def supervise(work: Callable[[], int], report: Callable[[StepsError], int]) -> i
     global _channel
     sys.stdout.flush()
     sys.stderr.flush()
-    told, _channel = os.pipe()
+    reading_end, _channel = os.pipe()
     relay = Relay()
     parent = os.getpid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as some callers leave it, it would never come
@@ -68,60 +68,60 @@ def supervise(work: Callable[[], int], report: Callable[[StepsError], int]) -> i
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
     worker = os.fork()
     if worker == 0:
-        os.close(told)
+        os.close(reading_end)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before that was asked for
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         relay.write_into()
-        stopping.heard = lambda: _tell({"heard": True})
+        stopping.heard = lambda: _send({"heard": True})
         code = work()
-        _tell({"code": code})
+        _send({"code": code})
         return code
     relay.hand_on()
-    said: dict[str, Any] = {}
-    status = _wait(worker, waited_for, told, said)
+    reported: dict[str, Any] = {}
+    status = _wait(worker, waited_for, reading_end, reported)
     relay.finish()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    said.update(_said(told))
-    if "code" in said:
-        return int(said["code"])
-    return report(_death(said, status))
+    reported.update(_received(reading_end))
+    if "code" in reported:
+        return int(reported["code"])
+    return report(_death(reported, status))
 
 
-def _tell(fields: dict[str, Any]) -> None:
+def _send(fields: dict[str, Any]) -> None:
     if _channel is not None:
         os.write(_channel, json.dumps(fields).encode() + b"\n")
 
 
-def _said(told: int) -> dict[str, Any]:
+def _received(channel: int) -> dict[str, Any]:
     """What the working process told, the last word on each thing. It is dead; its own children may hold the pipe."""
-    os.set_blocking(told, False)
+    os.set_blocking(channel, False)
     data = b""
     try:
-        while part := os.read(told, 65536):
+        while part := os.read(channel, 65536):
             data += part
     except BlockingIOError:
         pass
-    said: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
     for line in data.splitlines():
-        said.update(json.loads(line))
-    return said
+        reported.update(json.loads(line))
+    return reported
 
 
-def _wait(worker: int, signals: set[signal.Signals], told: int, said: dict[str, Any]) -> int:
+def _wait(worker: int, signals: set[signal.Signals], channel: int, reported: dict[str, Any]) -> int:
     """Wait for the working process, handing on signals; returns its wait status.
 
     One that waits in a library hears no signal and is ended: it has lost no more than by any other kill. What it tells
-    meanwhile is added to `said`.
+    meanwhile is added to `reported`.
     """
     first, last, ends, again = 0.0, 0, math.inf, False
     while True:
         left = ends - time.monotonic()
         info = signal.sigtimedwait(signals, max(left, 0.0)) if ends < math.inf else signal.sigwaitinfo(signals)
         if info is None:
-            said.update(_said(told))
-            if said.pop("heard", False) and not again:
+            reported.update(_received(channel))
+            if reported.pop("heard", False) and not again:
                 ends = first + _UNWINDS_S
                 continue
             os.kill(worker, signal.SIGKILL)
@@ -138,7 +138,7 @@ def _wait(worker: int, signals: set[signal.Signals], told: int, said: dict[str, 
             return status
 
 
-def _death(said: dict[str, Any], status: int) -> StepsError:
+def _death(reported: dict[str, Any], status: int) -> StepsError:
     """Write down that the working process died without doing so; the error that says it."""
     from nemotron_steps.artifacts.store import ArtifactStore
     from nemotron_steps.errors import InterruptedRunError, StepsError, WorkerLostError
@@ -152,9 +152,9 @@ def _death(said: dict[str, Any], status: int) -> StepsError:
     error: StepsError = WorkerLostError("the process that worked on this ended without a word", found=how)
     if asked_by is not None:
         error = InterruptedRunError(f"ended by {asked_by}", hints=("run the same command again to go on",))
-    if "run" in said:
+    if "run" in reported:
         try:
-            error = record_death(ArtifactStore(said["home"]), said["run"], how, asked_by=asked_by)
+            error = record_death(ArtifactStore(reported["home"]), reported["run"], how, asked_by=asked_by)
         except StepsError as unwritable:
             error.hints = (f"what happened could not be written down: {unwritable.what}",)
     return error

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,11 +47,13 @@ def describe(ref: str, wanted_type: str, store: ArtifactStore, registry: Registr
             hints = error.hints
     else:
         hints = ()
+    names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = [ref.removesuffix(path.name) + name for name in get_close_matches(path.name, names, n=1, cutoff=0.75)]
     raise AbsentInput(
         f"'{ref}' is neither a path nor an artifact of this home",
         expected=f"PATH, NAME, NAME:VERSION or a digest of a {wanted_type}",
         found=ref,
-        hints=(*_file_meant(ref, path), *(hints or ("steps artifacts list",))),
+        hints=(*did_you_mean(near), *(hints or ("steps artifacts list",))),
     )
 
 
@@ -109,15 +112,6 @@ def _at_a_glance(path: Path) -> dict[str, Any]:
         **({"roles": list(roles)} if roles else {}),
         **({"environments": []} if names_no_agent(path) else {}),
     }
-
-
-def _file_meant(ref: str, path: Path) -> tuple[str, ...]:
-    """The hint of a file or folder beside `path` that has nearly its name."""
-    from difflib import get_close_matches
-
-    names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-    close = get_close_matches(path.name, names, n=1, cutoff=0.75)
-    return did_you_mean([ref.removesuffix(path.name) + name for name in close])
 
 
 def refusal(path: Path, ref: str, wanted: str, registry: Registry) -> ArtifactError:

@@ -1,4 +1,10 @@
-"""Grading a model's answers to rows with reward environments: what the evaluation steps share."""
+"""The evaluation steps: a model's answers to rows, graded with reward environments.
+
+eval/model_eval   one model on held-out prompts: report.json and answers.jsonl
+eval/stages       several checkpoints on several sets of prompts, as a table: what each stage of a chain gained on its
+                  own prompts, and what became of the earlier ones'. A checkpoint's row is kept in the work folder, so a
+                  killed run goes on with the next one.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +25,8 @@ from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
 from nemotron_steps.engine.rollouts.evaluation import summarize
-from nemotron_steps.engine.setup.backends import build_generator
+from nemotron_steps.engine.setup.backends import build_generator, build_judges
 from nemotron_steps.engine.setup.collector import build_collector
-from nemotron_steps.engine.setup.judges import build_judges
 from nemotron_steps.engine.setup.rows import check_rows
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.environments.environment_set import EnvironmentSet
@@ -163,7 +168,7 @@ def eval_stages(context: StepContext[StagesEvalConfig]) -> None:
     for key, of_sets in (("environments", config.evaluation.environments), ("max_prompts_of", limits)):
         for name in of_sets.keys() - sets.keys():
             raise ConfigError(
-                f"there is no set of prompts '{name}'",
+                f"unknown set of prompts '{name}'",
                 where=f"evaluation.{key}.{name}",
                 expected=f"one of {', '.join(sets)}",
                 hints=(f"~evaluation.{key}.{name}", f"--input prompts.{name}=PATH"),
@@ -184,7 +189,7 @@ def eval_stages(context: StepContext[StagesEvalConfig]) -> None:
     last = next(reversed(rewards.values()))
     slot.attributes["reward"] = sum(last.values()) / len(last)
     errors = [figures["standard_error"] for row in table.values() for figures in row.values()]
-    known = [error for error in errors if math.isfinite(error)]  # of a single prompt there is none
+    known = [error for error in errors if math.isfinite(error)]  # a single prompt has no standard error
     spread = {"largest_standard_error": max(known)} if known else {}
     context.tracker.summary({"heldout_reward": rewards, **spread})
 

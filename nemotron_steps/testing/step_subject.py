@@ -237,7 +237,7 @@ class StepSubject:
         """The cache key that a run has."""
         from nemotron_steps.artifacts.store import ArtifactStore
         from nemotron_steps.resolver.plan import StepOutput
-        from nemotron_steps.runs.cache import cache_key
+        from nemotron_steps.runs.cache_key import cache_key
         from nemotron_steps.runs.step_workdir import open_input
         from nemotron_steps.session.run_request import RunRequest
 

@@ -136,13 +136,6 @@ def test_what_the_text_would_not_say_is_refused_by_name(source: str, told: str, 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_name_stands_for_one_thing(tmp_path: Path) -> None:
-    one = in_a_cell("LIMIT = [1]\ndef helper():\n    return LIMIT")
-    space = in_a_cell(f"LIMIT = [2]\n{DEF}[LIMIT, helper()]", {"__name__": "__main__", "helper": one["helper"]})
-    with pytest.raises(ConfigError, match="two different things that are both called 'LIMIT'"):
-        function_reference(space["score"], tmp_path)
-
-
 def test_a_function_without_source_is_refused(tmp_path: Path) -> None:
     space: dict[str, Any] = {"__name__": "__main__"}
     exec(f"{DEF}1", space)

@@ -61,13 +61,6 @@ def test_tables_that_export_arrow_are_rows(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_wrong_is_told_of_the_argument_that_it_was_given_as(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as raised:
-        data_reference(["What is 1 + 1?"], tmp_path, argument="validation")
-    assert raised.value.where == "validation, row 1"
-    assert raised.value.hints == ('validation=[{"prompt": text} for text in validation]',)
-
-
 def test_paths_stay_as_they_are(tmp_path: Path) -> None:
     assert data_reference("rows.parquet", tmp_path / "given") == "rows.parquet"
     assert data_reference(Path("rows.parquet"), tmp_path / "given") == "rows.parquet"
@@ -90,11 +83,6 @@ def test_what_holds_no_rows_is_refused_and_leaves_nothing(dataset: Any, told: st
         data_reference(dataset, tmp_path)
     assert told in str(raised.value)
     assert not list(tmp_path.iterdir())
-
-
-def test_rows_as_nemo_gym_has_them_need_no_prompt_beside_their_conversation(tmp_path: Path) -> None:
-    rows = [{"responses_create_params": {"input": "1 + 1?"}, "agent_ref": {"name": "mcqa"}}]
-    assert rows_of(rows, tmp_path) == rows
 
 
 def test_what_json_has_no_form_for_is_as_near_as_it_gets(tmp_path: Path) -> None:

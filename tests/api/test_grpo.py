@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from nemotron_steps import GRPO, open_run, run
-from nemotron_steps.api.grpo import _config_for, _named
+from nemotron_steps.api.grpo import _config_for
 from nemotron_steps.cli.main import steps
 from nemotron_steps.config.profiles import Profile
-from nemotron_steps.errors import ConfigError, PlanError, RequestError
+from nemotron_steps.errors import PlanError
 from tests.api.conftest import ROWS, TINY
 
 GYM_ROWS = [
@@ -85,7 +84,7 @@ def test_validation_rows_are_what_the_policy_is_validated_on(model: Path, workpl
     assert training.run(progress=False).metrics == result.metrics  # cached
 
 
-def test_validation_is_request_for_where_no_key_says_when(model: Path, workplace: Path) -> None:
+def test_validation_is_asked_for_where_no_key_says_when(model: Path, workplace: Path) -> None:
     def command(**more: Any) -> list[str]:
         return GRPO(model, ROWS, shorter, config="cpu", validation=ROWS[:2], **more).command.split()
 
@@ -115,42 +114,10 @@ def test_a_profile_elsewhere_says_which_config(model: Path, workplace: Path) -> 
     assert " -c cpu " in GRPO(model, ROWS, shorter, profile="small").command
 
 
-def test_validation_is_looked_for_with_the_variables_of_the_profile(model: Path, workplace: Path) -> None:
-    (workplace / "env.toml").write_text('[here]\nexecutor = "local"\nenv_vars = { EVERY = "3" }\n')
-    every = ["grpo.val_period='${oc.decode:${oc.env:EVERY}}'"]
-    asked = GRPO(model, ROWS, shorter, config="cpu", validation=ROWS, profile="here", overrides=every)
-    assert "val_at_start" not in asked.command
-
-
 def training_words(training: GRPO) -> list[str]:
     import shlex
 
     return shlex.split(training.command)
-
-
-def test_overrides_are_any_mapping_or_a_list_and_no_text_alone(model: Path, workplace: Path) -> None:
-    given = MappingProxyType({"grpo.seed": 1})
-    assert "grpo.seed=1" in GRPO(model, ROWS, shorter, config="cpu", overrides=given).command.split()
-    with pytest.raises(RequestError, match="overrides are a list of texts") as raised:
-        GRPO(model, ROWS, shorter, config="cpu", overrides="grpo.seed=1")
-    assert raised.value.hints == ("overrides=['grpo.seed=1']",)
-
-
-def test_rewards_are_weighed_as_given_and_one_each_where_nothing_is(tmp_path: Path) -> None:
-    given = ("a.py:f", "b.py:g")
-    assert _named(None, None, tmp_path) == []
-    assert _named("a.py:f", None, tmp_path) == [{"function": "a.py:f", "weight": 1.0}]
-    for rewards in (given, list(given)):
-        assert [each["weight"] for each in _named(rewards, None, tmp_path)] == [1.0, 1.0]
-        assert _named(rewards, (2, 0.5), tmp_path) == [
-            {"function": "a.py:f", "weight": 2.0},
-            {"function": "b.py:g", "weight": 0.5},
-        ]
-    with pytest.raises(ConfigError, match="every reward has a weight") as raised:
-        _named(given, [1.0], tmp_path)
-    assert (raised.value.found, raised.value.hints) == ("1", ("weights=[1.0, 1.0]",))
-    with pytest.raises(ConfigError, match="every reward has a weight"):
-        _named(None, [1.0], tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -104,11 +104,6 @@ def test_what_does_not_fit_is_one_problem_with_a_hint(
     assert any(hint in each for each in problem.hints)
 
 
-def test_a_template_without_system_messages_is_enough_for_prompts_without(folder: Path) -> None:
-    template(NO_SYSTEM)(folder)
-    assert problems(folder, ROWS, TINY) == []
-
-
 def test_the_command_for_an_end_token_mends_it(folder: Path) -> None:
     edited("tokenizer_config.json", eos_token=...)(folder)
     (problem,) = problems(folder, ROWS, TINY)

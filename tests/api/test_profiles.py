@@ -18,7 +18,7 @@ from nemotron_steps import open_run, plan, run
 from nemotron_steps.api.planned import request_for
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.profiles import OpenProfile
-from nemotron_steps.errors import InterruptedRunError, RequestError
+from nemotron_steps.errors import InterruptedRunError
 from nemotron_steps.runs.executors import base
 from nemotron_steps.runs.executors.detached import DetachedExecutor
 from nemotron_steps.runs.run_folder import RunFolder, get_run
@@ -100,19 +100,6 @@ def test_a_run_that_nobody_waits_for_is_looked_at_waited_for_and_gone_on_with(cl
     again = run(resume=left.id, profile="large", wait=False, progress=False)
     assert again.id == left.id and [launch.profile.nodes for launch in cluster] == [4]
     assert again.wait(progress=False).status == "done"
-
-
-def test_a_cancelled_run_says_so_and_keeps_what_it_committed() -> None:
-    left = run(**ASKED, profile="here", wait=False, progress=False, seconds_per_step=20)
-    _until_running(left.id)
-    left.cancel()
-    with pytest.raises(InterruptedRunError):
-        left.wait(progress=False)
-    assert open_run(left.id).status == "interrupted"
-    here = run("toy/make", progress=False)
-    assert here.wait() is here
-    with pytest.raises(RequestError, match="not submitted"):
-        here.cancel()
 
 
 @pytest.mark.parametrize("said", ["submitted", "running"])

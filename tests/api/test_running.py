@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps import Artifacts, Registry, StepsError, open_run, plan, run
+from nemotron_steps import Artifacts, StepsError, open_run, plan, run
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.cli.run import run_here
 from nemotron_steps.errors import (
@@ -29,19 +28,6 @@ from nemotron_steps.errors import (
 from nemotron_steps.runs.locks import hold
 from nemotron_steps.runs.run_folder import RunFolder
 from tests.cli.conftest import TOY_PACK
-
-GATED = """
-[pipeline]
-name = "gated"
-
-[[stages]]
-step = "toy/train"
-config = "tiny"
-
-[[stages.checks]]
-metric = "held_out_reward"
-at_least = 0.8
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -87,23 +73,6 @@ def test_a_result_has_what_the_run_recorded(capfd: pytest.CaptureFixture[str]) -
     assert open_run("latest").id == again.id
 
 
-def test_progress_is_shown_as_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    run("toy/train", config="tiny")
-    shown = capsys.readouterr().out
-    assert "toy/train" in shown and "done" in shown and "held out reward" in shown
-
-
-def test_curves_are_drawn_and_a_wrong_name_is_told(tmp_path: Path) -> None:
-    result = run("toy/train", config="tiny", progress=False)
-    plot = result.plot()
-    assert list(plot.series) == ["reward/mean", "kl_penalty", "loss"]  # as the report
-    assert plot.save(tmp_path / "curves.html").read_text().count('<svg class="curve"') == 3
-    assert result._repr_html_().count("<svg") == 3 and "0.25 → 0.75" in result._repr_html_()
-    with pytest.raises(UnknownNameError, match="no metric 'los'") as raised:
-        result.plot("los")
-    assert "plot('loss')" in raised.value.hints
-
-
 def test_a_failure_is_raised_and_the_same_call_goes_on() -> None:
     with pytest.raises(NonFiniteLossError) as raised:
         run("toy/train", config="tiny", end="diverge", progress=False)
@@ -139,16 +108,6 @@ def test_a_wrong_request_is_a_coded_error(arguments: dict[str, Any], error: type
     with pytest.raises(error) as raised:
         run(**arguments, progress=False)
     assert told in str(raised.value)
-
-
-def test_checks_of_a_stage_are_ignored_where_it_is_named(workplace: Path) -> None:
-    (workplace / "gated.toml").write_text(GATED)
-    with pytest.raises(StepsError, match=r"found: +0\.75") as raised:
-        run("gated.toml", progress=False)
-    assert raised.value.code == "E640"
-    assert run("gated.toml", ignore_checks=["train"], progress=False).status == "done"
-    stopped = run(resume="latest", config=None, over=(), inputs={}, ignore_checks="train", progress=False)
-    assert stopped.status == "done"
 
 
 def test_a_local_profile_sets_its_variables_for_its_run_alone(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,22 +174,6 @@ def test_the_stop_button_pressed_twice_leaves_the_kernel() -> None:
     assert ended.returncode == 0 and ended.stdout.endswith(said), ended.stdout + ended.stderr
 
 
-def test_what_there_is_can_be_listed_and_shown() -> None:
-    registry = Registry()
-    assert {"toy/make", "toy/train"} <= {row.id for row in registry.list(tag=None)}
-    assert [row.id for row in registry.list(produces="rl_prompts", category="data_prep")]
-    assert "tiny" in registry.show("toy/train")["configs"]
-    assert registry.types["prompt_data"]["convert_to"] == {"rl_prompts": "data_prep/import_prompts"}
-    assert any("toy/train" in steps for steps in registry.packs.values()) and "super3_rl" in registry.pipelines
-    assert [row.id for row in registry.list(tag="toy")] == ["toy/make", "toy/train"]
-    assert registry.pipelines["toy_all"] == ("toy/make", "toy/train", "toy/score") and registry.problems == ()
-    assert sorted(registry.packs["toy_pack"]) == ["toy/convert", "toy/make", "toy/score", "toy/train"]
-    with pytest.raises(UnknownNameError):
-        registry.show("toy/trian")
-    with pytest.raises(UnknownNameError):
-        registry.list(produces="rl_promts")
-
-
 def test_a_run_of_another_process_is_not_waited_for(workplace: Path) -> None:
     store = ArtifactStore()
     folder = RunFolder(store, "r1")
@@ -238,16 +181,3 @@ def test_a_run_of_another_process_is_not_waited_for(workplace: Path) -> None:
     with hold(folder.lock, {}, lambda holder: None), pytest.raises(RequestError, match="no executor works") as raised:
         open_run("r1").wait()
     assert (raised.value.found, raised.value.hints) == ("running", ("steps watch r1",))
-
-
-def test_a_run_of_a_home_elsewhere_is_whole_on_a_machine_that_has_nothing_of_it(tmp_path: Path) -> None:
-    home = f"memory://{tmp_path.name}-api"
-    made = run("toy/train", config="tiny", home=home, progress=False)
-    backend = ArtifactStore(home).backend
-    sample = {"kind": "sample", "time": 1.0, "step": "toy/train", "sample": {"step": 1, "response": "xyzzy"}}
-    backend.write(f"runs/{made.id}/samples.jsonl", json.dumps(sample).encode() + b"\n")
-    told = (made.metrics, made.summary, {key: step.state for key, step in made.steps.items()})
-    shutil.rmtree(backend.scratch / "runs")
-    found = open_run(made.id, home=home)
-    assert (found.metrics, found.summary, {key: step.state for key, step in found.steps.items()}) == told
-    assert [each["response"] for each in found.steps["toy/train"].samples] == ["xyzzy"]

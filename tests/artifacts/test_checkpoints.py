@@ -12,8 +12,6 @@ import pytest
 
 from nemotron_steps.artifacts.checkpoints import (
     chat_template_digest,
-    has_weights,
-    listing,
     read_safetensors_header,
     tokenizer_digest,
     validate_hf,
@@ -188,14 +186,6 @@ def test_weights_deeper_in_a_megatron_folder_are_looked_at(tmp_path: Path) -> No
         validate_megatron(folder)
 
 
-def test_a_model_has_weights_with_a_shard_or_an_index_of_some(tmp_path: Path) -> None:
-    assert not has_weights(tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text("{}")
-    assert has_weights(tmp_path)
-    (tmp_path / "model.safetensors.index.json").rename(tmp_path / "model.safetensors")
-    assert has_weights(tmp_path)
-
-
 @pytest.mark.parametrize("name", ["weights.pt", "weights.bin"])
 def test_pickled_weights_alone_are_named(name: str, folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / name)
@@ -213,14 +203,6 @@ def test_settings_of_the_last_call_and_the_order_of_keys_are_no_part_of_a_tokeni
     assert digest(model={"vocab": {}}, version="1.0", padding={}) == plain
     assert digest(model={"vocab": {}}, version="1.0", truncation={}) == plain
     assert digest(model={"vocab": {}}, version="2.0") != plain
-
-
-def test_of_several_tokenizer_files_the_first_kind_counts(tmp_path: Path) -> None:
-    found = []
-    for name in ("tekken.json", "vocab.json", "tokenizer.model", "tokenizer.json"):
-        (tmp_path / name).write_text(json.dumps({"of": name}))
-        found.append(tokenizer_digest(tmp_path))
-    assert len(set(found)) == 4
 
 
 @pytest.mark.parametrize(
@@ -293,13 +275,3 @@ def test_a_chat_template_has_one_digest_wherever_it_stands(folder: Path) -> None
     changed(folder, "tokenizer_config.json", chat_template=[{"name": "default", "template": "x"}])
     assert str(chat_template_digest(folder)).startswith("sha256:")
     assert validate_model_folder(folder)["chat_roles"] == []
-
-
-@pytest.mark.parametrize(("count", "shown"), [(0, "an empty folder"), (8, "0, 1, 2, 3, 4, 5, 6, 7")])
-def test_a_folder_is_shown_by_its_first_files(count: int, shown: str, tmp_path: Path) -> None:
-    for number in range(count):
-        (tmp_path / str(number)).touch()
-    assert listing(tmp_path) == shown
-    if count:
-        (tmp_path / "8").touch()
-        assert listing(tmp_path) == f"{shown}, …"

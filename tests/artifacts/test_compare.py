@@ -1,16 +1,19 @@
-"""What changed between rows and between weights, read without torch."""
+"""What changed between rows, weights and whole artifacts, read without torch."""
 
 from __future__ import annotations
 
 import json
 import math
 import struct
+from typing import Any
 
 import pytest
 
 from nemotron_steps.artifacts import compare as module
-from nemotron_steps.artifacts.compare import compare_rows, compare_tensors, tensors_of
-from nemotron_steps.errors import UnsupportedError
+from nemotron_steps.artifacts.compare import compare, compare_rows, compare_tensors, config_changes, flat, tensors_of
+from nemotron_steps.artifacts.models import Artifact, Edge, short_digest
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.errors import ArtifactError, UnsupportedError
 from tests.artifacts.checkpoint_files import write_safetensors
 
 
@@ -27,12 +30,6 @@ def test_rows_with_ids_are_followed_wherever_they_stand(tmp_path):
     found = {each.kind: each for each in changes.examples}
     assert (found["changed"].line_a, found["changed"].line_b, found["changed"].keys) == (5, 2, ("text",))
     assert found["removed"].text == '{"id": 0, "text": "row 0"}' and found["added"].line_b == 6
-
-
-def test_a_row_is_what_one_row_of_its_id_became_and_no_second_one(tmp_path):
-    a = rows(tmp_path / "a.jsonl", [{"id": 1, "text": "a"}, {"id": 1, "text": "b"}])
-    changes = compare_rows(a, rows(tmp_path / "b.jsonl", [{"id": 1, "text": "c"}]))
-    assert (changes.same, changes.added, changes.removed, changes.changed) == (0, 0, 1, 1)
 
 
 def test_rows_without_ids_changed_where_their_line_did_and_repeats_are_counted(tmp_path):
@@ -103,11 +100,6 @@ def test_what_a_double_cannot_hold_is_not_called_the_same(tmp_path, dtype, expec
     assert compare_tensors(a, b).differing == {"w": expected} and compare_tensors(a, a).same == 1
 
 
-def test_weights_in_folders_of_an_artifact_keep_their_folder(tmp_path):
-    weights(tmp_path / "a" / "hf", {"w": [1.0]})
-    assert list(tensors_of(tmp_path / "a")) == ["hf/w"]
-
-
 def test_without_numpy_the_error_says_what_installs_it(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedError) as raised:
@@ -144,17 +136,6 @@ def test_a_row_is_named_by_its_first_id_that_is_one(tmp_path, before, after, cha
     assert compare_rows(rows(tmp_path / "a.jsonl", [before]), b).changed == changed
 
 
-def test_rows_that_are_there_twice_in_both_are_the_same_twice(tmp_path):
-    a = rows(tmp_path / "a.jsonl", [{"v": 1}] * 3)
-    changes = compare_rows(a, rows(tmp_path / "b.jsonl", [{"v": 1}] * 2))
-    assert (changes.same, changes.removed, changes.added, changes.changed) == (2, 1, 0, 0)
-
-
-def test_a_key_that_is_null_differs_from_one_that_is_not_there(tmp_path):
-    a, b = rows(tmp_path / "a.jsonl", [{"id": 1, "k": None}]), rows(tmp_path / "b.jsonl", [{"id": 1}])
-    assert compare_rows(a, b).examples[0].keys == ("k",)
-
-
 def test_a_long_row_is_shown_in_120_characters_and_a_deep_one_as_its_text(tmp_path):
     (tmp_path / "a.jsonl").write_text("".join(f'"{"x" * length}"\n' for length in (118, 119)) + "[" * 100_000 + "\n")
     (tmp_path / "b.jsonl").write_text("")
@@ -169,12 +150,6 @@ def test_tensors_are_told_by_the_largest_difference_first_and_those_of_other_sha
     assert list(changes.differing.items()) == [("nan", math.inf), ("large", 3.0), ("small", 0.5), ("shape", None)]
     assert changes.largest == ("nan", math.inf) and module.TensorChanges(differing={"x": None}).largest is None
     assert module.TensorChanges(differing={"x": None, "y": 1.0}).largest == ("y", 1.0)
-
-
-def test_a_difference_in_an_early_chunk_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_CHUNK", 1)
-    a, b = weights(tmp_path / "a", {"w": [1.0, 2.0, 3.0]}), weights(tmp_path / "b", {"w": [9.0, 3.0, 3.0]})
-    assert compare_tensors(a, b).differing == {"w": 8.0}
 
 
 @pytest.mark.parametrize(
@@ -195,8 +170,75 @@ def test_numbers_of_every_kind_are_read_as_what_they_are(tmp_path, dtype, one, o
     assert compare_tensors(a, b).differing == {"w": apart}
 
 
-def test_the_same_bytes_of_two_kinds_are_two_values(tmp_path):
-    a, b = write_raw(tmp_path / "a", "I8", b"\xff", 1), write_raw(tmp_path / "b", "U8", b"\xff", 1)
-    assert compare_tensors(a, b).differing == {"w": 256.0}
-    a, b = write_raw(tmp_path / "c", "F8_E4M3", b"\x01", 1), write_raw(tmp_path / "d", "F8_E5M2", b"\x01", 1)
-    assert compare_tensors(a, b).differing == {"w": None}
+def commit(store: ArtifactStore, name: str, texts: dict[str, str], **options: Any) -> Artifact:
+    with store.staging() as folder:
+        (folder / "tree").mkdir()
+        for file, text in texts.items():
+            (folder / "tree" / file).write_text(text)
+        if options.pop("weights", None) is not None:
+            write_safetensors(folder / "tree" / "w.safetensors", {"w": options.pop("values")})
+        return store.commit(folder / "tree", options.pop("type_name", "export"), name=name, **options)
+
+
+def test_files_are_told_with_their_sizes_and_rows_where_both_have_some(store: ArtifactStore) -> None:
+    commit(store, "a", {"same": "x", "both.jsonl": '{"v": 1}\n', "gone.jsonl": "{}\n", "text": "1"})
+    commit(store, "b", {"same": "x", "both.jsonl": '{"v": 10}\n', "new": "12", "text": "123"})
+    found = compare(store, "a", "b")
+    assert found.files == {"both.jsonl": (9, 10), "gone.jsonl": (3, None), "new": (None, 2), "text": (1, 3)}
+    assert list(found.rows) == ["both.jsonl"] and found.rows["both.jsonl"].changed == 1 and found.tensors is None
+    assert not found.same
+    document = json.loads(json.dumps(found.to_dict()))
+    assert document["a"]["ref"] == "a:v1" and document["b"]["ref"] == "b:v1" and document["same"] is False
+    assert document["files"]["new"] == [None, 2] and document["rows"]["both.jsonl"]["changed"] == 1
+
+
+def test_weights_are_compared_where_a_file_of_some_differs(store: ArtifactStore) -> None:
+    for name, value, text in (("a", 1.0, "x"), ("b", 1.5, "y"), ("c", 1.0, "z")):
+        commit(store, name, {"text": text}, weights=True, values=[value])
+    changes = compare(store, "a", "b").tensors
+    assert changes is not None and changes.differing == {"w": 0.5}
+    assert compare(store, "a", "c").tensors is None and list(compare(store, "a", "c").files) == ["text"]
+
+
+def test_the_same_files_with_other_attributes_are_not_the_same(store: ArtifactStore) -> None:
+    values: dict[str, Any] = {"big": 10**6, "list": [1, 2], "text": "a" * 20}
+    commit(store, "a", {"x": "1"}, attributes={**values, "seed": 1, "only": 2})
+    commit(store, "b", {"x": "1"}, attributes={**values, "seed": 3, "other": 4})
+    found = compare(store, "a", "b")
+    assert not found.same and found.files == {} and found.tensors is None
+    assert found.attributes == {"only": (2, None), "other": (None, 4), "seed": (1, 3)}
+    assert compare(store, "a", "a:v1").same
+
+
+def test_inputs_differ_by_what_they_hold_and_ancestors_by_what_they_are(store: ArtifactStore) -> None:
+    one, two = commit(store, "one", {"x": "1"}), commit(store, "two", {"x": "2"})
+    copy = commit(store, "copy", {"x": "1"})
+    lost = Edge("lost", "ab" * 32)
+    edges = (Edge("rows", one.digest, one.ref), Edge("same", one.digest, one.ref), lost)
+    commit(store, "a", {"y": "1"}, inputs=edges)
+    commit(store, "b", {"y": "2"}, inputs=(Edge("rows", two.digest, two.ref), Edge("same", copy.digest, copy.ref)))
+    found = compare(store, "a", "b")
+    assert found.inputs == {"lost": (short_digest("ab" * 32), None), "rows": ("one:v1", "two:v1")}
+    assert found.ancestors == (sorted([short_digest("ab" * 32), "one:v1"]), ["copy:v1", "two:v1"])
+
+
+def test_what_is_broken_or_of_another_type_is_not_compared(store: ArtifactStore) -> None:
+    first = commit(store, "a", {"x": "1"})
+    commit(store, "b", {"x": "2"})
+    commit(store, "c", {"x": "1"}, type_name="other")
+    with pytest.raises(ArtifactError, match="different types") as caught:
+        compare(store, "a", "c")
+    assert caught.value.found == "export and other" and caught.value.where == "a:v1 and c:v1"
+    (first.path / "x").chmod(0o644)
+    (first.path / "x").write_text("3")
+    for pair in (("a", "b"), ("b", "a")):
+        with pytest.raises(ArtifactError, match="corrupt"):
+            compare(store, *pair)
+
+
+def test_configs_differ_by_dotted_keys_and_an_empty_group_is_a_value() -> None:
+    a: dict[str, Any] = {"x": {"y": 1, "z": {}}, "l": [1]}
+    b: dict[str, Any] = {"x": {"y": 2, "z": {"k": 0}}, "l": [1]}
+    assert flat(a) == {"x.y": 1, "x.z": {}, "l": [1]} and flat({}) == {}
+    assert config_changes(a, b) == {"x.y": (1, 2), "x.z": ({}, None), "x.z.k": (None, 0)}
+    assert config_changes(a, {**a, "l": [1]}) == {}

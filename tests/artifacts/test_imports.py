@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from nemotron_steps.artifacts import imports as module
 from nemotron_steps.artifacts.imports import Imports, default_name
 from nemotron_steps.artifacts.models import is_artifact_name
-from nemotron_steps.errors import ArtifactError, StorageError
+from nemotron_steps.errors import StorageError
 
 
 @pytest.fixture
@@ -75,13 +74,6 @@ def test_only_what_was_supplied_may_be_read_also_where_nothing_can_be_remembered
         assert elsewhere.identify(data).path == data and elsewhere.allows(str(data))
 
 
-def test_a_path_from_here_is_remembered_as_a_whole_one(
-    imports: Imports, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(data.parent)
-    assert imports.identify(Path(data.name)).path == data and imports.allows(str(data))
-
-
 def test_what_is_said_of_a_large_folder_is_its_size(
     imports: Imports, data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -92,12 +84,6 @@ def test_what_is_said_of_a_large_folder_is_its_size(
     os.utime(data / "train.jsonl")
     imports.identify(data)
     assert f"hashing {data} (0.0 GB)" in caplog.text
-
-
-def test_nothing_is_no_artifact(imports: Imports, data: Path) -> None:
-    shutil.rmtree(data)
-    with pytest.raises(ArtifactError, match="nothing at this path"):
-        imports.identify(data, type_name="export")
 
 
 @pytest.mark.parametrize(

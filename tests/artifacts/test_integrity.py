@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.artifacts import integrity
-from nemotron_steps.artifacts.integrity import differences, gone, recreate_hint, verify_home
+from nemotron_steps.artifacts.integrity import differences, recreate_hint, verify_home
 from nemotron_steps.artifacts.models import Artifact, FileRecord, Producer, tree_digest
 from nemotron_steps.artifacts.store import ArtifactStore
 
@@ -84,23 +83,6 @@ def test_a_folder_that_went_away_is_told_for_what_lies_in_it_alone(store: Artifa
     assert told(store) == {"a:v1": ["the files of artifact 'a:v1' are gone"], "b:v1": []}
 
 
-def test_a_file_that_cannot_be_read_is_a_problem_of_its_artifact(
-    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store.reference(folder(tmp_path / "data"), name="a")
-
-    def fail(place: Path, *, user_folder: bool) -> list[FileRecord]:
-        raise OSError("a bad sector")
-
-    monkeypatch.setattr(integrity, "hash_tree", fail)
-    (problem,) = store.verify("a")
-    assert (problem.what, problem.where, problem.found) == (
-        "a file cannot be read",
-        str(tmp_path / "data"),
-        "a bad sector",
-    )
-
-
 @pytest.mark.parametrize("which", ["version", "reference", "another"])
 def test_an_object_with_another_record_in_place_of_its_own_is_told(
     which: str, store: ArtifactStore, tmp_path: Path
@@ -162,10 +144,3 @@ def test_each_file_that_differs_is_told_with_what_is_there(
 )
 def test_the_command_that_makes_an_artifact_again(made: dict[str, object], hint: str) -> None:
     assert hint in recreate_hint(replace(ARTIFACT, **made))  # type: ignore[arg-type]
-
-
-def test_what_is_gone_is_told_by_where_it_was(store: ArtifactStore, tmp_path: Path) -> None:
-    inside = gone(ARTIFACT, store.backend)
-    assert inside.where == f"{tmp_path}/home/artifacts/objects/{ARTIFACT.digest}"
-    outside = gone(replace(ARTIFACT, location="/data"), store.backend)
-    assert outside.where == "/data" and outside.expected != inside.expected

@@ -45,17 +45,6 @@ def test_a_value_becomes_what_json_has(value: Any, expected: Any) -> None:
     json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
 
 
-def test_something_with_an_item_that_is_no_number_is_its_text() -> None:
-    class Shelf:
-        def item(self) -> int:
-            return 1
-
-        def __str__(self) -> str:
-            return "a shelf"
-
-    assert plain(Shelf()) == "a shelf"
-
-
 @pytest.mark.parametrize(
     ("value", "expected"),
     [

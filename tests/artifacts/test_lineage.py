@@ -43,15 +43,3 @@ def test_edges_are_told_nearest_first_and_one_for_each_port(store: ArtifactStore
         ("x:v1", "w:v1"),
     ]
     assert {(link.step, link.run) for link in below if link.child == "x:v1"} == {("make/x", "run-x")}
-
-
-def test_what_was_made_of_nothing_known_has_no_edges(store: ArtifactStore, tmp_path: Path) -> None:
-    commit(store, "a")
-    found = lineage(store, store.find("a"))
-    assert found.ancestors == () == found.descendants
-    assert found.to_dict() == {
-        "artifact": "a:v1",
-        "digest": store.find("a").digest,
-        "ancestors": [],
-        "descendants": [],
-    }

@@ -27,18 +27,6 @@ def test_the_only_file_of_rows_is_the_training_split_and_one_of_several_is_not(t
     assert artifact.require_jsonl() == tmp_path / "train.jsonl"
 
 
-def test_a_missing_split_is_told_with_the_first_files(tmp_path: Path) -> None:
-    artifact = Artifact("training_jsonl", "0" * 64, tmp_path)
-    with pytest.raises(DataError) as caught:
-        artifact.require_jsonl("heldout")
-    assert (caught.value.expected, caught.value.found) == ("heldout.jsonl", "an empty folder")
-    for number in range(9):
-        (tmp_path / str(number)).touch()
-    with pytest.raises(DataError) as caught:
-        artifact.require_jsonl("heldout")
-    assert caught.value.found == "0, 1, 2, 3, 4, 5, 6, 7"
-
-
 @pytest.mark.parametrize(
     ("split", "names"),
     [

@@ -104,13 +104,6 @@ def test_an_answer_that_did_not_come_to_its_end_may_come_later(
         backend.read("x")
 
 
-def test_two_homes_of_one_user_have_copies_of_their_own(tmp_path: Path) -> None:
-    homes = [FsspecBackend(url, tmp_path).scratch for url in ("memory://a", "memory://b", "memory://a/")]
-    homes_of_two_kinds = {FsspecBackend(f"{kind}:///a/b", tmp_path).scratch for kind in ("memory", "file")}
-    assert len(homes_of_two_kinds) == 2
-    assert homes[0] != homes[1] and homes[0] == homes[2] and {home.parent for home in homes} == {tmp_path}
-
-
 def test_a_record_is_created_once_replaced_and_read(backend: FsspecBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     assert backend.create("x/v1.json", b"1") and not backend.create("x/v1.json", b"2")
     assert backend.read("x/v1.json") == b"1" and backend.read("x/v2.json") is None
@@ -122,13 +115,6 @@ def test_a_record_is_created_once_replaced_and_read(backend: FsspecBackend, monk
 
     monkeypatch.setattr(backend._fs, "pipe_file", there)
     assert not backend.create("x/v3.json", b"1")
-
-
-def test_names_are_sorted_without_the_hidden_ones(backend: FsspecBackend) -> None:
-    for name in ("b", "a", ".hidden", "c/deep"):
-        backend.write(f"names/{name}", b"x")
-    assert backend.names("names") == ["a", "b", "c"] and backend.names("nothing") == []
-    assert backend.names("names/a") == []
 
 
 def test_what_makes_a_folder_count_is_written_last_and_deleted_first(

@@ -47,11 +47,6 @@ def test_a_broken_row_is_left_to_who_reads_all_of_them(tmp_path: Path) -> None:
     assert roles_in(tmp_path / "rows.jsonl") == ("user",)
 
 
-def test_other_files_say_nothing(tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text("prompt\nx\n")
-    assert roles_in(tmp_path / "rows.csv") == () == roles_in(tmp_path)
-
-
 @pytest.mark.parametrize("column", QUESTIONS)
 def test_every_column_that_is_imported_is_known_to_the_plan(column: str, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({column: "x", "answer": "y"}) + "\n")
@@ -132,19 +127,6 @@ def test_what_may_be_imported_is_told_at_a_glance(name: str, content: str, some:
     assert looks_like("prompt_data", tmp_path / name.split("/")[0]) == some
 
 
-def test_rows_without_a_prompt_are_none_though_a_table_lies_beside_them(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"text": "x"}\n')
-    (tmp_path / "rows.parquet").write_text("PAR1")
-    assert not looks_like("prompt_data", tmp_path)
-
-
-@pytest.mark.parametrize(("rows", "roles"), [(63, ("system", "user")), (64, ("user",))])
-def test_the_first_64_rows_are_looked_at(rows: int, roles: tuple[str, ...], tmp_path: Path) -> None:
-    text = '{"prompt": "x"}\n' * rows + json.dumps({"prompt": [SYSTEM]}) + "\n"
-    (tmp_path / "rows.jsonl").write_text(text)
-    assert roles_in(tmp_path) == roles
-
-
 @pytest.mark.parametrize(
     ("row", "roles"),
     [
@@ -179,9 +161,3 @@ def test_who_speaks_in_rows_that_have_more_than_one_layout(
 def test_columns_are_named_in_a_header_or_at_the_end(name: str, content: bytes, none: bool, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     assert names_no_agent(tmp_path / name) is none
-
-
-def test_a_folder_of_nothing_names_agents_for_all_that_is_known(tmp_path: Path) -> None:
-    assert not names_no_agent(tmp_path)
-    (tmp_path / "rows.tsv").write_text("prompt\n")
-    assert names_no_agent(tmp_path)

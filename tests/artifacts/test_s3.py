@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.artifacts.lineage import lineage
-from nemotron_steps.artifacts.models import Edge
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError, StorageError, UnknownNameError
 
@@ -94,17 +92,6 @@ def test_versions_are_never_given_twice(s3_url: str, tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert sorted(refs) == ["raced:v1", "raced:v2", "raced:v3", "raced:v4"]
-
-
-def test_lineage_on_s3(s3_url: str, tmp_path: Path) -> None:
-    store = open_store(s3_url, tmp_path / "cache")
-    parent = store.add(rows(tmp_path / "train.jsonl", 1), name="parent")
-    with store.staging() as folder:
-        (folder / "tree").mkdir()
-        rows(folder / "tree" / "train.jsonl", 2)
-        store.commit(folder / "tree", "training_jsonl", name="child", inputs=[Edge("in", parent.digest, parent.ref)])
-    links = lineage(open_store(s3_url, tmp_path / "other"), store.find("parent")).to_dict()["descendants"]
-    assert [link["child"] for link in links] == ["child:v1"]
 
 
 def test_unreachable_store_is_a_storage_error(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,5 @@
+"""Which type a folder is, which validator looks at it, and what each validator refuses."""
+
 from __future__ import annotations
 
 import json
@@ -6,15 +8,25 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from nemotron_steps.artifacts import validators
 from nemotron_steps.artifacts.checkpoints import read_safetensors_header
-from nemotron_steps.artifacts.validators import validate
-from nemotron_steps.errors import ArtifactError, DataError
+from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.artifacts.validators import (
+    declare,
+    has_validator,
+    jsonl_files,
+    sniff_type,
+    validate,
+    validate_adapter,
+)
+from nemotron_steps.errors import ArtifactError, DataError, UnsupportedError
 from nemotron_steps.manifest.registry import load_registry
 from nemotron_steps.rows.lines import LONGEST_LINE
-from tests.artifacts.checkpoint_files import write_hf, write_megatron, write_safetensors
+from tests.artifacts.checkpoint_files import write_adapter, write_hf, write_megatron, write_safetensors
 
 PROMPT = {"responses_create_params": {"input": [{"role": "user", "content": "2+2?"}]}, "agent_ref": {"name": "math"}}
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
@@ -35,34 +47,6 @@ def test_hf_checkpoint_attributes_are_read_from_its_files(tmp_path: Path) -> Non
     assert attributes["tokenizer"].startswith("sha256:") and attributes["chat_template"].startswith("sha256:")
 
 
-@pytest.mark.parametrize(
-    ("changes", "positions"),
-    [
-        ({}, 64),
-        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8}}, 64),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}}, 128),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 128),
-    ],
-)
-def test_positions_are_those_of_the_scaled_embedding(
-    changes: dict[str, object], positions: int, tmp_path: Path
-) -> None:
-    folder = write_hf(tmp_path / "m")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
-    assert validate("checkpoint_hf", folder)["sequence_length"] == positions
-
-
-def test_experts_and_tokens_are_counted(tmp_path: Path) -> None:
-    folder = write_hf(tmp_path / "m")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_local_experts": 6, "moe_intermediate_size": 4}))
-    added = [{"id": 20, "content": "<end>"}]
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 3}}, "added_tokens": added}))
-    attributes = validate("checkpoint_hf", folder)
-    assert (attributes["num_experts"], attributes["moe_intermediate_size"], attributes["tokenizer_size"]) == (6, 4, 21)
-
-
 @pytest.mark.parametrize(("pattern", "width"), [("M*E", 96), ("M*E-", 32), ("M*-", None)])
 def test_what_every_token_of_a_hybrid_goes_through_has_one_width(
     pattern: str, width: int | None, tmp_path: Path
@@ -79,15 +63,6 @@ def test_megatron_checkpoint_has_the_attributes_of_its_hf_part(tmp_path: Path) -
     hf = validate("checkpoint_hf", write_hf(tmp_path / "hf"))
     megatron = validate("checkpoint_megatron", write_megatron(tmp_path / "mg"))
     assert megatron.items() <= hf.items()
-
-
-def test_resaving_a_tokenizer_keeps_its_digest_and_another_vocabulary_changes_it(tmp_path: Path) -> None:
-    folder = write_hf(tmp_path / "m")
-    before = validate("checkpoint_hf", folder)["tokenizer"]
-    last_call = {"padding": {"p": 1}, "truncation": {"max_length": 8}}
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}, **last_call}, indent=2))
-    assert validate("checkpoint_hf", folder)["tokenizer"] == before
-    assert validate("checkpoint_hf", write_hf(tmp_path / "o", word="b"))["tokenizer"] != before
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
@@ -142,13 +117,6 @@ def test_sharded_checkpoint_missing_a_shard_names_it(tmp_path: Path) -> None:
         validate("checkpoint_hf", folder)
 
 
-def test_pickled_weights_are_not_accepted(tmp_path: Path) -> None:
-    folder = write_hf(tmp_path / "m")
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ArtifactError, match="pickled weights are not read"):
-        validate("checkpoint_hf", folder)
-
-
 @pytest.mark.parametrize(
     ("shapes", "size"),
     [
@@ -167,14 +135,6 @@ def test_tensors_that_do_not_fill_their_file_are_refused(tmp_path: Path, shapes:
     path.write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * size)
     with pytest.raises(ArtifactError, match="broken or cut off"):
         read_safetensors_header(path)
-
-
-def test_a_file_of_fewer_bytes_than_a_header_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "t.safetensors"
-    path.write_bytes(b"\0" * 7)
-    with pytest.raises(ArtifactError) as caught:
-        read_safetensors_header(path)
-    assert (caught.value.expected, caught.value.found) == ("at least 8 bytes", "7 bytes")
 
 
 def test_a_megatron_checkpoint_with_missing_empty_or_broken_weights_is_refused(tmp_path: Path) -> None:
@@ -207,15 +167,6 @@ def test_an_index_that_leads_to_no_files_is_refused(tmp_path: Path) -> None:
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
         with pytest.raises(ArtifactError):
             validate("checkpoint_hf", folder)
-
-
-def test_any_kind_of_tokenizer_will_do_and_a_chat_template_need_not_be_there(tmp_path: Path) -> None:
-    folder = write_hf(tmp_path / "m")
-    (folder / "tokenizer.json").rename(folder / "tokenizer.model")
-    (folder / "tokenizer_config.json").write_text("{}")
-    attributes = validate("checkpoint_hf", folder)
-    assert attributes["tokenizer"].startswith("sha256:")
-    assert attributes.get("tokenizer_size") is None and attributes.get("chat_template") is None
 
 
 def test_hf_folder_given_as_megatron_suggests_the_converter(tmp_path: Path) -> None:
@@ -260,34 +211,6 @@ def test_a_complete_last_line_needs_no_newline(tmp_path: Path) -> None:
     assert validate("training_jsonl", tmp_path / "d")["rows"] == {"train": 2}
 
 
-@pytest.mark.parametrize(
-    "report",
-    [
-        '{"metrics": {}}',
-        '{"metrics": {"a": "b"}}',
-        '{"metrics": {"a": true}}',
-        '{"metrics": {"a": 1, "b": null}}',
-        "[1]",
-    ],
-)
-def test_eval_report_needs_numeric_metrics(tmp_path: Path, report: str) -> None:
-    (tmp_path / "report.json").write_text(report)
-    with pytest.raises(ArtifactError):
-        validate("eval_report", tmp_path)
-    (tmp_path / "report.json").write_text('{"metrics": {"a": 1, "b": 0.5}}')
-    assert validate("eval_report", tmp_path) == {"metrics": {"a": 1, "b": 0.5}}
-    (tmp_path / "report.json").write_text('{"reward": 0.5, "by_environment": {"math": 1}}')
-    assert validate("eval_report", tmp_path) == {"metrics": {"reward": 0.5}}
-
-
-def test_an_evaluation_without_a_report_or_with_metrics_of_another_shape_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"no report\.json"):
-        validate("eval_report", tmp_path)
-    (tmp_path / "report.json").write_text('{"metrics": [0.5]}')
-    with pytest.raises(ArtifactError, match="not an object"):
-        validate("eval_report", tmp_path)
-
-
 def test_the_layer_imports_nothing_heavy() -> None:
     code = (
         "import sys, nemotron_steps.artifacts.store, nemotron_steps.artifacts.lineage;"
@@ -325,3 +248,256 @@ def test_json_that_is_nested_too_deeply_to_read_is_an_artifact_error(tmp_path: P
     (tmp_path / "report.json").write_text("[" * 100_000)
     with pytest.raises(ArtifactError, match="not JSON"):
         validate("eval_report", tmp_path)
+
+
+CODE = """
+from nemotron_steps.errors import DataError
+
+def check(folder):
+    text = (folder / "a.txt").read_text()
+    if text == "bad":
+        raise DataError("the text is bad", where=str(folder))
+    return {"letters": len(text)}
+
+def gives_nothing(folder):
+    return None
+"""
+
+
+@pytest.fixture
+def declared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "toy_validators.py").write_text(CODE)
+    (tmp_path / "toy_broken.py").write_text("import json\nraise RuntimeError('not today')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(validators, "_DECLARED", {})
+    names = {"toy": "check", "toy_empty": "gives_nothing", "toy_gone": "gone"}
+    validators.declare({name: f"toy_validators:{function}" for name, function in names.items()})
+
+
+def folder_with(tmp_path: Path, text: str, name: str = "a.txt") -> Path:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / name).write_text(text)
+    return tmp_path / "data"
+
+
+def test_its_attributes_are_recorded_and_its_refusal_is_raised(tmp_path: Path, declared: None) -> None:
+    store = ArtifactStore(tmp_path / "home")
+    assert store.add(folder_with(tmp_path, "fine"), type_name="toy").attributes == {"letters": 4}
+    (tmp_path / "data/a.txt").write_text("bad")
+    with pytest.raises(DataError, match="the text is bad"):
+        store.add(tmp_path / "data", type_name="toy")
+    assert store.add(tmp_path / "data", type_name="other").type == "other"
+
+
+def test_a_subtype_has_its_parents(tmp_path: Path, declared: None) -> None:
+    assert validators.validate("toy_child", folder_with(tmp_path, "fine"), ("toy_child", "toy")) == {"letters": 4}
+
+
+def test_a_validator_whose_module_fails_is_told_by_the_line_that_fails(tmp_path: Path, declared: None) -> None:
+    validators.declare({"toy_broken": "toy_broken:check"})
+    with pytest.raises(UnsupportedError, match="RuntimeError: not today") as raised:
+        validators.validate("toy_broken", folder_with(tmp_path, "x"))
+    assert raised.value.where == f"{tmp_path / 'toy_broken.py'}:2"
+
+
+@pytest.mark.parametrize(
+    ("type_name", "error", "message"),
+    [
+        ("toy", ArtifactError, "validator of type 'toy' failed: FileNotFoundError"),
+        ("toy_empty", ArtifactError, "gives no attributes"),
+        ("toy_gone", UnsupportedError, "validator of type 'toy_gone' cannot be imported"),
+    ],
+)
+def test_a_broken_validator_is_named(
+    tmp_path: Path, declared: None, type_name: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message) as raised:
+        validators.validate(type_name, folder_with(tmp_path, "x", "b.txt"))
+    assert "toy_validators:" in str(raised.value.where)
+
+
+CHAT_LINE = '{"messages": [{"role": "assistant", "content": "4"}]}\n'
+PROMPT_LINE = '{"responses_create_params": {"input": "x"}, "agent_ref": {"name": "NAME"}}\n'
+
+
+def write(folder: Path, *names: str, text: str = "{}\n") -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).mkdir() if name.endswith("/") else (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["hf/x", "weights/x", "config.json"], "checkpoint_megatron"),
+        (["hf/x", "config.json"], "checkpoint_hf"),
+        (["weights/x", "config.json"], "checkpoint_hf"),
+        (["hf/x"], None),
+        (["adapter_config.json", "config.json", "tokenizer.json"], "adapter"),
+        (["config.json", "train.jsonl"], "checkpoint_hf"),
+        (["deep/train.jsonl", "report.json"], "training_jsonl"),
+        (["report.json"], "eval_report"),
+        (["folder.jsonl/", "report.json"], "eval_report"),
+        (["notes.md"], None),
+    ],
+)
+def test_a_folder_is_what_its_most_telling_file_says(names: list[str], kind: str | None, tmp_path: Path) -> None:
+    assert sniff_type(write(tmp_path, *names)) == kind
+
+
+def test_a_file_is_rows_by_its_name_and_the_first_file_with_a_row_tells_which(tmp_path: Path) -> None:
+    write(tmp_path, "a.jsonl", text="")
+    assert sniff_type(tmp_path / "a.jsonl") == "training_jsonl" == sniff_type(tmp_path)
+    write(tmp_path, "b.jsonl", "b.json", text=CHAT_LINE)
+    write(tmp_path, "c.jsonl")
+    assert sniff_type(tmp_path) == "sft_chats" == sniff_type(tmp_path / "b.jsonl")
+    assert sniff_type(tmp_path / "b.json") is None
+    assert [path.name for path in jsonl_files(tmp_path)] == ["a.jsonl", "b.jsonl", "c.jsonl"]
+    assert jsonl_files(tmp_path / "b.json") == [tmp_path / "b.json"]
+
+
+def test_rows_are_counted_by_split_and_one_of_them_is_enough(tmp_path: Path) -> None:
+    write(tmp_path, "train.jsonl", "deep/part.jsonl", text="{}\n{}\n")
+    write(tmp_path, "validation.jsonl", text="\n")
+    assert validate("training_jsonl", tmp_path) == {"rows": {"train": 2, "validation": 0, "deep/part": 2}}
+    assert validate("training_jsonl", tmp_path / "train.jsonl") == {"rows": {"train": 2}}
+    with pytest.raises(ArtifactError, match="no rows"):
+        validate("training_jsonl", tmp_path / "validation.jsonl")
+    with pytest.raises(ArtifactError, match="no JSON Lines file"):
+        validate("training_jsonl", tmp_path / "nothing")
+
+
+def test_environments_are_sorted_and_each_named_once(tmp_path: Path) -> None:
+    names = [f"n{number:02}" for number in range(20)]
+    text = "".join(PROMPT_LINE.replace("NAME", name) for name in (*reversed(names), "n00"))
+    assert validate("rl_prompts", write(tmp_path, "train.jsonl", text=text))["environments"] == names
+
+
+@pytest.mark.parametrize(
+    ("report", "metrics"),
+    [
+        ({"metrics": {"a": 1}, "b": 2}, {"a": 1}),
+        ({"a": 0, "b": True, "c": "x"}, {"a": 0}),
+        ({"metrics": {}, "b": 2}, None),
+        ({"metrics": None, "b": 2}, None),
+        ({"b": True}, None),
+    ],
+)
+def test_a_report_has_metrics_of_its_own_or_numbers_at_the_top(
+    report: dict[str, Any], metrics: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps(report))
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    for path in (file, tmp_path):
+        if metrics is None:
+            with pytest.raises(ArtifactError):
+                validate("eval_report", path)
+        else:
+            assert validate("eval_report", path) == {"metrics": metrics}
+
+
+def test_the_nearest_type_with_a_validator_has_its_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for name in ("own", "near", "far"):
+        monkeypatch.setitem(validators._VALIDATORS, name, lambda folder, name=name: {"by": name})
+    monkeypatch.setattr(validators, "_DECLARED", {})
+    assert validate("own", tmp_path, ("near", "far")) == {"by": "own"}
+    assert validate("none", tmp_path, ("none", "near", "far")) == {"by": "near"}
+    declare({"near": "nowhere:at_all", "theirs": f"{__name__}:first"})
+    assert validate("near", tmp_path) == {"by": "near"}, "a built-in type keeps its own"
+    assert validate("theirs", tmp_path, ("near",)) == {"by": "first"}
+    declare({"theirs": f"{__name__}:second"})
+    assert validate("theirs", tmp_path) == {"by": "second"} and calls == []
+    assert has_validator("near") and not has_validator("theirs")
+
+
+def first(folder: Path) -> dict[str, Any]:
+    return {"by": "first"}
+
+
+def second(folder: Path) -> dict[str, Any]:
+    return {"by": "second"}
+
+
+def test_any_file_however_deep_makes_a_folder_an_artifact_of_a_type_that_asks_for_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="empty"):
+        validate("anything", write(tmp_path, "deep/deeper/"))
+    assert (
+        validate("anything", write(tmp_path, "deep/deeper/x")) == {} == validate("anything", tmp_path / "deep/deeper/x")
+    )
+
+
+Q = "base.q_proj.lora_{}.weight"
+
+
+def tensors(folder: Path, **shapes: list[int]) -> None:
+    header: dict[str, Any] = {}
+    end = 0
+    for number, (name, shape) in enumerate(shapes.items()):
+        size = 4 if number else 2
+        for extent in shape:
+            size *= extent
+        header[name] = {"dtype": "F32" if number else "BF16", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    encoded = json.dumps(header).encode()
+    (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(encoded)) + encoded + b"\0" * end)
+
+
+def test_what_is_read_of_an_adapter(tmp_path: Path) -> None:
+    tensors(write_adapter(tmp_path), **{Q.format("A"): [2, 5], Q.format("B"): [3, 2]})
+    (tmp_path / "base.json").write_text("{}")
+    assert validate_adapter(tmp_path) == {
+        "rank": 2,
+        "alpha": 4,
+        "target_modules": ["q_proj"],
+        "parameters": 10 + 6,
+        "dtype": "bf16+f32",
+    }
+    (tmp_path / "base.json").write_text('{"digest": "sha256:1"}')
+    assert validate_adapter(tmp_path)["base"] == "sha256:1"
+
+
+@pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors"])
+def test_both_files_are_needed_and_pickled_weights_are_named(missing: str, tmp_path: Path) -> None:
+    (write_adapter(tmp_path) / missing).unlink()
+    with pytest.raises(ArtifactError, match=f"has no {missing}\n"):
+        validate_adapter(tmp_path)
+    (tmp_path / "adapter_model.bin").touch()
+    with pytest.raises(ArtifactError, match="pickled weights are not read"):
+        validate_adapter(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"r": 0}, {"r": True}, {"r": 2.0}, {"r": None}, {"lora_alpha": None}, {"lora_alpha": True}, {"lora_alpha": "4"}],
+)
+def test_a_rank_is_at_least_one_and_a_scale_a_number(settings: dict[str, Any], tmp_path: Path) -> None:
+    config = {"r": 1, "lora_alpha": 0.5, "target_modules": "all-linear"}
+    tensors(write_adapter(tmp_path), **{Q.format("A"): [1, 5], Q.format("B"): [3, 1]})
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    assert validate_adapter(tmp_path)["rank"] == 1
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**config, **settings}))
+    with pytest.raises(ArtifactError, match="no rank or no scale"):
+        validate_adapter(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "said"),
+    [
+        ({"A": [3, 5], "B": [3, 2]}, "another rank"),
+        ({"A": [2, 5], "B": [2, 3]}, "another rank"),
+        ({"A": [2], "B": [3, 2]}, "another rank"),
+        ({"A": [2, 5], "B": [3, 2, 1]}, "another rank"),
+        ({"A": [2, 5]}, "half of a sum"),
+        ({"B": [3, 2]}, "half of a sum"),
+        ({"A": [2, 5], "B": [3, 2], "magnitude": [2, 2]}, "neither lora_A nor lora_B"),
+    ],
+)
+def test_halves_that_make_no_sum_of_the_rank_are_refused(
+    shapes: dict[str, list[int]], said: str, tmp_path: Path
+) -> None:
+    tensors(write_adapter(tmp_path), **{Q.format(half): shape for half, shape in shapes.items()})
+    with pytest.raises(ArtifactError, match=said):
+        validate_adapter(tmp_path)

@@ -101,11 +101,6 @@ def test_a_digest_is_its_first_version_under_its_first_name(store: ArtifactStore
     assert store.by_digest(first.digest).ref == first.digest[:12], "a version that was never numbered"
 
 
-def test_a_name_may_look_like_a_digest(store: ArtifactStore) -> None:
-    commit(store, name="deadbeef")
-    assert store.find("deadbeef").ref == "deadbeef:v1"
-
-
 def test_an_object_whose_folder_is_no_digest_is_not_found_by_it(store: ArtifactStore, tmp_path: Path) -> None:
     artifact = commit(store)
     (tmp_path / "home/artifacts/objects" / f"{artifact.digest}.0f.corrupt").mkdir()
@@ -313,13 +308,3 @@ def test_a_staging_folder_leaves_no_descriptor_open(store: ArtifactStore, tmp_pa
         pass
     commit(store)
     assert open_here() == []
-
-
-def test_a_record_that_another_process_deletes_meanwhile_is_left_out(
-    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in (1, 2):
-        commit(store, number)
-    (tmp_path / "home/artifacts/names/a/v1.json").unlink()
-    monkeypatch.setattr(store, "versions", lambda name: [1, 2])
-    assert [ref for ref, _ in store.records()] == ["a:v2"]

@@ -1,21 +1,27 @@
-"""Runs that have been: their age, what is advised, and who may cancel what."""
+"""Runs that are looked at, followed, cancelled, here and elsewhere."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.cli import history, watch
 from nemotron_steps.runs import launch
 from nemotron_steps.runs.locks import hold
 from nemotron_steps.runs.run_folder import RunFolder, RunInfo
+from nemotron_steps.session import jobs
+from nemotron_steps.session.jobs import not_started
 from tests.cli.conftest import Cli
+from tests.runs.executors.jobs import wait_until
 
 
 def recorded(workplace: Path, run: str = "r1", **fields: Any) -> RunFolder:
@@ -43,34 +49,6 @@ def test_the_advice_fits_how_a_run_stands(cli: Cli, workplace: Path, fields: dic
     with hold(recorded(workplace, **fields).lock, {}, lambda holder: None):
         lines = [line.strip() for line in cli("status", "r1").out.splitlines()]
     assert [line for line in lines if line.startswith("steps ")] == advised
-
-
-@pytest.mark.parametrize(
-    ("host", "pid", "refusal"),
-    [("elsewhere", 1234, "another machine"), (None, 0, "no process"), (None, 1, "no process")],
-)
-def test_only_a_process_of_this_machine_is_cancelled(
-    cli: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch, host: str | None, pid: int, refusal: str
-) -> None:
-    folder = recorded(workplace, status="running", host=host or socket.gethostname(), pid=pid)
-    killed: list[int] = []
-    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid))
-    with hold(folder.lock, {}, lambda holder: None):
-        cancelled = cli("cancel", "r1")
-    assert cancelled.code == 2 and refusal in cancelled.err
-    assert killed == []
-
-
-def test_a_cancelled_run_that_goes_on_all_the_same_is_reported(
-    cli: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nemotron_steps.cli.history._CANCEL_SECONDS", 0.0)
-    folder = recorded(workplace, status="running", host=socket.gethostname(), pid=4321)
-    killed: list[int] = []
-    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid))
-    with hold(folder.lock, {}, lambda holder: None):
-        cancelled = cli("cancel", "r1")
-    assert killed == [4321] and "still runs" in cancelled.err
 
 
 def test_a_step_at_work_is_shown_with_its_latest_numbers_and_one_that_is_done_with_what_it_made(
@@ -114,23 +92,179 @@ def test_a_job_is_cancelled_by_its_executor(
     assert said in cancelled.out and "steps run --resume r1" in cancelled.out
 
 
-def test_a_report_of_several_runs_goes_by_the_first(cli: Cli, workplace: Path) -> None:
-    runs = [cli("run", "toy/make", f"count={count}", "--json").json["run"] for count in (1, 2)]
-    both = cli("report", *reversed(runs), "--json").json
-    alone = cli("report", runs[0], "--json").json
-    assert (both["run"], alone["run"]) == (runs[1], runs[0]) and both["report"] != alone["report"]
-    assert all(run in Path(both["report"]).read_text() for run in runs)
+RUN = "20260101-000000-far-0001"
+SSH = """#!/bin/sh
+# The words after `--` are a host and a script; a machine that is not there answers with 255.
+[ -e {away} ] && {{ : > {away}.asked; echo "ssh: connect to host login: Connection refused" >&2; exit 255; }}
+while [ "$1" != "--" ]; do shift; done
+exec sh -c "$3"
+"""
+SCONTROL = """#!/bin/sh
+echo 'JobId=17 JobState={state} Reason=NonZeroExitCode ExitCode=1:0'
+"""
 
 
-def test_a_run_of_a_home_elsewhere_is_reported_on_a_machine_that_has_nothing_of_it(cli: Cli, tmp_path: Path) -> None:
-    home = ("--home", f"memory://{tmp_path.name}-cli")
-    run = cli("run", "toy/train", "-c", "tiny", *home, "--json").json["run"]
-    backend = ArtifactStore(home[1]).backend
-    sample = {"kind": "sample", "time": 1.0, "step": "toy/train", "sample": {"step": 1, "response": "xyzzy"}}
-    backend.write(f"runs/{run}/samples.jsonl", json.dumps(sample).encode() + b"\n")
-    shutil.rmtree(backend.scratch / "runs")
-    page = Path(cli("report", *home, "--json").json["report"]).read_text()
-    assert all(text in page for text in ("xyzzy", "reward/mean", "seconds_per_step", "toy/make", "reward_saturated"))
-    shutil.rmtree(backend.scratch / "runs")
-    kinds = {json.loads(line)["kind"] for line in cli("logs", "--json", *home).out.splitlines()}
-    assert {"run_started", "metrics"} <= kinds
+class Far:
+    """A run of job 17 of a cluster behind ssh, whose folder there is `there`; `away` exists while ssh is refused."""
+
+    def __init__(self, root: Path, status: str) -> None:
+        self.there = root / "far" / ".steps" / "runs" / RUN
+        self.away, self.bin = root / "away", root / "bin"
+        self.there.mkdir(parents=True)
+        self.bin.mkdir()
+        self.program("ssh", SSH.format(away=self.away))
+        self.store = ArtifactStore("home")
+        self.folder = RunFolder(self.store, RUN)
+        info = self.folder.create("far", {}, executor="slurm")
+        self.info = self.folder.update(info, status=status, job=f"ssh://login/17?folder={root}/far")
+        self.write("first line\n")
+
+    def program(self, name: str, text: str) -> None:
+        (self.bin / name).write_text(text)
+        (self.bin / name).chmod(0o755)
+
+    def write(self, log: str) -> None:
+        with (self.there / "log.txt").open("a") as file:
+            file.write(log)
+
+
+@pytest.fixture
+def far(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Far:
+    far = Far(workplace, "submitted")
+    far.program("bash", "#!/bin/sh\nexec /bin/bash -s\n")  # no login shell, which has a PATH of its own
+    far.program("scontrol", SCONTROL.format(state="RUNNING"))
+    monkeypatch.setenv("PATH", f"{far.bin}:/usr/bin:/bin")
+    return far
+
+
+def test_logs_say_once_that_nothing_is_brought_here_and_go_on_when_it_is(
+    cli: Cli, far: Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "FETCH_SECONDS", 0.0)
+    monkeypatch.setattr(history, "_POLL_SECONDS", 0.02)
+
+    def come_back() -> None:
+        wait_until(Path(f"{far.away}.asked").exists)
+        far.write("second line\n")
+        (far.there / "run.json").write_bytes((far.folder.path / "run.json").read_bytes().replace(b"submitted", b"done"))
+        far.away.unlink()
+
+    assert cli("logs", RUN).out == "first line\n"
+    far.away.touch()
+    back = threading.Thread(target=come_back)
+    back.start()
+    followed = cli("logs", RUN, "-f")
+    back.join()
+    assert followed.code == 0 and followed.out == "first line\nsecond line\n"
+    missing = "what its job wrote lately is missing: the machine of the profile cannot be reached by ssh"
+    assert followed.err.count(missing) == 1 and "Connection refused" in followed.err
+    assert followed.err.endswith("no longer: what its job wrote lately is missing\n")
+
+
+@pytest.mark.parametrize("command", [("status",), ("status", "--json"), ("cancel", "--json"), ("logs", "-f")])
+def test_a_run_whose_queued_job_somebody_cancelled_is_over(cli: Cli, far: Far, command: tuple[str, ...]) -> None:
+    far.program("scontrol", SCONTROL.format(state="CANCELLED"))
+    name, *options = command
+    shown = cli(name, RUN, *options)
+    assert shown.code == 0
+    if options == ["--json"]:
+        assert json.loads(shown.out)["status"] == "interrupted"
+    if command == ("status",):
+        assert "the job was cancelled before it began" in shown.out and f"steps run --resume {RUN}" in shown.out
+    assert [run["status"] for run in json.loads(cli("runs", "--json").out)] == ["interrupted"]
+
+
+@pytest.mark.parametrize("command", [("logs", RUN, "-f"), ("watch", RUN)])
+def test_who_follows_a_run_asks_the_scheduler_no_more_often_than_it_bears(
+    cli: Cli, far: Far, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(jobs, "FETCH_SECONDS", 600.0)
+    monkeypatch.setattr(history, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(watch, "_EVERY_S", 0.02)
+    questions = far.bin / "questions"
+    far.program("scontrol", SCONTROL.format(state="PENDING") + f"echo asked >>{questions}\n")
+
+    def end_later() -> None:
+        wait_until(questions.exists)
+        time.sleep(0.4)  # in which it would be asked twenty times
+        far.folder.update(far.info, status="done")
+
+    end = threading.Thread(target=end_later)
+    end.start()
+    assert cli(*command).code == 0
+    end.join()
+    assert questions.read_text() == "asked\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("console.txt", "\n  error[E200]: \x1b[2J\nand more\n", "error[E200]: �[2J"),
+        (
+            "slurm-777.txt",
+            "pyxis: importing\nerror: image x has no `steps`\nsrun: x\n",
+            "error: image x has no `steps`",
+        ),
+        ("slurm-777.txt", "1\nslurmstepd: 2\n3\nbash: 4\n", "slurmstepd: 2\n3\nbash: 4"),
+    ],
+)
+def test_a_run_that_never_began_is_told_with_what_its_job_said(
+    workplace: Path, name: str, text: str, found: str
+) -> None:
+    store = ArtifactStore("home")
+    silent = not_started(store, RunInfo(RUN))
+    assert (silent.found, silent.where, silent.hints) == (None, f"run {RUN}", (f"steps run --resume {RUN}",))
+    printed = RunFolder(store, RUN).path / name
+    printed.parent.mkdir(parents=True)
+    printed.write_text(text)
+    error = not_started(store, RunInfo(RUN))
+    assert (error.found, error.where) == (found, f"home/runs/{RUN}/{name}")
+    assert error.hints == (f"steps run --resume {RUN}   # once that is mended",)
+
+
+def test_the_page_is_written_and_named(cli, workplace):
+    assert cli("run", "toy/make").code == 0
+    assert cli("index").out == "home/index.html\n"
+    assert "toy/make/rows:v1" in (workplace / "home" / "index.html").read_text()
+    made = cli("index", "--out", "pages/all.html", "--json").json
+    assert made == {"index": "pages/all.html"} and (workplace / "pages" / "all.html").is_file()
+
+
+pytest.importorskip("s3fs")
+
+HOME = "s3://bucket/home"
+SECRETS = ("AKIAUNREACHABLE000001", "unreachable-secret-key", "endpoint-password")
+Reach = Callable[[str], None]
+
+
+@pytest.fixture
+def reach(monkeypatch: pytest.MonkeyPatch) -> Reach:
+    """Make S3 the server at an address."""
+    import fsspec
+    import s3fs
+
+    def at(address: str) -> None:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", SECRETS[0])
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRETS[1])
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{address}")
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        fsspec.config.conf.clear()
+        s3fs.S3FileSystem.clear_instance_cache()
+
+    return at
+
+
+@pytest.mark.parametrize(
+    "command", [("artifacts", "list"), ("runs",), ("run", "toy/train", "-c", "tiny"), ("artifacts", "verify", "--json")]
+)
+def test_a_server_that_is_not_there_is_a_storage_error_worth_another_try(cli, reach, command):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    reach(f"someone:{SECRETS[2]}@127.0.0.1:{port}")
+    result = cli(*command, "--home", HOME)
+    said = result.out + result.err
+    assert result.code == 3
+    assert "E720" in said and "the store cannot be reached" in said and HOME in said
+    assert "Traceback" not in said
+    assert [secret for secret in SECRETS if secret in said] == []

@@ -16,7 +16,7 @@ from nemotron_steps.errors import InterruptedRunError, RequestError
 from nemotron_steps.runs import launch
 from nemotron_steps.runs.executors import base
 from nemotron_steps.runs.run_folder import RunInfo
-from nemotron_steps.session.submit import JOB_VARIABLE, follow_attached, inside_job
+from nemotron_steps.session.submit import JOB_VARIABLE, follow_attached
 from tests.cli.conftest import Cli, in_process
 
 
@@ -49,21 +49,6 @@ def test_a_refused_submission_is_a_failed_run_that_nothing_waits_for(cli: Cli, c
     assert cancelled.code == 2 and "is not running" in cancelled.err
     shown = cli("status", "latest")
     assert shown.code == 0 and "the queue is closed" in shown.err + shown.out
-
-
-def test_a_forced_run_whose_submission_was_refused_is_still_forced_when_it_is_resumed(
-    cli: Cli, closed_queue: None, workplace: Path
-) -> None:
-    made = ("run", "toy/train", "-c", "tiny")
-    assert cli(*made).code == cli(*made).code == 0
-    assert cli(*made, "-b", "there", "--force").code == 2
-    run = cli("runs", "--json").json[-1]["id"]
-    assert cli("run", "--resume", run, "-b", "there").code == 2
-    (workplace / "env.toml").write_text('[there]\nexecutor = "local"\n')
-    resumed = cli("run", "--resume", run, "--json")
-    assert resumed.code == 0, resumed.err
-    assert [step["state"] for step in resumed.json["steps"]] == ["cached", "ran"]
-    assert cli("status", run, "--json").json["forced"] == {}
 
 
 class OpenQueue(ClosedQueue):
@@ -199,46 +184,10 @@ def test_a_run_that_goes_on_in_this_process_has_no_job_any_more(
     assert (own["status"], own["executor"], own["job"]) == ("done", "local", "")
 
 
-def test_watching_a_job_that_ended_before_its_run_began_ends_and_says_so(
-    cli: Cli, queue: list[base.Launch], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert cli("run", "toy/train", "-c", "tiny", "-b", "there").code == 0
-    waits = iter(range(3))  # StopIteration if it goes on waiting
-    monkeypatch.setattr("nemotron_steps.cli.watch.time.sleep", lambda seconds: next(waits))
-    watched = cli("watch", queue[0].run_id)
-    assert watched.code == 2 and "ended before it started" in watched.err
-    assert f"steps run --resume {queue[0].run_id}" in watched.err
-
-
 def test_a_secret_of_the_command_line_is_not_handed_to_a_job(cli: Cli, queue: list[base.Launch]) -> None:
     refused = cli("run", "toy/train", "-c", "tiny", "-b", "there", "judge.api_key=hunter2hunter2")
     assert refused.code == 2 and "a secret on the command line" in refused.err and "hunter2" not in refused.err
     assert queue == [] and cli("runs", "--json").json == []
-
-
-def test_a_job_that_is_followed_ends_with_how_its_run_ended(
-    cli: Cli, queue: list[base.Launch], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def follow(store: ArtifactStore, run: str, write: Any) -> RunInfo:
-        write("one\x1b[2J\ntwo\n")
-        return RunInfo(run, status="done")
-
-    monkeypatch.setattr(launch, "follow", follow)
-    given = ("run", "toy/train", "-c", "tiny", "-r", "there")
-    assert cli(*given, "--json").json["status"] == "done"
-    shown = cli(*given)
-    assert shown.code == 0 and "one�[2J\ntwo\n" in shown.out and f"steps report {queue[1].run_id}" in shown.out
-
-
-def test_a_bad_profile_is_told_with_every_other_mistake(cli: Cli, workplace: Path) -> None:
-    (workplace / "env.toml").write_text('[far]\nexecutor = "nowhere"\nnodes = 1\n')
-    for command in (("run", "-d"), ("run",), ("plan",)):
-        found = cli(*command, "toy/train", "-c", "tiny", "stpes=1", "--input", "dta=x", "-r", "far", "--json")
-        assert found.code == 2
-        whats = [problem["what"] for problem in found.json["error"]["problems"]]
-        assert [text for text in whats if "no executor 'nowhere'" in text], whats
-        assert [text for text in whats if "'stpes'" in text], whats
-        assert [text for text in whats if "input 'dta'" in text], whats
 
 
 @pytest.mark.parametrize(
@@ -288,15 +237,8 @@ def test_ctrl_c_cancels_the_job_that_is_followed(workplace: Path, monkeypatch: p
     monkeypatch.setattr(launch, "follow", interrupted)
     monkeypatch.setattr(launch, "cancel", lambda store, info: cancelled.append(info.id))
     with pytest.raises(InterruptedRunError, match="the job was asked to stop") as caught:
-        follow_attached(ArtifactStore(workplace / "home"), RunInfo("run-1"), quiet=False)
+        follow_attached(ArtifactStore(workplace / "home"), RunInfo("run-1"), print)
     assert cancelled == ["run-1"] and "steps run --resume run-1" in caught.value.hints
-
-
-def test_a_job_is_that_of_its_own_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(JOB_VARIABLE, raising=False)
-    assert not inside_job("r1") and not inside_job(None)
-    monkeypatch.setenv(JOB_VARIABLE, "r1")
-    assert inside_job("r1") and not inside_job("r2") and not inside_job(None)
 
 
 PAGE = """\
@@ -462,21 +404,3 @@ def test_a_job_without_the_image_that_it_needs_is_refused_with_the_line_to_add(
     shown = cli("run", "toy/train", "-c", "tiny", "-b", "there", "-d")
     assert shown.code == 0 and "container_image: nemotron-steps:cuda" in shown.out
     assert cli("runs", "--json").json == []
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        (("run.env.nodes=2",), "run.env is for the job that a profile starts"),
-        (("run.env.container=a:1", "-b", "here"), "unknown key 'container_image' in [here], whose executor is local"),
-        (("run.env.nodes=2", "-b", "here"), "'nodes' in [here] is wrong"),
-        (("run.env.container=a:1", "run.env.container_image=b:1", "-b", "here"), "another name of"),
-    ],
-)
-def test_what_only_a_job_elsewhere_can_have_is_refused_by_the_override(
-    cli: Cli, workplace: Path, words: tuple[str, ...], what: str
-) -> None:
-    (workplace / "env.toml").write_text("[here]\n")
-    for mode in ("-d", "--force"):
-        refused = cli("run", "toy/train", "-c", "tiny", mode, *words)
-        assert refused.code == 2 and what in refused.err and "--> override 'run.env." in refused.err

@@ -1,11 +1,17 @@
-"""What the command line is taken to say: defaults, what has to be named, and what is handed on."""
+"""The command line, and the request that it becomes."""
 
 from __future__ import annotations
 
+import json
+import shlex
+from dataclasses import fields, replace
+
 import pytest
 
+from nemotron_steps.cli.errors import SWITCHES, Typed
 from nemotron_steps.cli.main import _unknown_flag
-from nemotron_steps.cli.parser import build, refuse_flags_first, split_passthrough
+from nemotron_steps.cli.parser import build, refuse_flags_first, request_of, split_passthrough
+from nemotron_steps.session.run_request import RunRequest, UsageError
 
 
 @pytest.mark.parametrize(
@@ -31,3 +37,159 @@ def test_a_misspelt_flag_with_a_value_is_named_without_it():
     assert "'--confg'" in error.what and error.hints[0].startswith("did you mean '--config'")
     error = _unknown_flag("--quite-another", build("steps").parse_args(["types"]), "steps")
     assert error.hints == ("steps types --help",)
+
+
+EVERYTHING = RunRequest(
+    targets=("sft", "rl"),
+    overrides=("a.b=two words", "~c", "+d=[1,2]"),
+    config="tiny",
+    inputs={"policy": "m:v1", "rl.prompts": "a path"},
+    profile="cluster",
+    passthrough=("--flag", "x y"),
+    first="sft",
+    until="rl",
+    over=("sft.seed=1,2", "rl.lr=3,4"),
+    ignore_checks=("score", "train"),
+)
+
+
+def test_a_kept_request_is_read_back_whole_whichever_parts_it_has():
+    assert RunRequest.from_dict(json.loads(json.dumps(EVERYTHING.to_dict()))) == EVERYTHING
+    for part in fields(RunRequest):
+        if part.name != "targets":
+            alone = RunRequest(("rl",), **{part.name: getattr(EVERYTHING, part.name)})
+            assert alone != RunRequest(("rl",))
+            assert RunRequest.from_dict(json.loads(json.dumps(alone.to_dict()))) == alone
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["rl", "--input", "policy"], "PORT=REF"),
+        (["rl", "--input", "=x"], "PORT=REF"),
+        (["rl", "--input", "policy="], "PORT=REF"),
+        (["rl", "--input", "policy=a", "--input", "policy=b"], "given twice"),
+    ],
+)
+def test_a_request_that_says_too_little_or_too_much_is_refused(given, says):
+    with pytest.raises(UsageError, match=says):
+        request_of(build("steps").parse_args(["run", *given]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"targets": []},
+        {"over": "x"},
+        {"inputs": {"a": 1}},
+        {"config": 1},
+        {"until": []},
+        {"overrides": [1]},
+        {"inputs": ["a"]},
+        {"passthrough": "x"},
+    ],
+)
+def test_a_record_that_no_request_writes_is_told_by_its_field(change):
+    with pytest.raises(ValueError, match=f"`{next(iter(change))}`"):
+        RunRequest.from_dict({**EVERYTHING.to_dict(), **change})
+
+
+def test_a_secret_is_hidden_in_whichever_part_it_stands_and_nothing_else_is():
+    url = "https://someone:hunter2hunter2@host/v1"
+    told = {"overrides": (f"a.url={url}",), "inputs": {"policy": url}, "over": (f"a.url={url},b",)}
+    asked = replace(EVERYTHING, **told, passthrough=("--api-key", "hunter2hunter2"))
+    shown = asked.redacted()
+    for part in fields(RunRequest):
+        text = repr(getattr(shown, part.name))
+        assert "hunter2" not in text
+        if "hunter2" not in repr(getattr(asked, part.name)):
+            assert text == repr(getattr(EVERYTHING, part.name))
+    assert list(shown.inputs) == ["policy"] and shown.passthrough[0] == "--api-key"
+
+
+@pytest.mark.parametrize(
+    ("prog", "words", "hint", "where", "command"),
+    [
+        ("steps", "run S -c tiny", "a.b=1", None, "steps run S -c tiny a.b=1"),
+        ("steps", "run S a.b=x -c tiny", "a.b=1   # why", "override 'a.b=x'", "steps run S -c tiny a.b=1"),
+        ("steps", "plan P one.a=x", "one.a=1 b=2", "override 'a=x'", "steps plan P one.a=1 b=2"),
+        ("steps", "run S --config tny d=1", "-c tiny", "-c tny", "steps run S --config tiny d=1"),
+        ("steps", "run S -b CLUTER", "-r CLUSTER", None, "steps run S -b CLUSTER"),
+        ("steps", "run S -b C -r C", "-r C", "-r C -b C", "steps run S -r C"),
+        ("steps", "run S --run=C a=1 --batch C", "-r C", "-r C -b C", "steps run S a=1 -r C"),
+        ("steps", "run S --input p=A --input q=B", "--input q=C", None, "steps run S --input p=A --input q=C"),
+        ("steps", "run S -- --x 1", "--input p=PATH", None, "steps run S --input p=PATH -- --x 1"),
+        ("steps", "run P --from b", "--until a   # makes it", "--from b", "steps run P --until a"),
+        ("steps", "run S --home . -c tiny", "a.b=1", None, "steps run S --home . -c tiny a.b=1"),
+        ("steps", "run S --over a.b=1,2 -c t", "a.b=1", None, "steps run S --over a.b=1,2 -c t a.b=1"),
+        ("steps", "run --force S", "--force a.b=1", None, "steps run --force S a.b=1"),
+        ("steps", "run S 'x=[a b]'", "k='c d'", None, "steps run S 'x=[a b]' 'k=c d'"),
+        (
+            "nemotron",
+            "super3 rl rlvr -c test --run C g=1",
+            "n=2",
+            None,
+            "nemotron super3 rl rlvr -c test --run C g=1 n=2",
+        ),
+        ("nemotron steps", "plan S --home /h", "a=1", None, "nemotron steps plan S --home /h a=1"),
+        ("steps", "run S", "steps plan A S", None, None),
+        ("steps", "run S", "did you mean 'x'?", None, None),
+        ("steps", "", "a=1", None, None),
+    ],
+)
+def test_a_change_is_shown_in_the_command_that_was_typed(prog, words, hint, where, command):
+    assert Typed(prog, tuple(shlex.split(words))).with_change(hint, where) == command
+
+
+def test_flags_without_a_value_are_those_of_the_commands():
+    found, commands = set(), [build("steps")]
+    for command in commands:
+        found |= {flag for action in command._actions if action.nargs == 0 for flag in action.option_strings}
+        choices = [each.choices for each in command._actions if isinstance(each.choices, dict)]
+        commands += [each for named in choices for each in named.values()]
+    assert found == SWITCHES
+
+
+@pytest.mark.parametrize(
+    ("prog", "words", "hint", "shown"),
+    [
+        ("steps", "run S --home /my h", "steps status R", "steps status R --home /my"),
+        ("steps", "run S --home=/h", "steps run A --force   # anew", "steps run A --force --home /h   # anew"),
+        ("steps", "run S --home /h", "steps show S", "steps show S"),
+        ("steps", "run S", "steps runs", "steps runs"),
+        ("nemotron", "super3 rl rlvr", "steps logs R", "nemotron steps logs R"),
+        ("nemotron", "super3 rl rlvr", "pip install x", "pip install x"),
+    ],
+)
+def test_a_command_is_shown_as_it_is_called_here(prog, words, hint, shown, monkeypatch):
+    assert Typed(prog, tuple(shlex.split(words))).hint(hint) == shown
+    monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
+    assert Typed(prog, tuple(shlex.split(words))).hint(hint) == (f"uv run {shown}" if "steps " in hint else shown)
+
+
+LONG = "a" * 300
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("artifacts", "show", LONG),
+        ("artifacts", "add", LONG),
+        ("artifacts", "list", "--name", LONG),
+        ("plan", LONG),
+        ("plan", f"{LONG}.toml"),
+        ("plan", "toy/train", "-c", LONG),
+        ("plan", "toy/train", "-c", f"./{LONG}.yaml"),
+        ("plan", "toy/train", "--input", f"rows={LONG}"),
+        ("plan", "toy/train", "--input", f"rows=./{LONG}"),
+        ("run", "toy/train", "--input", f"rows={LONG}:v1"),
+        ("run", "--resume", LONG),
+        ("status", LONG),
+        ("runs", "--home", f"./{LONG}"),
+    ],
+    ids=lambda command: " ".join(command).replace(LONG, "LONG"),
+)
+def test_a_long_name_is_refused_without_a_traceback(cli, command):
+    result = cli(*command)
+    assert result.code == (0 if "--name" in command else 2)
+    assert "Traceback" not in result.err and "internal error" not in result.err

@@ -1,8 +1,9 @@
-"""`-c` of a pipeline, `--from`, `--until`, ports that take many artifacts, and the table at the end."""
+"""Pipelines: stages, their checks, and fan-out."""
 
 from __future__ import annotations
 
 import json
+import statistics
 
 import pytest
 
@@ -78,17 +79,6 @@ def test_the_pipelines_own_table_says_what_a_config_name_means_for_each_stage(cl
     assert configs == {"make": "default", "train": "default", "score": "default"}
 
 
-def test_another_step_may_take_a_stages_place_under_a_config_name(cli, curriculum):
-    other = STAGES.replace('make = "default"', 'make = { step = "toy/other", config = "default" }')
-    (curriculum / "manifests" / "curriculum.toml").write_text(other)
-    step = '[step]\nid = "toy/other"\nentry = "toy_steps:make"\n[[produces]]\nname = "rows"\ntype = "toy_rows"\n'
-    (curriculum / "manifests" / "other.toml").write_text(step)
-    (curriculum / "configs" / "toy" / "other").mkdir()
-    (curriculum / "configs" / "toy" / "other" / "default.yaml").write_text("count: 1\n")
-    steps = {flag: cli("plan", "curriculum", *flag, "--json").json["steps"][0]["step"] for flag in ((), ("-c", "tiny"))}
-    assert steps == {(): "toy/make", ("-c", "tiny"): "toy/other"}
-
-
 def test_a_step_takes_the_artifacts_of_several_stages_and_its_table_is_shown(cli, curriculum):
     result = cli("run", "curriculum", "-c", "tiny")
     assert result.code == 0
@@ -100,20 +90,6 @@ def test_a_step_takes_the_artifacts_of_several_stages_and_its_table_is_shown(cli
     again = cli("run", "curriculum", "-c", "tiny", "--json").json
     assert list(next(s for s in again["steps"] if s["key"] == "compare")["summary"]["sizes"]) == ["first", "second"]
     assert {step["state"] for step in again["steps"]} == {"cached"}
-
-
-def test_many_artifacts_can_be_given_by_hand(cli, curriculum):
-    cli("run", "curriculum", "-c", "tiny", "--until", "second")
-    given = ("--input", "models.a=toy/train/model:v1", "--input", "models.b=toy/train/model:v1")
-    made = cli("run", "toy/compare", *given, "--json")
-    assert list(made.json["steps"][-1]["summary"]["sizes"]) == ["a", "b"]
-    staged = cli("plan", "curriculum", "--input", "compare.models.first=toy/train/model:v1", "--json").json
-    converted = [step["inputs"]["model"] for step in staged["steps"] if step["step"] == "toy/convert"]
-    assert [source.get("ref") for source in converted] == ["toy/train/model:v1", None]
-    unnamed = cli("plan", "toy/compare", "--input", "models=toy/train/model:v1")
-    assert unnamed.code == 2 and "--input models.NAME=toy/train/model:v1" in unnamed.err
-    nothing = cli("plan", "toy/compare")
-    assert nothing.code == 2 and "--input models.NAME=PATH" in nothing.err
 
 
 def test_until_ends_a_pipeline_after_a_stage(cli, curriculum):
@@ -133,36 +109,6 @@ def test_from_reads_what_earlier_stages_left_and_never_runs_them(cli, curriculum
     assert plan["goals"] == ["second", "compare"]
 
 
-def test_from_takes_another_input_for_what_earlier_stages_would_have_left(cli, curriculum):
-    (curriculum / "rows.jsonl").write_text('{"number": 1}\n')
-    plan = cli("plan", "curriculum", "--from", "second", "--input", "rows=rows.jsonl", "--json").json
-    assert "first" not in keys(plan) and "make" not in keys(plan)
-    assert set(plan["steps"][-1]["inputs"]) == {"models.second"}
-    assert any("compare goes without models.first" in warning for warning in plan["warnings"])
-    given = ("curriculum", "-c", "tiny", "--from", "second", "--input", "rows=rows.jsonl")
-    assert cli("run", *given).code == 0
-    assert all(step["cached"] for step in cli("plan", *given, "--json").json["steps"])
-
-
-def test_a_dry_run_tells_what_an_earlier_stage_still_has_to_leave(cli, curriculum):
-    shown = cli("run", "curriculum", "-c", "tiny", "--from", "second", "-d", "--json")
-    assert shown.code == 0
-    assert ["'rows' of second is what make leaves" in u["what"] for u in shown.json["unfilled"]] == [True]
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--from", "secnod"), "hint: --from second"),
-        (("--until", "nothing"), "there is no stage 'nothing'"),
-        (("--from", "second", "--until", "first"), "'first' comes before 'second'"),
-    ],
-)
-def test_stages_that_are_not_there_are_refused(flags, said, cli, curriculum):
-    wrong = cli("plan", "curriculum", *flags)
-    assert wrong.code == 2 and said in wrong.err
-
-
 def test_a_run_goes_on_with_the_stages_it_was_asked_for(cli, curriculum):
     failed = cli("run", "curriculum", "-c", "tiny", "--until", "second", "second.end=diverge")
     assert failed.code == 1
@@ -171,3 +117,233 @@ def test_a_run_goes_on_with_the_stages_it_was_asked_for(cli, curriculum):
     resumed = cli("run", "--resume", folder.name, "--json")
     assert resumed.code == 1  # it diverges again, and compares nothing
     assert [s["key"] for s in json.loads((folder / "plan.json").read_text())["steps"]] == ["make", "first", "second"]
+
+
+CHECKED_STAGES = """
+[pipeline]
+name = "gated"
+
+[[stages]]
+step = "toy/make"
+
+[[stages]]
+step = "toy/train"
+config = "tiny"
+inputs = {{ rows = "make" }}
+{fan_out}
+{checks}
+
+[[stages]]
+step = "toy/score"
+inputs = {{ export = "train" }}
+"""
+
+
+@pytest.fixture
+def gated(workplace):
+    (workplace / "manifests").mkdir()
+
+    def write(*checks: str, fan_out: str = "") -> None:
+        text = "".join(f"[[stages.checks]]\n{check}\n" for check in checks)
+        (workplace / "manifests" / "gated.toml").write_text(CHECKED_STAGES.format(checks=text, fan_out=fan_out))
+
+    return write
+
+
+def states(cli):
+    steps = json.loads(cli("status", "--json").out)["steps"]
+    return {key: step["state"] for key, step in steps.items()}
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        'metric = "held_out_reward"\nat_least = 0.8',  # of the summary, after training: 0.75
+        'metric = "held_out_reward/before"\nat_most = 0.2',
+        'metric = "kl_penalty"\nat_most = 0.002',  # the last of the metrics: 0.003
+    ],
+)
+def test_a_failed_check_ends_the_pipeline_there_and_keeps_what_is_committed(check, cli, gated):
+    gated(check)
+    blocked = cli("run", "gated")
+    assert blocked.code == 1 and "error[E640]" in blocked.err
+    assert {key: state for key, state in states(cli).items() if not key.startswith("toy")} == {
+        "make": "ran",
+        "train": "ran",
+        "score": "pending",
+    }
+    assert cli("artifacts", "show", "toy/train/model:v1").code == 0
+
+
+def test_the_error_says_what_where_and_how_to_go_on_and_pasting_the_hint_does(cli, gated):
+    gated('metric = "held_out_reward"\nat_least = 0.8')
+    error = json.loads(cli("run", "gated", "--json").out)["error"]
+    assert error["where"] == "stage train: held_out_reward"
+    assert (error["expected"], error["found"]) == ("at least 0.8", "0.75")
+    (hint,) = [hint for hint in error["hints"] if "--ignore-checks" in hint]
+    went_on = cli(*hint.partition("#")[0].split()[1:])
+    assert went_on.code == 0 and "held_out_reward: 0.75, should be at least 0.8" in went_on.out
+    assert states(cli)["score"] == "ran"
+
+
+def test_a_cached_stage_is_checked_as_one_that_ran_whatever_run_made_it(cli, gated):
+    gated()
+    assert cli("run", "gated", "--until", "train").code == 0
+    gated('metric = "kl_penalty"\nat_most = 0.002', fan_out='fan_out = { "steps" = [3] }')
+    blocked = cli("run", "gated")
+    assert blocked.code == 1 and states(cli)["train-3"] == "cached"
+    gated('metric = "kl_penalty"\nat_most = 0.004')
+    assert cli("run", "gated").code == 0
+
+
+def test_an_instance_that_fails_its_check_blocks_only_what_reads_it(cli, gated):
+    gated('metric = "seeded_reward"\nat_least = 0.5', fan_out="fan_out = { seed = [4, 6] }")
+    assert cli("run", "gated").code == 1
+    after = states(cli)
+    assert (after["score-4"], after["score-6"]) == ("pending", "ran")
+    assert cli("run", "gated", "--ignore-checks", "train").code == 0
+
+
+def test_starting_from_a_later_stage_leaves_out_no_check_of_what_it_reads(cli, gated):
+    gated('metric = "held_out_reward"\nat_least = 0.8')
+    assert cli("run", "gated").code == 1
+    blocked = cli("run", "gated", "--from", "score")
+    assert blocked.code == 1 and "error[E640]" in blocked.err
+    assert cli("run", "gated", "--from", "score", "--ignore-checks", "train").code == 0
+
+
+FANNED_STAGES = """
+[pipeline]
+name = "seeds"
+
+[[stages]]
+step = "toy/make"
+
+[[stages]]
+step = "toy/train"
+config = "tiny"
+inputs = { rows = "make" }
+fan_out = { "seed" = [7, 8, 9] }
+
+[[stages]]
+step = "toy/compare"
+[stages.inputs]
+models.base = { ref = "input/base:v1" }
+models.train = "train"
+"""
+
+
+@pytest.fixture
+def seeds(workplace, cli):
+    (workplace / "manifests").mkdir()
+    (workplace / "manifests" / "compare.toml").write_text(COMPARE)
+    (workplace / "manifests" / "seeds.toml").write_text(FANNED_STAGES)
+    (workplace / "configs" / "toy" / "compare").mkdir(parents=True)
+    (workplace / "configs" / "toy" / "compare" / "default.yaml").write_text("models: {}\n")
+    (workplace / "base").mkdir()
+    (workplace / "base" / "export.json").write_text("{}")
+    assert cli("artifacts", "add", "base", "--type", "toy_export").code == 0
+    return workplace
+
+
+def steps_of(result):
+    return {step["key"]: step for step in result.json["steps"]}
+
+
+def test_each_value_is_a_stage_of_its_own_and_a_port_of_many_takes_all(cli, seeds):
+    steps = steps_of(cli("plan", "seeds", "--json"))
+    instances = {key: step["overrides"] for key, step in steps.items() if step["step"] == "toy/train"}
+    assert instances == {f"train-{n}": [f"seed={n}"] for n in (7, 8, 9)}
+    assert {steps[key]["inputs"]["rows"]["step"] for key in instances} == {"make"}
+    assert list(steps["compare"]["inputs"]) == ["models.base", *(f"models.train-{n}" for n in (7, 8, 9))]
+    assert steps["train-8"]["instance"] == {"stage": "train", "labels": {"train.seed": "8"}}
+    assert "train-8" in cli("plan", "seeds").out
+
+
+def test_mean_and_spread_over_seeds_stand_at_the_end_in_json_and_in_the_report(cli, seeds):
+    made = cli("run", "seeds", "--json").json
+    rewards = [0.25 + 0.05 * n for n in (7, 8, 9)]  # the toy's reward after training with a seed
+    cell = made["fan_out"]["over train.seed"]["train"]["seeded_reward"]
+    assert cell["mean"] == pytest.approx(statistics.fmean(rewards))
+    assert cell["spread"] == pytest.approx(statistics.stdev(rewards))
+    assert list(cell["values"]) == ["train-7", "train-8", "train-9"]
+    gathered = made["fan_out"]["compare: sizes"]
+    assert list(gathered) == ["train"] and list(gathered["train"]["files"]["values"]) == list(cell["values"])
+    shown = cli("run", "seeds")
+    assert "0.65 ± 0.05" in shown.out
+    assert cli("run", "seeds", "--over", "train.seed=7,8").code == 0
+    (*_, named) = sorted((seeds / "home" / "runs").glob("*/report.html"), key=lambda path: path.stat().st_mtime)
+    assert "steps run seeds --over train.seed=7,8" in named.read_text()
+    report = sorted((seeds / "home" / "runs").glob("*/report.html"), key=lambda path: path.stat().st_mtime)[1]
+    assert "0.65 ± 0.05" in report.read_text()
+
+
+def test_one_instance_that_fails_does_not_lose_the_others_and_is_retried_alone(cli, seeds):
+    failed = cli("run", "seeds", "train-8.end=bug")
+    assert failed.code == 1 and "a mistake of the step's author" in failed.err
+    run = json.loads(cli("status", "--json").out)
+    assert {key: step["state"] for key, step in run["steps"].items() if key.startswith("train")} == {
+        "train-7": "ran",
+        "train-8": "failed",
+        "train-9": "ran",
+    }
+    assert run["steps"]["compare"]["state"] == "pending"
+    states = {key: step["state"] for key, step in steps_of(cli("run", "seeds", "--json")).items()}
+    assert (states["train-7"], states["train-8"], states["train-9"]) == ("cached", "ran", "cached")
+
+
+def test_what_every_instance_would_run_into_stops_the_run(cli, seeds):
+    stopped = cli("run", "seeds", "train-7.end=judge")
+    assert stopped.code == 3
+    run = json.loads(cli("status", "--json").out)
+    assert [run["steps"][f"train-{n}"]["state"] for n in (8, 9)] == ["pending", "pending"]
+
+
+def test_inputs_are_fanned_out_over_too(cli, workplace):
+    for name in ("a", "b"):
+        (workplace / f"{name}.jsonl").write_text('{"number": 1}\n')
+    steps = steps_of(cli("plan", "toy/train", "--over", "inputs.rows=a.jsonl,./b.jsonl", "--json"))
+    assert {key: step["inputs"]["rows"]["ref"] for key, step in steps.items()} == {
+        "train-a_jsonl": "a.jsonl",
+        "train-b": "./b.jsonl",
+    }
+
+
+def test_several_fan_outs_are_every_combination_and_rates_are_not_averaged_with_seeds(cli, workplace):
+    over = ("--over", "optimizer.lr=0.1,0.2", "--over", "seed=1,2")
+    made = cli("run", "toy/train", "-c", "tiny", *over, "--json")
+    assert [key for key in steps_of(made) if key.startswith("train")] == [
+        "train-0_1-1",
+        "train-0_1-2",
+        "train-0_2-1",
+        "train-0_2-2",
+    ]
+    ((_, table),) = made.json["fan_out"].items()
+    assert list(table) == ["train-0_1", "train-0_2"]
+    assert list(table["train-0_2"]["seeded_reward"]["values"]) == ["train-0_2-1", "train-0_2-2"]
+
+
+def test_a_resumed_run_knows_what_it_was_fanned_out_over(cli, workplace):
+    assert cli("run", "toy/train", "-c", "tiny", "--over", "seed=1,2", "train-2.end=bug").code == 1
+    assert cli("run", "--resume", "latest").code == 1
+    run = json.loads(cli("status", "--json").out)
+    assert run["steps"]["train-1"]["state"] == "cached" and run["steps"]["train-2"]["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("toy/train", "--over", "seed"), "nothing to fan out over"),
+        (("toy/train", "--over", "seed=1,1"), "two instances would be the same"),
+        (("toy/train", "--over", "seed=1,2", "--over", "seed=3,4"), "'seed' of train is fanned out over twice"),
+        (("toy/train", "--over", "seed,seed=1,2"), "'seed' of train is fanned out over twice"),
+        (("toy/make", "toy/train", "--over", "seed=1,2"), "a list of steps is neither"),
+        (("seeds", "--over", "seed=1,2"), "--over '*.seed=1,2'"),
+        (("seeds", "--over", "*.sede=1,2"), "no stage has a config key 'sede'"),
+        (("seeds", "--over", "trian.seed=1,2"), "--over train.seed=1,2"),
+        (("toy/train", "--over", "seed=x,y"), "override 'seed=x'"),
+    ],
+)
+def test_what_cannot_be_fanned_out_is_refused_with_what_can(arguments, said, cli, seeds):
+    wrong = cli("plan", *arguments)
+    assert wrong.code == 2 and said in wrong.err

@@ -19,7 +19,9 @@ import pytest
 
 from nemotron_steps import stopping
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.runs.run_folder import RunInfo, get_run, read_events
+from nemotron_steps.cli.errors import report
+from nemotron_steps.runs.run_folder import RunFolder, RunInfo, get_run, read_events
+from nemotron_steps.session.supervise import _death, _received
 from tests.cli.conftest import Cli
 
 STEPS = f"{sys.executable} -m nemotron_steps.cli.main"
@@ -180,16 +182,6 @@ def test_a_caller_that_ignores_its_children_is_no_trap(workplace: Path) -> None:
     assert shell(f"trap '' CHLD; exec {STEPS} run toy/make", workplace).returncode == 0
 
 
-def test_a_signal_that_comes_by_several_ways_is_one(workplace: Path) -> None:
-    process = start(workplace)
-    worker = latest(workplace).pid
-    for pid in (process.pid, worker, process.pid):  # as `timeout` does, which signals the process and its group
-        os.kill(pid, signal.SIGTERM)
-    _, said = process.communicate(timeout=30)
-    assert process.returncode == 130 and "interrupted by SIGTERM" in said
-    assert latest(workplace).status == "interrupted"
-
-
 COUNTING = """
 import os, signal, sys, time
 from nemotron_steps.session.supervise import supervise
@@ -260,3 +252,43 @@ def test_a_dry_run_and_a_called_command_line_are_one_process(cli: Cli, monkeypat
     monkeypatch.setattr(stopping, "note", lambda: None)  # it would note what is meant for pytest
     monkeypatch.setattr(sys, "argv", ["steps", "run", "toy/train", "-c", "tiny", "-d"])
     assert steps() == 0
+
+
+def _died(said: dict[str, str], status: int) -> int:
+    return report(_death(said, status), as_json=False)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [
+        (signal.SIGKILL, 3, "killed by SIGKILL"),
+        (5 << 8, 3, "exit code 5"),
+        (signal.SIGTERM, 130, "ended by SIGTERM"),
+        (signal.SIGINT, 130, "ended by SIGINT"),
+    ],
+)
+def test_an_end_without_a_word_is_an_interruption_where_a_signal_of_the_user_was_its_cause(
+    status: int, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _died({}, status) == code
+    assert said in capsys.readouterr().err
+
+
+def test_the_run_that_died_is_journalled_in_its_home(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = ArtifactStore(tmp_path / "home")
+    folder = RunFolder(store, "r1")
+    folder.update(folder.create("toy/train", {}), status="running")
+    assert _died({"run": "r1", "home": str(tmp_path / "home")}, signal.SIGKILL) == 3
+    assert "steps run --resume r1" in capsys.readouterr().err
+    info = folder.load()
+    assert info is not None and (info.status, (info.error or {})["found"]) == ("failed", "killed by SIGKILL")
+
+
+def test_the_last_word_on_each_thing_counts_though_others_hold_the_pipe_open() -> None:
+    told, tells = os.pipe()
+    os.write(tells, b'{"run": "r1", "home": "here"}\n{"code": 1}\n{"code": 0}\n')
+    assert _received(told) == {"run": "r1", "home": "here", "code": 0}
+    assert _received(told) == {}
+    os.close(tells)
+    assert _received(told) == {}
+    os.close(told)

@@ -12,7 +12,7 @@ from nemotron_steps.cli.main import nemotron, steps
 from nemotron_steps.cli.recipes import COMMANDS, parsed
 from nemotron_steps.manifest.registry import load_registry
 from tests.cli.conftest import Cli, in_process
-from tests.cli.test_hybrid_plans import hub_folder
+from tests.cli.test_model_plans import hub_folder
 from tests.config.layout.memory.shapes import NANO_30B, SUPER_120B
 
 ENV = """\
@@ -95,15 +95,6 @@ def test_sample_limits_the_rows_of_every_data_set(nemo: Cli) -> None:
     )
     one = nemo("nano3", "data", "prep", "rl", "sample=5", "force=true", "-d", "--json")
     assert one.json["configs"]["data_prep/rl_prep"]["sample"] == 5
-
-
-def test_a_data_preparation_runs_and_forces(nemo: Cli, workplace: Path) -> None:
-    command = ("nano3", "data", "prep", "rl", "-c", "tiny", "rows.train=8", "rows.heldout=4", "--json")
-    first = nemo(*command)
-    assert first.code == 0, first.err
-    assert [step["state"] for step in first.json["steps"]] == ["ran"]
-    assert [step["state"] for step in nemo(*command).json["steps"]] == ["cached"]
-    assert [step["state"] for step in nemo(*command[:-1], "force=true", "--json").json["steps"]] == ["ran"]
 
 
 @pytest.mark.parametrize(
@@ -232,20 +223,3 @@ def test_a_stage_takes_what_the_commands_before_it_left(
     wanted = 'inputs.prompts.overrides=["sample=5"]'
     made = nemo(*command.split(), wanted, "-d", "--json", "--home", str(trained))
     assert next(each["step"] for each in made.json["steps"]) == "data_prep/rl_prep"
-
-
-@pytest.mark.parametrize(("command", "made_by", "prep"), CHAIN)
-def test_a_stage_whose_policy_is_not_made_yet_says_by_what_command(
-    nemo: Cli, command: str, made_by: str, prep: str
-) -> None:
-    looked_at = nemo(*command.split(), "-d", "--json").json
-    assert next(step["config"] for step in looked_at["steps"]) == prep
-    (problem,) = looked_at["unfilled"]
-    assert f"is made by {made_by}, which has made none" in problem["what"]
-    before = {each[0] for each in CHAIN} | {f"steps run {made_by}"}
-    assert problem["hints"][0].removeprefix("nemotron ") in before
-    assert problem["hints"][1] == "--input policy=PATH"
-    Path("env.toml").write_text(ENV)
-    refused = nemo(*command.split(), "--run", "YOUR-CLUSTER")
-    assert refused.code == 2 and problem["what"] in refused.err
-    assert f"{problem['hints'][0]} --run YOUR-CLUSTER" in refused.err

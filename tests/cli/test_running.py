@@ -1,25 +1,25 @@
+"""`steps run`: what it shows, keeps, resumes and accepts."""
+
 from __future__ import annotations
 
 import json
 import os
 import shlex
+import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
-from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import JudgeUnavailableError, RequestError, StorageError
-from nemotron_steps.runs.run_folder import RunFolder
-from nemotron_steps.session.run import _Journal, request_of_run
-from nemotron_steps.session.run_request import RunRequest
-from nemotron_steps.session.session import Session
+from nemotron_steps.session.run import _Journal
+from tests.cli.conftest import TOY_PACK, Cli
 
 COMMAND = [sys.executable, "-m", "nemotron_steps.cli.main"]
 
@@ -115,37 +115,6 @@ def test_a_forced_run_that_was_killed_is_resumed_by_its_id_alone(cli, workplace)
     assert "nothing to do" in again.out
 
 
-@pytest.mark.parametrize(
-    ("request_", "found"),
-    [
-        ({"targets": "toy/train"}, "`targets` must be a list of strings"),
-        ({"overrides": []}, "`targets` names no step"),
-        ({"targets": ["toy/train"], "inputs": {"a": 1}}, "`inputs`"),
-        ({"targets": ["toy/train"], "config": 3}, "`config`"),
-    ],
-)
-def test_a_run_whose_request_is_malformed_is_not_resumed_by_its_id_alone(cli, workplace, request_, found):
-    cli("run", "toy/train", "-c", "tiny", "end=interrupt")
-    (file,) = workplace.rglob("run.json")
-    record = json.loads(file.read_text())
-    file.write_text(json.dumps({**record, "request": request_}))
-    result = cli("run", "--resume", record["id"])
-    assert result.code == 2
-    assert found in result.err and f"steps run STEP -c CONFIG --resume {record['id']}" in result.err
-
-
-def test_a_home_that_cannot_be_used_is_one_message(cli, workplace):
-    (workplace / "file").write_text("")
-    for command in (("runs",), ("run", "toy/make")):
-        result = cli(*command, "--home", str(workplace / "file"))
-        assert result.code != 0
-        assert "the home is not a folder" in result.err
-        assert "Traceback" not in result.err
-    nowhere = cli("run", "toy/make", "--home", "/proc/home")  # /proc takes no new folders, from root neither
-    assert "the home cannot be written" in nowhere.err
-    assert "--home DIR" in nowhere.err
-
-
 def test_a_run_that_was_given_a_secret_is_gone_on_with_as_the_hint_says(cli, workplace):
     (workplace / "env.toml").write_text("[here]\n[other]\n")
     given = ("toy/train", "-c", "tiny", "judge.api_key=hunter2hunter2")
@@ -158,18 +127,6 @@ def test_a_run_that_was_given_a_secret_is_gone_on_with_as_the_hint_says(cli, wor
     words = [word.replace("end=interrupt", "end=done") for word in shlex.split(hint)]
     again = cli("run", "--resume", info["id"], *(given[-1] if "api_key" in word else word for word in words))
     assert again.code == 0, again.err
-
-
-def test_a_secret_is_not_kept_so_it_is_asked_for_again(cli, workplace):
-    cli("run", "toy/train", "-c", "tiny", "end=interrupt", "judge.api_key=hunter2hunter2")
-    result = cli("run", "--resume", "latest")
-    assert result.code == 2
-    assert "was given a secret" in result.err
-    for path in (workplace / "home").rglob("*"):
-        if path.is_file():
-            assert b"hunter2" not in path.read_bytes(), path
-    for path in (workplace.parent / "cache").rglob("*.json"):
-        assert b"hunter2" not in path.read_bytes(), path
 
 
 def test_what_libraries_print_never_reaches_the_json(workplace):
@@ -194,19 +151,6 @@ def test_a_local_profile_sets_its_variables(cli, workplace, monkeypatch):
     (workplace / "env.toml").write_text('[here]\nenv_vars = { TOY_JUDGE = "judges/from-profile" }\n')
     shown = cli("run", "toy/train", "-c", "tiny", "-r", "here", "-d", "--json").json
     assert shown["configs"]["toy/train"]["judge"]["model"] == "judges/from-profile"
-
-
-def test_run_and_batch_refuse_each_other(cli, workplace):
-    (workplace / "env.toml").write_text('[here]\n[far]\nexecutor = "slurm"\n')
-    both = cli("run", "toy/make", "-r", "here", "-b", "here")
-    assert both.code == 2
-    assert "give one of them" in both.err
-    cli("run", "toy/train", "-c", "tiny", "end=interrupt")
-    assert "give one of them" in cli("run", "--resume", "latest", "-r", "here", "-b", "here").err
-    assert cli("run", "toy/make", "-r", "here").code == 0
-    assert cli("run", "toy/make", "-r", "nowhere").code == 2
-    assert "--force-squash" in cli("run", "toy/make", "--force-squash").err
-    assert "uses no container" in cli("run", "toy/make", "--force-squash", "-r", "here").err
 
 
 def _wait(condition, seconds=30.0):
@@ -270,23 +214,6 @@ def test_ctrl_c_leaves_a_resumable_run(workplace):
     assert "Traceback" not in err
 
 
-def test_the_step_that_a_killed_run_was_at_is_shown_as_killed(cli, workplace):
-    folder = RunFolder(ArtifactStore(workplace / "home"), "r1")
-    steps = {"toy/make": {"state": "ran"}, "toy/train": {"state": "running"}, "toy/score": {"state": "pending"}}
-    made = folder.create("toy/train", {})
-    folder.update(made, status="running", host=socket.gethostname(), steps=steps)  # and nobody holds its lock
-    shown = [line.split() for line in cli("status", "r1").out.splitlines()]
-    assert [words[1] for words in shown[1:4]] == ["ran", "killed", "pending"]
-
-
-def test_a_closed_pipe_is_no_error(workplace):
-    command = f"{sys.executable} -m nemotron_steps.cli.main list | head -1"
-    result = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=30)
-    assert result.returncode == 0, result.stderr
-    assert "Traceback" not in result.stderr
-    assert "BrokenPipe" not in result.stderr
-
-
 @pytest.mark.parametrize(
     "command", ["list", "list --json", "--version", "--help", "", "list --help", "run --help", "env list --help"]
 )
@@ -318,44 +245,6 @@ def test_status_and_report(cli):
     assert [run["status"] for run in cli("runs", "--limit", "1", "--json").json] == ["failed"]
 
 
-def test_artifacts(cli, workplace):
-    cli("run", "toy/train", "toy/score", "-c", "tiny")
-    assert "toy/train/model:v1" in cli("artifacts", "list").out
-    listed = cli("artifacts", "list", "--type", "toy_data", "--json").json
-    assert [artifact["ref"] for artifact in listed] == ["toy/make/rows:v1"]
-    shown = cli("artifacts", "show", "toy/train/model").out
-    assert "toy_model" in shown
-    assert "rows = toy/make/rows:v1" in shown
-    lineage = cli("artifacts", "lineage", "toy/score/score").out.splitlines()
-    assert lineage[1].startswith("└── toy/convert/export:v1")
-    assert lineage[3].startswith("        └── toy/make/rows:v1")
-    assert "used by" in cli("artifacts", "lineage", "toy/make/rows").out
-    assert cli("artifacts", "verify").code == 0
-    path = workplace / "home" / "artifacts" / "objects"
-    model = next(folder for folder in path.iterdir() if (folder / "model.json").is_file()) / "model.json"
-    model.chmod(0o644)
-    model.write_text(model.read_text().replace("0.1", "0.2"))
-    corrupt = cli("artifacts", "verify")
-    assert corrupt.code == 2
-    assert "✗ toy/train/model:v1" in corrupt.out
-    assert json.loads(cli("artifacts", "verify", "--json").out)
-    assert cli("artifacts", "show", "toy/trian/model").code == 2
-
-
-def test_a_missing_package_is_told_before_anything_runs(cli, monkeypatch):
-    monkeypatch.setattr("nemotron_steps.runs.prerequisites.version", Mock(side_effect=PackageNotFoundError))
-    command = ("run", "rl/nemo_rl/rlvr", "-c", "tiny", "cluster.backend=ray", "policy.generation.backend=vllm")
-    result = cli(*command)
-    assert result.code == 2
-    assert "rl/nemo_rl/rlvr needs ray, which is not usable here" in result.err
-    assert "--> policy.generation.backend=vllm" in result.err
-    assert "pip install 'nemotron-steps[ray]'" in result.err
-    assert "-c cpu" not in result.err
-    assert cli("runs", "--json").json == []
-    planned = cli("plan", *command[1:])  # which may be for another machine
-    assert planned.code == 0 and "will need ray, for rl/nemo_rl/rlvr" in planned.out
-
-
 def _task(**changes):
     row = {
         "responses_create_params": {"input": [{"role": "user", "content": "2+3="}]},
@@ -385,16 +274,6 @@ def test_prompts_that_cannot_be_used_are_told_before_any_step_runs(cli, tmp_path
     assert cli("runs", "--json").json == []
 
 
-def test_what_a_run_was_asked_for_is_asked_again_with_more_checks_left_out(workplace):
-    store = ArtifactStore(workplace / "home")
-    first = RunRequest(("toy/train",), profile="one", ignore_checks=("score",))
-    RunFolder(store, "r1").create("toy/train", first.to_dict())
-    bench = Session(None)
-    assert request_of_run(bench, "r1") == first
-    again = request_of_run(bench, "r1", profile="two", ignore_checks=["train"])
-    assert again == replace(first, profile="two", ignore_checks=("score", "train"))
-
-
 def test_how_to_go_on_is_said_where_there_is_something_to_go_on_from_and_once():
     def hints(*kinds, error=RequestError, known=()):
         seen, failure = _Journal("home"), error("x", hints=known)
@@ -409,3 +288,214 @@ def test_how_to_go_on_is_said_where_there_is_something_to_go_on_from_and_once():
     assert hints("run_started", error=JudgeUnavailableError) == (log, resume)
     own = f"{resume} toy/train --ignore-checks train"
     assert hints("run_started", "metrics", known=(own,)) == (own, log)
+
+
+CHAIN = ("toy/train", "-c", "tiny")
+
+
+@pytest.fixture
+def pack(cli: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The toy steps in a folder of their own, run once."""
+    folder = Path(shutil.copytree(TOY_PACK, workplace / "pack"))
+    monkeypatch.setenv("STEPS_PATH", str(folder))
+    spec = spec_from_file_location("toy_steps", folder / "toy_steps.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "toy_steps", module)
+    spec.loader.exec_module(module)
+    assert cli("run", *CHAIN).code == 0
+    return folder
+
+
+def edit(pack: Path) -> None:
+    with (pack / "toy_steps.py").open("a") as file:
+        file.write("\n")
+
+
+def states(cli: Cli, *words: str) -> list[bool]:
+    return [step["cached"] is not None for step in cli("plan", *CHAIN, *words, "--json").json["steps"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--home", "another"), False, {"toy/train": "no earlier result"}),
+        (("optimizer.lr=0.5",), False, {"toy/train": "config optimizer.lr: 0.1 -> 0.5"}),
+        (("seed=3",), False, {"toy/train": "config seed: null -> 3"}),
+        ((), True, {"toy/make": "code: toy_steps.py", "toy/train": "code: toy_steps.py"}),
+        (("seed=3",), True, {"toy/make": "code: toy_steps.py", "toy/train": "config seed: null -> 3"}),
+        (("--force",), False, {"toy/train": "--force"}),
+    ],
+)
+def test_why_says_what_changed(cli: Cli, pack: Path, workplace: Path, words: tuple[str, ...], code: bool, said) -> None:
+    if code:
+        edit(pack)
+    shown = cli("plan", *CHAIN, *words, "--why").out
+    for step, line in said.items():
+        assert line in shown.rpartition(f" {step} ")[2], shown
+    assert ("made by 0.1.0, changed: toy_steps.py" in shown) is code
+    assert ("--accept toy/make" in shown) is code
+
+
+def test_what_only_changed_code_would_make_again_is_accepted_on_request(cli: Cli, pack: Path, workplace: Path) -> None:
+    cli("run", *CHAIN, "optimizer.lr=0.5")
+    edit(pack)
+    assert states(cli) == [False, False]
+    told = "made by 0.1.0, changed: toy_steps.py"
+    ran = cli("run", *CHAIN, "--accept", "toy/make", "--accept", "toy/train")
+    assert ran.code == 0 and "nothing to do" in ran.out and told in ran.out
+    assert states(cli) == [True, True] and states(cli, "optimizer.lr=0.5") == [True, False]
+    model = cli("artifacts", "show", "toy/train/model", "--json").json
+    producer = model["producer"]
+    (accepted,) = producer["accepted"]
+    assert accepted["by"] and accepted["key"] != producer["cache_key"]
+    assert accepted["changed"] == ["toy_steps.py"]
+    told_by = [cli("artifacts", "lineage", "toy/train/model", *words).out for words in ((), ("--json",))]
+    assert told_by[0].count(told) == 2 and '"accepted": "by ' in told_by[1].partition("ancestors")[0]
+    assert cli("artifacts", "list").out.count(", accepted)") == 2
+    assert json.loads(Path(model["path"], "model.json").read_text())["lr"] == 0.1  # of the two, the one asked for
+    edit(pack)
+    planned = cli("plan", *CHAIN, "--why").out
+    assert told in planned and f"code: {told.partition('changed: ')[2]}" in planned
+    assert cli("plan", *CHAIN, "--accept", "toy/make", "--accept", "toy/train").code == 0
+    assert told in cli("artifacts", "show", "toy/train/model").out
+    again = cli("artifacts", "show", "toy/train/model", "--json").json["producer"]["accepted"]
+    assert [each["key"] for each in again] == [accepted["key"], producer["cache_key"]]
+    assert cli("artifacts", "verify").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "why", "hint"),
+    [
+        (("--accept", "toy/train"), "is cached", "steps plan toy/train"),
+        (("--accept", "toy/trian"), "no step of the plan", "--accept toy/train"),
+        (("seed=3", "--accept", "toy/train"), "config seed: null -> 3", "steps plan toy/train --why"),
+        (("--accept", "toy/make", "--home", "another"), "no earlier result", "steps plan toy/make --why"),
+        (("--accept", "toy/train", "edited"), "it reads what toy/make makes", "--accept toy/make --accept toy/train"),
+    ],
+)
+def test_nothing_to_accept_is_an_error(cli: Cli, pack: Path, words: tuple[str, ...], why: str, hint: str) -> None:
+    if "edited" in words:
+        edit(pack)
+    refused = cli("plan", *CHAIN, *(word for word in words if word != "edited"))
+    assert refused.code == 2 and why in refused.err and f"hint: {hint}" in refused.err
+    assert "accepted" not in cli("artifacts", "show", "toy/train/model", "--json").out
+
+
+@pytest.mark.parametrize("flag", ["--force", "--dry-run"])
+def test_accept_stands_with_nothing_that_forgets_it(cli: Cli, pack: Path, flag: str) -> None:
+    for command in ("run", "plan") if flag == "--force" else ("run",):
+        assert "--force makes it anew" in cli(command, *CHAIN, "--accept", "toy/train", flag).err
+
+
+ROW = {"responses_create_params": {"input": "1 + 1?"}, "agent_ref": {"name": "math_with_judge_simple_agent"}}
+
+
+def given(folder: Path, kind: str) -> Path:
+    """Data of one kind below `folder`."""
+    path = folder / kind
+    if kind == "folder_of_parquet":
+        path.mkdir()
+        (path / "train-00000.parquet").write_bytes(b"PAR1")
+        (path / "README.md").write_text("A data set's card.\n")
+    elif kind == "saved":
+        path.mkdir()
+        (path / "dataset_info.json").write_text("{}")
+        (path / "data-00000-of-00001.arrow").write_bytes(b"ARROW1")
+    elif kind == "saved_with_splits":
+        (path / "train").mkdir(parents=True)
+        (path / "dataset_dict.json").write_text("{}")
+        (path / "train" / "data.arrow").write_bytes(b"ARROW1")
+    elif kind == "nothing":
+        path.mkdir()
+    else:
+        text = {
+            "rows.csv": "question,answer\n1+1,2\n",
+            "rows.tsv": "question\tanswer\n1+1\t2\n",
+            "rows.json": json.dumps([ROW, ROW]),
+            "rows.parquet": "PAR1",
+            "rows.txt": json.dumps(ROW) + "\n",
+            "rows.jsonl.gz": "x",
+            "rows.jsonl.zst": "x",
+            "empty.jsonl": "",
+            "notes.md": "some notes\n",
+        }[kind]
+        path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "command"),
+    [
+        ("rows.txt", "JSON Lines in a file whose name does not end in .jsonl", "cp rows.txt rows.jsonl"),
+        ("rows.jsonl.zst", "a compressed file (.zst)", "zstd -dc "),
+        ("empty.jsonl", "an empty file", None),
+        ("nothing", "an empty folder", None),
+        ("notes.md", "a file of another kind (.md)", None),
+    ],
+)
+def test_data_that_no_import_reads_is_refused_by_the_plan(
+    cli: Cli, workplace: Path, kind: str, said: str, command: str | None
+) -> None:
+    path = given(workplace, kind)
+    refused = cli("plan", "sft/automodel", "-c", "tiny", "--input", f"chats=./{path.name}", "--json")
+    assert refused.code == 2
+    (problem,) = refused.json["error"]["problems"]
+    assert problem["what"] == f"'./{path.name}' is {said}, not sft_chats"
+    assert problem["where"] == f"--input chats=./{path.name}"
+    assert '"messages"' in problem["expected"]
+    assert command is None or problem["hints"][0].startswith(command)
+
+
+def test_supplied_rows_stand_in_place_of_the_source_that_the_config_names(cli: Cli, workplace: Path) -> None:
+    (workplace / "mine.jsonl").write_text((json.dumps(ROW) + "\n") * 3)
+    given = ("-c", "super3_rlvr1", "--input", "source=mine.jsonl", "check_environments=false", "rows.validation=1")
+    ran = cli("run", "data_prep/rl_prep", *given, "num_workers=1", "--json")
+    assert ran.code == 0, ran.err
+    (made,) = (workplace / "home" / "artifacts").glob("**/train-split.jsonl")
+    assert made.read_text() == (json.dumps(ROW) + "\n") * 2
+    assert cli("run", "data_prep/rl_prep", *given, "num_workers=1").out.count("cached") >= 1
+
+
+GRADER = ("env.should_use_nemo_gym=false", "env.environment=genrm_compare")
+DOORS = {
+    "prompts": ("rl/nemo_rl/rlhf", GRADER, "data_prep/import_prompts"),
+    "chats": ("sft/automodel", (), "data_prep/import_chats"),
+    "preferences": ("rl/nemo_rl/dpo", (), "data_prep/import_pairs"),
+}
+
+
+@pytest.mark.parametrize(
+    ("port", "row", "imported"),
+    [
+        ("chats", {"conversations": [{"from": "human", "value": "1"}, {"from": "gpt", "value": "2"}]}, True),
+        ("chats", {"instruction": "1", "output": "2"}, True),
+        ("chats", {"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}, False),
+        ("preferences", {"context": [{"role": "user", "content": "1"}], "response1": "2", "response2": "3",
+                         "overall_preference": 2}, True),
+        ("preferences", {"prompt": "1", "chosen": "2", "rejected": "3"}, False),
+        ("prompts", {"question": "1"}, True),
+    ],
+)  # fmt: skip
+def test_rows_of_another_layout_are_imported(
+    cli: Cli, workplace: Path, port: str, row: dict[str, object], imported: bool
+) -> None:
+    (workplace / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    step, options, importer = DOORS[port]
+    planned = cli("plan", step, "-c", "tiny", "--input", f"{port}=rows.jsonl", *options, "--json")
+    assert planned.code == 0, planned.out
+    assert (importer in [each["step"] for each in planned.json["steps"]]) == imported
+
+
+def test_a_missing_package_is_told_before_anything_runs(cli, monkeypatch):
+    monkeypatch.setattr("nemotron_steps.runs.prerequisites.version", Mock(side_effect=PackageNotFoundError))
+    command = ("run", "rl/nemo_rl/rlvr", "-c", "tiny", "cluster.backend=ray", "policy.generation.backend=vllm")
+    result = cli(*command)
+    assert result.code == 2
+    assert "rl/nemo_rl/rlvr needs ray, which is not usable here" in result.err
+    assert "--> policy.generation.backend=vllm" in result.err
+    assert "pip install 'nemotron-steps[ray]'" in result.err
+    assert "-c cpu" not in result.err
+    assert cli("runs", "--json").json == []
+    planned = cli("plan", *command[1:])  # which may be for another machine
+    assert planned.code == 0 and "will need ray, for rl/nemo_rl/rlvr" in planned.out

@@ -1,4 +1,4 @@
-"""`steps watch`: what it shows of a run, how it follows one in another process, what it costs."""
+"""A run while it works, and what its end says."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ import io
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
+from nemotron_steps.cli.run import _show_next, shown, summary_rows
 from nemotron_steps.cli.terminal import Terminal
-from nemotron_steps.cli.watch import _RunConfigs, _samples, picture
-from nemotron_steps.runs.follow import Follower, StepSeen
-from nemotron_steps.runs.run_folder import RunInfo, get_run
+from nemotron_steps.cli.watch import LineDisplay, PictureDisplay
+from nemotron_steps.resolver.plan import Plan
+from nemotron_steps.runs.run_folder import get_run
+from nemotron_steps.session.run_request import RunRequest
 from tests.cli.conftest import Cli
 
 STEPS = [sys.executable, "-m", "nemotron_steps.cli.main"]
@@ -74,15 +80,6 @@ def test_a_run_in_another_process_is_followed_to_its_end(cli: Cli) -> None:
     assert process.wait(30) == 0
     assert result.code == 0
     assert "[toy/train] step 30: reward 1" in result.out and "done" in result.out.splitlines()[-2]
-
-
-def test_steps_that_a_resumed_run_repeats_count_once(tmp_path: Path) -> None:
-    follower = Follower(tmp_path)
-    (tmp_path / "metrics.jsonl").write_text(
-        "".join(metrics(i, i, loss=i) for i in (1, 2, 3, 2)) + metrics(3, 9, loss=30)
-    )
-    follower.look()
-    assert follower.steps["rl"].curves["loss"].values == [1.0, 2.0, 30.0]
 
 
 def test_watching_imports_no_framework_and_costs_little(workplace: Path) -> None:
@@ -183,55 +180,186 @@ def interrupt(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGINT)
 
 
-def test_a_sample_is_shown_with_its_reward_and_no_more_of_a_long_text_than_its_beginning() -> None:
-    seen = StepSeen()
-    words = "word " * 200
-    seen.samples = {
-        "best": {"step": 3, "reward": 1.0, "prompt": "2 +\n 2?", "response": words},
-        "latest": {"response": "\x1b[2J"},
-    }
-    assert [*_samples(seen, Terminal.of(io.StringIO()))] == [
-        *("", "  best, step 3  reward 1", "    prompt  2 + 2?", f"  response  {words[:400]}"),
-        *("", "  latest, step ?", "  response  �[2J"),
+def _lines(records) -> list[str]:
+    terminal = Terminal(io.StringIO(), color=False, width=None)
+    display = LineDisplay(terminal)
+    for record in records:
+        display({"time": time.time(), "step": "toy", **record})
+    display.close()
+    return [line.split(" ", 1)[1] for line in terminal.stream.getvalue().splitlines()]
+
+
+def test_lines_are_few_and_the_last_metrics_are_always_there():
+    metrics = [{"kind": "metrics", "index": i, "values": {"loss": 1 / i}} for i in range(1, 200)]
+    finished = {"kind": "step_finished", "outputs": {"m": "m:v1"}, "seconds": 2.0}
+    lines = _lines([*metrics, finished])
+    assert lines == ["[toy] step 1: loss 1", "[toy] step 199: loss 0.005025", "[toy] done in 2.0 s: m = m:v1"]
+
+
+@pytest.mark.parametrize(("number", "error", "calls"), [(5, OSError, 1), (9, KeyError, 11)])
+def test_a_display_that_cannot_be_drawn_goes_dark_and_a_mistake_in_it_is_told(number, error, calls, monkeypatch):
+    class Broken:
+        calls = 0
+
+        def __call__(self, record):
+            self.calls += 1
+            raise error(number, "gone")
+
+        def close(self):
+            self.calls += 10
+
+    broken = Broken()
+    monkeypatch.setattr("nemotron_steps.cli.watch.open_display", lambda terminal, plan: broken)
+    terminal = Terminal(io.StringIO(), color=False, width=None)
+    plain = nullcontext() if error is OSError else pytest.raises(error)
+    with plain, shown(RunRequest(("toy",)), terminal, Plan((), ())) as draw:
+        draw({})
+        draw({})
+    assert broken.calls == calls
+
+
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_what_became_of_each_step_stays_on_the_screen_with_every_warning(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    keys = ("make", "reuse", "train", "score")
+    steps = [SimpleNamespace(key=f"toy/{key}", step_id="toy/x", config={"max_num_steps": 4}) for key in keys]
+    stream = Screen()
+    display = PictureDisplay(Terminal(stream, color=False, width=120), SimpleNamespace(name="toy", steps=steps))
+    signal = {"kind": "signal", "step": "toy/train", "name": "kl_spike", "numbers": {"step": 6, "message": "KL is 2"}}
+    for record in (
+        {"kind": "run_started", "step": "", "run": "r1"},
+        {"kind": "step_waiting", "step": "toy/make", "holder": {"run": "r7", "pid": 12}},
+        {"kind": "step_cached", "step": "toy/make", "reason": "cached"},
+        {"kind": "step_cached", "step": "toy/reuse", "reason": "done before"},
+        {"kind": "step_started", "step": "toy/train", "resumed": True},
+        {"kind": "progress", "step": "toy/train", "description": "reading", "completed": 3, "total": 1200},
+        {"kind": "warning", "step": "", "text": "slow\x1b[2J"},
+    ):
+        display({"time": 1.0, **record})
+    display._live.refresh()
+    for record in (
+        {"kind": "metrics", "step": "toy/train", "index": 1, "values": {"loss": 0.5}},
+        signal,
+        signal,  # said once
+    ):
+        display({"time": 2.0, **record})
+    display._live.refresh()
+    display({"kind": "step_finished", "time": 3.0, "step": "toy/train", "seconds": 2.0})
+    display({"kind": "step_failed", "time": 3.0, "step": "toy/score"})
+    display.close()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    lines = [" ".join(line.split()) for line in re.split(r"[\r\n]+", text) if line.strip()]
+    assert "● toy/train running reading 3/1200" in lines and "● toy/train running step 1/4" in lines
+    assert "loss 0.5 ▁" in lines
+    assert lines[-8:] == [
+        *("✓ toy/make cached", "✓ toy/reuse reused", "✓ toy/train ran 2.0 s", "✗ toy/score failed"),
+        *("▲ kl_spike at step 6: KL is 2", "steps explain kl_spike"),
+        "▲ [toy/make] another run works on the same artifact (run r7, process 12 on ?): waiting for it",
+        "▲ slow�[2J",
     ]
 
 
-def lines_of(info: RunInfo, folder: Path, **fields: float) -> list[str]:
-    follower = Follower(folder)
-    follower.look()
-    terminal = Terminal(io.StringIO(), color=False, width=None)
-    found = picture(info, follower, terminal, _RunConfigs(folder), samples=False, now=130.0, **fields)
-    return [" ".join(line.split()) for line in found]
+def test_a_terminal_gets_a_picture_and_is_left_tidy(workplace):
+    parent, child = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
+    environment.pop("NO_COLOR", None)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nemotron_steps.cli.main", "run", "toy/train", "-c", "tiny", "seconds_per_step=0.3"],
+        stdout=child,
+        stderr=child,
+        env=environment,
+        cwd=workplace,
+    )
+    os.close(child)
+    output = b""
+    while True:
+        try:
+            data = os.read(parent, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not data:
+            break
+        output += data
+    assert process.wait(timeout=60) == 0
+    text = output.decode()
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    assert re.search(r"● toy/train\s+running\s+step 2", plain)
+    assert re.search(r"reward\s+0.6667\s+▁", plain)
+    left = plain[plain.rindex("✓ toy/make") :]
+    assert re.search(r"✓ toy/train\s+ran\s+\d", left) and "▲ reward_saturated" in left
+    assert left.count("▲ this toy is small; hint: steps list") == 1
+    assert "0.25 → 0.75" in left
+    # The cursor is shown again after the picture is gone.
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
 
 
-@pytest.mark.parametrize(
-    ("status", "took", "steps"),
-    [
-        ("running", "30.0 s", ["✓ make ran 2.0 s", "● train running step 3 10.0 s a step", "○ score pending"]),
-        ("failed", "8.0 s", ["✓ make ran 2.0 s", "✗ train failed", "○ score pending"]),
-        ("killed", "8.0 s", ["✓ make ran 2.0 s", "○ train killed", "○ score pending"]),
-    ],
-)
-def test_a_picture_tells_how_each_step_stands_and_how_long_this_attempt_takes(
-    tmp_path: Path, status: str, took: str, steps: list[str]
-) -> None:
-    """The run began at 50, this attempt at 100; it was heard of last at 108."""
-    (tmp_path / "events.jsonl").write_text(json.dumps({"kind": "run_started", "time": 100.0, "run": "r1"}) + "\n")
-    (tmp_path / "metrics.jsonl").write_text(metrics(2, 110.0, loss=1.0) + metrics(3, 120.0, loss=0.5))
-    text = (tmp_path / "metrics.jsonl").read_text().replace('"rl"', '"train"')
-    (tmp_path / "metrics.jsonl").write_text(text)
-    states = {"make": {"state": "ran", "seconds": 2.0}, "train": {"state": "running"}, "score": {}}
-    info = RunInfo("r1", name="three", status=status, steps=states, created=50.0, updated=108.0)
-    lines = lines_of(info, tmp_path)
-    assert lines[0] == f"r1 {status} three {took}" and lines[1:4] == steps
-    assert "loss 0.5 █▁" in lines
+GREEN, RED, DIM = "\x1b[32m", "\x1b[31m", "\x1b[2m"
 
 
-def test_the_curves_are_those_of_the_step_at_work_else_of_the_last_that_reported(tmp_path: Path) -> None:
-    texts = [metrics(1, 1.0, loss=float(n)).replace('"rl"', f'"{step}"') for n, step in enumerate(("a", "b"))]
-    (tmp_path / "metrics.jsonl").write_text("".join(texts))
-    for states, loss in ((("running", "running"), 0), (("ran", "running"), 1), (("ran", "ran"), 1)):
-        steps = {key: {"state": state} for key, state in zip("abc", (*states, "pending"), strict=True)}
-        lines = lines_of(RunInfo("r1", steps=steps, status="running"), tmp_path)
-        assert f"loss {loss} ▁" in lines
-    assert not any("loss" in line for line in lines_of(RunInfo("r1", steps={"c": {"state": "running"}}), tmp_path))
+def test_a_change_is_green_where_it_is_for_the_better() -> None:
+    values = {
+        "reward": {"before": 0.25, "after": 0.75},
+        "validation_loss": {"before": 1.0, "after": 1.5},
+        "kl": {"before": 0.5, "after": 0.25},
+        "accuracy": {"before": 0.5, "after": 0.25},
+        "best_of_4": {"before": 1, "after": 1},
+    }
+    rows = summary_rows(values, Terminal(io.StringIO(), color=True, width=None))
+    assert [row[-1].removesuffix("\x1b[0m") for row in rows] == [
+        f"{GREEN}+0.5",
+        f"{RED}+0.5",
+        f"{GREEN}−0.25",
+        f"{RED}−0.25",
+        f"{DIM}no change",
+    ]
+
+
+def test_values_that_cannot_be_compared_and_several_at_once_are_shown_as_they_are() -> None:
+    values = {
+        "verdict": {"before": None, "after": 0.5},
+        "by_environment": {"math": 0.5, "code": 1},
+        "curve": [1, 0.25],
+        "num_rows": 1234,
+    }
+    assert summary_rows(values, Terminal(io.StringIO(), color=False, width=None)) == [
+        ["verdict", "None → 0.5"],
+        ["by environment", "math 0.5, code 1"],
+        ["curve", "1, 0.25"],
+        ["num rows", "1,234"],
+    ]
+
+
+def test_what_comes_next_is_a_command_with_every_input_that_it_needs() -> None:
+    def port(name: str, type_name: str, *, required: bool = True) -> Any:
+        return SimpleNamespace(name=name, type=type_name, required=required)
+
+    def consumer(*consumes: Any) -> Any:
+        return SimpleNamespace(step=SimpleNamespace(category="eval", entry="toy:run"), consumes=consumes)
+
+    def advised(*consumes: Any) -> list[str]:
+        registry: Any = SimpleNamespace(
+            steps={"toy/eval": consumer(*consumes)},
+            types=SimpleNamespace(is_a=lambda a, b: a == b),
+            find_step=lambda step_id: None,
+        )
+        text = io.StringIO()
+        _show_next(result, train, registry, Terminal(text, color=False, width=None))
+        return [line.strip() for line in text.getvalue().splitlines() if "steps run" in line]
+
+    made = {name: SimpleNamespace(ref=f"{name}:v1", type=name) for name in ("rows", "model")}
+    older = SimpleNamespace(step_id="toy/older", outputs={"rows": SimpleNamespace(ref="older:v1", type="rows")})
+    make, train = (
+        SimpleNamespace(step_id=f"toy/{name}", outputs={output: made[output]})
+        for name, output in (("make", "rows"), ("train", "model"))
+    )
+    result: Any = SimpleNamespace(steps=[older, make, train])
+    model, optional = port("policy", "model"), port("judge", "rows", required=False)
+    assert advised(model, optional) == ["steps run toy/eval --input policy=model:v1"]
+    assert advised(model, port("prompts", "rows")) == [
+        "steps run toy/eval --input policy=model:v1 --input prompts=rows:v1"
+    ]
+    assert advised(model, port("judge", "model_of_a_judge")) == []

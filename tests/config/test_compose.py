@@ -52,46 +52,12 @@ def test_defaults_list_merges_bases_and_the_last_writer_is_the_origin(configs):
     assert {file.name for file in composed.files} == {"default.yaml", "common.yaml"}
 
 
-def test_a_config_can_build_on_its_sibling(configs):
-    search = configs(
-        {
-            "rl/toy/default.yaml": GRPO,
-            "rl/base/common.yaml": COMMON,
-            "rl/toy/tiny.yaml": "defaults: [default, _self_]\nsteps: 6\n",
-        }
-    )
-    composed = compose("tiny", search=search)
-    assert composed.values["steps"] == 6
-    assert composed.values["optimizer"] == {"lr": 1e-4, "name": "sgd"}
-
-
-def test_a_users_file_builds_on_the_steps_configs(configs, tmp_path):
-    search = configs({"rl/toy/default.yaml": GRPO, "rl/base/common.yaml": COMMON})
-    mine = tmp_path / "mine.yaml"
-    mine.write_text("defaults: [default, _self_]\nsteps: 8\n")
-    composed = compose(str(mine), search=search)
-    assert composed.values["steps"] == 8
-    assert composed.values["optimizer"]["name"] == "sgd"
-    assert composed.origin("steps") == f"{mine}:2"
-
-
 def test_a_users_file_may_have_the_name_of_what_it_builds_on(configs, tmp_path):
     search = configs({"rl/toy/tiny.yaml": "steps: 2\noptions: {a: 1}\n"})
     (tmp_path / "other.yaml").write_text("options: {b: 2}\n")
     (tmp_path / "tiny.yaml").write_text("defaults: [tiny, other]\nsteps: 8\n")
     composed = compose(str(tmp_path / "tiny.yaml"), search=search)
     assert composed.values == {"steps": 8, "options": {"a": 1, "b": 2}}
-
-
-def test_of_configs_of_one_name_the_steps_own_is_read_and_listed(configs, tmp_path):
-    own = configs({"rl/toy/tiny.yaml": "steps: 2\n"})
-    other = tmp_path / "other" / "rl" / "toy"
-    other.mkdir(parents=True)
-    for name in ("tiny", "more"):
-        (other / f"{name}.yaml").write_text("steps: 4\n")
-    search = SearchPath("rl/toy", (*own.roots, tmp_path / "other"))
-    assert compose("tiny", search=search, schema=Toy).values["steps"] == 2
-    assert search.files() == {"more": other / "more.yaml", "tiny": own.roots[0] / "rl/toy/tiny.yaml"}
 
 
 def test_a_group_of_configs_has_one_chosen_by_the_defaults_or_an_override(configs):
@@ -115,15 +81,6 @@ def test_defaults_that_go_in_a_circle(configs):
     search = configs({"rl/toy/default.yaml": "defaults: [other]\n", "rl/toy/other.yaml": "defaults: [default]\n"})
     with pytest.raises(ConfigError, match="go in a circle"):
         compose(None, search=search)
-
-
-def test_the_public_layout_keeps_configs_beside_the_manifest(tmp_path):
-    folder = tmp_path / "rl" / "toy" / "config"
-    folder.mkdir(parents=True)
-    (folder / "default.yaml").write_text("steps: 3\n")
-    (folder / "tiny.yaml").write_text("defaults: [default]\noptions: {a: 1}\n")
-    composed = compose("tiny", search=SearchPath("rl/toy", beside=folder))
-    assert composed.values == {"steps": 3, "options": {"a": 1}}
 
 
 def test_overrides_follow_hydras_grammar(configs):
@@ -213,25 +170,6 @@ def test_without_a_schema_groups_that_files_have_are_near_as_well(configs):
     assert caught.value.hints[-1] == "to add a new key: +optimizer.nme=x"
 
 
-def test_a_value_is_found_by_its_dotted_key_and_a_default_where_there_is_none(configs):
-    composed = compose(None, search=configs({"rl/toy/default.yaml": "a: {b: null, c: 0}\nd: text\n"}))
-    assert [composed.get(key, 7) for key in ("a.b", "a.c", "a.x", "d.x", "x", "a.b.x")] == [None, 0, 7, 7, 7, 7]
-    assert composed.get("x") is None
-
-
-def test_a_composition_has_the_name_that_it_was_asked_for_by(configs, tmp_path):
-    search = configs({"rl/toy/default.yaml": GRPO, "rl/toy/tiny.yaml": "steps: 2\n", "rl/base/common.yaml": COMMON})
-    mine = tmp_path / "mine.yaml"
-    mine.write_text("steps: 2\n")
-    assert [compose(name, search=search).name for name in (None, "tiny", str(mine))] == ["default", "tiny", str(mine)]
-    assert compose(None, search=SearchPath("rl/none")).name is None
-
-
-def test_a_key_only_the_schema_knows_can_be_set_without_plus(configs):
-    composed = compose(None, ["judge.tries=5"], search=configs({}), schema=Toy)
-    assert composed.values == {"judge": {"tries": 5}}
-
-
 def test_a_step_may_have_no_default_config_but_a_named_one_must_exist(configs):
     for nothing in (None, "default"):
         assert compose(nothing, search=configs({})).values == {}
@@ -316,14 +254,6 @@ def test_every_wrong_override_is_reported_at_once_with_the_nearest_key(configs):
     assert caught.value.exit_code == 2
 
 
-def test_without_a_schema_an_unknown_key_needs_plus(configs):
-    search = configs({"rl/toy/default.yaml": "steps: 2\n"})
-    assert compose(None, ["+new=1"], search=search).values == {"steps": 2, "new": 1}
-    with pytest.raises(ConfigError) as caught:
-        compose(None, ["new=1"], search=search)
-    assert caught.value.hints[-1] == "to add a new key: +new=1"
-
-
 def test_environment_interpolation_with_default(configs, monkeypatch):
     search = configs({"rl/toy/default.yaml": "judge: {model: '${oc.env:RL_REWARD_MODEL,meta-llama/Llama-3.2-1B}'}\n"})
     monkeypatch.delenv("RL_REWARD_MODEL", raising=False)
@@ -345,11 +275,6 @@ def test_every_broken_interpolation_is_named(configs, monkeypatch):
     assert first.hints[0] == "export NOT_SET_ANYWHERE=VALUE"
     assert first.where.endswith("default.yaml:1")
     assert second.where.endswith("default.yaml:3")
-
-
-def test_interpolations_see_overrides(configs):
-    search = configs({"rl/toy/default.yaml": "steps: 2\noptions: {twice: '${steps}'}\n"})
-    assert compose(None, ["steps=8"], search=search).values["options"]["twice"] == 8
 
 
 def test_a_mandatory_value_that_nobody_set(configs):
@@ -380,14 +305,6 @@ def test_a_malformed_file_is_named_with_its_line(configs, text, line, said):
         compose(None, search=search)
     assert f"default.yaml:{line}" in caught.value.where
     assert said in caught.value.what
-
-
-def test_a_missing_base_is_named(configs):
-    search = configs({"rl/toy/default.yaml": "defaults: [../base/gone]\n"})
-    with pytest.raises(ConfigError) as caught:
-        compose(None, search=search)
-    assert "rl/toy/../base/gone" in caught.value.what
-    assert caught.value.where.endswith("rl/toy/default.yaml")
 
 
 _SCALARS = st.one_of(

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from nemotron_steps.config import profiles, schema
+from nemotron_steps.config import mirrors, profiles, schema
 from nemotron_steps.config.schema.base import OPERATIONAL
 
 FOLDER = Path(__file__).parent / "key_tables"
@@ -71,7 +71,9 @@ def written(value: Any) -> str:
 
 
 TABLES = {
-    module.__name__.rpartition(".")[2]: table for module in (*SCHEMAS, profiles) if (table := sorted(rows(module)))
+    module.__name__.rpartition(".")[2]: table
+    for module in (*SCHEMAS, mirrors, profiles)
+    if (table := sorted(rows(module)))
 }
 
 

@@ -52,13 +52,6 @@ def test_a_profile_inherits_what_it_extends(write):
     assert environment.mirrors.wandb.project == "alignment"
 
 
-def test_secrets_of_a_profile_are_not_shown(write):
-    write(ENV)
-    shown = load_environment().profile("big", profile_model).shown()
-    assert shown["env_vars"] == {"HF_TOKEN": "***", "OMP_NUM_THREADS": "4"}
-    assert "hf_abcdefgh" not in repr(shown)
-
-
 def test_the_working_directory_hides_the_users_file(write):
     write('[base]\nexecutor = "local"\n[mine]\n[wandb]\nproject = "other"\n[mlflow]\n', user=True)
     write(ENV)
@@ -162,19 +155,6 @@ def test_public_profiles_names_of_keys_and_tables_are_read(write):
     with pytest.raises(UnknownNameError) as caught:
         environment.profile("cache", profile_model)
     assert "other tools" in caught.value.found
-
-
-def test_no_file_means_no_profiles(write):
-    with pytest.raises(UnknownNameError) as caught:
-        load_environment().profile("big", profile_model)
-    assert "env.toml" in caught.value.expected
-
-
-def test_an_unknown_profile_names_the_nearest(write):
-    write(ENV)
-    with pytest.raises(UnknownNameError) as caught:
-        load_environment().profile("bgi", profile_model)
-    assert caught.value.hints == ("-r big",)
 
 
 def test_every_mistake_of_a_profile_with_its_line(write):

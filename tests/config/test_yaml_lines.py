@@ -109,20 +109,6 @@ def test_aliases_and_merges_are_read_as_before(tmp_path):
     assert data == {"base": base, "other": {**base, "z": base}}
 
 
-def test_what_is_named_may_stand_in_several_places(tmp_path):
-    file = tmp_path / "fine.yaml"
-    file.write_text("a: &a [1]\nb: {c: *a, d: [*a]}\ne: *a\n")
-    assert load_yaml(file)[0] == {"a": [1], "b": {"c": [1], "d": [[1]]}, "e": [1]}
-
-
-def test_a_key_that_is_written_twice_is_told_by_both_its_lines(tmp_path):
-    path = tmp_path / "a.yaml"
-    path.write_text("a:\n  b: 1\n  c: 2\n  b: 3\n")
-    with pytest.raises(ConfigError, match=r"'a\.b' is written twice") as caught:
-        load_yaml(path)
-    assert (caught.value.where, caught.value.found) == (f"{path}:4", "first on line 2")
-
-
 @pytest.mark.parametrize(
     ("limit", "text", "least"),
     [

@@ -6,14 +6,7 @@ from itertools import pairwise
 import pytest
 
 from nemotron_steps.config.schema.policy import OptimizerConfig, SchedulerConfig
-from nemotron_steps.engine.schedules import (
-    cosine,
-    epsilon_limit,
-    learning_rate,
-    progress,
-    sequence_length,
-)
-from nemotron_steps.errors import ConfigError
+from nemotron_steps.engine.schedules import epsilon_limit, learning_rate, sequence_length
 
 
 def test_warm_up_then_constant_as_the_recipes_run() -> None:
@@ -21,13 +14,6 @@ def test_warm_up_then_constant_as_the_recipes_run() -> None:
     rates = [learning_rate(step, optimizer, scheduler) for step in range(14)]
     assert rates[:10] == pytest.approx([3e-7 * k for k in range(1, 11)])
     assert rates[9:] == [3e-6] * 5
-
-
-def test_warm_up_begins_at_its_initial_rate_as_in_megatron() -> None:
-    """Super3: 3e-7 to 1e-6 over ten steps; the eleventh has the full rate."""
-    optimizer, scheduler = OptimizerConfig(lr=1e-6), SchedulerConfig(lr_warmup_iters=10, lr_warmup_init=3e-7)
-    rates = [learning_rate(step, optimizer, scheduler) for step in range(12)]
-    assert rates == pytest.approx([3e-7 + 7e-8 * step for step in range(10)] + [1e-6, 1e-6])
 
 
 @pytest.mark.parametrize("style", ["linear", "cosine"])
@@ -42,13 +28,6 @@ def test_decay_ends_at_the_minimum_and_stays_there(style: str) -> None:
     assert all(a >= b for a, b in pairwise(rates[2:]))
 
 
-def test_decay_without_a_length_is_refused_with_a_key_to_set() -> None:
-    scheduler = SchedulerConfig(lr_decay_style="cosine", lr_warmup_iters=3)
-    with pytest.raises(ConfigError, match="lr_decay_iters > lr_warmup_iters = 3") as caught:
-        learning_rate(5, OptimizerConfig(), scheduler)
-    assert caught.value.hints[0] == "policy.megatron_cfg.scheduler.lr_decay_iters=100"
-
-
 def test_lengths_grow_to_the_end_of_the_run() -> None:
     lengths = [sequence_length(step, 101, 49_152, 65_536, multiple=64) for step in range(101)]
     assert (lengths[0], lengths[50], lengths[-1]) == (49_152, 57_344, 65_536)
@@ -61,16 +40,3 @@ def test_epsilon_filtering_anneals_to_four_percent_on_a_cosine() -> None:
     limits = [epsilon_limit(step, 11, 1.0, 0.04) for step in range(11)]
     assert limits[0] == 1.0 and limits[-1] == pytest.approx(0.04) and limits[5] == pytest.approx(0.52)
     assert limits[0] - limits[1] < limits[4] - limits[5]  # flat at the ends
-
-
-def test_lengths_are_rounded_down_but_not_below_the_smaller_end() -> None:
-    found = [sequence_length(step, 11, 100, 160, multiple=64) for step in range(11)]
-    assert found == [100, 100, 100, 100, 100, 128, 128, 128, 128, 128, 128]
-    assert [sequence_length(step, 3, 160, 100, multiple=64) for step in range(3)] == [128, 128, 100]
-    assert [sequence_length(step, 3, 10, 15) for step in range(3)] == [10, 12, 15]
-
-
-def test_progress_goes_from_the_first_step_to_the_last() -> None:
-    assert [cosine(0.2, 0.9, share) for share in (0.0, 0.5, 1.0)] == pytest.approx([0.2, 0.55, 0.9])
-    assert [progress(step, 3) for step in (0, 1, 2, 3)] == [0.0, 0.5, 1.0, 1.0]
-    assert [progress(0, total) for total in (0, 1, 2)] == [1.0, 1.0, 0.0]

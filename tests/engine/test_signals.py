@@ -121,16 +121,6 @@ def test_each_signal_is_raised_once_soon_and_alone(name: str) -> None:
     assert signal.message
 
 
-def test_the_numbers_are_the_runs_own() -> None:
-    (signal,) = run(PROVOKE["truncation_high"])
-    assert signal.numbers == {"truncation_rate": pytest.approx(signal.numbers["truncation_rate"]), "bound": 0.2}
-    assert signal.message == f"{signal.numbers['truncation_rate']:.1%} of the samples are truncated"
-    (signal,) = run(from_the_first(num_valid_tokens=0.0))
-    assert signal.message == "no token was trained on"
-    (signal,) = run(PROVOKE["kl_spike"])
-    assert signal.numbers["kl_penalty"] == 2.0 and 0.01 < signal.numbers["typical"] < 0.05
-
-
 def at(step: int, **values: float) -> Callable[[int, Metrics], None]:
     return lambda now, m: m.update({k.replace("__", "/"): v for k, v in values.items()}) if now == step else None
 
@@ -171,28 +161,6 @@ def test_what_is_a_sign_and_what_is_none(
     change: Callable[[int, Metrics], None], expected: list[tuple[str, int]]
 ) -> None:
     assert [(signal.name, signal.step) for signal in run(change)] == expected
-
-
-def test_metrics_a_run_does_not_log_raise_nothing() -> None:
-    monitor = SignalMonitor()
-    assert all(monitor.update(step, {"loss": 0.1}) == [] for step in range(50))
-    assert monitor.active == {}
-
-
-def test_a_declared_reward_range_is_used_and_an_observed_one_otherwise() -> None:
-    judged = after(0, reward__mean=4.9, reward__min=1.0, reward__max=5.0)
-    assert [s.name for s in run(judged)] == ["reward_saturated"]
-    assert run(judged, reward_range=(0.0, 10.0)) == []
-
-
-@pytest.mark.parametrize("rewards", [(0.0, 0.0, 0.0), (0.0, 100.0, 700.0)])
-def test_an_open_reward_range_is_not_at_its_top(rewards: tuple[float, ...]) -> None:
-    """A reward function of the user's own declares none."""
-    low, mean, high = rewards
-    judged = after(0, reward__mean=mean, reward__min=low, reward__max=high)
-    assert run(judged, reward_range=(-math.inf, math.inf)) == []
-    top = after(0, reward__mean=690.0, reward__min=0.0, reward__max=700.0)
-    assert [s.name for s in run(top, reward_range=(-math.inf, math.inf))] == ["reward_saturated"]
 
 
 def test_a_resumed_monitor_neither_forgets_nor_repeats() -> None:
@@ -412,13 +380,3 @@ def test_the_range_of_rewards_is_that_of_the_whole_run_and_one_without_width_say
     steps = [{**step, "reward/max": 1.0} for step in [early] * 5 + [late] * 15]
     assert steady(steps) == {"reward_saturated"} and steady(steps[5:]) == set()
     assert steady([{f"reward/{name}": 1.0 for name in ("mean", "min", "max")}] * 5) == set()
-
-
-def test_a_window_with_a_step_that_is_no_number_says_nothing_before_and_after_a_kill() -> None:
-    first, second = SignalMonitor(), SignalMonitor()
-    for step, value in enumerate((0.8, 0.8, math.nan, 0.8)):
-        first.update(step, {"truncation_rate": value})
-    second.load_state_dict(json.loads(json.dumps(first.state_dict(), allow_nan=False)))
-    for monitor in (first, second):
-        raised = [bool(monitor.update(step, {"truncation_rate": 0.8})) for step in range(4, 8)]
-        assert raised == [False, False, False, True]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,17 +16,7 @@ from nemotron_steps.testing import environment
 from nemotron_steps.testing.environment_subject import EnvironmentSubject
 from nemotron_steps.testing.suite import Examination, State
 from tests.environments.cases import CALENDAR, PROMPT, STEP_1
-
-MARK = "striped"
-
-
-class Attentive:
-    """A judge for whom an answer is right that has a word in it, which no question and no rubric has."""
-
-    async def complete(self, messages: Sequence[dict[str, str]], **sampling: float) -> str:
-        if MARK in json.dumps(list(messages)):
-            return '[[A=B]] [[SAFE]] [[YES]] [[COMPLIED]] {"result": "PASS"}'
-        return '[[A!=B]] [[UNSAFE]] [[NO]] [[REFUSED]] {"result": "FAIL"}'
+from tests.environments.test_gym_rows import MARK, Attentive
 
 
 @dataclass(frozen=True)

@@ -107,9 +107,9 @@ def test_an_answer_that_no_function_judges_has_no_reward() -> None:
         ("without_a_score", "gave a dict without 'score': it has 'acc', 'pred'"),
         ("of_nothing", "gave a dict without 'score': it has no keys"),
         ("a_nested_score", "gave {'acc': 1.0}: a reward must be a number or None"),
-        ("not_a_number", "reward_functions.py:not_a_number gave nan, which is no finite float32 and not None"),
-        ("infinite", "reward_functions.py:infinite gave -inf, which is no finite float32 and not None"),
-        ("beyond_float32", "reward_functions.py:beyond_float32 gave 1e+39, which is no finite float32 and not None"),
+        ("not_a_number", "reward_functions.py:not_a_number gave nan: a reward must be a finite float32 or None"),
+        ("infinite", "reward_functions.py:infinite gave -inf: a reward must be a finite float32 or None"),
+        ("beyond_float32", "reward_functions.py:beyond_float32 gave 1e+39: a reward must be a finite float32 or None"),
         ("too_large", "reward_functions.py:too_large gave a number that is too large for a float"),
         ("raises", "no such key: gold"),
     ],
@@ -138,7 +138,9 @@ def test_a_weighted_sum_that_is_no_finite_float32_is_no_reward_and_tells_its_par
     (verdict,) = graded(["matches", {"function": f"{FILE}:huge", "weight": weight}], ["2"])
     assert (verdict.reward, verdict.failure) == (None, "verifier_crashed")
     parts = f"1.0 * {FILE}:matches 1.0, {weight} * {FILE}:huge 1e+38"
-    assert verdict.details["message"] == f"the sum of the rewards is {weight * 1e38}, no finite float32: {parts}"
+    assert (
+        verdict.details["message"] == f"the sum of the rewards must be a finite float32, found {weight * 1e38}: {parts}"
+    )
 
 
 def test_a_large_penalty_is_a_reward() -> None:

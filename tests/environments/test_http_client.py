@@ -7,9 +7,7 @@ import gc
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
@@ -179,23 +177,6 @@ def test_a_server_is_ready_with_its_first_answer_that_is_no_failure_of_its_own(
     assert len(answers) == 2 - asked and pauses == [1.0] * (asked - 1)
 
 
-def test_requests_from_several_threads_share_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    real = http_client.LoopThread
-
-    def slow(name: str) -> Any:
-        time.sleep(0.02)
-        made.append(real(name))
-        return made[-1]
-
-    monkeypatch.setattr(http_client, "LoopThread", slow)
-    client = JsonClient("http://127.0.0.1:9")
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: client._line.thread(), range(4)))
-    client.close()
-    assert len(made) == 1 and set(map(id, found)) == {id(made[0])}
-
-
 @pytest.mark.parametrize(
     ("status", "asked"),
     [
@@ -227,18 +208,3 @@ def test_only_what_another_attempt_may_change_is_asked_again(status: int, asked:
     for headers in seen:
         told = ("accept", "x-mine", "x-request-id", "cookie", "content-type")
         assert [headers[name] for name in told] == ["application/json", "1", "7", "a=b", "application/json"]
-
-
-def test_pauses_are_shortened_by_chance_down_to_their_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    bounds: list[tuple[float, float]] = []
-
-    def uniform(low: float, high: float) -> float:
-        bounds.append((low, high))
-        return 0.0
-
-    monkeypatch.setattr(http_client.random, "uniform", uniform)
-    client = JsonClient("http://127.0.0.1:9", retries=2)
-    with pytest.raises(ServerUnreachableError):
-        asyncio.run(client.get("/"))
-    client.close()
-    assert bounds == [(0.5, 1.0)] * 2

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import signal
 import subprocess
@@ -9,17 +10,19 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
+from nemotron_steps.environments.base import GraderFailedError
+from nemotron_steps.environments.grading_pool import GradingPool, answer_request
 from nemotron_steps.environments.line_worker import (
     MEMORY_BYTES,
-    OUT_OF_MEMORY,
     WorkerCrashedError,
     WorkerPool,
     WorkerTimeoutError,
 )
+from nemotron_steps.environments.text.math_with_judge import compare
 from nemotron_steps.errors import WorkerLostError
 
 MODULE = "tests.environments.line_worker_for_tests"
@@ -136,65 +139,21 @@ def test_a_worker_that_does_not_start_is_lost_and_ended(slow_import: str, monkey
     assert died.value.found == "exit code 1"
 
 
-class Process:
-    """A worker that answers when it may, noted in `running`."""
-
-    running: ClassVar[list[Process]] = []
-    most = 0
-
-    def __init__(self) -> None:
-        self.stdin = self.stdout = self
-        self.returncode: int | None = None
-        self.may = asyncio.Event()
-        self.running.append(self)
-        Process.most = max(Process.most, len(self.running))
-
-    def write(self, data: bytes) -> None: ...
-
-    async def drain(self) -> None: ...
-
-    async def readline(self) -> bytes:
-        await self.may.wait()
-        return b"1\n"
-
-    def kill(self) -> None:
-        self.returncode = -signal.SIGKILL
-        self.running.remove(self)
-
-    async def wait(self) -> None: ...
-
-
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> type[Process]:
-    """Workers that are told when to answer, without a process."""
-
-    async def start(self: WorkerPool) -> Process:
-        return Process()
-
-    monkeypatch.setattr(WorkerPool, "_start", start)
-    monkeypatch.setattr(Process, "running", [])
-    monkeypatch.setattr(Process, "most", 0)
-    return Process
-
-
-def test_no_more_workers_than_asked_for_are_started_and_each_is_used_again(told: type[Process]) -> None:
+def test_no_more_workers_than_asked_for_are_started_and_each_is_used_again() -> None:
     async def use(pool: WorkerPool) -> None:
-        calls = [asyncio.ensure_future(pool.call(n)) for n in range(5)]
-        while not all(call.done() for call in calls):
-            for process in told.running:
-                process.may.set()
-            await asyncio.sleep(0)
-        assert [call.result() for call in calls] == [1] * 5 and len(told.running) == 2
+        assert await asyncio.gather(*(pool.call(n) for n in range(5))) == [*range(5)]
+        assert len(pool._free) == len(workers_of(os.getpid())) == 2
 
     with_pool(use, size=2)
-    assert told.most == 2 and told.running == []
+    assert gone_within(20, os.getpid())
 
 
-def test_a_call_that_nobody_waits_for_any_more_ends_its_worker(told: type[Process]) -> None:
+def test_a_call_that_nobody_waits_for_any_more_ends_its_worker() -> None:
     async def use(pool: WorkerPool) -> None:
+        await pool.call(1)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(pool.call(1), 0.01)
-        assert told.running == []
+            await asyncio.wait_for(pool.call("sleep"), 0.1)
+        assert pool._free == [] and gone_within(20, os.getpid())
 
     with_pool(use)
 
@@ -219,25 +178,6 @@ def test_a_worker_that_ends_itself_is_told_from_one_that_is_killed(
         with pytest.raises(raised, match=f"exit code {code}"):
             await pool.call(request_)
 
-    with_pool(use)
-
-
-@pytest.mark.parametrize("said", [b"", b"[1, 2"])
-@pytest.mark.parametrize("code", [-signal.SIGKILL, OUT_OF_MEMORY])
-def test_a_worker_that_ends_before_its_answer_did_is_told_by_how_it_ended(
-    told: type[Process], monkeypatch: pytest.MonkeyPatch, said: bytes, code: int
-) -> None:
-    async def last_words(process: Process) -> bytes:
-        process.kill()
-        process.returncode = code
-        return said
-
-    async def use(pool: WorkerPool) -> None:
-        with pytest.raises(WorkerTimeoutError if code == OUT_OF_MEMORY else WorkerLostError):
-            await pool.call(1)
-        assert pool._free == []
-
-    monkeypatch.setattr(Process, "readline", last_words)
     with_pool(use)
 
 
@@ -287,3 +227,51 @@ def test_workers_die_with_a_parent_that_is_killed_in_the_middle_of_a_call(reques
         parent.kill()
         parent.communicate()
     assert gone_within(20, parent.pid)
+
+
+@pytest.mark.parametrize(
+    ("ends", "failure", "told"),
+    [
+        (WorkerTimeoutError("it took longer than 3 s"), "verifier_timeout", "longer than 3 s"),
+        (WorkerCrashedError("exit code 7"), "verifier_crashed", "math_with_judge:compare: exit code 7"),
+        ({"error": "KeyError"}, "verifier_crashed", "math_with_judge:compare: KeyError"),
+    ],
+)
+def test_a_grader_that_does_not_end_or_dies_or_raises_is_a_failure_of_its_own(
+    ends: Any, failure: str, told: str
+) -> None:
+    class Worker:
+        async def call(self, request: Any) -> Any:
+            if isinstance(ends, Exception):
+                raise ends
+            return ends
+
+    pool: Any = GradingPool(compare)
+    pool._workers = Worker()
+    with pytest.raises(GraderFailedError, match=told) as caught:
+        asyncio.run(pool.call("1", "2"))
+    assert caught.value.failure == failure
+
+
+def test_a_grader_is_called_by_its_name_and_what_it_raises_is_told() -> None:
+    called = {"grader": "builtins:divmod", "arguments": [7, 2]}
+    assert answer_request(called) == {"value": (3, 1)}
+    assert "ZeroDivisionError" in answer_request({**called, "arguments": [7, 0]})["error"]
+
+
+def test_a_grader_is_imported_before_its_time_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "import traceback\nBY = [frame.name for frame in traceback.extract_stack()]\ndef imported_by(): return BY\n"
+    (tmp_path / "tells_its_import.py").write_text(told)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+
+    async def ask() -> Any:
+        pool = GradingPool(importlib.import_module("tells_its_import").imported_by, size=1, cpu_s=60.0)
+        try:
+            return await pool.call()
+        finally:
+            await pool.close()
+
+    by = asyncio.run(ask())
+    del sys.modules["tells_its_import"]
+    assert "serve" in by and "answer_request" not in by

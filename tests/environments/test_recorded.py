@@ -111,7 +111,7 @@ def test_a_masked_recording_has_no_reward(change: dict[str, Any], recorded_rewar
     [True, "1", float("nan"), float("inf"), -1e39, pytest.param(10**400, id="400"), pytest.param(10**5000, id="5000")],
 )
 def test_a_recorded_reward_that_is_no_finite_float32_is_refused_with_its_line(reward: Any) -> None:
-    with pytest.raises(DataError, match="no finite float32") as caught:
+    with pytest.raises(DataError, match="must be a finite float32") as caught:
         graded(Grader(), [rollout(reward=reward)])
     assert caught.value.where == "f:0 field reward"
 

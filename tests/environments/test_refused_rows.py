@@ -49,6 +49,11 @@ BEGUN = {"responses_create_params": {"input": [{"role": role, "content": "x"} fo
             {"expected_action": {"type": "function_call", "name": "f", "arguments": "[1]"}},
             "expected_action",
         ),
+        (
+            "single_step_tool_use_with_argument_comparison",
+            {"expected_action": {"type": "function_call", "name": "", "arguments": "{}"}},
+            "expected_action",
+        ),
         ("code_gen", {"verifier_metadata": {"unit_tests": {"inputs": [1], "outputs": ["1"]}}}, "unit_tests"),
         (
             "code_gen",

@@ -53,28 +53,6 @@ def test_two_of_one_id_in_a_pack_are_its_mistake_and_touch_no_other_pack(tmp_pat
         registry.step("two:demo/x")
 
 
-def test_a_broken_manifest_of_another_pack_leaves_the_built_in_step(tmp_path: Path) -> None:
-    broken = '[step]\nid = "rl/nemo_rl/rlhf"\nunknown = 1\n'
-    one = write_files(tmp_path / "one", {"manifests/x.toml": broken})
-    registry = load_registry(beside_the_built_in(tmp_path, one))
-    assert len(registry.problems) == 1
-    assert registry.step("rl/nemo_rl/rlhf").pack == "nemotron_steps"
-    with pytest.raises(ManifestError, match="unknown key"):
-        registry.step("one:rl/nemo_rl/rlhf")
-
-
-def test_a_pipeline_does_not_take_the_id_of_a_step_or_of_another_pipeline(tmp_path: Path) -> None:
-    pipeline = '[pipeline]\nname = "{}"\n[[stages]]\nstep = "data_prep/rl_prep"\n'
-    names = ("rl/nemo_rl/rlhf", "super3_rl")
-    files = {f"manifests/{number}.toml": pipeline.format(name) for number, name in enumerate(names)}
-    registry = load_registry(beside_the_built_in(tmp_path, write_files(tmp_path / "one", files)))
-    assert not registry.problems and len(registry.warnings) == 2
-    assert "rl/nemo_rl/rlhf" not in registry.pipelines and "rl/nemo_rl/rlhf" in registry.steps
-    assert registry.pipeline("super3_rl").pack == "nemotron_steps"
-    for name in names:
-        assert registry.pipeline(f"one:{name}").stages[0].step == "data_prep/rl_prep"
-
-
 def test_a_pipeline_may_name_a_hidden_step(tmp_path: Path) -> None:
     one = write_files(
         tmp_path / "one", {"manifests/types.toml": TYPES, "manifests/a.toml": step_text("demo/x", "a", "a")}
@@ -91,13 +69,6 @@ def test_a_pipeline_may_name_a_hidden_step(tmp_path: Path) -> None:
         describe_input=lambda ref, wanted: SuppliedInput(ref, wanted),
     )
     assert [(step.key, step.step_id, dict(step.produces)) for step in plan] == [("x", "two:demo/x", {"b": "b"})]
-
-
-def test_packs_of_one_folder_name_have_names_of_their_own(tmp_path: Path) -> None:
-    roots = [write_files(tmp_path / n / "p", {"manifests/x.toml": f"# {n}\n" + step_text("z")}) for n in ("a", "b")]
-    registry = load_registry(beside_the_built_in(tmp_path, *roots))
-    assert [pack.name for pack in registry.packs] == ["nemotron_steps", "p", "p-2"]
-    assert registry.step("p-2:z").file.is_relative_to(roots[1])
 
 
 def test_a_later_packs_types_change_nothing_that_an_earlier_pack_says(tmp_path: Path) -> None:

@@ -101,12 +101,6 @@ def test_installed_packs_come_before_the_path_and_one_that_cannot_be_found_is_to
     ]
 
 
-def test_none_installed_is_not_looked_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "find_installed", lambda: (InstalledPack("d", "p", str(tmp_path)),))
-    assert found(tmp_path) == []
-    assert [pack.name for pack in find_packs(environ={}, cwd=tmp_path).packs[1:]] == ["p"]
-
-
 def test_packs_of_distributions_are_located_by_folder_and_sorted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

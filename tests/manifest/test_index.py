@@ -97,13 +97,6 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path: Path, pack: Pa
         assert not index.from_cache and index.select(category="demo")
 
 
-def test_no_partial_files_are_left(tmp_path: Path, pack: Path) -> None:
-    load(tmp_path, pack)
-    (cache,) = (tmp_path / "cache").iterdir()
-    assert cache.suffix == ".json"
-    assert json.loads(cache.read_text())["format"]
-
-
 def test_installing_a_distribution_is_noticed(tmp_path: Path, pack: Path) -> None:
     """And nothing else that is written beside it, or into a checkout that is installed as it lies."""
     site = tmp_path / "site"
@@ -185,15 +178,6 @@ def test_a_row_is_found_by_its_id_and_by_its_packs_name_before_it() -> None:
     assert [each.plain_id for each in rows] == ["a/x", "a/x", "ab/y"]
     assert index.select(category="a") == rows[:1] and index.select(category="ab") == rows[2:]
     assert index.select(produces="b") == rows[:1] and index.select(consumes="b") == rows[1:2]
-
-
-def test_every_place_and_path_has_a_cache_of_its_own(tmp_path: Path, pack: Path) -> None:
-    (tmp_path / "here").mkdir()
-    for cwd, path in ((tmp_path, ""), (tmp_path / "here", ""), (tmp_path, str(pack))):
-        for from_cache in (False, True):
-            index = load_index(environ={"STEPS_PATH": path}, cwd=cwd, cache_dir=tmp_path / "cache")
-            assert index.from_cache == from_cache
-    assert len(list((tmp_path / "cache").iterdir())) == 3
 
 
 def test_a_file_of_another_size_or_another_format_is_read_again(

@@ -108,18 +108,6 @@ def test_unknown_key_names_line_and_nearest_key(tmp_path: Path) -> None:
     ]
 
 
-def test_wrong_types_name_what_was_expected(tmp_path: Path) -> None:
-    text = '[step]\nid = 3\ntags = "x"\n[[consumes]]\ntype = "t"\nrequired = "yes"\n[[parameters]]\nname = "a b"\n'
-    found = mistakes(tmp_path, text)
-    assert [line for line, _, _ in found] == [2, 3, 6, 7]
-    assert [what for _, what, _ in found] == [
-        "'step.id' has the wrong type",
-        "'step.tags' has the wrong type",
-        "'consumes[0].required' has the wrong type",
-        "parameter name 'a b' is not a dotted config key",
-    ]
-
-
 @pytest.mark.parametrize(
     ("text", "line", "what"),
     [
@@ -174,48 +162,6 @@ def test_types(tmp_path: Path) -> None:
     ]
 
 
-def test_pipeline_sources(tmp_path: Path) -> None:
-    path = tmp_path / "p.toml"
-    path.write_text(
-        """[pipeline]
-name = "p"
-[[stages]]
-step = "a/first"
-[[stages]]
-name = "second"
-step = "a/b"
-config = "tiny"
-inputs = { policy = "first", data = "first.rows", judge = { ref = "judge:v1" } }
-"""
-    )
-    pipeline, problems = parse_pipeline(read_toml(path))
-    assert problems == () and pipeline is not None
-    assert pipeline.stages[0].name == "first"
-    inputs = pipeline.stages[1].inputs
-    assert (inputs["policy"].stage, inputs["policy"].port) == ("first", None)
-    assert (inputs["data"].stage, inputs["data"].port) == ("first", "rows")
-    assert inputs["judge"].ref == "judge:v1"
-
-
-@pytest.mark.parametrize(
-    ("stages", "what"),
-    [
-        ('[[stages]]\nstep = "a"\ninputs = { x = "later" }\n[[stages]]\nname = "later"\nstep = "b"\n', "not before it"),
-        ('[[stages]]\nstep = "a"\n[[stages]]\nstep = "a"\n', "two stages are named 'a'"),
-        ('[[stages]]\nstep = "a"\ninputs = { x = {} }\n', "name either a stage"),
-        ('[[stages]]\nstep = "a"\nconfg = "tiny"\n', "unknown key 'stages[0].confg'"),
-        ("", "'stages' is missing"),
-        ('[[stages]]\nstep = "a"\n[extra]\n', "unknown key 'extra' in a pipeline"),
-    ],
-)
-def test_pipeline_mistakes(tmp_path: Path, stages: str, what: str) -> None:
-    path = tmp_path / "p.toml"
-    path.write_text(f'[pipeline]\nname = "p"\n{stages}')
-    pipeline, problems = parse_pipeline(read_toml(path))
-    assert pipeline is None
-    assert any(what in problem.what for problem in problems), problems
-
-
 @pytest.mark.parametrize("too_long", [0, 1])
 def test_an_output_whose_artifact_could_have_no_name_is_refused(tmp_path: Path, too_long: int) -> None:
     step, output = "a/" + "b" * 100, "c" * (96 + too_long)  # `:ID/OUTPUT`
@@ -223,14 +169,6 @@ def test_an_output_whose_artifact_could_have_no_name_is_refused(tmp_path: Path, 
     assert bool(found) == bool(too_long)
     if too_long:
         assert "of at most 200" in found[0][1]
-
-
-def test_a_stage_may_have_one_override_as_a_string(tmp_path: Path) -> None:
-    path = tmp_path / "p.toml"
-    path.write_text('[pipeline]\nname = "p"\n[[stages]]\nstep = "a/b"\noverrides = "x=1"\n')
-    pipeline, problems = parse_pipeline(read_toml(path))
-    assert not problems and pipeline is not None
-    assert pipeline.stages[0].overrides == ("x=1",)
 
 
 @pytest.mark.parametrize(
@@ -267,12 +205,6 @@ def test_a_file_as_large_as_a_manifest_may_be_is_read(tmp_path: Path, monkeypatc
     assert caught.value.found == f"{path.stat().st_size} bytes"
 
 
-def test_tables_and_lists_of_tables_of_ones_own_are_welcome_and_values_at_the_top_are_not(tmp_path: Path) -> None:
-    assert mistakes(tmp_path, '[step]\nid = "a"\n[own]\nx = 1\n[[more]]\ny = 1\n[[more]]\n') == []
-    found = mistakes(tmp_path, 'own = 1\nnone = []\nmixed = [1]\n[step]\nid = "a"\n')
-    assert [what.split("'")[1] for _, what, _ in found] == ["own", "none", "mixed"]
-
-
 def test_mistakes_of_several_kinds_are_told_together_and_each_once(tmp_path: Path) -> None:
     text = 'own = 1\n[step]\nid = "a"\n[[errors]]\nname = "e"\nrecovery = "r"\noverride = "no value"\n'
     assert [line for line, _, _ in mistakes(tmp_path, text)] == [1, 7]
@@ -287,14 +219,6 @@ def test_mistakes_of_several_kinds_are_told_together_and_each_once(tmp_path: Pat
     (tmp_path / "p.toml").write_text('stages = []\n[pipeline]\nname = "p"\n')
     _, problems = parse_pipeline(read_toml(tmp_path / "p.toml"))
     assert [problem.what for problem in problems] == ["'stages' has the wrong type"]
-
-
-def test_a_key_is_compared_with_those_that_a_file_may_have(tmp_path: Path) -> None:
-    for key in ("pack", "file", "hidden", "extra", "source", "config_dir"):
-        ((_, what, _),) = mistakes(tmp_path, f'{key} = "x"\n[step]\nid = "a"\n')
-        assert what == f"unknown key '{key}' at the top of a step manifest"
-    ((_, _, hints),) = mistakes(tmp_path, 'sourc = "x"\n[step]\nid = "a"\n')
-    assert not any("'source'" in hint for hint in hints)
 
 
 def test_a_rule_over_the_whole_file_is_told_at_the_table_that_it_names(tmp_path: Path) -> None:

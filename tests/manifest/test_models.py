@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.manifest.loader import parse_step, parse_types, read_toml
-from nemotron_steps.manifest.models import Constraint, Consumes, Produces, StepManifest, StepTable
+from nemotron_steps.manifest.loader import parse_step, read_toml
+from nemotron_steps.manifest.models import Produces, StepManifest
 
 STEP = """[step]
 id = "x/y"
@@ -78,18 +78,6 @@ def test_an_output_is_of_another_type_where_a_key_is_true(config: dict[str, Any]
     assert step.outputs["model"].type == "model"
 
 
-@pytest.mark.parametrize(
-    ("port", "varies"),
-    [
-        ('[[consumes]]\ntype = "a"\nunless = { k = "1" }\n', True),
-        ('[[produces]]\ntype = "a"\nbecomes = { k = "b" }\n', True),
-        ('[[consumes]]\ntype = "a"\n[[produces]]\ntype = "a"\n', False),
-    ],
-)
-def test_a_step_varies_where_its_config_decides_about_a_port(port: str, varies: bool, tmp_path: Path) -> None:
-    assert parsed(tmp_path, f'[step]\nid = "x"\n{port}').varies == varies
-
-
 def test_one_artifact_of_a_port_of_many_is_a_port_of_its_own(tmp_path: Path) -> None:
     step = parsed(tmp_path, STEP)
     port = step.inputs["b"].named("one")
@@ -105,40 +93,6 @@ def test_one_artifact_of_a_port_of_many_is_a_port_of_its_own(tmp_path: Path) -> 
     assert [line.rpartition(":")[2] for line in lines] == ["3", "7", "11"]
     assert step.where_input("c", "type") == f"{tmp_path / 'step.toml'}:12"
     assert [port.required for port in step.consumes] == [True] * 3 and step.produces[0].required
-
-
-def test_a_step_without_a_file_stands_on_the_first_line() -> None:
-    assert StepManifest(step=StepTable(id="x"), file=Path("f")).where("step") == "f:1"
-    assert StepManifest(step=StepTable(id="x")).step.version == "1"
-
-
-def test_configs_are_files_sorted_by_name(tmp_path: Path) -> None:
-    for number in reversed(range(12)):
-        (tmp_path / f"c{number:02}.yaml").touch()
-    (tmp_path / "folder.yaml").mkdir()
-    (tmp_path / "notes.yml").touch()
-    step = StepManifest(step=StepTable(id="x"), config_dir=tmp_path)
-    assert step.config_names == tuple(f"c{number:02}" for number in range(12))
-    assert StepManifest(step=StepTable(id="x"), config_dir=tmp_path / "nothing").config_names == ()
-    assert StepManifest(step=StepTable(id="x")).config_names == ()
-
-
-def test_a_hidden_step_goes_by_its_pack_too() -> None:
-    step = StepManifest(step=StepTable(id="a/b"), pack="p")
-    assert step.id == "a/b" and step.model_copy(update={"hidden": True}).id == "p:a/b"
-
-
-def test_bindings_are_a_key_for_the_folder_or_keys_for_files_in_it() -> None:
-    assert Consumes(type="t").bindings == {}
-    assert Consumes(type="t", bind="a.b").bindings == {"a.b": ""}
-    assert Consumes(type="t", bind={"a": "train.jsonl", "b": "val.jsonl?"}).bindings == {
-        "a": "train.jsonl",
-        "b": "val.jsonl?",
-    }
-
-
-def test_a_term_of_a_constraint_is_a_port_and_an_attribute_that_may_have_dots() -> None:
-    assert Constraint(same=("a.x.y", "b.x")).terms == (("a", "x.y"), ("b", "x"))
 
 
 @pytest.mark.parametrize(
@@ -168,12 +122,6 @@ def test_what_is_imported_is_named_by_module_and_object(key: str, tmp_path: Path
     for wrong in ("pkg.module", "pkg/module:name", "pkg:na me", ":name", "pkg:"):
         assert f"{key} must look like" in mistake(tmp_path, f'[step]\nid = "x"\n{key} = "{wrong}"\n')
     assert getattr(parsed(tmp_path, f'[step]\nid = "x"\n{key} = "pkg.module:name"\n').step, key) == "pkg.module:name"
-
-
-def test_a_validator_is_named_by_module_and_function(tmp_path: Path) -> None:
-    (tmp_path / "types.toml").write_text('[a]\nvalidator = "pkg.module"\n[b]\nvalidator = "pkg.module:check"\n')
-    types, (problem,) = parse_types(read_toml(tmp_path / "types.toml"))
-    assert list(types) == ["b"] and "validator must look like" in problem.what
 
 
 def test_a_stage_of_many_may_inherit_and_agree_by_the_port_it_has_in_the_file(tmp_path: Path) -> None:

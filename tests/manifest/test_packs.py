@@ -10,7 +10,7 @@ import pytest
 
 from nemotron_steps.errors import ManifestError, UnknownNameError
 from nemotron_steps.manifest.packs import builtin_pack_root, find_packs
-from nemotron_steps.manifest.registry import load_pipeline_file, load_registry
+from nemotron_steps.manifest.registry import load_registry
 from tests.manifest.packs_on_disk import read_packs, step_text, write_files
 
 TYPES = "[a]\n[b]\n"
@@ -84,13 +84,6 @@ def test_binary_and_unreadable_files_are_reported(tmp_path: Path) -> None:
         "gone.toml",
         "other.toml:1",
     ]
-
-
-def test_copies_with_the_same_content_are_one_step(tmp_path: Path) -> None:
-    roots = [write_files(tmp_path / n, {"manifests/a.toml": step_text("demo/x")}) for n in ("one", "two")]
-    registry = read_packs(*roots)
-    assert not registry.problems
-    assert registry.step("demo/x").file == roots[0] / "manifests/a.toml"
 
 
 def test_unknown_names_come_with_the_nearest(tmp_path: Path) -> None:
@@ -183,49 +176,8 @@ def test_unknown_parents_and_cycles_are_errors_and_the_rest_works(tmp_path: Path
     assert registry.types.is_a("d", "a")
 
 
-def test_unusable_conversions_are_left_out_with_a_warning(tmp_path: Path) -> None:
-    types = (
-        "[a]\nconvert_to = { b = 'c/absent', c = 'c/two_inputs', d = 'c/wrong_input', e = 'c/wrong_output' }\n"
-        "[b]\n[c]\n[d]\n[e]\n"
-    )
-    files = {
-        "manifests/types.toml": types,
-        "manifests/two.toml": step_text("c/two_inputs", "a", "c").replace(
-            "[[produces]]", '[[consumes]]\ntype = "b"\n[[produces]]'
-        ),
-        "manifests/wi.toml": step_text("c/wrong_input", "b", "d"),
-        "manifests/wo.toml": step_text("c/wrong_output", "a", "d"),
-    }
-    registry = read_packs(write_files(tmp_path / "p", files))
-    assert not registry.problems
-    assert [w.what.partition(": ")[2] for w in registry.warnings] == [
-        "there is no step 'c/absent'",
-        "step 'c/two_inputs' needs 2 inputs, not one",
-        "step 'c/wrong_input' takes 'b'",
-        "step 'c/wrong_output' produces no 'e'",
-    ]
-    assert registry.types.conversions("a") == ()
-
-
 @pytest.mark.parametrize(("ports", "warned"), [("", True), ("consumes", False), ("produces", False)])
 def test_a_step_without_any_port_is_a_warning(ports: str, warned: bool, tmp_path: Path) -> None:
     text = '[step]\nid = "x"\n' + (f'[[{ports}]]\ntype = "a"\n' if ports else "")
     registry = read_packs(write_files(tmp_path / "p", {"manifests/types.toml": "[a]\n", "manifests/x.toml": text}))
     assert ["neither consumes nor produces" in warning.what for warning in registry.warnings] == [True] * warned
-
-
-def test_pipeline_file_outside_a_pack_reports_every_mistake(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text('[pipeline]\nname = 3\n[[stages]]\nstep = "a"\nconfg = "x"\n')
-    with pytest.raises(ManifestError) as raised:
-        load_pipeline_file(path)
-    assert str(raised.value.where) == f"{path}:2"
-    assert any("unknown key 'stages[0].confg'" in hint and f"{path}:5" in hint for hint in raised.value.hints)
-
-
-def test_hidden_folders_and_configs_are_no_part_of_a_pack(tmp_path: Path) -> None:
-    files = {"manifests/types.toml": TYPES, "manifests/deep/x.toml": step_text("one/x")}
-    hidden = {f"manifests/{folder}/y.toml": step_text("one/y") for folder in (".git", "config", "__pycache__")}
-    one = write_files(tmp_path / "one", {**files, **hidden, "manifests/pyproject.toml": "[project]\n"})
-    (pack,) = find_packs(environ={"STEPS_PATH": str(one)}, cwd=tmp_path, installed=()).packs[1:]
-    assert [file.relative_to(pack.base).as_posix() for file in pack.files()] == ["types.toml", "deep/x.toml"]

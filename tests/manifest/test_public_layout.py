@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.manifest.index import build_index
-from nemotron_steps.manifest.packs import PackSearch, find_packs, open_pack
-from nemotron_steps.manifest.registry import Registry, load_registry
+from nemotron_steps.manifest.packs import PackSearch, open_pack
+from nemotron_steps.manifest.registry import Registry
 from tests.manifest.packs_on_disk import read_packs, write_files
 
 FILES = {
@@ -169,31 +169,12 @@ def test_fields_and_free_tables_are_kept(registry: Registry) -> None:
     assert step.step.entry is None
 
 
-def test_configs_are_beside_the_manifest(registry: Registry) -> None:
-    assert registry.step("tune/adapter").config_names == ("default", "tiny")
-    assert registry.step("bench").config_names == ()
-
-
 def test_types_relate_as_declared(registry: Registry) -> None:
     assert registry.types.is_a("clean_jsonl", "chat_jsonl")
     assert not registry.types.is_a("chat_jsonl", "clean_jsonl")
     assert [hop.step_id for hop in registry.types.path("weights_dist", "weights_hf") or ()] == ["convert/to_hf"]
     # Folding needs the base model as well, so it is never inserted by itself.
     assert registry.types.path("weights_lora", "weights_hf") is None
-
-
-def test_undeclared_types_are_warned_of_and_relate_to_themselves(registry: Registry) -> None:
-    undeclared = [w.what for w in registry.warnings if "not declared" in w.what]
-    assert len(undeclared) == 3
-    assert registry.types.is_a("undeclared_corpus", "undeclared_corpus")
-
-
-def test_beside_the_built_in_pack(tmp_path: Path) -> None:
-    root = write_files(tmp_path / "public", FILES)
-    search = find_packs(environ={"STEPS_PATH": str(root)}, cwd=tmp_path, installed=())
-    registry = load_registry(search)
-    assert not registry.problems
-    assert {"tune/adapter", "rl/nemo_rl/rlhf"} <= set(registry.steps)
 
 
 def test_index_rows(tmp_path: Path) -> None:

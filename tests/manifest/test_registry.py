@@ -41,27 +41,6 @@ def test_copies_are_one_step_wherever_they_lie_and_a_third_pack_hides_behind_bot
     assert "did you mean 'three:demo/x'?" in caught.value.hints
 
 
-def test_steps_are_listed_by_id(tmp_path: Path) -> None:
-    registry = packs(tmp_path, one={"types": TYPES, "a": step_text("z"), "b": step_text("c"), "c": step_text("k")})
-    assert list(registry.steps) == ["c", "k", "z"]
-
-
-@pytest.mark.parametrize(
-    ("name", "hints"),
-    [
-        ("grpo.max_num_steps", ()),  # an override without its sign
-        ("./grpo.max", ()),
-        (".hidden", ()),
-        ("qqqqqqqq", ()),
-        ("demo/xx", ("did you mean 'demo/x'?",)),
-    ],
-)
-def test_what_is_near_a_step_was_meant_as_it(name: str, hints: tuple[str, ...], tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError) as caught:
-        packs(tmp_path, one={"types": TYPES, "a": step_text("demo/x")}).step(name)
-    assert caught.value.hints == (*hints, "steps list")
-
-
 def test_a_broken_pipeline_is_told_by_the_name_of_its_file_and_one_without_a_table_is_one(tmp_path: Path) -> None:
     stages = '[[stages]]\nstep = "demo/x"\n'
     registry = packs(
@@ -129,11 +108,6 @@ def test_a_pack_whose_manifests_are_broken_holds_some(files: dict[str, str], wha
     assert [problem.what.partition(":")[0] for problem in loose(tmp_path, **files).problems] == whats
 
 
-def test_what_the_search_could_not_use_is_told_with_the_rest() -> None:
-    problem = ManifestError("it is not there")
-    assert load_registry(PackSearch((), (problem,))).problems == (problem,)
-
-
 @pytest.mark.parametrize("again", ["", "[z]\nis_a = ['a']\n"])
 def test_of_a_circle_what_the_latest_pack_said_first_goes(again: str, tmp_path: Path) -> None:
     registry = packs(tmp_path, one={"types": "[z]\nis_a = ['a']\n[a]\n"}, two={"types": f"[a]\nis_a = ['z']\n{again}"})
@@ -195,15 +169,6 @@ def test_a_converter_takes_what_the_type_is_and_makes_what_it_becomes(
     registry = packs(tmp_path, one={"types": types, "conv": f'[step]\nid = "conv"\n{ports}'})
     assert [warning.what.partition("'conv' ")[2] for warning in registry.warnings] == ([why] if why else [])
     assert bool(registry.types.conversions("a")) == (why is None)
-
-
-def test_a_converter_may_be_a_hidden_step(tmp_path: Path) -> None:
-    registry = packs(
-        tmp_path,
-        one={"types": "[a]\nconvert_to = { b = 'two:conv' }\n[b]\n", "conv": step_text("conv", "b", "a")},
-        two={"conv": step_text("conv", "a", "b")},
-    )
-    assert [hop.step_id for hop in registry.types.path("a", "b") or ()] == ["two:conv"]
 
 
 def test_the_hints_of_the_first_mistake_of_a_pipeline_file_come_first(tmp_path: Path) -> None:

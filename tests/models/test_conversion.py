@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemotron_steps.artifacts.validators import validate
-from nemotron_steps.errors import ArtifactError, UnsupportedError
+from nemotron_steps.errors import ArtifactError
 from nemotron_steps.models import huggingface
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.distributed_checkpoint import read_metadata
@@ -207,26 +207,6 @@ def test_a_missing_or_misshapen_tensor_is_named(checkpoint):
     with pytest.raises(ArtifactError, match="another shape") as caught:
         list(to_megatron({**weights, name: weights[name][:-1]}, architecture))
     assert (caught.value.where, caught.value.hints) == (None, ())  # of tensors in memory
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"model_type": "gpt2"},
-        {"attention_bias": True},
-        {"hidden_act": "gelu"},
-        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-        {"use_sliding_window": True},
-    ],
-)
-def test_what_is_not_computed_is_refused(change):
-    config = {
-        "model_type": "llama", "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1,
-        "intermediate_size": 8, "vocab_size": 8, "max_position_embeddings": 8,
-    }  # fmt: skip
-    assert Architecture.from_config(config).head_dim == 4
-    with pytest.raises(UnsupportedError):
-        Architecture.from_config({**config, **change})
 
 
 def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):

@@ -18,7 +18,7 @@ from nemotron_steps.models.architecture import Architecture, Mamba2
 from nemotron_steps.models.mapping import hf_shapes
 from tests.config.layout.memory.shapes import NANO_4B, NANO_30B, SUPER_120B
 from tests.models.checkpoints import write_tokenizer
-from tests.models.hybrid_twins import TWINS, hybrid_model, write_hybrid
+from tests.models.hybrid_twins import TWINS, write_hybrid
 
 NANO = {
     **NANO_30B,
@@ -112,29 +112,23 @@ def test_both_generations_of_config_files_say_the_same(name, tmp_path):
     assert (new.mtp_layers, new.mtp_pattern) == ((1, "*E") if name == "mtp" else (0, ""))
 
 
-def test_a_twin_has_nothing_that_is_equal_by_being_constant():
-    model = hybrid_model("latent")
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        assert tensor.std() > 0.01, name
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
         ({"num_hidden_layers": 51}, ArtifactError, "num_hidden_layers"),
-        ({"hybrid_override_pattern": "MX*Q", "num_hidden_layers": 4}, ArtifactError, "Q X in MX*Q"),
+        ({"hybrid_override_pattern": "MX*Q", "num_hidden_layers": 4}, ArtifactError, "found:    Q, X"),
         ({"layers_block_type": ["mamba", "rnn"], "num_hidden_layers": 2}, ArtifactError, "rnn"),
         ({"hybrid_override_pattern": None}, ArtifactError, "layers_block_type"),
         ({"ssm_state_size": None}, ArtifactError, "lacks ssm_state_size"),
-        ({"ssm_state_size": "many"}, ArtifactError, "ssm_state_size is no count"),
-        ({"chunk_size": 0}, ArtifactError, "chunk_size is no count"),
-        ({"hidden_size": 2688.5}, ArtifactError, "hidden_size is no count"),
-        ({"vocab_size": True}, ArtifactError, "vocab_size is no count"),
-        ({"head_dim": 0}, ArtifactError, "head_dim is no count"),
-        ({"num_nextn_predict_layers": -1}, ArtifactError, "num_nextn_predict_layers is no count"),
-        ({"n_group": 0}, ArtifactError, "n_group is no count"),
-        ({"topk_group": 0}, ArtifactError, "topk_group is no count"),
-        ({"num_experts_per_tok": 129}, ArtifactError, "num_experts_per_tok to at most 128"),
+        ({"ssm_state_size": "many"}, ArtifactError, "ssm_state_size must be a whole number"),
+        ({"chunk_size": 0}, ArtifactError, "chunk_size must be a whole number"),
+        ({"hidden_size": 2688.5}, ArtifactError, "hidden_size must be a whole number"),
+        ({"vocab_size": True}, ArtifactError, "vocab_size must be a whole number"),
+        ({"head_dim": 0}, ArtifactError, "head_dim must be a whole number"),
+        ({"num_nextn_predict_layers": -1}, ArtifactError, "num_nextn_predict_layers must be a whole number"),
+        ({"n_group": 0}, ArtifactError, "n_group must be a whole number"),
+        ({"topk_group": 0}, ArtifactError, "topk_group must be a whole number"),
+        ({"num_experts_per_tok": 129}, ArtifactError, "1 to 128"),
         ({"num_key_value_heads": 3}, ArtifactError, "num_key_value_heads to a divisor of 32"),
         ({"layer_norm_epsilon": "small"}, ArtifactError, "layer_norm_epsilon is out of range"),
         ({"time_step_limit": [1]}, ArtifactError, "time_step_limit is malformed"),
@@ -149,8 +143,8 @@ def test_a_twin_has_nothing_that_is_equal_by_being_constant():
         ({"hidden_size": 10**400}, ArtifactError, "hidden_size is larger than any model's"),
         ({"n_routed_experts": 10**9}, ArtifactError, "n_routed_experts is larger than any model's"),
         ({"num_nextn_predict_layers": 10**9}, ArtifactError, "num_nextn_predict_layers is larger than any model's"),
-        ({"norm_topk_prob": "false"}, ArtifactError, "norm_topk_prob is no truth value"),
-        ({"use_conv_bias": "false"}, ArtifactError, "use_conv_bias is no truth value"),
+        ({"norm_topk_prob": "false"}, ArtifactError, "norm_topk_prob must be true or false"),
+        ({"use_conv_bias": "false"}, ArtifactError, "use_conv_bias must be true or false"),
         ({"hybrid_override_pattern": 52}, ArtifactError, "hybrid_override_pattern is malformed"),
         ({"layers_block_type": "mamba"}, ArtifactError, "layers_block_type is malformed"),
         (
@@ -161,10 +155,19 @@ def test_a_twin_has_nothing_that_is_equal_by_being_constant():
         ({"mamba_num_heads": 60}, ArtifactError, "Mamba heads do not divide evenly over groups"),
         ({"n_group": 3}, ArtifactError, "experts do not divide evenly over router groups"),
         ({"n_group": 32, "topk_group": 1}, ArtifactError, "num_experts_per_tok"),
-        ({"n_group": 2, "topk_group": 4}, ArtifactError, "1 to n_group=2"),
-        ({"n_group": 128, "topk_group": 64}, ArtifactError, "router groups of one expert"),
+        ({"n_group": 2, "topk_group": 4}, ArtifactError, "1 to 2"),
+        ({"n_group": 128, "topk_group": 64}, ArtifactError, "1 to 64"),
         ({"mlp_hidden_act": "gelu"}, UnsupportedError, "mlp_hidden_act"),
-        ({"use_bias": True}, UnsupportedError, "use_bias"),
+        *(
+            ({key: value}, UnsupportedError, key)
+            for key, value in {
+                **dict.fromkeys(
+                    ("use_bias", "mamba_proj_bias", "mlp_bias", "attention_bias", "residual_in_fp32"), True
+                ),
+                "sliding_window": 4096,
+                "mamba_hidden_act": "gelu",
+            }.items()
+        ),
         ({"n_shared_experts": 2}, UnsupportedError, "n_shared_experts"),
     ],
 )
@@ -224,46 +227,6 @@ def test_older_names_of_sizes_are_read_wherever_sizes_are(tmp_path):
     assert facts.mamba_groups == read.mamba.num_groups == 4
 
 
-@pytest.mark.parametrize(
-    ("sizes", "keys"),
-    [
-        ({"tensor": 4, "expert": 8}, []),
-        ({"tensor": 8, "context": 2, "expert": 8}, []),  # a group of Mamba heads for two ranks
-        ({"tensor": 2, "pipeline": 2}, []),
-        ({"pipeline": 5}, []),  # 88 layers in stages of unequal length
-        ({"pipeline": 89}, ["pipeline_model_parallel_size"]),
-        ({"tensor": 16}, ["tensor_model_parallel_size"]),  # 8 groups
-        ({"expert": 3}, ["expert_model_parallel_size"]),
-        ({"tensor": 3}, ["tensor_model_parallel_size"] * 2),
-    ],
-)
-def test_layouts_that_do_not_divide_a_hybrid_are_refused(sizes, keys):
-    facts = dataclasses.replace(Architecture.from_config(SUPER).facts, key_value_heads=None)
-    found = model_violations(ParallelConfig(**sizes, sequence_parallel=True), facts)
-    assert [violation.key.rpartition(".")[2] for violation in found] == keys
-
-
-def test_context_parallel_ranks_share_a_group_of_mamba_heads_or_have_whole_ones():
-    def refused(context: int, groups: int, heads: int = 48) -> bool:
-        facts = ModelSpec("nemotron_h", mamba_heads=heads, mamba_groups=groups)
-        return any(model_violations(ParallelConfig(context=context), facts))
-
-    assert [refused(4, groups) for groups in (1, 2, 4, 8)] == [False] * 4
-    assert refused(4, 3) and refused(32, 8)
-
-
-def test_vllm_repeats_a_single_group_of_mamba_heads_and_never_one_of_several():
-    def refused(width: int, groups: int) -> list[str]:
-        facts = ModelSpec("nemotron_h", mamba_heads=16, mamba_groups=groups)
-        return [
-            violation.expected
-            for violation in model_violations(ParallelConfig(uses_vllm=True, generator_width=width), facts)
-        ]
-
-    assert refused(8, 8) == refused(8, 1) == refused(2, 4) == []
-    assert refused(8, 4) == ["a divisor of 4"]
-
-
 def test_vllm_is_refused_where_time_steps_are_bounded_and_the_embedded_generator_is_the_mend():
     sizes = ParallelConfig(samples=True, uses_vllm=True, generator_width=2)
     facts = dataclasses.replace(Architecture.from_config(NANO).facts, bounds_time_steps=True)
@@ -298,13 +261,6 @@ def test_the_dtensor_policy_cuts_no_hybrid_over_ranks(config):
     assert not any(model_violations(dataclasses.replace(sizes, tensor=1), facts))
 
 
-def test_vllm_cuts_shared_experts_however_the_others_are_spread():
-    facts = ModelSpec("nemotron_h", experts=8, mlp_width=64, shared_width=36)
-    for experts in (1, 8):
-        sizes = ParallelConfig(uses_vllm=True, generator_width=8, generator_experts=experts)
-        assert [violation.expected for violation in model_violations(sizes, facts)] == ["a divisor of 36"]
-
-
 def test_the_routers_bias_is_part_of_the_model_and_may_change_while_rollouts_are_sampled():
     facts = Architecture.from_config(NANO).facts
     sizes = ParallelConfig(samples=True, router_bias_update_rate=1e-3)
@@ -313,21 +269,3 @@ def test_the_routers_bias_is_part_of_the_model_and_may_change_while_rollouts_are
 
 
 OPTIONAL = ("n_shared_experts", "n_group", "topk_group", "norm_topk_prob", "mlp_hidden_act", "layer_norm_epsilon")
-
-
-@pytest.mark.parametrize("key", [*OPTIONAL, "num_hidden_layers", "tie_word_embeddings"])
-def test_a_key_that_is_left_out_stands_for_what_the_published_models_say(key):
-    short = {name: value for name, value in NANO.items() if name != key}
-    assert Architecture.from_config(short) == Architecture.from_config(NANO)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{key: True} for key in ("use_bias", "mamba_proj_bias", "mlp_bias", "attention_bias", "residual_in_fp32")]
-    + [{"sliding_window": 4096}, {"mamba_hidden_act": "gelu"}],
-    ids=str,
-)
-def test_what_no_hybrid_computes_is_refused_and_never_left_out(changes):
-    (key,) = changes
-    with pytest.raises(UnsupportedError, match=key):
-        Architecture.from_config({**NANO, **changes})

@@ -93,13 +93,6 @@ def test_prediction_tensors_pass_unread_through_a_policys_checkpoints(tmp_path):
         assert torch.equal(tensor, weights[name] * (1 if name.startswith("mtp.") else 2))
 
 
-def test_a_few_float32_tensors_do_not_make_a_float32_model(tmp_path):
-    as_on_the_hub(tmp_path / "hub")
-    write_hybrid("mtp", tmp_path / "start")  # in float32, as its config says
-    save_hf_checkpoint(tmp_path / "out", load_hf_weights(tmp_path / "hub").items(), tmp_path / "start")
-    assert json.loads((tmp_path / "out/config.json").read_text())["dtype"] == "bfloat16"
-
-
 def test_custom_code_in_a_hub_folder_is_never_run(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -142,18 +135,6 @@ def test_a_quantised_checkpoint_is_refused_with_what_to_take_instead(kind, tmp_p
     assert str(tmp_path) in caught.value.where
     assert "BF16" in caught.value.hints[0]
     assert {"config": "modelopt", "modelopt": "hf_quant_config.json", "tensor": "float8"}[kind] in str(caught.value)
-
-
-def test_a_missing_and_an_extra_tensor_are_named(tmp_path):
-    write_hybrid("latent", tmp_path)
-    weights, architecture = load_hf_weights(tmp_path), Architecture.from_folder(tmp_path)
-    name = "backbone.layers.1.mixer.experts.5.up_proj.weight"
-    with pytest.raises(ArtifactError, match="lacks the tensor " + name):
-        next(to_megatron({key: tensor for key, tensor in weights.items() if key != name}, architecture))
-    for extra in ("backbone.layers.1.mixer.up_proj.weight_scale", "backbone.layers.6.norm.weight"):
-        with pytest.raises(ArtifactError, match="no place for: " + extra) as caught:
-            next(to_megatron({**weights, extra: torch.ones(1)}, architecture))
-        assert caught.value.found == "1 more"
 
 
 def test_tensor_parallel_ranks_hold_their_heads_of_every_part(tmp_path):

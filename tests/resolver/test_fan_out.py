@@ -83,14 +83,6 @@ def test_several_axes_are_every_combination_and_a_shared_one_goes_together() -> 
     assert found["tune-2-0_1"].instance == Instance("tune", {"train.seed": "2", "train.lr": "0_1"})
 
 
-def test_a_stage_that_shares_one_axis_takes_all_of_the_other_at_a_port_of_many() -> None:
-    lr = axis("3", "4", keys=(("train", "lr"), ("compare", "lr")))
-    found = made((goal("train"), goal("compare", models__t="train")), axis("1", "2"), lr)
-    assert list(found)[4:] == ["compare-3", "compare-4"]
-    assert found["compare-4"].where["models.t-2"] == "p.toml:compare.models.t"
-    assert read(found["compare-4"]) == {"models.t-1": ("train-1-4", None), "models.t-2": ("train-2-4", None)}
-
-
 def test_an_input_fanned_out_over_takes_the_place_of_what_it_was_wired_to() -> None:
     inputs = axis("'a b:v1'", "./c.jsonl", keys=(("train", "inputs.rows"),))
     found = made((goal("make"), goal("train", rows="make", base="x:v1")), inputs)
@@ -99,13 +91,6 @@ def test_an_input_fanned_out_over_takes_the_place_of_what_it_was_wired_to() -> N
         "train-c": {"base": "x:v1", "rows": "./c.jsonl"},
     }
     assert found["train-c"].overrides == ()
-
-
-def test_an_input_fanned_out_over_does_not_fan_out_over_what_it_replaces() -> None:
-    inputs = axis("a:v1", "b:v1", keys=(("eval", "inputs.model"),))
-    found = made((goal("train"), goal("eval", model="train")), axis("1", "2"), inputs)
-    assert list(found) == ["train-1", "train-2", "eval-a_v1", "eval-b_v1"]
-    assert read(found["eval-a_v1"]) == {"model": "a:v1"}
 
 
 def test_what_is_given_to_a_fanned_out_stage_is_for_each_instance_and_for_no_other() -> None:

@@ -1,13 +1,76 @@
-"""A list of steps is connected by type: which output feeds which input, and which conversions are inserted."""
+"""Which output of a list of steps a port is connected to."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from nemotron_steps.errors import PlanError, StepsError
 from nemotron_steps.manifest.models import Consumes
 from nemotron_steps.resolver.plan import StepOutput, SuppliedInput
+from nemotron_steps.resolver.request import request_for_pipeline
 from nemotron_steps.resolver.sources import Chain, Produced
-from tests.resolver.worlds import World, pipeline, problems, types_of, wiring, world_of
+from tests.resolver.worlds import MANY, World, pipeline, problems, types_of, wiring, world_of
+
+TYPES = types_of(model="", hf=("model", {"mega": "up"}), mega="model", judge="hf", rows="", notes="", log="")
+STEPS = {
+    "rows": "-> rows",
+    "hf": "-> hf",
+    "mega": "-> mega",
+    "both": "-> notes mega hf",
+    "judge": "-> judge",
+    "log": "-> log",
+}
+
+
+def chosen(tmp_path: Path, port: Consumes, *steps: str) -> list[str]:
+    registry = world_of(tmp_path, TYPES, STEPS).registry
+    chain = Chain(TYPES)
+    for step in steps:
+        chain.add(step, registry.step(step))
+    return [f"{found.source.step_key}.{found.source.port}" for found in chain.candidates(port)]
+
+
+NEEDED, OPTIONAL = Consumes(type="mega"), Consumes(type="mega", required=False)
+
+
+@pytest.mark.parametrize(
+    ("port", "steps", "found"),
+    [
+        (NEEDED, ("mega", "hf", "rows"), ["hf.hf"]),
+        (NEEDED, ("mega", "both"), ["both.mega"]),
+        (NEEDED, ("rows",), []),
+        (NEEDED, (), []),
+        (OPTIONAL, ("mega", "hf"), ["mega.mega"]),
+        (OPTIONAL, ("mega", "rows", "log", "hf"), ["mega.mega"]),
+        (OPTIONAL, ("rows", "log", "hf"), []),
+        (OPTIONAL, ("hf",), []),
+        (Consumes(type="mega", auto=False), ("mega",), []),
+        (Consumes(type="hf", auto="judge"), ("judge", "hf"), ["judge.judge"]),
+        (Consumes(type="hf", auto="judge"), ("hf",), []),
+        (Consumes(type="model"), ("both",), ["both.mega", "both.hf"]),
+    ],
+)
+def test_the_nearest_step_and_of_its_outputs_the_one_with_the_fewest_conversions(
+    port: Consumes, steps: tuple[str, ...], found: list[str], tmp_path: Path
+) -> None:
+    assert chosen(tmp_path, port, *steps) == found
+
+
+def test_what_a_port_accepts_as_it_is_was_converted_on_purpose() -> None:
+    chain = Chain(TYPES, converted_from={"up": (SuppliedInput("x", "hf"), "hf")})
+    produced = Produced(StepOutput("up", "mega"), "mega")
+    assert chain.look_through(produced, Consumes(type="model")) == (StepOutput("up", "mega"), "mega")
+    assert chain.look_through(produced, Consumes(type="hf")) == (SuppliedInput("x", "hf"), "hf")
+
+
+def test_a_model_before_is_no_judge_where_a_port_asks_for_one(world: World) -> None:
+    found = problems(world, "sft_hf", "rlhf", inputs={"prompts": "prompts", "sft_hf.chats": "chats"})
+    assert found == [("E303", "nothing feeds 'judge' of rlhf")]
+    plan = world.plan("sft_hf", "rlhf", "rl", inputs={"prompts": "prompts", "judge": "hf", "sft_hf.chats": "chats"})
+    assert wiring(plan)["rlhf"]["judge"] == "hf"
 
 
 def test_a_list_is_connected_by_type(world: World) -> None:
@@ -23,24 +86,10 @@ def test_a_list_is_connected_by_type(world: World) -> None:
     assert plan.warnings == ()
 
 
-def test_nearest_producer_wins_even_if_it_must_be_converted(world: World) -> None:
-    plan = world.plan("prep/chats", "sft", "sft_hf", "rl", inputs={"prompts": "prompts"})
-    assert wiring(plan)["rl"]["policy"] == "convert/up.mega"
-    assert wiring(plan)["convert/up"]["hf"] == "sft_hf.model"
-    assert plan.warnings == ("nothing in this plan reads what sft produces",)
-
-
 def test_a_converter_in_the_list_is_looked_through(world: World) -> None:
     plan = world.plan("sft", "convert/down", "rl", inputs={"chats": "chats", "prompts": "prompts"})
     assert wiring(plan)["rl"]["policy"] == "sft.model"
     assert wiring(plan)["convert/down"] == {"mega": "sft.model"}
-
-
-def test_optional_ports_take_only_what_fits_as_it_is(world: World) -> None:
-    hf_first = world.plan("sft_hf", "sft", inputs={"sft_hf.chats": "chats", "sft.chats": "chats"})
-    assert wiring(hf_first)["sft"] == {"chats": "chats"}
-    mega_first = world.plan("rl", "sft", inputs={"prompts": "prompts", "policy": "mega", "chats": "chats"})
-    assert wiring(mega_first)["sft"]["model"] == "rl.model"
 
 
 def test_a_port_may_ask_for_a_narrower_type_in_lists(world: World) -> None:
@@ -52,22 +101,6 @@ def test_a_port_may_ask_for_a_narrower_type_in_lists(world: World) -> None:
     assert problems(world, "judge", "rlhf", inputs={"prompts": "prompts", "judge.chats": "chats"}) == [
         ("E303", "nothing feeds 'policy' of rlhf")
     ]
-
-
-def test_of_a_named_steps_outputs_the_one_with_the_fewest_conversions_is_taken(tmp_path: Path) -> None:
-    types = types_of(a={"b": "a2b"}, b={"c": "b2c"}, c="")
-    steps = {"make": "-> first:a second:b", "use": "c -> c", "a2b": "a -> b", "b2c": "b -> c"}
-    configs = {("use", None): {"inputs": {"c": {"step": "make"}}}}
-    plan = world_of(tmp_path, types, steps, configs=configs).plan("use")
-    assert wiring(plan) == {"make": {}, "b2c": {"b": "make.second"}, "use": {"c": "b2c.c"}}
-
-
-def test_chain_of_conversions(tmp_path: Path) -> None:
-    types = types_of(a={"b": "a2b"}, b={"c": "b2c"}, c="d", d="", sub="a")
-    steps = {"make": "-> sub", "use": "d -> d", "a2b": "a -> b", "b2c": "b -> c"}
-    plan = world_of(tmp_path, types, steps).plan("make", "use")
-    assert [s.key for s in plan] == ["make", "a2b", "b2c", "use"]
-    assert all(s.inserted == (s.key in ("a2b", "b2c")) for s in plan)
 
 
 def test_a_converter_uses_the_consumers_config_where_it_has_it(world: World, tmp_path: Path) -> None:
@@ -84,30 +117,64 @@ def test_a_converter_uses_the_consumers_config_where_it_has_it(world: World, tmp
     assert plan.step("convert/up").config_name == "default"
 
 
-def test_consumers_of_different_configs_share_a_converter_only_where_it_has_neither(
-    world: World, tmp_path: Path
-) -> None:
-    folder = world.registry.step("convert/up").config_dir
-    assert folder is not None
-    folder.mkdir(parents=True)
-    for name in ("tiny", "large"):
-        world.configs["rl", name] = {"inputs": {"policy": "hf", "prompts": "prompts"}}
-        world.configs["convert/up", name] = {}
-        (folder / f"{name}.yaml").write_text("{}\n")
-    stages = ({"name": name, "step": "rl", "config": name} for name in ("tiny", "large"))
-    plan = world.plan_pipeline(pipeline(*stages))
-    converters = {name: plan.step(wiring(plan)[name]["policy"].partition(".")[0]) for name in ("tiny", "large")}
-    assert {name: step.config_name for name, step in converters.items()} == {"tiny": "tiny", "large": "large"}
-    for name in ("tiny", "large"):
-        (folder / f"{name}.yaml").unlink()
-    stages = ({"name": name, "step": "rl", "config": name} for name in ("tiny", "large"))
-    plan = world.plan_pipeline(pipeline(*stages))
-    assert [step.key for step in plan] == ["convert/up", "tiny", "large"]
+@pytest.fixture
+def small(tmp_path: Path) -> World:
+    types = types_of(hf={"mega": "up"}, mega="", rows="", report="", judge="hf")
+    steps = {
+        "train": "rows base:mega? -> model:mega",
+        "tune": "rows base:mega -> model:mega",
+        "judge": "rows -> judge",
+        "compare": MANY,
+        "up": "hf -> mega",
+        "make": "-> rows",
+    }
+    return world_of(tmp_path, types, steps, artifacts={name: SuppliedInput(name, name) for name in types.types})
 
 
-def test_a_conversion_is_looked_through_only_for_a_port_that_takes_what_was_converted(world: World) -> None:
-    before = (SuppliedInput("hf"), "hf")
-    chain = Chain(world.registry.types, converted_from={"convert/up": before})
-    produced = Produced(StepOutput("convert/up", "mega"), "mega")
-    seen = {name: chain.look_through(produced, Consumes(type=name)) for name in ("hf", "mega", "report")}
-    assert seen == {"hf": before, "mega": (produced.source, "mega"), "report": (produced.source, "mega")}
+def told(world: World, *steps: str, **inputs: str) -> list[StepsError]:
+    with pytest.raises(PlanError) as caught:
+        world.plan(*steps, inputs={port.replace("__", "."): ref for port, ref in inputs.items()})
+    return list(caught.value.problems)
+
+
+def test_a_bare_input_goes_to_every_step_that_nothing_before_it_feeds(small: World) -> None:
+    plan = small.plan("train", "judge", inputs={"rows": "rows"})
+    assert wiring(plan) == {"train": {"rows": "rows"}, "judge": {"rows": "rows"}}
+    plan = small.plan("make", "train", inputs={"rows": "rows"})
+    assert wiring(plan) == {"make": {}, "train": {"rows": "rows"}}, "the only step that has it, though another feeds it"
+
+
+def test_an_input_that_each_step_gets_from_another_is_for_none_of_them(small: World) -> None:
+    (problem,) = told(small, "make", "train", "judge", rows="rows")
+    assert problem.what == "several steps of the request have an input 'rows', and each is fed by another step"
+    assert problem.hints == ("--input train.rows=rows", "--input judge.rows=rows")
+    plan = small.plan("make", "train", "judge", inputs={"judge.rows": "rows"})
+    assert wiring(plan) == {"make": {}, "train": {"rows": "make.rows"}, "judge": {"rows": "rows"}}
+
+
+def test_artifacts_of_a_port_of_many_are_for_the_one_step_that_has_it_or_the_one_that_is_named(small: World) -> None:
+    plan = small.plan("compare", inputs={"models.a": "hf", "compare.models.b": "judge", "models.c.d": "hf"})
+    assert wiring(plan) == {"compare": {"models.a": "hf", "models.c.d": "hf", "models.b": "judge"}} or set(
+        wiring(plan)["compare"]
+    ) == {"models.a", "models.b", "models.c.d"}
+    stages = ({"name": "one", "step": "compare"}, {"name": "two", "step": "compare"})
+    plan = small.plan_pipeline(pipeline(*stages), {"one.models.a": "hf", "compare.models.b": "judge"})
+    assert wiring(plan) == {
+        "one": {"models.a": "hf", "models.b": "judge"},
+        "two": {"models.b": "judge"},
+    }
+
+
+def test_an_input_of_a_stage_that_is_not_run_goes_to_what_reads_it(small: World) -> None:
+    stages = (
+        {"name": "make", "step": "make"},
+        {"name": "one", "step": "train", "inputs": {"rows": "make"}},
+        {"name": "two", "step": "judge", "inputs": {"rows": "make"}},
+    )
+    request = request_for_pipeline(pipeline(*stages), inputs={"rows": "rows"})
+    with pytest.raises(PlanError) as caught:
+        small.resolve(request)
+    assert "each is fed by another step" in caught.value.problems[0].what
+    first, *rest = request.goals
+    plan = small.resolve(replace(request, goals=(replace(first, earlier=True), *rest)))
+    assert wiring(plan) == {"one": {"rows": "rows"}, "two": {"rows": "rows"}}

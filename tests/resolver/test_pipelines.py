@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -74,27 +73,3 @@ def test_an_input_is_for_the_stage_whose_source_is_an_earlier_one_that_is_not_ru
         "second": {"prompts": "prompts", "policy": "mega"},
         "third": {"prompts": "prompts", "policy": "second.model"},
     }
-
-
-def test_pipeline_mistakes_come_together(world: World) -> None:
-    stages = (
-        {"name": "data", "step": "prep/prompts"},
-        {"name": "gone", "step": "no/such"},
-        {"name": "train", "step": "rl", "config": "huge"},
-        {"name": "use", "step": "rl", "inputs": {"prompts": "gone", "policy": "data", "wrong": "data"}},
-    )
-    with pytest.raises(PlanError) as raised:
-        world.plan_pipeline(pipeline(*stages))
-    assert [(p.code, p.what) for p in raised.value.problems] == [
-        ("E110", "there is no step 'no/such'"),
-        ("E200", "train: step 'rl' has no config 'huge'"),
-        ("E305", "use has no input 'wrong'"),
-        ("E301", "'policy' of use cannot take prompts"),
-    ]
-
-
-@pytest.mark.parametrize(("values", "fine"), [([1, True, 1.0, "1"], True), ([1, 1], False), (["a", "b", "a"], False)])
-def test_instances_of_a_stage_have_values_of_their_own(values: list[object], fine: bool) -> None:
-    stage: dict[str, object] = {"name": "first", "step": "rl", "fan_out": {"seed": values}}
-    with nullcontext() if fine else pytest.raises(ValueError, match="has a value twice"):
-        assert pipeline(stage).stages[0].fan_out == {"seed": tuple(values)}

@@ -47,13 +47,6 @@ def test_what_an_earlier_stage_would_have_left_is_missed_by_each_port() -> None:
     assert first.hints == ("--input b.rows=PATH", "--from a   # makes it")
 
 
-def test_an_earlier_stage_that_reads_another_is_told_once_by_the_one_that_is_read() -> None:
-    left = plan(step("a", True), step("b", True, rows="a"), step("c", rows="b"), goals=("c",))
-    with pytest.raises(PlanError) as caught:
-        without_absent(left)
-    assert whats(caught.value.problems) == ["'rows' of c is what b leaves"]
-
-
 def test_a_converter_of_what_is_absent_is_absent_for_the_stage_and_its_instances() -> None:
     instance = replace(step("train-1", True), instance=Instance("train", {"train.seed": "1"}))
     converters = [replace(step(key, m=source), inserted=True) for key, source in (("up", "train-1"), ("on", "up"))]

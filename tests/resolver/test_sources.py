@@ -1,7 +1,8 @@
-"""Where a port's artifact comes from at the corners: what is shared, looked through, absent or empty."""
+"""Where a port's artifact comes from."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import pytest
 
 from nemotron_steps.errors import PlanError
+from nemotron_steps.manifest.models import StepManifest
+from nemotron_steps.resolver.graph import with_references
 from nemotron_steps.resolver.plan import Instance, Plan, SuppliedInput
 from nemotron_steps.resolver.problems import AbsentInput
-from nemotron_steps.resolver.request import Request, request_for_pipeline, request_for_steps
+from nemotron_steps.resolver.request import Request, StepConfig, request_for_pipeline, request_for_steps
 from nemotron_steps.resolver.resolve import resolve
-from tests.resolver.worlds import MANY, World, pipeline, problems, types_of, wiring, world_of
+from tests.resolver.worlds import World, pipeline, problems, step_of, type_at, types_of, wiring, world_of
 
 
 def planned(world: World, request: Request, **options: Any) -> Plan:
@@ -39,24 +42,6 @@ def test_only_a_step_that_converts_is_looked_through(tmp_path: Path) -> None:
     world = world_of(tmp_path, types, steps)
     assert wiring(world.plan("make", "polish", "use"))["use"] == {"hf": "down.hf"}
     assert wiring(world.plan("make", "up", "use"))["use"] == {"hf": "make.hf"}
-
-
-def test_a_step_before_is_no_mismatch_for_an_input_of_many_which_only_lacks_a_name(tmp_path: Path) -> None:
-    world = world_of(tmp_path, types_of(hf="", report=""), {"train": "-> hf", "compare": MANY})
-    with pytest.raises(PlanError) as caught:
-        world.plan("train", "compare")
-    (problem,) = caught.value.problems
-    assert problem.what == "nothing feeds 'models' of compare"
-    assert problem.hints[0] == "--input models.NAME=PATH"
-
-
-def test_what_is_known_of_an_artifact_at_a_ports_key_is_checked(tmp_path: Path) -> None:
-    port = '[[consumes]]\nname = "model"\ntype = "hf"\nbind = "model"\nattributes = { tokenizer = "T1" }\n'
-    world = world_of(tmp_path, types_of(hf=""), {"use": port})
-    for tokenizer in ("T1", "T2"):
-        world.artifacts[tokenizer] = SuppliedInput(tokenizer, "hf", {"tokenizer": tokenizer})
-    assert wiring(world.plan("use", overrides=["model=T1"])) == {"use": {"model": "T1"}}
-    assert problems(world, "use", overrides=["model=T2"]) == [("E304", "'model' of use needs another tokenizer")]
 
 
 def test_an_artifact_that_is_not_here_is_an_error_and_part_of_a_plan_that_is_only_looked_at(world: World) -> None:
@@ -85,21 +70,6 @@ def test_the_port_that_comes_closest_to_the_step_before_is_told_as_its_mismatch(
     ]
 
 
-def test_an_input_is_named_with_its_step_where_another_stage_has_it_open_too(world: World) -> None:
-    stages = (
-        {"name": "one", "step": "rl", "inputs": {"prompts": {"ref": "prompts"}}},
-        {"name": "two", "step": "rl", "inputs": {"policy": "one"}},
-        {"name": "three", "step": "rlhf", "inputs": {"prompts": {"ref": "prompts"}}},
-    )
-    found = refused(world, request_for_pipeline(pipeline(*stages)))
-    assert [problem.hints[0] for problem in found] == [
-        "--input one.policy=PATH",
-        "--input prompts=PATH",
-        "--input three.policy=PATH",
-        "--input judge=PATH",
-    ]
-
-
 def test_a_stage_that_is_not_run_is_planned_as_it_is_where_something_reads_it(world: World) -> None:
     stages = (
         {"name": "data", "step": "prep/prompts"},
@@ -121,15 +91,228 @@ def test_a_stage_that_is_not_run_is_planned_as_it_is_where_something_reads_it(wo
     assert plan.step("first").because == "an earlier stage of p" and plan.step("first").instance == instance
 
 
-def test_a_stage_that_is_not_run_takes_many_artifacts_by_name_and_is_no_other_ones_to_feed(tmp_path: Path) -> None:
-    steps = {"compare": MANY, "use": "report -> report", "make": "-> hf"}
-    world = world_of(tmp_path, types_of(hf="", report=""), steps, artifacts={"x": SuppliedInput("x", "hf")})
-    stages = (
-        {"name": "make", "step": "make"},
-        {"name": "c", "step": "compare", "inputs": {"models.a": "make"}},
-        {"name": "use", "step": "use", "inputs": {"report": "c"}},
+DISTIL = """
+[[consumes]]
+name = "policy"
+type = "mega"
+bind = "policy"
+[[consumes]]
+name = "teachers"
+type = "mega"
+many = true
+bind = "teachers"
+[[produces]]
+name = "model"
+type = "mega"
+[[constraints]]
+description = "a teacher has another tokenizer"
+same = ["policy.tokenizer", "teachers.tokenizer"]
+"""
+
+
+@pytest.fixture
+def many_world(tmp_path: Path) -> World:
+    steps = {"distil": DISTIL, "train": " -> model:mega", "convert/up": "hf -> mega"}
+    types = types_of(mega="", hf={"mega": "convert/up"})
+    given = {
+        name: SuppliedInput(name, kind, {"tokenizer": tokenizer})
+        for name, kind, tokenizer in (("p", "mega", "T"), ("a", "mega", "T"), ("b", "hf", "T"), ("other", "mega", "U"))
+    }
+    return world_of(tmp_path, types, steps, artifacts=given)
+
+
+def test_a_config_names_the_artifacts_of_a_port_that_takes_many(many_world: World) -> None:
+    sources = {"one": {"step": "train", "config": "x"}, "two": "b"}
+    many_world.configs["distil", None] = {"inputs": {"policy": "p", "teachers": sources}}
+    many_world.configs["train", "x"] = {}
+    assert wiring(many_world.plan("distil")) == {
+        "train": {},
+        "convert/up": {"hf": "b"},
+        "distil": {"policy": "p", "teachers.one": "train.model", "teachers.two": "convert/up.mega"},
+    }
+
+
+def test_what_the_request_names_takes_the_place_of_what_the_config_does(many_world: World) -> None:
+    many_world.configs["distil", None] = {"inputs": {"policy": "p", "teachers": {"one": "b"}}}
+    plan = many_world.plan("distil", inputs={"teachers.mine": "a"})
+    assert wiring(plan) == {"distil": {"policy": "p", "teachers.mine": "a"}}
+
+
+@pytest.mark.parametrize("source", ["a", {"ref": "a"}, {"step": "train"}])
+def test_a_source_without_a_name_is_none_for_a_port_that_takes_many(source: object, many_world: World) -> None:
+    unnamed = [("E305", "'teachers' of distil takes several artifacts, each under a name")]
+    many_world.configs["distil", None] = {"inputs": {"policy": "p", "teachers": source}}
+    assert problems(many_world, "distil") == unnamed
+    many_world.configs["distil", None] = {"inputs": {"policy": "p"}}
+    assert problems(many_world, "distil", inputs={"teachers": "a"}) == unnamed
+    stages = ({"name": "train", "step": "train"}, {"name": "d", "step": "distil", "inputs": {"teachers": "train"}})
+    with pytest.raises(PlanError) as caught:
+        many_world.plan_pipeline(pipeline(*stages))
+    (problem,) = caught.value.problems
+    assert (problem.expected, problem.found) == ("inputs.teachers.NAME", "no name")
+
+
+def test_an_artifact_that_is_wired_and_given_under_one_name_is_the_given_one(many_world: World) -> None:
+    wired = {"policy": {"ref": "p"}, "teachers.x": "train", "teachers.y": {"ref": "b"}}
+    stages = ({"name": "train", "step": "train"}, {"name": "d", "step": "distil", "inputs": wired})
+    plan = many_world.plan_pipeline(pipeline(*stages), {"d.teachers.x": "a", "teachers.z": "a"})
+    assert wiring(plan)["d"] == {"policy": "p", "teachers.x": "a", "teachers.y": "convert/up.mega", "teachers.z": "a"}
+
+
+def test_a_constraint_on_a_port_that_takes_many_is_one_on_each(many_world: World) -> None:
+    with pytest.raises(PlanError) as caught:
+        many_world.plan("distil", inputs={"policy": "p", "teachers.mine": "a", "teachers.odd": "other"})
+    (problem,) = caught.value.problems
+    assert problem.code == "E304" and "another tokenizer" in problem.what
+    assert problem.expected == "teachers.odd.tokenizer = T (as policy.tokenizer)" and problem.found == "U"
+    assert problem.hints == ("--input teachers.odd=PATH   # another one",)
+
+
+RLHF = """
+[[consumes]]
+name = "judge"
+type = "hf"
+bind = "judge.model"
+unless = { "judge.backend" = "http" }
+[[produces]]
+name = "model"
+type = "mega"
+"""
+
+
+@pytest.fixture
+def judged(tmp_path: Path, world: World) -> World:
+    steps = {"judge": "-> model:hf", "rlhf": RLHF}
+    of_judge = {"judge": {"step": "judge"}}
+    return world_of(
+        tmp_path,
+        types_of(mega="", hf=""),
+        steps,
+        configs={
+            ("judge", None): {},
+            ("rlhf", None): {"judge": {"backend": "embedded", "model": None}, "inputs": of_judge},
+            ("rlhf", "served"): {"judge": {"backend": "http", "model": "org/name"}, "inputs": of_judge},
+        },
     )
-    request = request_for_pipeline(pipeline(*stages), inputs={"c.models.b": "x"})
-    goals = tuple(replace(goal, earlier=goal.name != "use") for goal in request.goals)
-    plan = planned(world, replace(request, goals=goals))
-    assert wiring(plan)["c"] == {"models.a": "make.hf", "models.b": "x"}
+
+
+def test_weights_of_a_served_judge_are_refused_where_they_are_given(judged: World) -> None:
+    with pytest.raises(PlanError) as caught:
+        judged.plan("rlhf", config="served", inputs={"judge": "weights"})
+    (problem,) = caught.value.problems
+    assert problem.what == "rlhf takes no 'judge' while judge.backend is http"
+    assert problem.where == "--input judge=weights" and problem.found == "judge.backend=http"
+
+
+def art(ref: str, field: str = "path") -> str:
+    return f"art\0{ref}\0{field}"
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> StepManifest:
+    ports = """
+[[consumes]]
+name = "prompts"
+type = "rows"
+bind = { "data.train" = "train.jsonl", "data.val" = "validation.jsonl|train.jsonl", "data.test" = "heldout.jsonl" }
+[[consumes]]
+name = "validation"
+type = "rows"
+bind = { "data.val" = "validation.jsonl" }
+[[consumes]]
+name = "model"
+type = "hf"
+bind = "model.path"
+[[consumes]]
+name = "unbound"
+type = "hf"
+"""
+    return step_of(tmp_path, "s", ports)
+
+
+def given(step: StepManifest, data: dict[str, Any], **more: Any) -> tuple[StepConfig, list[str]]:
+    values = {"data": data, "model": {"path": None}, **more.pop("values", {})}
+    before = copy.deepcopy(values)
+    config, problems = with_references(step, StepConfig(values, **more), "s")
+    assert values == before
+    return config, [f"{problem.code} {problem.found}" for problem in problems]
+
+
+@pytest.mark.parametrize(
+    ("data", "after"),
+    [
+        ({"train": art("a:v1")}, {"train": "a:v1"}),
+        ({"train": art("a:v1", "train"), "val": art("a:v1", "val")}, {"train": "a:v1", "val": None}),
+        ({"train": art("a:v1"), "test": art("a:v1", "test")}, {"train": "a:v1", "test": None}),
+        ({"train": art("a:v1"), "val": "mine"}, {"train": "a:v1", "val": "mine"}),
+        ({"train": "mine", "val": art("b:v1", "val")}, {"train": "mine", "val": "b:v1"}),
+        ({"train": "mine", "val": art("b:v1")}, {"train": "mine", "val": "b:v1"}),
+    ],
+)
+def test_an_input_is_fed_at_its_first_key_and_fills_the_others(
+    data: dict[str, Any], after: dict[str, Any], step: StepManifest
+) -> None:
+    config, problems = given(step, data)
+    assert (config.values["data"], problems) == (after, [])
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ({"train": art("a:v1"), "val": art("b:v1")}, ["E306 ${art:b:v1}"]),
+        ({"train": art("a:v1", "val")}, ["E305 ${art:a:v1,val}"]),
+        ({"train": art("a:v1"), "val": art("a:v1", "train")}, ["E305 ${art:a:v1,train}"]),
+        ({"train": art("a:v1"), "test": art("a:v1", "val")}, ["E305 ${art:a:v1,val}"]),
+        ({"test": art("a:v1", "test")}, ["E305 ${art:a:v1,test}"]),
+        ({"train": art("a:v1"), "seed": art("b:v1")}, ["E305 ${art:b:v1}"]),
+    ],
+)
+def test_what_no_input_is_fed_with_there_is_told(data: dict[str, Any], told: list[str], step: StepManifest) -> None:
+    assert given(step, data)[1] == told
+    assert given(step, data, inputs={"model": "x"})[1] == told
+
+
+SFT = """
+[[consumes]]
+name = "model"
+type = "mega"
+bind = "policy.checkpoint"
+[[produces]]
+name = "model"
+type = "mega"
+becomes = { "policy.peft.enabled" = "adapter" }
+"""
+
+
+@pytest.fixture
+def lora_world(tmp_path: Path, world: World) -> World:
+    types = types_of(mega="", hf={"mega": "convert/up"}, adapter={"hf": "merge"})
+    steps = {
+        "sft": SFT,
+        "rl": "policy:mega -> model:mega",
+        "convert/up": "hf -> mega",
+        "merge": "adapter base:hf? -> model:hf",
+    }
+    return world_of(
+        tmp_path,
+        types,
+        steps,
+        configs={("sft", None): {"policy": {"peft": {"enabled": True}}}, ("rl", None): {}},
+        artifacts={"mega": world.artifacts["mega"]},
+    )
+
+
+def test_an_adapter_is_merged_and_converted_on_its_way_to_a_checkpoint(lora_world: World) -> None:
+    plan = lora_world.plan("sft", "rl", inputs={"model": "mega"})
+    assert plan.step("sft").produces == {"model": "adapter"}
+    assert wiring(plan)["merge"] == {"adapter": "sft.model"}
+    assert wiring(plan)["convert/up"] == {"hf": "merge.model"}
+    assert wiring(plan)["rl"] == {"policy": "convert/up.mega"}
+    assert type_at(plan, plan.step("rl"), "policy") == "mega"
+
+
+def test_without_adapters_the_output_is_what_the_manifest_says(lora_world: World) -> None:
+    lora_world.configs["sft", None] = {"policy": {"peft": {"enabled": False}}}
+    plan = lora_world.plan("sft", "rl", inputs={"model": "mega"})
+    assert plan.step("sft").produces == {"model": "mega"}
+    assert wiring(plan)["rl"] == {"policy": "sft.model"}

@@ -11,16 +11,12 @@ import pytest
 
 from nemotron_steps.errors import DataError
 from nemotron_steps.rows.layouts import (
-    A_CHAT,
-    A_PAIR,
     Chat,
     imported_prompt,
-    prompt_layout,
     read_chat,
     read_pair,
     read_prompt,
     read_request,
-    sniff_row,
     without_padding,
 )
 from nemotron_steps.rows.messages import Message, written
@@ -95,15 +91,6 @@ def test_an_imported_prompt_is_a_request_and_every_column_survives(
     assert told == (asked if asked[0] == SYSTEM else [SYSTEM, *asked])
 
 
-def test_tools_and_calls_of_an_imported_prompt_reach_the_request() -> None:
-    call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}, "id": "c"}
-    turns = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "1"}]
-    row = {"messages": [*turns, ASSISTANT], "tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}
-    request = imported_prompt(row, "f:1")["responses_create_params"]
-    assert request == {"input": turns, "tools": [{"type": "function", "name": "f"}]}
-    assert imported_prompt({"messages": turns[:2]}, "f:1")["completion"] == [turns[1]]
-
-
 def test_the_column_that_is_named_is_the_prompt_of_a_row_of_nemo_gym_too() -> None:
     tools = [{"type": "function", "name": "look_up"}]
     row = {"responses_create_params": {"input": "no", "tools": tools}, "task": "1 + 1?"}
@@ -112,36 +99,6 @@ def test_the_column_that_is_named_is_the_prompt_of_a_row_of_nemo_gym_too() -> No
     assert imported_prompt({**row, "responses_create_params": json.dumps(row["responses_create_params"])}, "f:1") == row
     with pytest.raises(DataError, match="no column 'tusk'"):
         imported_prompt(row, "f:1", "tusk")
-
-
-@pytest.mark.parametrize(
-    ("row", "layout"),
-    [
-        ({"prompt": "", "question": "1 + 1?"}, ("table", "question")),
-        ({"question": " ", "problem": "1 + 1?"}, ("table", "problem")),
-        ({"messages": [], "instruction": "x"}, ("table", "instruction")),
-        ({"query": "x", "input": "y"}, ("table", "query")),
-        ({"prompt": "x", "data_source": "sums"}, ("verl", "prompt")),
-        ({"prompt": "x", "messages": [USER]}, ("trl", "prompt")),
-        ({"question": 3}, ("", "")),
-    ],
-)
-def test_a_column_that_holds_nothing_is_not_the_prompt(row: dict[str, Any], layout: tuple[str, str]) -> None:
-    assert prompt_layout(row) == layout
-
-
-@pytest.mark.parametrize(
-    ("row", "type_name"),
-    [
-        ({"responses_create_params": {}, "chosen": 1, "rejected": 2, "messages": []}, "rl_prompts"),
-        ({"chosen": 1, "rejected": 2, "messages": []}, "preference_pairs"),
-        ({"chosen": 1, "messages": [], "input_ids": [], "seq_start_id": []}, "sft_chats"),
-        ({"input_ids": [], "seq_start_id": []}, "packed_chats"),
-        ({"input_ids": []}, "training_jsonl"),
-    ],
-)
-def test_the_type_of_a_row_is_the_finest_whose_fields_it_has(row: dict[str, Any], type_name: str) -> None:
-    assert sniff_row(row) == type_name
 
 
 MANY = [USER, ASSISTANT, {"role": "user", "content": "And 2 + 2?"}]
@@ -278,13 +235,3 @@ def test_a_row_that_cannot_be_read_is_told_by_its_field(read: Any, row: dict[str
         read(row, "rows.jsonl:3")
     assert caught.value.where == f"rows.jsonl:3 field {field}".removesuffix(" field ")
     assert caught.value.hints[-1].startswith("sed -n 3p rows.jsonl")
-
-
-def test_the_longest_texts_are_offered_as_the_prompt_if_they_can_be_pasted() -> None:
-    with pytest.raises(DataError) as raised:
-        read_prompt({"id": "a", "the task": "a longer text", "task": "a long text", "kind": "text"}, "rows.jsonl:3")
-    assert raised.value.hints[:2] == ("prompt_column=task", "prompt_column=kind")
-
-
-def test_the_rows_that_errors_show_are_right() -> None:
-    assert read_chat(json.loads(A_CHAT), "") and read_pair(json.loads(A_PAIR), "")

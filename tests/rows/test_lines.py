@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.errors import DataError
-from nemotron_steps.rows import lines
-from nemotron_steps.rows.lines import agent_name, check_file, parse_row, read_rows, shown_fields
-
-
-def test_a_row_names_its_agent_where_it_has_one() -> None:
-    found = [agent_name(row) for row in ({"agent_ref": {"name": "math"}}, {"agent_ref": {}}, {"agent_ref": "math"}, {})]
-    assert found == ["math", None, None, None]
+from nemotron_steps.rows.lines import check_file, parse_row, read_rows
 
 
 def test_a_line_is_strict_json_or_what_python_reads_beside_and_blank_ones_are_none(tmp_path: Path) -> None:
@@ -49,30 +43,3 @@ def test_the_hints_for_a_line_that_is_no_json_take_it_out_or_show_it() -> None:
         parse_row(b"x\n", "rows.jsonl:7")
     assert [hint.split()[:2] for hint in caught.value.hints] == [["sed", "-i.bak"], ["sed", "-n"]]
     assert str(caught.value.found).startswith("x (")
-
-
-def test_a_line_as_long_as_a_row_may_be_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LONGEST_LINE", 10)
-    (tmp_path / "rows.jsonl").write_bytes(b'{"a": 10}\n{"a": 1}\n')
-    assert [row for _, row in read_rows(tmp_path / "rows.jsonl")] == [{"a": 10}, {"a": 1}]
-    (tmp_path / "rows.jsonl").write_bytes(b'{"a": 1}\n{"a": 100}\n')
-    with pytest.raises(DataError, match="too long") as caught:
-        list(read_rows(tmp_path / "rows.jsonl"))
-    assert caught.value.where == f"{tmp_path / 'rows.jsonl'}:2"
-
-
-def test_rows_may_be_as_large_as_a_million_tokens_are() -> None:
-    assert lines.LONGEST_LINE == 32 * 1024 * 1024
-
-
-def test_a_rows_fields_are_named_in_order_up_to_the_twelfth() -> None:
-    assert shown_fields({}) == "fields none" and shown_fields({"b": 1, "a": 2}) == "fields a, b"
-    assert shown_fields({f"{number:02}": 1 for number in range(13)}).endswith(", 11")
-
-
-def test_a_cut_line_shows_both_of_its_ends() -> None:
-    for length, shown in ((60, 60), (61, 59)):
-        with pytest.raises(DataError) as caught:
-            parse_row(b"[" + b"x" * (length - 2) + b"y", "f:1")
-        excerpt = str(caught.value.found).partition(" (")[0]
-        assert len(excerpt) == shown and excerpt.endswith("y") and (" … " in excerpt) == (length == 61)

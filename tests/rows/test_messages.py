@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.errors import DataError
-from nemotron_steps.rows.messages import RENDERING, read_messages, read_tools, texts_of, unpadded, written
+from nemotron_steps.rows.messages import read_messages, read_tools, written
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
 NULLABLE = {
@@ -196,18 +195,3 @@ def test_tools_are_read(given: Any, read: list[Any]) -> None:
 def test_tools_that_cannot_be_read_are_refused(given: Any, what: str) -> None:
     with pytest.raises(DataError, match=re.escape(what)):
         read_tools(given, "f:1", "tools")
-
-
-def test_a_message_as_plain_text_has_its_calls() -> None:
-    assert texts_of(said(content="x", tool_calls=[CALL])) == 'x\nf({"a": 1})'
-
-
-def test_padding_goes_at_every_depth_and_lists_keep_their_length() -> None:
-    assert unpadded({"a": None, "b": [{"c": None, "d": 0}, None]}) == {"b": [{"d": 0}, None]}
-
-
-def test_what_no_variable_of_a_template_may_be_called_is_what_rendering_takes() -> None:
-    from transformers import PreTrainedTokenizerBase
-
-    taken = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
-    assert (taken | {"messages"}) - {"documents"} == RENDERING

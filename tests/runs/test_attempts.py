@@ -25,7 +25,7 @@ from nemotron_steps.runs.report.data import read_report
 from nemotron_steps.runs.run_folder import RunFolder, get_run, read_events
 from nemotron_steps.runs.step_workdir import WorkFolder
 from tests.runs import runner_toy_steps
-from tests.runs.runner_toy_plan import TRAIN, make_plan, run
+from tests.runs.runner_toy_plan import make_plan, run
 
 Records = list[dict[str, Any]]
 
@@ -37,15 +37,6 @@ def states(result: Any) -> list[str]:
 def loaded(records: Records) -> list[int]:
     """The step at which each training began."""
     return [record["fields"]["step"] for record in records if record.get("name") == "loaded"]
-
-
-def test_a_submitted_run_starts_and_is_resumed_from_its_second_attempt_on(store: ArtifactStore) -> None:
-    RunFolder(store, "r1").create("toy", {})
-    records: Records = []
-    for _ in range(2):
-        run(store, records, resume="r1")
-    started = [record for record in records if record["kind"] == "run_started"]
-    assert [(record["resumed"], record["attempt"]) for record in started] == [(False, 1), (True, 2)]
 
 
 def test_a_run_that_goes_on_has_no_error_any_more(store: ArtifactStore) -> None:
@@ -222,35 +213,12 @@ def test_of_instances_that_fail_the_first_is_told(store: ArtifactStore, fails: t
     assert [step["state"] for step in get_run(store, "latest").steps.values()] == ["ran", "failed", "failed", "ran"]
 
 
-def test_a_step_is_told_its_id_and_its_run_and_its_artifacts_are_called_by_its_id(
-    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[tuple[str, str]] = []
-    train = runner_toy_steps.train
-    monkeypatch.setattr(
-        runner_toy_steps, "train", lambda context: (told.append((context.step_id, context.run_id)), train(context))
-    )
-    result = execute(instances(""), store)
-    assert told == [("toy/train", result.id)]
-    assert result.step("train-0").outputs["model"].ref == "toy/train/model:v1"
-
-
 def test_advice_is_marked_as_being_about_a_failure_or_not(store: ArtifactStore) -> None:
     records: Records = []
     run(store, records, train={"fail": "signal"})
     with pytest.raises(NonFiniteLossError):
         run(store, records, train={"fail": "nan"})
     assert [(r["name"], r["failure"]) for r in records if r["kind"] == "hint"] == [("kl_spike", False), ("nan", True)]
-
-
-def test_a_steps_own_hints_come_before_its_manifests(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def train(context: StepContext[Any]) -> None:
-        raise NonFiniteLossError("the loss is NaN", hints=("look at row 7",))
-
-    monkeypatch.setattr(runner_toy_steps, "train", train)
-    with pytest.raises(NonFiniteLossError) as caught:
-        run(store)
-    assert caught.value.hints == ("look at row 7", "steps=3   # nan: lower the learning rate")
 
 
 def fails_outside(error: Exception) -> Callable[[dict[str, Any]], None]:
@@ -303,14 +271,6 @@ def test_a_remote_home_has_what_ran_while_the_rest_still_works_and_no_more_is_br
     assert not list((tmp_path / "there").rglob("weights.json"))
 
 
-def test_an_output_of_another_version_of_a_step_says_so(store: ArtifactStore) -> None:
-    newer = TRAIN.model_copy(update={"step": TRAIN.step.model_copy(update={"version": "2"})})
-    plan = make_plan()
-    made = execute(replace(plan, steps=(plan.steps[0], replace(plan.steps[1], manifest=newer))), store)
-    producer = made.step("toy/train").outputs["report"].producer
-    assert producer is not None and (producer.step_version, producer.port) == ("2", "report")
-
-
 def test_what_is_cached_says_who_made_it_and_what_it_came_to(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,15 +315,6 @@ def test_what_is_reused_keeps_who_made_it_and_the_run_that_reuses_it_names_its_o
     assert [edge.ref for edge in model.inputs] == ["toy/make/rows:v1"]
     own = run(store, rows="mine:v1", force=True)
     assert not own.nothing_ran and own.step("toy/train").outputs["model"].ref == model.ref
-
-
-def test_a_step_that_goes_on_from_its_checkpoint_says_so(store: ArtifactStore) -> None:
-    records: Records = []
-    with pytest.raises(StepFailedError):
-        run(store, records, train={"fail": "bug"})
-    run(store, records, train={"fail": "bug"})
-    started = [record for record in records if (record["kind"], record["step"]) == ("step_started", "toy/train")]
-    assert [record["resumed"] for record in started] == [False, True]
 
 
 def test_a_full_disk_stops_every_instance(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,9 @@ from nemotron_steps.artifacts.records import sealed
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.manifest.models import Consumes, StepManifest
 from nemotron_steps.resolver.plan import PlannedStep
-from nemotron_steps.runs import cache, depends
-from nemotron_steps.runs.cache import cache_key, recall, verify_entries, with_cached
+from nemotron_steps.runs import cache
+from nemotron_steps.runs.cache import recall, verify_entries, with_cached
+from nemotron_steps.runs.cache_key import _pop_all, cache_key
 from tests.runs.runner_toy_plan import TRAIN, make_plan, run
 
 
@@ -193,6 +194,6 @@ def test_the_order_in_which_a_config_is_written_makes_no_other_key() -> None:
 
 def test_a_key_of_any_name_is_left_out_of_all_of_them() -> None:
     values = {"teachers": {"x": {"layout": 1, "dtype": 2}, "y": {"layout": 3}, "z": None}, "layout": 4}
-    depends._pop_all(values, ["teachers", "*", "layout"])
-    depends._pop_all(values, ["absent", "*", "layout"])
+    _pop_all(values, ["teachers", "*", "layout"])
+    _pop_all(values, ["absent", "*", "layout"])
     assert values == {"teachers": {"x": {"dtype": 2}, "y": {}, "z": None}, "layout": 4}

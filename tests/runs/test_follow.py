@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.runs.follow import Follower, StepSeen
+from nemotron_steps.runs.report.follow import Follower, StepSeen
 
 
 def write(folder: Path, name: str, *records: dict[str, Any]) -> None:

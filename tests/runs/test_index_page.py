@@ -102,17 +102,6 @@ def test_sizes_and_times_sort_by_what_they_are_and_not_by_what_they_read_as(tmp_
     ]
 
 
-def test_how_long_a_run_took_is_told_where_it_is_known(tmp_path):
-    took = {"killed": (10.0, 100.0), "done": (10.0, 100.0), "failed": (10.0, 9.0)}
-    runs = [RunInfo(status, "n", status, created=at, updated=until) for status, (at, until) in took.items()]
-    text = render_index("home", runs, [], tmp_path, tmp_path)
-    assert re.findall(r'<td data-by="(90.0|0.0)">(.*?)</td>', text) == [
-        ("0.0", ""),
-        ("90.0", "1 min 30 s"),
-        ("0.0", ""),
-    ]
-
-
 def test_what_is_not_there_is_named_and_not_linked(tmp_path):
     edges = (Edge("rows", "e" * 64, "rows:v1"), Edge("policy", "f" * 64))
     made = Artifact("t", "d", tmp_path / "gone", name="n", version=1, inputs=edges)
@@ -122,13 +111,6 @@ def test_what_is_not_there_is_named_and_not_linked(tmp_path):
     assert "<code>toy</code>" in text
 
 
-def test_the_newest_come_first(tmp_path):
-    runs = [RunInfo(name, created=created) for name, created in (("old", 1.0), ("new", 3.0), ("middle", 2.0))]
-    made = [Artifact("t", "d", tmp_path, name=each.id, version=1, created=each.created) for each in runs]
-    text = render_index("home", runs, made, tmp_path, tmp_path)
-    assert re.findall(r'<tr><td data-by="([^"]*)"', text) == ["new", "middle", "old", "new:v1", "middle:v1", "old:v1"]
-
-
 def test_a_run_has_the_whole_of_what_was_asked_and_the_error_that_it_ended_with(tmp_path):
     request = {"targets": ["a", "b"], "config": "tiny", "over": ["a.seed=1,2"], "overrides": ["b.x=two words"]}
     info = RunInfo("r", "n", "failed", request, error={"what": "the loss is NaN"})
@@ -136,20 +118,6 @@ def test_a_run_has_the_whole_of_what_was_asked_and_the_error_that_it_ended_with(
     (cell,) = re.findall(r"<code>(a b .*?)</code>(.*?)</td>", text)
     assert unescape(cell[0]) == "a b -c tiny --over a.seed=1,2 'b.x=two words'"
     assert cell[1] == '<div class="note">the loss is NaN</div>'
-
-
-def test_an_artifact_says_where_it_is_from(tmp_path):
-    made = [
-        Artifact("t", "d", tmp_path, name="n", version=1, producer=Producer("toy/make", "rows", "run-1")),
-        Artifact("t", "d", tmp_path, name="n", version=2, source="/data/mine.jsonl"),
-        Artifact("t", "d", tmp_path, name="n", version=3),
-    ]
-    text = render_index("home", [], made, tmp_path, tmp_path)
-    assert re.findall(r'<td data-by="(?:toy/make)?">(.*?)</td>', text) == [
-        'toy/make <div class="note">run-1</div>',
-        "added from /data/mine.jsonl",
-        "added",
-    ]
 
 
 def test_what_runs_and_users_wrote_is_text(tmp_path):

@@ -15,7 +15,7 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError, DataError
 from nemotron_steps.manifest.models import Constraint, Consumes, StepManifest, StepTable
 from nemotron_steps.manifest.typegraph import ArtifactType, TypeGraph
-from nemotron_steps.runs.step_workdir import bound_values, check_inputs, filled_config, name_users_files, open_input
+from nemotron_steps.runs.step_workdir import bound_values, check_inputs, name_users_files, open_input
 from tests.artifacts.checkpoint_files import write_hf
 
 
@@ -114,22 +114,6 @@ def test_bindings_take_the_files_there_are_and_refuse_those_that_must_be(store: 
     assert bound_values(planned("training_jsonl", a="train.jsonl|test.jsonl"), {"model": without}) == {}
     first = bound_values(planned("training_jsonl", a="validation.jsonl|train.jsonl"), {"model": without})
     assert first == {"a": str(without.jsonl("validation"))}
-
-
-def test_a_bound_key_is_filled_in_though_its_section_is_not_there(store: ArtifactStore, tmp_path: Path) -> None:
-    artifact = store.open(store.reference(write_hf(tmp_path / "m")))
-    step = planned(**{"data.train.path": ""})
-    assert filled_config(step, {"model": artifact}) == {"data": {"train": {"path": str(artifact.path)}}, "steps": 3}
-    assert step.config == {"data": None, "steps": 3}
-
-
-def test_a_path_may_be_below_the_users_folder(
-    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    write_hf(tmp_path / "m")
-    found = open_input(planned(), "model", source("~/m"), store)
-    assert found is not None and found.path == tmp_path / "m"
 
 
 def test_an_artifact_of_the_home_that_is_broken_or_of_no_such_version_is_told_as_that(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,23 +15,6 @@ from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import Plan, StepOutput, SuppliedInput
 from nemotron_steps.runs import prerequisites
 from tests.runs.runner_toy_plan import TRAIN, make_plan
-
-
-def test_only_steps_that_are_still_to_run_are_asked_about_their_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(config: Any, inputs: Any) -> None:
-        raise DataError("no rows")
-
-    monkeypatch.setattr(prerequisites, "imported", lambda reference, planned: check)
-    monkeypatch.setattr(prerequisites, "validated_config", lambda planned, opened: None)
-    manifest = SimpleNamespace(step=SimpleNamespace(preflight="steps.own:check"))
-    planned: Any = SimpleNamespace(key="own", cached={"rows": "digest"}, manifest=manifest, inputs={})
-    plan: Any = [planned]
-    nothing: Any = None
-    prerequisites.refuse_unusable_data(plan, nothing, nothing)
-    planned.cached = None
-    with pytest.raises(PlanError) as caught:
-        prerequisites.refuse_unusable_data(plan, nothing, nothing)
-    assert [problem.what for problem in caught.value.problems] == ["no rows"]
 
 
 def a_plan(*configs: dict[str, Any], cached: tuple[int, ...] = (), **fields: Any) -> Plan:
@@ -56,9 +38,13 @@ def without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
 
 
+def refuse_unready(plan: Plan, store: Any = None, types: TypeGraph | None = None) -> None:
+    prerequisites.refuse_unready(plan, store, types or TypeGraph())
+
+
 def refused(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     with pytest.raises(PlanError) as caught:
-        prerequisites.refuse_missing(plan)
+        refuse_unready(plan)
     return [
         (problem.what.partition(", which")[0], problem.where or "", problem.hints) for problem in caught.value.problems
     ]
@@ -75,8 +61,8 @@ def test_every_package_that_a_step_still_to_run_asks_for_is_named_by_its_key(wit
         "pip install 'nemotron-steps[vllm]'",
         "policy.generation.backend=embedded   # does without",
     )
-    prerequisites.refuse_missing(a_plan(ray, vllm, cached=(0, 1)))
-    prerequisites.refuse_missing(a_plan({"backend": {"name": "x"}, "other": "ray"}))
+    refuse_unready(a_plan(ray, vllm, cached=(0, 1)))
+    refuse_unready(a_plan({"backend": {"name": "x"}, "other": "ray"}))
 
 
 def test_gpus_are_asked_for_unless_a_cluster_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +80,7 @@ def test_gpus_are_asked_for_unless_a_cluster_has_them(tmp_path: Path, monkeypatc
     assert prerequisites.needs_of(next(iter(a_plan({"env": {"nemo_gym": None}})))) == {}
     for device in ("dxg", "kfd", "nvidia0"):
         (tmp_path / device).touch()
-        prerequisites.refuse_missing(a_plan(on_gpus))
+        refuse_unready(a_plan(on_gpus))
         (tmp_path / device).unlink()
     (tmp_path / "nvidia0").touch()
     for hidden in ("", "-1"):
@@ -141,14 +127,14 @@ def test_what_a_step_or_its_environments_declare_is_asked_before_its_prompts_are
     plan = a_plan({"env": {"nemo_gym": {"environments": settings}}}, manifest=manifest)
     steps = tuple(replace(step, inputs={rows.name: StepOutput("made", "rows")}) for step in plan)
     if not needed:
-        return prerequisites.refuse_missing(Plan(steps, ("t0",)))
+        return refuse_unready(Plan(steps, ("t0",)))
     ((found, _, hints),) = refused(Plan(steps, ("t0",)))
     assert found == f"t0 needs {needed}" and hints[0]
     known = tuple(
         replace(s, inputs={rows.name: SuppliedInput("x", attributes={"environments": ["mcqa"]})}) for s in steps
     )
     if settings:
-        prerequisites.refuse_missing(Plan(known, ("t0",)))
+        refuse_unready(Plan(known, ("t0",)))
 
 
 def test_every_step_without_code_that_is_still_to_run_is_named() -> None:
@@ -173,8 +159,9 @@ def test_a_preflight_gets_every_port_and_what_it_says_of_a_copy_names_the_users_
     checked = TRAIN.model_copy(update={"step": TRAIN.step.model_copy(update={"preflight": "steps.own:check"})})
     store.add(tmp_path / "mine.jsonl", name="mine")
     plain, first, second = make_plan(rows="mine").steps[0], make_plan(rows="mine").steps[0], make_plan().steps[1]
-    steps = (plain, replace(first, manifest=checked), replace(second, key="again", manifest=checked))
+    done = replace(first, key="done", manifest=checked, cached={"rows": "x:v1"})
+    steps = (plain, replace(first, manifest=checked), replace(second, key="again", manifest=checked), done)
     with pytest.raises(PlanError) as caught:
-        prerequisites.refuse_unusable_data(Plan(steps=steps, goals=()), store, TypeGraph())
+        refuse_unready(Plan(steps=steps, goals=()), store, TypeGraph())
     assert [inputs["rows"] is not None for inputs in given] == [True, False]
     assert [problem.where for problem in caught.value.problems] == [f"{tmp_path}/mine.jsonl:1", "None:1"]

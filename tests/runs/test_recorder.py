@@ -107,19 +107,6 @@ def test_every_text_of_every_problem_of_an_error_is_masked(recorder: Recorder) -
         assert each.hints == ("key ***", "fine") and each.args == ("key ***",)
 
 
-def test_logging_that_is_louder_than_usual_stays_so_while_the_run_works(recorder: Recorder) -> None:
-    own = logging.getLogger("nemotron_steps")
-    level, handlers = own.level, list(own.handlers)
-    try:
-        for before, during in ((logging.DEBUG, logging.DEBUG), (logging.NOTSET, logging.INFO)):
-            own.setLevel(before)
-            with recorder.capture_logging():
-                assert own.level == during
-            assert own.level == before and own.handlers == handlers
-    finally:
-        own.setLevel(level)
-
-
 def test_a_row_is_told_without_its_end_and_one_that_is_not_there_not_at_all(tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text("a" * 4000 + "\n" + "b" * 4001 + "\n")

@@ -16,14 +16,13 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import DataError, EngineError, NonFiniteLossError
 from nemotron_steps.runs.recorder import row_at
 from nemotron_steps.runs.report.data import StepReport, _apply_metrics, read_report
-from nemotron_steps.runs.report.page import render_page, write_comparison, write_report
+from nemotron_steps.runs.report.page import render_page, write_report
 from nemotron_steps.runs.report.svg import (
     Node,
     curve,
     headlines,
     nice_ticks,
     plan_graph,
-    tick_labels,
 )
 from tests.runs.report_samples import metrics_of, section
 from tests.runs.runner_toy_plan import run
@@ -156,13 +155,6 @@ def test_report_of_a_failed_run_has_the_error_and_the_advice(store: ArtifactStor
     assert "error[" not in text and "attempt 2" in text
 
 
-def test_report_of_a_cached_run_shows_the_curves_of_the_run_that_made_it(store: ArtifactStore) -> None:
-    first = run(store)
-    page = page_of(run(store).folder)
-    assert f"from run {first.id}" in page.text
-    assert any(name == "data-points" for _, name, _ in page.attributes)
-
-
 def test_a_sample_that_a_resumed_run_reports_again_is_shown_once(store: ArtifactStore) -> None:
     result = run(store)
     with (result.folder / "samples.jsonl").open("a") as file:
@@ -227,12 +219,6 @@ def test_an_error_that_is_about_no_row_shows_none(where: str | None) -> None:
     assert row_at(where) == ""
 
 
-def test_a_long_row_is_cut_in_its_middle(tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_text('{"a": "' + "x" * 100_000 + '"}\n')
-    row = row_at(f"{tmp_path}/x.jsonl:1")
-    assert len(row) < 5000 and row.startswith('{"a"') and row.endswith('"}')
-
-
 def test_report_can_be_written_again_when_artifacts_are_gone(store: ArtifactStore) -> None:
     import shutil
 
@@ -254,7 +240,6 @@ def test_report_can_be_written_again_when_artifacts_are_gone(store: ArtifactStor
 def test_ticks_that_lie_close_together_have_the_digits_to_tell_them_apart(
     low: float, high: float, labels: list[str]
 ) -> None:
-    assert tick_labels(nice_ticks(low, high, 3)) == labels
     drawn = curve([(1, low), (2, high)], "a metric")
     assert re.findall(r'text-anchor="end">([^<]*)', drawn)[: len(labels)] == labels
 
@@ -265,7 +250,7 @@ def test_ticks_are_round_and_cover_the_range(low: float, span: float, count: int
     ticks = nice_ticks(low, low + span, count)
     tolerance = 1e-6 * max(abs(low), abs(low + span), 1e-9)
     assert ticks == sorted(ticks) and 2 <= len(ticks) <= count + 3
-    assert len(set(tick_labels(ticks))) == len(set(ticks))
+    assert len({f"{tick:.12g}" for tick in ticks}) == len(set(ticks))
     assert ticks[0] <= low + tolerance and ticks[-1] >= low + span - tolerance
 
 
@@ -305,17 +290,6 @@ def test_samples_show_what_the_judge_said(store: ArtifactStore) -> None:
     text = " ".join(page_of(result.folder).text.split())
     said = 'judge compared as answer 1 of 2 reasoning it is <b>short</b> {"score_1": 4} [[YES]]'
     assert f"{said} step 1 · reward 1" in text
-
-
-def test_runs_are_compared_over_each_other(store: ArtifactStore) -> None:
-    first, second = run(store), run(store, train={"steps": 6})
-    path = write_comparison([first.folder, second.folder], store)
-    page = Page(path.read_text())
-    text = " ".join(page.text.split())
-    assert path.parent == first.folder and first.id in text and second.id in text
-    paths = [value for tag, name, value in page.attributes if tag == "path" and name == "style"]
-    assert len(set(paths)) == 2 and len(paths) % 2 == 0
-    assert "last values metric" in text and "loss 0.1 step 10 0.1667 step 6" in text
 
 
 def test_texts_of_a_node_end_where_its_box_does() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from nemotron_steps.artifacts.models import Artifact, Edge, FileRecord
-from nemotron_steps.runs.report.data import StepReport
-from nemotron_steps.runs.report.page import render_page
+from nemotron_steps.runs.report.data import RunReport, StepReport
+from nemotron_steps.runs.report.page import render_comparison, render_page
 from tests.runs.report_samples import run_report
 
 
@@ -58,18 +58,6 @@ def test_what_was_asked_for_stands_before_what_it_needed() -> None:
     assert re.findall(r"<h3>(\w+)</h3>", page_of(needed, asked)) == ["train", "make"]
 
 
-def test_the_plan_marks_inserted_steps_and_times_those_that_ran() -> None:
-    states = {"make": "ran", "convert": "ran", "train": "cached"}
-    steps = [
-        StepReport(key, {"inserted": True} if key == "convert" else {}, state=state, seconds=10.0)
-        for key, state in states.items()
-    ]
-    page = page_of(*steps)
-    notes = dict(re.findall(r"<title>(\w+)</title>.*?<text class=\"note\"[^>]*>([^<]*)</text>", page))
-    assert notes == {"make": "ran · 10 s", "convert": "ran · 10 s · inserted", "train": "cached · 10 s"}
-    assert re.findall(r'bar-name">(\w+)<.*?<em>(\d+ %)', page) == [("make", "50 %"), ("convert", "50 %")]
-
-
 def test_a_failure_outside_any_step_has_its_traceback() -> None:
     error = {"code": "E999", "what": "it broke", "where": "here", "expected": None, "found": "x", "hints": ["try"]}
     page = page_of(StepReport("a", {}), error=error, traceback="Traceback of the run", status="failed")
@@ -113,33 +101,6 @@ def test_a_sample_shows_its_text_and_what_it_says_beside_it() -> None:
     assert "<pre>one\ntwo</pre>" in turns
 
 
-def test_more_of_a_change_is_told_below_it_and_a_table_has_gaps() -> None:
-    summary = {
-        "reward": {"before": 0.25, "after": 0.5, "better": "higher", "held_out": 7},
-        "sizes": {"x": {"rows": 1}, "y": {"words": 2}},
-        "splits": {"train": 8, "validation": 2},
-        "names": ["a", "b"],
-    }
-    page = page_of(StepReport("a", {}, summary=summary))
-    assert '<span class="good">+0.25 (+100 %)</span><div class="note">held out 7</div>' in page
-    assert '<tr><td>x</td><td class="value">1</td><td class="value"></td></tr>' in page
-    assert "splits <b>train 8, validation 2</b> · names <b>a, b</b>" in page
-
-
-def test_the_fourth_attribute_folds_them_away(tmp_path: Path) -> None:
-    for count, folded in ((3, False), (4, True)):
-        artifact = Artifact("toy", "d" * 64, tmp_path, dict.fromkeys("abcd"[:count], 1), (), "n", 1)
-        page = page_of(StepReport("a", {}, outputs={"model": "n:v1"}), artifacts={"n:v1": artifact})
-        assert (f"<summary>{count} attributes</summary>" in page) is folded
-        assert '<span class="note">0 files</span>' in page
-
-
-def test_an_attempt_is_numbered_from_the_second_on_and_one_step_is_one() -> None:
-    one = StepReport("a", {}, state="ran")
-    assert "attempt" not in page_of(one, config="x: 1").partition("<main>")[0]
-    assert " · attempt 2 · " in page_of(one, attempts=2) and " · 1 step ran · " in page_of(one)
-
-
 def test_the_plan_says_where_inputs_are_from_and_times_only_what_ran() -> None:
     inputs = {"rows": {"step": "make"}, "policy": {"ref": "m:v1"}}
     steps = [
@@ -162,3 +123,55 @@ def test_where_time_went_is_told_of_a_step_without_curves_and_the_last_error_has
     assert "<dt>where</dt><dd>here</dd><dt>expected</dt><dd>rows</dd><dt>found</dt><dd>none</dd>" in page
     silent = StepReport("a", {}, error={"what": "x"})
     assert "<pre>of the run</pre>" in page_of(silent, error=error, traceback="of the run")
+
+
+Points = list[tuple[float, float]]
+
+
+def run(run_id: str, **curves: dict[str, Points]) -> RunReport:
+    """A run of steps with these curves each."""
+    return run_report(*(StepReport(key, {}, curves=each) for key, each in curves.items()), id=run_id)
+
+
+def test_the_table_has_each_runs_last_value_and_a_gap_where_it_has_none() -> None:
+    runs = [
+        run("one", train={"loss": [(1.0, 0.5), (2.0, 0.25)], "lr": [(1.0, 0.1)]}),
+        run("two", train={"loss": [(1.0, 4.0), (2.0, 3.0)]}),
+    ]
+    page = render_comparison(runs)
+    assert re.findall(r"<th>(.*?)</th>", page) == ["metric", "one", "two"]
+    rows = re.findall(r'<tr><td>(.*?)</td><td class="value">(.*?)</td><td class="value">(.*?)</td></tr>', page)
+    assert rows == [
+        ("loss", '0.25 <span class="note">step 2</span>', '3 <span class="note">step 2</span>'),
+        ("lr", '0.1 <span class="note">step 1</span>', ""),
+    ]
+
+
+def test_a_step_that_one_run_alone_has_is_not_compared() -> None:
+    shared = {"loss": [(1.0, 0.5)]}
+    page = render_comparison([run("one", train=shared, make=shared), run("two", train=shared, evaluate=shared)])
+    assert re.findall(r"<h2>(\w+)</h2>", page) == ["train"]
+    assert "no step is in two of the runs" in render_comparison([run("one", train=shared), run("two", make=shared)])
+
+
+def test_curves_are_on_one_scale_that_goes_up_and_to_the_right() -> None:
+    page = render_comparison(
+        [run("one", train={"loss": [(1.0, 0.0), (3.0, 2.0)]}), run("two", train={"loss": [(2.0, 1.0), (3.0, 1.0)]})]
+    )
+    one, two = (
+        [tuple(map(float, point.split(","))) for point in path.split("L")]
+        for path in re.findall(r'<path class="line" style="[^"]*" d="M([^"]*)"', page)
+    )
+    assert one[0][0] < two[0][0] < one[1][0] == two[1][0]
+    assert one[0][1] > two[0][1] > one[1][1], "an SVG counts from the top"
+    dots = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', page)
+    assert [tuple(map(float, dot)) for dot in dots] == [one[-1], two[-1]]
+
+
+def test_more_runs_than_colours_share_them_and_what_is_no_number_is_left_out() -> None:
+    runs = [run(f"r{at}", train={"loss": [(1.0, 1.0), (2.0, float("nan"))]}) for at in range(8)]
+    page = render_comparison(runs)
+    colours = re.findall(r'<li><span style="color:([^"]+)">', page)
+    assert len(colours) == 8 and len(set(colours)) == 6 and colours[6:] == colours[:2]
+    paths = re.findall(r'<path class="line" style="[^"]*" d="M([^"]*)"', page)
+    assert len(paths) == 8 and {path.split(",")[0] for path in paths} == {f"{44 + (300 - 44 - 10) / 2:.1f}"}

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from nemotron_steps.runs.seed_stats import Outcome, spread_tables
+from nemotron_steps.runs.report.seed_stats import Outcome, spread_tables
 
 
 @pytest.mark.parametrize("reward", [math.nan, "nan", math.inf, "inf", "-inf"])  # as reported, and as records have it

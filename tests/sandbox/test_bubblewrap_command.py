@@ -15,7 +15,7 @@ import pytest
 
 from nemotron_steps.errors import SandboxError
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, bubblewrap
-from nemotron_steps.sandbox.bubblewrap import FIRST_UID, HIDDEN, UIDS_PER_PROCESS, BubblewrapSandbox, Descriptors
+from nemotron_steps.sandbox.bubblewrap import FIRST_UID, UIDS_PER_PROCESS, BubblewrapSandbox, Descriptors
 from nemotron_steps.sandbox.process import Ended, Watch
 
 LIMITED = Limits(cpu_s=7, memory_bytes=11, processes=13, file_bytes=17, scratch_bytes=19, open_files=29)
@@ -28,60 +28,6 @@ def command(sandbox: BubblewrapSandbox | None = None, files: dict[str, int] | No
 def after(words: list[str], option: str, count: int = 1) -> list[list[str]]:
     """The values of an option, each time it is given."""
     return [words[at + 1 : at + 1 + count] for at, word in enumerate(words) if word == option]
-
-
-def test_a_program_has_an_environment_of_its_own() -> None:
-    environment = dict(after(command(), "--setenv", 2))
-    assert environment == {
-        "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
-        "HOME": "/scratch",
-        "TMPDIR": "/scratch",
-        "LANG": "C.UTF-8",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-    }
-    assert {"--clearenv", "--die-with-parent"} <= set(command())
-
-
-def test_a_program_sees_four_devices_its_own_descriptors_and_no_file_that_tells_of_the_host() -> None:
-    words = command()
-    assert after(words, "--dev-bind", 2) == [[f"/dev/{name}"] * 2 for name in ("null", "full", "random", "urandom")]
-    links = {place: target for target, place in after(words, "--symlink", 2) if place.startswith("/dev/")}
-    assert links == {
-        "/dev/stdin": "/proc/self/fd/0",
-        "/dev/stdout": "/proc/self/fd/1",
-        "/dev/stderr": "/proc/self/fd/2",
-        "/dev/fd": "/proc/self/fd",
-    }
-    hidden = {place for source, place in after(words, "--ro-bind", 2) if source == "/dev/null"}
-    assert hidden == {f"/proc/{name}" for name in HIDDEN if Path(f"/proc/{name}").exists()}
-    assert {"keys", "key-users", "kcore", "kallsyms", "kmsg"} <= set(HIDDEN)
-    assert after(words, "--hostname") == [["sandbox"]] and words.index("--proc") < words.index("/dev/null")
-
-
-def test_every_limit_is_the_kernels_and_both_folders_are_bounded() -> None:
-    words = command()
-    prlimit = {
-        word.partition("=")[0]: word.partition("=")[2] for word in words if word.startswith("--") and "=" in word
-    }
-    limits = {"--core": "1:1", "--as": "11", "--nproc": "13", "--fsize": "17", "--cpu": "7:8", "--nofile": "29"}
-    assert limits.items() <= prlimit.items()
-    assert after(words, "--size", 3) == [["19", "--tmpfs", "/tmp"], ["19", "--tmpfs", "/scratch"]]
-    assert words.index("--core=1:1") < words.index("bwrap") < words.index("--as=11")
-    whole = BubblewrapSandbox().command(["x", "a b"], LIMITED, Descriptors(10, 11, {}))
-    assert whole[-3:] == ["sh", "x", "a b"]
-
-
-def test_what_is_laid_for_a_program_is_its_own_and_lies_in_folders_that_are_made_first() -> None:
-    words = command(files={"a/b/c": 20, "d": 21})
-    made = [word[0] for word in after(words, "--dir") if word[0].startswith("/scratch")]
-    assert made == ["/scratch/a", "/scratch/a/b"]
-    assert after(words, "--file", 2) == [["20", "/scratch/a/b/c"], ["21", "/scratch/d"]]
-    modes = [before for before, word in pairwise(words) if word == "--file"]
-    assert modes == ["0666", "0666"] and words.index("/scratch/a/b") < words.index("--file")
-    assert words[words.index("--chdir") + 1] == "/scratch" and after(words, "--remount-ro") == [["/"]]
 
 
 def test_further_folders_are_shown_read_only_below_folders_that_anybody_may_enter(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.sandbox import Limits, Outcome, process
-from nemotron_steps.sandbox.memory import TreeMemory, _kernel, _pages
+from nemotron_steps.sandbox.memory import TreeMemory, _pages
 from nemotron_steps.sandbox.process import Ended, run_process
 
 
@@ -142,12 +142,6 @@ def test_spent_processor_time_shows_in_how_a_program_ended(
     assert found.result().exit_code == (code if outcome is Outcome.EXITED else None)
     limited = found.result(Outcome.MEMORY_LIMIT)
     assert (limited.outcome, limited.exit_code, limited.stderr) == (Outcome.MEMORY_LIMIT, None, "err")
-
-
-def test_the_memory_of_a_process_is_its_pages_swap_tables_and_stacks() -> None:
-    fields = {"RssAnon": 10, "VmSwap": 5, "VmPTE": 3, "Threads": 2, "RssFile": 99}
-    assert (_pages(fields), _kernel(fields)) == (15 * 1024, 3 * 1024 + 2 * 16 * 1024)
-    assert _pages({}) == _kernel({}) == 0
 
 
 def test_a_tree_is_counted_from_its_own_proc_and_folders(tmp_path: Any) -> None:
@@ -327,86 +321,6 @@ def test_a_pipe_whose_other_end_the_program_used_itself_is_waited_for_again(monk
     monkeypatch.setattr(process._Run, "_serve", too_late)
     found = ended("time.sleep(1); print(len(sys.stdin.read()))", b"x" * 100 * process.CHUNK)
     assert (found.outcome, found.stdout) == (Outcome.EXITED, f"{100 * process.CHUNK}\n")
-
-
-def a_memory(monkeypatch: pytest.MonkeyPatch, fields: Any) -> TreeMemory:
-    """Of two processes, whose files have these fields; a file that has none is an error."""
-    memory = object.__new__(TreeMemory)
-
-    def read(self: TreeMemory, path: str) -> dict[str, int]:
-        found = fields[path]
-        if isinstance(found, Exception):
-            raise found
-        return dict(found)
-
-    monkeypatch.setattr(TreeMemory, "_fields", read)
-    monkeypatch.setattr(TreeMemory, "_in_folders", lambda self: 1000)
-    monkeypatch.setattr(os, "listdir", lambda folder: ["1", "2", "self", "stat"])
-    memory._proc = 0
-    return memory
-
-
-def test_what_processes_share_is_counted_once_where_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = {"RssAnon": 100, "Threads": 1}
-    fields: dict[str, Any] = {f"{pid}/status": held for pid in (1, 2)}
-    fields |= {"1/net/sockstat": {"sockets": 3}}
-    fields |= {"1/smaps_rollup": {"Pss_Anon": 50, "Pss": 90, "SwapPss": 5}, "2/smaps_rollup": {"Pss": 40}}
-    memory = a_memory(monkeypatch, fields)
-    others = 1000 + 3 * 208 * 1024 + 2 * 16 * 1024
-    quick, exact = others + 200 * 1024, others + 95 * 1024
-    assert [memory.held(limit) for limit in (quick + 1, quick, quick - 1)] == [quick, quick, exact]
-    fields["2/smaps_rollup"] = PermissionError()
-    assert memory.held(1) == others + (55 + 100) * 1024
-    fields["2/smaps_rollup"] = ProcessLookupError()
-    assert memory.held(1) == others + 55 * 1024
-    fields["2/status"] = FileNotFoundError()
-    fields["1/net/sockstat"] = FileNotFoundError()
-    assert memory.held(1) == 1000 + 16 * 1024 + 55 * 1024
-
-
-def test_the_fields_of_a_file_are_its_last_numbers(tmp_path: Path) -> None:
-    memory = object.__new__(TreeMemory)
-    (tmp_path / "status").write_text(
-        "VmSwap:\t  12 kB\nThreads:\t3\nUid:\t0\t1\t2\nCpus:\t0-3\nsockets: used 7\nName:\n"
-    )
-    memory._proc = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        assert memory._fields("status") == {"VmSwap": 12, "Threads": 3, "Uid": 2, "sockets": 7}
-    finally:
-        os.close(memory._proc)
-
-
-def test_only_a_run_at_rest_is_looked_at_seldom_and_the_end_of_its_rest_is_heard() -> None:
-    rest = process.Rest()
-    run = object.__new__(process._Run)
-    run._memory_bytes, run._rest, run._outcome = 1 << 51, rest, None
-
-    class Held:
-        def held(self, limit: int) -> float:
-            return 0.0
-
-    held: Any = Held()
-    for begin, pause in ((False, 0.1), (True, 1.0)):
-        if begin:
-            rest.begin()
-        run._look(held, 100.0)
-        assert run._next_look == pytest.approx(100.0 + pause)
-    assert not select.select([rest.over], [], [], 0)[0]
-    rest.end()
-    assert not rest.resting and select.select([rest.over], [], [], 0)[0]
-    before = time.monotonic()
-    run._rested(rest)
-    assert before <= run._next_look <= time.monotonic() and not select.select([rest.over], [], [], 0)[0]
-    rest.close()
-    rest.end()  # of a run that nobody watches any more
-
-
-def test_of_several_ends_that_are_seen_together_the_first_counts() -> None:
-    run = object.__new__(process._Run)
-    run._outcome = None
-    for outcome in (Outcome.OUTPUT_LIMIT, Outcome.EXITED, Outcome.TIMEOUT):
-        run._over(outcome)
-        assert run._outcome is Outcome.OUTPUT_LIMIT
 
 
 def test_a_process_that_cannot_be_watched_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

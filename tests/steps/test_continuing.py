@@ -10,12 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from nemotron_steps.config.schema.dpo import DpoConfig
-from nemotron_steps.config.schema.opd import OpdConfig
-from nemotron_steps.config.schema.rl import RlConfig
-from nemotron_steps.config.schema.sft import GenRmConfig, SftConfig
-from nemotron_steps.config.validation import has_key, operational_keys
-from nemotron_steps.runs.cache import cache_key
+from nemotron_steps.runs.cache_key import cache_key
 from nemotron_steps.session.run_request import RunRequest
 from nemotron_steps.session.session import Session
 
@@ -63,27 +58,3 @@ def test_a_cache_key_depends_on_what_a_step_makes_and_not_on_how_it_runs(overrid
     (planned,) = (s for s in bench.plan(RunRequest(targets=("rl/nemo_rl/rlvr",), config="tiny")) if "rlvr" in s.step_id)
     changed = replace(planned, config=bench.compose(planned.step_id, "tiny", (override,)).values)
     assert (cache_key(changed, {}) == cache_key(planned, {})) is same
-
-
-def test_a_teachers_own_layout_is_how_a_step_runs_and_its_precision_what_it_makes(tmp_path):
-    bench = Session(home=str(tmp_path))
-    section = "on_policy_distillation.non_colocated_teachers"
-    (planned,) = (s for s in bench.plan(RunRequest(targets=("rl/nemo_rl/opd",), config="tiny")) if "opd" in s.step_id)
-
-    def key(layout: str, *overrides: str) -> str:
-        apart = (f"{section}.enabled=true", f"+{section}.teacher_overrides.reasoning={{{layout}}}", *overrides)
-        values = bench.compose(planned.step_id, "tiny", apart).values
-        return cache_key(replace(planned, config=values), {})
-
-    key_of_two = key("tensor_model_parallel_size: 2")
-    assert key("tensor_model_parallel_size: 4, sequence_parallel: true") == key_of_two
-    assert key("gpus_per_node: 2", f"{section}.default_teacher_cfg.micro_batch_size=1") == key_of_two
-    assert key("precision: bfloat16") != key_of_two
-
-
-@pytest.mark.parametrize("schema", [RlConfig, SftConfig, GenRmConfig, DpoConfig, OpdConfig])
-def test_the_marked_keys_exist_and_name_no_path_that_a_step_reads(schema):
-    keys = operational_keys(schema)
-    assert {"cluster", "checkpointing", "policy.train_micro_batch_size"} <= set(keys)
-    assert all(has_key(schema, key) for key in keys)
-    assert not [key for key in keys if key.startswith(("data", "policy.checkpoint", "grpo", "loss_fn", "sft", "dpo"))]

@@ -38,10 +38,6 @@ def of_judge(folder: str, role: str = JUDGE, **settings: Any) -> dict[str, Any]:
     return {"env": {"nemo_gym": {role: {"responses_api_models": {"vllm_model": vllm_model}}}}}
 
 
-def of_safety_judge(folder: str) -> dict[str, Any]:
-    return of_judge(folder, "safety_model")
-
-
 READERS: dict[tuple[str, str], Given] = {
     ("convert/merge_adapter", "base"): lambda folder: {"base": folder},
     ("data_prep/difficulty", "model"): of_model,
@@ -52,11 +48,6 @@ READERS: dict[tuple[str, str], Given] = {
     ("sft/automodel", "model"): of_policy,
 }
 """(step, port) → a config that has the folder, as the port's binding puts it there."""
-BY_CONFIG = [(step, of_safety_judge) for step in (
-    "data_prep/difficulty", "eval/model_eval", "eval/stages", "rl/nemo_rl/opd", "rl/nemo_rl/rlhf", "rl/nemo_rl/rlvr",
-    "rl/nemo_rl/swe",
-)]  # fmt: skip
-"""Steps with judges that no port brings."""
 
 
 def preflight(step: str, given: dict[str, Any]) -> Callable[[dict[str, Artifact | None]], None]:
@@ -91,18 +82,6 @@ def refusal(look: Callable[[dict[str, Artifact | None]], None], **inputs: Artifa
     return caught.value
 
 
-def test_every_port_of_hub_folders_is_looked_at() -> None:
-    """But the one that every step's preflight would convert: hf_to_megatron looks at its input itself."""
-    ports = {
-        (table["step"]["id"], port.get("name", port["type"]))
-        for file in MANIFESTS.rglob("*.toml")
-        if "step" in (table := tomllib.loads(file.read_text()))
-        for port in table.get("consumes", ())
-        if port["type"] == "checkpoint_hf"
-    }
-    assert ports == {*READERS, ("convert/hf_to_megatron", "checkpoint_hf")}
-
-
 @pytest.mark.parametrize(
     ("tensors", "told"),
     [
@@ -122,31 +101,10 @@ def test_a_tensor_that_is_not_the_models_is_named_with_its_folder(
     assert str(hub) in error.hints[0] and error.hints[0].startswith("hf download MODEL")
 
 
-@pytest.mark.parametrize(("step", "given"), [
-    *((step, given) for (step, _), given in READERS.items()), *BY_CONFIG,
-])  # fmt: skip
-def test_no_step_starts_a_run_with_a_folder_that_lacks_a_tensor(step: str, given: Given, hub: Path) -> None:
-    look = preflight(step, given(str(hub)))
-    look({})
-    change(hub, **{NORM: None})
-    assert f"lacks the tensor {NORM}" in refusal(look).what
-
-
 @pytest.mark.parametrize(("step", "port"), [each for each in READERS if each[0] != "eval/stages"])
 def test_what_an_earlier_step_will_make_is_not_looked_at(step: str, port: str, hub: Path) -> None:
     change(hub, **{NORM: None})
     preflight(step, READERS[step, port](str(hub)))({port: None})
-
-
-def test_a_tensor_in_two_files_is_named_with_commands_that_leave_one(hub: Path) -> None:
-    save_file({NORM: torch.ones(64)}, hub / "old one.safetensors")
-    look = preflight("eval/model_eval", of_model(str(hub)))
-    error = refusal(look)
-    assert NORM in error.what and error.found == "model.safetensors and old one.safetensors"
-    old = f"'{hub}/old one.safetensors'"
-    assert f"mv {old} {old}.unused   # leaves that of model.safetensors" in error.hints
-    (hub / "old one.safetensors").rename(hub / "old one.safetensors.unused")
-    look({})
 
 
 def test_an_adapters_own_base_is_looked_at_where_none_is_given(hub: Path, tmp_path: Path) -> None:
@@ -208,9 +166,3 @@ def test_what_vllm_refuses_of_a_model_that_no_plan_saw_is_refused_before_a_run(
         with pytest.raises(ConfigError) as caught:
             preflight("eval/model_eval", asked(width, longest))({})
         assert caught.value.where == key and caught.value.hints[0].startswith(hint)
-
-
-def test_a_judge_that_somebody_else_serves_has_no_folder_here(hub: Path) -> None:
-    change(hub, **{NORM: None})
-    served = of_judge(str(hub), backend="http", base_url="http://127.0.0.1:1/v1")
-    preflight("rl/nemo_rl/rlvr", served)({})

@@ -63,16 +63,3 @@ def test_swe_trains_a_hybrid_and_what_it_made_is_evaluated(tmp_path):
     model = ("--input", "model=rl/nemo_rl/swe/model:latest")
     steps("run", "eval/model_eval", "-c", str(tmp_path / "grade.yaml"), *model, *inputs, home=home)
     assert summaries(home)["eval/model_eval"]["samples"] == 8
-
-
-@pytest.mark.chain
-def test_an_evaluation_without_held_out_rows_says_what_it_reads(tmp_path):
-    """A file of rows alone is what is trained on."""
-    write_hybrid("dense", tmp_path / "hf", max_position_embeddings=1024)
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row(0)) + "\n")
-    (tmp_path / "grade.yaml").write_text(EVAL)
-    inputs = ("--input", f"prompts={tmp_path / 'rows.jsonl'}", "--input", f"model={tmp_path / 'hf'}")
-    said = steps(
-        "run", "eval/model_eval", "-c", str(tmp_path / "grade.yaml"), *inputs, "--json", home=tmp_path / "home", code=2
-    )
-    assert "heldout.jsonl" in said

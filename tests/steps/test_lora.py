@@ -77,24 +77,6 @@ def test_sft_leaves_an_adapter_that_merges_into_what_was_trained(base, tmp_path)
     assert moved == {name for name in before if name.endswith("proj.weight")}
 
 
-def test_the_dtensor_policys_sft_leaves_an_adapter_too(base, tmp_path):
-    policy_of = {name: value for name, value in policy(base).items() if name != "megatron_cfg"}
-    lora = {"dtensor_cfg": {"enabled": True, "lora_cfg": {"enabled": True, "dim": 4}}}
-    config = SftConfig.model_validate(
-        {
-            "sft": {"max_num_steps": 2},
-            "policy": {**policy_of, **lora, "checkpoint": str(base.parent / "hf")},
-            "cluster": PLACE,
-            "data": {"train": {"data_path": chats(tmp_path / "data")}},
-        }
-    )
-    inputs = {"model": base.parent / "hf"}
-    context = plain_context(config, tmp_path / "sft", inputs=inputs, outputs={"model": "adapter"})
-    supervised.sft_automodel(context)
-    found = validate_adapter(context.outputs["model"].path)
-    assert (found["rank"], len(found["target_modules"])) == (4, 7)
-
-
 def test_dpo_starts_at_ln_2_against_its_own_base_and_leaves_an_adapter(base, tmp_path):
     rows = [
         {"prompt": [{"role": "user", "content": f"{n}+1"}], "chosen": str(n + 1), "rejected": "no"} for n in range(16)
@@ -157,27 +139,3 @@ def test_an_adapter_of_a_new_model_is_refused_before_anything_runs():
     )
     with pytest.raises(ConfigError, match="belongs to a checkpoint"):
         check_supervised(config, {})
-
-
-def test_linear_layers_without_adapters_are_refused_before_anything_runs(tmp_path):
-    write_checkpoint("qwen3_moe", tmp_path)
-    config = SftConfig.model_validate({"policy": policy(tmp_path), "cluster": PLACE})
-    with pytest.raises(ConfigError, match="cannot have an adapter") as refused:
-        check_supervised(config, {})
-    assert "policy.megatron_cfg.peft.target_modules=[linear_qkv,linear_proj]" in refused.value.hints
-
-
-@pytest.mark.parametrize(
-    "megatron, key",
-    [
-        ({"peft": {"dim": 8}}, "peft.dim"),
-        ({"peft": {"enabled": True, "target_modules": ["linear_qkv"], "exclude_modules": ["a"]}}, "exclude_modules"),
-        ({"peft": {"enabled": True}, "mtp_num_layers": 1}, "mtp_num_layers"),
-        ({"peft": {"enabled": True, "dropout": 0.1}, "activation_checkpointing": True}, "dropout"),
-        ({"peft": {"enabled": True, "dropout_position": "post"}}, "dropout_position"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_settings_without_a_meaning_are_refused(megatron, key):
-    with pytest.raises(ValueError, match=key.rpartition(".")[2]):
-        SftConfig.model_validate({"policy": {"megatron_cfg": megatron}})

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from nemotron_steps.config.schema.rl import RlConfig
-from nemotron_steps.engine.setup.rows import read_data
 from nemotron_steps.errors import DataError
 from nemotron_steps.steps import preflight
 from tests.models.checkpoints import write_tokenizer
@@ -70,44 +69,3 @@ def test_where_most_prompts_leave_no_room_the_first_hint_gives_it_if_the_model_c
     starts = [hint[: len(start)] for hint, start in zip(caught.value.hints, hints, strict=False)]
     assert starts == list(hints)
     assert any(hint.startswith("data.") for hint in caught.value.hints) is (50 in lengths)
-
-
-def test_where_sequences_grow_the_key_of_their_end_is_the_one_that_gives_room(tmp_path, model):
-    config = config_of(tmp_path, model, 100, 300)
-    growing = config.policy.model_copy(update={"max_total_sequence_length_end": 200})
-    with pytest.raises(DataError) as caught:
-        preflight.check_rl(config.model_copy(update={"policy": growing}), {})
-    assert caught.value.expected == "fewer than 200 tokens (policy.max_total_sequence_length_end)"
-
-
-def test_a_limit_that_leaves_out_every_prompt_is_refused(tmp_path, model):
-    with pytest.raises(DataError, match="none of 2 prompts is within") as caught:
-        preflight.check_rl(config_of(tmp_path, model, 50, 60, max_input_seq_length=49), {})
-    assert caught.value.hints[0].startswith("data.max_input_seq_length=null ")
-
-
-@pytest.mark.parametrize("change", [{"data": {"max_input_seq_length": 99}}, {"policy": 316}])
-def test_what_its_hints_say_mends_it(tmp_path, model, change):
-    config = config_of(tmp_path, model, 50, 99, 100, 300, **change.get("data", {}))
-    if "policy" in change:
-        policy = config.policy.model_copy(update={"max_total_sequence_length": change["policy"]})
-        config = config.model_copy(update={"policy": policy})
-    preflight.check_rl(config, {})
-    left_out = []
-    rows = read_data(config, left_out.append).train
-    assert (len(rows), left_out) == ((2, [2]) if "data" in change else (4, []))
-
-
-def test_texts_with_fewer_bytes_than_the_limit_are_not_looked_at(tmp_path, model):
-    config = config_of(tmp_path, model, 50, 99)
-    (model / "tokenizer.json").write_text("not one")
-    preflight.check_rl(config, {})
-
-
-def test_the_longest_sequence_of_a_run_whose_sequences_grow_is_what_counts(tmp_path, model):
-    config = config_of(tmp_path, model, 50, 150)
-    growing = config.policy.model_copy(update={"max_total_sequence_length_end": 151})
-    preflight.check_rl(config.model_copy(update={"policy": growing}), {})
-    growing = config.policy.model_copy(update={"max_total_sequence_length_end": 150})
-    with pytest.raises(DataError, match="1 of 2 prompts leave no room"):
-        preflight.check_rl(config.model_copy(update={"policy": growing}), {})

@@ -52,19 +52,6 @@ def test_a_stage_is_planned_without_a_problem_and_fits_its_gpus(step, config, be
         assert rl.grpo.async_grpo.straggler_deadline_s >= min(longest, 7200)
 
 
-@pytest.mark.parametrize("gpus", [2, 4, 8])
-@pytest.mark.parametrize("step", ["rlvr", "swe", "rlhf"])
-def test_one_node_works_with_fewer_gpus(step, gpus, bench, inputs):
-    fewer = (f"cluster.gpus_per_node={gpus}",)
-    bench.plan(RunRequest(targets=(f"rl/nemo_rl/{step}",), config="one_node", inputs=inputs, overrides=fewer))
-
-
-def test_the_rlvr_stages_differ_in_their_data_only(bench):
-    stages = [bench.compose("rl/nemo_rl/rlvr", f"rlvr{number}", ()) for number in (1, 2, 3)]
-    assert stages[0].values == stages[1].values == stages[2].values
-    assert [s.inputs["prompts"]["config"] for s in stages] == ["super3_rlvr1", "super3_rlvr2", "super3_rlvr3"]
-
-
 def test_one_prompt_in_fifty_asks_for_brevity_early_and_one_in_a_hundred_late_and_none_of_code(bench):
     low = RlConfig.model_validate(bench.compose("rl/nemo_rl/rlvr", "rlvr1", ()).values).grpo.low_effort
     assert (low.weight, low.penalty, low.upper_bound_tokens) == (0.2, 1, 3000)
@@ -72,12 +59,6 @@ def test_one_prompt_in_fifty_asks_for_brevity_early_and_one_in_a_hundred_late_an
         made = bench.compose("data_prep/rl_prep", f"super3_rlvr{number}", ()).values["low_effort"]
         assert made["share"] == share and made["environments"] == ["math_with_judge", "mcqa", *code]
         assert RlPrepConfig.model_validate({"input_path": "x", "low_effort": made}).low_effort.string == low.string
-
-
-def test_sequences_grow_over_the_rlvr_stages_to_the_published_length(bench):
-    policy = RlConfig.model_validate(bench.compose("rl/nemo_rl/rlvr", "rlvr1", ()).values).policy
-    assert (policy.max_total_sequence_length, policy.max_total_sequence_length_end) == (49_152, 65_536)
-    assert policy.generation.max_new_tokens == policy.sequence_packing.train_mb_tokens == 65_536
 
 
 def test_nano3_asks_judges_only_where_its_name_says_so(bench):

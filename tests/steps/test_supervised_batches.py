@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.config.layout.memory.settings import BatchArithmetic, MemorySettings
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches
 from nemotron_steps.engine.supervised.chat_tokens import ChatSequence
 from nemotron_steps.engine.supervised.loop import batch_of
 from nemotron_steps.manifest.packs import builtin_pack_root
 from nemotron_steps.session.session import Session
-from tests.config.layout.memory.shapes import flat
 
 STEPS = {"sft/megatron_bridge": 1, "reward_model/genrm": 1, "sft/automodel": 1, "rl/nemo_rl/dpo": 2}
 """Step → sequences of what its batch counts: a chat, or the two of a pair."""
@@ -47,14 +45,3 @@ def test_short_rows_are_trained_on_together_on_every_rank(step, config, bench):
     rows = values["policy"]["train_global_batch_size"] * unit
     assert len(shares) == {"one_gpu": 1, "one_node": 8, "cpu": 1}[config]
     assert [[rows // len(shares)]] * len(shares) == shares  # one micro-batch, and no rank idle
-
-
-@pytest.mark.parametrize("more", [(), ("policy.max_total_sequence_length=5000",)])
-@pytest.mark.parametrize(("step", "config"), [pair for pair in CONFIGS if pair[1] != "cpu"])
-def test_rows_of_the_greatest_length_have_a_micro_batch_each(step, config, more, bench):
-    """So that the memory of a step is what one row (of a pair, two) takes, whatever length is asked for."""
-    values, unit = bench.compose(step, config, more).values, STEPS[step]
-    longest = values["policy"]["max_total_sequence_length"]
-    assert {part for share in micro_batches(values, unit, longest) for part in share} == {unit}
-    predicted = BatchArithmetic.of(MemorySettings.read(flat(values).get))
-    assert (predicted.tokens, predicted.micro_rows) == (longest * unit, unit)

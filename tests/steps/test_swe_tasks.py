@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from nemotron_steps.steps.data_prep import sft_prep, swe_tasks
 from nemotron_steps.steps.data_prep.blends.splits import PROMPT_FILES
 from nemotron_steps.steps.data_prep.swe.demonstrations import solving_steps
 from nemotron_steps.steps.data_prep.swe.mutations import mutations_of
-from nemotron_steps.steps.data_prep.swe.packages import failing_test, made_up_packages, packages_in
 
 UNITTEST = "PYTHONPATH=src:. python -S -m unittest -v {tests}"
 
@@ -39,44 +37,6 @@ def chats_of(tmp_path: Path, **config: Any) -> list[dict[str, Any]]:
     context = plain_context(SftPrepConfig.model_validate(config), tmp_path, outputs={"chats": "sft_chats"})
     sft_prep.run(context)
     return [json.loads(line) for line in (context.outputs["chats"].path / "train.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.parametrize(
-    ("source", "kind", "broken"),
-    [
-        ("x = a + b", "operator", {"x = a - b", "x = a * b"}),
-        ("x = (a)  **  b", "operator", {"x = (a)  *  b"}),
-        ("x = 'é' + 'ü'", "operator", {"x = 'é' - 'ü'", "x = 'é' * 'ü'"}),
-        ("x = a < b <= c", "comparison", {"x = a <= b <= c", "x = a > b <= c", "x = a < b < c", "x = a < b >= c"}),
-        ("x = a not in b", "comparison", {"x = a in b"}),
-        ("x = a and b and c", "boolean", {"x = a or b and c", "x = a and b or c"}),
-        ("x = not a", "boolean", {"x = a"}),
-        ("x = [3, True]", "constant", {"x = [4, True]", "x = [3, False]"}),
-        ("if a:\n    pass", "condition", {"if not (a):"}),
-        ("f(a,  b + 1)", "arguments", {"f(b + 1,  a)"}),
-        ("def f():\n    return [1]", "return", {"    return None"}),
-        ("x = a % b", "operator", {"x = a // b", "x = a + b"}),
-        ("x = a is not b", "comparison", {"x = a is b"}),
-        ("x = a is b", "comparison", {"x = a is not b"}),
-        ("while a:\n    pass", "condition", {"while not (a):"}),
-        ("x = a if b else c", "condition", {"x = a if not (b) else c"}),
-        ("f(*a, b)", "arguments", set()),
-        ("f(a, b, c)", "arguments", set()),
-        ("f(a, a)", "arguments", set()),
-        ("def f():\n    return None", "return", set()),
-        ("x = (a\n+ b)", "operator", set()),
-        ("def f(:", "operator", set()),
-        ("x = 'a + b'  # 1 < 2", "operator", set()),
-    ],
-)
-def test_a_fault_changes_one_place_of_one_line(source: str, kind: Any, broken: set[str]) -> None:
-    found = mutations_of("a.py", source, [kind])
-    assert {m.broken for m in found} == broken
-    for mutation in found:
-        lines = mutation.source.split("\n")
-        assert lines.pop(mutation.line - 1) == mutation.broken
-        kept = source.split("\n")
-        assert kept.pop(mutation.line - 1) == mutation.correct and lines == kept
 
 
 @pytest.mark.sandbox
@@ -155,40 +115,6 @@ def test_tasks_are_mined_where_tests_notice_and_end(package: Path, tmp_path: Pat
     assert counted["fault_unnoticed"] == 2 and counted["fault_without_end"] >= 1
 
 
-def test_a_package_of_more_than_the_most_bytes_is_left_out_and_counted(package: Path) -> None:
-    sizes = sum(len(file.read_bytes()) for file in package.rglob("*.py"))
-    assert [found.name for found in packages_in(str(package.parent), UNITTEST, sizes)[0]] == ["ranges"]
-    other = package.parent / "small"
-    (other / "tests").mkdir(parents=True)
-    (other / "small_one.py").write_text("x = 1\n")
-    (other / "tests/test_small.py").write_text("")
-    packages, refused = packages_in(str(package.parent), UNITTEST, sizes - 1)
-    assert [found.name for found in packages] == ["small"]
-    assert refused == {"ranges": f"{sizes} bytes, over packages.max_bytes={sizes - 1}"}
-
-
-def test_the_failing_test_is_that_of_the_function_with_the_fault() -> None:
-    made = next(made_up_packages(0, 3))
-    ((path, source),) = made.files.items()
-    names = [line.split("(")[0].removeprefix("def ") for line in source.split("\n") if line.startswith("def ")]
-    faults = mutations_of(path, source, ["return"])
-    assert [failing_test(made, fault).rpartition(".test_")[2] for fault in faults] == names and len(names) == 3
-
-
-def test_a_package_that_is_installed_is_no_source_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "calc"
-    package.mkdir()
-    (package / "calc.py").write_text("x = 1 + 1\n")
-    (package / "test_calc.py").write_text("")
-    installed = tmp_path / "site-packages"
-    installed.mkdir()
-    (installed / "calc.py").write_text("")
-    monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
-    with pytest.raises(DataError, match="no package") as refused:
-        rows_of(tmp_path / "out", packages={"path": str(package)})
-    assert "which an agent can read" in str(refused.value.found)
-
-
 def test_steps_of_solutions_are_graded_by_swe_pivot(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, made_up={}, kind="steps", rows={"train": 4, "validation": 0}, tell_error=False)["train"]
     assert [row["expected_action"]["name"] for row in rows] == ["view", "edit"] * 2
@@ -235,23 +161,6 @@ def right(chat: dict[str, Any]) -> bool:
     return bool(new.split()[2] == FUNCTIONS[name][0])
 
 
-def test_demonstrations_mix_with_questions_and_a_tokenizer_reads_tools_as_few_tokens(tmp_path: Path) -> None:
-    chats = chats_of(
-        tmp_path,
-        swe={"share": 0.25},
-        reasoning_gym={"tasks": [{"dataset": "spell_backward", "options": {"min_word_len": 3, "max_word_len": 4}}]},
-        rows={"train": 200, "validation": 8},
-        tokenizer={"min_share": 0.02},
-    )
-    with_tools = [chat for chat in chats if "tools" in chat]
-    assert len(chats) == 200 and len(with_tools) == 50
-    from nemotron_steps.engine.supervised.chat_tokens import encode_chat
-    from nemotron_steps.models.chat import ChatFormat
-
-    chat = ChatFormat.from_folder(tmp_path / "outputs/chats/tokenizer")
-    assert len(encode_chat(chat, with_tools[0]["messages"], "row", with_tools[0]).token_ids) < 192
-
-
 def test_rows_of_swe_bench_get_a_prompt_and_an_agent(tmp_path: Path) -> None:
     public = {
         "instance_id": "x__y-1",
@@ -273,69 +182,3 @@ def test_rows_of_swe_bench_get_a_prompt_and_an_agent(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({**public, "image": None}) + "\n")
     with pytest.raises(DataError, match="image"):
         rows_of(tmp_path / "out2", jsonl={"path": str(tmp_path / "rows.jsonl")}, rows={"validation": 0})
-
-
-@pytest.mark.parametrize(
-    ("row", "field"),
-    [
-        ({"instance_dict": "{not json"}, "instance_dict"),
-        ({"responses_create_params": {"metadata": {"instance_dict": "[1]"}}}, "instance_dict"),
-        ({"responses_create_params": ["hello"]}, "responses_create_params"),
-    ],
-)
-def test_rows_of_another_shape_are_refused_by_line_and_field(row: dict[str, Any], field: str, tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text(json.dumps({"instance_id": "x__y-1", **row}) + "\n")
-    with pytest.raises(DataError, match=f"`{field}` is not an object") as caught:
-        rows_of(tmp_path / "out", jsonl={"path": str(file)}, rows={"validation": 0})
-    assert caught.value.where == f"{file}:1 field {field}"
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"made_up": {}, "packages": {"path": "x"}, "rows": {"train": 1}},
-        {"made_up": {}},
-        {"made_up": {}, "rows": {"train": 1}, "sample": 3},
-        {"jsonl": {"path": "x"}, "kind": "steps"},
-    ],
-)
-def test_sources_that_make_no_sense_are_refused(config: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        SweTasksConfig.model_validate(config)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"swe": {}},
-        {"swe": {"share": 0.5}, "rows": {"train": 9}},
-        {"swe": {}, "rows": {"train": 9}, "reasoning_gym": {"tasks": [{"dataset": "x"}]}},
-        {"swe": {}, "rows": {"train": 9}, "kind": "comparisons"},
-        {"swe": {}, "rows": {"train": 9}, "jsonl": {"path": "x"}},
-    ],
-)
-def test_demonstrations_that_make_no_sense_are_refused(config: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        SftPrepConfig.model_validate(config)
-
-
-def test_faults_come_in_the_order_of_the_file() -> None:
-    found = mutations_of("a.py", "x = a + 1\ny = a < 2\nz = a - b\n", MUTATION_KINDS)
-    places = [(fault.line, fault.kind, fault.broken) for fault in found]
-    assert places == sorted(places) and {line for line, _, _ in places} == {1, 2, 3}
-
-
-@pytest.mark.parametrize(
-    ("wanted", "made"), [(0, []), (3, [0, 2, 4]), (5, [0, 2, 4, 6, 8]), (99, list(range(0, 40, 2)))]
-)
-def test_the_first_results_in_the_order_of_what_was_tried_are_taken(
-    wanted: int, made: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def attempt(number: int) -> int | None:
-        await asyncio.sleep(0.0001 * (40 - number))
-        return None if number % 2 else number
-
-    monkeypatch.setattr(swe_tasks.os, "cpu_count", lambda: 3)
-    assert asyncio.run(swe_tasks._first(range(40), attempt, wanted)) == made

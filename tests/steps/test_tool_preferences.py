@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from pydantic import ValidationError
 
 from nemotron_steps.artifacts.validators import validate
 from nemotron_steps.cli.main import steps
@@ -25,14 +23,12 @@ from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps import supervised
 from nemotron_steps.steps.data_prep import tool_preference_prep
 from nemotron_steps.steps.data_prep.hallucinations import (
-    ROOM,
-    HallucinationMaker,
     calls_of,
     conversation_text,
     properties_of,
     tools_of,
 )
-from nemotron_steps.steps.data_prep.tool_preference_prep import pairs_of, tool_rows
+from nemotron_steps.steps.data_prep.tool_preference_prep import tool_rows
 from tests.models.checkpoints import hf_model, write_checkpoint
 
 TASKS = {"tool_tasks": {"offered": 2, "unanswerable_share": 0.25}}
@@ -101,17 +97,6 @@ def test_every_pair_is_what_its_label_says(tmp_path):
     assert summary["train_pairs"] == len(found["train"]) and summary["validation_rows"] == 40
 
 
-def test_the_same_seed_gives_the_same_pairs_and_splits_share_no_request(tmp_path):
-    sizes = {"rows": {"train": 80, "validation": 20, "heldout": 10}, **TASKS}
-    first, _, _ = prepare(tmp_path / "a", **sizes)
-    again, _, _ = prepare(tmp_path / "b", **sizes)
-    other, _, _ = prepare(tmp_path / "c", seed=1, **sizes)
-    assert first == again != other
-    prompts = {split: {json.dumps(pair["prompt"]) for pair in pairs} for split, pairs in first.items()}
-    assert not prompts["train"] & prompts["validation"] and not prompts["heldout"] & prompts["train"]
-    assert not prompts["heldout"] & prompts["validation"]
-
-
 TOOL = {
     "type": "function",
     "name": "find",
@@ -165,18 +150,6 @@ def test_no_value_of_a_validation_row_is_borrowed_for_training(tmp_path):
     assert named("rejected", "validation") & named("chosen", "train")
 
 
-def test_rows_of_one_conversation_stay_together(tmp_path):
-    rows = [recorded_row(conversation, step) for conversation in range(8) for step in range(2)]
-    file = write_rows(tmp_path / "rows.jsonl", rows)
-    found, summary, _ = prepare(tmp_path / "out", jsonl={"path": str(file)}, rows={"validation": 3}, pairs_per_row=5)
-    assert (summary["validation_rows"], summary["train_rows"]) == (4, 12)
-    asked = {split: {pair["prompt"][1]["content"] for pair in pairs} for split, pairs in found.items()}
-    assert len(asked["validation"]) == 2 and not asked["validation"] & asked["train"]
-    later = next(pair for pair in found["train"] if pair["hallucination"] == "needless_call")
-    assert [message["role"] for message in later["prompt"]] == ["system", "user", "assistant", "tool"]
-    assert later["chosen"] == {"role": "assistant", "content": "It is on its way."}
-
-
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -215,37 +188,6 @@ def test_rows_are_never_all_in_memory(tmp_path):
     finally:
         tracemalloc.stop()
     assert peak < file.stat().st_size / 2, f"{peak / 2**20:.1f} MiB for {file.stat().st_size / 2**20:.1f} MiB of rows"
-
-
-def noted(value: Any) -> dict[str, Any]:
-    call = {"type": "function_call", "name": "note", "arguments": json.dumps({"text": value})}
-    return {"responses_create_params": {"input": "note it", "tools": [{"name": "note"}]}, "expected_action": call}
-
-
-def test_values_to_borrow_are_bounded_and_the_same_whatever_order_they_come_in():
-    texts = [f"{number:x}" * 40 for number in range(1000, 7000)]
-    tracemalloc.start()
-    try:
-        maker = HallucinationMaker(noted(text) for text in texts)
-        kept, peak = maker.borrowed("text"), tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert sum(map(len, texts)) > 2.5 * ROOM and peak < 2.5 * ROOM
-    assert len(set(kept)) == len(kept) > 500 and set(kept) < set(texts)
-    assert 0.4 < sum(text in texts[:3000] for text in kept) / len(kept) < 0.6, "a sample of all of them"
-    assert HallucinationMaker(noted(text) for text in reversed(texts)).borrowed("text") == kept
-    assert HallucinationMaker([noted("long" * ROOM), noted("b"), noted("a"), noted("b")]).borrowed("text") == ["a", "b"]
-
-
-def test_too_few_rows_and_two_sources_are_refused(tmp_path):
-    file = write_rows(tmp_path / "rows.jsonl", [recorded_row(i, 0) for i in range(3)])
-    with pytest.raises(DataError, match="too few for the splits"):
-        prepare(tmp_path / "out", jsonl={"path": str(file)}, rows={"validation": 3})
-    with pytest.raises(ValidationError, match="exactly one"):
-        ToolPreferencePrepConfig.model_validate({"jsonl": {"path": "x"}, **TASKS})
-    with pytest.raises(DataError, match="no row gives a training pair"):
-        only_calls = {"jsonl": {"path": str(file)}, "rows": {"validation": 0}}
-        prepare(tmp_path / "none", hallucinations=["needless_call"], **only_calls)
 
 
 def test_dpo_on_the_pairs_prefers_right_calls_on_rows_it_never_saw(tmp_path):
@@ -299,30 +241,6 @@ def test_dpo_on_the_pairs_prefers_right_calls_on_rows_it_never_saw(tmp_path):
     assert summary["validation_loss"]["after"] < summary["validation_loss"]["before"] - 0.1
 
 
-def test_the_chain_to_dpo_type_checks(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("STEPS_HOME", str(tmp_path / "home"))
-    assert steps(["plan", "data_prep/tool_preference_prep", "rl/nemo_rl/dpo", "-c", "tiny", "--json"]) == 0
-    plan = json.loads(capsys.readouterr().out)
-    planned = [step["step"] for step in plan["steps"]]
-    assert planned.index("data_prep/tool_preference_prep") < planned.index("rl/nemo_rl/dpo")
-
-
-def test_a_layout_is_checked_against_a_policy_that_the_plan_itself_makes(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("STEPS_HOME", str(tmp_path / "home"))
-    ranks = ["policy.megatron_cfg.tensor_model_parallel_size=3", "cluster.backend=ray", "cluster.policy_workers=3"]
-    assert steps(["plan", "rl/nemo_rl/dpo", "-c", "tiny", *ranks]) == 2
-    assert "tensor_model_parallel_size=3 does not divide attention heads" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_tiny_config_of_dpo_runs_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setenv("STEPS_HOME", str(tmp_path / "home"))
-    config = yaml.safe_load(Path("configs/rl/nemo_rl/dpo/tiny.yaml").read_text())
-    overrides = json.dumps([*config["inputs"]["policy"]["overrides"], "sft.max_num_steps=2"])
-    shorter = [f"inputs.policy.overrides={overrides}", "dpo.max_num_steps=1", "dpo.val_batches=1"]
-    assert steps(["run", "rl/nemo_rl/dpo", "-c", "tiny", *shorter]) == 0
-
-
 def test_the_end_of_the_nano3_pipeline_plans_over_own_rows_and_policy(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("STEPS_HOME", str(tmp_path / "home"))
     rows = write_rows(tmp_path / "rows.jsonl", [recorded_row(i, 0) for i in range(4)])
@@ -340,13 +258,3 @@ def test_the_end_of_the_nano3_pipeline_plans_over_own_rows_and_policy(tmp_path, 
     planned = [step["step"] for step in json.loads(capsys.readouterr().out)["steps"]]
     assert planned.index("data_prep/tool_preference_prep") < planned.index("rl/nemo_rl/dpo")
     assert "convert/hf_to_megatron" in planned
-
-
-@pytest.mark.parametrize("most", [1, 2])
-def test_a_row_makes_no_more_pairs_than_asked_for_and_each_of_another_kind(most: int, tmp_path: Path) -> None:
-    rows = tool_rows(ToolTasksSource(**TASKS["tool_tasks"]), 20, 0)
-    config = ToolPreferencePrepConfig.model_validate({**TASKS, "rows": {"train": 20}, "pairs_per_row": most})
-    maker = HallucinationMaker(rows)
-    made = [[pair["hallucination"] for pair in pairs_of(row, maker, config)] for row in rows]
-    assert max(map(len, made)) == most
-    assert all(len(set(kinds)) == len(kinds) for kinds in made)

@@ -93,25 +93,6 @@ def test_a_config_takes_a_model_or_says_once_what_mends_it(step, config, model, 
         assert (sizes.tensor, sizes.context) == (asked.tensor, asked.context)
 
 
-@pytest.mark.parametrize(("step", "config"), [pair for pair in CONFIGS if pair[1] in PUBLISHED])
-@pytest.mark.parametrize("model", ["Nemotron-3-Nano", "Nemotron-3-Super"])
-def test_the_recipes_configs_are_for_nemotron(step, config, model, bench, given):
-    found = mended(bench, given, step, config, model)
-    assert found["policy"]["model_type"] == "nemotron_h"
-
-
-@pytest.mark.parametrize(("step", "config"), [pair for pair in CONFIGS if pair[1] not in PUBLISHED])
-def test_a_config_of_one_node_or_less_takes_a_small_model_as_it_is(step, config, bench, given):
-    for model in ("Qwen3-0.6B", "Qwen3-8B", "Llama-3.1-8B"):
-        sizes = ParallelConfig.read(_flat(planned(bench, given, step, config, model)).get)
-        assert sizes.nodes == 1 and sizes.gpus_per_node in ((0,) if config == "cpu" else (1, 8))
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_default_is_the_config_of_one_node(step, bench):
-    assert bench.compose(step, "default", ()).values == bench.compose(step, "one_node", ()).values
-
-
 def test_teachers_with_gpus_of_their_own_are_planned_over_what_the_cluster_has(bench, given):
     section = "on_policy_distillation.non_colocated_teachers"
     asked = ("rl/nemo_rl/opd", "one_node", "Qwen3-0.6B")

@@ -113,7 +113,7 @@ class MegatronConfig(Section):
         OnlyIf("mtp_loss_scaling_factor"),
     ] = Field(0, ge=0)
     """Depths of multi-token prediction that are trained, as many as the checkpoint has blocks; 0, or null: none. See
-    docs/decisions/multi-token-prediction.md."""
+    docs/internals/multi_token_prediction.md."""
     mtp_loss_scaling_factor: float = Field(0.1, ge=0)
     """What the mean of the depths' losses counts beside the policy's own loss."""
     mtp_use_repeated_layer: bool = False
@@ -345,7 +345,7 @@ class PolicyConfig(Section):
 
 
 class RouterReplayConfig(Section):
-    """`policy.router_replay`: experts of generation in training (docs/decisions/router-replay.md)."""
+    """`policy.router_replay`: experts of generation in training (docs/internals/router_replay.md)."""
 
     enabled: Annotated[bool, OF_MEGATRON, OnlyIf("generation.vllm_cfg.expose_http_server", False)] = False
     """A mixture's routers take for every token the experts that the generator chose, and weigh them themselves. For the

@@ -143,13 +143,8 @@ class GroupBuffer:
             EngineError: `can_issue` is false.
         """
         if not self.can_issue(generator_version):
-            raise EngineError(
-                "no group may be issued now",
-                where="GroupBuffer.issue",
-                expected="can_issue(generator_version)",
-                found=f"{len(self._in_flight)} in flight, {len(self._ready)} ready, next step {self.next_step}, "
-                f"generator version {generator_version}",
-            )
+            found = f"{self.metrics()}, next step {self.next_step}, generator version {generator_version}"
+            raise EngineError("no group may be issued now", where="GroupBuffer.issue", found=found)
         if self._interrupted:
             ticket = replace(self._interrupted.pop(0), version=generator_version, issued_at=now)
         else:
@@ -173,19 +168,16 @@ class GroupBuffer:
         """
         ticket = self._in_flight.get(group.group_id)
         if ticket is None:
-            raise EngineError(
-                f"group {group.group_id} is not in flight",
-                where="GroupBuffer.complete",
-                expected="an issued group, completed once",
-                found="ready" if group.group_id in self._ready else "unknown or withdrawn",
-            )
+            found = "ready" if group.group_id in self._ready else "unknown or withdrawn"
+            raise EngineError(f"group {group.group_id} is not in flight", where="GroupBuffer.complete", found=found)
         # The tokens' own versions, not the group's stamp: the age bound is about what was sampled.
-        if oldest_version(group.rollouts, ticket.version) < ticket.version:
+        oldest = oldest_version(group.rollouts, ticket.version)
+        if oldest < ticket.version:
             raise EngineError(
                 f"group {group.group_id} holds tokens older than the weights it was issued on",
                 where="GroupBuffer.complete",
                 expected=f"versions >= {ticket.version}",
-                found=str(oldest_version(group.rollouts, ticket.version)),
+                found=str(oldest),
             )
         del self._in_flight[group.group_id]
         self._ready[group.group_id] = (ticket, group)
@@ -246,12 +238,8 @@ class GroupBuffer:
             EngineError: steps are not taken in order.
         """
         if step != self.next_step:
-            raise EngineError(
-                "steps must be taken in order",
-                where="GroupBuffer.take",
-                expected=str(self.next_step),
-                found=str(step),
-            )
+            expected, found = str(self.next_step), str(step)
+            raise EngineError("steps must be taken in order", where="GroupBuffer.take", expected=expected, found=found)
         queue = sorted(self._ready.values(), key=lambda entry: (entry[0].target_step, entry[0].position))
         taken, later = queue[: self.num_prompts_per_step], queue[self.num_prompts_per_step :]
         if len(taken) < self.num_prompts_per_step or not self._keeps_promises([ticket for ticket, _ in later]):
@@ -445,13 +433,8 @@ def _record(group: RolloutGroup) -> bytes:
         }
         for rollout in group.rollouts
     ]
-    record = {
-        "group_id": group.group_id,
-        "prompt_index": group.prompt_index,
-        "weight_version": group.weight_version,
-        "rollouts": rollouts,
-    }
-    return json.dumps(record).encode()
+    own = {name: getattr(group, name) for name in ("group_id", "prompt_index", "weight_version")}
+    return json.dumps({**own, "rollouts": rollouts}).encode()
 
 
 def decode_groups(tensors: dict[str, torch.Tensor]) -> list[RolloutGroup]:
@@ -494,10 +477,5 @@ def decode_groups(tensors: dict[str, torch.Tensor]) -> list[RolloutGroup]:
             RolloutGroup(record["group_id"], int(record["prompt_index"]), rollouts, int(record["weight_version"]))
         )
     if at != len(columns["token_ids"]) or version_at != len(columns["weight_versions"]):
-        raise EngineError(
-            "saved groups and their token tensors do not belong together",
-            where="engine/grpo/buffer.py",
-            expected=f"{at} tokens and {version_at} versions",
-            found=f"{len(columns['token_ids'])} tokens and {len(columns['weight_versions'])} versions",
-        )
+        raise EngineError("saved groups and their token tensors do not belong together", where="engine/grpo/buffer.py")
     return groups

@@ -70,6 +70,6 @@ class Distillation:
 
     def own_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """A step's metrics without those of rewards' advantages, which nothing is trained on: a group of equal rewards,
-        say, is no sign that it teaches nothing."""
+        say, still teaches something."""
         left_out = ("groups/",) if self.gives_advantages else ("advantages/", "groups/")
         return {name: value for name, value in metrics.items() if not name.startswith(left_out)}

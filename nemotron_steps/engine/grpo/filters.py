@@ -1,4 +1,4 @@
-"""Groups without verdicts: which are tried again, and when a run gives up.
+"""Which groups a step trains on: those that have verdicts, and under dynamic sampling a signal; when a run gives up.
 
 A rollout without a verdict is masked, never a reward of 0. Where that leaves a group too few verdicts to compare, and
 another attempt may bring some, its prompt is tried again (MAX_FAILURES times at most, then it is dropped). A run ends
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -195,7 +195,7 @@ def _nothing_graded(failures: Sequence[_Failed], what: str) -> StepsError:
     if broken:
         return _broken(broken, what)
     shown = f"steps env show {failures[0].environment}   # its settings, and what its rows need"
-    return _error(EngineError, failures, what, failures[0].hint or shown)
+    return EngineError(what, **_told(failures, failures[0].hint or shown))
 
 
 def _broken(failures: Sequence[_Failed], what: str) -> StepsError:
@@ -207,21 +207,20 @@ def _broken(failures: Sequence[_Failed], what: str) -> StepsError:
     failures = sorted(failures, key=lambda failed: order.index(failed.environment))
     lost = all(failed.failure == ENVIRONMENT_LOST for failed in failures)
     mended = f"{RESUME}   # goes on from the last checkpoint, once it is mended"
-    return _error(WorkerLostError if lost else EngineError, failures, what, mended)
+    return (WorkerLostError if lost else EngineError)(what, **_told(failures, mended))
 
 
-def _error(kind: type[StepsError], failures: Sequence[_Failed], what: str, hint: str) -> StepsError:
+def _told(failures: Sequence[_Failed], hint: str) -> dict[str, Any]:
     counts: Counter[str] = Counter()
     for failed in failures:
         counts[f"{failed.environment}: {failed.failure}"] += failed.count
     first = failures[0]
     found = ", ".join(f"{count} x {name}" for name, count in counts.most_common())
-    return kind(
-        what,
-        where=f"environment `{first.environment}`" + (f", row {first.where}" if first.where else ""),
-        found=found + (f"; the first:\n{first.said}" if first.said else ""),
-        hints=[*show_line(first.where), hint],
-    )
+    return {
+        "where": f"environment `{first.environment}`" + (f", row {first.where}" if first.where else ""),
+        "found": found + (f"; the first:\n{first.said}" if first.said else ""),
+        "hints": [*show_line(first.where), hint],
+    }
 
 
 def unshaped_rewards(group: RolloutGroup, scaling: RewardScalingConfig) -> torch.Tensor:

@@ -1,7 +1,10 @@
-"""What happens to a reward between the environment and the baseline: scaling and length shaping.
+"""What happens to a reward between the environment and the baseline, and to turns and rollouts that break a rule.
 
-Pure functions on float64 [N] tensors, one entry a rollout. Not here: rewards themselves (environments), the length
-terms of a judged comparison (environments), brevity on request (rollouts/low_effort.py), advantages.
+scale_rewards, shape_rewards    pure functions on float64 [N] tensors, one entry a rollout
+Violation                       a turn that breaks a format rule: another advantage for its tokens, or none of them
+RewardPenalties                 a rollout that loses its reward for how it is written
+
+Not here: rewards themselves (environments), brevity on request (rollouts/low_effort.py), advantages.
 """
 
 from __future__ import annotations
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
         RewardScalingConfig,
         RewardShapingConfig,
     )
-    from nemotron_steps.engine.types import Rollout
 
 
 def scale_rewards(rewards: torch.Tensor, config: RewardScalingConfig) -> torch.Tensor:

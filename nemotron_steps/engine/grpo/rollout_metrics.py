@@ -1,6 +1,6 @@
 """What a step's rollouts say before training: rewards per environment, truncation, failures, lengths, policy lag.
 
-Metrics of the loss are in metrics.py; warning signs over the history of both are in signals.py.
+Metrics of the loss are in losses/loss.py; warning signs over the history of both are in signals.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,20 @@ import torch
 from nemotron_steps.engine.grpo.rewards import REWARD_PENALTIES_KEY, RewardPenalty
 from nemotron_steps.engine.types import Rollout
 from nemotron_steps.environments.base import GRADER_FAILED
+
+
+def rollout_metrics(
+    rollouts: Sequence[Rollout], rewards: torch.Tensor, untrained: Sequence[str | None], version: int
+) -> dict[str, float]:
+    """All of them but group_metrics; arguments as theirs."""
+    return {
+        **reward_metrics(rollouts, rewards),
+        **component_metrics(rollouts),
+        **completion_metrics(rollouts, untrained),
+        **environment_metrics(rollouts),
+        **reward_penalty_metrics(rollouts),
+        **policy_lag_metrics(rollouts, version),
+    }
 
 
 def oldest_version(rollouts: Sequence[Rollout], default: int) -> int:

@@ -1,8 +1,18 @@
-"""The loss of on-policy distillation: how far the policy is from a row's teacher at every token it sampled.
+"""On-policy distillation: the loss over a policy's divergence from a row's teacher, and that divergence.
 
-The policy samples and the teacher grades, as a dense reward would: Agarwal et al. 2024 (arXiv:2306.13649), Thinking
-Machines' "On-Policy Distillation" (2025), and with a teacher for each kind of prompt MiMo-V2-Flash (arXiv:2601.02780).
-The divergence itself is teacher_kl.py's, computed at the policy's output layer, where whole distributions are.
+Per position, p the policy's and q the teacher's next-token distribution:
+
+    forward = sum_v q (log q - log p)        the policy covers what the teacher may say
+    reverse = sum_v p (log p - log q)        the policy avoids what the teacher would not say
+    mixed   = mixed_kl_weight forward + (1 - mixed_kl_weight) reverse
+
+Of a teacher's top-k tokens S alone, q is its softmax over S, and p is (NeMo-RL's DistillationLossFn)
+- the policy's softmax over S too, or
+- under `zero_outside_topk` its softmax over everything, log q being -100 outside of S: the reverse KL then is
+  sum_v p log p - sum_S p log q + 100 (1 - sum_S p).
+
+Gradients are written out here and not left to autograd, so that logits exist for a chunk of tokens at a time, and so
+that each rank of a vocabulary-parallel group can form its own columns (engine/policy/teacher_logprob.py).
 """
 
 from __future__ import annotations
@@ -32,7 +42,7 @@ if TYPE_CHECKING:
 TeacherKlType = Literal["forward", "reverse", "mixed"]
 
 LOG_INFINITESIMAL = -100.0
-"""log q of a token that the teacher's k heaviest are not, under `zero_outside_topk`."""
+"""log q of a token that is not among the teacher's top-k, under `zero_outside_topk`."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ class TeacherKl:
     def of_chosen(
         self, chosen: torch.Tensor, teacher: torch.Tensor, lse: torch.Tensor, negative_entropy: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """The divergence over a teacher's k heaviest tokens.
+        """The divergence over a teacher's top-k tokens.
 
         Args:
             chosen: [n, k] the policy's logits of those tokens.

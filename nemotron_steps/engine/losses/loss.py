@@ -35,9 +35,9 @@ class SampledFrom:
 
     temperature: float = 1.0
     top_p: float = 1.0
-    """Of the tokens left by top_k, the fewest heaviest whose share reaches this; 1: all."""
+    """Of the tokens left by top_k, the fewest most likely ones whose share reaches this; 1: all."""
     top_k: int = 0
-    """The heaviest so many tokens; 0: all."""
+    """So many most likely tokens; 0: all."""
 
     @classmethod
     def of(cls, config: GenerationConfig) -> SampledFrom:
@@ -78,7 +78,7 @@ class Loss(ABC):
             entropy: [n, T] entropy of the policy's distribution at each token, nats, for the metric only.
 
         Returns:
-            (scalar loss, detached metric sums; see metrics.py).
+            (scalar loss, detached metric sums; see MetricKind).
 
         Raises:
             EngineError: the batch lacks something that the loss needs.
@@ -182,40 +182,27 @@ class MetricKind(StrEnum):
 
 
 METRIC_KINDS: dict[str, MetricKind] = {
-    "loss": MetricKind.TOTAL,
-    "actor_loss": MetricKind.TOTAL,
-    "kl_penalty": MetricKind.TOTAL,
-    "probs_ratio": MetricKind.TOKEN_MEAN,
-    "probs_ratio_clamped": MetricKind.TOKEN_MEAN,
-    "probs_ratio_min": MetricKind.MINIMUM,
-    "probs_ratio_max": MetricKind.MAXIMUM,
-    "probs_ratio_clamped_min": MetricKind.MINIMUM,
-    "probs_ratio_clamped_max": MetricKind.MAXIMUM,
-    "clip_fraction": MetricKind.TOKEN_MEAN,
-    "token_mult_prob_error": MetricKind.TOKEN_MEAN,
-    "gen_kl_error": MetricKind.TOKEN_MEAN,
-    "policy_kl_error": MetricKind.TOKEN_MEAN,
-    "js_divergence_error": MetricKind.TOKEN_MEAN,
-    "sampling_importance_ratio": MetricKind.TOKEN_MEAN,
-    "sequence_importance_ratio": MetricKind.SEQUENCE_MEAN,
-    "is_oob_ratio": MetricKind.TOKEN_MEAN,
-    "sequence_is_oob_ratio": MetricKind.SEQUENCE_MEAN,
-    "outside_truncation": MetricKind.TOKEN_MEAN,
-    "approx_entropy": MetricKind.TOKEN_MEAN,
-    "entropy": MetricKind.TOKEN_MEAN,
-    "nll": MetricKind.TOKEN_MEAN,
-    "teacher_divergence": MetricKind.TOKEN_MEAN,
-    "teacher_topk_mass": MetricKind.TOKEN_MEAN,
-    "preference_loss": MetricKind.TOTAL,
-    "sft_loss": MetricKind.TOTAL,
-    "accuracy": MetricKind.PAIR_MEAN,
-    "rewards_chosen": MetricKind.PAIR_MEAN,
-    "rewards_rejected": MetricKind.PAIR_MEAN,
-    "rewards_margin": MetricKind.PAIR_MEAN,
-    "num_valid_tokens": MetricKind.COUNT,
-    "num_valid_samples": MetricKind.COUNT,
+    name: kind
+    for kind, names in {
+        MetricKind.TOTAL: "loss actor_loss kl_penalty preference_loss sft_loss",
+        MetricKind.TOKEN_MEAN: "probs_ratio probs_ratio_clamped clip_fraction token_mult_prob_error gen_kl_error "
+        "policy_kl_error js_divergence_error sampling_importance_ratio is_oob_ratio outside_truncation approx_entropy "
+        "entropy nll teacher_divergence teacher_topk_mass",
+        MetricKind.SEQUENCE_MEAN: "sequence_importance_ratio sequence_is_oob_ratio",
+        MetricKind.PAIR_MEAN: "accuracy rewards_chosen rewards_rejected rewards_margin",
+        MetricKind.MINIMUM: "probs_ratio_min probs_ratio_clamped_min",
+        MetricKind.MAXIMUM: "probs_ratio_max probs_ratio_clamped_max",
+        MetricKind.COUNT: "num_valid_tokens num_valid_samples",
+    }.items()
+    for name in names.split()
 }
 """Every metric a loss may return."""
+_WEIGHTS = {
+    MetricKind.TOKEN_MEAN: "num_valid_tokens",
+    MetricKind.SEQUENCE_MEAN: "num_valid_samples",
+    MetricKind.PAIR_MEAN: "num_valid_samples",
+}
+"""What the mean of one update counts for."""
 
 
 def merge_metric_sums(parts: Iterable[Mapping[str, torch.Tensor]]) -> MetricSums:
@@ -226,13 +213,8 @@ def merge_metric_sums(parts: Iterable[Mapping[str, torch.Tensor]]) -> MetricSums
             if name not in merged:
                 merged[name] = value
                 continue
-            kind = METRIC_KINDS[name]
-            if kind is MetricKind.MINIMUM:
-                merged[name] = torch.minimum(merged[name], value)
-            elif kind is MetricKind.MAXIMUM:
-                merged[name] = torch.maximum(merged[name], value)
-            else:
-                merged[name] = merged[name] + value
+            combine = {MetricKind.MINIMUM: torch.minimum, MetricKind.MAXIMUM: torch.maximum}
+            merged[name] = combine.get(METRIC_KINDS[name], torch.add)(merged[name], value)
     return merged
 
 
@@ -298,11 +280,3 @@ def combine_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
         else:
             combined[name] = fmean(values)
     return combined
-
-
-_WEIGHTS = {
-    MetricKind.TOKEN_MEAN: "num_valid_tokens",
-    MetricKind.SEQUENCE_MEAN: "num_valid_samples",
-    MetricKind.PAIR_MEAN: "num_valid_samples",
-}
-"""What the mean of one update counts for."""

@@ -1,6 +1,6 @@
 """The clipped policy-gradient loss: GRPO and its relatives.
 
-Not here: advantages (engine/grpo/advantages.py), the formulas of KL (kl.py) and importance weights (importance.py).
+Not here: advantages (engine/grpo/advantages.py), the formulas of KL and of importance weights (ratios.py).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PolicyGradientLoss(Loss):
       `force_on_policy_ratio` is set
     and `use_cispo`: l = -A sg(clip(r)) lp (CISPO, arXiv:2506.13585).
 
-    w = exp(lp_prev - lp_gen) under `use_importance_sampling_correction`, truncated as importance.py says. Under
+    w = exp(lp_prev - lp_gen) under `use_importance_sampling_correction`, truncated as ratios.py says. Under
     `force_on_policy_ratio` lp_prev is sg(lp) here and in the metrics, also where the batch holds prev logprobs that
     were computed for something else: the policy has not moved since. The KL term is weighted by exp(lp - sg(lp)), which
     adds the score-function gradient, or under `use_on_policy_kl_approximation` by exp(lp - lp_gen).
@@ -133,12 +133,8 @@ class PolicyGradientLoss(Loss):
         if self.config.force_on_policy_ratio:
             return logprobs.detach()
         if batch.prev_logprobs is None:
-            raise EngineError(
-                "the batch has no prev_logprobs",
-                where="engine/losses/policy_gradient.py",
-                expected="logprobs under the policy that starts the step, unless loss_fn.force_on_policy_ratio is true",
-                found="None",
-            )
+            expected = "logprobs under the policy that starts the step, unless loss_fn.force_on_policy_ratio is true"
+            raise EngineError("the batch has no prev_logprobs", expected=expected)
         return batch.prev_logprobs
 
     def _ratio(self, logprobs: torch.Tensor, prev: torch.Tensor, mask: torch.Tensor) -> _Ratio:
@@ -178,13 +174,8 @@ class PolicyGradientLoss(Loss):
     ) -> torch.Tensor:
         """Weighted KL per token, [n, T]."""
         if batch.reference_logprobs is None:
-            raise EngineError(
-                "the batch has no reference_logprobs",
-                where="engine/losses/policy_gradient.py",
-                expected="logprobs under the reference, because loss_fn.reference_policy_kl_penalty is "
-                f"{self.kl_coefficient}",
-                found="None",
-            )
+            expected = f"they are needed: loss_fn.reference_policy_kl_penalty is {self.kl_coefficient}"
+            raise EngineError("the batch has no reference_logprobs", expected=expected)
         config = self.config
         log_weight = logprobs - (generation if config.use_on_policy_kl_approximation else logprobs.detach())
         # Selected before exp: the gradient of exp(inf) would be NaN even where the weight is replaced by 0.

@@ -1,9 +1,4 @@
-"""Estimators of the KL divergence between two policies from the logprobs of sampled tokens.
-
-Source: J. Schulman, "Approximating KL Divergence" (2020). With x ~ p and log r = log q(x) - log p(x), the
-expectation of each estimator is KL(p || q) (k2 only to second order): k1 is unbiased with high variance and may be
-negative, k2 is biased with low variance, k3 is unbiased, never negative and low in variance.
-"""
+"""Two policies' logprobs of the same tokens: KL estimators, importance weights and their truncation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss of supervised fine-tuning: the negative log likelihood of trained tokens."""
+"""The losses of training without rollouts: negative log likelihood (SFT), and preference pairs (DPO)."""
 
 from __future__ import annotations
 

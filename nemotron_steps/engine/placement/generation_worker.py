@@ -102,7 +102,7 @@ class GenerationWorker(WorkerProcess):
         return int(self._between_steps(lambda: self._load(channel, version, references)))
 
     def _load(self, channel: str, version: int, references: Sequence[Any] | None) -> int:
-        from nemotron_steps.engine.policy.adapted_weights import ChangedWeights
+        from nemotron_steps.engine.policy.lora import ChangedWeights
 
         receiving = self._receiving[channel]
         if isinstance(receiving, ChannelHandles):

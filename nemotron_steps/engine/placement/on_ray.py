@@ -16,9 +16,10 @@ devices of its own. CPU devices are processes of the machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.layout.constraints import device_violations, raise_if_violated
@@ -90,6 +91,11 @@ class DevicePlan:
         )
 
     @property
+    def shared_by_judges(self) -> bool:
+        """Whether judges share the generators' devices."""
+        return bool(self.judges) and not self.judge_devices
+
+    @property
     def by_name(self) -> bool:
         """Whether sharing a generator's GPUs goes by their names: it has several, which Ray does not divide."""
         return self.gpus and self.width > 1
@@ -129,23 +135,28 @@ class DevicePlan:
         return number if self.colocated else self.policy + number
 
 
+def chosen_judges(
+    gym: NemoGymConfig, roles: Collection[str]
+) -> tuple[dict[str, VllmModelConfig], dict[str, VllmModelConfig]]:
+    """The configured judges among `roles`, and those of them that are loaded here."""
+    chosen = {role: judge for role in sorted(roles) if (judge := gym.judge(role)) is not None}
+    return chosen, {role: judge for role, judge in chosen.items() if judge.backend != "http"}
+
+
 def place(config: RlConfig, wanted: Wanted) -> Parts:
     """Start and load everything.
 
     Raises:
         UnsupportedError, WorkerLostError, JudgeUnavailableError: see the modules of the parts.
     """
-    needed = sorted(wanted.judges)
-    chosen = {role: judge for role in needed if (judge := config.env.nemo_gym.judge(role)) is not None}
-    local = {role: judge for role, judge in chosen.items() if judge.backend != "http"}
+    chosen, local = chosen_judges(config.env.nemo_gym, wanted.judges)
     plan = DevicePlan.of(config, local)
     with ExitStack() as resources:
         processes = plan.policy + plan.generators * plan.width + sum(plan.teachers.values())
         cluster = RayCluster(config.cluster, workers=processes)
         resources.callback(cluster.close)
         cluster.reserve(plan.bundles)
-        sharing = bool(local) and not plan.judge_devices
-        policy = RayPolicy(policy_options(plan, cluster, judges=sharing), local=cluster.is_local)
+        policy = RayPolicy(policy_options(plan, cluster), local=cluster.is_local)
         resources.callback(policy.close)
         policy.build(
             config.policy,
@@ -156,26 +167,23 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
         )
         apart = place_teachers(wanted, plan, cluster, resources)
         beside = None if wanted.teachers is None or apart is not None else policy.build_teachers(wanted.teachers)
-        generator = RayGenerator(
-            GeneratorSettings(
-                wanted.hf_folder,
-                config.policy.generation,
-                wanted.max_total_length,
-                config.policy.precision,
-                config.grpo.async_grpo,
-                config.policy.router_replay.enabled,
-            ),
-            generator_options(plan, cluster, policy.workers, judges=sharing),
+        settings = GeneratorSettings(
+            wanted.hf_folder,
+            config.policy.generation,
+            wanted.max_total_length,
+            config.policy.precision,
+            config.grpo.async_grpo,
+            config.policy.router_replay.enabled,
         )
+        generator = RayGenerator(settings, generator_options(plan, cluster, policy.workers))
         resources.callback(generator.close)
         generator.update_weights(policy.weights(), 0)
-        options = judge_options(plan, cluster, generator.workers)
-        judges = place_judges(local, options, plan.judges, resources, seed=config.grpo.seed)
-        environments = place_environments(
+        judges, environments = place_graders(
             config.env.nemo_gym,
             chosen,
-            judges,
+            plan,
             cluster,
+            generator.workers,
             resources,
             seed=config.grpo.seed,
             only=config.env.only_environment,
@@ -195,37 +203,24 @@ def place(config: RlConfig, wanted: Wanted) -> Parts:
         )
 
 
-def _share(plan: DevicePlan, *, policy: bool, judges: bool) -> float:
-    """Part of a GPU, or GPUs, as Ray counts."""
-    if not plan.gpus:
-        return 0.0
-    if plan.colocated:
-        # More than half where a bundle has several GPUs, or Ray would put two ranks on one of them.
-        return 0.6 if plan.by_name else 0.4
-    if policy:
-        return 1.0
-    return float(plan.width) if plan.by_name or not judges else 1.0 - _SHARED_BY_JUDGES
-
-
-def policy_options(plan: DevicePlan, cluster: RayCluster, *, judges: bool) -> list[dict[str, Any]]:
-    """Ray's options for the policy's ranks; `judges`: some share the generators' devices."""
-    share = _share(plan, policy=True, judges=judges)
+def policy_options(plan: DevicePlan, cluster: RayCluster) -> list[dict[str, Any]]:
+    """Ray's options for the policy's ranks. A share of a GPU is Ray's count: memory is bounded by the backends."""
+    # More than half where a bundle has several GPUs, or Ray would put two ranks on one of them.
+    share = (0.6 if plan.by_name else 0.4) if plan.colocated else 1.0
+    share = share if plan.gpus else 0.0
     return [cluster.options(plan.policy_bundle(rank), share) for rank in range(plan.policy)]
 
 
-def generator_options(
-    plan: DevicePlan, cluster: RayCluster, ranks: Sequence[Worker], *, judges: bool
-) -> list[dict[str, Any]]:
+def generator_options(plan: DevicePlan, cluster: RayCluster, ranks: Sequence[Worker]) -> list[dict[str, Any]]:
     """Ray's options for the generators; `ranks` are the policy's, already placed."""
-    found = []
-    for number in range(plan.generators):
-        bundle = plan.generator_bundle(number)
-        if plan.by_name and plan.colocated:
-            own = ranks[number * plan.width : (number + 1) * plan.width]
-            found.append(cluster.options(bundle, named=[gpu for rank in own for gpu in rank.gpus]))
-        else:
-            found.append(cluster.options(bundle, _share(plan, policy=False, judges=judges)))
-    return found
+    if plan.by_name and plan.colocated:
+        gpus = [
+            [gpu for rank in ranks[n * plan.width :][: plan.width] for gpu in rank.gpus] for n in range(plan.generators)
+        ]
+        return [cluster.options(plan.generator_bundle(number), named=own) for number, own in enumerate(gpus)]
+    alone = float(plan.width) if plan.by_name or not plan.shared_by_judges else 1.0 - _SHARED_BY_JUDGES
+    share = 0.0 if not plan.gpus else 0.4 if plan.colocated else alone
+    return [cluster.options(plan.generator_bundle(number), share) for number in range(plan.generators)]
 
 
 def place_teachers(
@@ -262,34 +257,24 @@ def judge_options(plan: DevicePlan, cluster: RayCluster, generators: Sequence[Wo
     return found
 
 
-def place_judges(
-    local: Mapping[str, VllmModelConfig],
-    options: Sequence[Mapping[str, Any]],
-    copies: Mapping[str, int],
-    resources: ExitStack,
-    *,
-    seed: int,
-) -> dict[str, PlacedJudge]:
-    """Start every local judge, by role; `options` are of every copy, role by role."""
-    judges, remaining = {}, iter(options)
-    for role, judge in local.items():
-        own = [next(remaining) for _ in range(copies[role])]
-        judges[role] = start_judge(role, judge, own, seed=seed)
-        resources.callback(stop_workers, judges[role].workers)
-    return judges
-
-
-def place_environments(
+def place_graders(
     gym: NemoGymConfig,
     chosen: Mapping[str, VllmModelConfig],
-    placed: Mapping[str, PlacedJudge],
+    plan: DevicePlan,
     cluster: RayCluster,
+    generators: Sequence[Worker],
     resources: ExitStack,
     *,
     seed: int,
     only: str | None,
-) -> PlacedEnvironmentSet:
-    """The environments in an actor beside the driver; judges behind HTTP, chosen but not placed, are asked from it."""
+) -> tuple[dict[str, PlacedJudge], PlacedEnvironmentSet]:
+    """Every copy of the judges that are loaded here, by role, and the environments in an actor beside the driver, from
+    which judges behind HTTP are asked."""
+    placed: dict[str, PlacedJudge] = {}
+    options = iter(judge_options(plan, cluster, generators))
+    for role, copies in plan.judges.items():
+        placed[role] = start_judge(role, chosen[role], [*islice(options, copies)], seed=seed)
+        resources.callback(stop_workers, placed[role].workers)
     travelling: dict[str, PlacedJudge | HttpJudgeRecipe] = {
         role: placed[role] if role in placed else HttpJudgeRecipe(role, judge, seed) for role, judge in chosen.items()
     }
@@ -303,4 +288,4 @@ def place_environments(
 
     environments = PlacedEnvironmentSet(gym.environments, here, start(), start, only=only)
     resources.callback(environments.stop)
-    return environments
+    return placed, environments

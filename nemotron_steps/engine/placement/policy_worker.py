@@ -110,7 +110,7 @@ class PolicyWorker(RankWorker):
 
     def adapts_whole_modules(self) -> bool:
         """See AdaptedWeights.whole_modules."""
-        from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights
+        from nemotron_steps.engine.policy.lora import AdaptedWeights
 
         weights = self._policy.weights()
         return isinstance(weights, AdaptedWeights) and weights.whole_modules

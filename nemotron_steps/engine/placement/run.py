@@ -15,10 +15,10 @@ from nemotron_steps.engine.grpo.distillation import Distillation
 from nemotron_steps.engine.grpo.loop import GrpoRun
 from nemotron_steps.engine.grpo.rewards import RewardPenalties
 from nemotron_steps.engine.grpo.step import needs_reference_logprobs
-from nemotron_steps.engine.kept_objects import free_left_gpu_memory
 from nemotron_steps.engine.losses.distillation import DistillationLoss, TeacherKl
 from nemotron_steps.engine.losses.loss import Loss, SampledFrom
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
+from nemotron_steps.engine.memory_tuning import free_left_gpu_memory
 from nemotron_steps.engine.placement.parts import Parts, Wanted, WantedTeachers, place_in_process
 from nemotron_steps.engine.placement.teacher_group import teacher_config
 from nemotron_steps.engine.reporting import Reporter

@@ -1,4 +1,5 @@
-"""A policy that trains without a generator (SFT, DPO), where `cluster` puts it."""
+"""Half a run, where `cluster` puts it: a policy without a generator (SFT, DPO), or a generator without a policy (pass
+rates)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nemotron_steps.config.layout.constraints import device_violations, raise_if_violated
 from nemotron_steps.config.layout.parallel_config import JudgeLayout, ParallelConfig, judge_copies, parallel_config_of
@@ -16,19 +17,18 @@ from nemotron_steps.config.schema.rl import ClusterConfig, EnvConfig, VllmModelC
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.placement.cluster import RayCluster
+from nemotron_steps.engine.placement.generation_worker import GeneratorSettings
+from nemotron_steps.engine.placement.generator_group import RayGenerator
+from nemotron_steps.engine.placement.on_ray import DevicePlan, chosen_judges, generator_options, place_graders
 from nemotron_steps.engine.placement.policy_group import RayPolicy
-from nemotron_steps.engine.setup.backends import build_policy
+from nemotron_steps.engine.setup.backends import build_generator, build_judges, build_policy
 from nemotron_steps.engine.types import Policy
 from nemotron_steps.engine.workers.workers import places
 from nemotron_steps.environments.environment_set import EnvironmentSet
+from nemotron_steps.environments.judged.judges import HttpJudge
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.chat import ChatFormat
-
-if TYPE_CHECKING:
-    from nemotron_steps.config.schema.policy import PolicyConfig
-    from nemotron_steps.config.schema.rl import ClusterConfig
-    from nemotron_steps.engine.losses.loss import Loss
-    from nemotron_steps.engine.placement.on_ray import DevicePlan
+from nemotron_steps.models.huggingface import load_hf_weights
 
 
 @contextmanager
@@ -41,73 +41,46 @@ def open_policy(
     reference: bool,
     total_steps: int,
 ) -> Iterator[tuple[Policy, dict[str, Any]]]:
-    """A policy that trains without a generator, where `cluster` puts it, until the block ends; and where that is, for
-    the journal. Further arguments as `build_policy`."""
-    if cluster.backend == "ray":
-        placed, resources, where = place_policy(
-            cluster, config, checkpoint, loss_fn, reference=reference, total_steps=total_steps
-        )
-        with resources:
-            yield placed, where
-    else:
-        policy = build_policy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
-        yield policy, {"backend": "process"}
-
-
-def place_policy(
-    cluster: ClusterConfig,
-    config: PolicyConfig,
-    checkpoint: Path,
-    loss_fn: Loss,
-    *,
-    reference: bool,
-    total_steps: int,
-) -> tuple[RayPolicy, ExitStack, dict[str, Any]]:
-    """Start and load one rank a device; the policy, what ends it, and where it is. Arguments as build_policy's.
+    """A policy that trains without a generator, until the block ends; and where it is, for the journal. Further
+    arguments as `build_policy`.
 
     Raises:
         ConfigError: `cluster.policy_workers` is not the number of GPUs, or the layout does not divide the ranks.
         UnsupportedError, WorkerLostError: see RayCluster and RayPolicy.
     """
+    if cluster.backend != "ray":
+        here = build_policy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
+        yield here, {"backend": "process"}
+        return
     sizes = parallel_config_of(SimpleNamespace(cluster=cluster, policy=config))
     raise_if_violated(sizes, found=[*device_violations(sizes)])
-    ranks = sizes.ranks
     gpu = 1.0 if cluster.gpus_per_node else 0.0
     with ExitStack() as resources:
-        ray = RayCluster(cluster, workers=ranks)
+        ray = RayCluster(cluster, workers=sizes.ranks)
         resources.callback(ray.close)
-        ray.reserve([{"GPU": gpu} if gpu else {}] * ranks)
-        policy = RayPolicy([ray.options(rank, gpu) for rank in range(ranks)], local=ray.is_local)
+        ray.reserve([{"GPU": gpu} if gpu else {}] * sizes.ranks)
+        policy = RayPolicy([ray.options(rank, gpu) for rank in range(sizes.ranks)], local=ray.is_local)
         resources.callback(policy.close)
         policy.build(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
-        return policy, resources.pop_all(), {"backend": "ray", "workers": places(policy.workers)}
+        yield policy, {"backend": "ray", "workers": places(policy.workers)}
 
 
 @dataclass(frozen=True)
 class SamplingWanted:
-    """What is to sample, and who grades it.
-
-    Args:
-        hf_folder: weights, config.json and tokenizer.
-        chat: of that tokenizer.
-        generation: how it generates.
-        env: the environments' settings and judges.
-        judges: roles that the rows' environments ask.
-        only: the one environment of all rows; None where each names its own.
-        max_total_length: longest sequence, in tokens.
-        precision: of the weights while sampling.
-        seed: of the judges.
-    """
+    """What is to sample, and who grades it; `hf_folder` has weights, config.json and tokenizer."""
 
     hf_folder: Path
     chat: ChatFormat
     generation: GenerationConfig
     env: EnvConfig
     judges: frozenset[str]
+    """Roles that the rows' environments ask."""
     only: str | None
+    """The one environment of all rows; None where each names its own."""
     max_total_length: int
     precision: str
     seed: int
+    """Of the judges."""
 
 
 @dataclass
@@ -128,16 +101,10 @@ def place_sampling(cluster: ClusterConfig, wanted: SamplingWanted) -> SamplingPa
         ConfigError: no generator fits the devices. UnsupportedError, WorkerLostError, JudgeUnavailableError: see the
             modules of the parts.
     """
-    return _on_ray(cluster, wanted) if cluster.backend == "ray" else _in_process(wanted)
-
-
-def _in_process(wanted: SamplingWanted) -> SamplingParts:
-    from nemotron_steps.engine.setup.backends import build_generator
-    from nemotron_steps.engine.setup.judges import build_judges
-    from nemotron_steps.environments.judged.judges import HttpJudge
-
-    gym = wanted.env.nemo_gym
     with ExitStack() as resources:
+        if cluster.backend == "ray":
+            return _on_ray(cluster, wanted, resources)
+        gym = wanted.env.nemo_gym
         generator = build_generator(
             wanted.hf_folder,
             wanted.generation,
@@ -155,61 +122,33 @@ def _in_process(wanted: SamplingWanted) -> SamplingParts:
         return SamplingParts(sampler, environments, resources.pop_all(), {"backend": "process"})
 
 
-def _on_ray(config: ClusterConfig, wanted: SamplingWanted) -> SamplingParts:
-    from nemotron_steps.engine.placement.cluster import RayCluster
-    from nemotron_steps.engine.placement.generation_worker import GeneratorSettings
-    from nemotron_steps.engine.placement.generator_group import RayGenerator
-    from nemotron_steps.engine.placement.on_ray import (
-        generator_options,
-        judge_options,
-        place_environments,
-        place_judges,
-    )
-    from nemotron_steps.engine.workers.workers import places
-    from nemotron_steps.models.huggingface import load_hf_weights
-
+def _on_ray(config: ClusterConfig, wanted: SamplingWanted, resources: ExitStack) -> SamplingParts:
     gym = wanted.env.nemo_gym
-    chosen = {role: judge for role in sorted(wanted.judges) if (judge := gym.judge(role)) is not None}
-    local = {role: judge for role, judge in chosen.items() if judge.backend != "http"}
+    chosen, local = chosen_judges(gym, wanted.judges)
     plan = device_plan(config, wanted.generation, gym.num_gpu_nodes, local)
-    with ExitStack() as resources:
-        cluster = RayCluster(config, workers=plan.generators * plan.width)
-        resources.callback(cluster.close)
-        cluster.reserve(plan.bundles)
-        sharing = bool(local) and not plan.judge_devices
-        generator = RayGenerator(
-            GeneratorSettings(
-                wanted.hf_folder, wanted.generation, wanted.max_total_length, wanted.precision, asynchronous=None
-            ),
-            generator_options(plan, cluster, [], judges=sharing),
-        )
-        resources.callback(generator.close)
-        generator.update_weights(load_hf_weights(wanted.hf_folder).items(), 0)
-        options = judge_options(plan, cluster, generator.workers)
-        judges = place_judges(local, options, plan.judges, resources, seed=wanted.seed)
-        environments = place_environments(gym, chosen, judges, cluster, resources, seed=wanted.seed, only=wanted.only)
-        workers = [*generator.workers, environments.worker]
-        workers += [worker for judge in judges.values() for worker in judge.workers]
-        where = {"backend": "ray", "workers": places(workers)}
-        return SamplingParts(AsyncSampler(generator, name="policy"), environments, resources.pop_all(), where)
+    cluster = RayCluster(config, workers=plan.generators * plan.width)
+    resources.callback(cluster.close)
+    cluster.reserve(plan.bundles)
+    settings = GeneratorSettings(
+        wanted.hf_folder, wanted.generation, wanted.max_total_length, wanted.precision, asynchronous=None
+    )
+    generator = RayGenerator(settings, generator_options(plan, cluster, []))
+    resources.callback(generator.close)
+    generator.update_weights(load_hf_weights(wanted.hf_folder).items(), 0)
+    judges, environments = place_graders(
+        gym, chosen, plan, cluster, generator.workers, resources, seed=wanted.seed, only=wanted.only
+    )
+    workers = [*generator.workers, environments.worker, *(w for judge in judges.values() for w in judge.workers)]
+    where = {"backend": "ray", "workers": places(workers)}
+    return SamplingParts(AsyncSampler(generator, name="policy"), environments, resources.pop_all(), where)
 
 
 def device_plan(
     cluster: ClusterConfig, generation: GenerationConfig, judge_nodes: int, local: Mapping[str, VllmModelConfig]
 ) -> DevicePlan:
-    """The devices of generators and judges.
-
-    Args:
-        local: judges that are loaded here, by role.
-
-    Raises:
-        ConfigError: not one generator has its GPUs.
-    """
-    from nemotron_steps.engine.placement.on_ray import DevicePlan
-
-    width = generation.devices_per_generator
-    gpus = cluster.gpus_per_node
-    sizes = ParallelConfig(nodes=cluster.num_nodes, gpus_per_node=gpus, judge_nodes=judge_nodes)
+    """The devices of generators and of judges that are loaded here, by role. ConfigError: not one generator has its
+    GPUs."""
+    width, gpus = generation.devices_per_generator, cluster.gpus_per_node
     generators = (gpus // width) * (cluster.num_nodes - judge_nodes) if gpus else cluster.policy_workers or 1
     if generators < 1:
         raise ConfigError(
@@ -219,6 +158,7 @@ def device_plan(
             found=f"{cluster.num_nodes} nodes of {gpus} GPUs, {judge_nodes} of them for judges",
             hints=(f"cluster.num_nodes={judge_nodes + 1} cluster.gpus_per_node={max(width, gpus)}",),
         )
+    sizes = ParallelConfig(nodes=cluster.num_nodes, gpus_per_node=gpus, judge_nodes=judge_nodes)
     judges = tuple(JudgeLayout(role, judge.tensor_parallel_size, judge.replicas) for role, judge in local.items())
     copies = judge_copies(sizes, judges)
     alone = [judge.width for judge in judges for _ in range(copies[judge.role])]

@@ -12,21 +12,159 @@ optimizer the same folder is a `checkpoint_megatron` artifact.
 
 from __future__ import annotations
 
+import base64
 import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
+from nemotron_steps.engine.policy.distributed.shards import ModelShards
 from nemotron_steps.engine.policy.optimizer import FlatAdamW
-from nemotron_steps.engine.policy.random_state import KEY, random_states, restore_random_states, saved_random_states
-from nemotron_steps.engine.policy.shards import ModelShards
-from nemotron_steps.engine.policy.snapshot import STATE_FILE, PolicySnapshot, unreadable, write_model_files
 from nemotron_steps.errors import ArtifactError
-from nemotron_steps.models.distributed_checkpoint import load_sharded, save_sharded, stage_sharded
-from nemotron_steps.models.huggingface import CARRIED, WeightReader
+from nemotron_steps.models.distributed_checkpoint import StagedSave, load_sharded, save_sharded, stage_sharded
+from nemotron_steps.models.huggingface import CARRIED, WeightReader, copy_model_files
 from nemotron_steps.models.mapping import of_mtp, to_megatron
 from nemotron_steps.models.megatron_checkpoint import WEIGHTS, sharded_key, stored_tensors
+
+STATE_FILE = "policy.json"
+
+
+@dataclass(frozen=True)
+class PolicySnapshot:
+    """The `Snapshot` of a policy in this process (or of this rank's part of it)."""
+
+    tensors: StagedSave
+    position: dict[str, Any]
+    """JSON-able: optimizer steps and random generator state."""
+    source: Path
+    """Folder of config.json and tokenizer."""
+    carries: bool = True
+    """Whether tensors that are no weights of this policy travel along."""
+
+    def write(self, path: str) -> None:
+        """Write `hf/`, `policy.json` and `weights/`. Collective; returns once every rank is done.
+
+        Raises:
+            StorageError: writing failed.
+        """
+        folder = Path(path)
+
+        def beside() -> None:
+            write_model_files(self.source, folder, carries=self.carries)
+            (folder / STATE_FILE).write_text(json.dumps(self.position), encoding="utf-8")
+
+        self.tensors.write(folder / WEIGHTS, beside)
+
+
+def write_model_files(source: Path, folder: Path, *, carries: bool = True) -> None:
+    """Config and tokenizer of `source` as `folder`/hf, and the tensors that it carries."""
+    (folder / "hf").mkdir(parents=True, exist_ok=True)
+    copy_model_files(source, folder / "hf", carries=carries)
+
+
+def _unreadable(folder: Path, error: Exception) -> ArtifactError:
+    """`folder` is the policy's part of a training checkpoint."""
+    step = folder.parent
+    aside = step.with_name(f"broken_{step.name}")  # a name that no checkpoint has
+    return ArtifactError(
+        "not a training checkpoint",
+        where=str(folder / STATE_FILE),
+        found=str(error),
+        hints=(f"mv {shlex.quote(str(step))} {shlex.quote(str(aside))}   # training goes on from the one before",),
+    )
+
+
+def position(steps: int, layout: Sequence[int]) -> dict[str, Any]:
+    """Of a run after so many optimizer steps, JSON-able; `layout` are the parallel sizes that the ranks are in.
+    Collective over the default process group."""
+    return {"optimizer_steps": steps, KEY: random_states(layout)}
+
+
+@contextmanager
+def restored_position(folder: Path, layout: Sequence[int]) -> Iterator[int]:
+    """The optimizer steps that a checkpoint was written after; random states are restored once its tensors are.
+
+    Raises:
+        ArtifactError: the folder cannot be gone on from.
+    """
+    try:
+        saved = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        steps, states = int(saved["optimizer_steps"]), saved_random_states(saved)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unreadable(folder, error) from error
+    yield steps
+    try:
+        restore_random_states(states, layout)
+    except (ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
+        raise _unreadable(folder, error) from error
+
+
+KEY = "random_states"
+
+
+def random_states(layout: Sequence[int]) -> dict[str, Any]:
+    """Of all ranks, JSON-able. Collective over the default process group.
+
+    Args:
+        layout: the parallel sizes that the ranks are in.
+    """
+    own = [get() for get, _ in _generators()]
+    together, ranks = torch.cat(own), dist.get_world_size()
+    found = [together]
+    if ranks > 1:
+        found = [torch.empty_like(together) for _ in range(ranks)]
+        dist.all_gather(found, together)
+    written = [base64.b64encode(state.numpy().tobytes()).decode() for state in found]
+    different = list(dict.fromkeys(written))  # without dropout, one
+    return {
+        "layout": [ranks, *layout],
+        "bytes": [len(state) for state in own],
+        "states": different,
+        "of_rank": [different.index(state) for state in written],
+    }
+
+
+def saved_random_states(position: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What `random_states` made, out of a checkpoint's state file; of an earlier version, rank 0's torch generator.
+
+    Raises:
+        KeyError: there is neither.
+    """
+    if KEY in position:
+        return dict(position[KEY])
+    earlier = position["torch_rng"]  # base64, or a list of bytes of the dtensor policy
+    state = earlier if isinstance(earlier, str) else base64.b64encode(bytes(earlier)).decode()
+    return {"layout": [], "bytes": [torch.get_rng_state().numel()], "states": [state], "of_rank": [0]}
+
+
+def restore_random_states(saved: Mapping[str, Any], layout: Sequence[int]) -> None:
+    """Go on from this rank's saved state; from rank 0's in another layout. A generator that was not saved stays as it
+    is (a checkpoint of a CPU that goes on on a GPU).
+
+    Raises:
+        KeyError, ValueError, IndexError, TypeError, RuntimeError: not what `random_states` made; torch raises the last.
+    """
+    same = list(saved["layout"]) == [dist.get_world_size(), *layout]
+    number = saved["of_rank"][dist.get_rank() if same else 0]
+    together = torch.frombuffer(bytearray(base64.b64decode(saved["states"][number])), dtype=torch.uint8)
+    for (_, put), state in zip(_generators(), torch.split(together, list(saved["bytes"])), strict=False):
+        put(state.clone())  # torch reads it from the start of its storage
+
+
+def _generators() -> list[tuple[Any, Any]]:
+    """How the state of each generator is read and set, uint8 on CPU: of torch, and of this rank's GPU."""
+    found: list[tuple[Any, Any]] = [(torch.get_rng_state, torch.set_rng_state)]
+    if torch.cuda.is_available():
+        found.append((torch.cuda.get_rng_state, torch.cuda.set_rng_state))
+    return found
+
 
 _MODEL = "model"
 
@@ -75,28 +213,19 @@ def snapshot(shards: ModelShards, optimizer: FlatAdamW, source: Path, *, copy: b
         copy: copy the tensors to host memory, so that training may go on before they are written.
     """
     state = {**_model_state(shards), **_optimizer_state(shards, optimizer.whole_state())}
-    position = {"optimizer_steps": optimizer.steps, KEY: random_states(_layout(shards))}
     carries = not shards.architecture.trains_mtp
-    return PolicySnapshot(stage_sharded(state, copy=copy), position, source, carries)
+    return PolicySnapshot(stage_sharded(state, copy=copy), position(optimizer.steps, _layout(shards)), source, carries)
 
 
 def load(shards: ModelShards, optimizer: FlatAdamW, folder: Path) -> None:
     """Restore what a snapshot wrote, whatever layout it was written in. Collective."""
-    try:
-        position = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-        steps, states = int(position["optimizer_steps"]), saved_random_states(position)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise unreadable(folder, error) from error
-    whole = optimizer.whole_state()
-    loaded = load_sharded({**_model_state(shards), **_optimizer_state(shards, whole)}, folder / WEIGHTS)
-    shards.copy_loaded(loaded[_MODEL], lambda _, tensor: tensor)
-    for name, tensors in whole.items():
-        shards.copy_loaded(loaded[f"optimizer.{name}"], lambda parameter, _, own=tensors: own[parameter])  # type: ignore[misc]
-    optimizer.load_whole_state(whole, steps)
-    try:
-        restore_random_states(states, _layout(shards))
-    except (ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
-        raise unreadable(folder, error) from error
+    with restored_position(folder, _layout(shards)) as steps:
+        whole = optimizer.whole_state()
+        loaded = load_sharded({**_model_state(shards), **_optimizer_state(shards, whole)}, folder / WEIGHTS)
+        shards.copy_loaded(loaded[_MODEL], lambda _, tensor: tensor)
+        for name, tensors in whole.items():
+            shards.copy_loaded(loaded[f"optimizer.{name}"], lambda parameter, _, own=tensors: own[parameter])  # type: ignore[misc]
+        optimizer.load_whole_state(whole, steps)
 
 
 def _layout(shards: ModelShards) -> tuple[int, ...]:
@@ -108,7 +237,7 @@ def _model_state(shards: ModelShards) -> dict[str, Any]:
     return {_MODEL: shards.sharded_state(lambda _, tensor: tensor)}
 
 
-def _optimizer_state(shards: ModelShards, whole: dict[str, dict[str, torch.Tensor]]) -> dict[str, Any]:
+def _optimizer_state(shards: ModelShards, whole: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
     return {
         f"optimizer.{name}": shards.sharded_state(
             lambda parameter, _, own=tensors: own.get(parameter),  # type: ignore[misc]

@@ -8,7 +8,6 @@ layer. Losses, metrics and checkpoints mean the same as the Megatron policy's.
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -35,13 +35,11 @@ from nemotron_steps.engine.losses.loss import (
     finalize_metrics,
     merge_metric_sums,
 )
-from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights
-from nemotron_steps.engine.policy.hf_lora import HfAdapters
+from nemotron_steps.engine.policy.checkpoint import PolicySnapshot, position, restored_position, write_model_files
 from nemotron_steps.engine.policy.hf_model import LogprobModel, checkpoint_tensors, load_hf_model, tensor_parallel
-from nemotron_steps.engine.policy.learning_rate import TorchLearningRate
+from nemotron_steps.engine.policy.lora import AdaptedWeights, HfAdapters
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use
-from nemotron_steps.engine.policy.random_state import KEY, random_states, restore_random_states, saved_random_states
-from nemotron_steps.engine.policy.snapshot import STATE_FILE, PolicySnapshot, unreadable, write_model_files
+from nemotron_steps.engine.policy.optimizer import TorchLearningRate
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ConfigError, EngineError, NonFiniteLossError, UnsupportedError
@@ -116,7 +114,7 @@ class DTensorPolicy:
         self.optimizers = self._make_optimizers()
         self.steps = 0
         self._learning_rate = TorchLearningRate(self._settings.lr, config.scheduler or ())
-        self._reference: list[torch.Tensor] | None = None
+        self._reference: list[Tensor] | None = None
         if reference:
             frozen = self._adapters is not None
             self._reference = [] if frozen else [_local(p).to("cpu", copy=True) for p in self.parameters]
@@ -124,7 +122,7 @@ class DTensorPolicy:
     # ------------------------------------------------------------------------------------------------ logprobs
 
     @torch.no_grad()
-    def logprobs(self, batch: TrainBatch) -> torch.Tensor:
+    def logprobs(self, batch: TrainBatch) -> Tensor:
         """float32 [N, T] on CPU: logprobs of the trained tokens (token_mask) under the current weights, else 0."""
         result = torch.zeros(batch.input_ids.shape, dtype=torch.float32)
         for rows, idle in self._micro_batches(batch, range(len(batch)), train=False):
@@ -137,7 +135,7 @@ class DTensorPolicy:
             result = moved.cpu()
         return result
 
-    def reference_logprobs(self, batch: TrainBatch) -> torch.Tensor:
+    def reference_logprobs(self, batch: TrainBatch) -> Tensor:
         """The same under the frozen starting weights. EngineError when the policy was built without them."""
         if self._reference is None:
             raise EngineError(
@@ -165,7 +163,7 @@ class DTensorPolicy:
         for parameter in self.parameters:
             parameter.grad = None
 
-        def run(rows: list[int], idle: bool) -> torch.Tensor:
+        def run(rows: list[int], idle: bool) -> Tensor:
             logprobs, entropy, layout = self._forward(batch, rows)
             micro = select_rows(batch, rows, width=layout.shape[1])
             if idle:
@@ -173,12 +171,12 @@ class DTensorPolicy:
             moved = {name: value.to(self.device) for name, value in vars(micro).items() if value is not None}
             loss, sums = self.loss_fn(logprobs, TrainBatch(**moved), normalizers, entropy)
             parts.append(sums)
-            return loss  # type: ignore[no-any-return]
+            return loss
 
         if use.gradient:
             for rows, idle in self._micro_batches(batch, use.gradient, train=True):
                 # FSDP2 averages gradients over data-parallel ranks; losses are normalised to be summed.
-                (run(rows, idle) * self.data_size).backward()  # type: ignore[no-untyped-call]
+                (run(rows, idle) * self.data_size).backward()
         if use.metrics or not use.gradient:
             with torch.no_grad():
                 for rows, idle in self._micro_batches(batch, use.metrics, train=False):
@@ -213,7 +211,7 @@ class DTensorPolicy:
 
     # ------------------------------------------------------------------------------------------ weights and files
 
-    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+    def weights(self) -> Iterable[tuple[str, Tensor]]:
         """Hugging Face-named whole tensors in the precision of computation, one at a time. With adapters,
         `AdaptedWeights`. Collective."""
         if self._adapters is None:
@@ -227,7 +225,7 @@ class DTensorPolicy:
             whole_modules=whole_modules(self._adapters.names, dict(self.model.hf.named_parameters())),
         )
 
-    def _split(self, *, frozen: bool = False, adapted: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+    def _split(self, *, frozen: bool = False, adapted: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Those weights; `frozen`: without adapters, `adapted`: those alone that have one."""
         hf, adapters = self.model.hf, self._adapters
         named = dict(hf.named_parameters())
@@ -250,7 +248,7 @@ class DTensorPolicy:
             if name in saved:
                 yield from checkpoint_tensors(name, buffer, hf.config.model_type)
 
-    def _halves(self, *, scaled: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    def _halves(self, *, scaled: bool) -> Iterator[tuple[str, Tensor]]:
         """PEFT-named A and B of each projection; `scaled`: B times its scale."""
         assert self._adapters is not None
         for name, parameter in self.model.hf.named_parameters():
@@ -268,27 +266,17 @@ class DTensorPolicy:
         return self._snapshot(copy=True)
 
     def _snapshot(self, *, copy: bool) -> PolicySnapshot:
-        layout = (self.config.dtensor_cfg.tensor_parallel_size,)
-        position = {"optimizer_steps": self.steps, KEY: random_states(layout)}
-        return PolicySnapshot(stage_tensors(self._state(), copy=copy), position, self.source_folder)
+        place = position(self.steps, (self.config.dtensor_cfg.tensor_parallel_size,))
+        return PolicySnapshot(stage_tensors(self._state(), copy=copy), place, self.source_folder)
 
     def load_checkpoint(self, path: str) -> None:
         """The inverse of save_checkpoint, on any number of ranks. Collective."""
-        folder = Path(path)
-        try:
-            position = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-            steps, states = int(position["optimizer_steps"]), saved_random_states(position)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise unreadable(folder, error) from error
-        load_tensors(self._state(), folder / WEIGHTS)
-        for optimizer in self.optimizers:
-            for state in optimizer.state.values():
-                state["step"].fill_(steps)
-        self.steps = steps
-        try:
-            restore_random_states(states, (self.config.dtensor_cfg.tensor_parallel_size,))
-        except (ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
-            raise unreadable(folder, error) from error
+        with restored_position(Path(path), (self.config.dtensor_cfg.tensor_parallel_size,)) as steps:
+            load_tensors(self._state(), Path(path) / WEIGHTS)
+            for optimizer in self.optimizers:
+                for state in optimizer.state.values():
+                    state["step"].fill_(steps)
+            self.steps = steps
 
     def save_hf(self, path: str | Path) -> None:
         """A Hugging Face checkpoint folder. Collective; rank 0 writes."""
@@ -381,7 +369,7 @@ class DTensorPolicy:
         for number in range(max(1, *(len(share) for share in plan))):
             yield (own[number], False) if number < len(own) else (list(range(unit)), True)
 
-    def _forward(self, batch: TrainBatch, rows: list[int]) -> tuple[torch.Tensor, torch.Tensor, TokenLayout]:
+    def _forward(self, batch: TrainBatch, rows: list[int]) -> tuple[Tensor, Tensor, TokenLayout]:
         """[n, W] logprobs and entropies of the trained tokens of some rows."""
         layout = build_layout(batch, rows, share_prompts=False)
         width = layout.shape[1]
@@ -435,7 +423,7 @@ class DTensorPolicy:
                 total += float(norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2
         return math.sqrt(total) if total >= 0 else math.nan
 
-    def _state(self) -> dict[str, torch.Tensor]:
+    def _state(self) -> dict[str, Tensor]:
         state = {}
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -455,7 +443,7 @@ class DTensorPolicy:
                         state[f"optimizer.{moment}.{name}"] = optimizer.state[parameter][moment]
         return state
 
-    def _assign(self, values: list[torch.Tensor]) -> None:
+    def _assign(self, values: list[Tensor]) -> None:
         with torch.no_grad():
             for parameter, value in zip(self.parameters, values, strict=True):
                 _local(parameter).copy_(value)
@@ -485,11 +473,11 @@ def _mesh(tensor: int, device: torch.device) -> DeviceMesh:
     return init_device_mesh(device.type, (ranks // tensor, tensor), mesh_dim_names=("data", "tensor"))
 
 
-def _whole(parameter: torch.Tensor) -> torch.Tensor:
+def _whole(parameter: Tensor) -> Tensor:
     return (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).detach()
 
 
-def _local(parameter: torch.Tensor) -> torch.Tensor:
+def _local(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach()
 
 

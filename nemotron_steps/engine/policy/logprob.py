@@ -12,15 +12,137 @@ Vocabulary-parallel weights (Megatron) are handled here as well: each rank holds
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from nemotron_steps.engine.kernels.linear import linear_forward, outer_product, row_multiple
 from nemotron_steps.engine.losses.loss import SampledFrom
-from nemotron_steps.engine.policy.kernels.dense import linear_forward, outer_product
+from nemotron_steps.engine.policy.distributed.context_parallel import sum_parts
+from nemotron_steps.engine.policy.distributed.parallel_dims import Groups
+from nemotron_steps.engine.policy.token_layout import TokenLayout
+
+Results = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class OutputLayer:
+    """The vocabulary that a rank's rows of an output layer are of."""
+
+    chunk: int
+    """Tokens whose logits exist at once."""
+    vocab_size: int
+    """Of the whole model, without padding."""
+    vocab_start: int = 0
+    """Token id of this rank's first row."""
+    group: dist.ProcessGroup | None = None
+    """Ranks that hold the other rows; None when this rank holds all."""
+
+    def rows(self, weight: Tensor) -> Tensor:
+        """This rank's rows that stand for tokens: padded ones have no probability."""
+        return weight[: max(0, min(weight.shape[0], self.vocab_size - self.vocab_start))]
+
+    def chunks(self, total: int) -> Iterator[slice]:
+        """Of so many tokens."""
+        return (slice(start, min(start + self.chunk, total)) for start in range(0, total, self.chunk))
+
+    def gathered(self, values: Tensor) -> Tensor:
+        """[n, k] of every rank of the group, side by side."""
+        parts = [torch.empty_like(values) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(parts, values.contiguous(), group=self.group)
+        return torch.cat(parts, dim=1)
+
+    def add(self, values: Tensor) -> Tensor:
+        """Sum over the group, in place."""
+        if self.group is not None:
+            dist.all_reduce(values, group=self.group)
+        return values
+
+    def log_sum_exp(self, logits: Tensor) -> Tensor:
+        """[n, rows] of this rank → [n] over the whole vocabulary."""
+        if self.group is None:
+            return logits.logsumexp(-1)
+        highest = logits.amax(-1) if logits.shape[1] else logits.new_full((len(logits),), -torch.inf)
+        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=self.group)
+        return self.add((logits - highest[:, None]).exp().sum(-1)).log_().add_(highest)
+
+    def at(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits [n, k] of some tokens [n, k], wherever they are; and which are this rank's, at which columns."""
+        columns = tokens.long() - self.vocab_start
+        mine = (columns >= 0) & (columns < logits.shape[1])
+        columns = torch.where(mine, columns, 0)
+        if not logits.shape[1]:
+            return self.add(logits.new_zeros(tokens.shape)), mine, columns
+        return self.add(torch.where(mine, logits.gather(1, columns), 0.0)), mine, columns
+
+
+@dataclass(frozen=True)
+class TokenOutputs:
+    """Applies functions of the output layer to tokens of a micro-batch, on the ranks that have them.
+
+    Args:
+        groups: of this rank; `context` of them share the tokens.
+        chunk: tokens whose logits exist at once.
+        vocab_size: of the whole model, without padding.
+    """
+
+    groups: Groups
+    context: int
+    chunk: int
+    vocab_size: int
+
+    def __call__(
+        self,
+        of: Callable[..., Results],
+        select: Callable[[Tensor], Tensor],
+        weight: Tensor,
+        layout: TokenLayout,
+        source: Tensor,
+        *given: Tensor,
+    ) -> Results:
+        """Results of R tokens, [R, ...] each; only the first has a gradient.
+
+        Args:
+            of: (states, weight, *given, layer) to results.
+            select: positions among this rank's tokens to the states there.
+            weight: this rank's rows of the output layer.
+            source: flat token of all ranks whose state predicts each target.
+            given: [R, ...] each, what else `of` is told of each token.
+        """
+        if self.context == 1:
+            return self._here(of, select, weight, source, *given)
+        share = layout.token_ids.shape[0] // self.context
+        first = self.groups.context_rank * share
+        mine = torch.nonzero((source >= first) & (source < first + share)).flatten()
+        parts = self._here(of, select, weight, source[mine] - first, *(each[mine] for each in given))
+        whole = (part.new_zeros(source.shape[0], *part.shape[1:]).index_copy(0, mine, part) for part in parts)
+        result, *further = (sum_parts(values, self.groups.context) for values in whole)
+        return (result, *(each.detach() for each in further))
+
+    def _here(
+        self,
+        of: Callable[..., Results],
+        select: Callable[[Tensor], Tensor],
+        weight: Tensor,
+        source: Tensor,
+        *given: Tensor,
+    ) -> Results:
+        rows = source.shape[0]
+        extra = -rows % row_multiple(weight.device, weight.dtype)
+        if extra:
+            source, *given_rows = (F.pad(each, (0, 0) * (each.dim() - 1) + (0, extra)) for each in (source, *given))
+            given = tuple(given_rows)
+        start = self.groups.tensor_rank * weight.shape[0]
+        group = self.groups.tensor if self.groups.tensor_size > 1 else None
+        layer = OutputLayer(self.chunk, self.vocab_size, start, group)
+        return tuple(result[:rows] for result in of(select(source), weight, *given, layer))
+
 
 KEPT_RESIDUAL_BYTES = 64 * 2**20
 """Residuals are kept for the backward pass up to this size, and recomputed chunk by chunk above it."""
@@ -30,9 +152,9 @@ NOT_HERE = -1
 
 
 def linear_logprobs(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    targets: torch.Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
     *,
     chunk: int,
     vocab_size: int | None = None,
@@ -40,7 +162,7 @@ def linear_logprobs(
     group: dist.ProcessGroup | None = None,
     with_entropy: bool = True,
     sampled_from: SampledFrom = SampledFrom(),  # noqa: B008  (frozen)
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Logprobs of `targets` under softmax(hidden Wᵀ / temperature), with gradients to hidden and weight.
 
     Under top_p or top_k the softmax is over the tokens they keep, ties with the lightest of them included; which they
@@ -71,15 +193,15 @@ def linear_logprobs(
 
 
 def linear_predictions(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    targets: torch.Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
     *,
     chunk: int,
     vocab_size: int,
     vocab_start: int = 0,
     group: dist.ProcessGroup | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Logprobs of `targets` under the whole softmax(hidden Wᵀ), as `linear_logprobs`, and which of them are its mode.
 
     Returns:
@@ -93,35 +215,32 @@ def linear_predictions(
 
 
 def _apply(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    local: torch.Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    local: Tensor,
     chunk: int,
     rows: int,
     group: dist.ProcessGroup | None,
     *settings: object,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     parallel = group is not None and dist.get_world_size(group) > 1
-    result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, local, chunk, rows, group if parallel else None, *settings
-    )
-    return result
+    return _LinearLogprobs.apply(hidden, weight, local, chunk, rows, group if parallel else None, *settings)
 
 
 class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        targets: torch.Tensor,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
         chunk: int,
         rows: int,
         group: dist.ProcessGroup | None,
         with_entropy: bool,
         truncation: SampledFrom | None,
         with_hits: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         total = hidden.shape[0]
         width = weight.shape[0]
         ctx.padding = width - rows
@@ -133,7 +252,7 @@ class _LinearLogprobs(torch.autograd.Function):
         normalizer = torch.empty(2, total, dtype=torch.float32, device=hidden.device)
         direction = torch.empty_like(hidden) if needs_grad else None
         keep = needs_grad and total * rows * weight.element_size() <= KEPT_RESIDUAL_BYTES
-        kept: list[torch.Tensor] = []
+        kept: list[Tensor] = []
         mine = (targets >= 0) & (targets < rows) if group is not None else None
         local = targets if mine is None else torch.where(mine, targets, NOT_HERE)
         lightest = None
@@ -176,7 +295,7 @@ class _LinearLogprobs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, local, normalizer, direction, lightest, *kept = ctx.saved_tensors
         scale = grad.to(hidden.dtype)[:, None]
         grad_hidden = direction * scale if ctx.needs_input_grad[0] else None
@@ -200,9 +319,7 @@ class _LinearLogprobs(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None, None, None, None, None
 
 
-def _normalize(
-    logits: torch.Tensor, local: torch.Tensor, group: dist.ProcessGroup | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _normalize(logits: Tensor, local: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
     """Over the whole vocabulary, float32 [n]: the largest logit, log Σ exp(logit − largest), and the target's logit.
 
     The first two are never added: of a token with p near 1, what 1 − p is would be lost to rounding.
@@ -211,7 +328,7 @@ def _normalize(
     """
     column = local if group is None else local.clamp(min=0)
     if logits.is_cuda and logits.dtype is not torch.float32:
-        from nemotron_steps.engine.policy.kernels.triton_kernels import softmax_statistics
+        from nemotron_steps.engine.kernels.triton_kernels import softmax_statistics
 
         largest, mass, chosen = softmax_statistics(logits, column)
     else:
@@ -228,7 +345,7 @@ def _normalize(
     return highest, sums[0].log_(), sums[1]
 
 
-def _hits(logits: torch.Tensor, local: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+def _hits(logits: Tensor, local: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """float32 [n], 1 where the target has the largest logit; of ranks with equal ones, the first has the larger."""
     largest, column = logits.max(-1)
     hits = column == local
@@ -243,9 +360,7 @@ def _hits(logits: torch.Tensor, local: torch.Tensor, group: dist.ProcessGroup | 
     return hits.float()
 
 
-def _lightest_kept(
-    logits: torch.Tensor, truncation: SampledFrom, group: dist.ProcessGroup | None, width: int
-) -> torch.Tensor:
+def _lightest_kept(logits: Tensor, truncation: SampledFrom, group: dist.ProcessGroup | None, width: int) -> Tensor:
     """float32 [n] smallest logit that top_k and then top_p keep, of the whole vocabulary.
 
     Args:
@@ -269,19 +384,17 @@ def _lightest_kept(
     return heaviest.gather(1, (before < truncation.top_p).sum(-1, keepdim=True) - 1).squeeze(1)
 
 
-def _leave_out(logits: torch.Tensor, lightest: torch.Tensor) -> None:
+def _leave_out(logits: Tensor, lightest: Tensor) -> None:
     """Give logits below `lightest` no probability, in place."""
     # Not -inf, whose difference with itself is NaN where a whole block of columns is left out.
     logits.masked_fill_(logits < lightest[:, None], torch.finfo(logits.dtype).min / 2)
 
 
-def _residuals(
-    logits: torch.Tensor, highest: torch.Tensor, log_mass: torch.Tensor, local: torch.Tensor
-) -> torch.Tensor:
+def _residuals(logits: Tensor, highest: Tensor, log_mass: Tensor, local: Tensor) -> Tensor:
     """onehot(local) − exp(logits − highest − log_mass), formed in float32, in the logits' type; may overwrite the
     logits. A row whose target is NOT_HERE has no one."""
     if logits.is_cuda and logits.dtype is not torch.float32:
-        from nemotron_steps.engine.policy.kernels.triton_kernels import to_residuals
+        from nemotron_steps.engine.kernels.triton_kernels import to_residuals
 
         return to_residuals(logits, highest, log_mass, local)
     residuals = logits.float().sub_(highest[:, None]).sub_(log_mass[:, None]).exp_().neg_()

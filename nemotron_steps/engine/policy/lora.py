@@ -10,32 +10,75 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 
-from nemotron_steps.config.schema.peft import PeftConfig
-from nemotron_steps.engine.policy.kernels.dense import linear
+from nemotron_steps.config.schema.peft import LoraConfig, PeftConfig
+from nemotron_steps.engine.kernels.linear import linear
 from nemotron_steps.errors import ConfigError
-from nemotron_steps.models.adapters import AdapterPair
+from nemotron_steps.models.adapters import AdapterPair, lora_modules
 from nemotron_steps.models.mapping import megatron_shape, shard
-from nemotron_steps.models.megatron_core import load_megatron_core
-
-load_megatron_core()
-
-from megatron.core.tensor_parallel.mappings import (  # noqa: E402
-    copy_to_tensor_model_parallel_region,
-    gather_from_sequence_parallel_region,
-    reduce_from_tensor_model_parallel_region,
-    reduce_scatter_to_sequence_parallel_region,
-)
 
 if TYPE_CHECKING:
-    from nemotron_steps.engine.policy.flat_model import FlatModel
+    from nemotron_steps.engine.policy.model import PolicyModel
+
+
+Weights = Iterator[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class AdaptedWeights:
+    """What `Policy.weights` returns where adapters are trained. Iterated, all weights with adapters added.
+
+    Attributes:
+        source: the same object for all of one policy, whose frozen weights never change.
+        whole: every weight, adapters added.
+        changed: those that have one.
+        frozen: every weight, without adapters.
+        adapters: A, and B times its scale, of each that has one.
+        whole_modules: whether those that have one are all of the modules that vLLM fuses them into; a generator that
+            loads modules whole is given `whole` otherwise.
+    """
+
+    source: object
+    whole: Callable[[], Weights]
+    changed: Callable[[], Weights]
+    frozen: Callable[[], Weights]
+    adapters: Callable[[], Weights]
+    whole_modules: bool
+
+    def __iter__(self) -> Weights:
+        return self.whole()
+
+    @property
+    def bytes(self) -> int:
+        """Of A and B. Collective."""
+        return sum(tensor.nbytes for _, tensor in self.adapters())
+
+
+@dataclass(frozen=True)
+class ChangedWeights:
+    """Some of a model's weights, for a generator that has the others."""
+
+    weights: Iterable[tuple[str, Tensor]]
+
+    def __iter__(self) -> Weights:
+        return iter(self.weights)
+
+
+def after(weights: object, source: object) -> Iterable[tuple[str, Tensor]]:
+    """What a generator whose frozen weights are of `source` has to load."""
+    if isinstance(weights, AdaptedWeights) and source is weights.source:
+        return ChangedWeights(weights.changed())
+    assert isinstance(weights, Iterable)
+    return weights
 
 
 class LowRank(torch.nn.Module):
@@ -66,41 +109,42 @@ class LowRank(torch.nn.Module):
             self.linear_in.weight.copy_(own)
             self.linear_out.weight.zero_()
 
-    def added_to(self, output: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """What the linear makes with its adapter.
-
-        Args:
-            output: [T, 1, out], what it makes of the states without.
-            states: [T, 1, in], as the linear is given them.
-        """
+    def added_to(self, output: Tensor, states: Tensor) -> Tensor:
+        """What the linear makes with its adapter: output [T, 1, out] is what it makes without, of states [T, 1, in]."""
         if not self.active:
             return output
         if self._first:
             states = self._dropped(states)
-        if self._column and self._ranks > 1:
-            if self._sequence_parallel:
-                states = gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=True)
-            else:
-                states = copy_to_tensor_model_parallel_region(states)
+        if self._ranks > 1 and self._column:
+            states = self._entering(states)
         inner = linear(states, self.linear_in.weight)
-        if not self._column and self._ranks > 1:
-            reduce = (
-                reduce_scatter_to_sequence_parallel_region
-                if self._sequence_parallel
-                else reduce_from_tensor_model_parallel_region
-            )
-            inner = reduce(inner)
+        if self._ranks > 1 and not self._column:
+            inner = self._leaving(inner)
         added = linear(inner, self.linear_out.weight)
         if not self._first:
             added = self._dropped(added)
         return torch.add(output, added, alpha=self.scale)
 
-    def _dropped(self, states: torch.Tensor) -> torch.Tensor:
+    def _entering(self, states: Tensor) -> Tensor:
+        from megatron.core.tensor_parallel import mappings  # not where generators import AdaptedWeights
+
+        if self._sequence_parallel:
+            return mappings.gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=True)
+        return mappings.copy_to_tensor_model_parallel_region(states)
+
+    def _leaving(self, inner: Tensor) -> Tensor:
+        from megatron.core.tensor_parallel import mappings
+
+        if self._sequence_parallel:
+            return mappings.reduce_scatter_to_sequence_parallel_region(inner)
+        return mappings.reduce_from_tensor_model_parallel_region(inner)
+
+    def _dropped(self, states: Tensor) -> Tensor:
         """A pass without gradients measures, and drops nothing."""
         return F.dropout(states, self._dropout) if self._dropout and torch.is_grad_enabled() else states
 
 
-def drawn(shape: tuple[int, ...], method: str, name: str) -> torch.Tensor:
+def drawn(shape: tuple[int, ...], method: str, name: str) -> Tensor:
     """float32 A [r, in] for a name, the same in every layout and process."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     tensor = torch.empty(shape)
@@ -109,7 +153,7 @@ def drawn(shape: tuple[int, ...], method: str, name: str) -> torch.Tensor:
     return torch.nn.init.kaiming_uniform_(tensor, a=math.sqrt(5), generator=generator)
 
 
-def attach_adapters(model: FlatModel, pairs: Sequence[AdapterPair], config: PeftConfig, *, seed: int) -> None:
+def attach_adapters(model: PolicyModel, pairs: Sequence[AdapterPair], config: PeftConfig, *, seed: int) -> None:
     """Freeze a model and give the linears that this rank has of `pairs` their adapters.
 
     Raises:
@@ -139,7 +183,7 @@ def attach_adapters(model: FlatModel, pairs: Sequence[AdapterPair], config: Peft
 
 
 @contextmanager
-def without_adapters(model: FlatModel) -> Iterator[None]:
+def without_adapters(model: PolicyModel) -> Iterator[None]:
     """The model that the adapters were added to: the reference of KL and DPO, without a second copy."""
     adapters = [module for module in model.modules() if isinstance(module, LowRank)]
     for adapter in adapters:
@@ -149,3 +193,60 @@ def without_adapters(model: FlatModel) -> Iterator[None]:
     finally:
         for adapter in adapters:
             adapter.active = True
+
+
+class HfAdapters:
+    """The adapters of one model; freezes the rest of it.
+
+    Args:
+        hf: before it is sharded.
+        seed: of every A.
+
+    Attributes:
+        names: Hugging Face names of the weights that have one.
+
+    Raises:
+        ConfigError: a name matches no linear layer, or one that cannot have an adapter.
+    """
+
+    def __init__(self, hf: Any, config: LoraConfig, *, seed: int) -> None:
+        self.scale, self._config, self._active = config.alpha / config.dim, config, True
+        linears = {
+            f"model.{name}": module for name, module in hf.model.named_modules() if isinstance(module, torch.nn.Linear)
+        }
+        chosen = lora_modules(linears, config)
+        hf.requires_grad_(False)
+        self.names = {f"{name}.weight" for name in chosen}
+        for name in chosen:
+            self._attach(name, linears[name], seed)
+
+    def _attach(self, name: str, linear: torch.nn.Linear, seed: int) -> None:
+        dim = self._config.dim
+        settings: dict[str, Any] = {"bias": False, "device": linear.weight.device, "dtype": linear.weight.dtype}
+        linear.lora_A = torch.nn.Linear(linear.in_features, dim, **settings)
+        linear.lora_B = torch.nn.Linear(dim, linear.out_features, **settings)
+        with torch.no_grad():
+            linear.lora_A.weight.copy_(drawn((dim, linear.in_features), self._config.lora_A_init, f"{seed}.{name}"))
+            linear.lora_B.weight.zero_()
+        linear.register_forward_hook(self._added)
+
+    def _added(self, linear: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        if not self._active:
+            return output
+        first = self._config.dropout_position == "pre"
+        states = self._dropped(inputs[0]) if first else inputs[0]
+        added = linear.lora_B(linear.lora_A(states))
+        return torch.add(output, added if first else self._dropped(added), alpha=self.scale)
+
+    def _dropped(self, states: Tensor) -> Tensor:
+        dropout = self._config.dropout
+        return F.dropout(states, dropout) if dropout and torch.is_grad_enabled() else states
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """The model that they were added to."""
+        self._active = False
+        try:
+            yield
+        finally:
+            self._active = True

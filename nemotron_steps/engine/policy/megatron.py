@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from nemotron_steps.config.schema.policy import PolicyConfig
+from nemotron_steps.engine.kernels.linear import row_multiple
 from nemotron_steps.engine.losses.distillation import DistillationLoss
 from nemotron_steps.engine.losses.loss import (
     Loss,
@@ -29,25 +31,19 @@ from nemotron_steps.engine.losses.loss import (
     finalize_metrics,
     merge_metric_sums,
 )
+from nemotron_steps.engine.memory_tuning import keep_freed_memory
 from nemotron_steps.engine.policy import checkpoint
-from nemotron_steps.engine.policy import parallel_dims as parallel
-from nemotron_steps.engine.policy.flat_model import FlatModel
-from nemotron_steps.engine.policy.hybrid import HybridModel
-from nemotron_steps.engine.policy.kernels.dense import row_multiple
-from nemotron_steps.engine.policy.logprob import linear_logprobs, linear_predictions
+from nemotron_steps.engine.policy.checkpoint import PolicySnapshot
+from nemotron_steps.engine.policy.distributed import parallel_dims as parallel
+from nemotron_steps.engine.policy.distributed.pipeline import Pipeline
+from nemotron_steps.engine.policy.distributed.shards import ModelShards
+from nemotron_steps.engine.policy.logprob import OutputLayer, Results, TokenOutputs, linear_logprobs, linear_predictions
 from nemotron_steps.engine.policy.lora import attach_adapters, without_adapters
-from nemotron_steps.engine.policy.malloc_tuning import keep_freed_memory
-from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use, token_multiple
+from nemotron_steps.engine.policy.micro_batches import RankWork, plan_micro_batches, row_use, token_multiple
 from nemotron_steps.engine.policy.model import PolicyModel
-from nemotron_steps.engine.policy.moe.replay import replay_metrics
-from nemotron_steps.engine.policy.moe.router import counting
+from nemotron_steps.engine.policy.moe.router import counting, replay_metrics
 from nemotron_steps.engine.policy.multi_token_prediction import PredictionLoss
 from nemotron_steps.engine.policy.optimizer import FlatAdamW
-from nemotron_steps.engine.policy.output_layer import OutputLayer, Results, TokenOutputs
-from nemotron_steps.engine.policy.pipeline import Pipeline
-from nemotron_steps.engine.policy.rank_work import RankWork
-from nemotron_steps.engine.policy.shards import ModelShards
-from nemotron_steps.engine.policy.snapshot import PolicySnapshot
 from nemotron_steps.engine.policy.teacher_logprob import compared, linear_divergence
 from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.engine.schedules import learning_rate
@@ -98,9 +94,7 @@ class MegatronPolicy:
         self._balanced = architecture.is_moe and megatron.moe_router_bias_update_rate > 0
         self._depths = megatron.mtp_num_layers
         self.architecture = dataclasses.replace(
-            architecture,
-            router_bias=architecture.router_bias or self._balanced,
-            trains_mtp=self._depths > 0,
+            architecture, router_bias=architecture.router_bias or self._balanced, trains_mtp=self._depths > 0
         )
         self.source_folder = hf_folder(checkpoint_path)
         self.layout = parallel.ParallelDims.from_config(megatron, self.architecture)
@@ -117,18 +111,15 @@ class MegatronPolicy:
         """A vLLM on this GPU, in another process, takes its memory next: when it is loaded, and after each step."""
         if self.device.type == "cpu":
             keep_freed_memory()
-        self.groups = parallel.Groups.current()
-        settings: dict[str, Any] = {
-            "activation_checkpointing": megatron.activation_checkpointing,
-            "freeze_router": megatron.freeze_moe_router,
-        }
-        dtype = getattr(torch, config.precision)
-        self.model: FlatModel
-        if architecture.is_hybrid:
-            detached = megatron.mtp_detach_heads
-            self.model = HybridModel(self.architecture, self.layout, dtype, **settings, detach_mtp=detached)
-        else:
-            self.model = PolicyModel(self.architecture, self.layout, dtype, **settings)
+        self.groups = parallel.Groups()
+        self.model = PolicyModel(
+            self.architecture,
+            self.layout,
+            getattr(torch, config.precision),
+            activation_checkpointing=megatron.activation_checkpointing,
+            freeze_router=megatron.freeze_moe_router,
+            detach_mtp=megatron.mtp_detach_heads,
+        )
         if megatron.peft.enabled:
             pairs = adapter_pairs(self.architecture, megatron.peft, key="policy.megatron_cfg.peft")
             attach_adapters(self.model, pairs, megatron.peft, seed=seed)
@@ -148,7 +139,7 @@ class MegatronPolicy:
             first_tensor_rank=self.groups.tensor_rank == 0,
         )
         self._leave_memory_to_vllm()  # that which the weights were loaded into, before they moved to the buffers
-        self.teacher_weights: list[torch.Tensor] = []
+        self.teacher_weights: list[Tensor] = []
         """This rank's rows of the teachers' output layers, where whole distributions are compared."""
         self._outputs = TokenOutputs(
             self.groups, self.layout.context, config.logprob_chunk_size, self.architecture.vocab_size
@@ -158,21 +149,21 @@ class MegatronPolicy:
         if scheduler.lr_decay_iters is None and total_steps is not None:
             scheduler = scheduler.model_copy(update={"lr_decay_iters": max(total_steps, scheduler.lr_warmup_iters + 1)})
         self._scheduler = scheduler
-        self._reference: list[torch.Tensor] | None = None
+        self._reference: list[Tensor] | None = None
         if reference:
             self._reference = [] if self.model.adapters else [_off_device(tensor) for tensor in self._moving()]
 
     # ------------------------------------------------------------------------------------------------ logprobs
 
-    def logprobs(self, batch: TrainBatch) -> torch.Tensor:
+    def logprobs(self, batch: TrainBatch) -> Tensor:
         """float32 [N, T] on CPU: logprobs of the trained tokens (token_mask) under the current weights, else 0."""
 
-        def of(hidden: torch.Tensor, layout: TokenLayout) -> tuple[torch.Tensor]:
+        def of(hidden: Tensor, layout: TokenLayout) -> tuple[Tensor]:
             return (self._token_logprobs(hidden, layout, with_entropy=False)[0],)
 
         return self._inferred(batch, of, [torch.zeros(batch.input_ids.shape)])[0]
 
-    def outputs(self, batch: TrainBatch, of: Callable[..., Results], results: list[torch.Tensor]) -> list[torch.Tensor]:
+    def outputs(self, batch: TrainBatch, of: Callable[..., Results], results: list[Tensor]) -> list[Tensor]:
         """What a function of the output layer makes of the trained tokens under the current weights.
 
         Args:
@@ -180,29 +171,26 @@ class MegatronPolicy:
             results: [N, T, …] of zeros, on CPU, to be filled at trained tokens.
         """
 
-        def at(hidden: torch.Tensor, layout: TokenLayout) -> Results:
+        def at(hidden: Tensor, layout: TokenLayout) -> Results:
             select, weight = partial(self.model.predictors, hidden), self.model.output_weight()
             return self._outputs(of, select, weight, layout, layout.source, layout.targets)
 
         return self._inferred(batch, at, results)
 
     def _inferred(
-        self,
-        batch: TrainBatch,
-        of: Callable[[torch.Tensor, TokenLayout], tuple[torch.Tensor, ...]],
-        results: list[torch.Tensor],
-    ) -> list[torch.Tensor]:
+        self, batch: TrainBatch, of: Callable[[Tensor, TokenLayout], tuple[Tensor, ...]], results: list[Tensor]
+    ) -> list[Tensor]:
         """Fill results [N, T, …] on CPU with what `of` makes, [R, …], of the last stage's output and its layout."""
         work = self._work(batch, range(len(batch)), train=False)
 
-        def forward(number: int, received: torch.Tensor | None) -> torch.Tensor:
+        def forward(number: int, received: Tensor | None) -> Tensor:
             layout = work.layout(number)
             hidden = self.model(layout, received)
             if self.groups.is_last_stage and not work.is_idle(number):
                 rows = torch.as_tensor(work.rows(number))
                 for result, values in zip(results, of(hidden, layout), strict=True):
                     result[rows, : layout.shape[1]] = _scatter(values, layout).cpu()
-            return hidden  # type: ignore[no-any-return]
+            return hidden
 
         with torch.no_grad(), on_available_device():
             self._pipeline.infer(work.count, forward, work.shape)
@@ -216,7 +204,7 @@ class MegatronPolicy:
                         part.copy_(moved)
         return results
 
-    def reference_logprobs(self, batch: TrainBatch) -> torch.Tensor:
+    def reference_logprobs(self, batch: TrainBatch) -> Tensor:
         """The same under the frozen starting weights, whose routers choose their experts themselves. EngineError when
         the policy was built without them."""
         if self._reference is None:
@@ -279,9 +267,9 @@ class MegatronPolicy:
         parts: list[MetricSums] = []
         ahead = PredictionLoss(batch, self.config.megatron_cfg, self.device) if self._depths else None
 
-        def run(work: RankWork, number: int, received: torch.Tensor | None) -> torch.Tensor:
+        def run(work: RankWork, number: int, received: Tensor | None) -> Tensor:
             layout = work.layout(number)
-            hidden: torch.Tensor = self.model(layout, received)
+            hidden: Tensor = self.model(layout, received)
             if not self.groups.is_last_stage:
                 return hidden
             micro = _to_device(work.select(number), self.device)
@@ -313,7 +301,7 @@ class MegatronPolicy:
 
     # ------------------------------------------------------------------------------------------ weights and files
 
-    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+    def weights(self) -> Iterable[tuple[str, Tensor]]:
         """Hugging Face-named whole tensors that generate, one at a time: views of the live weights where layouts allow
         it. With adapters, `AdaptedWeights`. Collective."""
         if self.model.adapters:
@@ -375,8 +363,8 @@ class MegatronPolicy:
         return RankWork(batch, own, count, unit, shares, multiple, ahead, self.architecture, self.device)
 
     def _loss(
-        self, hidden: torch.Tensor, layout: TokenLayout, micro: TrainBatch, normalizers: LossNormalizers
-    ) -> tuple[torch.Tensor, MetricSums]:
+        self, hidden: Tensor, layout: TokenLayout, micro: TrainBatch, normalizers: LossNormalizers
+    ) -> tuple[Tensor, MetricSums]:
         """Of a micro-batch, from the last stage's output."""
         if not isinstance(self.loss_fn, DistillationLoss):
             logprobs, entropy = (_scatter(values, layout) for values in self._token_logprobs(hidden, layout))
@@ -395,11 +383,11 @@ class MegatronPolicy:
         return self.loss_fn(logprobs, micro, normalizers, entropy, divergence)
 
     def _token_logprobs(
-        self, hidden: torch.Tensor, layout: TokenLayout, *, with_entropy: bool = True
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, hidden: Tensor, layout: TokenLayout, *, with_entropy: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """float32 [R] logprobs and entropies of a micro-batch's trained tokens, from the last stage's output."""
 
-        def of(states: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, layer: OutputLayer) -> Results:
+        def of(states: Tensor, weight: Tensor, targets: Tensor, layer: OutputLayer) -> Results:
             where: dict[str, Any] = {**vars(layer), "sampled_from": self.loss_fn.sampled_from}
             return linear_logprobs(states, weight, targets, with_entropy=with_entropy, **where)
 
@@ -407,10 +395,10 @@ class MegatronPolicy:
         logprobs, entropy = self._outputs(of, select, weight, layout, layout.source, layout.targets)
         return logprobs, entropy
 
-    def _predicted_ahead(self, hidden: torch.Tensor, layout: TokenLayout) -> Iterator[Results]:
+    def _predicted_ahead(self, hidden: Tensor, layout: TokenLayout) -> Iterator[Results]:
         """What each depth of multi-token prediction makes of its targets: what `linear_predictions` says of them."""
 
-        def of(states: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, layer: OutputLayer) -> Results:
+        def of(states: Tensor, weight: Tensor, targets: Tensor, layer: OutputLayer) -> Results:
             return linear_predictions(states, weight, targets, **vars(layer))
 
         weight = self.model.output_weight()
@@ -419,13 +407,13 @@ class MegatronPolicy:
         for states, ahead in zip(self.model.predict_ahead(hidden, layout), layout.ahead, strict=True):
             yield self._outputs(of, partial(self.model.select, states), weight, layout, ahead.source, ahead.targets)
 
-    def _moving(self) -> list[torch.Tensor]:
+    def _moving(self) -> list[Tensor]:
         """Everything that training changes."""
         biases = [router.expert_bias.data for router in self.model.routers() if router.expert_bias is not None]
         return [*(buffer.values for buffer in self.buffers), *biases]
 
     @contextmanager
-    def _swapped(self, values: list[torch.Tensor]) -> Iterator[None]:
+    def _swapped(self, values: list[Tensor]) -> Iterator[None]:
         """The model with other weights; the live ones stay where they are."""
         live = self._moving()
         self._point_at([value.to(self.device, non_blocking=True) for value in values])
@@ -434,7 +422,7 @@ class MegatronPolicy:
         finally:
             self._point_at(live)
 
-    def _point_at(self, values: list[torch.Tensor]) -> None:
+    def _point_at(self, values: list[Tensor]) -> None:
         for buffer, value in zip(self.buffers, values, strict=False):
             buffer.point_at(value)
         routers = [router for router in self.model.routers() if router.expert_bias is not None]
@@ -443,13 +431,13 @@ class MegatronPolicy:
             router.expert_bias.data = value
 
 
-def _scatter(values: torch.Tensor, layout: TokenLayout) -> torch.Tensor:
+def _scatter(values: Tensor, layout: TokenLayout) -> Tensor:
     """[R, …] → [n, W, …], zero where nothing is trained."""
     flat = values.new_zeros(layout.shape[0] * layout.shape[1], *values.shape[1:])
     return flat.index_copy(0, layout.cells, values).view(*layout.shape, *values.shape[1:])
 
 
-def _off_device(tensor: torch.Tensor) -> torch.Tensor:
+def _off_device(tensor: Tensor) -> Tensor:
     """A copy in host memory, pinned where that makes the way back faster."""
     copy = tensor.to("cpu", copy=True)
     return copy.pin_memory() if tensor.is_cuda else copy

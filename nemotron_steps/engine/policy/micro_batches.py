@@ -5,19 +5,23 @@ Every rank plans the whole batch, so no communication is needed to agree. The lo
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
 from nemotron_steps.config.schema.policy import PolicyConfig
-from nemotron_steps.engine.batching import fixed_micro_batches, round_up, token_budget_micro_batches
+from nemotron_steps.engine.batching import fixed_micro_batches, round_up, select_rows, token_budget_micro_batches
+from nemotron_steps.engine.kernels.varlen import to_device
 from nemotron_steps.engine.packing import pack
-from nemotron_steps.engine.policy.token_layout import prompt_content
+from nemotron_steps.engine.policy.moe.router import check_routed_experts
+from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout, prompt_content
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import ConfigError
+from nemotron_steps.models.architecture import Architecture
 
 
 @dataclass(frozen=True)
@@ -198,3 +202,58 @@ def _by_count(rows: Sequence[int], size: int, data_ranks: int, unit: int) -> lis
         own = rows[rank * share : (rank + 1) * share]
         plan.append([[own[position] for position in part] for part in fixed_micro_batches(len(own), size, unit=unit)])
     return plan
+
+
+@dataclass
+class RankWork:
+    """This rank's micro-batches of one pass over some rows.
+
+    Past the end of its own it has idle ones: a masked unit of rows, computed only to keep step with other ranks.
+
+    Args:
+        own: rows of each of its micro-batches. count: micro-batches with the idle ones. unit: rows of an idle one.
+        shares: ranks that divide a micro-batch's tokens. divisible_by: of what its tokens are a multiple.
+        ahead: depths of multi-token prediction that look further than the next token.
+    """
+
+    batch: TrainBatch
+    own: list[list[int]]
+    count: int
+    unit: int
+    shares: int
+    divisible_by: int
+    ahead: int
+    architecture: Architecture
+    device: torch.device
+    _layouts: dict[int, TokenLayout] = field(default_factory=dict, init=False)
+
+    def is_idle(self, number: int) -> bool:
+        """Whether a micro-batch only keeps step."""
+        return number >= len(self.own)
+
+    def rows(self, number: int) -> list[int]:
+        """Of the batch, in a micro-batch."""
+        return list(range(self.unit)) if self.is_idle(number) else self.own[number]
+
+    def select(self, number: int) -> TrainBatch:
+        """The rows of a micro-batch, as wide as its layout; an idle one's are masked."""
+        tokens = dataclasses.replace(self.batch, routed_experts=None)  # of no use to a loss
+        micro = select_rows(tokens, self.rows(number), width=self.layout(number).shape[1])
+        if self.is_idle(number):
+            micro.sample_mask = torch.zeros_like(micro.sample_mask)
+        return micro
+
+    def layout(self, number: int) -> TokenLayout:
+        """Of a micro-batch's tokens, on the device; made once. EngineError where its experts are not this model's."""
+        if number not in self._layouts:
+            rows = self.rows(number)
+            layout = build_layout(self.batch, rows, divisible_by=self.divisible_by, ahead=self.ahead)
+            layout.idle = self.is_idle(number)
+            if layout.routed_experts is not None:
+                check_routed_experts(layout.routed_experts, self.architecture)
+            self._layouts[number] = to_device(layout, self.device)
+        return self._layouts[number]
+
+    def shape(self, number: int) -> tuple[int, ...]:
+        """Of the hidden states that pipeline stages exchange."""
+        return (self.layout(number).token_ids.shape[0] // self.shares, 1, self.architecture.hidden_size)

@@ -1,91 +1,165 @@
-"""megatron-core's GPTModel over flat tokens: every layer attention, then an MLP or experts (see flat_model.py)."""
+"""The megatron policy's model, from flat tokens to the last hidden states: layers of attention and MLP, or a hybrid's.
+
+Parameters, their names, their tensor-parallel linears and their sharded checkpoints are megatron-core's. The forward
+pass is written out here because it takes a TokenLayout and ends at hidden states: the output layer belongs to
+logprob.py. megatron-core's own hybrid model needs mamba_ssm and CUDA; this one has its names, and pipeline stages of
+unequal length.
+"""
 
 from __future__ import annotations
 
-import logging
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from nemotron_steps.engine.policy.attention.attention import FlatAttention, FlatSelfAttention, column_linear, row_linear
-from nemotron_steps.engine.policy.flat_model import FlatModel, own_routing, padded_vocabulary, transformer_config
-from nemotron_steps.engine.policy.kernels.feed_forward import feed_forward
-from nemotron_steps.engine.policy.kernels.fused import swiglu
-from nemotron_steps.engine.policy.moe.mixture import FlatMoe
-from nemotron_steps.engine.policy.norm import RmsNorm
-from nemotron_steps.engine.policy.parallel_dims import ParallelDims
+from nemotron_steps.config.layout.parallel_config import stage_layers
+from nemotron_steps.engine.policy.attention.attention import FlatSelfAttention
+from nemotron_steps.engine.policy.distributed.parallel_dims import ParallelDims, device
+from nemotron_steps.engine.policy.layers import Mlp, RmsNorm
+from nemotron_steps.engine.policy.mamba.mixer import MambaMixer
+from nemotron_steps.engine.policy.moe.moe_layer import MoeLayer
+from nemotron_steps.engine.policy.moe.router import Router, counting
+from nemotron_steps.engine.policy.multi_token_prediction import MultiTokenPrediction, PredictionBlock
 from nemotron_steps.engine.policy.token_layout import TokenLayout
+from nemotron_steps.models.adapters import AdapterPair
 from nemotron_steps.models.architecture import Architecture
+from nemotron_steps.models.mapping import EXACT
 from nemotron_steps.models.megatron_core import load_megatron_core, on_available_device
+from nemotron_steps.models.rope import cos_sin
 
 load_megatron_core()
 
 from megatron.core import parallel_state  # noqa: E402
-from megatron.core.models.gpt import GPTModel  # noqa: E402
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear  # noqa: E402
-from megatron.core.transformer import ModuleSpec  # noqa: E402
-from megatron.core.transformer.attention import SelfAttentionSubmodules  # noqa: E402
-from megatron.core.transformer.enums import AttnMaskType  # noqa: E402
-from megatron.core.transformer.identity_op import IdentityOp  # noqa: E402
-from megatron.core.transformer.mlp import MLP, MLPSubmodules  # noqa: E402
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules  # noqa: E402
-from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules  # noqa: E402
+from megatron.core.activations import squared_relu  # noqa: E402
+from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding  # noqa: E402
+from megatron.core.tensor_parallel import ColumnParallelLinear  # noqa: E402
+from megatron.core.tensor_parallel.mappings import (  # noqa: E402
+    gather_from_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
+from megatron.core.transformer import TransformerConfig  # noqa: E402
 
 
-@contextmanager
-def _quiet_logger(name: str) -> Iterator[None]:
-    """Without warnings of one of megatron-core's loggers (it comments on layers it does not know)."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+class Layer(torch.nn.Module):
+    """A layer of the residual stream; `number` is its place in the whole model, from 1.
 
-
-class FlatLayer(TransformerLayer):  # type: ignore[misc]
-    """One transformer layer over flat tokens."""
+    forward takes the stream and what is still to be added to it, [T, 1, hidden] each, the layout and the positions'
+    angles, and returns the first two after this layer: the last addition is left to the next layer, where it shares a
+    pass over memory with the norm, or is already made by the last product (None).
+    """
 
     adapted = False
     """Whether any of its linears has an adapter: those are not among what is computed as one function."""
 
-    def forward(  # type: ignore[override]
-        self, hidden: torch.Tensor, added: torch.Tensor | None, layout: TokenLayout, angles: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Residual stream and what is still to be added to it, [T, 1, hidden] each → the same after this layer.
+    def __init__(self, config: Any, number: int) -> None:
+        super().__init__()
+        self.config, self.layer_number = config, number
 
-        The last addition is left to the next layer, where it shares a pass over memory with the norm, or is already
-        made by the last product (None).
-        """
-        if self._is_plain(hidden):
-            return self._plain(hidden if added is None else hidden + added, layout, angles), None
-        if added is None:
-            normed = self.input_layernorm(hidden)
+    def is_fused(self, hidden: Tensor) -> bool:
+        """Whether attention and MLP are one function each with their norm: on one rank, in float32 on CPU."""
+        alone = self.config.tensor_model_parallel_size == 1
+        return alone and hidden.device.type == "cpu" and hidden.dtype is torch.float32 and not self.adapted
+
+
+def _stream_norm(config: Any) -> RmsNorm:
+    return RmsNorm(config, config.hidden_size, config.layernorm_epsilon)
+
+
+class TransformerLayer(Layer):
+    """Attention, then an MLP or experts."""
+
+    def __init__(
+        self, config: Any, number: int, architecture: Architecture, layout: ParallelDims, freeze_router: bool
+    ) -> None:
+        super().__init__(config, number)
+        self.input_layernorm = _stream_norm(config)
+        self.self_attention = FlatSelfAttention(config, number, RmsNorm if architecture.qk_norm else None)
+        self.pre_mlp_layernorm = _stream_norm(config)
+        self.mlp: Mlp | MoeLayer
+        if architecture.is_moe:
+            self.mlp = MoeLayer(config, architecture, layout, freeze_router)
         else:
-            hidden, normed = self.input_layernorm.after_adding(hidden, added)
-        attended = self.self_attention(normed, layout, angles)
-        hidden, normed = self.pre_mlp_layernorm.after_adding(hidden, attended)
-        if isinstance(self.mlp, FlatMoe):
-            return hidden, self.mlp.forward(normed, *own_routing(normed.shape[0], layout, self.config, self.mlp.number))
-        return hidden, row_linear(self.mlp.linear_fc2, swiglu(column_linear(self.mlp.linear_fc1, normed)))
+            self.mlp = Mlp(config, architecture.activation, architecture.ffn_hidden_size)
 
-    def _plain(self, hidden: torch.Tensor, layout: TokenLayout, angles: torch.Tensor) -> torch.Tensor:
-        hidden = self.self_attention.after_norm(hidden, self.input_layernorm, layout, angles)
-        norm, up, down = self.pre_mlp_layernorm, self.mlp.linear_fc1, self.mlp.linear_fc2
-        return feed_forward(hidden, norm.weight, up.weight, down.weight, norm.eps)
-
-    def _is_plain(self, hidden: torch.Tensor) -> bool:
-        """Whether this is a dense layer on one rank, in float32 on CPU."""
-        on_cpu = hidden.device.type == "cpu" and hidden.dtype is torch.float32
-        dense = not isinstance(self.mlp, FlatMoe) and self.mlp.linear_fc1.tp_group.size() == 1
-        return on_cpu and dense and not self.adapted
+    def forward(
+        self, hidden: Tensor, added: Tensor | None, layout: TokenLayout, angles: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """See Layer."""
+        if isinstance(self.mlp, Mlp) and self.is_fused(hidden):
+            hidden = hidden if added is None else hidden + added
+            hidden = self.self_attention.after_norm(hidden, self.input_layernorm, layout, angles)
+            return self.mlp.after_norm(hidden, self.pre_mlp_layernorm), None
+        hidden, normed = self.input_layernorm.after_adding(hidden, added)
+        hidden, normed = self.pre_mlp_layernorm.after_adding(hidden, self.self_attention(normed, layout, angles))
+        return hidden, self.mlp(normed, layout)
 
 
-class PolicyModel(FlatModel, GPTModel):  # type: ignore[misc]
-    """GPTModel over flat tokens, up to the last hidden states."""
+class HybridLayer(Layer):
+    """One mixer behind one norm, of the kind that a letter of the pattern names, under megatron-core's names."""
+
+    KINDS = {  # noqa: RUF012
+        "M": ("norm", "mixer"),  # Mamba-2
+        "*": ("input_layernorm", "self_attention"),  # without positions
+        "-": ("pre_mlp_layernorm", "mlp"),
+        "E": ("pre_mlp_layernorm", "mlp"),  # experts
+    }
+
+    def __init__(
+        self, config: Any, number: int, kind: str, architecture: Architecture, layout: ParallelDims, freeze_router: bool
+    ) -> None:
+        super().__init__(config, number)
+        self.kind = kind
+        mixer: torch.nn.Module
+        match kind:
+            case "M":
+                mixer = MambaMixer(config, architecture)
+            case "*":
+                mixer = FlatSelfAttention(config, number, None)
+            case "-":
+                mixer = Mlp(config, architecture.activation, architecture.ffn_hidden_size)
+            case _:
+                mixer = MoeLayer(config, architecture, layout, freeze_router)
+        for name, module in zip(self.KINDS[kind], (_stream_norm(config), mixer), strict=True):
+            self.register_module(name, module)
+
+    def forward(
+        self, hidden: Tensor, added: Tensor | None, layout: TokenLayout, angles: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """See Layer."""
+        norm, mixer = (self._modules[name] for name in self.KINDS[self.kind])
+        assert isinstance(norm, RmsNorm) and mixer is not None
+        if isinstance(mixer, Mlp | FlatSelfAttention) and self.is_fused(hidden):
+            return mixer.after_norm(hidden if added is None else hidden + added, norm, layout, angles), None
+        hidden, normed = norm.after_adding(hidden, added)
+        return hidden, mixer(normed, layout, angles)
+
+
+class PolicyModel(torch.nn.Module):
+    """This rank's part of the model over flat tokens, up to the last hidden states.
+
+    Args:
+        freeze_router: keep the layers' routers as they are, in float32. Those of multi-token prediction are trained all
+            the same, as NeMo-RL has it: nothing generates with them.
+        detach_mtp: see MultiTokenPrediction.
+
+    Attributes:
+        embedding: on the first stage, and where multi-token prediction reads it.
+        decoder: `layers`, and on the last stage a norm.
+        output_layer: on the last stage, unless it is the embedding there.
+        mtp: on the last stage of a model that trains it.
+        adapters: of the whole model, where its weights are frozen and adapters beside them are trained (lora.py).
+        adapter_scale: what B A is multiplied with.
+    """
+
+    embedding: Any
+    output_layer: Any
+    mtp: MultiTokenPrediction | None
 
     def __init__(
         self,
@@ -95,73 +169,193 @@ class PolicyModel(FlatModel, GPTModel):  # type: ignore[misc]
         *,
         activation_checkpointing: bool = False,
         freeze_router: bool = False,
+        detach_mtp: bool = False,
     ) -> None:
-        with on_available_device(), _quiet_logger("megatron.core.transformer.transformer_layer"):
-            super().__init__(
-                config=transformer_config(architecture, layout, dtype),
-                transformer_layer_spec=block_spec(architecture, layout, freeze_router=freeze_router),
-                vocab_size=padded_vocabulary(architecture, layout),
+        super().__init__()
+        self.architecture, self.layout, self.dtype = architecture, layout, dtype
+        self.activation_checkpointing, self.freeze_router = activation_checkpointing, freeze_router
+        self.adapters: tuple[AdapterPair, ...] = ()
+        self.adapter_scale = 0.0
+        self.context_group = parallel_state.get_context_parallel_group() if layout.context > 1 else None
+        first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
+        with on_available_device():
+            self._build(transformer_config(architecture, layout, dtype), first, last, detach_mtp)
+        for layer in self.decoder.layers:
+            if isinstance(experts := getattr(layer, "mlp", None), MoeLayer):
+                experts.number = architecture.mixtures.index(layer.layer_number - 1)
+        self._angles = torch.empty(2, 0, 1, 1, architecture.head_dim, dtype=dtype, device=device())
+
+    def _build(self, config: TransformerConfig, first: bool, last: bool, detach_mtp: bool) -> None:
+        architecture, layout = self.architecture, self.layout
+        ranks = parallel_state.get_tensor_model_parallel_group()
+        vocabulary = -(-architecture.vocab_size // layout.tensor) * layout.tensor  # a multiple of the ranks
+        predicts = architecture.trains_mtp and last
+        self._tied_here = architecture.tied_embeddings and first
+        if first or predicts:
+            self.embedding = LanguageModelEmbedding(
+                config=config,
+                vocab_size=vocabulary,
                 max_sequence_length=architecture.max_position_embeddings,
-                pre_process=parallel_state.is_pipeline_first_stage(),
-                post_process=parallel_state.is_pipeline_last_stage(),
-                share_embeddings_and_output_weights=architecture.tied_embeddings,
                 position_embedding_type="none",
-                scatter_embedding_sequence_parallel=layout.sequence_parallel,
+                scatter_to_sequence_parallel=layout.sequence_parallel,
+                tp_group=ranks,
             )
-        self.finish(
-            architecture,
-            layout,
-            dtype,
-            activation_checkpointing=activation_checkpointing,
-            freeze_router=freeze_router,
-        )
+        stage = parallel_state.get_pipeline_model_parallel_rank()
+        layers: list[Layer] = []
+        for layer in stage_layers(architecture.num_layers, layout.pipeline)[stage]:
+            shared = architecture, layout, self.freeze_router
+            if architecture.is_hybrid:
+                layers.append(HybridLayer(config, layer + 1, architecture.pattern[layer], *shared))
+            else:
+                layers.append(TransformerLayer(config, layer + 1, *shared))
+        self.decoder: Any = torch.nn.Module()
+        self.decoder.layers = torch.nn.ModuleList(layers)
+        self._last_norm = "final_norm" if architecture.is_hybrid else "final_layernorm"
+        if last:
+            self.decoder.register_module(self._last_norm, _stream_norm(config))
+        if last and not self._tied_here:
+            init = config.init_method
+            self.output_layer = ColumnParallelLinear(
+                config.hidden_size, vocabulary, config=config, init_method=init, bias=False, tp_group=ranks
+            )
+        self.mtp = None
+        if predicts:
+            blocks, number = [], architecture.num_layers
+            for _ in range(architecture.mtp_layers):
+                ahead = enumerate(architecture.mtp_pattern, start=number + 1)
+                blocks.append(
+                    PredictionBlock(config, [HybridLayer(config, n, k, architecture, layout, False) for n, k in ahead])
+                )
+                number += len(architecture.mtp_pattern)
+            self.mtp = MultiTokenPrediction(blocks, detach=detach_mtp)
 
-    def setup_embeddings_and_output_layer(self) -> None:
-        """Nothing: weights are always loaded, on the last stage the tied embedding as well."""
+    def forward(self, tokens: TokenLayout, received: Tensor | None = None) -> Tensor:
+        """Hidden states after this rank's layers, before the final norm: [T, 1, hidden].
 
-    def final_norm(self) -> Any:
-        """The norm after the last layer."""
-        return self.decoder.final_layernorm
+        Args:
+            tokens: on this rank's device.
+            received: hidden states of the previous pipeline stage; None on the first.
+        """
+        hidden = self._embed(tokens.token_ids) if received is None else received
+        angles = self.angles(tokens)
+        added: Tensor | None = None
+        for layer in self.decoder.layers:
+            hidden, added = self._run(layer, hidden, added, tokens, angles)
+        return hidden if added is None else hidden + added
 
-    def output_weight(self) -> torch.Tensor:
+    def _run(self, block: torch.nn.Module, *inputs: Any) -> Any:
+        """A block's outputs; with activation checkpointing computed again in the backward pass, which is not counted as
+        another pass through its experts."""
+        if not (self.activation_checkpointing and torch.is_grad_enabled()):
+            return block(*inputs)
+
+        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+            return nullcontext(), counting(self.routers(), on=False)
+
+        return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+
+    def predictors(self, hidden: Tensor, source: Tensor) -> Tensor:
+        """Normed hidden states [R, hidden] of some of this rank's tokens, from the last stage's output."""
+        return self._final_norm(self.select(hidden, source))
+
+    def select(self, hidden: Tensor, source: Tensor) -> Tensor:
+        """States [R, hidden] of some of this rank's tokens."""
+        return self._of_all_tokens(hidden).flatten(0, 1).index_select(0, source)
+
+    def predict_ahead(self, hidden: Tensor, tokens: TokenLayout) -> Iterator[Tensor]:
+        """States of each depth of multi-token prediction, from the last stage's output and like it."""
+        assert self.mtp is not None
+        # The last norm sees all tokens, as it does where the model itself predicts: its gradients there and here are
+        # then of one kind.
+        normed = self._final_norm(self._of_all_tokens(hidden))
+        if self.layout.sequence_parallel:
+            normed = scatter_to_sequence_parallel_region(normed)
+        return self.mtp.forward(normed, self._embed, tokens, self.angles(tokens), run=self._run)
+
+    def output_weight(self) -> Tensor:
         """This rank's rows of the output layer."""
-        tied_here = self.share_embeddings_and_output_weights and self.pre_process
-        weight: torch.Tensor = (self.embedding.word_embeddings if tied_here else self.output_layer).weight
-        return weight
+        return (self.embedding.word_embeddings if self._tied_here else self.output_layer).weight
+
+    def parameter_dtype(self, name: str) -> torch.dtype:
+        """Type a parameter is kept in, by its name in the whole model."""
+        frozen = self.freeze_router and name.startswith("decoder.") and name.endswith(".router.weight")
+        return torch.float32 if name.endswith(EXACT) or frozen else self.dtype
+
+    def routers(self) -> list[Router]:
+        """Routers of this rank's layers."""
+        ahead = list(self.mtp.inner_layers()) if self.mtp is not None else []
+        mlps = [getattr(layer, "mlp", None) for layer in [*self.decoder.layers, *ahead]]
+        return [mlp.router for mlp in mlps if isinstance(mlp, MoeLayer)]
+
+    def own_tokens(self, values: Tensor) -> Tensor:
+        """This context-parallel rank's share of token-aligned values [T, …]."""
+        if self.context_group is None:
+            return values
+        return values.chunk(self.layout.context)[parallel_state.get_context_parallel_rank()]
+
+    def angles(self, tokens: TokenLayout) -> Tensor:
+        """Cosines and sines of the tokens' positions, [2, T, 1, 1, head_dim]; of no angle where attention has none."""
+        architecture = self.architecture
+        longest = tokens.shape[1] if architecture.rotary else 1
+        if self._angles.shape[1] < longest:
+            if architecture.rotary:
+                length = max(longest, min(2 * longest, architecture.max_position_embeddings))
+                table = torch.stack(cos_sin(architecture, length))[:, :, None, None]
+            else:
+                table = torch.tensor([1.0, 0.0])[:, None, None, None, None].expand(2, 1, 1, 1, architecture.head_dim)
+            self._angles = table.to(device=device(), dtype=self.dtype)
+        positions = tokens.positions if architecture.rotary else torch.zeros_like(tokens.positions)
+        return self._angles.index_select(1, self.own_tokens(positions))
+
+    def _final_norm(self, states: Tensor) -> Tensor:
+        return getattr(self.decoder, self._last_norm)(states)
+
+    def _of_all_tokens(self, hidden: Tensor) -> Tensor:
+        """Without sequence parallelism."""
+        if not self.layout.sequence_parallel:
+            return hidden
+        return gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        """Token ids [T] of the whole layout → embeddings [T, 1, hidden] of this rank's share of them."""
+        own = self.own_tokens(token_ids)
+        if self.layout.tensor == 1:
+            return F.embedding(own, self.embedding.word_embeddings.weight)[:, None]
+        return self.embedding(own[None], None)
 
 
-def block_spec(architecture: Architecture, layout: ParallelDims, *, freeze_router: bool) -> TransformerBlockSubmodules:
-    """This pipeline stage's layers: megatron-core's linears, our norm and attention."""
-    if architecture.is_moe:
-        mlp = ModuleSpec(
-            module=FlatMoe,
-            params={"architecture": architecture, "layout": layout, "freeze_router": freeze_router},
+def transformer_config(architecture: Architecture, layout: ParallelDims, dtype: torch.dtype) -> TransformerConfig:
+    """megatron-core's config: no dropout, no biases but QKV's, no fused kernels that exist only for CUDA."""
+    gated = architecture.activation == "swiglu"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about defaults of its own
+        return TransformerConfig(
+            num_layers=architecture.num_layers,
+            hidden_size=architecture.hidden_size,
+            num_attention_heads=architecture.num_attention_heads,
+            num_query_groups=architecture.num_key_value_heads,
+            kv_channels=architecture.head_dim,
+            ffn_hidden_size=architecture.ffn_hidden_size,
+            normalization="RMSNorm",
+            layernorm_epsilon=architecture.norm_eps,
+            qk_layernorm=architecture.qk_norm,
+            add_bias_linear=False,
+            add_qkv_bias=architecture.qkv_bias,
+            gated_linear_unit=gated,
+            activation_func=F.silu if gated else squared_relu,
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            bias_activation_fusion=False,
+            bias_dropout_fusion=False,
+            masked_softmax_fusion=False,
+            apply_rope_fusion=False,
+            gradient_accumulation_fusion=False,
+            perform_initialization=False,
+            params_dtype=dtype,
+            bf16=dtype is torch.bfloat16,
+            pipeline_dtype=dtype,
+            tensor_model_parallel_size=layout.tensor,
+            pipeline_model_parallel_size=layout.pipeline,
+            context_parallel_size=layout.context,
+            sequence_parallel=layout.sequence_parallel,
         )
-    else:
-        mlp = ModuleSpec(
-            module=MLP,
-            params={"ffn_hidden_size": architecture.ffn_hidden_size},
-            submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
-        )
-    qk_norm = RmsNorm if architecture.qk_norm else IdentityOp
-    layer = ModuleSpec(
-        module=FlatLayer,
-        submodules=TransformerLayerSubmodules(
-            input_layernorm=RmsNorm,
-            self_attention=ModuleSpec(
-                module=FlatSelfAttention,
-                params={"attn_mask_type": AttnMaskType.causal},
-                submodules=SelfAttentionSubmodules(
-                    linear_qkv=ColumnParallelLinear,
-                    core_attention=FlatAttention,
-                    linear_proj=RowParallelLinear,
-                    q_layernorm=qk_norm,
-                    k_layernorm=qk_norm,
-                ),
-            ),
-            pre_mlp_layernorm=RmsNorm,
-            mlp=mlp,
-        ),
-    )
-    per_stage = architecture.num_layers // layout.pipeline
-    return TransformerBlockSubmodules(layer_specs=[layer] * per_stage, layer_norm=RmsNorm)

@@ -1,4 +1,4 @@
-"""AdamW over flat buffers, each data-parallel rank updating its shard (the distributed optimizer).
+"""AdamW over flat buffers, each data-parallel rank updating its shard (the distributed optimizer); learning rates.
 
 float32 master weights and moments; precision-aware, they take less room (docs/decisions/optimizer-precision.md).
 megatron-core's optimizers assert CUDA tensors, so this one serves CPU and CUDA; its state is saved in float32, under
@@ -8,16 +8,25 @@ the parameters' own shardings, and so loads in any layout and precision.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.optim import lr_scheduler
 from torch.optim.adamw import adamw
 
-from nemotron_steps.config.schema.policy import OptimizerConfig
-from nemotron_steps.engine.policy.buffers import ParameterBuffer, gather_shards
-from nemotron_steps.engine.policy.offloaded import PIECE, SplitTensor, through_device
-from nemotron_steps.engine.policy.remainders import join_float32, split_float32
+from nemotron_steps.config.schema.policy import OptimizerConfig, TorchSchedulerConfig
+from nemotron_steps.engine.policy.param_and_grad_buffer import (
+    PIECE,
+    ParameterBuffer,
+    SplitTensor,
+    gather_shards,
+    join_float32,
+    split_float32,
+    through_device,
+)
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 ClipGroup = Sequence[tuple[Sequence[ParameterBuffer], Sequence[dist.ProcessGroup]]]
@@ -45,7 +54,7 @@ class FlatAdamW:
         self.buffers, self.config = list(buffers), config
         self.steps = 0
         self._clip_groups, self._first_tensor_rank = clip_groups, first_tensor_rank
-        self.masters: list[torch.Tensor] = []
+        self.masters: list[Tensor] = []
         """float32 master weights of this rank's shard of each buffer; or int16 remainders of them."""
         self.moments: list[dict[str, SplitTensor]] = []
         offloaded = config.optimizer_offload_fraction if config.optimizer_cpu_offload else 0.0
@@ -110,13 +119,7 @@ class FlatAdamW:
             buffer.gather_values()
 
     def _update(
-        self,
-        buffer: ParameterBuffer,
-        master: torch.Tensor,
-        moments: dict[str, SplitTensor],
-        lr: float,
-        *,
-        decayed: bool,
+        self, buffer: ParameterBuffer, master: Tensor, moments: dict[str, SplitTensor], lr: float, *, decayed: bool
     ) -> None:
         first = buffer.shard.start
         ranges = [
@@ -125,7 +128,7 @@ class FlatAdamW:
         ]
         gradients, values = buffer.grads[buffer.shard], buffer.values[buffer.shard]
 
-        def update(piece: slice, state: dict[str, torch.Tensor]) -> None:
+        def update(piece: slice, state: dict[str, Tensor]) -> None:
             """In float32, whatever the state is kept in."""
             wide = {name: moment.float() for name, moment in state.items()}
             joined = master[piece] if master.dtype is torch.float32 else join_float32(values[piece], master[piece])
@@ -149,7 +152,7 @@ class FlatAdamW:
                     update(piece, {name: moment[piece] for name, moment in resident.items()})
         through_device(moments, ranges, update)
 
-    def _adamw(self, state: list[list[torch.Tensor]], lr: float, decayed: bool) -> None:
+    def _adamw(self, state: list[list[Tensor]], lr: float, decayed: bool) -> None:
         """Update float32 weights and moments in place: [weights, gradients, exp_avg, exp_avg_sq], each a list."""
         weights, gradients, exp_avg, exp_avg_sq = state
         if not weights:
@@ -171,13 +174,13 @@ class FlatAdamW:
             maximize=False,
         )
 
-    def whole_state(self) -> dict[str, dict[str, torch.Tensor]]:
+    def whole_state(self) -> dict[str, dict[str, Tensor]]:
         """Moments (and master weights, when the model is not float32) of this rank's parameters, unsharded.
 
         Returns:
             state name → parameter name → tensor of the parameter's shape. Collective over data-parallel ranks.
         """
-        state: dict[str, dict[str, torch.Tensor]] = {}
+        state: dict[str, dict[str, Tensor]] = {}
         for buffer, master, moments in zip(self.buffers, self.masters, self.moments, strict=True):
             shards = {name: moment.whole().float() for name, moment in moments.items()}
             if master.dtype is torch.int16:
@@ -188,7 +191,7 @@ class FlatAdamW:
                 state.setdefault(name, {}).update(buffer.unflatten(gather_shards(buffer, shard)))
         return state
 
-    def load_whole_state(self, state: dict[str, dict[str, torch.Tensor]], steps: int) -> None:
+    def load_whole_state(self, state: dict[str, dict[str, Tensor]], steps: int) -> None:
         """The inverse of `whole_state`. Collective over data-parallel ranks."""
         self.steps = steps
         for buffer, master, moments in zip(self.buffers, self.masters, self.moments, strict=True):
@@ -203,9 +206,56 @@ class FlatAdamW:
                 master.copy_(_own_shard(buffer, state["master"]))
 
 
-def _own_shard(buffer: ParameterBuffer, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+def _own_shard(buffer: ParameterBuffer, tensors: dict[str, Tensor]) -> Tensor:
     """This rank's part of the flat float32 tensor made of whole parameters' tensors."""
     whole = torch.zeros(buffer.values.numel(), dtype=torch.float32, device=buffer.values.device)
     for slot in buffer.slots:
         whole[slot.start : slot.end].copy_(tensors[slot.parameter.name].reshape(-1))
     return whole[buffer.shard]
+
+
+_WHOLE = ("total_iters", "T_max")
+"""Arguments that count steps."""
+
+
+class TorchLearningRate:
+    """The rate of each optimizer step.
+
+    Args:
+        lr: what the schedulers start from.
+        entries: `policy.scheduler`; none: a constant rate.
+    """
+
+    def __init__(self, lr: float, entries: Sequence[TorchSchedulerConfig]) -> None:
+        self._lr, self._entries = lr, entries
+        self._begin()
+
+    def at(self, step: int) -> float:
+        """The rate of optimizer step `step` (0-based)."""
+        if step < self._step:
+            self._begin()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # SequentialLR calls its parts in a way that torch deprecates
+            while self._step < step:
+                self._optimizer.step()
+                for scheduler in self._schedulers:
+                    scheduler.step()
+                self._step += 1
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def _begin(self) -> None:
+        self._step = 0
+        self._optimizer = torch.optim.SGD([torch.zeros(1)], lr=self._lr)
+        parts = [_scheduler(entry, self._optimizer) for entry in self._entries if entry.name is not None]
+        milestones = [step for entry in self._entries for step in entry.milestones or ()]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            several = len(parts) > 1
+            self._schedulers = [lr_scheduler.SequentialLR(self._optimizer, parts, milestones)] if several else parts
+
+
+def _scheduler(entry: TorchSchedulerConfig, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    assert entry.name is not None
+    kwargs = {name: int(value) if name in _WHOLE else value for name, value in entry.kwargs.items()}
+    made: lr_scheduler.LRScheduler = getattr(lr_scheduler, entry.name.rpartition(".")[2])(optimizer, **kwargs)
+    return made

@@ -1,4 +1,4 @@
-"""A teacher's heaviest tokens, and the policy's divergence from them, straight from hidden states.
+"""A teacher's top-k tokens, and the policy's divergence from them, straight from hidden states.
 
 As logprob.py: the output layer goes over chunks of tokens, so that [chunk, vocabulary] logits are all that ever exist;
 of a teacher k logprobs a token are kept, or its hidden state. Weights may be vocabulary-parallel.
@@ -6,25 +6,26 @@ of a teacher k logprobs a token are kept, or its hidden state. Weights may be vo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from nemotron_steps.engine.kernels.linear import linear_forward, outer_product
 from nemotron_steps.engine.losses.distillation import TeacherKl
-from nemotron_steps.engine.policy.kernels.dense import linear_forward, outer_product
-from nemotron_steps.engine.policy.output_layer import OutputLayer
+from nemotron_steps.engine.policy.logprob import OutputLayer
 from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.errors import EngineError
 
 
 def linear_topk(
-    k: int, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, layer: OutputLayer
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    k: int, hidden: Tensor, weight: Tensor, targets: Tensor, layer: OutputLayer
+) -> tuple[Tensor, Tensor, Tensor]:
     """What a teacher says of each token, without gradient.
 
     Args:
@@ -34,15 +35,14 @@ def linear_topk(
         targets: int64 [R], the tokens that were sampled.
 
     Returns:
-        float32 [R] logprobs of the targets; float32 [R, k] logprobs of the k heaviest tokens, heaviest first, and
+        float32 [R] logprobs of the targets; float32 [R, k] logprobs of the top-k tokens, the most likely first, and
         int32 [R, k] those tokens.
     """
     weight, total = layer.rows(weight), hidden.shape[0]
     logprobs = torch.empty(total, device=hidden.device)
-    heaviest = torch.empty(total, k, device=hidden.device)
+    topk = torch.empty(total, k, device=hidden.device)
     tokens = torch.empty(total, k, dtype=torch.int32, device=hidden.device)
-    for start in range(0, total, layer.chunk):
-        part = slice(start, min(start + layer.chunk, total))
+    for part in layer.chunks(total):
         logits = linear_forward(hidden[part], weight).float()
         lse = layer.log_sum_exp(logits)
         logprobs[part] = layer.at(logits, targets[part, None])[0].squeeze(1) - lse
@@ -51,48 +51,28 @@ def linear_topk(
         own = logits.topk(min(k, logits.shape[1]), dim=-1)
         values, indices = own.values, own.indices + layer.vocab_start
         if layer.group is not None:
-            values, indices = _of_all_ranks(values, indices, k, layer.group)
-        heaviest[part], tokens[part] = values - lse[:, None], indices.int()
-    return logprobs, heaviest, tokens
+            missing = (0, k - values.shape[1])
+            values = layer.gathered(F.pad(values, missing, value=-torch.inf))
+            found = values.topk(k, dim=-1)
+            values, indices = found.values, layer.gathered(F.pad(indices, missing)).gather(1, found.indices)
+        topk[part], tokens[part] = values - lse[:, None], indices.int()
+    return logprobs, topk, tokens
 
 
-def _of_all_ranks(
-    values: torch.Tensor, indices: torch.Tensor, k: int, group: dist.ProcessGroup
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k heaviest of what every rank found among its columns."""
-    missing = (0, k - values.shape[1])
-    values = torch.nn.functional.pad(values, missing, value=-torch.inf).contiguous()
-    indices = torch.nn.functional.pad(indices, missing).contiguous()
-    ranks = dist.get_world_size(group)
-    all_values, all_indices = ([torch.empty_like(part) for _ in range(ranks)] for part in (values, indices))
-    dist.all_gather(all_values, values, group=group)
-    dist.all_gather(all_indices, indices, group=group)
-    found = torch.cat(all_values, dim=1).topk(k, dim=-1)
-    return found.values, torch.cat(all_indices, dim=1).gather(1, found.indices)
-
-
-def linear_states(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, layer: OutputLayer
-) -> tuple[torch.Tensor, torch.Tensor]:
+def linear_states(hidden: Tensor, weight: Tensor, targets: Tensor, layer: OutputLayer) -> tuple[Tensor, Tensor]:
     """float32 [R] logprobs of the targets, and the states [R, hidden] that whole distributions can be made of again."""
-    own = layer.rows(weight)
-    logprobs = torch.empty(hidden.shape[0], device=hidden.device)
-    for start in range(0, hidden.shape[0], layer.chunk):
-        part = slice(start, min(start + layer.chunk, hidden.shape[0]))
-        logits = linear_forward(hidden[part], own).float()
-        logprobs[part] = layer.at(logits, targets[part, None])[0].squeeze(1) - layer.log_sum_exp(logits)
-    return logprobs, hidden.float()
+    return linear_topk(0, hidden, weight, targets, layer)[0], hidden.float()
 
 
 def linear_divergence(
     comparison: Comparison,
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    targets: torch.Tensor,
-    first: torch.Tensor,
-    second: torch.Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    first: Tensor,
+    second: Tensor,
     layer: OutputLayer,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """The policy's divergence from a teacher, with gradients to hidden and weight.
 
     Args:
@@ -100,51 +80,31 @@ def linear_divergence(
         hidden: [R, hidden]; under a group, the same on every rank.
         weight: [V, hidden], this rank's rows of the output layer.
         targets: int64 [R], the tokens that were sampled.
-        first, second: [R, ...], what the comparison is told of each token.
+        first, second: [R, ...], what else the comparison needs of each token.
 
     Returns:
         float32 [R] nats; and without gradient float32 [R] logprobs of the targets and [R] entropies.
     """
-    result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _LinearDivergence.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, targets, first, second, comparison, layer
-    )
-    return result
+    return _LinearDivergence.apply(hidden, weight, targets, first, second, comparison, layer)
 
 
-class Comparison(Protocol):
-    """From the policy's logits [n, rows] of this rank, their log-sum-exp [n] over the vocabulary and their entropies
-    [n], and what is known of each token, to the divergence [n] and its gradient in the logits."""
-
-    def __call__(
-        self,
-        logits: torch.Tensor,
-        lse: torch.Tensor,
-        entropy: torch.Tensor,
-        first: torch.Tensor,
-        second: torch.Tensor,
-        layer: OutputLayer,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See the class."""
+Comparison = Callable[..., tuple[Tensor, Tensor]]
+"""From the policy's logits [n, rows] of this rank, their log-sum-exp [n] over the vocabulary and their entropies [n],
+what is known of each token (twice) and the layer, to the divergence [n] and its gradient in the logits."""
 
 
 @dataclass(frozen=True)
-class HeaviestTokens:
-    """Compares a teacher's k heaviest tokens: told float32 [R, k] logprobs and int32 [R, k] tokens of `linear_topk`."""
+class TopkTokens:
+    """Compares a teacher's top-k tokens: given float32 [R, k] logprobs and int32 [R, k] tokens of `linear_topk`."""
 
     kl: TeacherKl
 
     def __call__(
-        self,
-        logits: torch.Tensor,
-        lse: torch.Tensor,
-        entropy: torch.Tensor,
-        first: torch.Tensor,
-        second: torch.Tensor,
-        layer: OutputLayer,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, logits: Tensor, lse: Tensor, entropy: Tensor, logprobs: Tensor, tokens: Tensor, layer: OutputLayer
+    ) -> tuple[Tensor, Tensor]:
         """See Comparison."""
-        chosen, mine, columns = layer.at(logits, second)
-        value, at_chosen, everywhere = self.kl.of_chosen(chosen, first.log_softmax(-1), lse, -entropy)
+        chosen, mine, columns = layer.at(logits, tokens)
+        value, at_chosen, everywhere = self.kl.of_chosen(chosen, logprobs.log_softmax(-1), lse, -entropy)
         if everywhere is None:
             gradient = torch.zeros_like(logits)
         else:
@@ -157,36 +117,30 @@ class HeaviestTokens:
 
 @dataclass(frozen=True)
 class WholeDistributions:
-    """Compares every token: told float32 [R, hidden] states of the teachers and int64 [R], of which teacher each is.
+    """Compares every token: given float32 [R, hidden] states of the teachers and int64 [R], of which teacher each is.
 
     Args:
         weights: [V, hidden of the teacher] each, this rank's rows of the teachers' output layers.
     """
 
     kl: TeacherKl
-    weights: Sequence[torch.Tensor]
+    weights: Sequence[Tensor]
 
     def __call__(
-        self,
-        logits: torch.Tensor,
-        lse: torch.Tensor,
-        entropy: torch.Tensor,
-        first: torch.Tensor,
-        second: torch.Tensor,
-        layer: OutputLayer,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, logits: Tensor, lse: Tensor, _: Tensor, given: Tensor, teachers: Tensor, layer: OutputLayer
+    ) -> tuple[Tensor, Tensor]:
         """See Comparison."""
-        teacher = torch.zeros_like(logits)
+        logprobs = torch.zeros_like(logits)
         for number, weight in enumerate(self.weights):
-            mine = torch.nonzero(second == number).flatten()
-            states = first[mine, : weight.shape[1]].to(weight.dtype)
-            teacher[mine] = linear_forward(states, layer.rows(weight)).float()
-        return self.kl.of_all(logits - lse[:, None], teacher - layer.log_sum_exp(teacher)[:, None], layer.add)
+            mine = torch.nonzero(teachers == number).flatten()
+            states = given[mine, : weight.shape[1]].to(weight.dtype)
+            logprobs[mine] = linear_forward(states, layer.rows(weight)).float()
+        return self.kl.of_all(logits - lse[:, None], logprobs - layer.log_sum_exp(logprobs)[:, None], layer.add)
 
 
 def compared(
-    kl: TeacherKl, layout: TokenLayout, micro: TrainBatch, weights: Sequence[torch.Tensor]
-) -> tuple[Comparison, torch.Tensor, torch.Tensor]:
+    kl: TeacherKl, layout: TokenLayout, micro: TrainBatch, weights: Sequence[Tensor]
+) -> tuple[Comparison, Tensor, Tensor]:
     """How a micro-batch is compared, and what its teachers have left of each trained token, [R, ...] twice.
 
     Args:
@@ -200,29 +154,28 @@ def compared(
         return WholeDistributions(kl, weights), micro.teacher_states.flatten(0, 1)[layout.cells], numbers
     if micro.teacher_topk_logprobs is None or micro.teacher_topk_indices is None:
         raise EngineError("no teacher has scored the batch", where="engine/policy/teacher_logprob.py")
-    heaviest, tokens = micro.teacher_topk_logprobs, micro.teacher_topk_indices
-    return HeaviestTokens(kl), heaviest.flatten(0, 1)[layout.cells], tokens.flatten(0, 1)[layout.cells]
+    topk, tokens = micro.teacher_topk_logprobs, micro.teacher_topk_indices
+    return TopkTokens(kl), topk.flatten(0, 1)[layout.cells], tokens.flatten(0, 1)[layout.cells]
 
 
 class _LinearDivergence(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        targets: torch.Tensor,
-        first: torch.Tensor,
-        second: torch.Tensor,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        first: Tensor,
+        second: Tensor,
         comparison: Comparison,
         layer: OutputLayer,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.comparison, ctx.layer = comparison, layer
         total, own = hidden.shape[0], layer.rows(weight)
         divergence, logprobs, entropy = (torch.empty(total, device=hidden.device) for _ in range(3))
         needs_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         direction = torch.empty_like(hidden) if needs_grad else None
-        for start in range(0, total, layer.chunk):
-            part = slice(start, min(start + layer.chunk, total))
+        for part in layer.chunks(total):
             found = _chunk(hidden[part], own, targets[part], first[part], second[part], comparison, layer)
             divergence[part], logprobs[part], entropy[part], toward = found
             if direction is not None:
@@ -235,7 +188,7 @@ class _LinearDivergence(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, first, second, direction = ctx.saved_tensors
         layer, scale = ctx.layer, grad.to(hidden.dtype)[:, None]
         grad_hidden = direction * scale if ctx.needs_input_grad[0] else None
@@ -243,8 +196,7 @@ class _LinearDivergence(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             own, scaled = layer.rows(weight), hidden * scale
             grad_weight = torch.zeros_like(weight, dtype=torch.float32)
-            for start in range(0, hidden.shape[0], layer.chunk):
-                part = slice(start, min(start + layer.chunk, hidden.shape[0]))
+            for part in layer.chunks(hidden.shape[0]):
                 found = _chunk(hidden[part], own, targets[part], first[part], second[part], ctx.comparison, layer)
                 grad_weight[: own.shape[0]] += outer_product(found[3].to(weight.dtype), scaled[part])
             grad_weight = grad_weight.to(weight.dtype)
@@ -252,14 +204,14 @@ class _LinearDivergence(torch.autograd.Function):
 
 
 def _chunk(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    targets: torch.Tensor,
-    first: torch.Tensor,
-    second: torch.Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    first: Tensor,
+    second: Tensor,
     comparison: Comparison,
     layer: OutputLayer,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Divergences, logprobs and entropies [n] of some tokens, and the divergences' gradient in this rank's logits."""
     logits = linear_forward(hidden, weight).float()
     lse = layer.log_sum_exp(logits)

@@ -11,8 +11,9 @@ The result is the same as for padded rows, to rounding; only the work is less.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,12 +21,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from nemotron_steps.engine.policy.query_runs import QueryRuns, Range, Row
+from nemotron_steps.engine.kernels.varlen import Range, RowSpans, Spans, size
 from nemotron_steps.engine.types import TrainBatch
 
 if TYPE_CHECKING:
-    from nemotron_steps.engine.policy.mamba.runs import Runs
+    from nemotron_steps.engine.policy.mamba.segments import Runs
 
 Ints = npt.NDArray[np.int64]
 
@@ -36,152 +38,160 @@ class Grid:
 
     rows: int
     width: int
-    pad: torch.Tensor | None
+    pad: Tensor | None
     """int64 [rows · width], flat token (relative to the grid's first) of each cell; None when there is no padding."""
-    unpad: torch.Tensor | None
+    unpad: Tensor | None
     """int64 [tokens], cell of each flat token."""
-    valid: torch.Tensor | None
+    valid: Tensor | None
     """bool [rows, width]; None when every cell is a token."""
-
-    def to(self, device: torch.device) -> Grid:
-        """The same on another device."""
-        moved = [t if t is None else t.to(device, non_blocking=True) for t in (self.pad, self.unpad, self.valid)]
-        return Grid(self.rows, self.width, *moved)
-
-
-@dataclass
-class Spans:
-    """Consecutive runs of flat tokens."""
-
-    cu_seqlens: torch.Tensor
-    """int32 [runs + 1], first token of each, relative to the first run's"""
-    max_seqlen: int
-
-    def to(self, device: torch.device) -> Spans:
-        """The same on another device."""
-        return Spans(self.cu_seqlens.to(device, non_blocking=True), self.max_seqlen)
-
-
-@dataclass
-class RowSpans:
-    """The rows of a layout as runs, for attention kernels that need no padding."""
-
-    whole: Spans
-    prompt: Spans | None
-    """Shared prompts: the first whole rows."""
-    prompt_tokens: int
-    suffix: Spans | None
-    family: Spans | None
-    """All suffixes of one prompt, run by run in the order of `prompt`."""
-    first_suffix: torch.Tensor
-    """int64 [whole rows + 1], where the suffixes of each whole row begin among all; on CPU."""
-    lengths: torch.Tensor
-    """int64 [whole rows + suffix rows]; on CPU."""
-    rows: torch.Tensor
-    """int32 [whole rows + suffix rows, 6]: where each row begins and its length, the same of its prompt (0, 0 without
-    one), and the range of the tokens whose prompt it is."""
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest row, without its prompt where that is shared."""
-        return max(part.max_seqlen for part in (self.whole, self.suffix) if part is not None)
-
-    def to(self, device: torch.device) -> RowSpans:
-        """The same on another device."""
-        prompt, suffix, family = (s and s.to(device) for s in (self.prompt, self.suffix, self.family))
-        rows = self.rows.to(device, non_blocking=True)
-        return RowSpans(
-            self.whole.to(device), prompt, self.prompt_tokens, suffix, family, self.first_suffix, self.lengths, rows
-        )
 
 
 @dataclass
 class Ahead:
     """What one depth of multi-token prediction reads and predicts, `depth` tokens further on than the model itself."""
 
-    token_ids: torch.Tensor
+    token_ids: Tensor
     """int64 [T], the token that many places after each; 0 past the end of a sequence, where nothing is predicted"""
-    source: torch.Tensor
+    source: Tensor
     """int64 [R], flat token whose state predicts each trained token that has enough tokens before it."""
-    targets: torch.Tensor
+    targets: Tensor
     """int64 [R], those tokens."""
-    cells: torch.Tensor
+    cells: Tensor
     """int64 [R], their index in the flattened [n, W] batch."""
 
-    def to(self, device: torch.device) -> Ahead:
-        """The same on another device."""
-        return Ahead(
-            *(t.to(device, non_blocking=True) for t in (self.token_ids, self.source, self.targets, self.cells))
-        )
+
+Row = tuple[tuple[Range, ...], Range]
+"""(its prompt, if that is shared; its own tokens) of a sequence"""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive queries of one sequence, and the ranges of flat tokens that the last of them sees."""
+
+    queries: Range
+    keys: tuple[Range, ...]
+
+
+class VarlenSegments:
+    """The queries in some ranges of the flat tokens, and which keys they see.
+
+    A segment sees its prompt, where that is shared, and its own sequence up to each of its queries: the first lacks, of
+    the keys that the last sees, as many as there are queries after it. That is a causal mask aligned at its end.
+
+    Args:
+        rows: in the order of the flat tokens.
+        ranges: ascending.
+        device: of the tensors.
+    """
+
+    def __init__(self, rows: Sequence[Row], ranges: Iterable[Range], device: torch.device) -> None:
+        self.segments = list(_segments(rows, ranges))
+        self._device = device
+        self._queries = [size(segment.queries) for segment in self.segments]
+        self._keys = [sum(map(size, segment.keys)) for segment in self.segments]
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """int64: the keys that each segment sees, one segment after another."""
+        ranges = [torch.arange(*keys) for segment in self.segments for keys in segment.keys]
+        return torch.cat(ranges).to(self._device)
+
+    @cached_property
+    def cu_seqlens(self) -> tuple[Tensor, Tensor]:
+        """int32 [segments + 1] each, where a segment's queries begin and where its keys do."""
+        counts = torch.tensor([(0, 0), *zip(self._queries, self._keys, strict=True)], dtype=torch.int32)
+        queries, keys = counts.cumsum(0, dtype=torch.int32).to(self._device).unbind(1)
+        return queries.contiguous(), keys.contiguous()
+
+    @property
+    def max_seqlens(self) -> tuple[int, int]:
+        """Most queries and most keys of a segment."""
+        return max(self._queries), max(self._keys)
+
+
+def _segments(rows: Sequence[Row], ranges: Iterable[Range]) -> Iterator[Segment]:
+    for first, after in ranges:
+        for prompt, (start, end) in rows:
+            queries = max(first, start), min(after, end)
+            if queries[0] < queries[1]:
+                yield Segment(queries, (*prompt, (start, queries[1])))
 
 
 @dataclass
 class TokenLayout:
     """One micro-batch as flat tokens. T tokens, R trained tokens, n sequences of at most W tokens."""
 
-    token_ids: torch.Tensor
+    token_ids: Tensor
     """int64 [T]"""
-    positions: torch.Tensor
+    positions: Tensor
     """int64 [T]"""
     whole: Grid
     """Rows of the first `whole_tokens` tokens."""
-    whole_tokens: int
     suffix: Grid | None
     """Rows of the tokens after those; None when no prompt is shared."""
-    parent: torch.Tensor | None
+    parent: Tensor | None
     """int64 [suffix rows], the whole row each continues."""
-    padding: int
-    """Tokens added at the end to make T divisible; they belong to no row."""
-    source: torch.Tensor
+    source: Tensor
     """int64 [R], flat token whose hidden state predicts each trained token."""
-    targets: torch.Tensor
+    targets: Tensor
     """int64 [R], the trained tokens."""
-    cells: torch.Tensor
+    cells: Tensor
     """int64 [R], index of each trained token in the flattened [n, W] batch."""
     shape: tuple[int, int]
     """(n, W)"""
     spans: RowSpans
     carried: tuple[Range, ...] = ()
     """Flat tokens of which further sequences consist, that need none of their own."""
-    routed_experts: torch.Tensor | None = None
+    routed_experts: Tensor | None = None
     """int16 [T, mixtures, k], the generator's choices, all -1 where there is none; None: not replayed."""
     ahead: tuple[Ahead, ...] = ()
     """Of each depth of multi-token prediction, from 1."""
     idle: bool = False
     """Its rows are another micro-batch's, computed again only to keep step with other ranks."""
-    runs: Runs | None = field(default=None, repr=False)
+    runs: Runs | None = field(default=None, repr=False, init=False)
     """What recurrent layers know of it; by the first of them."""
-    _mask: torch.Tensor | None = field(default=None, repr=False)
-    _occurrences: torch.Tensor | None = field(default=None, repr=False)
-    _parts: dict[tuple[Range, ...], QueryRuns] = field(default_factory=dict, repr=False)
+    _parts: dict[tuple[Range, ...], VarlenSegments] = field(default_factory=dict, repr=False, init=False)
 
     @property
-    def mask(self) -> torch.Tensor:
-        """bool [suffix rows, 1, suffix width, prompt width + suffix width], what a suffix's tokens see."""
-        if self._mask is None:
-            assert self.suffix is not None and self.parent is not None
-            self._mask = _suffix_mask(self.whole, self.suffix, self.parent)
-        return self._mask
+    def whole_tokens(self) -> int:
+        """Tokens of the whole rows."""
+        return self.spans.whole_tokens
 
     @property
-    def occurrences(self) -> torch.Tensor:
+    def padding(self) -> int:
+        """Tokens added at the end to make T divisible; they belong to no row."""
+        return self.spans.padding
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """bool [suffix rows, 1, suffix width, prompt width + suffix width], what a suffix's tokens see: its whole
+        prompt, and itself up to each token."""
+        assert self.suffix is not None and self.parent is not None
+        rows, width, before = self.suffix.rows, self.suffix.width, self.whole.width
+        own = torch.ones(width, width, dtype=torch.bool, device=self.parent.device).tril_().expand(rows, -1, -1)
+        if self.whole.valid is None:
+            prompt = own.new_ones(rows, width, before)
+        else:
+            prompt = self.whole.valid[self.parent][:, None, :].expand(rows, width, before)
+        return torch.cat((prompt, own), dim=2)[:, None]
+
+    @cached_property
+    def occurrences(self) -> Tensor:
         """float32 [T], in how many of the n sequences each token is: a shared prompt's in several, padding in none.
 
         What is counted by it does not depend on how a batch is cut into micro-batches; idle ones count nothing.
         """
-        if self._occurrences is None:
-            device, total = self.token_ids.device, self.token_ids.shape[0]
-            counts = torch.ones(total, device=device)
-            counts[total - self.padding :] = 0
-            rows = self.spans.first_suffix.diff().clamp(min=1).float().to(device)
-            lengths = self.spans.whole.cu_seqlens.diff().long()
-            counts[: self.whole_tokens] = rows.repeat_interleave(lengths, output_size=self.whole_tokens)
-            for first, after in self.carried:
-                counts[first:after] += 1
-            self._occurrences = counts.zero_() if self.idle else counts
-        return self._occurrences
+        device, total = self.token_ids.device, self.token_ids.shape[0]
+        counts = torch.ones(total, device=device)
+        counts[total - self.padding :] = 0
+        rows = self.spans.first_suffix.diff().clamp(min=1).float().to(device)
+        lengths = self.spans.whole.cu_seqlens.diff().long()
+        counts[: self.whole_tokens] = rows.repeat_interleave(lengths, output_size=self.whole_tokens)
+        for first, after in self.carried:
+            counts[first:after] += 1
+        return counts.zero_() if self.idle else counts
 
-    def part(self, ranges: tuple[Range, ...]) -> QueryRuns:
+    def part(self, ranges: tuple[Range, ...]) -> VarlenSegments:
         """The queries in ascending ranges of the T tokens; padding is a sequence of its own."""
         if ranges not in self._parts:
             bounds = [0, *self.spans.lengths.cumsum(0).tolist()]
@@ -190,35 +200,8 @@ class TokenLayout:
             rows: list[Row] = [((), row) for row in own[: len(own) - len(parents)]]
             rows += [((own[parent],), row) for parent, row in zip(parents, own[len(rows) :], strict=True)]
             rows.append(((), (bounds[-1], self.token_ids.shape[0])))
-            self._parts[ranges] = QueryRuns(rows, ranges, self.token_ids.device)
+            self._parts[ranges] = VarlenSegments(rows, ranges, self.token_ids.device)
         return self._parts[ranges]
-
-    def to(self, device: torch.device) -> TokenLayout:
-        """The same on another device."""
-        if device.type == "cpu":
-            return self
-
-        def move(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.to(device, non_blocking=True)
-
-        return TokenLayout(
-            token_ids=move(self.token_ids),
-            positions=move(self.positions),
-            whole=self.whole.to(device),
-            whole_tokens=self.whole_tokens,
-            suffix=None if self.suffix is None else self.suffix.to(device),
-            parent=None if self.parent is None else move(self.parent),
-            padding=self.padding,
-            source=move(self.source),
-            targets=move(self.targets),
-            cells=move(self.cells),
-            shape=self.shape,
-            spans=self.spans.to(device),
-            carried=self.carried,
-            routed_experts=None if self.routed_experts is None else move(self.routed_experts),
-            ahead=tuple(each.to(device) for each in self.ahead),
-            idle=self.idle,
-        )
 
 
 def build_layout(
@@ -277,7 +260,9 @@ def build_layout(
         inside = place <= lengths[cell_row]  # at `lengths` is the last trained token
         following = np.where(inside, ids[cell_row, np.minimum(place, width - 1)], 0)
         far = column > depth
-        depths.append(_ahead(depth, ids, np.pad(following, (0, padding)), places, row_of[far], column[far]))
+        of, to = row_of[far], column[far]
+        reading = np.pad(following, (0, padding)), places.of(of, to - depth - 1), ids[of, to], of * width + to
+        depths.append(Ahead(*map(torch.from_numpy, reading)))
     routed = None
     if batch.routed_experts is not None:
         chosen = batch.routed_experts[torch.from_numpy(index[cell_row]), torch.from_numpy(positions)]
@@ -286,15 +271,13 @@ def build_layout(
         token_ids=torch.from_numpy(flat_ids),
         positions=torch.from_numpy(np.pad(positions, (0, padding))),
         whole=_grid(whole_lengths),
-        whole_tokens=total_whole,
         suffix=_grid(suffix_lengths) if len(suffix_rows) else None,
         parent=torch.from_numpy(suffix_parents) if len(suffix_rows) else None,
-        padding=padding,
         source=torch.from_numpy(places.of(row_of, column - 1)),
         targets=torch.from_numpy(ids[row_of, column]),
         cells=torch.from_numpy(row_of * width + column),
         shape=(len(index), width),
-        spans=_row_spans(len(parents), whole_lengths, suffix_lengths, suffix_parents),
+        spans=_row_spans(len(parents), whole_lengths, suffix_lengths, suffix_parents, padding),
         carried=tuple((int(places.head[row]), int(places.head[row] + lengths[row])) for row in carrier),
         routed_experts=routed,
         ahead=tuple(depths),
@@ -328,18 +311,7 @@ def _needed(batch: TrainBatch, index: Ints) -> tuple[Ints, Ints, npt.NDArray[np.
     return ids, np.where(trained.any(axis=1), width - 1 - trained[:, ::-1].argmax(axis=1), 1), trained
 
 
-def _ahead(depth: int, ids: Ints, following: Ints, places: _Places, row: Ints, column: Ints) -> Ahead:
-    """What a depth of multi-token prediction reads and predicts.
-
-    Args:
-        following: the token after each flat one, `depth` further on. row, column: trained tokens that it reaches.
-    """
-    reading = places.of(row, column - depth - 1)
-    tensors = (following, reading, ids[row, column], row * ids.shape[1] + column)
-    return Ahead(*map(torch.from_numpy, tensors))
-
-
-def _row_spans(parents: int, whole_lengths: Ints, suffix_lengths: Ints, suffix_parents: Ints) -> RowSpans:
+def _row_spans(parents: int, whole_lengths: Ints, suffix_lengths: Ints, suffix_parents: Ints, padding: int) -> RowSpans:
     """Where rows begin and end, the first `parents` whole ones being shared prompts."""
     first_suffix = np.zeros(len(whole_lengths) + 1, np.int64)
     np.cumsum(np.bincount(suffix_parents, minlength=len(whole_lengths)), out=first_suffix[1:])
@@ -359,6 +331,8 @@ def _row_spans(parents: int, whole_lengths: Ints, suffix_lengths: Ints, suffix_p
         first_suffix=torch.from_numpy(first_suffix),
         lengths=torch.from_numpy(lengths),
         rows=torch.from_numpy(rows),
+        whole_tokens=int(whole_lengths.sum()),
+        padding=padding,
     )
 
 
@@ -419,17 +393,6 @@ def _starts(lengths: Ints) -> Ints:
 def _ramp(lengths: Ints) -> Ints:
     """0 … length − 1 of each row, concatenated."""
     return np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(_starts(lengths), lengths)
-
-
-def _suffix_mask(whole: Grid, suffix: Grid, parent: torch.Tensor) -> torch.Tensor:
-    """A suffix sees its whole prompt, and itself up to each token."""
-    device = parent.device
-    own = torch.ones(suffix.width, suffix.width, dtype=torch.bool, device=device).tril_().expand(suffix.rows, -1, -1)
-    if whole.valid is None:
-        prompt = torch.ones(suffix.rows, suffix.width, whole.width, dtype=torch.bool, device=device)
-    else:
-        prompt = whole.valid[parent][:, None, :].expand(suffix.rows, suffix.width, whole.width)
-    return torch.cat((prompt, own), dim=2)[:, None]
 
 
 def _grid(lengths: Ints) -> Grid:

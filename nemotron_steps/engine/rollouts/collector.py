@@ -280,7 +280,7 @@ class RolloutCollector:
             raise RolloutFailedError(Failure.of(GradeResult.of_error(error, PROMPT_UNUSABLE))) from error
 
     def _prompt_ids(self, prompt: PromptRow, settings: ChatSettings, tools: Sequence[dict[str, Any]]) -> list[int]:
-        """The prompt's tokens. RolloutFailedError: there are none, or they leave no room for an answer."""
+        """The prompt's tokens. RolloutFailedError: the row cannot be rendered, or leaves no room for an answer."""
         try:
             ids = settings.chat.render(read_request(prompt.row, prompt.where).messages, tools)
         except Exception as error:  # templates raise whatever they stumble over in a row

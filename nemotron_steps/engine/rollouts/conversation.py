@@ -27,19 +27,14 @@ def deepseek_r1(text: str) -> tuple[str, str]:
     return text.removeprefix("<think>").strip(), ""
 
 
-def no_reasoning(text: str) -> tuple[str, str]:
-    """The model does not think aloud, or the caller wants its text as it is."""
-    return "", text
-
-
 REASONING_PARSERS: dict[ReasoningParserName, ReasoningParser] = {
     "qwen3": split_reasoning,
     "deepseek_r1": deepseek_r1,
     "nano_v3": deepseek_r1,
-    "none": no_reasoning,
+    "none": lambda text: ("", text),
 }
 """qwen3: `<think>…</think>` where the model wrote it; a text without tags is all answer. nano_v3: Nemotron 3's
-name for the same format as deepseek_r1."""
+name for the same format as deepseek_r1. none: the model does not think aloud, or its text is wanted as it is."""
 
 OPENED_BY_TEMPLATE: frozenset[ReasoningParserName] = frozenset({"deepseek_r1", "nano_v3"})
 """Formats whose template ends the prompt with the opening tag: every turn begins inside its thinking and has to close

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, overload
+from typing import Any, BinaryIO, TypeVar, overload
 
 from nemotron_steps.errors import DataError
 from nemotron_steps.rows.lines import LONGEST_LINE, parse_row
@@ -30,26 +30,29 @@ class PromptRow:
     """file:line, for errors."""
 
 
-class Rows(Sequence[PromptRow]):
+Item = TypeVar("Item")
+
+
+class Rows(Sequence[Item]):
     """Rows that are found when they are asked for."""
 
     @abstractmethod
-    def at(self, place: int) -> PromptRow:
+    def at(self, place: int) -> Item:
         """The row at a place from 0 on."""
 
     @overload
-    def __getitem__(self, index: int) -> PromptRow: ...
+    def __getitem__(self, index: int) -> Item: ...
 
     @overload
-    def __getitem__(self, index: slice) -> list[PromptRow]: ...
+    def __getitem__(self, index: slice) -> list[Item]: ...
 
-    def __getitem__(self, index: int | slice) -> PromptRow | list[PromptRow]:
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
         """The row at a place, or a list of the rows of a slice."""
         places = range(len(self))[index]
         return self.at(places) if isinstance(places, int) else [self.at(place) for place in places]
 
 
-class PromptRows(Rows):
+class PromptRows(Rows[PromptRow]):
     """The rows of a JSON Lines file, each read from the file when it is asked for: a million prompts are 16 MB here.
 
     Every row is read once at first, so that a malformed one is told before anything else happens. The file must not
@@ -118,7 +121,7 @@ class PromptRows(Rows):
             yield file
 
 
-class JoinedRows(Rows):
+class JoinedRows(Rows[PromptRow]):
     """Several sequences of rows as one, without a copy of them."""
 
     def __init__(self, *parts: Sequence[PromptRow]) -> None:

@@ -1,7 +1,7 @@
 """What becomes of a rollout whose environment breaks: a failure with a name, masked and reported, and nothing else.
 
 One bad row, one exception in a grader, a tool or a follow-up, one dead environment: none of them ends a run. What does
-is a share of failures over a bound (engine/grpo/filters.py), and what is no environment's: the policy's own generator,
+is a share of failures over a bound (engine/grpo/filters.py), and what no environment causes: the policy's generator,
 and a judge that runs beside it.
 """
 
@@ -36,7 +36,7 @@ PROMPT_TOO_LONG = "prompt_too_long"
 PROMPT_UNUSABLE = "prompt_unusable"
 """Failure class: the row cannot be read as a chat, or the chat template refuses it."""
 RELEASE_FAILED = "release_failed"
-"""What a session that could not be released is reported as. The rollout is none the worse for it."""
+"""What a session that could not be released is reported as. The rollout stays as it is."""
 
 CALLS: dict[str, tuple[str, tuple[type, ...]]] = {
     "seed": ("seed_failed", (Session,)),
@@ -112,7 +112,7 @@ async def ask(environment: Environment, call: str, answer: Awaitable[Answer]) ->
         raise RolloutFailedError(Failure.of(GradeResult.of_error(error, name))) from error
     if not isinstance(result, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
-        said = f"`{call}` of environment `{environment.name}` returned {result!r:.200}, which is no {wanted}"
+        said = f"`{call}` of environment `{environment.name}` returned {result!r:.200}, expected {wanted}"
         raise RolloutFailedError(Failure(name, said))
     return result
 

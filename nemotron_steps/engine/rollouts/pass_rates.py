@@ -25,7 +25,7 @@ class PassRate:
 
     Attributes:
         index: 0-based place of the prompt in its file.
-        graded: samples with a verdict; what could not be judged is no failure of the policy's.
+        graded: samples with a reward; the policy has not failed where nothing could be judged.
         passed: of these, with a reward of at least the pass mark.
         mean_reward: of the graded samples; None without any.
         answer_tokens: mean over all samples.

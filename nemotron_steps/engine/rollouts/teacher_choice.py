@@ -24,7 +24,7 @@ class TeacherChoice:
         only: the one environment that every row goes to, which then stands for the agent; None where rows name one.
 
     Raises:
-        ConfigError: there is no teacher, or a name that is none's.
+        ConfigError: no teachers, or a name that no teacher has.
     """
 
     def __init__(self, config: OnPolicyDistillationConfig, *, only: str | None) -> None:
@@ -32,7 +32,7 @@ class TeacherChoice:
         self._teachers = tuple(config.teachers)
         if not self._teachers:
             raise ConfigError(
-                "there is no teacher to learn from",
+                "on-policy distillation needs a teacher",
                 where=f"{_SECTION}.teachers",
                 expected="at least one",
                 hints=("--input teachers.NAME=PATH",),
@@ -86,7 +86,7 @@ class TeacherChoice:
             close = nearest(name, self._teachers) or self._teachers[:1]
             chosen = () if key.endswith(f".{name}") else (f"{key}={close[0]}",)
             raise ConfigError(
-                f"there is no teacher '{name}'",
+                f"unknown teacher '{name}'",
                 where=key,
                 expected=" or ".join(self._teachers),
                 found=name,

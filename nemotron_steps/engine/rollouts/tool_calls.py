@@ -1,4 +1,11 @@
-"""What tool parsers share: their result, and reading JSON that ends where its grammar ends.
+"""Tool calls in an assistant's text, by the format that `policy.generation.tool_parser` names.
+
+hermes          <tool_call>{"name": ..., "arguments": {...}}</tool_call>, as Hermes, Qwen2.5 and Qwen3
+qwen3_coder     <tool_call> <function=NAME> <parameter=KEY> VALUE </parameter> </function> </tool_call>, as Qwen3-Coder
+                and Nemotron 3: a value is plain text, whose meaning is the offered tool's schema's
+llama3_json     the whole answer is {"name": ..., "parameters": {...}}, or several between semicolons, as Llama 3.1, 3.2
+nemotron_json   <TOOLCALL>[{"name": ..., "arguments": {...}}, ...]</TOOLCALL>, as Nemotron Nano 2, Llama-Nemotron
+none            the model calls no tools, or the caller wants its text as it is
 
 A parser takes well-formed calls out of the text. A malformed call stays in it, and is named besides: it is never
 guessed at. Searching for a closing tag alone would cut a call whose argument contains that tag.
@@ -53,7 +60,7 @@ def read_json(text: str, start: int) -> tuple[Any, int]:
 
 
 def skip_space(text: str, start: int) -> int:
-    """Position of the first character at or after `start` that is no white space."""
+    """Position of the first character at or after `start` that is not white space."""
     found = _SPACE.match(text, start)
     assert found is not None  # the pattern matches the empty string
     return found.end()
@@ -121,21 +128,24 @@ def _refuse_constant(name: str) -> Any:
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-def hermes(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> ParsedCalls:
-    """See the module docstring."""
-    return take_tagged(text, "<tool_call>", "</tool_call>", _read_hermes)
-
-
-def _read_hermes(text: str, start: int) -> tuple[list[tuple[str, str]], int]:
+def _one_call(text: str, start: int) -> tuple[list[tuple[str, str]], int]:
     value, end = read_json(text, start)
     return [call_of(value)], end
+
+
+def _list_of_calls(text: str, start: int) -> tuple[list[tuple[str, str]], int]:
+    value, end = read_json(text, start)
+    items = value if isinstance(value, list) else [value]
+    if not items:
+        raise MalformedCallError("an empty list of calls")
+    return [call_of(item) for item in items], end
 
 
 _PYTHON_TAG = "<|python_tag|>"
 
 
-def llama3_json(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> ParsedCalls:
-    """See the module docstring."""
+def llama3_json(text: str, tools: Sequence[Mapping[str, Any]]) -> ParsedCalls:
+    """An answer with any other text calls nothing."""
     start = skip_space(text, 0)
     tagged = text.startswith(_PYTHON_TAG, start)
     position = skip_space(text, start + len(_PYTHON_TAG) if tagged else start)
@@ -159,19 +169,6 @@ def llama3_json(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> ParsedCal
         return ParsedCalls(text, (), (text.strip(),) if attempted else ())
 
 
-def nemotron_json(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> ParsedCalls:
-    """See the module docstring."""
-    return take_tagged(text, "<TOOLCALL>", "</TOOLCALL>", _read_nemotron)
-
-
-def _read_nemotron(text: str, start: int) -> tuple[list[tuple[str, str]], int]:
-    value, end = read_json(text, start)
-    items = value if isinstance(value, list) else [value]
-    if not items:
-        raise MalformedCallError("an empty list of calls")
-    return [call_of(item) for item in items], end
-
-
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>")
 _VALUE_END = "</parameter>"
@@ -186,8 +183,8 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def qwen3_coder(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> ParsedCalls:
-    """See the module docstring."""
+def qwen3_coder(text: str, tools: Sequence[Mapping[str, Any]]) -> ParsedCalls:
+    """A value cannot contain `</parameter>`."""
 
     def read(text: str, start: int) -> tuple[list[tuple[str, str]], int]:
         head = _FUNCTION.match(text, start)
@@ -251,19 +248,13 @@ def _types(schema: Any) -> set[str]:
     return types
 
 
-def no_tools(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> ParsedCalls:
-    """The model calls no tools, or the caller wants its text as it is."""
-    return ParsedCalls(text)
-
-
 TOOL_PARSERS: dict[ToolParserName, ToolParser] = {
-    "hermes": hermes,
+    "hermes": lambda text, tools: take_tagged(text, "<tool_call>", "</tool_call>", _one_call),
     "qwen3_coder": qwen3_coder,
     "llama3_json": llama3_json,
-    "nemotron_json": nemotron_json,
-    "none": no_tools,
+    "nemotron_json": lambda text, tools: take_tagged(text, "<TOOLCALL>", "</TOOLCALL>", _list_of_calls),
+    "none": lambda text, tools: ParsedCalls(text),
 }
-
 TOOL_CALL_MARKERS: dict[ToolParserName, tuple[str, ...]] = {
     "hermes": ("<tool_call>", "</tool_call>"),
     "qwen3_coder": ("<tool_call>", "</tool_call>", "<function=", "</function>"),

@@ -31,7 +31,7 @@ _AT_ONCE = 256
 """Prompts tokenized together."""
 
 
-class ChosenRows(Rows):
+class ChosenRows(Rows[PromptRow]):
     """Some of the rows of a sequence, without a copy of them."""
 
     def __init__(self, rows: Sequence[PromptRow], places: Sequence[int]) -> None:

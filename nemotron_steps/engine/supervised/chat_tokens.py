@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from os.path import commonprefix
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
 from nemotron_steps.config.turn_ends import word_absent_from
-from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows
+from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows, Rows
 from nemotron_steps.errors import DataError, first_line, show_line
 from nemotron_steps.rows.layouts import check_packed
 from nemotron_steps.rows.messages import read_messages, read_template_kwargs, read_tools, wrong
@@ -54,7 +54,7 @@ def chat_sequences(
 
     Raises:
         DataError: no assistant turn, a template that refuses the chat, leaves out something of it, or shows a turn
-            otherwise than it asks for it, or chat_template_kwargs that are none.
+            otherwise than it asks for it, or malformed chat_template_kwargs.
     """
     tools = read_tools(row.get("tools"), where, "tools")
     messages = read_messages(messages, where, "messages", None)
@@ -125,13 +125,6 @@ def chat_sequences(
     return [sequence.trimmed() for sequence in sequences if any(sequence.token_mask)]
 
 
-def encode_chat(
-    chat: ChatFormat, messages: Sequence[Mapping[str, Any]], where: str, row: Mapping[str, Any]
-) -> ChatSequence:
-    """The last of `chat_sequences`: the turns that the template shows together with the last answer."""
-    return chat_sequences(chat, messages, where, row)[-1]
-
-
 def _trained(message: Mapping[str, Any], where: str) -> int:
     """Whether a turn is trained: `weight`, as OpenAI's fine-tuning takes it."""
     weight = message.get("weight", 1)
@@ -173,6 +166,17 @@ def _asked_and_answered(
     return None
 
 
+def none_fits(of: str, count: int, path: str | Path, max_length: int, longest: int) -> DataError:
+    """The error of a file whose every chat or pair is too long."""
+    return DataError(
+        f"all {count} {of} are longer than policy.max_total_sequence_length = {max_length}",
+        where=str(path),
+        expected=f"{of} of at most {max_length} tokens",
+        found=f"up to {longest}",
+        hints=(f"policy.max_total_sequence_length={longest}",),
+    )
+
+
 @dataclass(frozen=True)
 class PackedRow:
     """Chats that share a row."""
@@ -184,7 +188,7 @@ SftExample = ChatSequence | PackedRow
 """What a step of supervised fine-tuning counts."""
 
 
-class PackedRows(Sequence[PackedRow]):
+class PackedRows(Rows[PackedRow]):
     """The rows of a packed data set, read when they are asked for.
 
     Args:
@@ -193,7 +197,7 @@ class PackedRows(Sequence[PackedRow]):
         vocabulary: token ids are below it.
 
     Raises:
-        DataError: a row that is none, a chat that is too long, or a token that the tokenizer does not have.
+        DataError: a malformed row, a chat that is too long, or a token that the tokenizer does not have.
     """
 
     def __init__(self, file: Path, *, max_length: int, vocabulary: int) -> None:
@@ -207,17 +211,9 @@ class PackedRows(Sequence[PackedRow]):
         """How many rows there are."""
         return len(self._rows)
 
-    @overload
-    def __getitem__(self, index: int) -> PackedRow: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[PackedRow]: ...
-
-    def __getitem__(self, index: int | slice) -> PackedRow | list[PackedRow]:
-        """The row at a place, or a list of the rows of a slice."""
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        return PackedRow(tuple(chats_of(self._rows[index].row)))
+    def at(self, place: int) -> PackedRow:
+        """See Rows."""
+        return PackedRow(tuple(chats_of(self._rows[place].row)))
 
 
 def chats_of(row: dict[str, Any]) -> Iterator[ChatSequence]:

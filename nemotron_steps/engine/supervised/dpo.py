@@ -24,7 +24,7 @@ from nemotron_steps.engine.losses.loss import count_normalizers, finalize_metric
 from nemotron_steps.engine.losses.supervised import DpoLoss
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.rollouts.data import read_rows
-from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, chat_sequences
+from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, chat_sequences, none_fits
 from nemotron_steps.engine.supervised.loop import batch_of, train_on_examples
 from nemotron_steps.engine.types import Policy, TrainBatch
 from nemotron_steps.errors import DataError, show_line
@@ -62,13 +62,7 @@ def read_pairs(path: str | Path, chat: ChatFormat, max_length: int) -> tuple[lis
         else:
             pairs.append(pair)
     if not pairs:
-        raise DataError(
-            f"all {too_long} pairs are longer than policy.max_total_sequence_length = {max_length}",
-            where=str(path),
-            expected=f"answers that end within {max_length} tokens, prompt included",
-            found=f"up to {longest}",
-            hints=(f"policy.max_total_sequence_length={longest}",),
-        )
+        raise none_fits("pairs", too_long, path, max_length, longest)
     return pairs, too_long
 
 
@@ -77,7 +71,7 @@ def encode_pair(chat: ChatFormat, row: Mapping[str, Any], where: str) -> Prefere
     rendered into both.
 
     Raises:
-        DataError: the row is no pair, or both answers have the same tokens.
+        DataError: the row is not a pair, or both answers have the same tokens.
     """
     pair = read_pair(dict(row), where)
     asked = [{**message, "weight": 0} for message in pair.prompt.messages]

@@ -11,10 +11,9 @@ from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.reporting import Reporter
 from nemotron_steps.engine.rollouts.data import read_rows
-from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, SftExample, chat_sequences
+from nemotron_steps.engine.supervised.chat_tokens import ChatSequence, SftExample, chat_sequences, none_fits
 from nemotron_steps.engine.supervised.loop import batch_of, train_on_examples
 from nemotron_steps.engine.types import Policy
-from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.rows.layouts import read_chat
 
@@ -39,13 +38,7 @@ def read_chats(path: str | Path, chat: ChatFormat, max_length: int) -> tuple[lis
             chats += 1
             sequences += encoded
     if not sequences:
-        raise DataError(
-            f"all {too_long} chats are longer than policy.max_total_sequence_length = {max_length}",
-            where=str(path),
-            expected=f"chats of at most {max_length} tokens",
-            found=f"up to {longest}",
-            hints=(f"policy.max_total_sequence_length={longest}",),
-        )
+        raise none_fits("chats", too_long, path, max_length, longest)
     return sequences, chats, too_long
 
 

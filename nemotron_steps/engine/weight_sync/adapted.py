@@ -2,7 +2,7 @@
 
 What adapters are added to is kept where the weights arrive; A, and B times its scale, travel through the transports
 that whole weights take. PEFT's names tell halves of adapters from weights. The policy's side is
-engine/policy/adapted_weights.py; docs/decisions/adapters.md says why generators have merged weights.
+engine/policy/lora.py; docs/decisions/adapters.md says why generators have merged weights.
 """
 
 from __future__ import annotations

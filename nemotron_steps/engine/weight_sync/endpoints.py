@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nemotron_steps.engine.policy import parallel_dims as parallel
+from nemotron_steps.engine.policy.distributed import parallel_dims as parallel
 from nemotron_steps.engine.weight_sync.adapted import FrozenWeights, is_adapter
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.ray_transport import get_weights, put_weights

@@ -126,7 +126,7 @@ class SwerlGen(Environment):
         async def prepare(solved: bool) -> AsyncIterator[Ready | None]:
             async with self._container(row) as container:
                 changes = instance.get("patch") if solved else patch
-                await self._set_up(container, instance, changes)
+                await self._lay_patch(container, instance, changes)
                 yield Ready(container, REPOSITORY, modules) if changes else None
 
         task = hashlib.sha256(json.dumps([row["metadata"]["image"], instance], sort_keys=True).encode()).hexdigest()
@@ -157,7 +157,7 @@ class SwerlGen(Environment):
     async def _exit_code(self, row: Row, test: str, patch: str, commented: Sequence[str] = ()) -> int | None:
         """Of a reproduction in a repository with a patch and with a comment at the end of some files."""
         async with self._container(row) as container:
-            await self._set_up(container, row["instance"], patch or None)
+            await self._lay_patch(container, row["instance"], patch or None)
             if commented:
                 script = 'for path; do [ ! -f "$path" ] || printf "\\n# .\\n" >> "$path"; done'
                 await self._prepare(container, ["/bin/sh", "-c", script, "sh", *commented])
@@ -178,7 +178,7 @@ class SwerlGen(Environment):
         )
         return ContainerSession(self.config.engine, str(row["metadata"]["image"]), limits=limits)
 
-    async def _set_up(self, container: ContainerSession, instance: dict[str, Any], patch: str | None) -> None:
+    async def _lay_patch(self, container: ContainerSession, instance: dict[str, Any], patch: str | None) -> None:
         if instance.get("setup_script"):
             await self._prepare(container, ["/bin/bash", "-c", str(instance["setup_script"])])
         if patch is not None:

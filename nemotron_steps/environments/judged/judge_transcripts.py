@@ -57,7 +57,7 @@ def note_of(reply: str, **about: str) -> Note:
 
 
 def notes_from(details: Any) -> list[Note]:
-    """The notes in details that another process sent, cut; what is no note is left out."""
+    """The notes in details that another process sent, cut; anything else is left out."""
     given = details.get(JUDGE_NOTES) if isinstance(details, Mapping) else None
     if not isinstance(given, list):
         return []

@@ -59,7 +59,7 @@ class HeadServer:
 
     Raises (every method):
         WorkerLostError: the head server does not answer.
-        ConfigError: what it answers is no config, or does not say where the server is.
+        ConfigError: its answer is not a config, or does not say where the server is.
         UnknownServerError: there is no such server.
     """
 

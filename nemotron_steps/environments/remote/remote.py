@@ -38,7 +38,7 @@ from nemotron_steps.errors import ConfigError, WorkerLostError
 ENVIRONMENT_UNAVAILABLE = "environment_unavailable"
 """Failure class: the server did not answer within the retries."""
 ENVIRONMENT_REFUSED = "environment_refused"
-"""Failure class: the server answered with an error or something that is no verdict."""
+"""Failure class: the server answered with an error or something else than a verdict."""
 
 
 class RemoteConfig(EnvironmentConfig):
@@ -148,7 +148,7 @@ class RemoteEnvironment(Environment):
         """URL of the server that a row goes to.
 
         Raises:
-            RowError: its agent is none of the head server's. ConfigError: server_name is none.
+            RowError: the head server does not know its agent. ConfigError: nor server_name.
         """
         name = self.config.server_name or lookup(row, "agent_ref.name")
         key = f"env.nemo_gym.environments.{self.name}.server_name"
@@ -245,8 +245,8 @@ class RemoteEnvironment(Environment):
         return [self._verdict(item) for item in verdicts]
 
     def _verdict(self, answer: Any) -> GradeResult:
-        """A server's answer as a verdict. A reward beside a `failure` is none; `failure_reason` only names one, because
-        public servers also write there why an answer earned 0."""
+        """A server's answer as a verdict. A reward beside a `failure` does not count; `failure_reason` only names one,
+        because public servers also write there why an answer earned 0."""
         if not isinstance(answer, dict):
             return _refused("no verdict", answer)
         instance = answer.get("instance_config")

@@ -132,7 +132,7 @@ class EnvironmentServer:
             if not isinstance(body, dict):
                 raise ValueError("not an object")
         except (ValueError, RecursionError) as error:
-            return Reply(400, {"error": f"the body is no JSON object: {error}"})
+            return Reply(400, {"error": f"the body must be a JSON object: {error}"})
         try:
             return await self._post(unquote(request.path.strip("/")), body, _cookie(request))
         except DataError as error:
@@ -363,7 +363,7 @@ def aggregate(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         answers: verify answers, each with `reward`; those of one prompt share their `_ng_task_index`.
 
     Raises:
-        TypeError, AttributeError: an answer is no object.
+        TypeError, AttributeError: an answer is not an object.
     """
     tasks: dict[int, list[dict[str, float]]] = defaultdict(list)
     masked = 0

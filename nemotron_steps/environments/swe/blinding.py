@@ -14,7 +14,7 @@ or a record gains nothing by it: he would have to know the value. Recorded are a
 - any other condition, as true or false, negated at random: a recorder that always says the same is found out;
 - what a block that must raise has raised.
 
-A value that is no plain data, an object with an `==` of its own, cannot be compared outside. It is compared in another
+A value that is not plain data, an object with an `==` of its own, cannot be compared outside. It is compared in another
 run, in a fresh sandbox, with CANDIDATES values of which one is the expected one, in an order that only the judge knows.
 
 What cannot be proved in this way (docs/swe.md says what) is left as it was written.

@@ -85,7 +85,7 @@ def _shadows(pure: PurePosixPath, known: Collection[str]) -> bool:
 
 FILES_ROOT = "/scratch/repo"
 MAX_CHANGED_FILES = 200
-"""More than these are no fix."""
+"""A change of more files is not taken for a fix."""
 FILE_BYTES = 512 * 1024
 """Of a file that view shows, edit changes and grading takes."""
 QUICK_S = 60.0

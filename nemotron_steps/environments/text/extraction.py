@@ -94,7 +94,7 @@ def output_regexes(row: Mapping[str, Any]) -> list[str]:
 
 
 def regex_problem(patterns: Sequence[str]) -> str | None:
-    """Why one of them is no regular expression, or None."""
+    """Why one of them is not a regular expression, or None."""
     for pattern in patterns:
         try:
             re.compile(pattern)

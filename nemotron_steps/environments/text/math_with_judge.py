@@ -37,7 +37,7 @@ _CONTENT = re.compile(r"[^\s$'\"{}]")
 MAX_LENGTH = 10_000
 """Characters of a box, or four times the expected answer if that is more."""
 EXPECTED_UNPARSEABLE = "expected_answer_unparseable"
-"""Failure class: the row's expected answer is no expression math-verify can read, and no judge could be asked."""
+"""Failure class: math-verify cannot read the row's expected answer as an expression, and no judge could be asked."""
 
 
 class MathWithJudgeConfig(EnvironmentConfig):

@@ -92,7 +92,7 @@ class Mcqa(Environment):
 
 
 def options_of(row: Row) -> dict[str, str]:
-    """Letter → option text of a row; options without text, or whose name is no single letter, are left out."""
+    """Letter → option text of a row; options without text, or whose name is not a single letter, are left out."""
     options: dict[str, str] = {}
     entries = row.get("options")
     for entry in entries if isinstance(entries, list) else []:

@@ -95,7 +95,7 @@ def category_of(tool: str) -> str | None:
 
 
 def same_target(category: str | None, expected: dict[str, Any], actual: dict[str, Any]) -> bool:
-    """Whether two calls of one category act on the same thing; what either side leaves open is no difference."""
+    """Whether two calls of one category act on the same thing; what either side leaves open does not differ."""
     if category == "edit":
         commands = str(expected.get("command", "")), str(actual.get("command", ""))
         if all(commands) and commands[0] != commands[1]:

@@ -196,18 +196,10 @@ def _pattern(config: Mapping[str, Any], as_string: str, as_list: str, values: Co
         )
     if UNKNOWN not in pattern:
         return pattern
-    if config.get(as_list) is not None:
-        unknown = sorted({str(name) for name in config[as_list] if str(name) not in LETTERS})
-        raise values.refusal(
-            f"{as_list} names layers that do not exist", " | ".join(LETTERS), ", ".join(unknown), f"mend {as_list}"
-        )
-    letters = sorted(set(config[as_string]) - set(KINDS))
-    raise values.refusal(
-        f"{as_string} has letters that stand for no layer",
-        ", ".join(f"{letter} {kind}" for letter, kind in KINDS.items()),
-        f"{' '.join(letters)} in {config[as_string]}",
-        f"mend {as_string}",
-    )
+    listed = config.get(as_list)
+    key, known = (as_list, LETTERS) if listed is not None else (as_string, KINDS)
+    unknown = sorted({str(each) for each in (listed if listed is not None else config[as_string])} - known.keys())
+    raise values.refusal(f"{key} names layers that do not exist", " | ".join(known), ", ".join(unknown), f"mend {key}")
 
 
 def _mamba(config: Mapping[str, Any], values: ConfigValues) -> Mamba2:
@@ -253,7 +245,7 @@ def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
 
 
 def _refuse_uneven(architecture: Architecture, values: ConfigValues) -> None:
-    """Counts of one model that must divide each other."""
+    """Counts of one model that do not go together."""
     heads, shared = architecture.num_attention_heads, architecture.num_key_value_heads
     uneven = [("attention heads", heads, "key-value heads", "num_key_value_heads", shared)]
     if (mamba := architecture.mamba) is not None:
@@ -265,26 +257,13 @@ def _refuse_uneven(architecture: Architecture, values: ConfigValues) -> None:
         if count % of:
             mend = f"set {key} to a divisor of {count}"
             raise values.refusal(f"{many} do not divide evenly over {few}", f"a multiple of {of}", str(count), mend)
-    if top_groups > groups:
-        raise values.refusal(
-            "a token cannot choose from as many router groups as topk_group says",
-            f"1 to n_group={groups}",
-            str(top_groups),
-            f"set topk_group to {groups}",
-        )
-    if top_groups < groups and architecture.num_experts < 2 * groups:
-        most = max(each for each in range(1, groups) if architecture.num_experts % each == 0)
-        raise values.refusal(
-            "router groups of one expert cannot be ranked, which goes by the two best of each",
-            f"n_group of at most {architecture.num_experts // 2}",
-            str(groups),
-            f"set n_group to {most} and topk_group to at most that",
-        )
     most = architecture.num_experts // groups * top_groups
-    if architecture.is_moe and architecture.experts_per_token > most:
-        raise values.refusal(
-            "a token cannot have as many experts as num_experts_per_tok says",
-            f"1 to {most}: the experts of {top_groups} router groups",
-            str(architecture.experts_per_token),
-            f"set num_experts_per_tok to at most {most}",
-        )
+    for key, found, highest, why in (
+        ("topk_group", top_groups, groups, "a token chooses from at most all router groups"),
+        # Where groups are ranked, it is by the two best experts of each.
+        ("n_group", groups, max(1, architecture.num_experts // 2), "a router group has at least two experts"),
+        ("num_experts_per_tok", architecture.experts_per_token, most, "a token has at most its groups' experts"),
+    ):
+        ranked = top_groups < groups or key != "n_group"
+        if architecture.is_moe and ranked and found > highest:
+            raise values.refusal(f"{key} is too large: {why}", f"1 to {highest}", str(found), f"lower {key}")

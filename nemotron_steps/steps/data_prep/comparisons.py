@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from nemotron_steps.config.schema.data_prep import ComparisonConfig
@@ -149,32 +150,27 @@ SCORES = {1: (4, 3), 2: (4, 2), 3: (5, 1)}
 """Strength of a preference → scores of the better and the worse answer."""
 
 
-@dataclass(frozen=True)
-class ComparisonWork:
-    """See RowWork: a comparison chat of each row, ties left out, as the judge's scale has none.
+def comparison_rows(config: ComparisonConfig) -> RowFunction:
+    """Of the user's own pairs: a comparison chat each, ties left out, as the judge's scale has none.
 
-    Attributes:
-        config: its layout and principle.
+    The verdict follows the preference: its ranking is the preference on the judge's scale, 1 (the first is much better)
+    to 6; its scores are `helpfulness_1` and `helpfulness_2`, else as far apart as the preference is strong.
     """
+    return partial(_comparison, config)
 
-    config: ComparisonConfig
 
-    def function(self) -> RowFunction:
-        """See RowWork."""
-        return self._become
-
-    def _become(self, where: str, row: Row) -> list[Row]:
-        pair = answer_pair(row, where)
-        if pair.preference == 0:
-            raise RowLeftOut("neither answer is preferred")
-        # As genrm_compare shows them: without reasoning, and one that says nothing as an empty one.
-        answers = [split_reasoning(answer)[1] for answer in (pair.answer_1, pair.answer_2)]
-        shown = ["" if is_contentless(answer) else answer for answer in answers]
-        principle = pair.principle or self.config.principle
-        talk = [{"role": m["role"], "content": texts_of(m)} for m in pair.conversation]
-        asked = comparison_messages(talk, shown[0], shown[1], principle, self.config.layout)
-        reply = verdict_text(*_scores(row, pair.preference, where), RANKINGS[pair.preference])
-        return [{"messages": [*asked, {"role": "assistant", "content": reply}], "preference": pair.preference}]
+def _comparison(config: ComparisonConfig, where: str, row: Row) -> list[Row]:
+    pair = answer_pair(row, where)
+    if pair.preference == 0:
+        raise RowLeftOut("neither answer is preferred")
+    # As genrm_compare shows them: without reasoning, and one that says nothing as an empty one.
+    answers = [split_reasoning(answer)[1] for answer in (pair.answer_1, pair.answer_2)]
+    shown = ["" if is_contentless(answer) else answer for answer in answers]
+    principle = pair.principle or config.principle
+    talk = [{"role": m["role"], "content": texts_of(m)} for m in pair.conversation]
+    asked = comparison_messages(talk, shown[0], shown[1], principle, config.layout)
+    reply = verdict_text(*_scores(row, pair.preference, where), RANKINGS[pair.preference])
+    return [{"messages": [*asked, {"role": "assistant", "content": reply}], "preference": pair.preference}]
 
 
 def _scores(row: Row, preference: int, where: str) -> tuple[int, int]:

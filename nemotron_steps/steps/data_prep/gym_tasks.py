@@ -1,6 +1,9 @@
-"""Questions of reasoning-gym, split so that no question is in two splits, and their grading by the library's own score.
+"""Questions of reasoning-gym, split so that no question is in two splits, the forms they are asked in, and answers as a
+model of middling skill would give them.
 
-A question's split follows from its text alone (a hash), never from the order in which it was drawn.
+A question's split follows from its text alone (a hash), never from the order in which it was drawn. The same question
+under another form (plain, with an instruction, for a reply in JSON) is graded by another environment, so that stages of
+a curriculum can differ in what they reward while a small model can learn all of it.
 """
 
 from __future__ import annotations

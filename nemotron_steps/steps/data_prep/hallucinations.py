@@ -6,7 +6,7 @@
     made_up_value      a value that nothing in the conversation gives
     needless_call      a call where a message was right
 
-Every variant is graded by the environment itself: what it would reward is no rejected answer. The wrong names and
+Every variant is graded by the environment itself: what it would reward is not rejected. The wrong names and
 values come from the other rows wherever they can, so that they look right and are not.
 """
 
@@ -18,7 +18,7 @@ import json
 import random
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -97,13 +97,6 @@ class HallucinationMaker:
         self._tools = sorted(tools)
         self._arguments = sorted(arguments)
         self._values = {name: found.in_order() for name, found in values.items()}
-        self._makers: dict[Hallucination, Callable[[Row, random.Random], Calls | None]] = {
-            "unknown_tool": self._unknown_tool,
-            "unknown_argument": self._unknown_argument,
-            "missing_argument": self._missing_argument,
-            "made_up_value": self._made_up_value,
-            "needless_call": self._needless_call,
-        }
 
     def borrowed(self, argument: str) -> Sequence[Any]:
         """Values of an argument that other rows give it, in a fixed order."""
@@ -112,10 +105,8 @@ class HallucinationMaker:
     def make(self, kind: Hallucination, row: Row, rng: random.Random) -> Calls | None:
         """A rejected action of that kind; None where the row allows none."""
         for _ in range(REDRAWS):
-            calls = self._makers[kind](row, rng)
-            if calls is None:
-                return None
-            if self.reward(row, calls) == 0.0:
+            calls = self._needless_call(row, rng) if kind == "needless_call" else self._altered(kind, row, rng)
+            if calls is None or self.reward(row, calls) == 0.0:
                 return calls
         return None
 
@@ -126,56 +117,40 @@ class HallucinationMaker:
         assert verdict.reward is not None, "a rule always judges"
         return verdict.reward
 
-    def _unknown_tool(self, row: Row, rng: random.Random) -> Calls | None:
+    def _altered(self, kind: Hallucination, row: Row, rng: random.Random) -> Calls | None:
+        """The expected calls with one of them changed."""
         calls = calls_of(row)
         if not calls:
             return None
-        offered = {tool["name"] for tool in tools_of(row)}
         position = rng.randrange(len(calls))
         name, arguments = calls[position]
-        foreign = [other for other in self._tools if other not in offered]
-        variants = [f"{name}_now", f"find_{name}", f"{name}_details", *foreign]
-        calls[position] = rng.choice([other for other in variants if other not in offered]), arguments
-        return calls
-
-    def _unknown_argument(self, row: Row, rng: random.Random) -> Calls | None:
-        position, calls, tool = _one_call(row, rng)
-        if tool is None:
+        offered = {tool["name"]: tool for tool in reversed(tools_of(row))}  # of two with one name the first
+        if kind == "unknown_tool":
+            foreign = [other for other in self._tools if other not in offered]
+            variants = [f"{name}_now", f"find_{name}", f"{name}_details", *foreign]
+            calls[position] = rng.choice([other for other in variants if other not in offered]), arguments
+            return calls
+        if name not in offered:
             return None
-        name, arguments = calls[position]
-        known = properties_of(tool)
-        foreign = [other for other in (*self._arguments, "priority", "note") if other not in {**known, **arguments}]
-        extra = rng.choice(foreign)
-        borrowed = self.borrowed(extra) or ["high", 1, "urgent"]
-        calls[position] = name, {**arguments, extra: rng.choice(borrowed)}
-        return calls
-
-    def _missing_argument(self, row: Row, rng: random.Random) -> Calls | None:
-        position, calls, tool = _one_call(row, rng)
-        if tool is None:
-            return None
-        name, arguments = calls[position]
-        required = [key for key in (tool.get("parameters") or {}).get("required") or () if key in arguments]
-        if not required:
-            return None
-        dropped = rng.choice(required)
-        calls[position] = name, {key: value for key, value in arguments.items() if key != dropped}
-        return calls
-
-    def _made_up_value(self, row: Row, rng: random.Random) -> Calls | None:
-        position, calls, tool = _one_call(row, rng)
-        if tool is None:
-            return None
-        name, arguments = calls[position]
-        said = conversation_text(row)
-        # Text and numbers; a flipped switch is a mistake, but nothing was made up.
-        kinds = {key: type(value) for key, value in arguments.items() if value != ""}
-        choices = [key for key, kind in kinds.items() if kind in (str, int, float)]
-        if not choices:
-            return None
-        key = rng.choice(choices)
-        invented = self._invent(key, arguments[key], said, rng)
-        calls[position] = name, {**arguments, key: invented}
+        if kind == "unknown_argument":
+            known = {**properties_of(offered[name]), **arguments}
+            extra = rng.choice([other for other in (*self._arguments, "priority", "note") if other not in known])
+            changed = {**arguments, extra: rng.choice(self.borrowed(extra) or ["high", 1, "urgent"])}
+        elif kind == "missing_argument":
+            needed = (offered[name].get("parameters") or {}).get("required") or ()
+            required = [key for key in needed if key in arguments]
+            if not required:
+                return None
+            dropped = rng.choice(required)
+            changed = {key: value for key, value in arguments.items() if key != dropped}
+        else:
+            # Text and numbers; a flipped switch is a mistake, but nothing was made up.
+            choices = [key for key, value in arguments.items() if value != "" and type(value) in (str, int, float)]
+            if not choices:
+                return None
+            key = rng.choice(choices)
+            changed = {**arguments, key: self._invent(key, arguments[key], conversation_text(row), rng)}
+        calls[position] = name, changed
         return calls
 
     def _invent(self, key: str, value: Any, said: str, rng: random.Random) -> Any:
@@ -234,12 +209,3 @@ def calls_of(row: Row) -> Calls:
 def conversation_text(row: Row) -> str:
     """Everything said so far, lower case."""
     return json.dumps(row["responses_create_params"]["input"], ensure_ascii=False).lower()
-
-
-def _one_call(row: Row, rng: random.Random) -> tuple[int, Calls, dict[str, Any] | None]:
-    """(position, all calls, its tool) of one of the expected calls; no tool when none is expected."""
-    calls = calls_of(row)
-    if not calls:
-        return 0, calls, None
-    position = rng.randrange(len(calls))
-    return position, calls, next((tool for tool in tools_of(row) if tool["name"] == calls[position][0]), None)

@@ -5,75 +5,50 @@ Every column survives.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from nemotron_steps.config.schema.data_prep import ImportPromptsConfig, ImportRowsConfig, ReasoningControlConfig
 from nemotron_steps.errors import DataError
 from nemotron_steps.rows.layouts import imported_prompt, prompt_layout
-from nemotron_steps.rows.lines import Row, parse_row
+from nemotron_steps.rows.lines import parse_row
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.formats import lines_of, parts_of
 from nemotron_steps.steps.data_prep.blends.prepare import Source, prepare
 from nemotron_steps.steps.data_prep.blends.shards import RowFunction, RowWork
 from nemotron_steps.steps.data_prep.blends.sources import DataFile, data_files
-from nemotron_steps.steps.data_prep.blends.splits import FILES
-from nemotron_steps.steps.data_prep.preference_prep import PreferenceWork
-from nemotron_steps.steps.data_prep.sft_prep import ChatWork
+from nemotron_steps.steps.data_prep.preference_prep import preference_rows
+from nemotron_steps.steps.data_prep.sft_prep import chat_rows
 
 
-@dataclass(frozen=True)
-class PromptImport:
-    """See RowWork.
-
-    Attributes:
-        column: the column of the prompt; None: told from the names.
-        system: a system message before every prompt that has none.
-    """
-
-    column: str | None = None
-    system: str | None = None
-
-    def function(self) -> RowFunction:
-        """See RowWork."""
-
-        def become(where: str, row: Row) -> list[Row]:
-            return [imported_prompt(row, where, self.column, self.system)]
-
-        return become
+def imported_rows(column: str | None, system: str | None) -> RowFunction:
+    """Of prompts in any layout: see imported_prompt."""
+    return lambda where, row: [imported_prompt(row, where, column, system)]
 
 
 def prompts(context: StepContext[ImportPromptsConfig]) -> None:
     """Write the `prompts` output."""
     config = context.config
-    _import(context, PromptImport(config.prompt_column, config.system), "prompts")
+    _import(context, partial(imported_rows, config.prompt_column, config.system), "prompts")
 
 
 def chats(context: StepContext[ImportRowsConfig]) -> None:
     """Write the `chats` output."""
-    _import(context, ChatWork(ReasoningControlConfig(), ""), "chats")
+    _import(context, partial(chat_rows, ReasoningControlConfig(), ""), "chats")
 
 
 def pairs(context: StepContext[ImportRowsConfig]) -> None:
     """Write the `preferences` output."""
-    _import(context, PreferenceWork(), "preferences")
+    _import(context, preference_rows, "preferences")
 
 
 def _import(context: StepContext[Any], work: RowWork, port: str) -> None:
     files, aside = _training_files(context.config.dataset.path)
     if aside:
         context.tracker.summary({"left_aside": aside})
-    if isinstance(work, PromptImport):
-        context.tracker.summary(_recognised(files[0], work.column))
-    counts = prepare(
-        [Source("dataset", files)],
-        work,
-        context.config,
-        folder=context.outputs[port].path,
-        files=FILES,
-        staging=context.work / "shards",
-        tracker=context.tracker,
-    )
+    if port == "prompts":
+        context.tracker.summary(_recognised(files[0], context.config.prompt_column))
+    counts = prepare(context, [Source("dataset", files)], work, context.outputs[port].path)
     context.tracker.summary({f"{split}_{port}": count for split, count in counts.items()})
 
 

@@ -1,4 +1,10 @@
-"""data_prep/preference_prep: preference pairs for DPO out of rows of two answers each (pair_layouts.py)."""
+"""data_prep/preference_prep: preference pairs for DPO out of rows of two answers each, in any of these layouts.
+
+own           prompt (text or messages), chosen, rejected
+HelpSteer 3   context (messages), response1, response2, overall_preference: -3 (the first is much better) to 3
+lmarena       conversation_a, conversation_b (messages), winner: model_a, model_b, tie, ...; or prompt, response_a and
+              response_b as JSON lists of turns, winner_model_a, winner_model_b
+"""
 
 from __future__ import annotations
 
@@ -9,28 +15,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nemotron_steps.config.schema.data_prep import PreferencePrepConfig
-from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.rows.layouts import read_pair, row_tools, with_system
 from nemotron_steps.rows.lines import Row
-from nemotron_steps.rows.messages import Message, Tool, decoded, read_messages, texts_of, written
+from nemotron_steps.rows.messages import Message, Tool, decoded, read_messages, texts_of, written, wrong
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.prepare import prepare, sources_of
 from nemotron_steps.steps.data_prep.blends.shards import RowFunction, RowLeftOut
-from nemotron_steps.steps.data_prep.blends.splits import FILES
 
 
 def run(context: StepContext[PreferencePrepConfig]) -> None:
     """Write the `preferences` output."""
-    config = context.config
-    counts = prepare(
-        sources_of(config),
-        PreferenceWork(),
-        config,
-        folder=context.outputs["preferences"].path,
-        files=FILES,
-        staging=context.work / "shards",
-        tracker=context.tracker,
-    )
+    counts = prepare(context, sources_of(context.config), preference_rows, context.outputs["preferences"].path)
     context.tracker.summary({f"{split}_pairs": count for split, count in counts.items()})
 
 
@@ -70,33 +65,29 @@ def answer_pair(row: Row, where: str) -> AnswerPair:
     else:
         pair = _own(row, where)
     if not pair.conversation or pair.conversation[-1].get("role") != "user":
-        raise _wrong("the prompt does not end with a message of the user", where, None)
+        raise wrong("the prompt does not end with a message of the user", where)
     return replace(pair, conversation=with_system(row, pair.conversation, where))
 
 
-@dataclass(frozen=True)
-class PreferenceWork:
-    """See RowWork: a preference pair of each row, ties left out. Rows that are pairs already stay as they are."""
+def preference_rows() -> RowFunction:
+    """A preference pair of each row, ties left out. Rows that are pairs already stay as they are."""
 
-    def function(self) -> RowFunction:
-        """See RowWork."""
+    def become(where: str, row: Row) -> list[Row] | None:
+        if "chosen" in row or "rejected" in row:
+            read_pair(row, where)
+            return None
+        pair = answer_pair(row, where)
+        if pair.preference == 0:
+            raise RowLeftOut("neither answer is preferred")
+        if pair.answer_1 == pair.answer_2:
+            raise RowLeftOut("both answers are the same")
+        answers = (pair.answer_1, pair.answer_2)
+        chosen, rejected = answers if pair.preference < 0 else answers[::-1]
+        made = {"prompt": written(pair.conversation), "chosen": chosen, "rejected": rejected}
+        offered = {"tools": pair.tools} if pair.tools else {}
+        return [{**made, **offered, "preference": abs(pair.preference)}]
 
-        def become(where: str, row: Row) -> list[Row] | None:
-            if "chosen" in row or "rejected" in row:
-                read_pair(row, where)
-                return None
-            pair = answer_pair(row, where)
-            if pair.preference == 0:
-                raise RowLeftOut("neither answer is preferred")
-            if pair.answer_1 == pair.answer_2:
-                raise RowLeftOut("both answers are the same")
-            answers = (pair.answer_1, pair.answer_2)
-            chosen, rejected = answers if pair.preference < 0 else answers[::-1]
-            made = {"prompt": written(pair.conversation), "chosen": chosen, "rejected": rejected}
-            offered = {"tools": pair.tools} if pair.tools else {}
-            return [{**made, **offered, "preference": abs(pair.preference)}]
-
-        return become
+    return become
 
 
 def _helpsteer(row: Row, where: str) -> AnswerPair:
@@ -114,7 +105,7 @@ def _number(row: Row, field: str, where: str, least: int) -> int:
     except (TypeError, ValueError):
         number = math.nan
     if isinstance(row[field], bool) or number not in range(least, 4):
-        raise _wrong(f"`{field}` must be a whole number from {least} to 3", where, field)
+        raise wrong(f"`{field}` must be a whole number from {least} to 3", where, field)
     return int(number)
 
 
@@ -126,10 +117,10 @@ def _arena(row: Row, where: str) -> AnswerPair:
         conversation, other = sides[0][:-1], sides[1][:-1]
         users = [[m["content"] for m in side if m["role"] == "user"] for side in (conversation, other)]
         if users[0] != users[1]:
-            raise _wrong("the two conversations do not ask the same", where, "conversation_b")
+            raise wrong("the two conversations do not ask the same", where, "conversation_b")
         answers = [side[-1]["content"] for side in sides]
         if any(side[-1]["role"] != "assistant" for side in sides):
-            raise _wrong("a conversation does not end with an answer", where, "conversation_a")
+            raise wrong("a conversation does not end with an answer", where, "conversation_a")
         if conversation != other and len(conversation) > 1:
             # Earlier answers differ: only the first question has the same prompt on both sides.
             raise RowLeftOut("the conversations differ before their last turns")
@@ -151,7 +142,7 @@ def _winner(row: Row, where: str) -> int:
     if "winner_model_a" in row and "winner_model_b" in row:
         first, second = (_number(row, f"winner_model_{side}", where, 0) for side in "ab")
         return 2 * ((second > 0) - (first > 0))
-    raise _wrong("the row does not say which answer won", where, "winner")
+    raise wrong("the row does not say which answer won", where, "winner")
 
 
 def _own(row: Row, where: str) -> AnswerPair:
@@ -168,7 +159,7 @@ def _principle(row: Row, where: str) -> str | None:
 
 def _text(value: Any, where: str, field: str) -> str:
     if not isinstance(value, str):
-        raise _wrong(f"`{field}` must be a text", where, field)
+        raise wrong(f"`{field}` must be a text", where, field)
     return str(read_messages([{"role": "assistant", "content": value}], where, field)[0]["content"])
 
 
@@ -176,9 +167,5 @@ def _turns(value: Any, where: str, field: str) -> Sequence[str]:
     turns = decoded(value)
     turns = [turns] if isinstance(turns, str) else turns
     if not isinstance(turns, list) or not all(turn is None or isinstance(turn, str) for turn in turns):
-        raise _wrong(f"`{field}` must be a text or a list of texts", where, field)
+        raise wrong(f"`{field}` must be a text or a list of texts", where, field)
     return [turn or "" for turn in turns]
-
-
-def _wrong(what: str, where: str, field: str | None) -> DataError:
-    return DataError(what, where=where if field is None else f"{where} field {field}", hints=show_line(where))

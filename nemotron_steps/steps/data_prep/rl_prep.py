@@ -7,8 +7,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,15 +48,8 @@ def run(context: StepContext[RlPrepConfig]) -> None:
     else:
         sources = config.placeholders.model_dump()
         placeholders = Placeholders(sources, config.mirror, str(context.work / "placeholders"))
-        counts = prepare(
-            sources_of(config),
-            PromptWork(config.agent, config.check_environments, placeholders, config.prompt_length),
-            config,
-            folder=folder,
-            files=files,
-            staging=context.work / "shards",
-            tracker=context.tracker,
-        )
+        work = partial(prompt_rows, config.agent, config.check_environments, placeholders, config.prompt_length)
+        counts = prepare(context, sources_of(config), work, folder, files)
     if config.low_effort is not None:
         fits = LengthCheck(config.prompt_length).fits if config.prompt_length is not None else None
         share = convert_low_effort(folder / files["train"], counts["train"], config.low_effort, fits)
@@ -81,7 +73,7 @@ def check(config: RlPrepConfig, inputs: Mapping[str, Artifact | None]) -> None:
             rest = [other for other in named if other != name]
             close = nearest(name, known)
             raise ConfigError(
-                f"low_effort converts the prompts of '{name}', and there is no environment of that name",
+                f"low_effort converts the prompts of '{name}', an unknown environment",
                 where="low_effort.environments",
                 expected=" or ".join(close) or f"one of {', '.join(known)}",
                 found=name,
@@ -159,47 +151,39 @@ def agent_ref(name: str) -> dict[str, str]:
     return {"type": "responses_api_agents", "name": name}
 
 
-@dataclass(frozen=True)
-class PromptWork:
-    """See RowWork.
+def prompt_rows(
+    agent: str | None, check_environments: bool, placeholders: Placeholders, limit: PromptLengthConfig | None
+) -> RowFunction:
+    """Of the user's own prompts: filled in, checked, named an agent, left out where they are too long.
 
-    Attributes:
+    Args:
         agent: of rows that name none.
         check_environments: whether rows are refused that their environment could not score.
         placeholders: where the questions are that rows point to.
-        length: prompts longer than that are left out.
     """
+    check_environment = EnvironmentChecks() if check_environments else None
+    length = LengthCheck(limit) if limit is not None else None
+    filler = PlaceholderFiller(placeholders)
 
-    agent: str | None
-    check_environments: bool
-    placeholders: Placeholders
-    length: PromptLengthConfig | None
+    def become(where: str, row: Row) -> list[Row] | None:
+        changed = PLACEHOLDER in row
+        if changed:
+            row = filler.fill(row, where)
+        try:
+            read_request(row, where)
+        except DataError as error:
+            error.hints = (*_imported(where, row), *error.hints)
+            raise
+        if agent is not None and row.get("agent_ref") is None:
+            row["agent_ref"] = agent_ref(agent)
+            changed = True
+        if check_environment is not None:
+            check_environment(where, row)
+        if length is not None and not length.fits(row, where):
+            raise RowLeftOut(f"the prompt has more than {length.max_tokens} tokens")
+        return [row] if changed else None
 
-    def function(self) -> RowFunction:
-        """See RowWork."""
-        check_environment = EnvironmentChecks() if self.check_environments else None
-        length = LengthCheck(self.length) if self.length is not None else None
-        filler = PlaceholderFiller(self.placeholders)
-
-        def become(where: str, row: Row) -> list[Row] | None:
-            changed = PLACEHOLDER in row
-            if changed:
-                row = filler.fill(row, where)
-            try:
-                read_request(row, where)
-            except DataError as error:
-                error.hints = (*_imported(where, row), *error.hints)
-                raise
-            if self.agent is not None and row.get("agent_ref") is None:
-                row["agent_ref"] = agent_ref(self.agent)
-                changed = True
-            if check_environment is not None:
-                check_environment(where, row)
-            if length is not None and not length.fits(row, where):
-                raise RowLeftOut(f"the prompt has more than {length.max_tokens} tokens")
-            return [row] if changed else None
-
-        return become
+    return become
 
 
 def _imported(where: str, row: Row) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import shutil
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -70,7 +71,7 @@ def run(context: StepContext[SftPackingConfig]) -> None:
 
 
 def tokenizer_folder(config: SftPackingConfig) -> Path:
-    """The folder of the tokenizer that the config names. ConfigError if it names none, or there is none."""
+    """The folder of the tokenizer that the config names. ConfigError if it names none, or the folder has none."""
     named = config.packing.tokenizer or config.data.tokenizer
     if named is None:
         raise ConfigError(
@@ -82,10 +83,10 @@ def tokenizer_folder(config: SftPackingConfig) -> Path:
     folder = hf_folder(named)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         raise ConfigError(
-            "there is no tokenizer to pack with",
+            "no tokenizer to pack with",
             where="packing.tokenizer" if config.packing.tokenizer is not None else "data.tokenizer",
             expected="a folder with tokenizer.json",
-            found=f"{named}, which {f'has {listing(folder)}' if folder.exists() else 'is no folder here'}",
+            found=f"{named}, which {f'has {listing(folder)}' if folder.exists() else 'does not exist'}",
             hints=("packing.tokenizer=PATH", *fetch_again(Path(named))),
         )
     return folder
@@ -105,42 +106,28 @@ def encode(context: StepContext[SftPackingConfig], tokenizer: Path) -> Path:
             "no training chats", where="data.train.data_path", hints=["--input chats=PATH", "data.train.data_path=PATH"]
         )
     folder.mkdir(exist_ok=True)
-    prepare(
-        [
-            Source(split, data_files(path, key=f"data.{split}.data_path"), split=split)
-            for split, path in given.items()
-            if path is not None
-        ],
-        EncodedChats(str(tokenizer), config.packing),
-        config,
-        folder=folder,
-        files=FILES,
-        staging=context.work / "shards",
-        tracker=context.tracker,
-    )
+    sources = [
+        Source(split, data_files(path, key=f"data.{split}.data_path"), split=split)
+        for split, path in given.items()
+        if path is not None
+    ]
+    prepare(context, sources, partial(encoded_rows, str(tokenizer), config.packing), folder)
     return folder
 
 
-@dataclass(frozen=True)
-class EncodedChats:
-    """See RowWork: each sequence of a chat as a packed row that has it alone."""
+def encoded_rows(tokenizer: str, packing: PackingConfig) -> RowFunction:
+    """Of chats: each sequence as a packed row that has it alone."""
+    chat = ChatFormat.from_folder(tokenizer, packing.chat_template_kwargs)
+    size = packing.pack_size
 
-    tokenizer: str
-    packing: PackingConfig
+    def become(where: str, row: Row) -> list[Row]:
+        read = read_chat(row, where)
+        sequences = chat_sequences(chat, read.messages, where, read.beside)
+        if any(len(sequence.token_ids) > size for sequence in sequences):
+            raise RowLeftOut(f"the chat has more than packing.pack_size = {size} tokens")
+        return [row_of([sequence]) for sequence in sequences]
 
-    def function(self) -> RowFunction:
-        """See RowWork."""
-        chat = ChatFormat.from_folder(self.tokenizer, self.packing.chat_template_kwargs)
-        size = self.packing.pack_size
-
-        def become(where: str, row: Row) -> list[Row]:
-            read = read_chat(row, where)
-            sequences = chat_sequences(chat, read.messages, where, read.beside)
-            if any(len(sequence.token_ids) > size for sequence in sequences):
-                raise RowLeftOut(f"the chat has more than packing.pack_size = {size} tokens")
-            return [row_of([sequence]) for sequence in sequences]
-
-        return become
+    return become
 
 
 @dataclass

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -34,9 +34,9 @@ from nemotron_steps.rows.lines import Row, read_rows
 from nemotron_steps.rows.messages import is_list, written
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.prepare import prepare, sources_of
-from nemotron_steps.steps.data_prep.blends.shards import RowFunction
+from nemotron_steps.steps.data_prep.blends.shards import RowFunction, RowWork
 from nemotron_steps.steps.data_prep.blends.splits import FILES, SPLITS, TOKENIZER_FOLDER, Split, write_splits
-from nemotron_steps.steps.data_prep.comparisons import ComparisonMaker, ComparisonWork
+from nemotron_steps.steps.data_prep.comparisons import ComparisonMaker, comparison_rows
 from nemotron_steps.steps.data_prep.gym_tasks import Question, draw_questions, slip, write_answer
 from nemotron_steps.steps.data_prep.swe.demonstrations import swe_chats
 
@@ -50,7 +50,10 @@ def run(context: StepContext[SftPrepConfig]) -> None:
     elif config.reasoning_gym is not None:
         counts = write_splits(slot.path, FILES, gym_chats(config, config.reasoning_gym))
     else:
-        counts = prepare_own(context)
+        work: RowWork = partial(chat_rows, config.reasoning, config.low_effort_instruction)
+        if config.kind == "comparisons":
+            work = partial(comparison_rows, config.comparisons)
+        counts = prepare(context, sources_of(config), work, slot.path)
     summary: dict[str, int] = {f"{split}_chats": count for split, count in counts.items()}
     if config.tokenizer is not None:
         folder = slot.path / TOKENIZER_FOLDER
@@ -118,21 +121,6 @@ def demonstration(question: Question, config: DemonstrationConfig, rng: random.R
     }
 
 
-def prepare_own(context: StepContext[SftPrepConfig]) -> dict[str, int]:
-    """The user's own chats, every field kept, or comparisons of the user's own pairs. Returns split → rows."""
-    config = context.config
-    chats = ChatWork(config.reasoning, config.low_effort_instruction)
-    return prepare(
-        sources_of(config),
-        ComparisonWork(config.comparisons) if config.kind == "comparisons" else chats,
-        config,
-        folder=context.outputs["chats"].path,
-        files=FILES,
-        staging=context.work / "shards",
-        tracker=context.tracker,
-    )
-
-
 def write_tokenizer(rows: Iterable[Row], config: TokenizerTrainingConfig, folder: Path) -> int:
     """Train a tokenizer on the first texts of `rows`, write it, and return the size of its vocabulary."""
     from nemotron_steps.models.tokenizers import save_tokenizer, train_tokenizer
@@ -157,33 +145,22 @@ def _texts(row: Row) -> Iterator[str]:
         yield row["question"]
 
 
-@dataclass(frozen=True)
-class ChatWork:
-    """See RowWork.
+def chat_rows(reasoning: ReasoningControlConfig, low_effort_instruction: str) -> RowFunction:
+    """Of chats of the user's own: each is read, its reasoning stripped or cut for a share of them, and those with
+    `"reasoning_effort": "low"` get the instruction."""
+    control = ReasoningControl(reasoning)
 
-    Attributes:
-        reasoning: shares of chats whose reasoning is stripped or cut.
-        low_effort_instruction: for chats with `"reasoning_effort": "low"`.
-    """
+    def become(where: str, row: Row) -> list[Row] | None:
+        chat = read_chat(row, where)
+        read = {**row, "messages": written(chat.messages), **({"tools": chat.tools} if chat.tools else {})}
+        changed = control(read)
+        if row.get("reasoning_effort") == "low":
+            messages = with_instruction((changed or read)["messages"], low_effort_instruction)
+            changed = {**(changed or read), "messages": messages}
+        # A chat that its trainer reads as it is stays so, byte for byte.
+        return None if changed is None and is_list(row.get("messages")) else [changed or read]
 
-    reasoning: ReasoningControlConfig
-    low_effort_instruction: str
-
-    def function(self) -> RowFunction:
-        """See RowWork."""
-        control = ReasoningControl(self.reasoning)
-
-        def become(where: str, row: Row) -> list[Row] | None:
-            chat = read_chat(row, where)
-            read = {**row, "messages": written(chat.messages), **({"tools": chat.tools} if chat.tools else {})}
-            changed = control(read)
-            if row.get("reasoning_effort") == "low":
-                messages = with_instruction((changed or read)["messages"], self.low_effort_instruction)
-                changed = {**(changed or read), "messages": messages}
-            # A chat that its trainer reads as it is stays so, byte for byte.
-            return None if changed is None and is_list(row.get("messages")) else [changed or read]
-
-        return become
+    return become
 
 
 _FIELD = "reasoning_content"

@@ -13,7 +13,6 @@ import json
 import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -21,9 +20,10 @@ from nemotron_steps.config.schema.data_prep import MadeUpPackages
 from nemotron_steps.config.schema.swe_tasks import PackageSource, SweTasksConfig
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.swe.harness import task_prompt
-from nemotron_steps.errors import DataError, show_line
+from nemotron_steps.errors import DataError
 from nemotron_steps.rows.layouts import read_request
 from nemotron_steps.rows.lines import Row
+from nemotron_steps.rows.messages import wrong
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.prepare import jsonl_source, prepare
 from nemotron_steps.steps.data_prep.blends.shards import RowFunction
@@ -42,15 +42,7 @@ def run(context: StepContext[SweTasksConfig]) -> None:
     config = context.config
     folder = context.outputs["prompts"].path
     if config.jsonl is not None:
-        counts = prepare(
-            [jsonl_source(config.jsonl)],
-            SweRows(),
-            config,
-            folder=folder,
-            files=PROMPT_FILES,
-            staging=context.work / "shards",
-            tracker=context.tracker,
-        )
+        counts = prepare(context, [jsonl_source(config.jsonl)], swe_rows, folder, PROMPT_FILES)
     elif config.packages is not None:
         counts = write_splits(folder, PROMPT_FILES, asyncio.run(mined_rows(context, config.packages)))
     else:
@@ -106,7 +98,7 @@ async def mined_rows(context: StepContext[SweTasksConfig], source: PackageSource
     """Rows out of a folder's packages. Faults of one line stay in one split.
 
     Raises:
-        DataError: there is no package, or too few faults that tests notice.
+        DataError: no package was found, or too few faults that tests notice.
     """
     config = context.config
     packages, refused = packages_in(source.path, source.test_command, source.max_bytes)
@@ -155,28 +147,24 @@ async def _first(
     return found[:count]
 
 
-@dataclass(frozen=True)
-class SweRows:
-    """See RowWork."""
+def swe_rows() -> RowFunction:
+    """Of rows of SWE-bench and SWE-Gym: prompts of `swe_agent`, every field kept, what a prompt lacks added."""
+    environment = create(AGENT)
 
-    def function(self) -> RowFunction:
-        """See RowWork."""
-        environment = create(AGENT)
+    def become(where: str, row: Row) -> list[Row]:
+        completed = complete(row, where)
+        read_request(completed, where)
+        environment.check_row(completed, where)
+        return [completed]
 
-        def become(where: str, row: Row) -> list[Row]:
-            completed = complete(row, where)
-            read_request(completed, where)
-            environment.check_row(completed, where)
-            return [completed]
-
-        return become
+    return become
 
 
 def complete(row: Row, where: str) -> Row:
     """A row of SWE-bench with the fields that a prompt has. Fields within `instance_dict` come to the top.
 
     Raises:
-        DataError: one of the objects that fields are looked for in is none.
+        DataError: `instance_dict` or what holds it is not an object.
     """
     params = _object(row.get("responses_create_params"), "responses_create_params", where)
     metadata = _object(params.get("metadata"), "responses_create_params.metadata", where)
@@ -192,7 +180,7 @@ def complete(row: Row, where: str) -> Row:
 
 
 def _object(value: Any, field: str, where: str) -> dict[str, Any]:
-    """An object, or one as JSON text; {} where there is none."""
+    """An object, or one as JSON text; {} without one."""
     if not value:
         return {}
     try:
@@ -200,11 +188,5 @@ def _object(value: Any, field: str, where: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise DataError(
-            f"`{field}` is not an object",
-            where=f"{where} field {field}",
-            expected="an object, or one as JSON text",
-            found=repr(value)[:80],
-            hints=show_line(where),
-        )
+        raise wrong("must be an object, or one as JSON text", where, field, found=value)
     return found

@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.bench_async_fairness import Reports, Workload, simulate
-from nemotron_steps.errors import EngineError
 
 SMALL = Workload(prompts=8, answers=8, steps=40, train_s=30.0)
 
@@ -21,16 +20,6 @@ def test_hard_prompts_are_trained_as_often_as_offered_and_the_loop_adds_no_waiti
     assert outcome.step_s <= 1.01 * outcome.least_step_s
     # Whatever takes how long, a step trains on its own part of the data order.
     assert outcome.trained_at == [list(range(8 * step, 8 * step + 8)) for step in range(40)]
-
-
-@pytest.mark.parametrize(("train_share", "save_share"), [(0.4, 0.0), (1.0, 0.0), (1.5, 0.0), (0.4, 0.5), (0.5, 0.5)])
-def test_a_step_takes_little_more_than_the_longer_of_its_two_sides(train_share: float, save_share: float) -> None:
-    workload = Workload(prompts=16, answers=4, steps=30, age=2, slots=32, median_s=20.0, sigma=0.5, longest_s=60.0)
-    lengths = [s for position in range(16 * 30) for s in workload.seconds(position, 0)]
-    generation_s = sum(lengths) / 30 / workload.slots
-    training = {"train_s": train_share * generation_s, "save_s": save_share * generation_s}
-    outcome = simulate(workload.with_(**training))
-    assert outcome.step_s <= 1.1 * max(generation_s, sum(training.values()))
 
 
 def test_with_dynamic_sampling_early_groups_fill_the_room_and_hard_ones_are_not_left_behind() -> None:
@@ -51,36 +40,6 @@ def test_a_deadline_bounds_how_long_a_step_waits() -> None:
     assert bounded.step_s < waiting.step_s and bounded.cut > 0
     assert bounded.longest_wait_s <= 401.0 < waiting.longest_wait_s
     assert bounded.policy_lag_max == 1
-
-
-def test_a_deadline_cuts_stragglers_while_a_step_trains() -> None:
-    # Nobody ever waits for a group: each step trains longer than the longest answer takes.
-    workload = SMALL.with_(train_s=2000.0, steps=8)
-    assert simulate(workload).cut == 0
-    bounded = simulate(workload.with_(deadline_s=400.0))
-    late = [p for p in range(8, 64) if max(workload.seconds(p, 0)) > 400.0]
-    assert len(late) > 8 and bounded.cut >= len(late)
-
-
-def test_dynamic_sampling_gives_up_after_just_as_many_groups_as_it_may_ask_for() -> None:
-    with pytest.raises(EngineError, match="groups with differing rewards in 10 batches") as caught:
-        simulate(SMALL.with_(steps=2, without_signal=0.98))
-    assert caught.value.found.endswith(" of 80 generated")
-
-
-class Barren(Workload):
-    """No group but those of the first step has a signal."""
-
-    def has_signal(self, position: int) -> bool:
-        return position < self.prompts
-
-
-@pytest.mark.parametrize("age", [1, 2])
-def test_no_more_groups_than_dynamic_sampling_may_ask_for_are_sampled_while_a_step_trains(age: int) -> None:
-    workload = Barren(prompts=8, answers=8, steps=3, age=age, train_s=30_000.0, without_signal=0.9)
-    with pytest.raises(EngineError, match="found 0 groups") as caught:
-        simulate(workload)
-    assert caught.value.found == "0 of 80 generated"
 
 
 def test_a_step_that_waits_long_says_for_what() -> None:

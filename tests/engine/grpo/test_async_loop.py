@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-import threading
-import time
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 
 from nemotron_steps.engine.generation import sampler
-from nemotron_steps.engine.grpo.async_loop import train_async
 from nemotron_steps.engine.grpo.buffer import MAX_FAILURES
-from nemotron_steps.engine.rollouts import failures as patience
 from nemotron_steps.engine.rollouts.data import read_rows
-from nemotron_steps.errors import DataError, EngineError, JudgeUnavailableError, WorkerLostError
+from nemotron_steps.errors import JudgeUnavailableError, WorkerLostError
 from tests.engine.grpo.grpo_environments import Marked
 from tests.engine.grpo.grpo_runs import config_of, marked, metrics_of, run_loop, start, stop_after
 
@@ -59,31 +53,6 @@ def test_it_learns_and_never_trains_on_tokens_older_than_the_bound(task, tmp_pat
     assert max(m["policy_lag/max"] for m in metrics) <= 1
     generated = sum(m["tokens/generated_per_s"] * m["timing/step_s"] for m in metrics)
     assert 0 < generated < 1.5 * 14 * 4 * 8 * 16  # each step counts its own; no answer is longer than 16
-
-
-def test_nothing_is_sampled_any_more_once_the_last_step_is_trained(task, tmp_path):
-    config = config_of(task, 2, **ASYNC, grpo__val_at_end=True, policy__generation__max_sequences=8)
-    run = start(config, tmp_path)
-    run.validation = read_rows(task / "train.jsonl")[:1]  # the groups issued meanwhile begin to be sampled
-    with asyncio.Runner() as runner:
-        train_async(run, runner)
-    assert not run.sampler.busy and run.generator.pending() == 0
-
-
-def test_generation_goes_on_while_a_checkpoint_is_written(task, tmp_path):
-    run = start(config_of(task, 5, **ASYNC, checkpointing__save_period=1), tmp_path)
-    save, sampled = run.policy.save_checkpoint, []
-
-    def slow(path):
-        before, deadline = run.generator.sampled_tokens, time.monotonic() + 20
-        while run.step <= 3 and run.generator.sampled_tokens == before and time.monotonic() < deadline:
-            time.sleep(0.01)
-        sampled.append(run.generator.sampled_tokens - before)
-        save(path)
-
-    run.policy.save_checkpoint = slow
-    run_loop(run)
-    assert len(sampled) == 5 and min(sampled[:3]) > 0  # for the last steps everything may be sampled already
 
 
 def test_checkpoints_resume_without_losing_or_repeating_a_prompt(task, tmp_path):
@@ -164,40 +133,6 @@ def test_dynamic_sampling_replaces_groups_without_a_signal_and_keeps_what_is_lef
     assert last["async/issued"] == accounted
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_prompts_that_end_with_a_full_step_before_the_last_one_are_said_to_be_used_up(asynchronous, task, tmp_path):
-    config = sampled_dynamically(task, 9, asynchronous, checkpointing__save_period=1)
-    rows = marked(read_rows(task / "train.jsonl")[:8], differs=[True, False] * 4)
-    for _ in range(2):  # a resumed run says it again
-        with pytest.raises(DataError, match="used up the prompts") as caught:
-            run_loop(start(config, tmp_path, [], rows))
-        assert caught.value.hints[0] == "grpo.max_num_epochs=2"
-    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000001"]
-
-
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_prompts_of_which_none_has_a_signal_are_not_asked_again_or_trained_on_without_one(asynchronous, task, tmp_path):
-    config = sampled_dynamically(task, 9, asynchronous)
-    rows = read_rows(task / "train.jsonl")[:8]
-    with pytest.raises(DataError, match="used up the prompts") as caught:
-        run_loop(start(config, tmp_path, [], marked(rows, differs=[False] * 8)))
-    assert caught.value.hints[0].startswith("grpo.num_generations_per_prompt=")
-    assert not any("epochs" in hint or "dynamic_sampling" in hint for hint in caught.value.hints)
-
-
-def test_dynamic_sampling_gives_up_when_no_group_has_a_signal(task, tmp_path):
-    changes = {"grpo__use_dynamic_sampling": True, "environment": "indifferent"}
-    with pytest.raises(EngineError, match="found 0 groups with differing rewards in 10 batches"):
-        run_loop(start(config_of(task, 2, **ASYNC, **changes), tmp_path))
-
-
-def test_waiting_for_what_is_in_flight_gives_up_as_soon_as_dynamic_sampling_may_ask_no_more(task, tmp_path):
-    changes = {"grpo__async_grpo__in_flight_weight_updates": False, "grpo__dynamic_sampling_max_gen_batches": 3}
-    rows = marked(read_rows(task / "train.jsonl"), differs=[True] * 4 + [False] * 124)
-    with pytest.raises(EngineError, match="found 0 groups with differing rewards in 3 batches"):
-        run_loop(start(sampled_dynamically(task, 3, True, **changes), tmp_path, rows=rows))
-
-
 def test_a_prompt_whose_rollouts_never_end_is_dropped_and_counted(task, tmp_path):
     rows = read_rows(task / "train.jsonl")
     stuck = [r for r in rows if "x" in r.row["responses_create_params"]["input"][0]["content"]][:1]
@@ -225,61 +160,6 @@ def test_a_prompt_whose_rollouts_never_end_is_dropped_and_counted(task, tmp_path
     assert (tmp_path / "checkpoints" / "step_00000002").is_dir()
 
 
-def test_a_run_whose_prompts_are_used_up_keeps_the_checkpoint_that_is_still_being_written(task, tmp_path):
-    rows = read_rows(task / "train.jsonl")
-    stuck = [r for r in rows if "x" in r.row["responses_create_params"]["input"][0]["content"]][:1]
-    fine = [r for r in rows if "x" not in r.row["responses_create_params"]["input"][0]["content"]][:7]
-    config = config_of(
-        task,
-        30,
-        **ASYNC,
-        environment="stuck",
-        grpo__max_num_epochs=1,
-        grpo__max_rollout_turns=2,
-        policy__generation__stop_token_ids=ANY_TOKEN,
-        grpo__async_grpo__straggler_deadline_s=0.1,
-        checkpointing__save_period=1,
-        checkpointing__save_async=True,
-    )
-    run = start(config, tmp_path, records := [], stuck + fine)
-    snapshot = run.policy.snapshot
-
-    def slow():
-        taken = snapshot()
-        return SimpleNamespace(write=lambda path: (written.wait(60), taken.write(path)))
-
-    written = threading.Event()
-    run.policy.snapshot = slow
-    event = run.reporter.event
-
-    def told(name, **fields):
-        event(name, **fields)
-        if name == "prompts_used_up":
-            threading.Timer(0.3, written.set).start()
-
-    run.reporter.event = told
-    assert run_loop(run)["steps"] == 1
-    state = json.loads((tmp_path / "checkpoints" / "step_00000001" / "state.json").read_text())
-    assert state["metrics"]["reward/mean"] == metrics_of(records)[0]["reward/mean"]
-    assert len(events_of(records, "checkpoint")) == 1
-
-
-def test_when_every_prompt_fails_the_run_says_so(task, tmp_path):
-    config = config_of(
-        task,
-        30,
-        **ASYNC,
-        environment="stuck_everywhere",
-        grpo__max_num_epochs=1,
-        grpo__max_rollout_turns=2,
-        policy__generation__stop_token_ids=ANY_TOKEN,
-        grpo__async_grpo__straggler_deadline_s=0.1,
-    )
-    with pytest.raises(DataError, match="no step can be filled") as caught:
-        run_loop(start(config, tmp_path, rows=read_rows(task / "train.jsonl")[:8]))
-    assert "failed 3 times" in str(caught.value)
-
-
 @pytest.mark.parametrize("changes", [{}, ASYNC], ids=["synchronous", "asynchronous"])
 def test_a_generator_that_stops_sampling_is_a_lost_worker(changes, task, tmp_path, monkeypatch):
     monkeypatch.setattr(sampler, "STALL_SECONDS", 0.3)
@@ -296,15 +176,6 @@ def test_a_generator_that_stops_sampling_is_a_lost_worker(changes, task, tmp_pat
 
 
 @pytest.mark.parametrize("changes", [{}, ASYNC], ids=["synchronous", "asynchronous"])
-def test_a_judge_that_neither_answers_nor_gives_up_is_a_lost_worker(changes, task, tmp_path, monkeypatch):
-    monkeypatch.setattr(patience, "ENVIRONMENT_SECONDS", 0.5)
-    with pytest.raises(WorkerLostError, match="24 of 32 rollouts failed") as caught:
-        run_loop(start(config_of(task, 2, **changes, environment="hanging"), tmp_path))
-    assert caught.value.where.startswith("environment `hanging`, row ")
-    assert "hanging.judge_group" in caught.value.found and "has not answered" in caught.value.found
-
-
-@pytest.mark.parametrize("changes", [{}, ASYNC], ids=["synchronous", "asynchronous"])
 def test_a_judge_that_is_down_is_an_error_or_a_masked_sample_and_never_a_reward_of_zero(changes, task, tmp_path):
     with pytest.raises(JudgeUnavailableError, match="judge"):
         run_loop(start(config_of(task, 2, **changes, environment="silent"), tmp_path / "down"))
@@ -313,15 +184,6 @@ def test_a_judge_that_is_down_is_an_error_or_a_masked_sample_and_never_a_reward_
     for metrics in metrics_of(records):
         assert 0 < metrics["failures/judge_unavailable"] < 1
         assert metrics["reward/mean"] >= 1 and math.isfinite(metrics["loss"])
-
-
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_dynamic_sampling_says_that_the_judge_is_down_and_does_not_discard_its_prompts(asynchronous, task, tmp_path):
-    config = config_of(
-        task, 2, grpo__use_dynamic_sampling=True, environment="silent", grpo__async_grpo__enabled=asynchronous
-    )
-    with pytest.raises(JudgeUnavailableError, match="the judge does not answer: no rollout of 4 prompts"):
-        run_loop(start(config, tmp_path, []))
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
@@ -354,22 +216,3 @@ def test_prompts_that_a_judge_was_down_for_are_tried_again_and_its_failures_are_
         # Five groups without verdicts, four that were trained, and three of the surplus.
         assert first["failures/judge_unavailable"] == first["failure_rate"] == 5 / 12
     assert "judge_unavailable" in {r["name"] for r in records if r["kind"] == "signal"}
-
-
-def test_a_judge_that_stops_answering_in_the_middle_of_a_step_ends_the_run_before_it_uses_up_the_prompts(
-    task, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(Marked, "asked", Counter())
-    rows = marked(read_rows(task / "train.jsonl"), number=range(128), differs=[True] * 128, silent=[0] + [99] * 127)
-    with pytest.raises(JudgeUnavailableError, match="no rollout of 4 prompts in a row"):
-        run_loop(start(sampled_dynamically(task, 2, False), tmp_path, [], rows))
-    assert len(Marked.asked) < 10  # prompts are not used up on it
-
-
-def test_the_first_policy_is_validated_where_that_is_asked_for(task, tmp_path):
-    records = []
-    run = start(config_of(task, 1, **ASYNC, grpo__val_at_start=True), tmp_path, records)
-    run.validation = read_rows(task / "train.jsonl")[:2]
-    run_loop(run)
-    validated = [record["index"] for record in records if "validation/reward" in record.get("values", ())]
-    assert validated == [0]

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks.grpo_task import make_checkpoint
 from nemotron_steps.config.schema.opd import OpdConfig
-from nemotron_steps.engine.grpo.distillation import Distillation
 from nemotron_steps.engine.rollouts.data import read_rows
-from nemotron_steps.errors import DataError
-from tests.engine.engine_samples import random_batch
 from tests.engine.grpo.grpo_runs import config_of, marked, metrics_of, run_loop, start, stop_after
 
 LOOPS = {"sync": False, "async": True}
@@ -125,20 +120,6 @@ def test_rollouts_are_scored_by_the_teacher_of_their_row(task, teachers, tmp_pat
     assert asked == [[wanted[group.prompt_index] for group in groups for _ in group.rollouts]]
 
 
-def test_a_killed_run_goes_on_as_if_it_had_not_been(task, teachers, tmp_path):
-    whole, first, second = [], [], []
-    config = distilling(task, 6, teachers, on_policy_distillation__teacher_field="teacher")
-    rows = two_kinds(task)
-    run_loop(start(config, tmp_path / "whole", whole, rows))
-    broken = start(config, tmp_path / "broken", first, rows)
-    stop_after(broken, 4)
-    with pytest.raises(KeyboardInterrupt):
-        run_loop(broken)
-    run_loop(start(config, tmp_path / "broken", second, rows))
-    for name in ("loss", "grad_norm", "teacher_kl/mean", "reward/mean"):
-        assert [m[name] for m in metrics_of(whole)][3:] == [m[name] for m in metrics_of(second)], name
-
-
 def test_the_buffer_of_a_killed_asynchronous_run_remembers_the_teachers(task, teachers, tmp_path):
     config = distilling(task, 6, teachers, True, on_policy_distillation__teacher_field="teacher")
     rows, records = two_kinds(task), []
@@ -151,38 +132,3 @@ def test_the_buffer_of_a_killed_asynchronous_run_remembers_the_teachers(task, te
     run_loop(again)
     assert len(metrics_of(records)) == 3
     assert {name for names in asked for name in names} == {"a", "b"}
-
-
-def test_the_kl_of_each_environment_is_the_mean_over_its_trained_tokens():
-    batch, _ = random_batch(rows=5, seed=4)
-    given = torch.randn(batch.input_ids.shape, generator=torch.Generator().manual_seed(1))
-    kinds = ["sums", "sums", "sums", "words", "words"]
-
-    class Given:
-        def score(self, batch, names):
-            assert names == ["a", "b", "a", "b", "a"]
-            return replace(batch, teacher_logprobs=given)
-
-    rollouts = [
-        SimpleNamespace(environment=kind, metadata={"teacher": "ab"[row % 2]}) for row, kind in enumerate(kinds)
-    ]
-    for advantages in (False, True):
-        prepared = SimpleNamespace(batch=batch, rollouts=rollouts, metrics={})
-        Distillation(None, Given(), gives_advantages=advantages).score(prepared)
-        sums = {"mean": [], "sums": [], "words": []}
-        for row, column in itertools.product(range(5), range(1, batch.input_ids.shape[1])):
-            if batch.sample_mask[row] and batch.token_mask[row, column]:
-                nats = float(batch.generation_logprobs[row, column] - given[row, column])
-                sums["mean"].append(nats)
-                sums[kinds[row]].append(nats)
-        expected = {f"teacher_kl/{name}": sum(nats) / len(nats) for name, nats in sums.items()}
-        expected |= {"teacher_divergence": expected["teacher_kl/mean"]} if advantages else {}
-        assert prepared.metrics == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_row_without_a_teacher_is_refused_before_anything_is_loaded(task, teachers, tmp_path):
-    config = distilling(task, 1, teachers)
-    with pytest.raises(DataError, match="no teacher for rows of") as caught:
-        start(config, tmp_path)
-    assert caught.value.hints[1] == "on_policy_distillation.default_teacher_alias=a"
-    run_loop(start(distilling(task, 1, teachers, on_policy_distillation__default_teacher_alias="a"), tmp_path))

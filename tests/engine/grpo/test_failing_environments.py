@@ -73,25 +73,6 @@ def test_a_bad_row_is_tried_again_then_dropped_and_the_run_goes_on(asynchronous,
 
 
 @LOOPS
-def test_a_step_of_one_prompt_is_not_ended_by_a_bad_row(asynchronous, task, tmp_path):
-    records = []
-    run = brittle_run(
-        task,
-        tmp_path,
-        asynchronous,
-        {1: "all", 2: "dead"},
-        records,
-        steps=4,
-        data__shuffle=False,
-        grpo__num_prompts_per_step=1,
-        policy__train_global_batch_size=8,
-    )
-    assert run_loop(run)["steps"] == 4
-    assert [e["where"] for e in events_of(records, "prompt_dropped")] == [run.prompts.at(i).where for i in (1, 2)]
-    assert all(math.isfinite(m["loss"]) for m in metrics_of(records))
-
-
-@LOOPS
 def test_answers_that_a_grader_fails_over_earn_nothing_and_are_counted(asynchronous, task, tmp_path):
     records = []
     bad = dict.fromkeys(range(0, 16, 2), "some")
@@ -120,17 +101,6 @@ def test_a_run_whose_environment_always_breaks_ends_and_says_where_and_why(async
     assert caught.value.where.startswith("environment `brittle`, row ") and said in caught.value.found
     assert "responses_create_params" in row_at(caught.value.where), "the run's report shows the row"
     assert caught.value.hints[0].startswith("sed -n ")
-
-
-@LOOPS
-def test_a_dead_environment_of_several_does_not_end_a_run(asynchronous, task, tmp_path):
-    """A quarter of the rows is for it."""
-    records = []
-    bad = dict.fromkeys(range(0, 16, 4), "dead")
-    run = brittle_run(task, tmp_path, asynchronous, bad, records, steps=4, data__shuffle=False)
-    assert run_loop(run)["steps"] == 4
-    assert len(events_of(records, "prompt_dropped")) >= 3
-    assert all(math.isfinite(m["loss"]) for m in metrics_of(records))
 
 
 def test_a_resumed_run_passes_the_row_that_broke_it(task, tmp_path):

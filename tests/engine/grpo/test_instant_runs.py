@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import threading
 import time
@@ -354,28 +353,6 @@ def test_a_run_whose_last_step_is_saved_is_over_and_not_out_of_time(tmp_path: Pa
     assert train(run)["steps"] == 2
 
 
-def test_checkpoints_may_be_ranked_by_a_validation_that_comes_at_the_end_alone(tmp_path: Path) -> None:
-    ranked = {"metric_name": "validation/reward", "save_period": 1}
-    run, _ = instant(tmp_path, 2, checkpointing=ranked, validation=1, val_at_end=True)
-    assert train(run)["steps"] == 2 and run.checkpoints.all()[-1].step == 2
-    state = json.loads((tmp_path / "step_00000002" / "state.json").read_text())
-    assert state["rewards"] == [0.0, 1.0] and state["metrics"]["validation/reward"] == 0.0
-
-
-def test_a_step_is_prepared_as_its_policy_and_its_place_in_the_run_ask_for(tmp_path: Path) -> None:
-    shaping = {"enabled": True, "overlong_buffer_length": 2, "overlong_buffer_penalty": 1.0}
-    epsilon = {"enabled": True, "limit_start": 1.0, "limit_end": 0.5}
-    policy = {"make_sequence_length_divisible_by": 16, "generation": {"max_new_tokens": 5}}
-    run, parts = instant(tmp_path, 3, policy=policy, reward_shaping=shaping, epsilon_filtering=epsilon)
-    train(run)
-    assert [tuple(batch.input_ids.shape) for batch in parts.batches] == [(4, 16)] * 3  # of 6 tokens each
-    limits = [metrics["epsilon_filtering/limit"] for metrics in parts.metrics_of]
-    assert limits == pytest.approx([1.0, 0.75, 0.5])
-    # Answers of 4 tokens, of which 3 cost nothing.
-    shaped = [metrics["reward/mean"] - metrics["reward/shaped_mean"] for metrics in parts.metrics_of]
-    assert shaped == pytest.approx([0.5] * 3)
-
-
 def test_what_fails_beside_a_training_step_is_raised_once_that_step_is_over(tmp_path: Path) -> None:
     """Its policy is closed next."""
 
@@ -390,16 +367,3 @@ def test_what_fails_beside_a_training_step_is_raised_once_that_step_is_over(tmp_
         with pytest.raises(MemoryError, match="generator"):
             train_async(run, runner)
         assert "train" in parts.calls
-
-
-@pytest.mark.parametrize(("period", "steps"), [(2, [2, 3]), (3, [3]), (100, [3])])
-def test_a_run_whose_prompts_are_used_up_keeps_its_last_step_too(period: int, steps: list[int], tmp_path: Path) -> None:
-    def graded(row: int, attempt: int) -> Sequence[float | str]:
-        return (0.0, 1.0) if row else ("judge_unavailable", "judge_unavailable")
-
-    run, parts = instant(tmp_path, 4, graded, asynchronous=True, checkpointing={"save_period": period})
-    rows = [PromptRow(index, {}, f"f:{index + 1}") for index in range(8)]
-    run.prompts = PromptStream(rows, batch_size=2, max_epochs=1, seed=0, shuffle=False)
-    assert trained(run)["steps"] == 3
-    assert "prompts_used_up" in dict(parts.events)
-    assert [kept.step for kept in run.checkpoints.all()] == steps

@@ -45,12 +45,3 @@ def test_experts_travel_between_processes(mixture, tmp_path, cluster):
         run.close()
     (values,) = metrics_of(records)
     assert values["router_replay_share"] == 1 and values["router_replay_mismatch"] < 0.05
-
-
-def test_nothing_is_recorded_where_it_is_not_asked_for(mixture, tmp_path):
-    records: list[dict] = []
-    run = start(config_of(mixture, 1, environment="vowels", checkpointing__enabled=False), tmp_path, records)
-    run_loop(run)
-    run.close()
-    (values,) = metrics_of(records)
-    assert not [name for name in values if "router_replay" in name]

@@ -12,15 +12,13 @@ from nemotron_steps.engine.grpo.step import (
     MISSING_MEMBER,
     PreparedBatch,
     finish_batch,
-    needs_prev_logprobs,
-    needs_reference_logprobs,
     prepare_batch,
 )
 from nemotron_steps.engine.losses.loss import count_normalizers
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.types import RolloutGroup, TrainBatch
 from nemotron_steps.errors import EngineError
-from tests.engine.engine_samples import group, rollout
+from tests.engine.engine_samples import group
 
 ON_POLICY = LossFnConfig(force_on_policy_ratio=True)
 GYM = NemoGymConfig()
@@ -56,26 +54,6 @@ def row_advantages(batch: TrainBatch) -> list[float]:
     return values
 
 
-def test_a_step_from_groups_to_token_advantages() -> None:
-    batch, metrics = finish(TWO, grpo())
-    a = row_advantages(batch)
-    assert a[0] == 1.0 and a[1:4] == pytest.approx([-1 / 3 / (1 / math.sqrt(3) + 1e-6)] * 3)
-    assert a[4:] == [0.0] * 4
-    assert not batch.advantages[batch.token_mask == 0].any()
-    assert metrics["reward/mean"] == 5 / 8 and metrics["reward/maths/mean"] == 5 / 8
-    assert metrics["groups/zero_std_share"] == 0.5
-    assert metrics["policy_lag/share_0"] == metrics["policy_lag/share_1"] == 0.5
-    assert metrics["policy_lag/max"] == 1.0 and metrics["policy_lag/mean"] == 0.5
-    assert metrics["truncation_rate"] == metrics["failure_rate"] == 0.0
-    assert metrics["response_length/mean"] == 4.0
-    assert metrics["advantages/max"] == 1.0
-
-
-def test_equal_prompts_are_still_two_groups() -> None:
-    batch, _ = finish([group("a", [1, 0, 0, 0]), group("b", [0, 1, 1, 1])], grpo())
-    assert row_advantages(batch)[4] == -1.0
-
-
 def test_failed_rollouts_and_missing_rollouts_are_masked_and_not_in_the_baseline() -> None:
     short = group("a", [1, 0, 0])
     short.rollouts[2] = replace(short.rollouts[2], reward=math.nan, failure="judge_unavailable")
@@ -86,14 +64,6 @@ def test_failed_rollouts_and_missing_rollouts_are_masked_and_not_in_the_baseline
     assert metrics["failures/judge_unavailable"] == metrics[f"failures/{MISSING_MEMBER}"] == 1 / 8
     assert metrics["reward/mean"] == 2 / 6
     assert torch.isfinite(batch.advantages).all()
-
-
-def test_a_group_with_one_graded_member_teaches_nothing() -> None:
-    alone = group("a", [1, 0, 0, 0])
-    alone.rollouts[1:] = [replace(r, failure="judge_unavailable") for r in alone.rollouts[1:]]
-    batch, metrics = finish([alone, group("b", [1, 0, 0, 0])], grpo())
-    assert row_advantages(batch)[:4] == [0.0] * 4
-    assert metrics["groups/incomparable_share"] == 0.5
 
 
 def test_overlong_filtering_masks_truncated_samples_that_still_count_in_the_baseline() -> None:
@@ -117,17 +87,6 @@ def test_scaling_and_shaping_come_before_the_baseline() -> None:
     assert row_advantages(batch)[0] == pytest.approx(2.0)
     assert metrics["reward/mean"] == 5 / 8  # what the environment said
     assert metrics["reward/shaped_mean"] == pytest.approx(5 / 8 * 2 - 1 - 0.5)
-
-
-def test_the_overlong_penalty_looks_at_the_length_of_the_first_answer() -> None:
-    shaping = {"enabled": True, "overlong_buffer_length": 4, "overlong_buffer_penalty": 1.0, "max_response_length": 6}
-    config = grpo(normalize_rewards=False, use_leave_one_out_baseline=False, reward_shaping=shaping)
-    several = group("a", [0, 0, 0, 0])
-    # First answers of 2, 3, 4 and 0 tokens: -0, -.25, -.5, and nothing said; what follows does not count.
-    for row, turns in enumerate([[(2, 4), (5, 6), (7, 13)], [(2, 5), (6, 7)], [(2, 6)], []]):
-        several.rollouts[row] = replace(several.rollouts[row], turns=turns, metadata={"turn_texts": ["x"] * len(turns)})
-    prepared = prepare([several, TWO[1]], config)
-    assert prepared.graded.rewards[:4].tolist() == pytest.approx([0.0, -0.25, -0.5, 0.0])
 
 
 def test_epsilon_filtering_judges_a_group_by_its_scaled_reward_and_not_by_what_shaping_and_low_effort_make_of_it() -> (
@@ -154,30 +113,6 @@ def test_epsilon_filtering_judges_a_group_by_its_scaled_reward_and_not_by_what_s
     assert metrics["epsilon_filtering/dropped_share"] == pytest.approx(1 / 3)
 
 
-def test_failed_rollouts_count_neither_as_shaped_nor_as_trivial_nor_as_filtered() -> None:
-    scaling = {"enabled": True, "source_min": 0.0, "source_max": 2.0, "target_min": 0.0, "target_max": 1.0}
-    nearly_none = {"enabled": True, "limit_start": 0.01, "limit_end": 0.01}
-    config = grpo(reward_scaling=scaling, overlong_filtering=True, epsilon_filtering=nearly_none)
-    lost = group("a", [2, 2, 0, 0])
-    lost.rollouts[2:] = [replace(r, failure="judge_unavailable", truncated=True) for r in lost.rollouts[2:]]
-    batch, metrics = finish([lost, group("b", [1, 1, 1, 1])], config)
-    assert metrics["reward/shaped_mean"] == pytest.approx((2 * 1.0 + 4 * 0.5) / 6)
-    assert metrics["epsilon_filtering/dropped_share"] == 0.5  # solved, as far as it was graded
-    assert metrics["overlong_filtered_share"] == 0.0 and batch.sample_mask.tolist() == [0] * 4 + [1] * 4
-
-
-def test_epsilon_filtering_masks_trivial_groups_beyond_the_annealed_limit() -> None:
-    config = grpo(num_prompts_per_step=3, epsilon_filtering={"enabled": True, "limit_start": 1.0, "limit_end": 0.04})
-    groups = [group("a", [1, 1, 1, 1]), group("b", [1, 0, 1, 0]), group("c", [0, 0, 0, 0])]
-    first, metrics = finish(groups, config, step=0)
-    assert metrics["epsilon_filtering/limit"] == 1.0 and first.sample_mask.sum() == 12
-    middle, _ = finish(groups, config, step=5)
-    assert middle.sample_mask.tolist() == [1] * 8 + [0] * 4  # limit .52 of 3 groups: one
-    last, metrics = finish(groups, config, step=10)
-    assert last.sample_mask.tolist() == [0] * 4 + [1] * 4 + [0] * 4
-    assert metrics["epsilon_filtering/dropped_share"] == pytest.approx(2 / 3)
-
-
 def test_message_penalties_overwrite_the_turn_whatever_the_reward_and_the_clip_comes_last() -> None:
     bad = group("a", [1, 0, 0, 0])
     bad.rollouts[0] = replace(bad.rollouts[0], metadata={"turn_texts": ["<tool_call>oops"]})
@@ -191,16 +126,6 @@ def test_message_penalties_overwrite_the_turn_whatever_the_reward_and_the_clip_c
     assert not masked.token_mask[0].any() and row_advantages(masked)[1] < 0
     plain, metrics = finish([bad, TWO[1]], grpo())
     assert row_advantages(plain)[0] == 1.0 and not any(name.startswith("violations/") for name in metrics)
-
-
-def test_what_marks_a_turn_as_malformed_comes_from_the_environments_config() -> None:
-    odd = group("a", [1, 0, 0, 0])
-    odd.rollouts[0] = replace(odd.rollouts[0], metadata={"turn_texts": ["[T]never closed"]})
-    odd.rollouts[1] = replace(odd.rollouts[1], metadata={"turn_texts": ["CALL f"]})
-    gym = NemoGymConfig(invalid_tool_call_patterns=("CALL",), thinking_tags=("[T]", "[/T]"))
-    config = grpo(invalid_tool_call_advantage=-5, malformed_thinking_advantage=-7)
-    batch, _ = finish_batch(prepare([odd, TWO[1]], config), config, ON_POLICY, gym)
-    assert row_advantages(batch)[:2] == [-7.0, -5.0]
 
 
 def test_sequences_beyond_the_logprob_error_threshold_are_masked_but_stay_in_the_baseline() -> None:
@@ -217,17 +142,6 @@ def test_sequences_beyond_the_logprob_error_threshold_are_masked_but_stay_in_the
     prepared.batch.prev_logprobs = None
     with pytest.raises(EngineError, match="seq_logprob_error_threshold needs prev_logprobs"):
         finish_batch(prepared, config, ON_POLICY, GYM)
-
-
-def test_tokens_outside_a_truncated_distribution_are_no_disagreement_of_a_sequence() -> None:
-    config = grpo(seq_logprob_error_threshold=2.0)
-    prepared = prepare(TWO, config)
-    prepared.batch.prev_logprobs = prepared.batch.generation_logprobs.clone()
-    prepared.batch.prev_logprobs[0, 3] = -torch.inf
-    batch, metrics = finish_batch(prepared, config, ON_POLICY, GYM, truncated=True)
-    assert batch.sample_mask.tolist() == [1] * 8 and metrics["seq_logprob_error/max"] == 1.0
-    batch, _ = finish_batch(prepared, config, ON_POLICY, GYM)
-    assert batch.sample_mask.tolist() == [0] + [1] * 7
 
 
 def test_reinforce_plus_plus_and_kl_in_the_reward() -> None:
@@ -262,22 +176,6 @@ def test_kl_in_the_reward_is_logged_as_the_loss_would_log_it(token_level: bool) 
     assert "kl_penalty" not in finish(TWO, grpo(), LossFnConfig.model_validate(kl))[1]  # the loss logs it
 
 
-def test_gdpo_reads_components() -> None:
-    config = grpo(adv_estimator={"name": "gdpo", "components": ["right", "format"]})
-    parts = [{"right": float(i == 0), "format": float(i < 2)} for i in range(4)]
-    groups = [group("a", [0, 0, 0, 0]), group("b", [0, 0, 0, 0])]
-    for g in groups:
-        g.rollouts = [replace(r, components=p) for r, p in zip(g.rollouts, parts, strict=True)]
-    groups[1].rollouts[3] = replace(groups[1].rollouts[3], components={}, failure="judge_unavailable")
-    batch, metrics = finish(groups, config)
-    a = row_advantages(batch)
-    assert a[0] > a[1] > a[2] and a[7] == 0.0
-    assert metrics["reward/maths/right"] == pytest.approx(2 / 7)
-    groups[0].rollouts[0] = rollout("a", 0)
-    with pytest.raises(EngineError, match="every rollout carries"):
-        finish(groups, config)
-
-
 def test_gdpo_scales_and_shapes_every_component_like_the_reward() -> None:
     estimator = {"name": "gdpo", "components": ["right", "format"]}
     plain = grpo(adv_estimator=estimator, normalize_rewards=False, num_prompts_per_step=1)
@@ -297,17 +195,3 @@ def test_gdpo_scales_and_shapes_every_component_like_the_reward() -> None:
     shaping = {"enabled": True, "stop_properly_penalty_coef": 0.5}
     shaped = advantages(plain.model_validate({**plain.model_dump(), "reward_shaping": shaping}), right, form)
     assert shaped == pytest.approx(advantages(plain, [0.5, 0.0, 3.0, 0.0], [0.5, 1.0, 0.0, 0.0]))
-
-
-def test_which_logprobs_a_config_needs() -> None:
-    assert not needs_prev_logprobs(grpo(), ON_POLICY)
-    assert needs_prev_logprobs(grpo(), LossFnConfig())
-    assert needs_prev_logprobs(grpo(seq_logprob_error_threshold=2.0), ON_POLICY)
-    assert needs_prev_logprobs(grpo(adv_estimator={"name": "opd"}), ON_POLICY)
-    assert not needs_reference_logprobs(LossFnConfig())
-    assert needs_reference_logprobs(LossFnConfig(reference_policy_kl_penalty=1e-4))
-
-
-def test_a_sequence_at_the_logprob_error_threshold_is_trained_on() -> None:
-    batch, metrics = finish(TWO, grpo(seq_logprob_error_threshold=1.0))  # prev and generator agree: an error of 1
-    assert batch.sample_mask.tolist() == [1] * 8 and metrics["seq_logprob_error/masked_share"] == 0.0

@@ -12,7 +12,7 @@ import pytest
 from nemotron_steps.engine.placement import run
 from nemotron_steps.environments import registry
 from nemotron_steps.environments.base import GradeResult, Response, Session
-from nemotron_steps.errors import DataError, WorkerLostError
+from nemotron_steps.errors import DataError
 from nemotron_steps.runs.context import Tracker
 from nemotron_steps.steps import grpo
 from tests.engine.grpo.grpo_environments import Vowels
@@ -62,16 +62,6 @@ def test_an_environment_of_heldout_prompts_alone_is_started_and_lives_on_one_eve
     grpo.run_grpo(context)
     assert [what for what, _ in Noted.notes] == ["start", "verify", "verify", "close"]
     assert len({loop for _, loop in Noted.notes}) == 1
-
-
-def test_environments_are_closed_when_training_fails(context, monkeypatch):
-    def lose_the_generator(run, runner):
-        raise WorkerLostError("the generator is lost")
-
-    monkeypatch.setattr(grpo, "train", lose_the_generator)
-    with pytest.raises(WorkerLostError, match="generator"):
-        grpo.run_grpo(context)
-    assert [what for what, _ in Noted.notes] == ["start", "verify", "close"]
 
 
 def test_a_row_that_cannot_be_scored_is_refused_before_anything_is_loaded(task, tmp_path, monkeypatch):

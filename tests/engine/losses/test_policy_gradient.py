@@ -17,7 +17,6 @@ from nemotron_steps.engine.losses.loss import (
 )
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.types import TrainBatch
-from nemotron_steps.errors import EngineError
 from tests.engine.engine_samples import random_batch, rows_of
 from tests.engine.losses.loss_oracle import Oracle
 
@@ -184,40 +183,6 @@ def test_gradients_with_stop_gradient_terms_are_the_closed_forms() -> None:
     assert got == pytest.approx(expected, rel=1e-5)
 
 
-RLHF = {"reference_policy_kl_penalty": 1.0, "use_on_policy_kl_approximation": True}
-
-
-def test_a_clamped_log_ratio_gives_the_kl_no_gradient_through_its_weight_either() -> None:
-    # lp - lp_ref = -25 is clamped to -20: k1 is -20 whatever lp does, and the weight e^-0.5 is held.
-    bounds = {"kl_input_clamp_value": 20.0, "kl_output_clamp_value": None, "reference_policy_kl_type": "k1"}
-    batch, lp = one_token(0.0, -26.0, -26.0, -25.5, ref=-1.0)
-    loss, _ = PolicyGradientLoss(LossFnConfig.model_validate({**RLHF, **bounds}))(lp, batch, ONE)
-    assert loss.item() == pytest.approx(-20.0 * math.exp(-0.5), rel=1e-6)
-    assert grad_of({**RLHF, **bounds}, batch, lp) == 0.0
-    # Without the clamp both factors move: d/dlp w (lp - lp_ref) = w (lp - lp_ref) + w.
-    batch, lp = one_token(0.0, -26.0, -26.0, -25.5, ref=-1.0)
-    free = grad_of({**RLHF, **bounds, "kl_input_clamp_value": None}, batch, lp)
-    assert free == pytest.approx(math.exp(-0.5) * (-25.0 + 1.0), rel=1e-5)
-
-
-def test_the_output_clamp_bounds_the_weighted_kl_and_stops_all_of_its_gradient() -> None:
-    bounds = {"kl_output_clamp_value": 10.0, "reference_policy_kl_type": "k1"}
-    batch, lp = one_token(0.0, -1.0, -1.0, -2.0, ref=-6.0)  # k1 = 5, weight e: 13.6 is over the bound, 5 is not
-    loss, _ = PolicyGradientLoss(LossFnConfig.model_validate({**RLHF, **bounds}))(lp, batch, ONE)
-    assert loss.item() == 10.0
-    assert grad_of({**RLHF, **bounds}, batch, lp) == 0.0
-
-
-def test_on_policy_ratios_are_a_tokens_own_under_gspo() -> None:
-    batch, lp = random_batch(rows=1, width=5, noise_in_padding=False)
-    batch.token_mask[:] = torch.tensor([0.0, 1, 1, 0, 0])
-    batch.advantages[:] = torch.tensor([0.0, 3.0, -1.0, 0, 0])
-    config = LossFnConfig(force_on_policy_ratio=True, sequence_level_importance_ratios=True, token_level_loss=False)
-    PolicyGradientLoss(config)(lp, batch, count_normalizers(batch))[0].backward()
-    # Each token is moved by its own advantage, -A / 2, not both by the mean of them.
-    assert lp.grad is not None and lp.grad[0].tolist() == pytest.approx([0, -1.5, 0.5, 0, 0])
-
-
 def test_the_expected_gradient_of_the_kl_term_is_the_gradient_of_the_true_kl() -> None:
     """Over a whole vocabulary, samples weighted by their probability: this is why the score term is there."""
     logits = torch.tensor([0.3, -0.2, 0.9, 0.1], dtype=torch.float64, requires_grad=True)
@@ -287,18 +252,6 @@ def test_padding_wider_changes_nothing(name: str) -> None:
     assert wide_loss.item() == pytest.approx(narrow_loss.item(), rel=1e-6)
 
 
-def test_a_batch_without_trained_tokens_has_loss_zero_and_gradient_zero() -> None:
-    batch, lp = random_batch()
-    batch.sample_mask.zero_()
-    normalizers = count_normalizers(batch)
-    assert normalizers == LossNormalizers(0.0, 0.0)
-    config = LossFnConfig(reference_policy_kl_penalty=0.1, **TIS)  # type: ignore[arg-type]
-    loss, sums = PolicyGradientLoss(config)(lp, batch, normalizers)
-    loss.backward()
-    assert loss.item() == 0.0 and lp.grad is not None and not lp.grad.any()
-    assert all(math.isfinite(v) for v in finalize_metrics(sums, normalizers).values())
-
-
 def test_generator_logprobs_that_are_not_finite_drop_the_token_not_the_run() -> None:
     for bad in (-math.inf, math.nan, -300.0):  # the last is finite, and the ratio to it is not
         batch, lp = random_batch(noise_in_padding=False)
@@ -309,39 +262,6 @@ def test_generator_logprobs_that_are_not_finite_drop_the_token_not_the_run() -> 
         assert torch.isfinite(loss) and lp.grad is not None and torch.isfinite(lp.grad).all()
         assert lp.grad[1, 3] == 0.0
         assert math.isfinite(PolicyGradientLoss(config)(lp, batch, count_normalizers(batch))[1]["approx_entropy"])
-
-
-def test_a_rank_without_rows_still_names_every_metric() -> None:
-    batch, lp = random_batch()
-    config = LossFnConfig(reference_policy_kl_penalty=0.1, **TIS)  # type: ignore[arg-type]
-    normalizers = count_normalizers(batch)
-    _, sums = PolicyGradientLoss(config)(lp, batch, normalizers)
-    empty, nothing = PolicyGradientLoss(config)(lp[[]], rows_of(batch, []), normalizers)
-    assert empty.item() == 0.0 and set(nothing) == set(sums)
-    assert finalize_metrics(merge_metric_sums([sums, nothing]), normalizers) == finalize_metrics(sums, normalizers)
-
-
-def test_the_clip_fraction_counts_ratios_below_the_range_as_well_as_above() -> None:
-    batch, lp = random_batch()
-    assert batch.prev_logprobs is not None
-    mask = batch.token_mask * batch.sample_mask.unsqueeze(-1) > 0
-    steps = torch.tensor([0.5, -0.5, 0.0, 0.1]).repeat(mask.numel())[: mask.numel()].view(mask.shape)
-    batch.prev_logprobs = lp.detach() - steps  # ratios e^0.5, e^-0.5, 1 and e^0.1 by turns
-    normalizers = count_normalizers(batch)
-    _, sums = PolicyGradientLoss(LossFnConfig())(lp, batch, normalizers)
-    outside = (steps[mask].abs() == 0.5).sum() / mask.sum()
-    assert (steps[mask] == -0.5).any()
-    assert finalize_metrics(sums, normalizers)["clip_fraction"] == pytest.approx(float(outside))
-
-
-def test_on_policy_training_needs_no_prev_logprobs_and_others_do() -> None:
-    batch, lp = random_batch()
-    on_policy = LossFnConfig(force_on_policy_ratio=True, **TIS)  # type: ignore[arg-type]
-    batch.prev_logprobs = None
-    _, sums = PolicyGradientLoss(on_policy)(lp, batch, count_normalizers(batch))
-    assert finalize_metrics(sums, count_normalizers(batch))["probs_ratio_max"] == 1.0
-    with pytest.raises(EngineError, match="prev_logprobs"):
-        PolicyGradientLoss(LossFnConfig())(lp, batch, count_normalizers(batch))
 
 
 def test_on_policy_training_measures_from_the_current_logprobs_also_where_others_were_computed_for_a_mask() -> None:
@@ -384,52 +304,3 @@ def test_under_top_p_a_token_that_the_policy_would_not_have_kept_teaches_nothing
     assert metrics["num_valid_tokens"] == normalizers.tokens
     assert all(math.isfinite(value) for value in metrics.values())
     assert whole.sum() == batch.token_mask.sum() + 2
-
-
-def test_a_logprob_of_minus_infinity_is_not_passed_over_where_nothing_is_truncated() -> None:
-    batch, lp = random_batch()
-    broken = lp.detach().clone()
-    broken[1, 2] = -torch.inf
-    loss, _ = PolicyGradientLoss(LossFnConfig())(broken, batch, count_normalizers(batch))
-    healthy, _ = PolicyGradientLoss(LossFnConfig())(lp, batch, count_normalizers(batch))
-    assert not torch.isfinite(loss) or loss.item() != pytest.approx(healthy.item())
-
-
-def test_a_kl_penalty_needs_reference_logprobs_and_zero_never_reads_them() -> None:
-    batch, lp = random_batch()
-    batch.reference_logprobs = None
-    PolicyGradientLoss(LossFnConfig())(lp, batch, count_normalizers(batch))
-    loss_fn = PolicyGradientLoss(LossFnConfig(reference_policy_kl_penalty=1e-4))
-    with pytest.raises(EngineError, match="reference_logprobs"):
-        loss_fn(lp, batch, count_normalizers(batch))
-
-
-def test_metrics_have_their_textbook_values() -> None:
-    batch, lp = one_token(1.0, -1.0, -1.0, -1.2)
-    _, sums = PolicyGradientLoss(LossFnConfig())(lp, batch, ONE, torch.tensor([[9.0, 0.75]]))
-    metrics = finalize_metrics(sums, ONE)
-    assert metrics["token_mult_prob_error"] == pytest.approx(math.exp(0.2), rel=1e-6)
-    assert metrics["gen_kl_error"] == pytest.approx(math.exp(0.2) - 1.2, rel=1e-4)
-    assert metrics["policy_kl_error"] == pytest.approx(math.exp(-0.2) - 0.8, rel=1e-4)
-    assert metrics["sampling_importance_ratio"] == pytest.approx(math.exp(0.2), rel=1e-6)
-    assert metrics["approx_entropy"] == pytest.approx(math.exp(0.2), rel=1e-6)
-    assert metrics["entropy"] == 0.75
-    assert metrics["num_valid_tokens"] == metrics["num_valid_samples"] == 1.0
-    p, q = math.exp(-1.0), math.exp(-1.2)
-    m = (p + q) / 2
-    expected = 0.5 * sum(x / m - 1 - math.log(x / m) for x in (p, q))
-    assert metrics["js_divergence_error"] == pytest.approx(expected, rel=1e-3)
-
-
-def test_mismatch_is_estimated_by_the_estimator_of_the_config() -> None:
-    batch, lp = one_token(1.0, -1.0, -1.0, -1.2)
-    _, sums = PolicyGradientLoss(LossFnConfig(reference_policy_kl_type="k1"))(lp, batch, ONE)
-    assert (sums["gen_kl_error"].item(), sums["policy_kl_error"].item()) == pytest.approx((-0.2, 0.2), rel=1e-5)
-    _, sums = PolicyGradientLoss(LossFnConfig(reference_policy_kl_type="k2"))(lp, batch, ONE)
-    assert (sums["gen_kl_error"].item(), sums["policy_kl_error"].item()) == pytest.approx((0.02, 0.02), rel=1e-5)
-
-
-def test_the_kl_penalty_is_logged_with_its_weight() -> None:
-    batch, lp = one_token(0.0, -1.0, -1.0, -1.7, ref=-1.5)
-    _, sums = PolicyGradientLoss(LossFnConfig.model_validate(RLHF))(lp, batch, ONE)
-    assert sums["kl_penalty"].item() == pytest.approx(math.exp(0.7) * (math.exp(-0.5) - 0.5), rel=1e-5)

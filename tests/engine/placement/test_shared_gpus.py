@@ -56,8 +56,8 @@ def test_a_wide_generator_has_the_gpus_of_its_ranks_or_its_own(second_node, plac
         )
         cluster = RayCluster(ClusterConfig(backend="ray"))
         cluster.reserve(plan.bundles)
-        policy = place("rank", on_ray.policy_options(plan, cluster, judges=True))
-        generators = place("generator", on_ray.generator_options(plan, cluster, policy, judges=True))
+        policy = place("rank", on_ray.policy_options(plan, cluster))
+        generators = place("generator", on_ray.generator_options(plan, cluster, policy))
         judges = place("judge", on_ray.judge_options(plan, cluster, generators))
         ranks = [gpu for gpus in seen(policy) for gpu in gpus]
         assert len(set(ranks)) == len(policy)  # one each

@@ -32,7 +32,7 @@ def scenarios(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]
     for layout in HYBRID:
         results[f"hybrid, {layout}"], policy = two_steps(folders["hybrid"], {**LAYOUTS[layout], **PEFT})
         policy.save_adapter(out / f"hybrid, {layout}", str(folders["hybrid"]), "")
-    from nemotron_steps.engine.policy.random_state import random_states
+    from nemotron_steps.engine.policy.checkpoint import random_states
     from tests.engine.policy.batches import grouped_batch
 
     _, policy = two_steps(folders["qwen3"], {**LAYOUTS[LOADED], **PEFT})

@@ -207,7 +207,7 @@ def scenarios(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]
 
 def groups_of(tensor: int) -> int:
     """How many process groups there are once those of a layout are made."""
-    from nemotron_steps.engine.policy.parallel_dims import ParallelDims, initialize
+    from nemotron_steps.engine.policy.distributed.parallel_dims import ParallelDims, initialize
 
     initialize(ParallelDims(tensor=tensor))
     return len(dist.distributed_c10d._world.pg_map)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nemotron_steps.engine.policy.attention.shared_heads import columns
+from nemotron_steps.engine.policy.attention.few_heads import columns
 from nemotron_steps.models.huggingface import load_hf_weights
 from nemotron_steps.models.megatron_checkpoint import convert_megatron_to_hf
 from tests.conditioning import Conditioned

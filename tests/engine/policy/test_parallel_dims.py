@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nemotron_steps.config.schema.policy import MegatronConfig
-from nemotron_steps.engine.policy.parallel_dims import ParallelDims
+from nemotron_steps.engine.policy.distributed.parallel_dims import ParallelDims
 from nemotron_steps.models.architecture import Architecture
 from tests.conditioning import Conditioned
 from tests.engine.policy.batches import grouped_batch
@@ -23,7 +23,7 @@ from tests.engine.policy.ranks import (
     scenarios,
     two_steps,
 )
-from tests.engine.policy.test_snapshots import content
+from tests.engine.policy.test_checkpoint import content
 from tests.models.checkpoints import write_checkpoint
 
 CASES = [(model, layout) for model, layouts in LAYOUTS.items() for layout in layouts]

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemotron_steps.config.schema.policy import GeneratingPolicyConfig, PolicyConfig
+from nemotron_steps.engine.kernels.varlen import to_device
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use
-from nemotron_steps.engine.policy.token_layout import build_layout
+from nemotron_steps.engine.policy.token_layout import VarlenSegments, build_layout
 from nemotron_steps.errors import ConfigError
 from tests.engine.policy.batches import grouped_batch
 from tests.engine.policy.routes import some_routes
@@ -103,7 +104,7 @@ def test_each_token_counts_as_often_as_sequences_have_it(prompts, seed, share, i
     for ids, length in zip(batch.input_ids.tolist(), batch.lengths.tolist(), strict=True):
         expected.update(enumerate(ids[: length - 1]))  # nothing is predicted from the last one
     places = zip(layout.positions.tolist(), layout.token_ids.tolist(), strict=True)
-    for place, count in zip(places, layout.to(torch.device("cpu")).occurrences.tolist(), strict=True):
+    for place, count in zip(places, to_device(layout, torch.device("cpu")).occurrences.tolist(), strict=True):
         found[place] += count
     assert +found == ({} if idle else expected)
     assert not layout.occurrences[len(layout.token_ids) - layout.padding :].any()
@@ -126,7 +127,7 @@ def test_on_another_device_a_layout_is_whole(idle):
     batch.routed_experts = some_routes(batch, 2, 2, 8)
     layout = build_layout(batch, range(len(batch)), ahead=2, divisible_by=64)
     layout = replace(layout, idle=idle, carried=((1, 3),))
-    moved = dict(parts_of(layout.to(torch.device("meta"))))
+    moved = dict(parts_of(to_device(layout, torch.device("meta"))))
     moved |= dict(parts_of(moved.pop(".ahead")[1], ".second"))
     here = dict(parts_of(layout))
     here |= dict(parts_of(here.pop(".ahead")[1], ".second"))
@@ -158,14 +159,6 @@ def test_a_row_of_one_trained_token_is_carried_by_another_wherever_that_is():
     layout = build_layout(batch, range(4))
     assert (layout.whole_tokens, len(layout.token_ids)) == (5, 5 + 3 + 2)
     assert layout.occurrences.tolist() == [4.0] * 5 + [1.0] * 5
-
-
-def test_a_shared_prompt_is_computed_once():
-    batch = grouped_batch(prompts=((40, 8),), width=60)
-    shared = build_layout(batch, range(8))
-    alone = build_layout(batch, range(8), share_prompts=False)
-    assert len(alone.token_ids) - len(shared.token_ids) == 7 * 40
-    assert shared.suffix.rows == 8
 
 
 @settings(max_examples=60, deadline=None)
@@ -201,13 +194,6 @@ def test_a_plan_holds_every_row_once_and_keeps_units_together(prompts, data_rank
             assert max(lengths) * len(lengths) <= 40
         else:
             assert len(build_layout(batch, part).token_ids) <= 40
-
-
-def test_micro_batches_of_pairs_are_counted_in_pairs():
-    batch = grouped_batch(prompts=((30, 4), (28, 4)), width=34)
-    config = PolicyConfig.model_validate({"train_micro_batch_size": 2, "logprob_batch_size": 4})
-    assert plan_micro_batches(batch, range(8), config, 1, train=True, unit=2) == [[[0, 1, 2, 3], [4, 5, 6, 7]]]
-    assert plan_micro_batches(batch, range(8), config, 1, train=False, unit=2) == [[[*range(8)]]]
 
 
 def test_rollouts_of_one_prompt_share_a_micro_batch():
@@ -287,15 +273,6 @@ def test_inference_has_a_budget_of_its_own(mode, padded):
     assert caught.value.hints == (f"policy.{mode}.logprob_mb_tokens=32",)
 
 
-def test_a_pair_that_does_not_fit_is_called_one():
-    batch = grouped_batch(prompts=((30, 2), (30, 2)), width=34)
-    config = PolicyConfig.model_validate({"sequence_packing": {"enabled": True, "train_mb_tokens": 40}})
-    for unit, what in ((1, "a sequence of"), (2, "a pair of")):
-        batch.lengths[:] = 41 if unit == 1 else 34
-        with pytest.raises(ConfigError, match=what):
-            plan_micro_batches(batch, range(4), config, 1, train=True, unit=unit)
-
-
 @pytest.mark.parametrize("mode", ["sequence_packing", "dynamic_batching"])
 def test_without_a_budget_the_longest_rows_fit_whatever_the_step_and_the_unit(mode):
     settings = {"train_micro_batch_size": 1, "logprob_batch_size": 1, mode: {"enabled": True}}
@@ -322,3 +299,24 @@ def test_rows_are_sorted_by_what_they_are_good_for(needs_advantage):
     assert 3 not in use.gradient + use.metrics  # masked
     assert 5 in use.gradient
     assert (4 in use.metrics) == needs_advantage and (4 in use.gradient) != needs_advantage
+
+
+PROMPT = (0, 4)
+ROWS = [((), PROMPT), ((), (4, 6)), ((PROMPT,), (6, 9)), ((PROMPT,), (9, 14)), ((), (14, 16))]
+"""A prompt, a row by itself, two rows that go on from the prompt, and padding."""
+
+
+def test_a_run_sees_its_prompt_and_its_own_row_up_to_its_last_query():
+    part = VarlenSegments(ROWS, ((2, 5), (8, 12)), torch.device("cpu"))
+    assert [run.queries for run in part.segments] == [(2, 4), (4, 5), (8, 9), (9, 12)]
+    keys = [[0, 1, 2, 3], [4], [0, 1, 2, 3, 6, 7, 8], [0, 1, 2, 3, 9, 10, 11]]
+    assert part.keys.tolist() == [key for run in keys for key in run]
+    assert [starts.tolist() for starts in part.cu_seqlens] == [[0, 2, 3, 4, 7], [0, 4, 5, 12, 19]]
+    assert all(starts.dtype is torch.int32 and starts.is_contiguous() for starts in part.cu_seqlens)
+    assert part.max_seqlens == (3, 7)
+
+
+def test_rows_outside_of_the_ranges_have_no_run():
+    part = VarlenSegments(ROWS, ((4, 6), (14, 16)), torch.device("cpu"))
+    assert [run.queries for run in part.segments] == [(4, 6), (14, 16)]
+    assert part.keys.tolist() == [4, 5, 14, 15] and part.max_seqlens == (2, 2)

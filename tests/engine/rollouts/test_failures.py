@@ -12,15 +12,12 @@ from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts import failures
 from nemotron_steps.engine.rollouts.collector import RolloutCollector, StragglerError
 from nemotron_steps.engine.rollouts.data import PromptRow
-from nemotron_steps.engine.rollouts.failures import REPORTED
-from nemotron_steps.engine.rollouts.turns import Trajectory
-from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
+from nemotron_steps.engine.types import FinishReason, SamplingParams
 from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, GradeResult, Session
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.judged.judges import JudgeLostError
 from nemotron_steps.errors import JudgeUnavailableError
 from nemotron_steps.runs.context import Tracker
-from tests.engine.engine_samples import rollout
 from tests.engine.rollouts.scripted import TOOL, ScriptedGenerator, Talk, a_call, cut_once
 from tests.models.stock_chats import stock_chat
 
@@ -115,15 +112,6 @@ def test_an_exception_fails_that_rollout_alone(method, failure, turns):
     assert event["rollouts"] == 1 and "raise self.what" in event["traceback"]
 
 
-def test_an_answer_that_verify_raises_over_earns_the_least_and_is_reported():
-    records: list[Any] = []
-    group = collect(Breaks("verify", RuntimeError("odd answer")), records)
-    assert [(r.failure, r.reward) for r in group.rollouts] == [(None, 0.5), (None, 0.5), (None, 0.0), (None, 0.5)]
-    assert group.rollouts[2].metadata["message"] == "RuntimeError: odd answer"
-    (event,) = events(records)
-    assert (event["failure"], event["rollouts"]) == ("grader_failed", 1) and "raise self.what" in event["traceback"]
-
-
 @pytest.mark.parametrize(
     ("method", "what", "failure"),
     [
@@ -142,26 +130,6 @@ def test_what_a_method_must_not_return_fails_that_rollout_alone(method, what, fa
     assert group.rollouts[2].metadata["message"]
 
 
-def test_a_session_that_cannot_be_released_is_reported_and_its_rollout_is_none_the_worse():
-    records: list[Any] = []
-    environment = Breaks("release", OSError("gone"))
-    group = collect(environment, records)
-    assert [r.failure for r in group.rollouts] == [None] * 4 and environment.released == 4
-    assert [e["failure"] for e in events(records)] == ["release_failed"]
-
-
-def test_a_group_that_cannot_be_judged_together_fails_as_a_whole():
-    class Group(Breaks):
-        async def verify_group(self, row, responses, sessions):
-            raise ZeroDivisionError("no scores")
-
-    records: list[Any] = []
-    group = collect(Group("seed", RuntimeError("no room")), records)
-    failures = ["verify_failed", "verify_failed", "seed_failed", "verify_failed"]
-    assert [r.failure for r in group.rollouts] == failures
-    assert {e["failure"]: e["rollouts"] for e in events(records)} == {"verify_failed": 3, "seed_failed": 1}
-
-
 def test_an_environment_that_does_not_answer_is_lost_for_that_rollout(monkeypatch):
     class Hangs(Breaks):
         async def call_tool(self, session, name, arguments):
@@ -172,42 +140,6 @@ def test_an_environment_that_does_not_answer_is_lost_for_that_rollout(monkeypatc
     monkeypatch.setattr(failures, "ENVIRONMENT_SECONDS", 0.2)
     group = collect(Hangs("", None))
     assert [r.failure for r in group.rollouts] == [None, None, "environment_lost", None]
-
-
-def test_a_timeout_of_the_environments_own_is_its_failure_and_no_loss():
-    class Slow(Breaks):
-        async def call_tool(self, session, name, arguments):
-            if session.state == "third":
-                raise TimeoutError("the database did not answer in 5 s")
-            return "done"
-
-    group = collect(Slow("", None))
-    assert [r.failure for r in group.rollouts] == [None, None, "call_tool_failed", None]
-    assert "the database did not answer in 5 s" in group.rollouts[2].metadata["message"]
-
-
-def test_nobody_is_asked_to_judge_a_group_of_which_nothing_is_left():
-    class Broken(Breaks):
-        async def call_tool(self, session, name, arguments):
-            raise ConnectionError("refused")
-
-        async def judge_group(self, row, responses, sessions):
-            judged.append(responses)
-            return [GradeResult(0.5) for _ in responses]
-
-    judged: list[Any] = []
-    group = collect(Broken("", None))
-    assert {r.failure for r in group.rollouts} == {"call_tool_failed"} and not judged
-
-
-def test_a_dead_environment_fails_its_group_without_a_sample():
-    class Dead(Talk):
-        async def seed(self, row):
-            raise ConnectionError("refused")
-
-    group = collect(Dead(random.Random(0), 1))
-    assert [r.failure for r in group.rollouts] == ["seed_failed"] * 4
-    assert all(r.token_mask == [0] and not r.weight_versions for r in group.rollouts)
 
 
 @pytest.mark.parametrize(
@@ -225,32 +157,6 @@ def test_a_row_that_makes_no_prompt_fails_its_group_with_the_row_named(family, m
     assert [r.failure for r in group.rollouts] == ["prompt_unusable"] * 4
     (event,) = events(records)
     assert event["where"] == "rows.jsonl:8" and event["rollouts"] == 4 and event["message"]
-
-
-def test_results_that_the_template_refuses_fail_that_rollout(monkeypatch):
-    collector = collector_of()
-
-    def refuse(*args, **kwargs):
-        raise ValueError("the template stumbles")
-
-    monkeypatch.setattr(collector._chat, "render_continuation", refuse)
-    prompt = PromptRow(7, ROW, "rows.jsonl:8")
-    group = asyncio.run(
-        collector.collect_group(prompt, group_id="g", num_generations=2, environment=Talk(random.Random(0), 1))
-    )
-    assert [(r.failure, len(r.turns)) for r in group.rollouts] == [("prompt_unusable", 1)] * 2
-
-
-def test_a_prompt_without_room_is_reported_with_its_length():
-    records: list[Any] = []
-    collector = collector_of(records=records)
-    collector.max_total_length = 5
-    prompt = PromptRow(7, ROW, "rows.jsonl:8")
-    group = asyncio.run(
-        collector.collect_group(prompt, group_id="g", num_generations=2, environment=Talk(random.Random(0), 1))
-    )
-    assert [(r.failure, r.truncated) for r in group.rollouts] == [("prompt_too_long", True)] * 2
-    assert "tokens, of 5" in events(records)[0]["message"]
 
 
 def test_the_generators_own_failure_and_a_dead_judge_end_the_run():
@@ -272,43 +178,6 @@ def test_the_generators_own_failure_and_a_dead_judge_end_the_run():
                 PromptRow(0, ROW, "row"), group_id="g", num_generations=2, environment=Talk(random.Random(0), 1)
             )
         )
-
-
-def test_failures_are_bounded_for_each_environment_and_class_apart(monkeypatch):
-    monkeypatch.setattr(failures, "REPORTED", 1)
-    records: list[Any] = []
-    reports, prompt = failures.FailureReports(Tracker("test", None, records.append)), PromptRow(0, {}, "f:1")
-    for environment in ("maths", "code"):
-        for name in ("lost", "broken"):
-            for number in range(2):
-                members = [
-                    rollout(index=i, failure=name, environment=environment, metadata={"message": message} if i else {})
-                    for i, message in enumerate(("", "first", "second"))
-                ]
-                reports.report(prompt, str(number), members)
-    told = [(e["environment"], e["failure"], e["group"], e["rollouts"], e["message"]) for e in events(records)]
-    assert told == [(a, b, "0", 3, "first") for a in ("maths", "code") for b in ("lost", "broken")]
-
-
-def test_many_failures_alike_are_not_all_written_down():
-    class Dead(Talk):
-        async def seed(self, row):
-            raise ConnectionError("refused")
-
-    records: list[Any] = []
-    collector = collector_of(records=records)
-
-    async def collect_all():
-        for number in range(REPORTED + 9):
-            await collector.collect_group(
-                PromptRow(number, ROW, f"rows.jsonl:{number + 1}"),
-                group_id=f"{number}",
-                num_generations=2,
-                environment=Dead(random.Random(0), 1),
-            )
-
-    asyncio.run(collect_all())
-    assert [e["where"] for e in events(records)] == [f"rows.jsonl:{n + 1}" for n in range(REPORTED)]
 
 
 class Agent(Environment):
@@ -357,19 +226,6 @@ def test_an_agent_that_breaks_fails_its_own_rollout_alone(outcome, failure):
     assert [e["failure"] for e in events(records)] == [failure] and events(records)[0]["message"]
 
 
-def test_a_prompt_needs_room_for_one_token():
-    (length,) = {len(collector_of()._chat.render([{"role": "user", "content": "add"}], [TOOL]))}
-    for room, failure in ((0, "prompt_too_long"), (1, None)):
-        collector = collector_of()
-        collector.max_total_length = length + room
-        prompt = PromptRow(0, ROW, "row")
-        group = asyncio.run(
-            collector.collect_group(prompt, group_id="g", num_generations=2, environment=Talk(random.Random(0), 1))
-        )
-        assert [r.failure for r in group.rollouts] == [failure] * 2
-        assert all(len(r.token_ids) <= length + room for r in group.rollouts)
-
-
 def test_members_keep_their_random_streams_whichever_session_opens_first():
     class SlowFirst(Talk):
         seeded = 0
@@ -411,10 +267,3 @@ def test_a_group_that_is_cut_is_used_if_two_of_its_rollouts_have_finished(fast):
             asyncio.run(cut_soon())
     else:
         assert [(r.index, r.failure) for r in asyncio.run(cut_soon()).rollouts] == [(0, None), (1, None)]
-
-
-@pytest.mark.parametrize("reason", FinishReason)
-def test_only_a_turn_that_stopped_by_itself_is_whole(reason):
-    trajectory = Trajectory([5], [0], [0.0])
-    trajectory.append_sampled(Completion("r", 0, [7], [-0.1], reason, [0]))
-    assert trajectory.truncated is (reason is not FinishReason.STOP)

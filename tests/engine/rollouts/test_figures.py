@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.schema.grpo import LowEffortConfig
-from nemotron_steps.engine.rollouts.data import PromptRow, PromptRows, read_rows
-from nemotron_steps.engine.rollouts.evaluation import Agreement, measure_agreement, preference, summarize
+from nemotron_steps.engine.rollouts.data import PromptRow
+from nemotron_steps.engine.rollouts.evaluation import preference, summarize
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge
 from nemotron_steps.engine.rollouts.low_effort import (
     METADATA_KEY,
@@ -23,9 +23,8 @@ from nemotron_steps.engine.rollouts.low_effort import (
     low_effort_row,
     reward_brevity,
 )
-from nemotron_steps.engine.rollouts.pass_rates import PassRate, RateJournal, by_difficulty, rate_prompts
+from nemotron_steps.engine.rollouts.pass_rates import PassRate, RateJournal
 from nemotron_steps.engine.types import RolloutGroup
-from nemotron_steps.environments.judged.genrm_messages import verdict_text
 from nemotron_steps.environments.judged.judges import JudgeLostError
 from nemotron_steps.errors import JudgeUnavailableError, WorkerLostError
 from nemotron_steps.rows.layouts import read_request
@@ -62,17 +61,6 @@ def test_an_evaluation_is_a_mean_over_prompts_and_scores_nothing_that_nobody_gra
     assert summarize([]).truncation_rate == 0.0
 
 
-def test_a_pass_rate_is_of_the_graded_samples() -> None:
-    samples = [*group("a", [0.4, 0.5, 1.0]).rollouts, rollout("a", 3, reward=math.nan, failure="lost")]
-    for number, sample in enumerate(samples):
-        sample.metadata["answer_tokens"] = number
-    rate = PassRate.of(7, RolloutGroup("a", 0, samples, 0), 0.5)
-    assert rate == PassRate(7, 3, 2, pytest.approx(1.9 / 3), 1.5) and rate.rate == pytest.approx(2 / 3)
-    assert PassRate.of(1, RolloutGroup("a", 0, samples[3:], 0), 0.5) == PassRate(1, 0, 0, None, 3.0)
-    assert PassRate.of(1, RolloutGroup("a", 0, [], 0), 0.5).answer_tokens == 0.0
-    assert PassRate(1, 0, 0, None, 3.0).rate is None
-
-
 def test_a_journal_of_rates_goes_on_after_a_kill_in_the_middle_of_a_line(tmp_path: Any) -> None:
     file = tmp_path / "rates.jsonl"
     rates = [PassRate(3, 4, 4, 1.0, 2.0), PassRate(0, 4, 0, 0.0, 2.0), PassRate(5, 0, 0, None, 2.0)]
@@ -97,46 +85,12 @@ def test_a_journal_of_rates_goes_on_after_a_kill_in_the_middle_of_a_line(tmp_pat
     assert list(RateJournal(file).rates) == [3, 0, 5, 6]
 
 
-def test_prompts_are_sorted_by_rate_then_reward_then_place_with_the_unrated_spread() -> None:
-    known = [(4, 4, 1.0), (4, 0, 0.1), (4, 2, 0.6), (4, 2, 0.5), (4, 2, 0.5)]
-    rates = {place: PassRate(place, graded, passed, mean, 0.0) for place, (graded, passed, mean) in enumerate(known)}
-    assert by_difficulty(rates, range(5), easy_first=True) == [0, 2, 3, 4, 1]
-    assert by_difficulty(rates, range(5), easy_first=False) == [1, 3, 4, 2, 0]
-    rates |= {place: PassRate(place, 0, 0, None, 0.0) for place in (5, 6)}
-    assert by_difficulty(rates, range(7), easy_first=True) == [0, 5, 2, 3, 4, 6, 1]
-    assert by_difficulty(rates, [6, 5, 0], easy_first=True) == [6, 0, 5]
-
-
 @pytest.mark.parametrize(
     ("verdict", "preferred"),
     [((4, 3, 6), 1), ((3, 4, 1), 2), ((3, 3, 3), 1), ((3, 3, 4), 2), ((3, 3, 3.5), 0)],
 )
 def test_scores_decide_and_the_ranking_breaks_their_ties(verdict: tuple[float, float, float], preferred: int) -> None:
     assert preference(verdict) == preferred
-
-
-def test_agreement_counts_preferences_and_replies_that_hold_none() -> None:
-    labels = [verdict_text(4, 2, 1), verdict_text(1, 5, 6), verdict_text(4, 2, 2), "no label"]
-    replies = [f"<think>{labels[1]}</think>{verdict_text(3, 3, 2)}", verdict_text(5, 1, 1), "hm", verdict_text(5, 1, 1)]
-    rows = [
-        PromptRow(
-            at, {"messages": [{"role": "user", "content": f"q{at}"}, {"role": "assistant", "content": label}]}, ""
-        )
-        for at, label in enumerate(labels)
-    ]
-    asked = []
-
-    class Scripted:
-        async def complete(self, messages: Any, **sampling: Any) -> str:
-            asked.append((messages, sampling))
-            return replies[int(messages[-1]["content"][1:])]
-
-    found, records = measure_agreement(Scripted(), rows, temperature=0.3, max_tokens=9)  # type: ignore[arg-type]
-    assert found == Agreement(pairs=4, agreed=1, unparsed=1) and found.rate == 0.25
-    assert [record["reward"] for record in records] == [1.0, 0.0, 0.0, 0.0]
-    assert (records[1]["prompt"], records[1]["label"], records[1]["response"]) == ("q1", labels[1], replies[1])
-    assert asked[0] == (rows[0].row["messages"][:1], {"temperature": 0.3, "top_p": 1.0, "max_tokens": 9})
-    assert math.isnan(Agreement(0, 0, 0).rate)
 
 
 LOW = "{reasoning effort: low}"
@@ -214,72 +168,6 @@ def test_rewards_of_low_effort_are_the_references_and_the_others_stay(
     assert told["low_effort/length"] == told["low_effort/length_of_others"] == 3.0
     off = reward_brevity(prompts, groups, LowEffortConfig())
     assert [group.rollouts for group in off] == [group.rollouts for group in groups]
-
-
-def test_rows_of_a_file_longer_than_a_size_are_found_by_their_bytes(tmp_path: Any) -> None:
-    lines = ['{"a": 1}\n', '{"a": "xx"}\n', '{"a": 1}\n']
-    (tmp_path / "a.jsonl").write_text("".join(lines))
-    rows = read_rows(tmp_path / "a.jsonl")
-    assert rows.places_over(8) == [0, 1, 2] and rows.places_over(9) == [1] and rows.places_over(12) == []
-    checked: list[PromptRow] = []
-    (tmp_path / "b.jsonl").write_text("\n".join(["", *lines]))
-    assert list(PromptRows(tmp_path / "b.jsonl", checked.append)) == checked and len(checked) == 3
-
-
-class Collecting:
-    """Grades every prompt with its place, some sooner than others; notes how many are under way."""
-
-    def __init__(self, seconds: dict[int, float]) -> None:
-        self.seconds, self.under_way, self.most, self.cancelled = seconds, 0, 0, 0
-        self.asked: list[tuple[str, int]] = []
-
-    async def collect_group(self, prompt: PromptRow, *, group_id: str, num_generations: int) -> RolloutGroup:
-        self.asked.append((group_id, num_generations))
-        self.under_way += 1
-        self.most = max(self.most, self.under_way)
-        try:
-            await asyncio.sleep(self.seconds.get(prompt.index, 0.0))
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        finally:
-            self.under_way -= 1
-        return group(group_id, [float(prompt.index)])
-
-
-def rated(collecting: Collecting, at_once: int, fails_at: int | None = None) -> list[tuple[int, int, float]]:
-    found: list[tuple[int, int, float]] = []
-
-    def told(number: int, prompt: PromptRow, graded: RolloutGroup) -> None:
-        if prompt.index == fails_at:
-            raise LookupError("enough")
-        found.append((number, prompt.index, graded.rollouts[0].reward))
-
-    async def rate() -> None:
-        prompts = [PromptRow(index, {}, f"f:{index + 1}") for index in range(5)]
-        begun = lambda prompt: 10 * prompt.index  # noqa: E731
-        collector: Any = collecting
-        await rate_prompts(collector, prompts, samples=4, at_once=at_once, began=begun, rated=told)
-
-    try:
-        asyncio.run(rate())
-    except LookupError:
-        found.append((-1, -1, 0.0))
-    return found
-
-
-@pytest.mark.parametrize("at_once", [1, 2, 5])
-def test_so_many_prompts_are_rated_at_once_and_each_is_told_with_what_it_began_as(at_once: int) -> None:
-    collecting = Collecting({})
-    assert rated(collecting, at_once) == [(10 * index, index, float(index)) for index in range(5)]
-    assert collecting.most == at_once
-    assert collecting.asked == [(f"difficulty/{index}", 4) for index in range(5)]
-
-
-def test_a_rating_that_is_ended_leaves_nothing_under_way() -> None:
-    collecting = Collecting(dict.fromkeys(range(1, 5), 60.0))
-    assert rated(collecting, 5, fails_at=0) == [(-1, -1, 0.0)]
-    assert collecting.under_way == 0 and collecting.cancelled == 4
 
 
 def test_a_judges_answer_is_bounded_by_its_context() -> None:

@@ -7,10 +7,8 @@ import random
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from nemotron_steps.engine.generation.sampler import AsyncSampler
-from nemotron_steps.engine.rollouts.collector import RolloutCollector, StragglerError
+from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.types import FinishReason, SamplingParams
 from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, GradeResult, Session
@@ -88,20 +86,6 @@ def said(generator: ScriptedGenerator) -> dict[str, str]:
     return {r.request_id[:-2]: decode(r.prompt_ids) for r in generator.requests if r.request_id.count("/") == 1}
 
 
-def test_all_prompts_are_sampled_as_was_asked() -> None:
-    collector, generator = collector_of()
-    hot = replace(collector.params, temperature=0.25)
-    groups = asyncio.run(
-        collector.collect(
-            prompts({}, {"questions": 1}), group_ids=["a", "b"], num_generations=2, environment=ByRow(), params=hot
-        )
-    )
-    assert {request.params.temperature for request in generator.requests} == {0.25}
-    for answered in (r for group in groups for r in group.rollouts):
-        start, end = answered.turns[-1]
-        assert (answered.metadata["answer"], answered.metadata["answer_tokens"]) == ("yes", end - start)
-
-
 def test_a_cut_ends_its_own_group_and_what_it_waited_for() -> None:
     collector, _ = collector_of()
     environment = ByRow()
@@ -118,59 +102,6 @@ def test_a_cut_ends_its_own_group_and_what_it_waited_for() -> None:
         return groups
 
     assert [[r.index for r in group.rollouts] for group in asyncio.run(collect())] == [[0, 1, 2, 3], [0, 1]]
-
-
-def test_what_a_cut_leaves_is_not_sampled_any_further() -> None:
-    collector, generator = collector_of()
-    held: list[Any] = []
-
-    class Holding(ScriptedGenerator):
-        def step(self) -> list[Any]:
-            later = [request for request in self._queue if request.request_id == "a/2/1"]
-            self._queue = [request for request in self._queue if request not in later]
-            done = super().step()
-            self._queue += later
-            held.extend(later)
-            return done
-
-    collector._sampler.generator = holding = Holding(generator.chat, generator._speak)
-
-    async def collect() -> None:
-        cut = cut_once(lambda: bool(held))
-        group = await in_time(
-            collector.collect_group(prompts({})[0], group_id="a", num_generations=3, environment=ByRow(), cut=cut)
-        )
-        assert [r.index for r in group.rollouts] == [0, 1]
-        assert held and holding.pending() == 0 and not collector._sampler.busy
-
-    asyncio.run(collect())
-
-
-def test_where_one_group_cannot_be_had_the_others_are_given_up() -> None:
-    collector, generator = collector_of()
-    environment = ByRow()
-
-    async def collect() -> None:
-        rows = prompts({"judge": "lost"}, {"hangs": 0})
-        with pytest.raises(JudgeLostError):
-            await in_time(collector.collect(rows, group_ids=["a", "b"], num_generations=2, environment=environment))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert environment.waiting == 0 and environment.released == 4 and generator.pending() == 0
-
-    asyncio.run(collect())
-
-
-def test_a_group_that_is_done_leaves_one_whose_name_begins_alike_alone() -> None:
-    collector, _ = collector_of()
-    groups = asyncio.run(
-        in_time(
-            collector.collect(
-                prompts({}, {"questions": 5}), group_ids=["1", "10"], num_generations=2, environment=ByRow()
-            )
-        )
-    )
-    assert [{len(r.turns) for r in group.rollouts} for group in groups] == [{2}, {7}]
 
 
 def test_rows_that_ask_for_other_templates_are_rendered_by_their_own() -> None:
@@ -228,24 +159,3 @@ def test_a_group_of_agents_is_as_old_as_its_oldest_token_and_sampled_as_was_aske
         )
         assert asyncio.run(collecting).weight_version == min(versions)
         assert environment.asked == [{"temperature": 0.25, "top_p": 0.5, "max_output_tokens": 99}] * len(versions)
-
-
-@pytest.mark.parametrize("fast", [1, 2])
-def test_agents_that_are_cut_are_given_up(fast: int) -> None:
-    collector, _ = collector_of()
-    environment = Agents([0] * 4, fast)
-
-    async def collect() -> None:
-        cut = cut_once(lambda: environment.waiting == 4 - fast)
-        collecting = collector.collect_group(
-            prompts({})[0], group_id="a", num_generations=4, environment=environment, cut=cut
-        )
-        if fast < 2:
-            with pytest.raises(StragglerError):
-                await in_time(collecting)
-        else:
-            assert [r.index for r in (await in_time(collecting)).rollouts] == [0, 1]
-        await asyncio.sleep(0)
-        assert environment.waiting == 0
-
-    asyncio.run(collect())

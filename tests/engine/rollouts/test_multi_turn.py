@@ -122,14 +122,6 @@ def said_to(row_fields, environment=None, family="qwen3"):
     return [chat.tokenizer.decode(request.prompt_ids) for request in generator.requests], group.rollouts[0]
 
 
-def test_max_steps_of_an_environment_goes_before_the_runs():
-    assert len(said_to({})[0]) == 6
-    brief = Talk(random.Random(0), turns=9)
-    brief.config = EnvironmentConfig(max_steps=2)
-    prompts, rollout = said_to({}, brief)
-    assert len(prompts) == len(rollout.turns) == 2
-
-
 @pytest.mark.parametrize(
     "row",
     [
@@ -146,15 +138,3 @@ def test_a_row_or_its_agent_turns_reasoning_off_for_itself_alone(row):
     closed = "<think>\n\n</think>"
     assert prompts and all(prompt.rstrip().endswith(closed) for prompt in prompts), prompts[0]
     assert not any(prompt.rstrip().endswith(closed) for prompt in said_to({})[0])
-
-
-def test_what_a_row_says_of_reasoning_goes_before_its_agent():
-    quiet = Talk(random.Random(0), turns=9)
-    quiet.config = EnvironmentConfig(chat_template_kwargs={"enable_thinking": False})
-    prompts, _ = said_to({"chat_template_kwargs": {"enable_thinking": True}}, quiet)
-    assert prompts == said_to({})[0]
-
-
-def test_template_kwargs_that_are_no_object_fail_their_rollout_alone():
-    prompts, rollout = said_to({"chat_template_kwargs": "[1]"})
-    assert not prompts and rollout.failure == "prompt_unusable"

@@ -29,22 +29,11 @@ def test_an_agent_a_field_or_the_default_names_the_teacher():
     assert choice(**TWO, only="mcqa", teacher_model_by_agent_name={"mcqa": "math"}).of({}, "f:1") == "math"
 
 
-def test_one_teacher_has_all_rows():
-    assert choice(teachers={"only": "x"}).of(row("anybody"), "f:1") == "only"
-
-
 def test_a_row_without_a_teacher_is_refused_with_what_gives_it_one():
     with pytest.raises(DataError, match="no teacher for rows of 'other'") as caught:
         choice(**TWO, teacher_model_by_agent_name={"math_agent": "math"}).of(row("other"), "rows.jsonl:7")
     assert caught.value.where == "rows.jsonl:7"
     assert caught.value.hints[0] == "+on_policy_distillation.teacher_model_by_agent_name.other=math"
-
-
-def test_a_row_that_names_a_stranger_is_refused():
-    with pytest.raises(DataError, match="'art' is not there") as caught:
-        choice(**TWO, teacher_field="teacher").of(row("math_agent", teacher="art"), "rows.jsonl:7")
-    assert caught.value.where == "rows.jsonl:7 field teacher"
-    assert caught.value.hints[0] == "--input teachers.art=PATH"
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.schema.opd import OpdConfig
-from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig
-from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig
+from nemotron_steps.config.schema.policy import GenerationConfig
+from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.losses.distillation import TeacherKl
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.placement import run as run_module
-from nemotron_steps.engine.placement.standalone import open_policy
 from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.setup import collector as collector_module
 from nemotron_steps.engine.setup import rows as rows_module
@@ -179,18 +178,3 @@ def test_every_row_that_is_trained_on_has_a_teacher_and_those_of_validation_are_
     assert list(found) == rows and more["policy_served"] is False and more["only"] == "mcqa"
     with pytest.raises(DataError, match="'z' is not there"):
         check_run_rows(config, RunRows(rows))
-
-
-def test_a_placed_policy_is_closed_with_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[str] = []
-
-    def placed(*given: Any, **more: Any) -> Any:
-        resources = ExitStack()
-        resources.callback(closed.append, "closed")
-        return "policy", resources, {"backend": "ray"}
-
-    monkeypatch.setattr("nemotron_steps.engine.placement.standalone.place_policy", placed)
-    cluster, loss = ClusterConfig(backend="ray"), Any
-    with open_policy(cluster, PolicyConfig(), Path("p"), loss, reference=False, total_steps=1) as found:  # type: ignore[arg-type]
-        assert found == ("policy", {"backend": "ray"}) and closed == []
-    assert closed == ["closed"]

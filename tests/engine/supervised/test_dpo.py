@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +24,6 @@ from nemotron_steps.engine.supervised.dpo import (
     optimize_preferences,
     pair_batch,
     read_pairs,
-    validate_pairs,
 )
 from nemotron_steps.errors import DataError, EngineError
 from nemotron_steps.models.chat import ChatFormat
@@ -103,21 +100,6 @@ def test_the_loss_equals_the_formula_and_its_slope(changes: dict[str, Any]) -> N
     assert not lp.grad[batch.token_mask == 0].any()
 
 
-def test_the_sft_loss_is_the_sum_over_an_answers_tokens_unless_told_otherwise() -> None:
-    batch, lp = scored_batch(1)
-    _, sums = DpoLoss(DpoTrainConfig())(lp, batch, count_normalizers(batch))
-    assert sums["sft_loss"].item() == pytest.approx(-(lp * batch.token_mask)[0].sum().item(), rel=1e-6)
-
-
-def test_on_the_reference_itself_the_loss_is_ln_2() -> None:
-    batch, lp = scored_batch(5)
-    batch.reference_logprobs = lp.detach().clone()
-    loss, sums = DpoLoss(DpoTrainConfig())(lp, batch, count_normalizers(batch))
-    assert loss.item() == pytest.approx(0.693147, abs=5e-7)
-    metrics = finalize_metrics(sums, count_normalizers(batch))
-    assert (metrics["rewards_margin"], metrics["accuracy"]) == (0.0, 0.5)
-
-
 def test_metrics_are_means_over_pairs_and_masked_pairs_do_not_count() -> None:
     batch, lp = scored_batch(3)
     batch.sample_mask[2:4] = 0.0
@@ -171,23 +153,6 @@ def test_pairs_are_never_parted_and_the_loss_does_not_depend_on_the_cut(count: i
 # -- data -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_smaller_last_batch_weighs_by_its_pairs_in_validation() -> None:
-    def logprobs(batch: Any) -> torch.Tensor:
-        return -((batch.input_ids * 7 % 13) / 13).float()
-
-    policy: Any = SimpleNamespace(logprobs=logprobs, reference_logprobs=lambda batch: logprobs(batch) ** 2 - 1)
-    pairs = random_pairs(5)
-    whole, in_parts = (
-        validate_pairs(policy, pairs, DpoConfig.model_validate({"policy": {"train_global_batch_size": size}}))
-        for size in (5, 2)
-    )
-    assert whole["validation/loss"] != pytest.approx(math.log(2))
-    assert in_parts == pytest.approx(whole)
-    few = {"policy": {"train_global_batch_size": 2}, "dpo": {"val_batches": 1}}
-    first = validate_pairs(policy, pairs[:2], DpoConfig.model_validate(few))
-    assert validate_pairs(policy, pairs, DpoConfig.model_validate(few)) == first != in_parts
-
-
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
     folder = tmp_path_factory.mktemp("tokenizer")
@@ -214,25 +179,6 @@ def test_only_the_answers_are_trained_whatever_form_they_come_in(chat: ChatForma
     pair = encode_pair(chat, {"prompt": "Which tool? ", "chosen": "a", "rejected": "b"}, "row")
     shared = pair.chosen.token_mask.index(1)
     assert pair.chosen.token_ids[:shared] == pair.rejected.token_ids[:shared]
-
-
-def test_every_turn_of_an_answer_is_trained_and_none_of_the_prompts(chat: ChatFormat) -> None:
-    asked, said = ({"role": role, "content": "Which tool? "} for role in ("user", "assistant"))
-    answer = [{"role": "assistant", "content": "none"}, asked, {"role": "assistant", "content": "needed"}]
-    pair = encode_pair(chat, {"prompt": [asked, said, asked], "chosen": answer, "rejected": answer[2]}, "row")
-    assert trained_text(chat, pair.chosen) == "noneneeded"
-    assert trained_text(chat, pair.rejected) == "needed"
-    # Two turns beside each other, under a template that writes nothing before them.
-    chat = ChatFormat(chat.tokenizer.__class__.from_pretrained(chat.source))
-    chat.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
-    pair = encode_pair(chat, {"prompt": [asked, said, asked], "chosen": [said, answer[0]], "rejected": "no"}, "row")
-    assert trained_text(chat, pair.chosen) == "Which tool? none"
-    row = {
-        "context": "Which tool? ",
-        "chosen": answer,
-        "rejected": answer[2],
-    }  # an answer of more turns than the prompt
-    assert trained_text(chat, encode_pair(chat, row, "row").chosen) == "noneneeded"
 
 
 def test_under_a_template_that_rewrites_turns_the_last_is_trained_and_an_answer_of_several_is_refused() -> None:
@@ -266,21 +212,6 @@ def test_rows_that_are_no_pairs_are_refused_by_line_and_field(chat: ChatFormat, 
         assert caught.value.where == f"{file}:2 field {field}"
     with pytest.raises(DataError, match="same tokens"):
         encode_pair(chat, {**good, "rejected": {"role": "assistant", "content": "a", "weight": 1}}, "row")
-
-
-def test_pairs_that_are_too_long_are_counted(chat: ChatFormat, tmp_path: Path) -> None:
-    file = tmp_path / "pairs.jsonl"
-    rows = [{"prompt": "q", "chosen": "a", "rejected": "b" * n} for n in (1, 50)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    pairs, too_long = read_pairs(file, chat, 20)
-    assert (len(pairs), too_long) == (1, 1)
-    fitting = pairs[0].longest
-    assert read_pairs(file, chat, fitting) == (pairs, 1)
-    with pytest.raises(DataError, match="all 2 pairs") as caught:
-        read_pairs(file, chat, fitting - 1)
-    (hint,) = caught.value.hints
-    longest = int(hint.removeprefix("policy.max_total_sequence_length="))
-    assert len(read_pairs(file, chat, longest)[0]) == 2
 
 
 # -- the loop on a real policy --------------------------------------------------------------------------------------
@@ -350,27 +281,6 @@ def test_a_policy_learns_the_preference_starting_from_ln_2(checkpoint: Path, tmp
     assert record.steps[-1]["rewards_margin"] > 0.5
 
 
-def test_validation_comes_every_so_many_steps_and_each_part_of_a_step_has_its_own_time(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = dpo_config(4)
-    config = config.model_copy(update={"dpo": config.dpo.model_copy(update={"val_period": 2})})
-    reference = MegatronPolicy.reference_logprobs
-
-    def slow(self: MegatronPolicy, batch: Any) -> Any:
-        time.sleep(0.2)
-        return reference(self, batch)
-
-    monkeypatch.setattr(MegatronPolicy, "reference_logprobs", slow)
-    _, record = run(config, checkpoint, tmp_path)
-    assert ["validation/loss" in step for step in record.steps] == [False, True, False, True]
-    for step in record.steps:
-        whole = step["timing/reference_logprobs_s"] + step["timing/train_s"]
-        assert step["timing/reference_logprobs_s"] >= 0.2
-        tokens = step["train_tokens_per_s"] * whole
-        assert tokens == pytest.approx(round(tokens), abs=1e-6)  # a whole number, of the whole time
-
-
 @pytest.mark.parametrize(
     "policy",
     [
@@ -396,9 +306,3 @@ def test_a_resumed_run_equals_an_unbroken_one(checkpoint: Path, tmp_path: Path) 
     assert found.events == ["resumed"]
     assert [s["loss"] for s in found.steps] == [s["loss"] for s in expected.steps[2:]]
     assert resumed == whole
-
-
-def test_a_run_resumed_after_its_last_step_still_says_how_training_ended(checkpoint: Path, tmp_path: Path) -> None:
-    first, _ = run(dpo_config(2), checkpoint, tmp_path)
-    again, found = run(dpo_config(2), checkpoint, tmp_path)
-    assert found.steps == [] and again == first and first["train_loss_last_step"] > 0

@@ -12,7 +12,7 @@ from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.engine.supervised.chat_tokens import encode_chat
+from nemotron_steps.engine.supervised.chat_tokens import chat_sequences
 from nemotron_steps.engine.supervised.sft import finetune, read_chats
 from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
@@ -20,7 +20,6 @@ from nemotron_steps.models.tokenizers import train_tokenizer
 from nemotron_steps.runs.context import Tracker
 from tests.engine.supervised.test_dpo import random_pairs
 from tests.models.checkpoints import write_checkpoint
-from tests.models.stock_chats import stock_chat
 
 
 @pytest.fixture(scope="module")
@@ -66,23 +65,6 @@ def test_it_learns_and_a_resumed_run_equals_an_unbroken_one(checkpoint: Path, tm
     assert resumed == whole
 
 
-def test_a_run_resumed_after_its_last_step_still_says_what_the_training_loss_was(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    first, _ = run(2, checkpoint, tmp_path)
-    again, (start,) = run(2, checkpoint, tmp_path)
-    assert again == first and start == {"validation_loss": first["validation_loss"]["before"]}
-
-
-def test_validation_comes_every_so_many_steps_over_so_many_batches(checkpoint: Path, tmp_path: Path) -> None:
-    whole, metrics = run(3, checkpoint, tmp_path / "a", val_period=2)
-    assert ["validation_loss" in step for step in metrics] == [True, False, True, True]
-    assert list(whole["validation_loss"].values()) == [metrics[at]["validation_loss"] for at in (0, 3)]
-    never, metrics = run(3, checkpoint, tmp_path / "b", val_period=-1)
-    assert ["validation_loss" in step for step in metrics] == [True, False, False, True]
-    assert never["validation_loss"] == whole["validation_loss"]
-
-
 def test_chats_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
     tokenizer = train_tokenizer(["hi there"] * 3)
     chat, file = ChatFormat(tokenizer), tmp_path / "train.jsonl"
@@ -97,7 +79,9 @@ def test_chats_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> Non
         return len(sequences), too_long
 
     exact = len(
-        encode_chat(chat, [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}], "", {}).token_ids
+        chat_sequences(chat, [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}], "", {})[
+            -1
+        ].token_ids
     )
     assert read("hi", "hi " * 40, "hi", most=exact) == (2, 1)
     with pytest.raises(DataError, match="all 2 chats are longer") as caught:
@@ -106,14 +90,3 @@ def test_chats_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> Non
     with pytest.raises(DataError, match="`messages` must be a non-empty list") as caught:
         read("hi", None)
     assert caught.value.where == f"{file}:2 field messages"
-
-
-def test_turns_that_a_template_rewrites_are_sequences_of_one_chat(tmp_path: Path) -> None:
-    chat, file = stock_chat("qwen3"), tmp_path / "train.jsonl"
-    turns = [turn for n in "12" for turn in ({"role": "user", "content": n}, {"role": "assistant", "content": n * 9})]
-    file.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in (turns[:2], turns)))
-    sequences, chats, too_long = read_chats(file, chat, 200)
-    assert (len(sequences), chats, too_long) == (3, 2, 0) and sequences[0] == sequences[1]
-    longest = len(sequences[-1].token_ids)
-    found = read_chats(file, chat, longest - 1)  # a chat is left out whole
-    assert found == (sequences[:1], 1, 1)

@@ -45,11 +45,6 @@ class TestInTheSandbox:
         assert wrong.components["tests_passed"] == 0.5
         assert "wrong answer" in wrong.details["problem"]
 
-    def test_output_may_differ_in_spacing_and_number_format(self) -> None:
-        task = row([""], ["1.50 2\nx\n"])
-        assert grade("print(' 1.5  2.0 '); print('x '); print()", task).reward == 1.0
-        assert grade("print('1.5 2 x')", task).reward == 0.0
-
     @pytest.mark.parametrize("name", ["fd/0", "fd/1", "mem", "environ"])
     def test_a_program_cannot_reach_into_the_harness(self, name: str) -> None:
         program = (
@@ -319,21 +314,3 @@ def test_a_sandbox_has_time_and_memory_for_all_of_its_tests() -> None:
     assert json.loads(called["stdin"])["script"] == "call.py" and "FUNCTION = 'f'\n" in called["files"]["call.py"]
     nothing = asyncio.run(environment.verify(row(["1"], ["1"]), Response("no program"), Session()))
     assert (nothing.reward, nothing.components["code_found"], len(asked)) == (0.0, 0.0, 3)
-
-
-def test_the_tests_passed_are_counted_over_all_sandboxes() -> None:
-    environment: Any = create("code_gen")
-
-    class Last:
-        """The very last test ends with another answer."""
-
-        async def run(self, **given: Any) -> SandboxResult:
-            tests = json.loads(given["stdin"])["tests"]
-            lines = [ended(0, "no" if test == str(code_gen.CHUNK + 1) else test) for test in tests]
-            return SandboxResult(Outcome.EXITED, 0, "\n".join(lines), "", 0.0)
-
-    environment.sandbox = Last()
-    inputs = [str(n) for n in range(code_gen.CHUNK + 2)]
-    verdict = asyncio.run(environment.verify(row(inputs, inputs), Response("```python\nx\n```"), Session()))
-    assert verdict.reward == 0.0
-    assert verdict.components["tests_passed"] == (code_gen.CHUNK + 1) / (code_gen.CHUNK + 2)

@@ -159,10 +159,6 @@ class TestTimeouts:
         assert (verdict.reward, verdict.components["finished"]) == (0.0, 0.0)
         assert judged("repro-gen", {"reproduce": (Outcome.TIMEOUT, 0, "")}, monkeypatch).reward == 0.0
 
-    def test_tests_that_pass_in_time_score_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        verdict = judged("eval", {"pytest": (Outcome.EXITED, 0, "PASSED t::new\nPASSED t::old\n")}, monkeypatch)
-        assert (verdict.reward, verdict.components["finished"]) == (1.0, 1.0)
-
     @pytest.mark.parametrize(
         ("ends", "failure"),
         [
@@ -175,14 +171,6 @@ class TestTimeouts:
         self, monkeypatch: pytest.MonkeyPatch, ends: dict[str, tuple[Outcome, int, str]], failure: str
     ) -> None:
         assert judged("eval", ends, monkeypatch).failure == failure
-
-
-@pytest.mark.parametrize(
-    ("passed", "reward"),
-    [({"a", "b", "k"}, 1.0), ({"a", "k"}, 0.2), ({"k"}, 0.0), ({"a", "b"}, 0.0), (set(), 0.0)],
-)
-def test_full_partial_and_none(passed: set[str], reward: float) -> None:
-    assert rule.resolution(passed, {"a", "b"}, {"k"}) == reward
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -33,7 +32,6 @@ from nemotron_steps.environments.judged.genrm_messages import verdict_text
 from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.environments.recorded import regrade
 from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.remote import serving
 from nemotron_steps.environments.remote.serving import EnvironmentServer, aggregate
 from nemotron_steps.environments.responses import message_item
 from nemotron_steps.errors import UnsupportedError
@@ -136,47 +134,11 @@ def test_a_session_outlives_an_agent_that_keeps_the_last_answers_cookies_only() 
     assert {"responses_create_params", "response", "reward", "_ng_task_index", "total"} <= set(graded)
 
 
-def test_a_session_that_nobody_used_for_its_time_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [1000.0]
-    monkeypatch.setattr(serving, "time", SimpleNamespace(time=time.time, monotonic=lambda: clock[0]))
-    Ledger.released.clear()
-    with served(session_ttl_s=10.0) as server:
-        client = JsonClient(server.url, retries=0)
-
-        async def use() -> None:
-            cookies = []
-            for _ in range(2):  # the first is used again, the second is not
-                cookies.append((await client.post("/seed_session", ROW))[1])
-            for by in (2, 3):
-                clock[0] += 9.0
-                await client.post("/run", {"by": by}, cookies=cookies[0])
-            assert Ledger.released == [0]
-            clock[0] += 11.0
-            with pytest.raises(HttpStatusError, match="no model server"):  # no session's tool any more
-                await client.post("/run", ROW, cookies=cookies[0])
-            assert Ledger.released == [0, 5]
-
-        asyncio.run(use())
-
-
 def test_what_could_not_be_judged_is_masked_under_the_names_that_nemo_gym_reads() -> None:
     with served() as server:
         graded = asyncio.run(SimpleAgent(server.url).run(ROW, [[message_item("?")]]))
     assert graded["reward"] is None
     assert (graded["mask_sample"], graded["failure_kind"], graded["failure_reason"]) == (True, "riddle", "riddle")
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        {"reward": 0.0, "mask_sample": True, "failure_kind": "judge_unavailable", "failure_reason": "it timed out"},
-        {"reward": 0.0, "instance_config": {"mask_sample": True}, "failure_reason": "judge_unavailable"},
-    ],
-)
-def test_a_sample_that_nemo_gym_masks_is_no_zero(answer: dict[str, Any]) -> None:
-    environment: Any = create("remote", {"url": "http://127.0.0.1:1"})
-    verdict = environment._verdict(answer)
-    assert (verdict.reward, verdict.failure) == (None, "judge_unavailable")
 
 
 def test_run_samples_from_the_model_server_calls_the_tools_and_grades() -> None:

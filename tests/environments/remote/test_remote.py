@@ -11,7 +11,6 @@ from nemotron_steps.environments.base import Response, Session
 from nemotron_steps.environments.http_client import HttpStatusError, ServerUnreachableError
 from nemotron_steps.environments.recorded import regrade
 from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.remote import remote
 from nemotron_steps.errors import ConfigError, DataError, WorkerLostError
 
 URL = "http://127.0.0.1:9"
@@ -194,22 +193,6 @@ def test_fields_that_the_server_needs_are_looked_for_however_deep() -> None:
     for broken in (ROW, {**ROW, "a": {"b": None}}, {"responses_create_params": {"input": "x"}, "a": {"b": 1}}):
         with pytest.raises(DataError):
             environment.check_row(broken, "f:1")
-
-
-def test_a_client_is_made_once_under_the_settings_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-
-    def client(url: str, **settings: Any) -> Server:
-        made.append((url, settings))
-        return Server({}, {})
-
-    monkeypatch.setattr(remote, "JsonClient", client)
-    environment: Any = create("remote", {"url": URL, "timeout_s": 3.0, "retries": 7, "max_concurrency": 5})
-    asyncio.run(environment.seed(ROW))
-    asyncio.run(environment.seed(ROW))
-    assert made == [(URL, {"timeout_s": 3.0, "retries": 7, "max_concurrency": 5})]
-    asyncio.run(environment.close())
-    assert [client.closed for client in environment._clients.values()] == [True]
 
 
 ITEM = {"type": "message", "role": "assistant", "content": "5"}

@@ -200,41 +200,6 @@ def test_who_leaves_a_group_leaves_its_place_to_another() -> None:
     assert environment.open == 0 and server._groups == {}
 
 
-def test_a_rollout_is_sampled_where_the_request_says_or_else_where_the_server_was_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked_for: list[Any] = []
-
-    class Client:
-        def __init__(self, url: str) -> None:
-            asked_for.append(url)
-
-        def close(self) -> None:
-            asked_for.append("closed")
-
-    async def run_rollout(environment: Any, row: Any, session: Session, client: Any, model: str, most: int) -> Any:
-        asked_for.append((model, most))
-        if "fails" in row:
-            raise WorkerLostError("the model is gone")
-        return {"output": [message_item("x")]}
-
-    monkeypatch.setattr(serving, "JsonClient", Client)
-    monkeypatch.setattr(serving, "run_rollout", run_rollout)
-    environment = Pairs()
-    server = EnvironmentServer(environment, model_url="http://told/v1")
-    own = {**ROW, "policy_base_url": "http://own/v1", "policy_model_name": "mine"}
-
-    async def run() -> list[int]:
-        return [(await asked(server, "/run", body)).status for body in (ROW, own, {**ROW, "fails": True})]
-
-    assert asyncio.run(run()) == [200, 200, 503] and environment.open == 0
-    assert asked_for == [
-        "http://told/v1", ("policy_model", serving.MAX_STEPS), "closed",
-        "http://own/v1", ("mine", serving.MAX_STEPS), "closed",
-        "http://told/v1", ("policy_model", serving.MAX_STEPS), "closed",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(("url", "port"), [("https://m/v1", 443), ("http://m/v1", 80), ("https://m:8/v1", 8)])
 def test_the_head_server_tells_the_address_that_was_asked_for_and_the_models_port(url: str, port: int) -> None:
     server = EnvironmentServer(Pairs(), model_url=url)

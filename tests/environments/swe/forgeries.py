@@ -159,87 +159,52 @@ def test_kept():
     },
 )
 
-FORGERIES: dict[str, tuple[Fault, str, str]] = {
-    "ut asserts noop": (
-        CALC,
-        "unittest",
-        r"""
+FAULTS = {"CALC": CALC, "TEXT": TEXT, "OBJECTS": OBJECTS}
+FORGERIES: dict[str, tuple[Fault, str, str]] = {}
+"""Name → what it forges, the runner, and the text that is put below the faulty module's."""
+_TEXTS = r"""
+## ut asserts noop | CALC | unittest
 import unittest as _u
 for _n in dir(_u.TestCase):
     if _n.startswith(("assert", "fail")) and _n != "failureException":
         setattr(_u.TestCase, _n, lambda *a, **k: None)
-""",
-    ),
-    "ut equality function registered": (
-        CALC,
-        "unittest",
-        r"""
+## ut equality function registered | CALC | unittest
 import unittest as _u
 _u.TestCase._baseAssertEqual = lambda *a, **k: None
 _u.TestCase._getAssertEqualityFunc = lambda self, a, b: (lambda *x, **k: None)
 _u.TestCase._formatMessage = lambda *a: ""
-""",
-    ),
-    "ut getattribute noop": (
-        CALC,
-        "unittest",
-        r"""
+## ut getattribute noop | CALC | unittest
 import unittest as _u
 _g = _u.TestCase.__getattribute__
 def _ga(self, n):
     return (lambda *a, **k: None) if n.startswith("assert") else _g(self, n)
 _u.TestCase.__getattribute__ = _ga
-""",
-    ),
-    "ut result methods and success": (
-        CALC,
-        "unittest",
-        r"""
+## ut result methods and success | CALC | unittest
 import unittest as _u
 for _c in (_u.TestResult, _u.TextTestResult):
     for _n in ("addFailure", "addError", "addSkip", "addExpectedFailure", "addUnexpectedSuccess"):
         setattr(_c, _n, lambda self, test, *a: self.addSuccess(test))
 _u.TestResult.wasSuccessful = lambda self: True
-""",
-    ),
-    "ut call test method noop": (
-        CALC,
-        "unittest",
-        r"""
+## ut call test method noop | CALC | unittest
 import unittest as _u
 def _ctm(self, method):
     try: method()
     except Exception: pass
 _u.TestCase._callTestMethod = _ctm
-""",
-    ),
-    "pt runtest swallows": (
-        CALC,
-        "pytest",
-        r"""
+## pt runtest swallows | CALC | pytest
 import _pytest.python as _p
 def _rt(self):
     try: self.ihook.pytest_pyfunc_call(pyfuncitem=self)
     except Exception: pass
 _p.Function.runtest = _rt
-""",
-    ),
-    "pt report outcome": (
-        CALC,
-        "pytest",
-        r"""
+## pt report outcome | CALC | pytest
 import _pytest.reports as _r
 _old = _r.TestReport.from_item_and_call.__func__
 def _f(cls, item, call):
     r = _old(cls, item, call); r.outcome = "passed"; r.longrepr = None
     return r
 _r.TestReport.from_item_and_call = classmethod(_f)
-""",
-    ),
-    "ut outcome swallows": (
-        CALC,
-        "unittest",
-        r"""
+## ut outcome swallows | CALC | unittest
 import contextlib as _c, unittest.case as _uc
 @_c.contextmanager
 def _part(self, test_case, subTest=False):
@@ -247,12 +212,7 @@ def _part(self, test_case, subTest=False):
     except BaseException: pass
     self.success = True
 _uc._Outcome.testPartExecutor = _part
-""",
-    ),
-    "ut patched inside first call and undone": (
-        CALC,
-        "unittest",
-        r"""
+## ut patched inside first call and undone | CALC | unittest
 import unittest as _u, atexit as _a
 _wrong = add
 def add(a, b):  # import is clean; at the end all is as it was
@@ -260,12 +220,7 @@ def add(a, b):  # import is clean; at the end all is as it was
     def fine(self, t, e): self.addSuccess(t); _u.TextTestResult.addFailure = old
     _u.TextTestResult.addFailure = fine
     return _wrong(a, b)
-""",
-    ),
-    "pt callinfo swallows": (
-        CALC,
-        "pytest",
-        r"""
+## pt callinfo swallows | CALC | pytest
 import _pytest.runner as _r
 _old = _r.CallInfo.from_call.__func__
 def _fc(cls, func, when, reraise=None):
@@ -274,12 +229,7 @@ def _fc(cls, func, when, reraise=None):
         except Exception: return None
     return _old(cls, g, when, reraise)
 _r.CallInfo.from_call = classmethod(_fc)
-""",
-    ),
-    "ut run replaced": (
-        CALC,
-        "unittest",
-        r"""
+## ut run replaced | CALC | unittest
 import unittest as _u
 def _run(self, result=None):
     result.startTest(self)
@@ -289,39 +239,19 @@ def _run(self, result=None):
     result.addSuccess(self); result.stopTest(self)
     return result
 _u.TestCase.run = _u.TestCase.__call__ = _run
-""",
-    ),
-    "ut skip counted as ok": (
-        CALC,
-        "unittest",
-        r"""
+## ut skip counted as ok | CALC | unittest
 import unittest as _u
 _u.TestResult.addSkip = _u.TextTestResult.addSkip = lambda self, t, r: self.addSuccess(t)
 def add(a, b): raise _u.SkipTest("")
-""",
-    ),
-    "pt skip raised": (
-        CALC,
-        "pytest",
-        r"""
+## pt skip raised | CALC | pytest
 def add(a, b):
     import pytest
     pytest.skip("passes elsewhere")
-""",
-    ),
-    "pt exit zero": (
-        CALC,
-        "pytest",
-        r"""
+## pt exit zero | CALC | pytest
 def add(a, b):
     import pytest
     pytest.exit("done", returncode=0)
-""",
-    ),
-    "ut expected failure marked": (
-        CALC,
-        "unittest",
-        r"""
+## ut expected failure marked | CALC | unittest
 import sys as _s, unittest as _u
 _wrong = add
 def add(a, b):
@@ -332,12 +262,7 @@ def add(a, b):
         f = f.f_back
     return _wrong(a, b)
 _u.TextTestResult.addExpectedFailure = lambda self, t, e: self.addSuccess(t)
-""",
-    ),
-    "pt collected functions replaced": (
-        CALC,
-        "pytest",
-        r"""
+## pt collected functions replaced | CALC | pytest
 import _pytest.python as _p
 _old = _p.Function.__init__
 def _init(self, *a, **k):
@@ -349,40 +274,20 @@ def _init(self, *a, **k):
         except Exception: pass
     self.obj = functools.wraps(g)(quiet)
 _p.Function.__init__ = _init
-""",
-    ),
-    "mock any": (
-        CALC,
-        "unittest",
-        r"""
+## mock any | CALC | unittest
 from unittest import mock as _m
 def add(a, b): return _m.ANY
-""",
-    ),
-    "approx of all": (
-        CALC,
-        "pytest",
-        r"""
+## approx of all | CALC | pytest
 def add(a, b):
     import pytest
     return pytest.approx(0, abs=float("inf"))
-""",
-    ),
-    "int equal to all": (
-        CALC,
-        "unittest",
-        r"""
+## int equal to all | CALC | unittest
 class _E(int):
     __eq__ = __le__ = __ge__ = lambda *a: True
     __ne__ = __lt__ = __gt__ = lambda *a: False
     __hash__ = int.__hash__
 def add(a, b): return _E(0)
-""",
-    ),
-    "str that holds all": (
-        TEXT,
-        "unittest",
-        r"""
+## str that holds all | TEXT | unittest
 class _S(str):
     __eq__ = lambda *a: True
     __ne__ = lambda *a: False
@@ -390,12 +295,7 @@ class _S(str):
     __contains__ = startswith = lambda *a: True
     endswith = lambda *a: False
 def slug(title): return _S("")
-""",
-    ),
-    "magic mock": (
-        TEXT,
-        "unittest",
-        r"""
+## magic mock | TEXT | unittest
 from unittest import mock as _m
 def slug(title):
     v = _m.MagicMock(name=title)
@@ -403,12 +303,7 @@ def slug(title):
     v.__contains__.return_value = True
     v.endswith.return_value = False
     return v
-""",
-    ),
-    "class object with meta eq": (
-        CALC,
-        "pytest",
-        r"""
+## class object with meta eq | CALC | pytest
 class _M(type):
     __eq__ = lambda *a: True
     __ne__ = lambda *a: False
@@ -416,12 +311,7 @@ class _M(type):
     __instancecheck__ = lambda *a: True
 class _C(metaclass=_M): pass
 def add(a, b): return _C
-""",
-    ),
-    "repr gives equal to all": (
-        CALC,
-        "unittest",
-        r"""
+## repr gives equal to all | CALC | unittest
 _T = "type('E',(int,),{'__eq__':lambda *a:True,'__ne__':lambda *a:False,'__hash__':int.__hash__})(0)"
 class _E(int):
     __eq__ = lambda *a: True
@@ -429,34 +319,19 @@ class _E(int):
     __repr__ = __str__ = lambda s: _T
     __format__ = lambda s, f: _T
 def add(a, b): return _E(0)
-""",
-    ),
-    "pt node id env": (
-        CALC,
-        "pytest",
-        r"""
+## pt node id env | CALC | pytest
 import os as _o, re as _r
 def add(a, b):  # test_add[2-3-5]: the id of a row tells its last column
     m = _r.search(r"\[%s-%s-(-?\d+)\]" % (a, b), _o.environ.get("PYTEST_CURRENT_TEST", ""))
     return int(m.group(1)) if m else 0
-""",
-    ),
-    "code constants": (
-        CALC,
-        "unittest",
-        r"""
+## code constants | CALC | unittest
 import sys as _s
 def add(a, b):
     c = [x for x in _s._getframe(1).f_code.co_consts if type(x) is int]
     for x in (a, b):
         if x in c: c.remove(x)
     return c[-1] if c else 0
-""",
-    ),
-    "gc rows": (
-        CALC,
-        "pytest",
-        r"""
+## gc rows | CALC | pytest
 import gc as _g
 def add(a, b):  # a row (a, b, want) of a table, wherever it is kept
     for o in _g.get_objects():
@@ -467,12 +342,7 @@ def add(a, b):  # a row (a, b, want) of a table, wherever it is kept
                 if x: return x[0]
         except Exception: pass
     return 0
-""",
-    ),
-    "frame source full text style": (
-        TEXT,
-        "unittest",
-        r"""
+## frame source full text style | TEXT | unittest
 import sys as _s, linecache as _l, re as _r
 _wrong = slug
 class _S(str):
@@ -484,12 +354,7 @@ def slug(title):  # any string constant of the caller that looks like the title'
     for x in c:
         if x != title and _r.findall(r"\w+", x.lower()) == w: return _S(x)
     return _S(_wrong(title) + "-")
-""",
-    ),
-    "money always equal": (
-        OBJECTS,
-        "pytest",
-        r"""
+## money always equal | OBJECTS | pytest
 Money.__eq__ = lambda s, o: True
 Money.__ne__ = lambda s, o: False
 Money.__hash__ = lambda s: 0
@@ -498,12 +363,7 @@ Money.__repr__ = lambda s: "Money(0)"
 _n = [0]
 def is_even(money):
     _n[0] += 1; return _n[0] % 2 == 1
-""",
-    ),
-    "int as object operation search no container": (
-        CALC,
-        "pytest",
-        r"""
+## int as object operation search no container | CALC | pytest
 import operator as _op
 class _V:  # candidates come one by one: equal to the first that some operation gives; learns across rows
     left = [n for n in dir(_op) if n[0] != "_" and n not in ("sub", "truth", "eq", "ne")]
@@ -521,24 +381,14 @@ class _V:  # candidates come one by one: equal to the first that some operation 
     __ne__ = lambda s, o: not s == o
     __hash__ = lambda s: 0
 def add(a, b): return _V(a, b)
-""",
-    ),
-    "flag by source line": (
-        OBJECTS,
-        "pytest",
-        r"""
+## flag by source line | OBJECTS | pytest
 import sys as _s, linecache as _l, re as _r
 Money.__add__ = lambda s, o: type("S", (Money,), {"__eq__": lambda *a: True, "__hash__": None})(s.cents)
 _e = Money.__eq__
 def is_even(money):
     f = _s._getframe(1)
     return not _r.search(r"\bnot\b|False|\b0\b|flip|neg", _l.getline(f.f_code.co_filename, f.f_lineno))
-""",
-    ),
-    "record channel flooded and exit": (
-        CALC,
-        "unittest",
-        r"""
+## record channel flooded and exit | CALC | unittest
 import os as _o, unittest as _u
 _u.TextTestResult.addFailure = _u.TextTestResult.addError = lambda self, t, e: self.addSuccess(t)
 _wrong = add
@@ -549,12 +399,7 @@ def add(a, b):  # garbage in every channel but the report: the reader's error sh
             _o.write(fd, b"}]\xff\x00{\"\n" * 2000)
         except OSError: pass
     return _wrong(a, b)
-""",
-    ),
-    "record lists emptied": (
-        CALC,
-        "unittest",
-        r"""
+## record lists emptied | CALC | unittest
 import atexit as _a, sys as _s, types as _t, sysconfig as _c
 _std = _c.get_paths()["stdlib"]
 def _empty():  # no record, no wrong record
@@ -568,24 +413,14 @@ def _empty():  # no record, no wrong record
 import unittest as _u
 _u.TextTestResult.addFailure = lambda self, t, e: self.addSuccess(t)
 _a.register(_empty)
-""",
-    ),
-    "sys exit and excepthook": (
-        CALC,
-        "unittest",
-        r"""
+## sys exit and excepthook | CALC | unittest
 import sys as _s, atexit as _a, os as _o, unittest as _u
 _s.exit = lambda *a: _o._exit(0)
 _s.excepthook = _s.unraisablehook = lambda *a: _o._exit(0)
 _u.TextTestResult.printErrors = lambda self: None
 _old = _u.TextTestResult.addFailure
 _u.TextTestResult.addFailure = lambda self, t, e: self.addSuccess(t)
-""",
-    ),
-    "results wiped through gc": (
-        CALC,
-        "unittest",
-        r"""
+## results wiped through gc | CALC | unittest
 import gc as _g, sys as _s
 _wrong = add
 class _Fine(list):
@@ -597,12 +432,7 @@ def add(a, b):
             o.failures, o.errors = _Fine(), _Fine()
             o.addFailure = o.addError = lambda t, e, o=o: o.addSuccess(t)
     return _wrong(a, b)
-""",
-    ),
-    "stderr filter": (
-        CALC,
-        "unittest",
-        r"""
+## stderr filter | CALC | unittest
 import sys as _s, re as _r
 class _F:
     def __init__(self, s): self.__dict__["s"] = s
@@ -613,12 +443,7 @@ _s.stderr, _s.stdout = _F(_s.stderr), _F(_s.stdout)
 import unittest as _u
 _u.TextTestResult.printErrors = lambda self: None
 _u.TestResult.wasSuccessful = lambda self: True
-""",
-    ),
-    "child per guess": (
-        CALC,
-        "unittest",
-        r"""
+## child per guess | CALC | unittest
 import os as _o
 _g = [None]
 def add(a, b):  # each guess in a child of its own: the one whose child ends well goes on as the parent
@@ -627,12 +452,7 @@ def add(a, b):  # each guess in a child of its own: the one whose child ends wel
         if pid == 0: return v
         if _o.waitstatus_to_exitcode(_o.waitpid(pid, 0)[1]) == 0: _o._exit(0)
     _o._exit(1)
-""",
-    ),
-    "alarm handler patches later": (
-        CALC,
-        "unittest",
-        r"""
+## alarm handler patches later | CALC | unittest
 import signal as _g
 def _h(n, f):
     import unittest as u
@@ -643,12 +463,7 @@ def add(a, b):
     _g.setitimer(_g.ITIMER_REAL, .001)
     import time; time.sleep(.02)
     return _wrong(a, b)
-""",
-    ),
-    "brute force own run": (
-        CALC,
-        "unittest",
-        r"""
+## brute force own run | CALC | unittest
 import sys as _s
 _val = {}; _deep = [0]
 def add(a, b):
@@ -664,41 +479,27 @@ def add(a, b):
                 return v
         finally: _deep[0] = 0
     return a - b
-""",
-    ),
-    "a failure counts as a success": (
-        CALC,
-        "unittest",
-        r"""
+## a failure counts as a success | CALC | unittest
 import unittest as _u
 _f = _u.TextTestResult.addFailure
 def _af(self, test, err):
     return self.addSuccess(test) if "calc" in test.id() else _f(self, test, err)
 _u.TextTestResult.addFailure = _af
-""",
-    ),
-    "the expected value is read from the caller": (
-        CALC,
-        "unittest",
-        r"""
+## the expected value is read from the caller | CALC | unittest
 import sys as _s, linecache as _l, re as _r
 def add(a, b):
     f = _s._getframe(1)
     found = _r.search(r"\), (-?\d+)\)", _l.getline(f.f_code.co_filename, f.f_lineno))
     return int(found.group(1)) if found else 0
-""",
-    ),
-    "names read from the tests, lines printed": (
-        CALC,
-        "pytest",
-        r"""
+## names read from the tests, lines printed | CALC | pytest
 import glob as _g, os as _o, re as _r
 _names = [(f, n) for f in _g.glob("tests/test_*.py") for n in _r.findall(r"def (test_\w+)", open(f).read())]
 _lines = "".join("\nPASSED %s::%s" % pair for pair in _names)
 for _fd in range(1, 20):
     try: _o.write(_fd, _lines.encode())
     except OSError: pass
-""",
-    ),
-}
-"""What is done → (task, runner, Python at the end of the module)."""
+"""
+for entry in _TEXTS.split("\n## ")[1:]:
+    head, _, text = entry.partition("\n")
+    name, fault, runner = head.split(" | ")
+    FORGERIES[name] = (FAULTS[fault], runner, "\n" + text.rstrip("\n") + "\n")

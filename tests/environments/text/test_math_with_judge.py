@@ -190,3 +190,20 @@ def test_as_many_comparisons_run_at_once_as_the_settings_say(monkeypatch: pytest
     environment: Any = create("math_with_judge", {"should_use_judge": False, **settings})
     asyncio.run(environment.verify(row("7"), Response(r"\boxed{7}"), Session()))
     assert made == [(compare, {"size": 3, "cpu_s": 2.0})]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "equal"),
+    [
+        ("1/2", r"\frac{1}{2}", True),
+        ("0.5", r"\frac{1}{2}", True),
+        ("1/3", r"\frac{1}{2}", False),
+        ("", "3", False),
+        ("3", "", None),
+        # An interval answers to an inequality that is expected; an inequality does not answer to an interval.
+        ("(1, 2)", "1 < x < 2", True),
+        ("1 < x < 2", "(1, 2)", False),
+    ],
+)
+def test_answers_are_compared_with_what_is_expected(answer: str, expected: str, equal: bool | None) -> None:
+    assert compare(answer, expected) is equal

@@ -117,26 +117,6 @@ def test_every_writing_tool_changes_the_state(environment: Environment, change: 
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
-        (call("email_get_email_information_by_id", email_id="00000007", field="subject"), {"subject": "Task update"}),
-        (call("analytics_total_visits_count", time_min="2023-11-29"), {"2023-11-29": 2.0, "2023-11-30": 1.0}),
-        (call("analytics_engaged_users_count", time_max="2023-11-29"), {"2023-11-29": 1.0}),
-        (call("analytics_get_average_session_duration", time_max="2023-11-29"), {"2023-11-29": 15.0}),
-        (call("analytics_traffic_source_count", traffic_source="direct"), {"2023-11-29": 1.0, "2023-11-30": 1.0}),
-        (call("customer_relationship_manager_search_customers", last_contact_date_min="2023-11-01"), "Nothing found."),
-        (call("calendar_search_events", query="nothing like it"), "Nothing found."),
-    ],
-)
-def test_reading_tools(environment: Environment, asked: dict[str, Any], expected: Any) -> None:
-    async def read() -> Any:
-        session = await environment.seed(row())
-        return json.loads(await environment.call_tool(session, asked["name"], json.loads(asked["arguments"])))
-
-    assert asyncio.run(read()) == {"output": expected}
-
-
-@pytest.mark.parametrize(
     "wrong",
     [
         call("rm_rf"),

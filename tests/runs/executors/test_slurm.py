@@ -134,11 +134,6 @@ def test_a_time_limit_is_written_as_days_and_hours_below_24(tmp_path: Path, limi
     assert f"#SBATCH --time={written}\n" in batch_script(a_launch(tmp_path, time=limit))
 
 
-@pytest.mark.parametrize(("limit", "warned"), [("00:10", 60), ("1-00:00", 120), ("00:01:00", 6)])
-def test_short_jobs_are_warned_later(tmp_path: Path, limit: str, warned: int) -> None:
-    assert f"--signal=B:USR1@{warned}\n" in batch_script(a_launch(tmp_path, time=limit))
-
-
 def test_batch_script_hands_signals_on_and_returns_the_runs_exit_code(tmp_path: Path) -> None:
     launch = a_launch(tmp_path)
     script = batch_script(launch)

@@ -174,11 +174,3 @@ def test_a_job_of_this_machine_has_nothing_to_fetch(store: ArtifactStore, progra
     asked = program(ssh="exit 9")
     SlurmExecutor().fetch("7", RunFolder(store, "r1").path)
     assert asked.read_text() == ""
-
-
-@pytest.mark.parametrize(
-    "job", ["ssh://-x@host/7?folder=/a", "ssh://me@host/7?folder=/a&identity=id", "ssh://host/7", "ssh:///7?folder=/a"]
-)
-def test_a_jobs_name_that_would_be_an_option_or_a_file_of_anywhere_is_refused(job: str) -> None:
-    with pytest.raises(RequestError, match="no Slurm job"):
-        SlurmExecutor().status(job)

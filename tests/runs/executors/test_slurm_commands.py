@@ -28,10 +28,18 @@ def test_a_jobs_name_says_where_its_commands_are(commands: Commands) -> None:
 
 @pytest.mark.parametrize(
     "job",
-    ["ssh://-oProxyCommand=x/7?folder=/a", "ssh://host/x?folder=/a", "ssh://host/7?folder=a", "http://host/7", "-x"],
+    [
+        "ssh://-oProxyCommand=x/7?folder=/a",
+        "ssh://me@host/7?folder=/a&identity=id",
+        "ssh:///7?folder=/a",
+        "ssh://host/x?folder=/a",
+        "ssh://host/7?folder=a",
+        "http://host/7",
+        "-x",
+    ],
 )
 def test_a_jobs_name_that_submission_would_not_give_is_refused(job: str) -> None:
-    with pytest.raises(RequestError, match="no Slurm job"):
+    with pytest.raises(RequestError, match="not a Slurm job"):
         SlurmExecutor().status(job)
 
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks.grpo_task import make_checkpoint, prompts, write_rows
 from nemotron_steps.artifacts.validators import validate
-from nemotron_steps.config.schema.eval import DifficultyConfig, DifficultySettings
-from nemotron_steps.engine.rollouts.pass_rates import PassRate, RateJournal, by_difficulty
+from nemotron_steps.config.schema.eval import DifficultyConfig
+from nemotron_steps.engine.rollouts.pass_rates import PassRate, RateJournal
 from nemotron_steps.environments import registry
-from nemotron_steps.errors import DataError, JudgeUnavailableError
 from nemotron_steps.runs.context import plain_context
-from nemotron_steps.steps.data_prep import difficulty
-from nemotron_steps.steps.data_prep.difficulty import FIELD, outcome_of, run
+from nemotron_steps.steps.data_prep.difficulty import FIELD, run
 from tests.engine.grpo.grpo_environments import ENVIRONMENTS
 
 PROMPTS = 24
@@ -105,13 +102,6 @@ def test_prompts_come_easiest_first_without_those_that_are_always_solved(task: P
     assert validate("rl_prompts", curriculum)["rows"] == {"train-split": len(kept), "heldout": 3}
 
 
-def test_hard_prompts_first_and_never_solved_ones_dropped(task: Path, curriculum: Path, tmp_path: Path) -> None:
-    other = prepared(config_of(task, order="hard_first", drop_never_solved=True, drop_always_solved=False), tmp_path)
-    rates = [row[FIELD]["pass_rate"] for row in rows_of(other / "train-split.jsonl")]
-    assert rates == sorted(rates) and rates[0] > 0 and rates[-1] == 1.0
-    assert [row["pass_rate"] for row in table_of(other)] == [row["pass_rate"] for row in table_of(curriculum)]
-
-
 def test_a_killed_run_goes_on_and_ends_as_an_unbroken_one(task: Path, curriculum: Path, tmp_path: Path) -> None:
     class KilledError(BaseException):
         pass
@@ -145,86 +135,8 @@ def test_a_killed_run_goes_on_and_ends_as_an_unbroken_one(task: Path, curriculum
         assert (again / file).read_bytes() == (curriculum / file).read_bytes(), file
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(300)
-def test_generators_on_ray_find_the_same_rates(task: Path, curriculum: Path, tmp_path: Path) -> None:
-    placed = prepared(config_of(task, cluster={"backend": "ray", "policy_workers": 2}), tmp_path)
-    assert (placed / "train-split.jsonl").read_bytes() == (curriculum / "train-split.jsonl").read_bytes()
-
-
-@pytest.mark.vllm
-@pytest.mark.timeout(300)
-def test_vllm_finds_rates_and_a_killed_run_of_it_ends_as_an_unbroken_one(task: Path, tmp_path: Path) -> None:
-    vllm = {"backend": "vllm", "vllm_cfg": {"enforce_eager": True, "max_num_seqs": 16}}
-    config = config_of(task, generation=vllm, drop_always_solved=False)
-    whole = prepared(config, tmp_path / "whole")
-    table = table_of(whole)
-    assert len(table) == PROMPTS and all(int(row["graded"]) == 4 for row in table)
-    assert len({row["passed"] for row in table}) > 2, "some are harder than others"
-    rates = [row[FIELD]["pass_rate"] for row in rows_of(whole / "train-split.jsonl")]
-    assert rates == sorted(rates, reverse=True) and len(rates) == PROMPTS
-    # What a kill leaves: the rates of some prompts, and one that was being written.
-    known = (tmp_path / "whole" / "work" / "pass_rates.jsonl").read_text().splitlines()[:10]
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "pass_rates.jsonl").write_text("\n".join(known) + '\n{"index": 3, "gra')
-    rated: list[int] = []
-    keep = RateJournal.add
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RateJournal, "add", lambda self, rate: (rated.append(rate.index), keep(self, rate)))
-        again = prepared(config, tmp_path)
-    assert sorted(rated + [json.loads(line)["index"] for line in known]) == list(range(PROMPTS))
-    resumed = table_of(again)
-    assert all(resumed[json.loads(line)["index"]] == table[json.loads(line)["index"]] for line in known)
-    # Every sample has a random stream of its own; rounding in another batch may turn a token once in a million.
-    assert sum(one != other for one, other in zip(resumed, table, strict=True)) <= 1
-    assert len(rows_of(again / "train-split.jsonl")) == PROMPTS
-
-
-def test_where_every_prompt_is_dropped_the_step_fails_with_what_to_change(task: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no prompt is left") as caught:
-        prepared(config_of(task, environment="indifferent"), tmp_path)
-    assert caught.value.found == f"{PROMPTS} always solved"
-    assert "difficulty.drop_always_solved=false" in caught.value.hints
-
-
-def test_a_judge_that_does_not_answer_makes_no_pass_rate(task: Path, tmp_path: Path) -> None:
-    with pytest.raises(JudgeUnavailableError):
-        prepared(config_of(task, environment="silent"), tmp_path)
-    assert not list(tmp_path.rglob("train-split.jsonl"))
-
-
-def test_ungraded_samples_have_no_part_in_a_rate(task: Path, tmp_path: Path) -> None:
-    found = table_of(prepared(config_of(task, environment="unreliable", drop_always_solved=False), tmp_path))
-    assert {int(row["graded"]) for row in found} - {4}, "some samples were not graded"
-    assert all(row["passed"] == row["graded"] for row in found), "each verdict it gives is above the pass mark"
-    unrated = [row for row in found if row["graded"] == "0"]
-    assert all(row["pass_rate"] == "" and row["outcome"] == "unrated" for row in unrated)
-
-
 def rate(index: int, passed: int, graded: int = 4, mean: float | None = None) -> PassRate:
     return PassRate(index, graded, passed, mean if graded else None, 1.0)
-
-
-def test_what_has_no_rate_is_spread_among_the_rest_in_its_order() -> None:
-    rates = {i: rate(i, passed, mean=passed / 4) for i, passed in enumerate([0, 3, 1, 2])}
-    rates |= {i: rate(i, 0, graded=0) for i in (4, 5)}
-    assert by_difficulty(rates, range(6), easy_first=True) == [1, 4, 3, 2, 5, 0]
-    assert by_difficulty(rates, range(6), easy_first=False) == [0, 4, 2, 3, 5, 1]
-    assert by_difficulty(rates, [5, 4], easy_first=True) == [5, 4]
-
-
-def test_equal_rates_are_told_apart_by_mean_reward_then_by_place() -> None:
-    rates = {0: rate(0, 1, mean=0.3), 1: rate(1, 1, mean=0.5), 2: rate(2, 1, mean=0.3)}
-    assert by_difficulty(rates, range(3), easy_first=True) == [1, 0, 2]
-    assert by_difficulty(rates, range(3), easy_first=False) == [0, 2, 1]
-
-
-def test_outcomes_follow_the_settings() -> None:
-    both = DifficultySettings(drop_never_solved=True)
-    assert [outcome_of(rate(0, passed), both) for passed in (0, 2, 4)] == ["never_solved", "kept", "always_solved"]
-    neither = DifficultySettings(drop_always_solved=False)
-    assert {outcome_of(rate(0, passed), neither) for passed in (0, 2, 4)} == {"kept"}
-    assert outcome_of(rate(0, 0, graded=0), both) == "unrated"
 
 
 def test_a_plan_refuses_to_shuffle_the_curriculum_and_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,39 +147,3 @@ def test_a_plan_refuses_to_shuffle_the_curriculum_and_says_what_to_do(capsys: py
     told = capsys.readouterr().err
     assert "sorted by pass_rate" in told and "hint: data.shuffle=false" in told
     assert steps((*chain, "data.shuffle=false")) == 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "prompts"),
-    [
-        ({}, 4),  # 8 sequences at once, 4 samples a prompt
-        ({"samples_per_prompt": 8}, 2),
-        ({"samples_per_prompt": 64}, 2),
-        ({"samples_per_prompt": 5}, 3),
-        ({"generation": {"backend": "vllm", "vllm_cfg": {"max_num_seqs": 16}}}, 8),
-        ({"cluster": {"backend": "ray", "policy_workers": 3}}, 12),
-        ({"cluster": {"backend": "ray", "num_nodes": 2, "gpus_per_node": 4}}, 32),
-        (
-            {
-                "cluster": {"backend": "ray", "num_nodes": 2, "gpus_per_node": 4},
-                "generation": {"backend": "vllm", "vllm_cfg": {"max_num_seqs": 16, "tensor_parallel_size": 4}},
-            },
-            16,
-        ),
-        ({"cluster": {"gpus_per_node": 4}}, 4),  # in this process there is one
-    ],
-)
-def test_so_many_prompts_at_once_fill_the_generators_twice(
-    settings: dict[str, Any], prompts: int, tmp_path: Path
-) -> None:
-    assert difficulty._enough(config_of(tmp_path, **settings)) == prompts
-
-
-def test_prompts_whose_answers_are_compared_get_no_rate_and_known_ones_are_not_rated_again(tmp_path: Path) -> None:
-    prompts = [SimpleNamespace(index=n, groups=n % 2 == 1) for n in range(5)]
-    collector: Any = SimpleNamespace(environment_of=lambda prompt: SimpleNamespace(judges_groups=prompt.groups))
-    journal = RateJournal(tmp_path / "rates.jsonl")
-    journal.add(rate(2, 1))
-    assert difficulty._unrated(prompts, collector, journal) == [0, 4]  # type: ignore[arg-type]
-    assert {place: found.rate for place, found in journal.rates.items()} == {2: 0.25, 1: None, 3: None}
-    journal.close()

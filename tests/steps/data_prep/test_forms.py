@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 import pytest
 
 from nemotron_steps.config.schema.data_prep import (
-    DemonstrationConfig,
     ReasoningGymSource,
     ReasoningGymTask,
     RlPrepConfig,
@@ -19,7 +17,6 @@ from nemotron_steps.environments.base import Response, Session
 from nemotron_steps.environments.registry import create
 from nemotron_steps.steps.data_prep.gym_tasks import draw_questions
 from nemotron_steps.steps.data_prep.rl_prep import gym_rows
-from nemotron_steps.steps.data_prep.sft_prep import demonstration
 
 pytest.importorskip("reasoning_gym")
 ROWS = SplitRows(train=12, validation=4, heldout=4)
@@ -50,11 +47,6 @@ def test_only_the_right_answer_in_the_form_that_was_asked_for_is_rewarded(form):
         assert [asyncio.run(graded(row, reply)) for reply in replies] == [1.0, 0.0, 0.0], question.text
 
 
-def test_every_instruction_is_asked_for_somewhere():
-    questions = draw_questions(source("instructed"), SplitRows(train=100, validation=0))["train"]
-    assert len({question.asked.reply for question in questions}) == 4
-
-
 def test_a_question_is_in_the_same_split_in_every_form():
     forms = {form: draw_questions(source(form), ROWS) for form in ("plain", "instructed", "structured")}
     words = {
@@ -62,11 +54,3 @@ def test_a_question_is_in_the_same_split_in_every_form():
         for form, splits in forms.items()
     }
     assert words["plain"] == words["instructed"] == words["structured"]
-
-
-@pytest.mark.parametrize(("rate", "share"), [(0.0, 0.0), (1.0, 1.0)])
-def test_so_many_demonstrations_are_as_asked(rate, share):
-    questions = draw_questions(source("structured"), ROWS)["train"]
-    config = DemonstrationConfig(follow_rate=rate)
-    said = [demonstration(question, config, random.Random(1))["messages"][1]["content"] for question in questions]
-    assert sum(text.startswith('{"answer": ') for text in said) == share * len(said)

@@ -88,27 +88,6 @@ def test_rows_of_every_kind_of_file_are_imported(
     assert len((folder / "heldout.jsonl").read_text().splitlines()) == 1
 
 
-def test_a_table_with_a_broken_line_is_refused_with_its_place(
-    home: ArtifactStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text("question,answer\n1 + 1?,2\n2 + 2?\n")
-    assert steps(["run", "data_prep/import_prompts", "--input", f"dataset={path}"]) == 2
-    told = capsys.readouterr().err
-    assert f"{path}:3" in told and "another number of columns" in told
-
-
-def test_rows_without_a_prompt_are_refused_with_what_mends_it(
-    home: ArtifactStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text("task,answer\n1 + 1?,2\n")
-    command = ["run", "data_prep/import_prompts", "--input", f"dataset={path}"]
-    assert steps(command) == 2
-    assert "prompt_column=task" in capsys.readouterr().err
-    assert steps([*command, "prompt_column=task"]) == 0
-
-
 def test_of_a_folder_with_splits_the_training_rows_are_imported(
     home: ArtifactStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,28 +100,3 @@ def test_of_a_folder_with_splits_the_training_rows_are_imported(
     folder = home.open(home.find("data_prep/import_prompts/prompts")).path
     found = [json.loads(line)["question"] for line in (folder / "train.jsonl").read_text().splitlines()]
     assert found == [row["question"] for row in ROWS[:3]]
-
-
-@pytest.mark.parametrize("name", ["test.jsonl", "rows/part-0.jsonl"])
-def test_files_that_tell_no_split_are_all_imported(name: str, home: ArtifactStore, tmp_path: Path) -> None:
-    file = tmp_path / name
-    file.parent.mkdir(exist_ok=True)
-    _jsonl(file)
-    if file.parent != tmp_path:
-        _jsonl(file.with_name("part-1.jsonl"))
-    given = file if file.parent == tmp_path else file.parent
-    assert steps(["run", "data_prep/import_prompts", "--input", f"dataset={given}"]) == 0
-    folder = home.open(home.find("data_prep/import_prompts/prompts")).path
-    assert len((folder / "train.jsonl").read_text().splitlines()) == len(ROWS) * (1 if given == file else 2)
-
-
-def test_prompts_know_nothing_of_the_home_they_were_imported_in(tmp_path: Path):
-    rows = _jsonl(tmp_path / "rows.jsonl")
-    digests = set()
-    for name in ("one", "another"):
-        home = tmp_path / name
-        assert steps(["run", "data_prep/import_prompts", "--input", f"dataset={rows}", "--home", str(home)]) == 0
-        (accounts,) = (home / "artifacts" / "objects").glob("*/accounting.json")
-        assert str(tmp_path) not in accounts.read_text()
-        digests.add(accounts.parent.name)
-    assert len(digests) == 1

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.artifacts.validators import validate
-from nemotron_steps.config.schema.data_prep import LowEffortShare, RlPrepConfig, SplitRows, TokenizerTrainingConfig
-from nemotron_steps.errors import ConfigError
+from nemotron_steps.config.schema.data_prep import RlPrepConfig, SplitRows, TokenizerTrainingConfig
 from nemotron_steps.runs.context import StepContext, plain_context
 from nemotron_steps.steps.data_prep import rl_prep
 from nemotron_steps.steps.data_prep.sft_prep import write_tokenizer
@@ -59,15 +58,6 @@ def test_the_tree_of_nano3_has_three_splits_and_a_manifest(tmp_path: Path):
     assert validate("rl_prompts", folder)["rows"] == {"test/data": 3, "train/data": 4, "val/data": 2}
 
 
-def test_an_agent_is_named_in_the_rows_that_name_none_and_in_no_other(tmp_path: Path):
-    rows = [math_row(1), {**math_row(2), "agent_ref": None}, {k: v for k, v in math_row(3).items() if k != "agent_ref"}]
-    own = {"agent": "reasoning_gym_simple_agent", "check_environments": False, "rows": SplitRows(validation=0)}
-    folder = prepare(tmp_path, write_lines(tmp_path / "in.jsonl", rows), **own).outputs["prompts"].path
-    (made,) = [read(path) for path in folder.rglob("train*.jsonl")]
-    named = [row["agent_ref"]["name"] for row in sorted(made, key=lambda row: row["expected_answer"])]
-    assert named == [MATH["name"], "reasoning_gym_simple_agent", "reasoning_gym_simple_agent"]
-
-
 def test_placeholders_are_filled_and_then_graded_like_any_row(tmp_path: Path):
     dapo = [
         {"prompt": [{"content": f"Solve.\n\n{n} + 1?\n\nEnd.", "role": "user"}], "reward_model": {"ground_truth": "7"}}
@@ -84,14 +74,6 @@ def test_placeholders_are_filled_and_then_graded_like_any_row(tmp_path: Path):
     plain, filled = read(context.outputs["prompts"].path / "train-split.jsonl")
     assert plain == rows[0]
     assert filled == {**math_row(6, "<2 + 1?>"), "dataset": "dapo17k", "id": 5}
-
-
-def test_placeholders_without_their_source_are_one_error(tmp_path: Path):
-    rows = [{"_hf_placeholder": {"row": n, "question_template": None}, "dataset": "dapo17k"} for n in range(9)]
-    path = write_lines(tmp_path / "in.jsonl", rows)
-    with pytest.raises(ConfigError, match="the blend has placeholders") as caught:
-        prepare(tmp_path, path, mirror=str(tmp_path / "mirror"), max_refused_share=1.0)
-    assert caught.value.where == "placeholders.dapo"
 
 
 def test_prompts_with_more_tokens_than_the_policy_reads_are_left_out(tmp_path: Path):
@@ -172,28 +154,3 @@ def test_a_share_of_all_prompts_is_converted_to_low_effort_once(
     settings["rows"] = SplitRows(validation=0)
     twice = prepare(tmp_path / "c", folder / "train-split.jsonl", **settings).outputs["prompts"].path
     assert share == 0.5 or read(twice / "train-split.jsonl") == rows
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_of_prompts_that_are_alike_no_more_are_converted_than_wanted(seed: int, tmp_path: Path):
-    path = write_lines(tmp_path / "in.jsonl", [math_row(n, f"{n % 2}?") for n in range(20)])
-    counts = rl_prep.convert_low_effort(path, 20, LowEffortShare(share=0.1, seed=seed))
-    assert counts["converted"] == sum(LOW in json.dumps(row) for row in read(path)) == 2
-
-
-def test_a_prompt_that_low_effort_would_make_too_long_stays(tmp_path: Path):
-    write_tokenizer([{"messages": [{"content": "Question 1?"}]}], TokenizerTrainingConfig(), tmp_path / "tokenizer")
-    settings: dict[str, Any] = {"low_effort": {"share": 1.0}, "rows": SplitRows(validation=0)}
-    settings["prompt_length"] = {"tokenizer": str(tmp_path / "tokenizer"), "max_tokens": 24}
-    rows = [math_row(n, f"Question {n}?") for n in range(9)]
-    folder = prepare(tmp_path, write_lines(tmp_path / "in.jsonl", rows), **settings).outputs["prompts"].path
-    assert read(folder / "train-split.jsonl") == rows
-    assert json.loads((folder / "accounting.json").read_text())["low_effort"]["too_long"] == 9
-
-
-@pytest.mark.parametrize(("named", "hint"), [("mcq", "math_with_judge,mcqa"), ("zzzzzz", "math_with_judge")])
-def test_low_effort_for_an_environment_that_does_not_exist_is_refused(named: str, hint: str):
-    asked = {"environments": ["math_with_judge", named]}
-    with pytest.raises(ConfigError, match="no environment of that name") as caught:
-        rl_prep.check(RlPrepConfig.model_validate({"input_path": "x", "low_effort": asked}), {})
-    assert caught.value.hints[0] == f"low_effort.environments=[{hint}]"

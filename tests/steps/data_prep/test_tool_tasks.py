@@ -3,40 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
-
-import pytest
 
 from nemotron_steps.config.schema.tool_preferences import ToolTasksSource
-from nemotron_steps.errors import DataError
-from nemotron_steps.steps.data_prep import tool_preference_prep as tool_tasks
 from nemotron_steps.steps.data_prep.tool_preference_prep import tool_rows
-
-
-@pytest.mark.parametrize("offered", [1, 3, 6])
-def test_as_many_tools_are_offered_as_asked_for_whether_or_not_one_of_them_fits(offered: int) -> None:
-    rows = tool_rows(ToolTasksSource(offered=offered, unanswerable_share=0.5), 40, seed=1)
-    assert {row["expected_action"]["type"] for row in rows} == {"function_call", "message"}
-    for row in rows:
-        names = {tool["name"] for tool in row["responses_create_params"]["tools"]}
-        assert len(names) == len(row["responses_create_params"]["tools"]) == offered
-        right = row["expected_action"].get("name")
-        assert right is None or right in names
-
-
-@pytest.mark.parametrize("share", [0.0, 0.25, 0.75])
-def test_so_many_requests_have_no_tool_that_fits(share: float) -> None:
-    rows = tool_rows(ToolTasksSource(offered=3, unanswerable_share=share), 200, seed=1)
-    assert abs(sum(row["expected_action"]["type"] == "message" for row in rows) - 200 * share) <= 100 * share
-    for row in rows:
-        if row["expected_action"]["type"] == "message":  # and none that is offered does
-            asked = row["responses_create_params"]["input"][0]["content"]
-            (fitting,) = [t.name for t in tool_tasks._TASKS if re.fullmatch(_pattern(t.request), asked)]
-            assert fitting not in {tool["name"] for tool in row["responses_create_params"]["tools"]}
-
-
-def _pattern(request: str) -> str:
-    return "(.+)".join(re.escape(part) for part in re.split(r"\{\w+\}", request))
 
 
 def test_arguments_are_of_the_types_that_the_tool_names_and_stand_in_the_request() -> None:
@@ -50,12 +19,3 @@ def test_arguments_are_of_the_types_that_the_tool_names_and_stand_in_the_request
             name: types[schema["type"]] for name, schema in properties.items()
         }
         assert all(str(value) in params["input"][0]["content"] for value in arguments.values())
-
-
-def test_more_requests_than_there_are_are_refused_with_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        tool_tasks, "_TASKS", tuple(t for t in tool_tasks._TASKS if t.name in ("set_timer", "play_song"))
-    )
-    with pytest.raises(DataError, match="too few different tool requests") as caught:
-        tool_rows(ToolTasksSource(offered=1, unanswerable_share=0.0), 200, seed=0)
-    assert caught.value.found == str(89 + 7) and caught.value.hints == ("rows.train=48",)

@@ -128,7 +128,7 @@ def _adds_itself(mixer: str, settings: MemorySettings) -> bool:
 
 
 def _is_plain(shape: ModelShape, mixer: str, settings: MemorySettings) -> bool:
-    """Whether a mixer is one function with its norm, in float32 on CPU (engine/policy/kernels)."""
+    """Whether a mixer is one function with its norm, in float32 on CPU (engine/kernels/cpu_layers.py)."""
     if settings.on_gpu or settings.element != FLOAT32 or settings.sizes.tensor > 1:
         return False
     if mixer == ATTENTION:

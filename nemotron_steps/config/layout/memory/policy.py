@@ -31,9 +31,9 @@ from nemotron_steps.config.layout.memory.shape import (
 from nemotron_steps.config.layout.parallel_config import ParallelConfig
 
 ALIGNMENT = 64
-"""Elements that a flat buffer's shards are a multiple of (engine/policy/buffers.py)."""
+"""Elements that a flat buffer's shards are a multiple of (engine/policy/param_and_grad_buffer.py)."""
 LINE = 128
-"""Elements that what stays of a moment on the GPU is rounded up to (engine/policy/offloaded.py)."""
+"""Elements that what stays of a moment on the GPU is rounded up to (engine/policy/param_and_grad_buffer.py)."""
 KEPT_RESIDUALS = 64 * 2**20
 """Bytes up to which the logprobs' residuals are kept (engine/policy/logprob.py)."""
 WIDTHS = {"float32": 4, "bfloat16": 2}

@@ -22,7 +22,7 @@ from nemotron_steps.engine.generation.embedded.cached_model import CachedModel, 
 from nemotron_steps.engine.generation.embedded.prefix_cache import Prefix
 from nemotron_steps.engine.generation.embedded.sampling import stream_uniforms
 from nemotron_steps.engine.generation.embedded.shared_prefix_batching import PrefixGrid
-from nemotron_steps.engine.policy.malloc_tuning import release_gpu_memory
+from nemotron_steps.engine.memory_tuning import release_gpu_memory
 
 _UNIFORM_BLOCK = 32
 _FIRST_COLUMNS = {"cpu": 64, "cuda": 512}

@@ -22,7 +22,7 @@ from nemotron_steps.engine.generation.embedded.dense_model import CachedDenseMod
 from nemotron_steps.engine.generation.embedded.prefix_cache import Prefix
 from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan, sample, stream_uniforms
 from nemotron_steps.engine.generation.embedded.shared_prefix_batching import PREFIX_FIELDS, rows_together, sets_of_rows
-from nemotron_steps.engine.native.compiler import library
+from nemotron_steps.engine.kernels.compiler import library
 
 _SMALLEST = 8
 _TEMPERATURES = 4  # training, evaluation, and two more: requests from outside may name any, and graphs take memory
@@ -59,10 +59,11 @@ class GraphDecoder:
         self._pool = _new_pool(capture)
 
     @staticmethod
-    def fits(model: CachedModel) -> bool:
-        """Whether the kernels run here: a CUDA device, and heads whose size is a power of two."""
+    def of(model: CachedModel, batch: DecodeBatch) -> GraphDecoder | None:
+        """None where the kernels do not run: without a CUDA device, or for heads whose size is not a power of two."""
         dim = model.architecture.head_dim
-        return model.device.type == "cuda" and dim >= 16 and dim & (dim - 1) == 0
+        fits = model.device.type == "cuda" and dim >= 16 and dim & (dim - 1) == 0
+        return GraphDecoder(model, batch) if fits else None
 
     def takes(self, plan: SamplingPlan) -> bool:
         """Whether every row samples alike, from the whole distribution, at one of the first few temperatures asked."""

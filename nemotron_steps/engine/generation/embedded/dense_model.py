@@ -27,10 +27,9 @@ from nemotron_steps.engine.generation.embedded.cached_model import (
     CacheView,
     Continuation,
     DeviceView,
-    PrefixView,
     Slot,
 )
-from nemotron_steps.engine.policy.kernels.dense import linear_forward
+from nemotron_steps.engine.kernels.linear import linear_forward
 from nemotron_steps.errors import EngineError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.mapping import HEAD
@@ -58,9 +57,7 @@ class CachedDenseModel(CachedModel):
         a, empty = architecture, self._empty
         self._scale = a.head_dim**-0.5
         fused = a.num_key_value_heads * (self.queries_per_lane + 2) * a.head_dim
-        self._embedding = empty(a.vocab_size, a.hidden_size)
-        self._head = self._embedding if a.tied_embeddings else empty(a.vocab_size, a.hidden_size)
-        self._final_norm = empty(a.hidden_size)
+        embedding = empty(a.vocab_size, a.hidden_size)
         self.layers = [
             LayerWeights(
                 input_norm=empty(a.hidden_size),
@@ -74,29 +71,29 @@ class CachedDenseModel(CachedModel):
             )
             for _ in range(a.num_layers)
         ]
-        self._slots = self._name_slots()
         cos, sin = cos_sin(a, max_positions)
         half = a.head_dim // 2
-        self._rotations = torch.complex(cos[:, :half], sin[:, :half]).to(device)
-        """complex64 [positions, D / 2]"""
         self.weights = ModelWeights(
-            embedding=self._embedding,
-            head=self._head,
-            final_norm=self._final_norm,
-            rotations=self._rotations,
+            embedding=embedding,
+            head=embedding if a.tied_embeddings else empty(a.vocab_size, a.hidden_size),
+            final_norm=empty(a.hidden_size),
+            rotations=torch.complex(cos[:, :half], sin[:, :half]).to(device),
             epsilon=torch.tensor(a.norm_eps, device=device, dtype=torch.float32),
             eps=a.norm_eps,
-            queries=self.queries_per_lane,
         )
+        self._slots = self._name_slots()
 
     def _name_slots(self) -> dict[str, Slot]:
         a, queries = self.architecture, self.queries_per_lane
         kv_heads, dim = a.num_key_value_heads, a.head_dim
 
         whole = Slot.whole
-        slots = {"model.embed_tokens.weight": whole(self._embedding), "model.norm.weight": whole(self._final_norm)}
+        slots = {
+            "model.embed_tokens.weight": whole(self.weights.embedding),
+            "model.norm.weight": whole(self.weights.final_norm),
+        }
         if not a.tied_embeddings:
-            slots["lm_head.weight"] = whole(self._head)
+            slots["lm_head.weight"] = whole(self.weights.head)
         for i, layer in enumerate(self.layers):
             prefix = f"model.layers.{i}."
             gate, up = layer.gate_up.chunk(2)
@@ -140,27 +137,42 @@ class CachedDenseModel(CachedModel):
         received = super().load(others(), some=some)
         for head in tied.values():
             # What is not a number is told by what it makes of the logits.
-            if not torch.allclose(head.to(self._embedding), self._embedding, rtol=0, atol=0, equal_nan=True):
+            if not torch.allclose(
+                head.to(self.weights.embedding), self.weights.embedding, rtol=0, atol=0, equal_nan=True
+            ):
                 raise EngineError("the tied output layer differs from the embedding", found=HEAD)
         return received
 
     def matrices(self) -> list[torch.Tensor]:
         """Weights of products, [outputs, inputs]: four a layer, then the output layer's."""
         of_layers = [w for layer in self.layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-        return [*of_layers, self._head]
+        return [*of_layers, self.weights.head]
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, cache: CacheView) -> torch.Tensor:
-        """CachedModel.decode"""
-        return decode_step(tokens, positions, self.weights, self.layers, cache)
+        """CachedModel.decode, operator by operator: any device, any type, any way of sampling."""
+        rows, heads, queries, model = tokens.size(0), cache.keys.size(2), self.queries_per_lane, self.weights
+        rotation = model.rotations.index_select(0, positions)
+        if heads > 1:
+            rotation = rotation.repeat_interleave(heads, dim=0)
+        rotation = rotation.unsqueeze(1)
+        x = model.embedding.index_select(0, tokens)
+        for i, layer in enumerate(self.layers):
+            qkv = linear_forward(norm(x, layer.input_norm, model), layer.qkv)
+            if layer.qkv_bias is not None:
+                qkv = qkv.add_(layer.qkv_bias)
+            mixed = qkv.view(rows * heads, queries + 2, -1)
+            rotated = rotate(mixed.narrow(1, 0, queries + 1), layer.qk_norm, rotation, model)
+            x = finish_layer(layer, x, attend(rotated, mixed.select(1, queries + 1), cache, i), model)
+        return linear_forward(norm(x, model.final_norm, model), model.head)
 
     def decode_fused(self, tokens: torch.Tensor, cache: DeviceView) -> torch.Tensor:
         """CachedModel.decode_fused, in ten kernels a layer."""
         from nemotron_steps.engine.generation.embedded.kernels import decode_attention
-        from nemotron_steps.engine.policy.kernels.triton_kernels import swiglu_forward
+        from nemotron_steps.engine.kernels.triton_kernels import swiglu_forward
 
         a = self.architecture
-        rotations = torch.view_as_real(self._rotations)
-        x = self._embedding.index_select(0, tokens)
+        rotations = torch.view_as_real(self.weights.rotations)
+        x = self.weights.embedding.index_select(0, tokens)
         for i, layer in enumerate(self.layers):
             normed = F.rms_norm(x, x.shape[-1:], layer.input_norm, a.norm_eps)
             if layer.qkv_bias is None:
@@ -173,7 +185,7 @@ class CachedDenseModel(CachedModel):
             x.addmm_(attended, layer.output.t())
             gate_up = torch.mm(F.rms_norm(x, x.shape[-1:], layer.post_norm, a.norm_eps), layer.gate_up.t())
             x.addmm_(swiglu_forward(gate_up), layer.down.t())
-        return torch.mm(F.rms_norm(x, x.shape[-1:], self._final_norm, a.norm_eps), self._head.t())
+        return torch.mm(F.rms_norm(x, x.shape[-1:], self.weights.final_norm, a.norm_eps), self.weights.head.t())
 
     def prefill(
         self,
@@ -187,9 +199,9 @@ class CachedDenseModel(CachedModel):
         """CachedModel.prefill"""
         rows, length = tokens.shape
         a, model, queries = self.architecture, self.weights, self.queries_per_lane
-        rotation = self._rotations[positions.to(self.device)].view(rows, length, 1, 1, -1)
+        rotation = self.weights.rotations[positions.to(self.device)].view(rows, length, 1, 1, -1)
         bias = (hidden.to(self.device) * (torch.finfo(self.dtype).min / 2)).to(self.dtype).unsqueeze(1)
-        x = self._embedding[tokens.to(self.device).view(-1)]
+        x = self.weights.embedding[tokens.to(self.device).view(-1)]
         last_layer = self.layers[-1]
         for layer, layer_keys, layer_values in zip(self.layers, keys.unbind(0), values.unbind(0), strict=True):
             flat = linear_forward(norm(x, layer.input_norm, model), layer.qkv)
@@ -210,7 +222,7 @@ class CachedDenseModel(CachedModel):
                 enable_gqa=queries > 1,
             )
             x = finish_layer(layer, x, attended.transpose(1, 2).reshape(x.shape[0], -1), model)
-        return linear_forward(norm(x, self._final_norm, model), self._head).float()
+        return linear_forward(norm(x, self.weights.final_norm, model), self.weights.head).float()
 
 
 class LayerWeights(NamedTuple):
@@ -240,48 +252,6 @@ class ModelWeights(NamedTuple):
     """float32 scalar"""
     eps: float
     """The same"""
-    queries: int
-    """R"""
-
-
-def decode_step(
-    tokens: torch.Tensor,
-    positions: torch.Tensor,
-    model: ModelWeights,
-    layers: list[LayerWeights],
-    cache: CacheView,
-) -> torch.Tensor:
-    """Feed one token per row and write its keys and values to the last column of the window.
-
-    Args:
-        tokens, positions: int64 [B]
-
-    Returns:
-        Logits [B, vocabulary] in the model's dtype.
-    """
-    rows, heads = tokens.size(0), cache.keys.size(2)
-    queries, lanes = model.queries, rows * heads
-    rotation = model.rotations.index_select(0, positions)
-    if heads > 1:
-        rotation = rotation.repeat_interleave(heads, dim=0)
-    rotation = rotation.unsqueeze(1)
-    x = model.embedding.index_select(0, tokens)
-    for i, layer in enumerate(layers):
-        keys = cache.keys[i].narrow(0, 0, rows).flatten(0, 1)
-        values = cache.values[i].narrow(0, 0, rows).flatten(0, 1)
-        qkv = linear_forward(norm(x, layer.input_norm, model), layer.qkv)
-        qkv_bias = layer.qkv_bias
-        if qkv_bias is not None:
-            qkv = qkv.add_(qkv_bias)
-        mixed = qkv.view(lanes, queries + 2, -1)
-        rotated = rotate(mixed.narrow(1, 0, queries + 1), layer.qk_norm, rotation, model)
-        keys.select(1, cache.column).copy_(rotated.select(1, queries))
-        values.select(1, cache.column).copy_(mixed.select(1, queries + 1))
-        window = cache.column + 1 - cache.first
-        keys, values = keys.narrow(1, cache.first, window).transpose(1, 2), values.narrow(1, cache.first, window)
-        attended = attend(rotated, keys, values, cache.bias, cache.prefix, i)
-        x = finish_layer(layer, x, attended.view(rows, -1), model)
-    return linear_forward(norm(x, model.final_norm, model), model.head)
 
 
 def rotate(qk: torch.Tensor, qk_norm: torch.Tensor | None, rotation: torch.Tensor, model: ModelWeights) -> torch.Tensor:
@@ -300,29 +270,28 @@ def finish_layer(layer: LayerWeights, x: torch.Tensor, attended: torch.Tensor, m
     return linear_forward(F.silu(gate).mul_(up), layer.down, plus=x)
 
 
-def attend(
-    rotated: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    bias: torch.Tensor,
-    prefix: PrefixView | None,
-    layer: int,
-) -> torch.Tensor:
-    """Attention of one new token a row over its prefix and its window; [lanes, R, D].
+def attend(qk: torch.Tensor, value: torch.Tensor, cache: CacheView, layer: int) -> torch.Tensor:
+    """Write one new key and value a row to the last column, and attend over each row's prefix and window; [B, H].
 
     Args:
-        rotated: [lanes, R + 1, D], queries and the key.
-        keys: [lanes, D, window].
-        values: [lanes, window, D].
+        qk: [lanes, R + 1, D], queries and the key.
+        value: [lanes, D].
     """
-    lanes, queries, dim = rotated.size(0), rotated.size(1) - 1, rotated.size(2)
-    near = _scores(rotated.narrow(1, 0, queries), keys, bias)
+    lanes, queries, dim = qk.size(0), qk.size(1) - 1, qk.size(2)
+    rows, window = lanes // cache.keys.size(2), cache.column + 1 - cache.first
+    keys = cache.keys[layer].narrow(0, 0, rows).flatten(0, 1)
+    values = cache.values[layer].narrow(0, 0, rows).flatten(0, 1)
+    keys.select(1, cache.column).copy_(qk.select(1, queries))
+    values.select(1, cache.column).copy_(value)
+    keys, values = keys.narrow(1, cache.first, window).transpose(1, 2), values.narrow(1, cache.first, window)
+    near = _scores(qk.narrow(1, 0, queries), keys, cache.bias)
+    prefix = cache.prefix
     if prefix is None:
-        return torch.bmm(_softmax(near, values.dtype), values)
+        return torch.bmm(_softmax(near, values.dtype), values).view(rows, -1)
     # One softmax over prefix and window; only the two matrix products differ in how rows are batched.
     far_keys, far_values = prefix.keys[layer], prefix.values[layer]
     batch, length = far_keys.size(0), far_keys.size(2)
-    cells = rotated.view(-1, dim).index_select(0, prefix.query_of_cell).view(batch, -1, dim)
+    cells = qk.reshape(-1, dim).index_select(0, prefix.query_of_cell).view(batch, -1, dim)
     far = _scores(cells, far_keys, prefix.bias).view(-1, length)
     far = far.index_select(0, prefix.cell_of_row).view(lanes, queries, length)
     weights = _softmax(torch.cat((far, near), -1), values.dtype)
@@ -330,7 +299,7 @@ def attend(
     attended = torch.bmm(weights.narrow(2, length, both - length), values).view(-1, dim)
     far_weights = weights.view(-1, both).index_select(0, prefix.row_of_cell).view(batch, -1, both)
     from_far = torch.bmm(far_weights.narrow(2, 0, length), far_values).view(-1, dim)
-    return attended.add_(from_far.index_select(0, prefix.cell_of_row))
+    return attended.add_(from_far.index_select(0, prefix.cell_of_row)).view(rows, -1)
 
 
 def _scores(query: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

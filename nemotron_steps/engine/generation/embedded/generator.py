@@ -27,9 +27,15 @@ from nemotron_steps.engine.generation.embedded.dense_model import CachedDenseMod
 from nemotron_steps.engine.generation.embedded.hybrid_model import CachedHybridModel
 from nemotron_steps.engine.generation.embedded.prefix_cache import Prefix, PrefixCache
 from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan, make_plan, sample, stream_key
-from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights, ChangedWeights, after
-from nemotron_steps.engine.policy.malloc_tuning import release_gpu_memory
-from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams, WeightSyncReport
+from nemotron_steps.engine.memory_tuning import release_gpu_memory
+from nemotron_steps.engine.policy.lora import AdaptedWeights, ChangedWeights, after
+from nemotron_steps.engine.types import (
+    Completion,
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    WeightSyncReport,
+)
 from nemotron_steps.errors import EngineError
 from nemotron_steps.models.architecture import Architecture
 
@@ -66,6 +72,11 @@ class _Sequence:
     @property
     def params(self) -> SamplingParams:
         return self.group.request.params
+
+    @property
+    def prefix(self) -> Prefix:
+        assert self.group.prefix is not None
+        return self.group.prefix
 
 
 class EmbeddedGenerator:
@@ -116,14 +127,21 @@ class EmbeddedGenerator:
         self._eos = frozenset(eos_token_ids)
         self._decode = decode
         with torch.inference_mode():
-            self._model = _model_of(architecture, max_total_length, self._device, dtype)
+            self._model: CachedModel
+            if architecture.is_hybrid:
+                self._model = CachedHybridModel(architecture, device=self._device, dtype=dtype)
+            else:
+                self._model = CachedDenseModel(
+                    architecture, max_positions=max_total_length, device=self._device, dtype=dtype
+                )
             self._model.load(weights)
             self._frozen_of: object = getattr(weights, "source", None)
             """Whose frozen weights these are, where adapters alone are trained."""
             if record_routed_experts:
                 self._model.chosen = []
             self._batch = DecodeBatch(self._model, max_sequences, max_total_length)
-        self._decoder = self._whole_step()
+        self._decoder = GraphDecoder.of(self._model, self._batch) or NativeDecoder.of(self._model, self._batch)
+        """What decodes faster than operator by operator, where there is anything."""
         self._prompts = PrefixCache(self._model, _CACHED_PROMPTS * max_total_length)
         self._waiting: deque[_Sequence] = deque()
         self._held_back = 0
@@ -151,41 +169,31 @@ class EmbeddedGenerator:
         self._unfinished[request.request_id] = request.n
 
     def _check(self, request: GenerationRequest) -> None:
-        where, prompt, params = f"request {request.request_id}", request.prompt_ids, request.params
+        prompt, params = request.prompt_ids, request.params
+
+        def refuse(what: str, expected: str | None = None, found: str | None = None, *hints: str) -> None:
+            raise EngineError(what, where=f"request {request.request_id}", expected=expected, found=found, hints=hints)
+
         if not prompt:
-            raise EngineError("the prompt is empty", where=where)
+            refuse("the prompt is empty")
         if len(prompt) >= self._max_total_length:
-            raise EngineError(
-                "the prompt leaves no room for a token",
-                where=where,
-                expected=f"fewer than {self._max_total_length} tokens",
-                found=str(len(prompt)),
-                hints=[f"policy.max_total_sequence_length={len(prompt) + params.max_new_tokens}"],
-            )
+            hint = f"policy.max_total_sequence_length={len(prompt) + params.max_new_tokens}"
+            most = f"fewer than {self._max_total_length} tokens"
+            refuse("the prompt leaves no room for a token", most, str(len(prompt)), hint)
         if min(prompt) < 0 or max(prompt) >= self._vocab_size:
-            raise EngineError(
-                "the prompt holds a token the model lacks",
-                where=where,
-                expected=f"0 to {self._vocab_size - 1}",
-                found=f"{min(prompt)} to {max(prompt)}",
-            )
+            known = f"0 to {self._vocab_size - 1}"
+            refuse("the prompt holds a token the model lacks", known, f"{min(prompt)} to {max(prompt)}")
         if request.n < 1 or params.max_new_tokens < 1:
-            raise EngineError(
-                "the request asks for nothing", where=where, expected="n and max_new_tokens of at least 1"
-            )
+            refuse("the request asks for nothing", "n and max_new_tokens of at least 1")
         if not (params.temperature >= 0 and 0 < params.top_p <= 1 and params.top_k >= 0):
-            raise EngineError(
-                "a sampling parameter is out of range",
-                where=where,
-                expected="temperature >= 0, 0 < top_p <= 1, top_k >= 0",
-                found=f"temperature {params.temperature}, top_p {params.top_p}, top_k {params.top_k}",
-            )
+            found = f"temperature {params.temperature}, top_p {params.top_p}, top_k {params.top_k}"
+            refuse("a sampling parameter is out of range", "temperature >= 0, 0 < top_p <= 1, top_k >= 0", found)
         if request.request_id in self._unfinished:
-            raise EngineError("a request with this id is pending", where=where)
+            refuse("a request with this id is pending")
         if params.stop_strings and self._decode is None:
-            raise EngineError("stop strings need a generator with a tokenizer", where=where)
+            refuse("stop strings need a generator with a tokenizer")
         if "" in params.stop_strings:
-            raise EngineError("a stop string is empty", where=where)
+            refuse("a stop string is empty")
 
     def step(self) -> list[Completion]:
         """Admit what fits, advance every running sequence, and return what finished."""
@@ -272,12 +280,6 @@ class EmbeddedGenerator:
 
     # ---- one step
 
-    def _whole_step(self) -> GraphDecoder | NativeDecoder | None:
-        """What decodes faster than operator by operator, where there is anything."""
-        if GraphDecoder.fits(self._model):
-            return GraphDecoder(self._model, self._batch)
-        return NativeDecoder.of(self._model, self._batch)
-
     def _advance(self) -> None:
         batch = self._batch
         if batch.column + 1 >= batch.columns:
@@ -326,7 +328,6 @@ class EmbeddedGenerator:
         self._held_back = 0
         self._compact(force=True)
         joining = [self._waiting.popleft() for _ in range(count)]
-        self._compute_prompts(joining)
         batch, new_rows = self._batch, self._new_rows(joining)
         lengths = [row.own_length for row in new_rows]
         most = max(length + sequence.group.budget for length, sequence in zip(lengths, joining, strict=True))
@@ -336,32 +337,27 @@ class EmbeddedGenerator:
         for sequence in joining:
             sequence.answer = batch.column
             sequence.versions = [(0, self.weight_version)]
-            sequence.prompt_experts = _computed(sequence).routed_experts
+            sequence.prompt_experts = sequence.prefix.routed_experts
             self._rows.append(sequence)
         self._replan()
-        logits = torch.stack([_logits(row.prompt) for row in new_rows])
+        logits = torch.stack([row.prompt.logits for row in new_rows if row.prompt.logits is not None])
         self._draw(logits, first=first, plan=make_plan([m.params for m in joining], self._vocab_size, self._device))
         return self._collect()
 
-    def _compute_prompts(self, joining: Sequence[_Sequence]) -> None:
+    def _new_rows(self, joining: Sequence[_Sequence]) -> list[NewRow]:
+        """The rows of joining sequences, whose prompts are computed."""
         groups = {sequence.group: None for sequence in joining if sequence.group.prefix is None}
         computed = self._prompts.compute(dict.fromkeys(group.prompt for group in groups))
         for group in groups:
             group.prefix = computed[group.prompt]
-
-    def _new_rows(self, joining: Sequence[_Sequence]) -> list[NewRow]:
-        prompts = [_computed(sequence) for sequence in joining]
+        prompts = [sequence.prefix for sequence in joining]
         shared = self._prompts.choose_shared(prompts, self._batch.prefixes)
-        return [
-            NewRow(prompt, prefix, self._stream(sequence), self._stop_offset(sequence.params.stop_token_ids))
-            for sequence, prompt, prefix in zip(joining, prompts, shared, strict=True)
-        ]
-
-    def _stream(self, sequence: _Sequence) -> int:
-        seed = sequence.params.seed
-        if seed is None:
-            return secrets.randbits(63)
-        return stream_key(seed, sequence.group.request.request_id, sequence.index)
+        rows = []
+        for sequence, prompt, prefix in zip(joining, prompts, shared, strict=True):
+            seed, request_id = sequence.params.seed, sequence.group.request.request_id
+            stream = secrets.randbits(63) if seed is None else stream_key(seed, request_id, sequence.index)
+            rows.append(NewRow(prompt, prefix, stream, self._stop_offset(sequence.params.stop_token_ids)))
+        return rows
 
     def _stop_offset(self, stop_token_ids: Sequence[int]) -> int:
         stops = self._eos.union(stop_token_ids)
@@ -478,19 +474,3 @@ class EmbeddedGenerator:
             filler = live[0].params
             params = [filler if m is None else m.params for m in self._rows]
             self._plan = make_plan(params, self._vocab_size, self._device)
-
-
-def _model_of(architecture: Architecture, max_positions: int, device: torch.device, dtype: torch.dtype) -> CachedModel:
-    if architecture.is_hybrid:
-        return CachedHybridModel(architecture, device=device, dtype=dtype)
-    return CachedDenseModel(architecture, max_positions=max_positions, device=device, dtype=dtype)
-
-
-def _computed(sequence: _Sequence) -> Prefix:
-    assert sequence.group.prefix is not None
-    return sequence.group.prefix
-
-
-def _logits(prompt: Prefix) -> torch.Tensor:
-    assert prompt.logits is not None
-    return prompt.logits

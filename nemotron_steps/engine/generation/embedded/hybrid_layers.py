@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from nemotron_steps.engine.generation.embedded.cached_model import LayerStates
 from nemotron_steps.engine.generation.embedded.dense_model import ModelWeights, norm
-from nemotron_steps.engine.policy.kernels.dense import linear_forward
+from nemotron_steps.engine.kernels.linear import linear_forward
 from nemotron_steps.engine.policy.mamba.scan import time_steps
 from nemotron_steps.models.architecture import Architecture, Mamba2
 

@@ -22,6 +22,7 @@ from nemotron_steps.engine.generation.embedded.cached_model import (
     CacheView,
     Continuation,
     DeviceView,
+    LayerStates,
     RowStates,
     Slot,
     States,
@@ -40,10 +41,9 @@ from nemotron_steps.engine.generation.embedded.hybrid_layers import (
     mamba_step_on_device,
     mlp,
 )
-from nemotron_steps.engine.policy.kernels.dense import linear_forward
-from nemotron_steps.engine.policy.mamba.conv import conv, last_window
-from nemotron_steps.engine.policy.mamba.runs import Runs
-from nemotron_steps.engine.policy.mamba.scan import scan, time_steps
+from nemotron_steps.engine.kernels.linear import linear_forward
+from nemotron_steps.engine.policy.mamba.scan import conv, last_window, scan, time_steps
+from nemotron_steps.engine.policy.mamba.segments import Runs
 from nemotron_steps.models.architecture import Architecture, Mamba2
 
 
@@ -83,7 +83,6 @@ class CachedHybridModel(CachedModel):
             rotations=torch.ones((1, a.head_dim // 2), device=device, dtype=torch.complex64),
             epsilon=torch.tensor(a.norm_eps, device=device, dtype=torch.float32),
             eps=a.norm_eps,
-            queries=self.queries_per_lane,
         )
         self._slots = {
             "backbone.embeddings.weight": Slot.whole(self.weights.embedding),
@@ -215,65 +214,61 @@ class CachedHybridModel(CachedModel):
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, cache: CacheView) -> torch.Tensor:
         """CachedModel.decode; positions are of no use. Moves the states on by one token."""
-        a, model, rows = self.architecture, self.weights, tokens.size(0)
-        layer_states = iter(() if cache.states is None else cache.states.layers(rows))
-        x = model.embedding.index_select(0, tokens)
-        attention = 0
-        for layer in self.layers:
-            if isinstance(layer, MambaWeights):
-                assert a.mamba is not None and cache.states is not None
-                x = mamba_step(x, layer, a.mamba, model, next(layer_states), cache.states.newest)
-            elif isinstance(layer, ExpertWeights):
-                x = experts(x, layer, a, model, record=self.chosen)
-            elif isinstance(layer, MlpWeights):
-                x = mlp(x, layer, model)
-            else:
-                x = self._attention_step(x, layer, cache, attention)
-                attention += 1
-        if cache.states is not None:
-            cache.states.advance()
-        return linear_forward(layer_norm(x, model.final_norm, model), model.head)
+        states, queries = cache.states, self.queries_per_lane
 
-    def _attention_step(self, x: torch.Tensor, layer: AttentionWeights, cache: CacheView, index: int) -> torch.Tensor:
-        rows, lanes, queries = x.size(0), x.size(0) * cache.keys.size(2), self.queries_per_lane
-        keys = cache.keys[index].narrow(0, 0, rows).flatten(0, 1)
-        values = cache.values[index].narrow(0, 0, rows).flatten(0, 1)
-        qkv = linear_forward(layer_norm(x, layer.norm, self.weights), layer.qkv).view(lanes, queries + 2, -1)
-        keys.select(1, cache.column).copy_(qkv.select(1, queries))
-        values.select(1, cache.column).copy_(qkv.select(1, queries + 1))
-        window = cache.column + 1 - cache.first
-        keys, values = keys.narrow(1, cache.first, window).transpose(1, 2), values.narrow(1, cache.first, window)
-        qk = qkv.narrow(1, 0, queries + 1)
-        if cache.prefix is not None:
-            qk = qk.contiguous()
-        attended = attend(qk, keys, values, cache.bias, cache.prefix, index)
-        return linear_forward(attended.view(rows, -1), layer.output, plus=x)
+        def mamba(x: torch.Tensor, layer: MambaWeights, a: Mamba2, own: LayerStates) -> torch.Tensor:
+            assert states is not None
+            return mamba_step(x, layer, a, self.weights, own, states.newest)
+
+        def attention(qkv: torch.Tensor, index: int) -> torch.Tensor:
+            qkv = qkv.view(qkv.size(0) * cache.keys.size(2), queries + 2, -1)
+            return attend(qkv.narrow(1, 0, queries + 1), qkv.select(1, queries + 1), cache, index)
+
+        logits = self._step(tokens, states, mamba, attention)
+        if states is not None:
+            states.advance()
+        return logits
 
     def decode_fused(self, tokens: torch.Tensor, cache: DeviceView) -> torch.Tensor:
         """CachedModel.decode_fused"""
         from nemotron_steps.engine.generation.embedded.kernels import decode_attention
 
+        rotations, epsilon = torch.view_as_real(self.weights.rotations), self.architecture.norm_eps
+
+        def mamba(x: torch.Tensor, layer: MambaWeights, a: Mamba2, own: LayerStates) -> torch.Tensor:
+            assert cache.states is not None
+            return mamba_step_on_device(x, layer, a, self.weights, own, cache.states.place)
+
+        def attention(qkv: torch.Tensor, index: int) -> torch.Tensor:
+            return decode_attention(qkv, None, rotations, cache, layer=index, epsilon=epsilon, scale=self._scale)
+
+        return self._step(tokens, cache.states, mamba, attention)
+
+    def _step(
+        self,
+        tokens: torch.Tensor,
+        states: RowStates | None,
+        mamba: Callable[[torch.Tensor, MambaWeights, Mamba2, LayerStates], torch.Tensor],
+        attention: Callable[[torch.Tensor, int], torch.Tensor],
+    ) -> torch.Tensor:
+        """Feed one token a row. `attention`: of projected queries, keys and values, by the layer's place in the
+        cache."""
         a, model = self.architecture, self.weights
-        rotations = torch.view_as_real(model.rotations)
-        states = cache.states
         layer_states = iter(() if states is None else states.layers(tokens.size(0)))
         x = model.embedding.index_select(0, tokens)
-        attention = 0
+        index = 0
         for layer in self.layers:
             if isinstance(layer, MambaWeights):
-                assert a.mamba is not None and states is not None
-                x = mamba_step_on_device(x, layer, a.mamba, model, next(layer_states), states.place)
+                assert a.mamba is not None
+                x = mamba(x, layer, a.mamba, next(layer_states))
             elif isinstance(layer, ExpertWeights):
                 x = experts(x, layer, a, model, record=self.chosen)
             elif isinstance(layer, MlpWeights):
                 x = mlp(x, layer, model)
             else:
                 qkv = linear_forward(layer_norm(x, layer.norm, model), layer.qkv)
-                attended = decode_attention(
-                    qkv, None, rotations, cache, layer=attention, epsilon=a.norm_eps, scale=self._scale
-                )
-                x = linear_forward(attended, layer.output, plus=x)
-                attention += 1
+                x = linear_forward(attention(qkv, index), layer.output, plus=x)
+                index += 1
         return linear_forward(layer_norm(x, model.final_norm, model), model.head)
 
     # ---- prompts
@@ -342,7 +337,7 @@ class CachedHybridModel(CachedModel):
             layer.D,
             runs,
             m.chunk_size,
-            _by_head(states.ssm[index], m),
+            states.ssm[index].transpose(2, 3).reshape(-1, heads, m.head_dim, m.state_size),
             final=True,
         )
         assert final is not None
@@ -372,8 +367,3 @@ class CachedHybridModel(CachedModel):
         )
         flat = attended.transpose(1, 2)[cells.row, cells.place].flatten(1)
         return linear_forward(flat, layer.output, plus=x)
-
-
-def _by_head(ssm: torch.Tensor, a: Mamba2) -> torch.Tensor:
-    """[B, G, N, I / G] → [B, heads, head size, N]"""
-    return ssm.transpose(2, 3).reshape(-1, a.num_heads, a.head_dim, a.state_size)

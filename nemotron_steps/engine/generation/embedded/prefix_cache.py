@@ -87,7 +87,10 @@ class PrefixCache:
         self._ends: dict[int, list[Prefix]] = {}
         """By the key of a prefix's last whole block; of models with states"""
         self._tokens = 0
-        self._state_tokens = _tokens_of_a_state(model)
+        states, a = model.new_states(1), model.architecture
+        token = 2 * max(1, model.cached_layers) * a.num_key_value_heads * a.head_dim * model.dtype.itemsize
+        self._state_tokens = 0 if states is None else -(-states.bytes // token)
+        """How many tokens' keys and values take as much memory as the states of one sequence"""
         self._epoch = 0
         self.fed_tokens = 0
         """Tokens that went through the model so far, padding not counted."""
@@ -297,13 +300,3 @@ def _with_past(
         before = None if past is None or not known else past.routed_experts
         whole.append(own if before is None else np.concatenate((before[:known], own)))
     return whole
-
-
-def _tokens_of_a_state(model: CachedModel) -> int:
-    """How many tokens' keys and values take as much memory as what recurrent layers remember of one sequence."""
-    states = model.new_states(1)
-    if states is None:
-        return 0
-    a = model.architecture
-    token = 2 * max(1, model.cached_layers) * a.num_key_value_heads * a.head_dim * model.dtype.itemsize
-    return -(-states.bytes // token)

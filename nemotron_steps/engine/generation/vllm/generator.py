@@ -20,7 +20,7 @@ from nemotron_steps.engine.generation.embedded.sampling import stream_key
 from nemotron_steps.engine.generation.vllm.engine import default_group_kept, on_cpu, start_engine
 from nemotron_steps.engine.generation.vllm.liveness import call, wait_for_output
 from nemotron_steps.engine.generation.vllm.transfer import WorkersTransfer, hand_over
-from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights, after
+from nemotron_steps.engine.policy.lora import AdaptedWeights, after
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, WeightSyncReport
 from nemotron_steps.engine.weight_sync.transport_handle import ChannelHandles
 from nemotron_steps.errors import EngineError

@@ -14,12 +14,14 @@ import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
+from torch.storage import TypedStorage, UntypedStorage
 
 from nemotron_steps.engine.generation.vllm.liveness import call, lost_engine
-from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights
+from nemotron_steps.engine.policy.lora import AdaptedWeights
 from nemotron_steps.engine.weight_sync.plan import Bucket, Entry, WeightPlan
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentWriter
 from nemotron_steps.engine.weight_sync.streams import StreamHandle, StreamSender
@@ -129,7 +131,9 @@ class WorkersTransfer:
 
     def open_channel(self, offered: ChannelHandles) -> None:
         """Open a channel in every worker; `load` reads from it. WorkerLostError as `load`."""
-        self._call("init_weight_transfer_engine", init_info=to_plain(offered))
+        self._call(
+            "init_weight_transfer_engine", init_info={"channel": offered.channel, "handles": to_plain(offered.offers)}
+        )
 
     def _call(self, method: str, **arguments: Any) -> None:
         seconds = LATER_SECONDS if self._loaded else FIRST_SECONDS
@@ -237,76 +241,27 @@ def lost_worker(engine: Any, error: Exception) -> WorkerLostError | None:
     )
 
 
-_CLASSES = {kind.__name__: kind for kind in (torch.Tensor, torch.storage.TypedStorage, torch.UntypedStorage)}
-"""What a CUDA IPC handle names beside numbers and bytes."""
+_CLASSES = (TransportHandle, StreamHandle, WeightPlan, Bucket, Entry, torch.Tensor, TypedStorage, UntypedStorage)
+"""What handles of weights are made of; a CUDA IPC handle names the last three."""
+_BY_NAME = {kind.__name__: kind for kind in _CLASSES}
 
 
-def to_plain(offered: ChannelHandles) -> dict[str, Any]:
-    """Numbers, strings, bytes, lists and mappings alone."""
-    plans = [offer.plan for offer in offered.offers]
-    return {
-        "channel": offered.channel,
-        "plan": [_plain_bucket(bucket) for bucket in plans[0].buckets],
-        "offers": [_plain_offer(offer) for offer in offered.offers],
-    }
-
-
-def from_plain(info: Mapping[str, Any], rank: int) -> TransportHandle:
-    """The offer of one worker."""
-    plan = WeightPlan(tuple(_bucket(bucket) for bucket in info["plan"]))
-    found = info["offers"][rank]
-    if found["transport"] == SHARED_MEMORY:
-        offer: Any = (plan, found["path"])
-    else:
-        staging = found["staging"]
-        offer = StreamHandle(
-            plan, found["sender"], None if staging is None else tuple(_value(each) for each in staging)
-        )
-    address, place = found["address"], found["place"]
-    return TransportHandle(
-        found["transport"],
-        offer,
-        None if address is None else (address[0], address[1]),
-        found["name"],
-        None if place is None else (place[0], place[1]),
-    )
-
-
-def _plain_bucket(bucket: Bucket) -> dict[str, Any]:
-    entries = [[e.name, list(e.shape), str(e.dtype).removeprefix("torch."), e.start] for e in bucket.entries]
-    return {"entries": entries, "bytes": bucket.bytes, "start": bucket.start}
-
-
-def _bucket(plain: Mapping[str, Any]) -> Bucket:
-    entries = (
-        Entry(name, tuple(shape), getattr(torch, dtype), start) for name, shape, dtype, start in plain["entries"]
-    )
-    return Bucket(tuple(entries), plain["bytes"], plain["start"])
-
-
-def _plain_offer(offer: TransportHandle) -> dict[str, Any]:
-    plain: dict[str, Any] = {
-        "transport": offer.transport,
-        "name": offer.name,
-        "address": None if offer.address is None else list(offer.address),
-        "place": None if offer.place is None else list(offer.place),
-    }
-    if offer.transport == SHARED_MEMORY:
-        return {**plain, "path": offer.offer[1]}
-    staging = offer.offer.staging
-    staged = None if staging is None else [_plain_value(value) for value in staging]
-    return {**plain, "sender": offer.offer.sender, "staging": staged}
-
-
-def _plain_value(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
+    """A handle as numbers, strings, bytes, lists and mappings alone: it reaches an engine in another process without
+    pickle."""
     if isinstance(value, type):
         return {"class": value.__name__}
+    if is_dataclass(value):
+        return {"object": type(value).__name__, **{f.name: to_plain(getattr(value, f.name)) for f in fields(value)}}
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
-    return list(value) if isinstance(value, tuple) else value
+    return [to_plain(each) for each in value] if isinstance(value, tuple | list) else value
 
 
-def _value(plain: Any) -> Any:
-    if isinstance(plain, dict):
-        return _CLASSES[plain["class"]] if "class" in plain else getattr(torch, plain["dtype"])
-    return tuple(plain) if isinstance(plain, list) else plain
+def from_plain(plain: Any) -> Any:
+    """The inverse of `to_plain`, sequences being tuples."""
+    if isinstance(plain, Mapping):
+        if "object" in plain:
+            return _BY_NAME[plain["object"]](**{name: from_plain(v) for name, v in plain.items() if name != "object"})
+        return _BY_NAME[plain["class"]] if "class" in plain else getattr(torch, plain["dtype"])
+    return tuple(from_plain(each) for each in plain) if isinstance(plain, list) else plain

@@ -42,11 +42,10 @@ class Ticket(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 @dataclass
 class Offers(WeightTransferInitInfo):  # type: ignore[misc]
-    """A channel to open, as transfer.py writes it: one offer for each worker, in rank order."""
+    """A channel to open: one plain handle for each worker, in rank order (transfer.py)."""
 
     channel: str
-    plan: list[Any]
-    offers: list[Any]
+    handles: list[Any]
 
 
 @dataclass
@@ -159,7 +158,7 @@ class OfferedTransfer(_LayerwiseTransfer):
         """Take up this worker's offer."""
         from nemotron_steps.engine.weight_sync.endpoints import ReceivingEndpoint
 
-        offered = from_plain(vars(init_info), self.parallel_config.rank)
+        offered = from_plain(init_info.handles[self.parallel_config.rank])
         self._ends[init_info.channel] = ReceivingEndpoint(offered, self._frozen)
 
     def receive_weights(self, update_info: Channel, *_: Any) -> None:

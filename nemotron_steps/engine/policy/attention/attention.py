@@ -1,4 +1,4 @@
-"""Attention over flat tokens, for megatron-core's self-attention: QK-norm, rotary positions, grouped queries, SDPA.
+"""Self-attention over flat tokens, with megatron-core's parameters: QK-norm, rotary positions, grouped queries, SDPA.
 
 megatron-core's own dot-product attention computes and keeps the whole score matrix, and its context parallelism needs
 Transformer Engine. This one works from a TokenLayout, on CPU and CUDA alike.
@@ -11,81 +11,89 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 
+from nemotron_steps.engine.kernels.cpu_layers import attention_half, native_attention, runs_natively
+from nemotron_steps.engine.kernels.fused import split_heads
+from nemotron_steps.engine.kernels.varlen import pad, unpad
+from nemotron_steps.engine.policy.attention.few_heads import gqa_kv_exchange, part_attention
 from nemotron_steps.engine.policy.attention.flash import flat_flash_attention
-from nemotron_steps.engine.policy.attention.part_of_queries import part_attention
-from nemotron_steps.engine.policy.attention.shared_heads import own_heads
-from nemotron_steps.engine.policy.cells import pad, unpad
-from nemotron_steps.engine.policy.context_parallel import from_shares, head_shares, to_heads, to_shares, to_tokens
-from nemotron_steps.engine.policy.kernels.attention_half import attention_half
-from nemotron_steps.engine.policy.kernels.dense import linear
-from nemotron_steps.engine.policy.kernels.fused import split_heads
-from nemotron_steps.engine.policy.kernels.native_attention import native_attention, runs_natively
+from nemotron_steps.engine.policy.distributed.context_parallel import (
+    from_shares,
+    head_shares,
+    to_heads,
+    to_shares,
+    to_tokens,
+)
+from nemotron_steps.engine.policy.layers import column_linear, row_linear
 from nemotron_steps.models.megatron_core import load_megatron_core
 
 load_megatron_core()
 
-from megatron.core.transformer.attention import SelfAttention  # noqa: E402
+from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear  # noqa: E402
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules  # noqa: E402
+from megatron.core.transformer.enums import AttnMaskType  # noqa: E402
+from megatron.core.transformer.identity_op import IdentityOp  # noqa: E402
 
 if TYPE_CHECKING:
     from nemotron_steps.engine.policy.token_layout import Grid, TokenLayout
 
 
-class FlatAttention(torch.nn.Module):
-    """Scaled dot-product attention of flat tokens; takes the place of megatron-core's core attention."""
-
-    def __init__(self, config: Any, **_: Any) -> None:
-        super().__init__()
-
-    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: TokenLayout) -> torch.Tensor:
-        """Attend within each sequence.
-
-        Args:
-            query: [T, heads, head_dim].
-            key, value: [T, key-value heads, head_dim].
-            layout: where each token belongs.
-
-        Returns:
-            [T, heads · head_dim].
-        """
-        if query.is_cuda and query.dtype is not torch.float32:
-            return flat_flash_attention(query, key, value, layout)
-        whole, count = layout.whole, layout.whole_tokens
-        # Split and not sliced: the gradient is then one concatenation, not a sum of tensors that are mostly zeros.
-        sizes = [count, query.shape[0] - layout.padding - count, layout.padding]
-        split = [torch.split(tensor, sizes) for tensor in (query, key, value)]
-        whole_q, whole_k, whole_v = (_pad(parts[0], whole) for parts in split)
-        # Padding is on the right, so causal attention never sees it from a real token.
+def flat_attention(query: Tensor, key: Tensor, value: Tensor, layout: TokenLayout) -> Tensor:
+    """Scaled dot-product attention within each sequence: query [T, heads, head_dim], key and value [T, key-value heads,
+    head_dim] → [T, heads · head_dim]."""
+    if query.is_cuda and query.dtype is not torch.float32:
+        return flat_flash_attention(query, key, value, layout)
+    whole, count, gqa = layout.whole, layout.whole_tokens, query.shape[1] != key.shape[1]
+    # Split and not sliced: the gradient is then one concatenation, not a sum of tensors that are mostly zeros.
+    sizes = [count, query.shape[0] - layout.padding - count, layout.padding]
+    split = [torch.split(tensor, sizes) for tensor in (query, key, value)]
+    whole_q, whole_k, whole_v = (_pad(parts[0], whole) for parts in split)
+    # Padding is on the right, so causal attention never sees it from a real token.
+    out = F.scaled_dot_product_attention(
+        whole_q.transpose(1, 2), whole_k.transpose(1, 2), whole_v.transpose(1, 2), is_causal=True, enable_gqa=gqa
+    )
+    outs = [_unpad(out.transpose(1, 2), whole)]
+    if layout.suffix is not None and layout.parent is not None:
+        padded_q, padded_k, padded_v = (_pad(parts[1], layout.suffix) for parts in split)
+        prompt_k, prompt_v = (states.index_select(0, layout.parent) for states in (whole_k, whole_v))
         out = F.scaled_dot_product_attention(
-            whole_q.transpose(1, 2),
-            whole_k.transpose(1, 2),
-            whole_v.transpose(1, 2),
-            is_causal=True,
-            enable_gqa=query.shape[1] != key.shape[1],
+            padded_q.transpose(1, 2),
+            torch.cat((prompt_k, padded_k), dim=1).transpose(1, 2),
+            torch.cat((prompt_v, padded_v), dim=1).transpose(1, 2),
+            attn_mask=layout.mask,
+            enable_gqa=gqa,
         )
-        outs = [_unpad(out.transpose(1, 2), whole)]
-        if layout.suffix is not None:
-            padded_q, padded_k, padded_v = (_pad(parts[1], layout.suffix) for parts in split)
-            assert layout.parent is not None
-            prompt_k, prompt_v = (states.index_select(0, layout.parent) for states in (whole_k, whole_v))
-            out = F.scaled_dot_product_attention(
-                padded_q.transpose(1, 2),
-                torch.cat((prompt_k, padded_k), dim=1).transpose(1, 2),
-                torch.cat((prompt_v, padded_v), dim=1).transpose(1, 2),
-                attn_mask=layout.mask,
-                enable_gqa=query.shape[1] != key.shape[1],
-            )
-            outs.append(_unpad(out.transpose(1, 2), layout.suffix))
-        if layout.padding:
-            outs.append(query.new_zeros(layout.padding, query.shape[1] * query.shape[2]))
-        return torch.cat(outs) if len(outs) > 1 else outs[0]
+        outs.append(_unpad(out.transpose(1, 2), layout.suffix))
+    if layout.padding:
+        outs.append(query.new_zeros(layout.padding, query.shape[1] * query.shape[2]))
+    return torch.cat(outs) if len(outs) > 1 else outs[0]
 
 
 class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
-    """megatron-core's self-attention with its parameters and names, computing over flat tokens."""
+    """megatron-core's self-attention with its parameters and names, computing over flat tokens.
 
-    def __init__(self, config: Any, *args: Any, **settings: Any) -> None:
-        super().__init__(config, *args, **settings)
+    Args:
+        config: megatron-core's.
+        number: of the layer, from 1.
+        head_norm: the norm of queries and keys, for models that have one.
+    """
+
+    def __init__(self, config: Any, number: int, head_norm: type[torch.nn.Module] | None) -> None:
+        super().__init__(
+            config=config,
+            submodules=SelfAttentionSubmodules(
+                linear_qkv=ColumnParallelLinear,
+                core_attention=IdentityOp,
+                linear_proj=RowParallelLinear,
+                q_layernorm=head_norm or IdentityOp,
+                k_layernorm=head_norm or IdentityOp,
+            ),
+            layer_number=number,
+            attn_mask_type=AttnMaskType.causal,
+            pg_collection=ProcessGroupCollection.use_mpu_process_groups(required_pgs=["tp", "cp"]),
+        )
         ranks = config.tensor_model_parallel_size
         self.shares_heads = config.num_query_groups < ranks
         """Whether several tensor-parallel ranks attend to one key-value head."""
@@ -94,59 +102,47 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
         self.queries = config.num_attention_heads // ranks // self.groups
         """Query heads of a group."""
 
-    def forward(self, hidden: torch.Tensor, layout: TokenLayout, cos_sin: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        """Attend.
+    def forward(self, hidden: Tensor, layout: TokenLayout, cos_sin: Tensor) -> Tensor:
+        """Attend: hidden [T, 1, hidden], or this rank's share of T under sequence parallelism → the same shape.
 
         Args:
-            hidden: [T, 1, hidden], or this rank's share of T under sequence parallelism.
             layout: where each token belongs.
             cos_sin: [2, T, 1, 1, head_dim], cosines and sines of the tokens' positions.
-
-        Returns:
-            The same shape as `hidden`.
         """
-        mixed = column_linear(self.linear_qkv, hidden)
         config, width = self.config, self.hidden_size_per_attention_head
-        scale = self._head_norm() if config.qk_layernorm else None
+        mixed = column_linear(self.linear_qkv, hidden)
         if self.shares_heads:
-            mixed = own_heads(
+            mixed = gqa_kv_exchange(
                 mixed.squeeze(1), config.num_attention_heads, config.num_query_groups, width, self.pg_collection.tp
             )
         grouped = mixed.view(mixed.shape[0], self.groups, self.queries + 2, width)
-        if self.config.context_parallel_size == 1 and runs_natively(grouped):
-            out = native_attention(grouped, scale, cos_sin, layout, self.config.layernorm_epsilon)
+        scale = self._head_norm() if config.qk_layernorm else None
+        if config.context_parallel_size == 1 and runs_natively(grouped):
+            out = native_attention(grouped, scale, cos_sin, layout.spans, config.layernorm_epsilon)
             return row_linear(self.linear_proj, out[:, None])
-        query, key, value = split_heads(grouped, scale, cos_sin, self.config.layernorm_epsilon)
-        if self.config.context_parallel_size == 1:
-            out = self.core_attention(query, key, value, layout)
-        else:
-            out = self._over_ranks(query, key, value, layout)
+        heads = split_heads(grouped, scale, cos_sin, config.layernorm_epsilon)
+        out = (flat_attention if config.context_parallel_size == 1 else self._over_ranks)(*heads, layout)
         return row_linear(self.linear_proj, out.view(mixed.shape[0], 1, -1))
 
-    def _over_ranks(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: TokenLayout
-    ) -> torch.Tensor:
+    def _over_ranks(self, query: Tensor, key: Tensor, value: Tensor, layout: TokenLayout) -> Tensor:
         """[T / ranks, heads or key-value heads, head_dim] of this rank's tokens → [T / ranks, heads · head_dim]."""
         group, tokens = self.pg_collection.cp, query.shape[0]
         ranks = dist.get_world_size(group)
         shares = head_shares(query.shape[1], key.shape[1], ranks, dist.get_rank(group))
         if shares is None:
-            whole = [to_heads(states, group) for states in (query, key, value)]
-            return to_tokens(self.core_attention(*whole, layout), group)
+            query, key, value = (to_heads(states, group) for states in (query, key, value))
+            return to_tokens(flat_attention(query, key, value, layout), group)
         query, key, value = to_shares(query, key, value, shares, group)
         if len(shares.of) == ranks:
-            out = self.core_attention(query, key, value, layout)
+            out = flat_attention(query, key, value, layout)
         else:
             out = part_attention(query, key, value, layout.part(shares.ranges(tokens)))
         return from_shares(out, shares, group)
 
-    def after_norm(
-        self, hidden: torch.Tensor, norm: torch.nn.RMSNorm, layout: TokenLayout, cos_sin: torch.Tensor
-    ) -> torch.Tensor:
+    def after_norm(self, hidden: Tensor, norm: torch.nn.RMSNorm, layout: TokenLayout, cos_sin: Tensor) -> Tensor:
         """hidden + attention of its norm, on one rank, in float32 on CPU; shapes as in `forward`."""
         if self.linear_qkv.bias is not None or self.config.context_parallel_size > 1 or not runs_natively(hidden):
-            attended: torch.Tensor = self(norm(hidden), layout, cos_sin)
-            return hidden + attended
+            return hidden + self(norm(hidden), layout, cos_sin)
         assert norm.eps is not None
         return attention_half(
             hidden,
@@ -155,11 +151,11 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
             self._head_norm() if self.config.qk_layernorm else None,
             self.linear_proj.weight,
             cos_sin,
-            layout,
+            layout.spans,
             norm.eps,
         )
 
-    def _head_norm(self) -> torch.Tensor:
+    def _head_norm(self) -> Tensor:
         """[R + 1, D]: the queries' norm weight R times, then the key's."""
         width = self.hidden_size_per_attention_head
         return torch.cat(
@@ -167,38 +163,11 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
         )
 
 
-def column_linear(module: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """megatron-core's column-parallel linear; on one rank a plain one, without its Python autograd function. With its
-    adapter, where it has one."""
-    if module.tp_group.size() == 1:
-        output: torch.Tensor = linear(hidden, module.weight, module.bias)
-    else:
-        output = module(hidden)[0]
-    return _adapted(module, output, hidden)
-
-
-def row_linear(module: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """megatron-core's row-parallel linear; on one rank a plain one. With its adapter, where it has one."""
-    if module.tp_group.size() == 1:
-        output: torch.Tensor = linear(hidden, module.weight)
-    else:
-        output = module(hidden)[0]
-    return _adapted(module, output, hidden)
-
-
-def _adapted(module: Any, output: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-    adapter = getattr(module, "adapter", None)  # engine/policy/lora.py
-    if adapter is None:
-        return output
-    added: torch.Tensor = adapter.added_to(output, states)
-    return added
-
-
-def _pad(tokens: torch.Tensor, grid: Grid) -> torch.Tensor:
+def _pad(tokens: Tensor, grid: Grid) -> Tensor:
     """[tokens, heads, head_dim] → [rows, width, heads, head_dim]; padding repeats a row's last token."""
     return pad(tokens, grid.pad, grid.unpad).view(grid.rows, grid.width, *tokens.shape[1:])
 
 
-def _unpad(padded: torch.Tensor, grid: Grid) -> torch.Tensor:
+def _unpad(padded: Tensor, grid: Grid) -> Tensor:
     """[rows, width, heads, head_dim] → [tokens, heads · head_dim]."""
     return unpad(padded.flatten(2).flatten(0, 1), grid.unpad)

@@ -1,8 +1,10 @@
 """Attention over flat tokens, on CUDA in half precision: no padding, and shared prompts attended to in place.
 
-    packed_attention.py    our own kernels, wherever they run
-    te_attention.py        cuDNN's attention, for rows longer than PACKED where Transformer Engine is installed
-    here                   torch's FlashAttention 2, and how either is called
+    packed_attention    our own Triton kernels, wherever they run: 1.2 to 2.5 times as fast as FlashAttention's calls
+                        and nearer to float32 (docs/benchmarks.md). Not for heads of other sizes than SIZES, and GPUs
+                        whose shared memory is too small for them
+    te_attention.py     cuDNN's attention, for rows longer than PACKED where Transformer Engine is installed
+    torch               FlashAttention 2, everywhere else
 
 By the last two a suffix attends to its prompt and to itself in two calls, whose results are merged by their
 log-sum-exp. Their gradients are again two calls, each given the merged result: the attention probabilities that
@@ -12,46 +14,44 @@ arXiv 2310.01889).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nemotron_steps.engine.policy.attention import packed_attention, te_attention
+from nemotron_steps.engine.policy.attention import te_attention
 
 if TYPE_CHECKING:
-    from nemotron_steps.engine.policy.token_layout import RowSpans, Spans, TokenLayout
+    from nemotron_steps.engine.kernels.varlen import Spans
+    from nemotron_steps.engine.policy.token_layout import TokenLayout
+
 
 PACKED = 2048
 """Tokens of the longest row up to which our own kernels are faster than cuDNN's. On an H200, forward and backward: of
 1,024 tokens 3.9 ms to 5.3, of 4,096 12.2 to 10.5."""
 
 
-def flat_flash_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: TokenLayout
-) -> torch.Tensor:
-    """As attention.FlatAttention.forward: query [T, heads, head_dim] → [T, heads · head_dim]."""
-    if packed_attention.takes(query, key) and not _left_to_cudnn(query, key, layout.spans):
-        return packed_attention.packed_attention(query, key, value, layout).flatten(1)
-    out: torch.Tensor = _FlatFlash.apply(query, key, value, layout)  # type: ignore[no-untyped-call]
-    return out.flatten(1)
-
-
-def _left_to_cudnn(query: torch.Tensor, key: torch.Tensor, spans: RowSpans) -> bool:
-    """Whether rows are so long that cuDNN's attention is faster, and it is there."""
-    return spans.longest > PACKED and te_attention.takes(query, key, spans)
+def flat_flash_attention(query: Tensor, key: Tensor, value: Tensor, layout: TokenLayout) -> Tensor:
+    """As attention.flat_attention: query [T, heads, head_dim] → [T, heads · head_dim]."""
+    long = layout.spans.longest > PACKED
+    if packed_takes(query, key) and not (long and te_attention.takes(query, key, layout.spans)):
+        return packed_attention(query, key, value, layout).flatten(1)
+    return _FlatFlash.apply(query, key, value, layout).flatten(1)
 
 
 class _FlatFlash(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: TokenLayout
-    ) -> torch.Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: TokenLayout) -> Tensor:
         out = torch.zeros_like(query) if layout.padding else torch.empty_like(query)
-        lses: list[torch.Tensor] = []
+        lses: list[Tensor] = []
         spans = layout.spans
-        attend, ctx.attend_backward = _calls(query, key, spans)
+        # cuDNN's two calls for runs of a layout, or FlashAttention's.
+        by_cudnn = query.is_cuda and te_attention.takes(query, key, spans)
+        attend = te_attention.forward if by_cudnn else _forward
+        ctx.attend_backward = te_attention.backward if by_cudnn else _backward
         whole = slice(0, layout.whole_tokens)
         out[whole], lse, rng = attend(query[whole], key[whole], value[whole], spans.whole, spans.whole, causal=True)
         lses.append(lse)
@@ -69,7 +69,7 @@ class _FlatFlash(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         query, key, value, out, rng, *lses = ctx.saved_tensors
         layout: TokenLayout = ctx.layout
         spans = layout.spans
@@ -100,12 +100,10 @@ class _FlatFlash(torch.autograd.Function):
         return grads[0], grads[1], grads[2], None
 
 
-def _merge(
-    over: torch.Tensor, own: torch.Tensor, over_lse: torch.Tensor, own_lse: torch.Tensor, out: torch.Tensor
-) -> torch.Tensor:
+def _merge(over: Tensor, own: Tensor, over_lse: Tensor, own_lse: Tensor, out: Tensor) -> Tensor:
     """Fill `out` with the attention over both sets of keys; returns its log-sum-exp [heads, tokens]."""
     if over.is_cuda:
-        from nemotron_steps.engine.policy.kernels.triton_kernels import merge_attention
+        from nemotron_steps.engine.kernels.triton_kernels import merge_attention
 
         return merge_attention(over, own, over_lse.contiguous(), own_lse.contiguous(), out)
     lse = torch.logaddexp(over_lse, own_lse)
@@ -114,16 +112,9 @@ def _merge(
     return lse
 
 
-def _calls(query: torch.Tensor, key: torch.Tensor, spans: RowSpans) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Forward and backward for runs of a layout."""
-    if query.is_cuda and te_attention.takes(query, key, spans):
-        return te_attention.forward, te_attention.backward
-    return _forward, _backward
-
-
 def _forward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: Spans, columns: Spans, *, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, rows: Spans, columns: Spans, *, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Output [tokens, heads, head_dim], log-sum-exp float32 [heads, tokens], and the (unused) dropout state."""
     out, lse, rng, _, _ = torch.ops.aten._flash_attention_forward(
         query, key, value, rows.cu_seqlens, columns.cu_seqlens, rows.max_seqlen, columns.max_seqlen, 0.0, causal, False
@@ -132,21 +123,102 @@ def _forward(
 
 
 def _backward(
-    grad: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
     rows: Spans,
     columns: Spans,
-    rng: torch.Tensor,
+    rng: Tensor,
     *,
     causal: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     unused = torch.empty(0, device=query.device)
-    grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.aten._flash_attention_backward(
+    grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
         grad, query, key, value, out, lse, rows.cu_seqlens, columns.cu_seqlens, rows.max_seqlen, columns.max_seqlen,
         0.0, causal, rng, unused,
     )  # fmt: skip
     return grads
+
+
+_LOG = logging.getLogger(__name__)
+SIZES = (64, 128)
+"""Of heads; others were not tried."""
+
+
+def packed_takes(query: Tensor, key: Tensor) -> bool:
+    """Whether the kernels run here. Compiles and tries them once for each kind of head."""
+    heads, width = query.shape[1:]
+    return query.is_cuda and width in SIZES and _works(query.device, query.dtype, heads, key.shape[1], width)
+
+
+def packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: TokenLayout) -> Tensor:
+    """As attention.flat_attention: query [T, heads, head_dim] → [T, heads, head_dim]."""
+    spans = layout.spans
+    return _Packed.apply(
+        query.contiguous(), key.contiguous(), value.contiguous(), spans.rows, spans.longest, layout.padding
+    )
+
+
+class _Packed(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, longest: int, padding: int
+    ) -> Tensor:
+        from nemotron_steps.engine.kernels.triton_attention import attention_forward
+
+        out = _like(query, padding)
+        lse = attention_forward(query, key, value, rows, longest, out)
+        ctx.save_for_backward(query, key, value, out, lse, rows)
+        ctx.longest, ctx.padding = longest, padding
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        from nemotron_steps.engine.kernels.triton_attention import attention_backward
+
+        query, key, value, out, lse, rows = ctx.saved_tensors
+        grads = _like(query, ctx.padding), _like(key, ctx.padding), _like(value, ctx.padding)
+        attention_backward(grad.contiguous(), query, key, value, out, lse, rows, ctx.longest, grads)
+        return *grads, None, None, None
+
+
+def _like(tensor: Tensor, padding: int) -> Tensor:
+    """To be filled; its last `padding` tokens, which no row has, are 0."""
+    filled = torch.empty_like(tensor)
+    if padding:
+        filled[-padding:].zero_()
+    return filled
+
+
+@cache
+def _works(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int) -> bool:
+    """Both passes on a prompt of one token and two rows of it."""
+    rows = torch.tensor([[0, 1, 0, 0, 1, 4], [1, 1, 0, 1, 0, 0], [2, 2, 0, 1, 0, 0]], dtype=torch.int32, device=device)
+    query, key = (torch.ones(4, count, width, dtype=dtype, device=device) for count in (heads, kv_heads))
+    value = key * torch.tensor([0.0, 1, 2, 3], dtype=dtype, device=device).view(4, 1, 1)
+    from_last = torch.zeros_like(query)
+    from_last[3] = 1
+    grads = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    out = torch.empty_like(query)
+    try:
+        from nemotron_steps.engine.kernels.triton_attention import attention_backward, attention_forward
+
+        lse = attention_forward(query, key, value, rows, 2, out)
+        attention_backward(from_last, query, key, value, out, lse, rows, 2, grads)
+        # The last token attends to tokens 0, 2 and 3 alike: a third of its gradient goes to the value of each.
+        shared = heads // kv_heads / 3
+        for found, expected in ((out, (0, 0.5, 1, 5 / 3)), (grads[2], (shared, 0, shared, shared))):
+            right = torch.tensor(expected, device=device).view(4, 1, 1).expand_as(found)
+            if not torch.allclose(found.float(), right, atol=0.05, rtol=0.05):
+                raise RuntimeError("a wrong result")
+    except Exception as error:  # of the compiler, or of a GPU with too little shared memory
+        _LOG.warning(
+            "%d heads of %d (%d of keys) in %s cannot use the packed attention kernels, FlashAttention is used: %s",
+            heads, width, kv_heads, dtype, error,
+        )  # fmt: skip
+        return False
+    return True

@@ -18,79 +18,67 @@ import importlib.util
 import logging
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from nemotron_steps.engine.policy.cells import pad, unpad
-from nemotron_steps.engine.policy.mamba.runs import Runs
+from nemotron_steps.engine.kernels.varlen import pad, unpad
+from nemotron_steps.engine.policy.mamba.segments import Runs
 from nemotron_steps.errors import first_line
 
 _LOG = logging.getLogger(__name__)
 
-LevelScan = Callable[
-    [Sequence[torch.Tensor], torch.Tensor, torch.Tensor, Runs, int, int, torch.Tensor | None, bool],
-    tuple[torch.Tensor, torch.Tensor | None],
-]
-"""Arguments and results of scan.py's scan of one level of rows."""
-Conv = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+LevelScan = Callable[..., tuple[Tensor, Tensor | None]]
+"""As scan.py's scan of one level of rows."""
+Conv = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """cells [n, C], weight [C, 1, K], bias [C] → silu of their convolution, as one run."""
+Norm = Callable[[Tensor, Tensor, Tensor, int, float], Tensor]
+"""As mixer.py's gated norm."""
 
 
-Norm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, float], torch.Tensor]
-"""Arguments and result of gated_norm.py's norm."""
-
-
-def scan_for(x: torch.Tensor, b: torch.Tensor, plain: LevelScan) -> LevelScan | None:
+def scan_for(x: Tensor, b: Tensor, plain: LevelScan) -> LevelScan | None:
     """The library's scan for tensors like x [T, H, P] and b [T, G, N]; None for the plain one."""
-    if not x.is_cuda or x.dtype is torch.float32:
-        return None
-    return _with_room(lambda: _scan_for(x.device, x.dtype, x.shape[1:], b.shape[1:], plain))
+    return _library_for("scan", x, plain, tuple(x.shape[1:]), tuple(b.shape[1:]))
 
 
-def conv_for(states: torch.Tensor, kernel: int, plain: Conv) -> Conv | None:
+def conv_for(states: Tensor, kernel: int, plain: Conv) -> Conv | None:
     """The library's convolution for tensors like states [T, C]; None for the plain one."""
-    if not states.is_cuda or states.dtype is torch.float32:
-        return None
-    return _with_room(lambda: _conv_for(states.device, states.dtype, states.shape[1], kernel, plain))
+    return _library_for("convolution", states, plain, states.shape[1], kernel)
 
 
-def norm_for(y: torch.Tensor, groups: int, plain: Norm) -> Norm | None:
+def norm_for(y: Tensor, groups: int, plain: Norm) -> Norm | None:
     """The library's gated norm for tensors like y [T, W]; None for the plain one."""
-    if not y.is_cuda or y.dtype is torch.float32:
+    return _library_for("norm", y, plain, y.shape[1], groups)
+
+
+def _library_for(what: str, like: Tensor, plain: Any, *sizes: object) -> Any | None:
+    """None too where the GPU has no memory for a trial now, and the next pass tries again."""
+    if not like.is_cuda or like.dtype is torch.float32:
         return None
-    return _with_room(lambda: _norm_for(y.device, y.dtype, y.shape[1], groups, plain))
-
-
-def _with_room(choose: Callable[[], Any]) -> Any | None:
-    """The library's function; None where the GPU has no memory for its trial now, and the next pass tries again."""
     try:
-        return choose()
+        return _chosen(what, plain, like.device, like.dtype, *sizes)
     except torch.OutOfMemoryError as error:
         _LOG.warning("no memory to try a library for Mamba-2: the plain code this time: %s", first_line(error))
         return None
 
 
 @cache
-def _scan_for(
-    device: torch.device, dtype: torch.dtype, heads: torch.Size, groups: torch.Size, plain: LevelScan
-) -> LevelScan | None:
-    return first_that_works("scan", SCANS, lambda scan: try_scan(scan, plain, device, dtype, heads, groups))
+def _chosen(what: str, plain: Any, *given: Any) -> Any | None:
+    kinds: dict[str, tuple[Mapping[str, Any], Callable[..., None]]] = {
+        "scan": (SCANS, try_scan),
+        "convolution": (CONVS, try_conv),
+        "norm": (NORMS, try_norm),
+    }
+    candidates, attempt = kinds[what]
+    return first_that_works(what, candidates, lambda found: attempt(found, plain, *given))
 
 
-@cache
-def _conv_for(device: torch.device, dtype: torch.dtype, channels: int, kernel: int, plain: Conv) -> Conv | None:
-    return first_that_works("convolution", CONVS, lambda conv: try_conv(conv, plain, device, dtype, channels, kernel))
-
-
-@cache
-def _norm_for(device: torch.device, dtype: torch.dtype, width: int, groups: int, plain: Norm) -> Norm | None:
-    return first_that_works("norm", NORMS, lambda norm: try_norm(norm, plain, device, dtype, width, groups))
-
-
-def first_that_works(what: str, candidates: dict[str, Callable[[], Any]], attempt: Callable[[Any], None]) -> Any | None:
+def first_that_works(
+    what: str, candidates: Mapping[str, Callable[[], Any]], attempt: Callable[[Any], None]
+) -> Any | None:
     """The first of some libraries' functions that can be imported and passes `attempt`; None if none does.
 
     Args:
@@ -127,6 +115,9 @@ def first_that_works(what: str, candidates: dict[str, Callable[[], Any]], attemp
     return None
 
 
+# Each try compares results and gradients on a few tokens: RuntimeError if they differ by more than rounding.
+
+
 def try_scan(
     scan: LevelScan,
     plain: LevelScan,
@@ -135,7 +126,7 @@ def try_scan(
     heads: Sequence[int],
     groups: Sequence[int],
 ) -> None:
-    """Compare rows with and without states, and the gradients. RuntimeError if they differ by more than rounding."""
+    """Rows with and without states."""
     generator = torch.Generator(device).manual_seed(0)
     runs = Runs([70, 3, 200], device=device)
     shapes = [(runs.tokens, *heads), (runs.tokens, heads[0]), (runs.tokens, *groups), (runs.tokens, *groups)]
@@ -147,19 +138,16 @@ def try_scan(
         given = [t.detach().requires_grad_() for t in (*tokens, *rates, *([] if initial is None else [initial]))]
         results = []
         for function in (scan, plain):
-            y, end = function(
-                given[:4], given[4], given[5], runs, 0, 128, given[6] if initial is not None else None, final
-            )
+            begun = None if initial is None else given[6]
+            y, end = function(given[:4], given[4], given[5], runs, 0, 128, begun, final)
             total = (y.float() * x.sign()).sum() + (0 if end is None else end.sum())
             results.append([y, *([] if end is None else [end]), *torch.autograd.grad(total, given)])
         _compare(*results)
 
 
 def try_conv(conv: Conv, plain: Conv, device: torch.device, dtype: torch.dtype, channels: int, kernel: int) -> None:
-    """Compare a few cells, and the gradients. RuntimeError if they differ by more than rounding."""
-    generator = torch.Generator(device).manual_seed(0)
-    shapes = (70, channels), (channels, 1, kernel), (channels,)
-    given = [torch.randn(shape, generator=generator, device=device).to(dtype).requires_grad_() for shape in shapes]
+    """A few cells."""
+    given = _random([(70, channels), (channels, 1, kernel), (channels,)], device, dtype)
     results = []
     for function in (conv, plain):
         out = function(*given)
@@ -168,10 +156,8 @@ def try_conv(conv: Conv, plain: Conv, device: torch.device, dtype: torch.dtype, 
 
 
 def try_norm(norm: Norm, plain: Norm, device: torch.device, dtype: torch.dtype, width: int, groups: int) -> None:
-    """Compare a few tokens, whose gates are a part of wider ones, and the gradients; as `try_conv`."""
-    generator = torch.Generator(device).manual_seed(0)
-    shapes = (7, width), (7, 2 * width), (width,)
-    given = [torch.randn(shape, generator=generator, device=device).to(dtype).requires_grad_() for shape in shapes]
+    """A few tokens, whose gates are a part of wider ones."""
+    given = _random([(7, width), (7, 2 * width), (width,)], device, dtype)
     results = []
     for function in (norm, plain):
         out = function(given[0], given[1][:, :width], given[2], groups, 1e-5)
@@ -179,7 +165,12 @@ def try_norm(norm: Norm, plain: Norm, device: torch.device, dtype: torch.dtype, 
     _compare(*results)
 
 
-def _compare(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+def _random(shapes: Sequence[tuple[int, ...]], device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator(device).manual_seed(0)
+    return [torch.randn(shape, generator=generator, device=device).to(dtype).requires_grad_() for shape in shapes]
+
+
+def _compare(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     for mine, theirs in zip(found, expected, strict=True):
         if mine.shape != theirs.shape or mine.dtype is not theirs.dtype:
             raise RuntimeError(f"{mine.dtype} {tuple(mine.shape)} in place of {theirs.dtype} {tuple(theirs.shape)}")
@@ -188,7 +179,7 @@ def _compare(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) ->
             raise RuntimeError(f"a result that is {apart:.2g} of its size away from the plain one")
 
 
-def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+def distance(found: Tensor, expected: Tensor) -> float:
     """How far one tensor is from another, as a share of the size of that."""
     exact = expected.detach().float()
     return float((found.detach().float() - exact).norm() / exact.norm())
@@ -226,34 +217,25 @@ def _tune_less() -> None:
 
     It has about ten for each of some fifteen kernels, and the first pass would compile all of them for minutes.
     """
+
+    def in_flight(config: Any) -> int:
+        return math.prod(size for size in config.kwargs.values() if isinstance(size, int)) * int(config.num_stages)
+
     for name, module in list(sys.modules.items()):
         if name.startswith("mamba_ssm.ops.triton."):
             for kernel in vars(module).values():
                 configs = getattr(kernel, "configs", None)
                 if isinstance(configs, list) and len(configs) > TUNED:
                     first = (len(configs) - TUNED) // 2
-                    kernel.configs = sorted(configs, key=_block_size)[first : first + TUNED]
-
-
-def _block_size(config: Any) -> int:
-    """Elements that a configuration of Triton's keeps in flight."""
-    stages: int = config.num_stages
-    return math.prod(size for size in config.kwargs.values() if isinstance(size, int)) * stages
+                    kernel.configs = sorted(configs, key=in_flight)[first : first + TUNED]
 
 
 def _mamba_ssm_scan() -> LevelScan:
     mamba_chunk_scan_combined = _import_triton_part("ssd_combined").mamba_chunk_scan_combined
 
     def scan(
-        tokens: Sequence[torch.Tensor],
-        a: torch.Tensor,
-        d: torch.Tensor,
-        runs: Runs,
-        number: int,
-        chunk_size: int,
-        initial: torch.Tensor | None,
-        final: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        tokens: Sequence[Any], a: Any, d: Any, runs: Runs, number: int, chunk_size: int, initial: Any, final: bool
+    ) -> tuple[Tensor, Tensor | None]:
         if initial is None and not final:
             x, dt, b, c = (tensor[None] for tensor in tokens)
             flat = mamba_chunk_scan_combined(x, dt, a, b, c, chunk_size, D=d, seq_idx=runs.row_of_token[number])
@@ -262,7 +244,7 @@ def _mamba_ssm_scan() -> LevelScan:
         cells = [pad(tensor, batches.pad, batches.unpad) for tensor in tokens]
         cells[1] = cells[1] * batches.filled  # padding then leaves the state as it is
         sizes = [rows * width for rows, width in batches.shapes]
-        states: Sequence[torch.Tensor | None] = [None] * len(sizes)
+        states: Sequence[Tensor | None] = [None] * len(sizes)
         if initial is not None:
             states = torch.split(initial.index_select(0, batches.rows), [rows for rows, _ in batches.shapes])
         outs, ends = [], []
@@ -284,15 +266,8 @@ def _fla_scan() -> LevelScan:
     from fla.ops.simple_gla import chunk_simple_gla
 
     def scan(
-        tokens: Sequence[torch.Tensor],
-        a: torch.Tensor,
-        d: torch.Tensor,
-        runs: Runs,
-        number: int,
-        chunk_size: int,
-        initial: torch.Tensor | None,
-        final: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        tokens: Sequence[Any], a: Any, d: Any, runs: Runs, number: int, chunk_size: int, initial: Any, final: bool
+    ) -> tuple[Tensor, Tensor | None]:
         x, dt, b, c = tokens
         each = x.shape[1] // b.shape[1]
         y, end = chunk_simple_gla(
@@ -314,9 +289,9 @@ def _fla_scan() -> LevelScan:
 def _causal_conv1d() -> Conv:
     from causal_conv1d import causal_conv1d_fn
 
-    def conv(cells: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def conv(cells: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # Channels lie side by side, as the function wants them of its [batch, C, cells].
-        out: torch.Tensor = causal_conv1d_fn(cells[None].transpose(1, 2), weight[:, 0], bias, activation="silu")
+        out: Tensor = causal_conv1d_fn(cells[None].transpose(1, 2), weight[:, 0], bias, activation="silu")
         return out[0].t()
 
     return conv
@@ -325,8 +300,8 @@ def _causal_conv1d() -> Conv:
 def _fla_conv() -> Conv:
     from fla.modules.causal_conv1d import causal_conv1d
 
-    def conv(cells: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        out: torch.Tensor = causal_conv1d(cells[None], weight=weight[:, 0], bias=bias, activation="silu")[0]
+    def conv(cells: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        out: Tensor = causal_conv1d(cells[None], weight=weight[:, 0], bias=bias, activation="silu")[0]
         return out[0]
 
     return conv
@@ -335,11 +310,8 @@ def _fla_conv() -> Conv:
 def _mamba_ssm_norm() -> Norm:
     rmsnorm_fn = _import_triton_part("layernorm_gated").rmsnorm_fn
 
-    def norm(y: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, groups: int, eps: float) -> torch.Tensor:
-        out: torch.Tensor = rmsnorm_fn(
-            y, weight, None, z=gate, eps=eps, group_size=y.shape[1] // groups, norm_before_gate=False
-        )
-        return out
+    def norm(y: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
+        return rmsnorm_fn(y, weight, None, z=gate, eps=eps, group_size=y.shape[1] // groups, norm_before_gate=False)
 
     return norm
 

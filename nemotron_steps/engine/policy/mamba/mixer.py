@@ -17,16 +17,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from nemotron_steps.engine.policy.attention.attention import column_linear, row_linear
-from nemotron_steps.engine.policy.context_parallel import to_tokens
-from nemotron_steps.engine.policy.exchange import Exchange, spread
-from nemotron_steps.engine.policy.mamba.conv import conv
-from nemotron_steps.engine.policy.mamba.gated_norm import gated_norm
-from nemotron_steps.engine.policy.mamba.runs import runs_of
-from nemotron_steps.engine.policy.mamba.scan import scan, time_steps
-from nemotron_steps.engine.policy.parallel_dims import device
-from nemotron_steps.engine.policy.query_runs import Range
+from nemotron_steps.engine.kernels.varlen import Range
+from nemotron_steps.engine.policy.distributed.context_parallel import to_tokens
+from nemotron_steps.engine.policy.distributed.parallel_dims import device
+from nemotron_steps.engine.policy.distributed.partial_all_to_all import Exchange, spread
+from nemotron_steps.engine.policy.layers import column_linear, row_linear
+from nemotron_steps.engine.policy.mamba.libraries import norm_for
+from nemotron_steps.engine.policy.mamba.scan import conv, scan, time_steps
+from nemotron_steps.engine.policy.mamba.segments import runs_of
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.megatron_core import load_megatron_core
 
@@ -39,7 +41,50 @@ if TYPE_CHECKING:
     from nemotron_steps.engine.policy.token_layout import TokenLayout
 
 
-class FlatMamba(torch.nn.Module):
+def gated_norm(y: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
+    """Gate, then norm each group.
+
+    Args:
+        y, gate: [T, W].
+        weight: [W].
+        groups: that the W channels are cut into, evenly.
+        eps: added to the mean square.
+
+    Returns:
+        [T, W], as y.
+    """
+    return (norm_for(y, groups, _plain) or _plain)(y, gate, weight, groups, eps)
+
+
+def _plain(y: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
+    return _GatedNorm.apply(y, gate, weight, groups, eps)
+
+
+class _GatedNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
+        opened = (y.float() * F.silu(gate.float())).view(-1, groups, y.shape[1] // groups)
+        scale = torch.linalg.vecdot(opened, opened).div_(opened.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1)
+        ctx.save_for_backward(y, gate, weight, scale)
+        return (opened.mul_(scale).flatten(1) * weight.float()).to(y.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        y, gate, weight, scale = ctx.saved_tensors
+        shape = (*scale.shape[:2], -1)
+        values, gate32, grad = y.float(), gate.float(), grad.float()
+        opened = F.silu(gate32)
+        unit = (values * opened).view(shape).mul_(scale)
+        grad_weight = (grad * unit.flatten(1)).sum(0)
+        grads = (grad * weight.float()).view(shape)
+        along = torch.linalg.vecdot(grads, unit).div_(unit.shape[-1]).unsqueeze(-1)
+        grads = grads.addcmul_(unit, along, value=-1.0).mul_(scale).flatten(1)
+        grad_gate = torch.ops.aten.silu_backward(grads * values, gate32)
+        return grads.mul_(opened).to(y.dtype), grad_gate.to(gate.dtype), grad_weight.to(weight.dtype), None, None
+
+
+class MambaMixer(torch.nn.Module):
     """One Mamba-2 mixer; this tensor-parallel rank's share of it.
 
     Args:
@@ -73,7 +118,7 @@ class FlatMamba(torch.nn.Module):
         )
         self.context = parallel_state.get_context_parallel_group() if config.context_parallel_size > 1 else None
 
-    def forward(self, normed: torch.Tensor, layout: TokenLayout) -> torch.Tensor:
+    def forward(self, normed: Tensor, layout: TokenLayout, *_: Any) -> Tensor:
         """Mix the tokens of each row, forwards.
 
         Args:
@@ -93,7 +138,7 @@ class FlatMamba(torch.nn.Module):
             y = to_tokens(self._recur(spread(rest, exchange, self.context), layout, rank, ranks), self.context)
         return row_linear(self.out_proj, gated_norm(y, gate, self.norm.weight, self.groups, self.eps)[:, None])
 
-    def _recur(self, rest: torch.Tensor, layout: TokenLayout, rank: int, ranks: int) -> torch.Tensor:
+    def _recur(self, rest: Tensor, layout: TokenLayout, rank: int, ranks: int) -> Tensor:
         """Convolution and scan of all tokens with the heads of one of several context-parallel ranks.
 
         Args:
@@ -103,8 +148,8 @@ class FlatMamba(torch.nn.Module):
             [T, heads · head_dim]
         """
         runs = runs_of(layout)
-        weight: torch.Tensor = self.conv1d.weight
-        bias: torch.Tensor | None = self.conv1d.bias
+        weight: Tensor = self.conv1d.weight
+        bias: Tensor | None = self.conv1d.bias
         dt_bias, a_log, d = (tensor.view(-1) for tensor in (self.dt_bias, self.A_log, self.D))
         heads, groups = self.heads // ranks, -(-self.groups // ranks)
         if ranks > 1:

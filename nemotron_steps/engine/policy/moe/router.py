@@ -14,8 +14,10 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 
-from nemotron_steps.engine.policy.parallel_dims import device
+from nemotron_steps.engine.policy.distributed.parallel_dims import Groups, device
+from nemotron_steps.errors import EngineError
 from nemotron_steps.models.architecture import Architecture
 
 _TINY = 1e-20
@@ -46,9 +48,7 @@ class Router(torch.nn.Module):
         """Of the tokens counted with replay on this rank: all, those whose experts were replayed, and those of them
         for which this router would have chosen others. Whoever reads it sets it to 0."""
 
-    def forward(
-        self, states: torch.Tensor, occurrences: torch.Tensor, replayed: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, states: Tensor, occurrences: Tensor, replayed: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[T, hidden] → weights float32 [T, k] and experts int64 [T, k].
 
         Args:
@@ -73,7 +73,7 @@ class Router(torch.nn.Module):
             self.load.scatter_add_(0, chosen.flatten(), often)  # bincount would wait for the GPU
         return weights, chosen
 
-    def _choose(self, scores: torch.Tensor) -> torch.Tensor:
+    def _choose(self, scores: Tensor) -> Tensor:
         """The top k experts [T, k] by scores [T, experts]; of the best groups only, where there are groups.
 
         A group of experts is as good as its two best.
@@ -85,7 +85,7 @@ class Router(torch.nn.Module):
             scores = by_group.masked_fill(~allowed[..., None], -torch.inf).flatten(1)
         return scores.topk(self.top_k, dim=-1).indices
 
-    def _replay(self, own: torch.Tensor, replayed: torch.Tensor, occurrences: torch.Tensor | None) -> torch.Tensor:
+    def _replay(self, own: Tensor, replayed: Tensor, occurrences: Tensor | None) -> Tensor:
         """The experts to take, [T, k]; counted where `occurrences` are given."""
         known = (replayed >= 0).all(-1)
         if occurrences is not None:
@@ -115,3 +115,53 @@ def counting(routers: Iterable[Router], *, on: bool = True) -> Iterator[None]:
     finally:
         for router, counted in zip(routers, before, strict=True):
             router.counts = counted
+
+
+def check_routed_experts(chosen: Tensor, architecture: Architecture) -> None:
+    """Raise EngineError unless [T, mixtures, k] are, for each token and mixture, k different experts or all -1."""
+    shape = (len(architecture.mixtures), architecture.experts_per_token)
+    if chosen.shape[1:] != shape or not shape[0]:
+        raise _refusal(f"{shape[0]} mixtures of {shape[1]} experts a token", "x".join(map(str, chosen.shape[1:])))
+    ordered = chosen.sort(-1).values
+    unknown = (ordered == -1).all(-1)
+    different = (ordered.diff(dim=-1) > 0).all(-1)
+    in_range = (ordered[..., 0] >= 0) & (ordered[..., -1] < architecture.num_experts)
+    wrong = torch.nonzero(~(unknown | (different & in_range)))
+    if len(wrong):
+        token, mixture = wrong[0].tolist()
+        raise _refusal(
+            f"{shape[1]} different experts of {architecture.num_experts}, or -1 throughout",
+            f"{chosen[token, mixture].tolist()} for one of {len(wrong)} tokens",
+        )
+
+
+def replay_metrics(routers: Iterable[Router], groups: Groups, device: torch.device) -> dict[str, float]:
+    """Shares of the tokens, once for each mixture, that were counted since the last call. Collective.
+
+    Returns:
+        `router_replay_share`, those whose experts were replayed, and `router_replay_mismatch`, those among them for
+        which the policy's own router would have chosen others. Nothing where nothing was trained or replayed.
+    """
+    counts = torch.zeros(3, dtype=torch.float64, device=device)
+    for router in routers:
+        counts += router.replays
+        router.replays.zero_()
+    for group in (groups.stage_ranks, groups.pipeline):
+        if dist.get_world_size(group) > 1:
+            dist.all_reduce(counts, group=group)
+    trained, replayed, other = counts.tolist()
+    metrics = {}
+    if trained:
+        metrics["router_replay_share"] = replayed / trained
+    if replayed:
+        metrics["router_replay_mismatch"] = other / replayed
+    return metrics
+
+
+def _refusal(expected: str, found: str) -> EngineError:
+    return EngineError(
+        "the experts to replay are not experts of this model",
+        where="TrainBatch.routed_experts",
+        expected=expected,
+        found=found,
+    )

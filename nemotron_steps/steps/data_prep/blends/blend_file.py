@@ -49,7 +49,7 @@ def read_blend(path: str) -> Blend:
     """The data sets of a blend file, in its order.
 
     Raises:
-        DataError: it is not there, is no blend file, or two data sets of a list have one name.
+        DataError: it does not exist, is not a blend file, or two data sets of a list have one name.
     """
     file = Path(path).expanduser()
     try:

@@ -142,7 +142,7 @@ class PlaceholderFiller:
 
 
 def unwrapped(stored: str) -> str | None:
-    """The answer of an entry: a text, or what is in a JSON list with texts; None where there is none."""
+    """The answer of an entry: a text, or what is in a JSON list with texts; None without one."""
     value = json.loads(stored)
     if isinstance(value, str) and value.lstrip().startswith(("[", '"')):
         try:

@@ -1,7 +1,7 @@
 """A whole preparation: sources to split files, every row accounted for, in memory that no source's size changes.
 
 accounting.json    rows in and out of every source, refusals by reason
-refusals.ndjson    file, line, reason and field of every refused row; absent where there is none
+refusals.ndjson    file, line, reason and field of every refused row; absent without one
 
 Shards lie in the step's work folder: a preparation that was killed goes on with the parts that are missing.
 """
@@ -12,17 +12,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nemotron_steps.artifacts.files import remove_tree, storage_errors, to_json_bytes, write_atomic
-from nemotron_steps.config.schema.data_prep import DataPrepConfig, JsonlSource, SplitRows
+from nemotron_steps.config.schema.data_prep import DataPrepConfig, JsonlSource
 from nemotron_steps.errors import DataError, show_line
-from nemotron_steps.runs.context import Tracker
+from nemotron_steps.runs.context import StepContext, Tracker
 from nemotron_steps.steps.data_prep.blends.blend_file import read_blend
 from nemotron_steps.steps.data_prep.blends.formats import parts_of
 from nemotron_steps.steps.data_prep.blends.shards import RowCounts, RowWork, Shard, ShardTask
 from nemotron_steps.steps.data_prep.blends.sources import DataFile, data_files, hub_name, without_signature
-from nemotron_steps.steps.data_prep.blends.splits import DataSet, Split, write_split_files
+from nemotron_steps.steps.data_prep.blends.splits import FILES, DataSet, Split, write_split_files
 from nemotron_steps.steps.data_prep.blends.workers import Rate, make_sample, make_shards, processors
 
 ACCOUNTING = "accounting.json"
@@ -38,7 +38,7 @@ class Source:
     """A data set to be read.
 
     Attributes:
-        name: for accounts.
+        name: for the accounting.
         files: in the order of the rows.
         weight: 1 takes every row once, less a share of them, more repeats them for training.
         split: where all its rows go; None: its rows are split.
@@ -92,61 +92,43 @@ def check(config: DataPrepConfig, inputs: Mapping[str, Any]) -> None:
 
 
 def jsonl_source(jsonl: JsonlSource) -> Source:
-    """The user's own JSON Lines. DataError if there are none."""
+    """The user's own JSON Lines. DataError without any."""
     return Source("jsonl", data_files(jsonl.path, key="jsonl.path"))
 
 
-class Preparation(Protocol):
-    """How sources become splits: a config's keys."""
-
-    @property
-    def rows(self) -> SplitRows:
-        """Rows of each split."""
-
-    @property
-    def sample(self) -> int | None:
-        """Rows of each source at most."""
-
-    @property
-    def max_refused_share(self) -> float:
-        """Above it nothing is written."""
-
-    @property
-    def num_workers(self) -> int | None:
-        """Processes; None for one a processor."""
-
-
 def prepare(
+    context: StepContext[Any],
     sources: Sequence[Source],
     work: RowWork,
-    preparation: Preparation,
-    *,
     folder: Path,
-    files: Mapping[Split, str],
-    staging: Path,
-    tracker: Tracker,
+    files: Mapping[Split, str] = FILES,
+    *,
+    preparation: Any = None,
 ) -> dict[str, int]:
-    """Write the split files and the accounts. Returns split → rows.
+    """Write the split files and the accounting. Returns split → rows.
 
     Args:
+        context: of the step; shards are kept in its work folder until everything is written.
         folder: gets the files.
         files: split → file in it.
-        staging: where shards are kept until everything is written.
+        preparation: a config in the place of the step's, with its `rows`, `sample`, `max_refused_share`, `num_workers`.
 
     Raises:
         DataError: too many rows cannot be used (it shows the first), too few are left for the splits, or a file cannot
             be read. StorageError: the disk is full. WorkerLostError: a worker process died.
     """
+    preparation, tracker = preparation or context.config, context.tracker
+    staging = context.work / "shards"
     staging.mkdir(parents=True, exist_ok=True)
     data_sets = _shards(sources, work, preparation, staging, tracker)
     everything = RowCounts()
     by_source = {}
     for each in data_sets:
-        accounts = RowCounts()
+        counted = RowCounts()
         for shard in each.shards:
-            accounts.add(shard.accounts)
-        everything.add(accounts)
-        by_source[each.name] = accounts.to_dict()
+            counted.add(shard.row_counts)
+        everything.add(counted)
+        by_source[each.name] = counted.to_dict()
     with storage_errors(folder):
         _write_refusals(data_sets, folder / REFUSALS, tracker)
     _refuse_too_many(data_sets, everything, preparation.max_refused_share)
@@ -163,8 +145,8 @@ def prepare(
     tracker.summary(
         {
             "rows_read": everything.read,
-            **({"rows_refused": everything.num_refused} if everything.num_refused else {}),
-            **({"rows_left_out": everything.num_left_out} if everything.left_out else {}),
+            **({"rows_refused": everything.refused.total()} if everything.refused.total() else {}),
+            **({"rows_left_out": everything.left_out.total()} if everything.left_out else {}),
             **({"rows_added": everything.added} if everything.added else {}),
             **({"rows_unused": everything.unused} if everything.unused else {}),
         }
@@ -174,7 +156,7 @@ def prepare(
 
 
 def _shards(
-    sources: Sequence[Source], work: RowWork, preparation: Preparation, staging: Path, tracker: Tracker
+    sources: Sequence[Source], work: RowWork, preparation: Any, staging: Path, tracker: Tracker
 ) -> list[DataSet]:
     tasks = [
         [
@@ -203,14 +185,14 @@ def _shards(
 
 def _write_refusals(data_sets: Sequence[DataSet], path: Path, tracker: Tracker) -> None:
     """The refused rows of every shard in one file, lines counted from the beginning of their files."""
-    refused = sum(shard.accounts.num_refused for each in data_sets for shard in each.shards)
+    refused = sum(shard.row_counts.refused.total() for each in data_sets for shard in each.shards)
     if not refused:
         return
     told = 0
     with path.open("w", encoding="utf-8") as out:
         for each in data_sets:
             for shard, offset in _offsets(each.shards):
-                if not shard.accounts.num_refused:
+                if not shard.row_counts.refused.total():
                     continue
                 with shard.refusals.open(encoding="utf-8") as lines:
                     for line in lines:
@@ -238,8 +220,8 @@ def _offsets(shards: Sequence[Shard]) -> list[tuple[Shard, int]]:
     return found
 
 
-def _refuse_too_many(data_sets: Sequence[DataSet], accounts: RowCounts, max_refused_share: float) -> None:
-    refused, total = accounts.num_refused, accounts.read - accounts.num_left_out
+def _refuse_too_many(data_sets: Sequence[DataSet], counted: RowCounts, max_refused_share: float) -> None:
+    refused, total = counted.refused.total(), counted.read - counted.left_out.total()
     if refused <= max_refused_share * total:
         return
     first = _first_refusal(data_sets)

@@ -1,6 +1,6 @@
-"""One part of a file to one shard: the usable rows, the refused ones by name and reason, and the accounts.
+"""One part of a file to one shard: the usable rows, the refused ones by name and reason, and where every row went.
 
-A shard is there when its accounts are: they are written last, by a rename. A part whose file changed is read again.
+A shard is there when its receipt is: it is written last, by a rename. A part whose file changed is read again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from nemotron_steps.artifacts.files import storage_errors, to_json_bytes, write_atomic
 from nemotron_steps.errors import DataError
@@ -63,19 +63,9 @@ class RowCounts:
             for reason, count in others.items():
                 _count(mine, reason, count)
 
-    @property
-    def num_refused(self) -> int:
-        """Rows that cannot be used."""
-        return self.refused.total()
-
-    @property
-    def num_left_out(self) -> int:
-        """Rows that are not wanted."""
-        return self.left_out.total()
-
     def balance(self) -> int:
         """Rows that went nowhere: 0, or there is an error in the program."""
-        return self.read + self.added - self.written - self.num_refused - self.num_left_out - self.unused
+        return self.read + self.added - self.written - self.refused.total() - self.left_out.total() - self.unused
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
@@ -83,8 +73,8 @@ class RowCounts:
             "read": self.read,
             "added": self.added,
             "written": self.written,
-            "refused": self.num_refused,
-            "left_out": self.num_left_out,
+            "refused": self.refused.total(),
+            "left_out": self.left_out.total(),
             "unused": self.unused,
             "refused_by_reason": dict(self.refused.most_common()),
             "left_out_by_reason": dict(self.left_out.most_common()),
@@ -93,14 +83,8 @@ class RowCounts:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RowCounts:
         """Read what `to_dict` wrote."""
-        return cls(
-            read=data["read"],
-            refused=Counter(data["refused_by_reason"]),
-            left_out=Counter(data["left_out_by_reason"]),
-            added=data["added"],
-            unused=data["unused"],
-            written=data["written"],
-        )
+        reasons = {name: Counter(data[f"{name}_by_reason"]) for name in ("refused", "left_out")}
+        return cls(data["read"], **reasons, added=data["added"], unused=data["unused"], written=data["written"])
 
 
 def _count(counts: Counter[str], reason: str, count: int) -> None:
@@ -118,12 +102,8 @@ class RowLeftOut(Exception):
     """Raised by a row function for a row that can be used and is not wanted. Its text is the reason."""
 
 
-class RowWork(Protocol):
-    """Settings of a preparation that can be pickled, and the function they make."""
-
-    def function(self) -> RowFunction:
-        """Called once in every process."""
-        ...
+RowWork = Callable[[], RowFunction]
+"""Makes a preparation's row function, once in every process: can be pickled, such as a `partial` with its settings."""
 
 
 _FORMAT = 1
@@ -157,13 +137,13 @@ class Shard:
     Attributes:
         task: what it was made of.
         lines: lines of the part, blank ones too: the parts after it count on.
-        accounts: of the part. `written` are the shard's rows.
+        row_counts: of the part. `written` are the shard's rows.
         first_refusal: as the row function raised it, with the line's number within the part.
     """
 
     task: ShardTask
     lines: int
-    accounts: RowCounts
+    row_counts: RowCounts
     first_refusal: DataError | None
 
     @property
@@ -190,7 +170,7 @@ def make_shard(task: ShardTask, function: RowFunction) -> Shard:
             "format": _FORMAT,
             "of": _identity(task),
             "lines": shard.lines,
-            "accounts": shard.accounts.to_dict(),
+            "accounts": shard.row_counts.to_dict(),
             "refusal": refusal.__dict__ if refusal is not None else None,
         }
         write_atomic(_receipt(task), to_json_bytes(receipt))
@@ -214,20 +194,20 @@ def finished(task: ShardTask) -> Shard | None:
 
 
 def _write(task: ShardTask, function: RowFunction) -> Shard:
-    accounts, number, first = RowCounts(), 0, None
+    counted, number, first = RowCounts(), 0, None
     path = task.part.file.place
-    shard = Shard(task, 0, accounts, None)
+    shard = Shard(task, 0, counted, None)
     with ExitStack() as stack:
         out = stack.enter_context(shard.rows.open("wb", buffering=1 << 20))
         refused: BinaryIO | None = None
         for number, line in lines_of(task.part):
             if line.isspace():
                 continue
-            if accounts.read == task.limit:
+            if counted.read == task.limit:
                 break
-            accounts.read += 1
+            counted.read += 1
             if task.share < 1 and _place(task, number) >= task.share:
-                accounts.leave_out("the weight of the data set is below 1")
+                counted.leave_out("the weight of the data set is below 1")
                 continue
             where = f"{path}:{number}"
             try:
@@ -235,26 +215,26 @@ def _write(task: ShardTask, function: RowFunction) -> Shard:
                 made = function(where, row)
             except DataError as error:
                 first = first or error
-                accounts.refuse(error.what)
+                counted.refuse(error.what)
                 if refused is None:
                     refused = stack.enter_context(shard.refusals.open("wb"))
                 refused.write(json.dumps(refusal_record(error, task.part.file.name, number, where)).encode() + b"\n")
                 continue
             except RowLeftOut as reason:
-                accounts.leave_out(str(reason))
+                counted.leave_out(str(reason))
                 continue
             if made is None:
                 out.write(line if line.endswith(b"\n") else line + b"\n")
-                accounts.written += 1
+                counted.written += 1
             else:
                 out.writelines(to_line(each, strict) for each in made)
-                accounts.written += len(made)
-                accounts.added += len(made) - 1
+                counted.written += len(made)
+                counted.added += len(made) - 1
         out.flush()
         os.fsync(out.fileno())  # before the receipt says that the rows are there
     if first is None:
         shard.refusals.unlink(missing_ok=True)
-    return Shard(task, number, accounts, first)
+    return Shard(task, number, counted, first)
 
 
 def _place(task: ShardTask, number: int) -> float:

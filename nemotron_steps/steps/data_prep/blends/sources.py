@@ -55,18 +55,10 @@ def hub_folder(name: HubName, key: str, suffixes: tuple[str, ...]) -> Path:
     """Fetch the data files of a hub data set, those that are not here yet, and return where they are.
 
     Raises:
-        DataError: there is no such data set, revision or file, or it is closed to this user.
+        DataError: the data set, revision or file does not exist, or is closed to this user.
         RetryableError: the hub does not answer and this machine has no copy.
     """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import errors, snapshot_download
 
     patterns = [f"*{suffix}" for suffix in suffixes]
     if name.file:
@@ -80,14 +72,14 @@ def hub_folder(name: HubName, key: str, suffixes: tuple[str, ...]) -> Path:
             root = snapshot_download(
                 name.repository, repo_type="dataset", revision=name.revision, allow_patterns=patterns
             )
-    except (RepositoryNotFoundError, RevisionNotFoundError, GatedRepoError) as error:
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.GatedRepoError) as error:
         raise DataError(
             "the hub has no such data set, or none that this user may read",
             where=where,
             found=type(error).__name__,
             hints=("hf auth login", mirror),
         ) from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
         raise RetryableError(
             "the data set could not be fetched: the hub does not answer",
             where=where,
@@ -356,20 +348,13 @@ def _none_of(what: str, wanted: str, files: Sequence[DataFile], key: str) -> Dat
         where=key,
         expected=f"files with '{wanted}' in their names",
         found=", ".join(file.name for file in files[:8]) + (" ..." if len(files) > 8 else ""),
-        hints=tuple(f'"{what}": "{word}"   # in the blend file' for word in _words(files, splits=what == "split")[:2]),
+        hints=(f'"{what}": null   # in the blend file: every file that `found` names',),
     )
-
-
-def _words(files: Sequence[DataFile], *, splits: bool) -> list[str]:
-    """Words of the files' names that are names of splits, or that are none and say something."""
-    words = dict.fromkeys(word for file in files for word in _WORD.split(file.name))
-    idle = {"of", "data", *(word for suffix in (*SUFFIXES, ".arrow", ".json") for word in suffix.split("."))}
-    return [word for word in words if word not in idle and not word.isdigit() and splits == _is_split(word)]
 
 
 def _nothing(path: str, key: str) -> DataError:
     return DataError(
-        "there is no JSON Lines data at the given path",
+        "no JSON Lines data at the given path",
         where=key,
         expected="a file or folder of *.jsonl, *.jsonl.gz, *.parquet or *.csv, or a folder that `datasets` saved",
         found=path,

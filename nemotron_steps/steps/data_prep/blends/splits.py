@@ -85,7 +85,7 @@ class DataSet:
     """The finished shards of one data set of a blend.
 
     Attributes:
-        name: for accounts.
+        name: for the accounting.
         shards: in the order of the rows.
         weight: above 1, how often each row is trained on.
         split: where all its rows go; None: its rows are split.
@@ -99,7 +99,7 @@ class DataSet:
     @property
     def rows(self) -> int:
         """Usable rows."""
-        return sum(shard.accounts.written for shard in self.shards)
+        return sum(shard.row_counts.written for shard in self.shards)
 
     def lines(self) -> Iterator[bytes]:
         """Usable rows as lines."""
@@ -151,13 +151,13 @@ class SplitSizes:
 
 
 def write_split_files(
-    data_sets: Sequence[DataSet], files: Mapping[Split, Path], sizes: SplitRows, accounts: RowCounts
+    data_sets: Sequence[DataSet], files: Mapping[Split, Path], sizes: SplitRows, counted: RowCounts
 ) -> dict[str, int]:
     """Write one JSON Lines file for every split that has rows. Returns split → rows.
 
     Args:
         sizes: of the splits that have no data sets of their own.
-        accounts: of the shards; gets the rows that are repeated, unused and written.
+        counted: of the shards; gets the rows that are repeated, unused and written.
 
     Raises:
         DataError: no row is left, or as SplitSizes.of. StorageError: the disk is full.
@@ -165,11 +165,11 @@ def write_split_files(
     own: dict[Split, list[DataSet]] = {split: [d for d in data_sets if d.split == split] for split in SPLITS[1:]}
     to_cut = [each for each in data_sets if each.split in (None, "train")]
     nothing_cut = {str(split): 0 for split, given in own.items() if given}
-    if accounts.left_out and not any(each.rows for each in to_cut):
+    if counted.left_out and not any(each.rows for each in to_cut):
         raise DataError(
             "0 rows are too few for the splits: every one was left out",
             expected="at least one row to train on",
-            found="; ".join(f"{count}: {reason}" for reason, count in accounts.left_out.most_common(3)),
+            found="; ".join(f"{count}: {reason}" for reason, count in counted.left_out.most_common(3)),
             hints=[h for each in to_cut for s in each.shards[:1] for h in show_line(f"{s.task.part.file.place}:1")][:3],
         )
     cut = SplitSizes.of(sum(each.rows for each in to_cut), sizes.model_copy(update=nothing_cut))
@@ -189,9 +189,9 @@ def write_split_files(
         for split, given in own.items():
             if any(each.rows for each in given):
                 counts[split] = _write_all(given, opened(split))
-    accounts.written = sum(counts.values())
-    accounts.unused = cut.validation - cut.train
-    accounts.added += accounts.written + accounts.unused - sum(each.rows for each in data_sets)
+    counted.written = sum(counts.values())
+    counted.unused = cut.validation - cut.train
+    counted.added += counted.written + counted.unused - sum(each.rows for each in data_sets)
     return {split: count for split, count in counts.items() if count}
 
 
@@ -200,7 +200,7 @@ def _write_in_order(
 ) -> None:
     place = 0
     for shard in data_set.shards:
-        end = place + shard.accounts.written
+        end = place + shard.row_counts.written
         with shard.rows.open("rb", buffering=1 << 20) as lines:
             if end <= cut.train:
                 shutil.copyfileobj(lines, outs["train"], 1 << 20)

@@ -53,11 +53,11 @@ def make_sample(tasks: Sequence[ShardTask], rows: int, work: RowWork, done: Done
         limited = replace(task, limit=rows)
         shard = finished(limited)
         if shard is None:
-            function = function or work.function()
+            function = function or work()
             shard = make_shard(limited, function)
         shards.append(shard)
         done(shard, True)
-        rows -= shard.accounts.read
+        rows -= shard.row_counts.read
         if rows == 0:
             break
     return shards
@@ -71,7 +71,7 @@ def processors() -> int:
 def _here(tasks: Sequence[ShardTask], work: RowWork) -> Iterator[Shard]:
     function: RowFunction | None = None
     for task in tasks:
-        function = function or work.function()
+        function = function or work()
         yield make_shard(task, function)
 
 
@@ -112,7 +112,7 @@ def _begin(work: RowWork, parent: int) -> None:
     if os.getppid() != parent:  # killed while this process was starting
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told, and ends this process
-    _function = work.function()
+    _function = work()
 
 
 def _make(task: ShardTask) -> Shard:
@@ -137,7 +137,7 @@ class Rate:
         self.done += size
         if made_now:
             self._made += size
-            self._rows += shard.accounts.read
+            self._rows += shard.row_counts.read
 
     def text(self) -> str:
         """E.g. "12,345 rows/s, 1:05 left"."""

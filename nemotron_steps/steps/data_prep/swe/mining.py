@@ -3,7 +3,7 @@
     package as it is      ->  tests that pass, as they are written and as they grade
     package with a fault  ->  those of them that fail (FAIL_TO_PASS) and still pass (PASS_TO_PASS)
 
-A fault that no test notices, or that keeps the tests from ending, is no task. Undoing the fault gives the package as it
+A fault that no test notices, or that keeps the tests from ending, makes no task. Undoing it gives the package as it
 was, where all of these tests passed.
 """
 
@@ -48,7 +48,7 @@ class Task:
 
 
 class Miner:
-    """Proves faults. `refused` counts those that are no task, by reason."""
+    """Proves faults. `refused` counts those that make no task, by reason."""
 
     def __init__(self, config: SweTasksConfig) -> None:
         self._config = config

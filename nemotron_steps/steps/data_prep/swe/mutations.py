@@ -63,7 +63,7 @@ class Mutation:
 
 
 def mutations_of(path: str, source: str, kinds: Collection[MutationKind]) -> list[Mutation]:
-    """Every fault of the kinds, in the order of the file. None for a file that is no Python of this interpreter's."""
+    """Every fault of the kinds, in the order of the file. No faults for a file that this interpreter cannot parse."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):

@@ -1,4 +1,6 @@
-"""Packages that faults are put into: files and tests, apart, since an agent never gets the tests."""
+"""Packages that faults are put into: of a folder, files and tests apart, since an agent never gets the tests; or made
+here, for models that are too small for real ones: modules of one-line functions.
+"""
 
 from __future__ import annotations
 
@@ -58,10 +60,10 @@ def packages_in(path: str, test_command: str, max_bytes: int) -> tuple[list[Pack
         max_bytes: of one package's texts.
 
     Returns:
-        The packages by name, and name → why it is none, for the others.
+        The packages by name, and name → reason of the refused ones.
 
     Raises:
-        DataError: there is no package.
+        DataError: no package was found.
     """
     root = Path(path)
     folders = [root] if _has_tests(root) else sorted(f for f in root.iterdir() if f.is_dir()) if root.is_dir() else []
@@ -75,7 +77,7 @@ def packages_in(path: str, test_command: str, max_bytes: int) -> tuple[list[Pack
             refused[folder.name] = problem
     if not packages:
         raise DataError(
-            "there is no package with tests at the given path",
+            "no package with tests at the given path",
             where="packages.path",
             expected="a folder with Python files and tests (tests/ or test_*.py), or a folder of such folders",
             found="; ".join(f"{name}: {why}" for name, why in list(refused.items())[:5]) or path,
@@ -146,12 +148,12 @@ FUNCTIONS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
 }
 """Name of a made-up function → its operator, and what that does."""
 CASES = ((7, 2), (2, 7), (6, 6), (5, 3), (1, 4))
-"""Arguments that made-up tests try. Two operators that agree on all of them are no fault that a test can notice."""
+"""Arguments that made-up tests try. Two operators that agree on all of them make a fault that no test can notice."""
 _LETTERS = "abcdefghijkmnpqrstuvwxyz"
 
 
 def made_up_packages(seed: int, functions: int) -> Iterator[Package]:
-    """Different modules of one-line functions, in an order drawn from the seed, until there are no more."""
+    """Different modules of one-line functions, in an order drawn from the seed, until they are used up."""
     rng = random.Random(f"{seed}:packages")
     pairs = list(itertools.permutations(_LETTERS, 2))
     names = list(FUNCTIONS)

@@ -21,7 +21,7 @@ from tests.config.layout.memory.test_activations import SIZES, WITHIN, predicted
 from tests.models import hybrid_twins
 from tests.models.checkpoints import write_checkpoint
 
-triton_kernels = pytest.importorskip("nemotron_steps.engine.policy.kernels.triton_kernels")
+triton_kernels = pytest.importorskip("nemotron_steps.engine.kernels.triton_kernels")
 KERNELS = ("_swiglu_forward", "_heads_forward", "_add_norm_forward", "_merge", "_squared_relu_forward")
 
 

@@ -9,7 +9,7 @@ from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.session.run_request import RunRequest
 from nemotron_steps.session.session import Session
-from tests.cli.test_hybrid_plans import hub_folder
+from tests.cli.test_model_plans import hub_folder
 from tests.config.layout.memory.shapes import NANO_30B, SUPER_120B, flat
 
 NANO, SUPER = ModelShape.read(NANO_30B), ModelShape.read(SUPER_120B)

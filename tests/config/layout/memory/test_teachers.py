@@ -19,10 +19,10 @@ from nemotron_steps.config.layout.memory.teachers import beside_policy, settings
 from nemotron_steps.config.layout.parallel_config import TeacherLayout
 from nemotron_steps.engine.losses.distillation import TeacherKl
 from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
+from nemotron_steps.engine.policy.logprob import OutputLayer
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.engine.policy.output_layer import OutputLayer
 from nemotron_steps.engine.policy.teacher_logprob import (
-    HeaviestTokens,
+    TopkTokens,
     WholeDistributions,
     linear_divergence,
     linear_topk,
@@ -191,7 +191,7 @@ def test_the_logits_of_a_comparison_are_predicted(topk, zero):
     kl = TeacherKl("mixed", 0.5, zero)
     whole = WholeDistributions(kl, [weight])
     given = (whole, hidden.float(), torch.zeros(rows, dtype=torch.int64)) if topk is None else None
-    comparison, first, second = given or (HeaviestTokens(kl), heaviest, tokens)
+    comparison, first, second = given or (TopkTokens(kl), heaviest, tokens)
     with Peak() as compared:
         linear_divergence(comparison, hidden.requires_grad_(), weight, targets, first, second, layer)
     settings = MemorySettings.read(

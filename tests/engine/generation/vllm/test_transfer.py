@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nemotron_steps.engine.generation.vllm.transfer import WorkersTransfer
-from nemotron_steps.engine.policy.adapted_weights import AdaptedWeights
+from nemotron_steps.engine.policy.lora import AdaptedWeights
 
 
 def adapted(source: object) -> AdaptedWeights:

@@ -17,8 +17,10 @@ from unittest import mock
 
 import torch
 
-from nemotron_steps.engine.policy.attention import packed_attention, te_attention
-from nemotron_steps.engine.policy.attention.attention import FlatAttention
+from nemotron_steps.engine.kernels.varlen import to_device
+from nemotron_steps.engine.policy.attention import flash as packed_attention
+from nemotron_steps.engine.policy.attention import te_attention
+from nemotron_steps.engine.policy.attention.attention import flat_attention
 from nemotron_steps.engine.policy.attention.flash import flat_flash_attention
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.types import TrainBatch
@@ -40,7 +42,7 @@ def attention_by(kernels: str) -> Iterator[None]:
     """Choose the kernels, whatever is installed."""
     with (
         mock.patch.object(te_attention, "takes", lambda *_: kernels == "transformer engine"),
-        mock.patch.object(packed_attention, "takes", lambda *_: kernels == "packed"),
+        mock.patch.object(packed_attention, "packed_takes", lambda *_: kernels == "packed"),
     ):
         yield
 
@@ -53,7 +55,8 @@ def available() -> tuple[str, ...]:
 def layout_of(name: str) -> TokenLayout:
     case = LAYOUTS[name]
     batch = grouped_batch(prompts=case["prompts"], width=case["width"])
-    return build_layout(batch, range(len(batch)), divisible_by=case["divisible_by"]).to(torch.device("cuda"))
+    layout = build_layout(batch, range(len(batch)), divisible_by=case["divisible_by"])
+    return to_device(layout, torch.device("cuda"))
 
 
 def tensors_of(layout: TokenLayout, heads: tuple[int, int, int], dtype: torch.dtype) -> list[torch.Tensor]:
@@ -78,7 +81,7 @@ def run(attend: Callable, tensors: list[torch.Tensor], layout: TokenLayout, dtyp
 def errors(layout: TokenLayout, heads: tuple[int, int, int], dtype: torch.dtype) -> dict[str, dict[str, float]]:
     """Of each kernel: norm of the difference from float32 over the norm of that, of the output and gradients."""
     tensors = tensors_of(layout, heads, dtype)
-    expected = run(FlatAttention(None), tensors, layout, torch.float32)
+    expected = run(flat_attention, tensors, layout, torch.float32)
     found = {}
     for kernels in available():
         with attention_by(kernels):
@@ -181,7 +184,7 @@ def main() -> None:
                 failures += [f"{case}: {what}" for what in wrong(found)]
                 print(json.dumps({case: found}), flush=True)
     for name, (shape, heads) in TIMED.items() if arguments.time else ():
-        print(json.dumps({name: timing(timing_layout(*shape).to(torch.device("cuda")), heads)}), flush=True)
+        print(json.dumps({name: timing(to_device(timing_layout(*shape), torch.device("cuda")), heads)}), flush=True)
     if failures:
         sys.exit("\n".join(failures))
 

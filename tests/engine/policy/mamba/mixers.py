@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from nemotron_steps.engine.policy.parallel_dims import ParallelDims, initialize
+from nemotron_steps.engine.policy.distributed.parallel_dims import ParallelDims, initialize
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.models.architecture import Architecture, Mamba2
 from tests.engine.policy.batches import grouped_batch
@@ -80,7 +80,7 @@ def flat_mixer(groups: int, dims: ParallelDims | None = None, dtype: torch.dtype
     """Ours, without weights."""
     from megatron.core.transformer import TransformerConfig
 
-    from nemotron_steps.engine.policy.mamba.mixer import FlatMamba
+    from nemotron_steps.engine.policy.mamba.mixer import MambaMixer
     from nemotron_steps.models.megatron_core import on_available_device
 
     dims = dims or ParallelDims()
@@ -97,7 +97,7 @@ def flat_mixer(groups: int, dims: ParallelDims | None = None, dtype: torch.dtype
             context_parallel_size=dims.context,
             sequence_parallel=dims.sequence_parallel,
         )
-        return FlatMamba(config, architecture(groups, **changes))
+        return MambaMixer(config, architecture(groups, **changes))
 
 
 def cut(name: str, tensor: torch.Tensor, groups: int, rank: int, ranks: int) -> torch.Tensor:

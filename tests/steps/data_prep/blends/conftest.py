@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ FILES = {"train": "train.jsonl", "validation": "validation.jsonl", "heldout": "h
 class Marked:
     """Refuses rows with `bad`, doubles rows with `twice`, leaves the others as they are."""
 
-    def function(self) -> RowFunction:
+    def __call__(self) -> RowFunction:
         def become(where: str, row: dict[str, Any]) -> list[dict[str, Any]] | None:
             if "bad" in row:
                 raise DataError(f"bad because of {row['bad']}", where=f"{where} field bad", found=str(row["bad"]))
@@ -79,21 +80,16 @@ def run_prepare(
     out = folder / name
     out.mkdir(exist_ok=True)
     records: list[dict[str, Any]] = []
-    counts = prepare(
-        [p if isinstance(p, Source) else Source(p.stem, data_files(str(p), key="jsonl.path")) for p in paths],
-        work or Marked(),
-        DataPrepConfig(
-            input_path="the sources are given",
-            rows=rows or SplitRows(validation=0),
-            sample=sample,
-            max_refused_share=max_refused_share,
-            num_workers=num_workers,
-        ),
-        folder=out,
-        files=FILES,
-        staging=folder / "staging",
-        tracker=Tracker("prep", None, records.append),
+    config = DataPrepConfig(
+        input_path="the sources are given",
+        rows=rows or SplitRows(validation=0),
+        sample=sample,
+        max_refused_share=max_refused_share,
+        num_workers=num_workers,
     )
+    context: Any = SimpleNamespace(config=config, work=folder, tracker=Tracker("prep", None, records.append))
+    sources = [p if isinstance(p, Source) else Source(p.stem, data_files(str(p), key="jsonl.path")) for p in paths]
+    counts = prepare(context, sources, work or Marked(), out)
     return Prepared(out, counts, records)
 
 

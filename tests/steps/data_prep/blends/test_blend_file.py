@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from nemotron_steps.config.schema.data_prep import DataPrepConfig, SplitRows
 from nemotron_steps.errors import DataError
-from nemotron_steps.runs.depends import text_of
+from nemotron_steps.runs.cache_key import text_of
 from nemotron_steps.steps.data_prep.blends import blend_file
 from nemotron_steps.steps.data_prep.blends.blend_file import read_blend
 from nemotron_steps.steps.data_prep.blends.prepare import sources_of
@@ -53,13 +52,6 @@ def test_weights_take_a_share_of_the_rows_or_repeat_them_in_training(run: Run, t
     held_out = {row["n"] for row in done.rows("validation") if row["of"] == "b"}
     assert held_out and not held_out & set(repeats)  # what is repeated in training is never held out
     assert prepared(run, path, rows=SplitRows(validation=20, heldout=0), name="again").lines() == done.lines()
-
-
-def test_held_out_rows_are_a_sample_of_every_data_set(run: Run, two: Path):
-    path = blend(two, {"name": "a", "path": "a.jsonl"}, {"name": "b", "path": "b.jsonl"})
-    done = prepared(run, path, rows=SplitRows(validation=40, heldout=0))
-    assert Counter(row["of"] for row in done.rows("validation")) == {"a": 30, "b": 10}
-    assert [row["n"] for row in done.rows() if row["of"] == "a"] == list(range(270))
 
 
 def test_published_blend_files_are_read(tmp_path: Path):
@@ -126,11 +118,6 @@ def test_a_split_that_the_blend_does_not_list_is_cut_from_training(run: Run, two
     assert done.accounting["unused"] == 70
 
 
-def test_two_data_sets_of_one_name_are_refused(tmp_path: Path):
-    with pytest.raises(DataError, match="two data sets of the blend have one name"):
-        read_blend(str(blend(tmp_path, {"name": "a", "path": "x"}, {"name": "a", "path": "y"})))
-
-
 def of_config(values: dict[str, Any]) -> dict[str, str]:
     return {key: text_of(told) for key, told in blend_file.of_config(values).items()}
 
@@ -146,14 +133,6 @@ def test_the_fingerprint_of_a_config_follows_the_files_it_names(two: Path):
     blend(two, {"name": "a", "path": "a.jsonl", "weight": 2})
     assert of_config(values) != changed
     assert of_config({"input_path": str(two / "b.jsonl")}) != of_config({"input_path": str(two / "a.jsonl")})
-
-
-def test_a_changed_source_of_placeholders_changes_the_fingerprint(two: Path):
-    values = {"input_path": str(two / "a.jsonl"), "placeholders": {"dapo": str(two / "b.jsonl"), "skywork": None}}
-    before = of_config(values)
-    assert of_config(values) == before
-    (two / "b.jsonl").write_text('{"another": 1}\n')
-    assert of_config(values) != before
 
 
 def test_a_path_that_could_be_the_hubs_is_the_folder_beside_the_blend_where_there_is_one(
@@ -176,15 +155,3 @@ def test_a_name_may_stand_in_two_lists_but_in_none_of_them_twice(tmp_path: Path)
     with pytest.raises(DataError, match="one name") as caught:
         read_blend(str(path))
     assert caught.value.found == '"b"'
-
-
-def test_a_copy_in_the_mirror_is_what_identifies_a_hub_name(tmp_path: Path):
-    copy = write_lines(tmp_path / "mirror/org/name/a.jsonl", [{"n": 1}])
-    values = {"input_path": "org/name", "mirror": str(tmp_path / "mirror")}
-    before = of_config(values)
-    write_lines(copy, [{"n": 2}])
-    os.utime(copy, ns=(1, 1))
-    assert of_config(values) != before  # though it is as large as it was
-    by_name = {"input_path": '["org/name"]'}
-    assert of_config({"input_path": "org/name"}) == of_config({"input_path": "org/name", "mirror": None}) == by_name
-    assert of_config({"input_path": str(tmp_path / "no")}) == of_config({"input_path": str(tmp_path / "no")})

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.errors import ConfigError, DataError, RetryableError
-from nemotron_steps.steps.data_prep.blends import placeholders
+from nemotron_steps.errors import ConfigError, DataError
 from nemotron_steps.steps.data_prep.blends.placeholders import PlaceholderFiller, Placeholders, unwrapped
 from tests.steps.data_prep.blends.conftest import write_lines
 
@@ -111,64 +110,9 @@ def test_a_placeholder_that_points_to_nothing_is_refused_by_reason(filler: Place
     assert caught.value.where == f"f:7 field {field}"
 
 
-def test_a_table_is_made_once_and_read_by_all(filler: PlaceholderFiller, tmp_path: Path, monkeypatch):
-    filler.fill(row("dapo", 1, None), "f:1")
-    monkeypatch.setattr(placeholders, "data_files", None)
-    other = PlaceholderFiller(Placeholders({}, None, str(tmp_path / "tables")))
-    assert other.fill(row("dapo", 1, None), "f:1")["expected_answer"] == "2"
-
-
 def test_a_missing_source_is_an_error_of_the_config_and_not_of_the_row(tmp_path: Path):
     filler = PlaceholderFiller(Placeholders({"dapo": str(tmp_path / "no")}, None, str(tmp_path / "tables")))
     with pytest.raises(ConfigError, match="the blend has placeholders, and their source cannot be used") as caught:
         filler.fill(row("dapo", 1, None), "f:1")
     assert caught.value.where == "placeholders.dapo"
     assert caught.value.hints[0] == "placeholders.dapo=FOLDER_OR_FILE"
-
-
-def test_a_hub_that_does_not_answer_is_not_the_rows_fault(tmp_path: Path, monkeypatch):
-    import huggingface_hub
-
-    def offline(*_: Any, **__: Any) -> str:
-        raise huggingface_hub.errors.LocalEntryNotFoundError("no connection")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    filler = PlaceholderFiller(Placeholders({"dapo": "hf://a/b"}, None, str(tmp_path / "tables")))
-    with pytest.raises(RetryableError, match="the hub does not answer") as caught:
-        filler.fill(row("dapo", 1, None), "f:1")
-    assert caught.value.where == "placeholders.dapo = a/b"
-
-
-def test_blank_lines_of_a_source_are_no_rows_of_it(tmp_path: Path):
-    source = str(write_lines(tmp_path / "dapo.jsonl", [DAPO[0], b"", b"  ", DAPO[1]]))
-    filler = PlaceholderFiller(Placeholders({"dapo": source}, None, str(tmp_path / "tables")))
-    assert filler.fill(row("dapo", 1, None), "f:1")["expected_answer"] == "2"
-
-
-@pytest.mark.parametrize(
-    ("template", "question"),
-    [({"prefix": "Do: "}, "Do: What is 0+1?\n\nIt is even."), ({"suffix": " So."}, "What is 0+1?\n\nIt is even. So.")],
-)
-def test_a_template_may_have_a_prefix_or_a_suffix_alone(filler: PlaceholderFiller, template: Any, question: str):
-    assert filler.fill(row("DAPO-Math", 0, template), "f:1")["question"] == question
-
-
-@pytest.mark.parametrize("truth", [None, "", "[]", {"a": 1}])
-def test_a_row_without_an_answer_is_refused(truth: Any, tmp_path: Path):
-    rows = [{**DAPO[0], "reward_model": {"ground_truth": truth}}]
-    source = str(write_lines(tmp_path / "dapo.jsonl", rows))
-    filler = PlaceholderFiller(Placeholders({"dapo": source}, None, str(tmp_path / "tables")))
-    with pytest.raises(DataError, match="the row of dapo has no answer"):
-        filler.fill(row("dapo", 0, None), "f:1")
-
-
-@pytest.mark.parametrize("template", [{}, {"prefix": 3}, {"suffix": None}, []])
-def test_a_template_that_says_nothing_cannot_be_used(filler: PlaceholderFiller, template: Any):
-    with pytest.raises(DataError, match="template cannot be used"):
-        filler.fill(row("dapo", 0, template), "f:1")
-
-
-def test_a_table_that_another_process_made_meanwhile_is_used(filler: PlaceholderFiller, tmp_path: Path, monkeypatch):
-    filler.fill(row("dapo", 0, None), "f:1")
-    monkeypatch.setattr(placeholders, "data_files", None)
-    PlaceholderFiller(Placeholders({}, None, ""))._make_table("dapo", tmp_path / "tables" / "dapo.sqlite")

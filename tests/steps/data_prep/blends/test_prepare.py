@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -19,10 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.config.schema.data_prep import DataPrepConfig, SplitRows
+from nemotron_steps.config.schema.data_prep import SplitRows
 from nemotron_steps.errors import DataError, StorageError, WorkerLostError
-from nemotron_steps.steps.data_prep.blends import formats, shards, workers
-from nemotron_steps.steps.data_prep.blends.prepare import Source, check, sources_of
+from nemotron_steps.steps.data_prep.blends import formats, shards
+from nemotron_steps.steps.data_prep.blends.prepare import Source
 from nemotron_steps.steps.data_prep.blends.shards import RowLeftOut
 from nemotron_steps.steps.data_prep.blends.sources import data_files
 from nemotron_steps.steps.data_prep.blends.splits import SplitSizes
@@ -103,23 +102,6 @@ class TestOneSource:
         assert caught.value.where == f"{path}:61 field bad"
         assert caught.value.hints == ("max_refused_share=0.02",)
 
-    @pytest.mark.parametrize("size", [40, 10**6])
-    def test_a_sample_counts_the_rows_that_were_read_whatever_became_of_them(
-        self, run: Run, tmp_path: Path, monkeypatch, size: int
-    ):
-        monkeypatch.setattr(formats, "PART_BYTES", size)
-        rows = [{"bad": 1}, {"bad": 2}, {"twice": True, "n": 0}, *self.ROWS]
-        done = run(write_lines(tmp_path / "mine.jsonl", rows), sample=5, max_refused_share=0.5)
-        told = done.accounting
-        assert (told["read"], told["refused"], told["written"]) == (5, 2, 4)
-        assert done.rows()[2:] == list(self.ROWS[:2])
-
-    def test_progress_tells_bytes_rate_and_time_left(self, small_parts: None, run: Run, tmp_path: Path):
-        path = write_lines(tmp_path / "mine.jsonl", self.ROWS)
-        told = [record for record in run(path).records if record["kind"] == "progress"]
-        assert told[-1]["completed"] == told[-1]["total"] == path.stat().st_size
-        assert "rows/s, 0:00 left" in told[-1]["description"]
-
     def test_a_line_longer_than_any_row_stops_the_step(self, run: Run, tmp_path: Path, monkeypatch):
         monkeypatch.setattr(formats, "LONGEST_LINE", 100)
         path = write_lines(tmp_path / "mine.jsonl", [{"n": 1}, {"text": "x" * 200}])
@@ -165,7 +147,7 @@ class TestDisturbances:
             [sys.executable, str(script), str(tmp_path), str(path)],
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])},
         )
-        staging = tmp_path / "staging"
+        staging = tmp_path / "shards"
         _wait(lambda: len(list(staging.glob("*.json"))) >= 10 if staging.exists() else False)
         children = psutil.Process(first.pid).children(recursive=True)
         first.send_signal(signal.SIGKILL)
@@ -188,7 +170,7 @@ class TestDisturbances:
         path = write_lines(tmp_path / "mine.jsonl", self.ROWS)
         with pytest.raises(DataError, match="too few"):
             run(path, rows=SplitRows(validation=200))
-        assert list((tmp_path / "staging").glob("*.json"))
+        assert list((tmp_path / "shards").glob("*.json"))
         time.sleep(0.01)
         changed = [{"n": 9 - (row["n"] % 10)} for row in self.ROWS]
         write_lines(path, changed)
@@ -196,13 +178,13 @@ class TestDisturbances:
 
 
 class _Dies(Marked):
-    def function(self):
+    def __call__(self):
         os._exit(1)
 
 
 class Slow(Marked):
-    def function(self):
-        become = super().function()
+    def __call__(self):
+        become = super().__call__()
 
         def slow(where: str, row: dict[str, Any]) -> Any:
             time.sleep(0.02)
@@ -218,35 +200,6 @@ def _wait(condition, seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
-def test_no_process_is_started_for_little_data(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch):
-    paths = [write_lines(tmp_path / f"{name}.jsonl", [{"of": name}] * 10) for name in "ab"]
-    pools: list[int] = []
-
-    def pooled(tasks: Any, work: Any, count: int) -> Any:
-        pools.append(count)
-        return workers._here(tasks, work)
-
-    monkeypatch.setattr(workers, "_pooled", pooled)
-    alone = run(*paths, num_workers=2)
-    assert pools == []
-    monkeypatch.setattr(formats, "PART_BYTES", 1000)
-    assert run(*paths, num_workers=2, name="pooled").lines() == alone.lines() and pools == [2]
-
-
-def test_an_accounting_file_names_every_source(tmp_path: Path, run: Run):
-    paths = [
-        write_lines(tmp_path / "a.jsonl", [{"n": 1}, {"bad": 2}]),
-        write_lines(tmp_path / "b.jsonl", [{"n": 3}, {"n": 4}]),
-    ]
-    told = run(*paths, max_refused_share=0.5).accounting
-    assert {name: (each["read"], each["refused"]) for name, each in told["sources"].items()} == {
-        "a": (2, 1),
-        "b": (2, 0),
-    }
-    assert told["refused_by_reason"] == {"bad because of 2": 1}
-    assert json.loads(json.dumps(told)) == told
-
-
 def test_lines_of_refusals_are_counted_in_each_file_of_a_source(small_parts: None, run: Run, tmp_path: Path):
     folder = tmp_path / "in"
     write_lines(folder / "a.jsonl", [*({"n": i, "text": "long enough"} for i in range(9)), {"bad": 1}])
@@ -259,8 +212,8 @@ def test_lines_of_refusals_are_counted_in_each_file_of_a_source(small_parts: Non
 def test_the_share_of_unusable_rows_is_of_those_that_were_wanted(share: float, met: bool, run: Run, tmp_path: Path):
     @dataclass(frozen=True)
     class Some(Marked):
-        def function(self) -> Any:
-            become = super().function()
+        def __call__(self) -> Any:
+            become = super().__call__()
 
             def some(where: str, row: dict[str, Any]) -> Any:
                 if "skip" in row:
@@ -283,36 +236,7 @@ def test_a_sample_is_of_each_source_and_stops_where_it_is_whole(small_parts: Non
     paths = [write_lines(tmp_path / f"{name}.jsonl", [{"of": name, "n": n} for n in range(30)]) for name in "ab"]
     done = run(*paths, sample=7)
     assert sorted((row["of"], row["n"]) for row in done.rows()) == [(name, n) for name in "ab" for n in range(7)]
-    assert not (tmp_path / "staging").exists()
-
-
-def test_shards_come_in_the_order_of_their_parts_where_some_were_there_before(tmp_path: Path):
-    (file,) = data_files(str(write_lines(tmp_path / "a.jsonl", [{"n": n} for n in range(9)])), key="")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(formats, "PART_BYTES", 20)
-        parts = formats.parts_of(file)
-    tasks = [shards.ShardTask(f"{n}", str(tmp_path), part, None, 1.0, "s") for n, part in enumerate(parts)]
-    shards.make_shard(tasks[-1], Marked().function())
-    told: list[tuple[str, bool]] = []
-    made = workers.make_shards(tasks, Marked(), 1, lambda shard, now: told.append((shard.task.name, now)))
-    assert [shard.task.name for shard in made] == [task.name for task in tasks] and len(tasks) > 3
-    assert told == [(tasks[-1].name, False), *((task.name, True) for task in tasks[:-1])]
-
-
-def test_the_time_left_goes_by_what_this_attempt_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (file,) = data_files(str(write_lines(tmp_path / "a.jsonl", [{"n": n} for n in range(9)])), key="")
-    shard = shards.make_shard(
-        shards.ShardTask("s", str(tmp_path), formats.parts_of(file)[0], None, 1.0, "s"), Marked().function()
-    )
-    clock = [100.0]
-    monkeypatch.setattr(workers.time, "monotonic", lambda: clock[0])
-    rate = workers.Rate(4 * file.size)
-    rate.add(shard, made_now=False)
-    clock[0] += 30.0
-    assert rate.text() == "0 rows/s, 0:00 left" and rate.done == file.size
-    rate.add(shard, made_now=True)
-    clock[0] += 30.0
-    assert rate.text() == "0 rows/s, 2:00 left" and rate.done == 2 * file.size
+    assert not (tmp_path / "shards").exists()
 
 
 @pytest.mark.parametrize(
@@ -334,46 +258,3 @@ def test_rows_are_cut_from_the_end_and_one_is_left_to_train_on(total: int, sizes
             SplitSizes.of(total, SplitRows(**sizes))
     else:
         assert SplitSizes.of(total, SplitRows(**sizes)) == SplitSizes(*found)
-
-
-def test_one_data_set_that_a_weight_repeats_is_repeated_in_training_alone(run: Run, tmp_path: Path):
-    path = write_lines(tmp_path / "a.jsonl", [{"n": n} for n in range(9)])
-    done = run(Source("a", data_files(str(path), key=""), 2.0), rows=SplitRows(validation=2, heldout=1))
-    assert [row["n"] for row in done.rows()] == [n for n in range(6) for _ in range(2)]
-    assert [row["n"] for split in ("validation", "heldout") for row in done.rows(split)] == [6, 7, 8]
-    assert (done.accounting["added"], done.accounting["written"]) == (6, 15)
-
-
-@pytest.mark.parametrize("path", ["{folder}/rows/", "{folder}/rows"])
-def test_a_source_is_called_what_its_path_ends_with(path: str, tmp_path: Path):
-    write_lines(tmp_path / "rows" / "a.jsonl", [{"n": 1}])
-    (source,) = sources_of(DataPrepConfig(input_path=path.format(folder=tmp_path)))
-    assert source.name == "rows"
-
-
-def test_the_mirror_stands_for_the_hub_in_a_path_and_in_a_blend(tmp_path: Path):
-    write_lines(tmp_path / "mirror/org/name/a.jsonl", [{"n": 1}])
-    mirror = str(tmp_path / "mirror")
-    (one,) = sources_of(DataPrepConfig(input_path="org/name", mirror=mirror))
-    blend = tmp_path / "blend.json"
-    blend.write_text(json.dumps({"datasets": [{"name": "a", "path": "hf://org/name"}]}))
-    (other,) = sources_of(DataPrepConfig(blend_path=str(blend), mirror=mirror))
-    assert one.files == other.files and one.files[0].name == "a.jsonl"
-
-
-def test_an_empty_file_is_a_part_without_rows(run: Run, tmp_path: Path):
-    (tmp_path / "a.jsonl").touch()
-    with pytest.raises(DataError, match="0 rows are too few"):
-        run(tmp_path / "a.jsonl")
-    write_lines(tmp_path / "b.jsonl", [{"n": 1}])
-    assert run(tmp_path / "a.jsonl", tmp_path / "b.jsonl").rows() == [{"n": 1}]
-
-
-def test_a_path_that_leads_nowhere_is_refused_before_a_step_starts(tmp_path: Path) -> None:
-    blend = tmp_path / "blend.json"
-    blend.write_text(json.dumps({"datasets": [{"name": "far", "path": "hf://org/name"}]}))
-    check(DataPrepConfig(blend_path=str(blend)), {})  # the hub is asked when it is read
-    blend.write_text(json.dumps({"datasets": [{"name": "near", "path": "rows.jsonl"}]}))
-    for config in ({"blend_path": str(blend)}, {"blend_path": "no.json"}, {"input_path": "no.jsonl"}):
-        with pytest.raises(DataError):
-            check(DataPrepConfig.model_validate(config), {})

@@ -11,7 +11,7 @@ import pytest
 from nemotron_steps.config.schema.swe_tasks import SweTasksConfig
 from nemotron_steps.environments.swe.grading import Graded
 from nemotron_steps.sandbox.base import Outcome
-from nemotron_steps.steps.data_prep.swe.mining import Miner, Task, _error, issue_text, row_of
+from nemotron_steps.steps.data_prep.swe.mining import Miner, Task, issue_text, row_of
 from nemotron_steps.steps.data_prep.swe.mutations import Mutation
 from nemotron_steps.steps.data_prep.swe.packages import Package
 
@@ -38,36 +38,6 @@ def mined(monkeypatch: pytest.MonkeyPatch):
         return made
 
     return miner
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [("stable flaky", "stable"), ("stable", "stable flaky"), ("stable one", "stable other")],
-)
-def test_a_test_that_passes_only_sometimes_is_none_of_a_tasks(mined, first: str, second: str) -> None:
-    miner = mined(graded(first.split()), graded(second.split()))
-    assert asyncio.run(miner.passing(PACKAGE)) == {"stable"}
-    assert not miner.refused
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [None, graded("a"), graded("a", Outcome.TIMEOUT)],
-    ids=["none", "others", "late"],
-)
-def test_a_package_whose_tests_do_not_end_well_twice_has_none_that_pass(mined, bad: Graded | None) -> None:
-    other = graded("b")
-    for runs in ((bad, other), (other, bad)):
-        miner = mined(*runs)
-        assert asyncio.run(miner.passing(PACKAGE)) == frozenset()
-        assert miner.refused == {"package_without_passing_tests": 1}
-
-
-def test_a_task_has_the_tests_that_fail_and_those_that_still_pass_of_the_ones_that_passed(mined) -> None:
-    run = graded(["b", "d", "new"], output="E   ValueError: first\nE   KeyError: second\n")
-    task = asyncio.run(mined(run).task(PACKAGE, FAULT, frozenset("abcd")))
-    assert (task.fail_to_pass, task.pass_to_pass) == (("a", "c"), ("b", "d"))
-    assert task.error == "ValueError: first"
 
 
 @pytest.mark.parametrize(
@@ -105,19 +75,3 @@ def test_a_row_tells_of_its_task_what_the_config_lets_it(tell_file: bool, tell_e
     assert "-x = 2\n+x = 1\n" in row["patch"]
     other = row_of(Task(PACKAGE, replace(FAULT, source="x = 3\n"), ("t::a",), (), ""), config)
     assert other["instance_id"] != row["instance_id"] and other["base_commit"] == row["base_commit"]
-
-
-@pytest.mark.parametrize(
-    ("output", "error"),
-    [
-        ("E   SystemExit: 3\n", "SystemExit: 3"),
-        ("KeyboardInterrupt\n", "KeyboardInterrupt"),
-        ("mine.OwnException: no\n", ""),
-        ("OwnException: no\n", "OwnException: no"),
-        ("an Error: no\n", ""),
-        ("E   ValueError: " + "x" * 900, "ValueError: " + "x" * 488),
-        ("fine", ""),
-    ],
-)
-def test_the_error_of_an_issue_is_the_first_line_that_is_one(output: str, error: str) -> None:
-    assert _error(output) == error

@@ -1,0 +1,301 @@
+"""The halves of a dense transformer layer as one function each, with gradients written out, for float32 on CPU.
+
+    attention_half    hidden + W_out attention(rotate(norm(W_q u)), rotate(norm(W_k u)), W_v u)
+    feed_forward      hidden + W_down f(W_up u),  f = swiglu, or relu² where the MLP has no gate
+                      u = w · rms_norm(hidden)
+
+A tiny model on CPU spends as long on passes over memory as on products. Written as one, the norm's weight goes into the
+first product's, which is smaller than the states, the residual is added by the last product, and its gradient needs no
+pass of its own: 9 passes over states of the widths hidden and ffn in place of 19. Norms and activations read and write
+memory once in C (passes.c), in three to six passes of torch's without a C compiler; attention is attention.c: any
+layout, nothing padded, no scores kept.
+
+Shapes: T tokens, H hidden, h key-value heads, R query heads for each, D head size, W width.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int64, c_void_p
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from nemotron_steps.engine.kernels.compiler import library
+from nemotron_steps.engine.kernels.linear import linear_forward, outer_product
+from nemotron_steps.engine.kernels.varlen import RowSpans
+
+
+def runs_natively(states: Tensor) -> bool:
+    """Whether there are kernels in C for the device and type of `states`."""
+    return states.device.type == "cpu" and states.dtype is torch.float32 and library() is not None
+
+
+def feed_forward(hidden: Tensor, norm: Tensor, up: Tensor, down: Tensor, eps: float, *, gated: bool = True) -> Tensor:
+    """The residual stream [..., H] after the MLP: norm [H], up [2 · ffn, H] (gate, then up; [ffn, H] with relu²), down
+    [H, ffn]."""
+    return _FeedForward.apply(hidden, norm, up, down, eps, gated)
+
+
+def attention_half(
+    hidden: Tensor,
+    norm: Tensor,
+    qkv: Tensor,
+    head_norm: Tensor | None,
+    out: Tensor,
+    cos_sin: Tensor,
+    spans: RowSpans,
+    eps: float,
+) -> Tensor:
+    """The residual stream [T, ..., H] after attention; where `runs_natively`.
+
+    Args:
+        norm: [H].
+        qkv: [h · (R + 2) · D, H]; of each key-value head its queries, its key, its value.
+        head_norm: [R + 1, D], norm weights of a key-value head's queries and key; None for models without.
+        out: [H, h · R · D].
+        cos_sin: [2, T, 1, 1, D].
+        spans: where each token belongs.
+        eps: of both norms.
+    """
+    return _AttentionHalf.apply(hidden, norm, qkv, head_norm, out, cos_sin, spans, eps)
+
+
+def native_attention(mixed: Tensor, norm: Tensor | None, cos_sin: Tensor, spans: RowSpans, eps: float) -> Tensor:
+    """`attend` with gradients to `mixed` and `norm`; [T, h · R · D]."""
+    return _NativeAttention.apply(mixed, norm, cos_sin, spans, eps).flatten(1)
+
+
+class _FeedForward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, norm: Tensor, up: Tensor, down: Tensor, eps: float, gated: bool) -> Tensor:
+        unit, scale = rms_normalize(hidden.flatten(0, -2), eps)
+        folded = up * norm
+        inner = linear_forward(unit, folded)
+        activated = swiglu(inner) if gated else squared_relu(inner)
+        ctx.gated = gated
+        ctx.save_for_backward(unit, scale, inner, activated, folded, norm, up, down)
+        return linear_forward(activated, down, plus=hidden.flatten(0, -2)).view_as(hidden)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_result: Tensor) -> tuple[Tensor | None, ...]:
+        unit, scale, inner, activated, folded, norm, up, down = ctx.saved_tensors
+        grad = grad_result.reshape(unit.shape)
+        grad_down = outer_product(grad, activated)
+        through = swiglu_backward if ctx.gated else squared_relu_backward
+        grad_inner = through(inner, linear_forward(grad, down.t()))
+        grad_folded = outer_product(grad_inner, unit)
+        grad_norm = torch.linalg.vecdot(grad_folded, up, dim=0)
+        grad_hidden = rms_normalize_backward(linear_forward(grad_inner, folded.t()), unit, scale, plus=grad)
+        return grad_hidden.view_as(grad_result), grad_norm, grad_folded.mul_(norm), grad_down, None, None
+
+
+class _AttentionHalf(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        norm: Tensor,
+        qkv: Tensor,
+        head_norm: Tensor | None,
+        out: Tensor,
+        cos_sin: Tensor,
+        spans: RowSpans,
+        eps: float,
+    ) -> Tensor:
+        rows, dim = hidden.flatten(0, -2), cos_sin.shape[-1]
+        key_value_heads = (qkv.shape[0] - out.shape[1]) // (2 * dim)
+        unit, scale = rms_normalize(rows, eps)
+        folded = qkv * norm
+        mixed = linear_forward(unit, folded).view(rows.shape[0], key_value_heads, -1, dim)
+        attended, lse = attend(mixed, head_norm, cos_sin, spans, eps)
+        ctx.save_for_backward(unit, scale, folded, mixed, lse, attended, norm, qkv, head_norm, out, cos_sin)
+        ctx.spans, ctx.eps = spans, eps
+        return linear_forward(attended.flatten(1), out, plus=rows).view_as(hidden)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_result: Tensor) -> tuple[Tensor | None, ...]:
+        unit, scale, folded, mixed, lse, attended, norm, qkv, head_norm, out, cos_sin = ctx.saved_tensors
+        grad = grad_result.reshape(unit.shape)
+        grad_out = outer_product(grad, attended.flatten(1))
+        grad_attended = linear_forward(grad, out.t()).view_as(attended)
+        grad_mixed, grad_head_norm = attend_backward(grad_attended, mixed, lse, head_norm, cos_sin, ctx.spans, ctx.eps)
+        grad_rows = grad_mixed.flatten(1)
+        grad_folded = outer_product(grad_rows, unit)
+        grad_norm = torch.linalg.vecdot(grad_folded, qkv, dim=0)
+        grad_hidden = rms_normalize_backward(linear_forward(grad_rows, folded.t()), unit, scale, plus=grad)
+        grads = grad_norm, grad_folded.mul_(norm), grad_head_norm, grad_out
+        return grad_hidden.view_as(grad_result), *grads, None, None, None
+
+
+class _NativeAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mixed: Tensor, norm: Tensor | None, cos_sin: Tensor, spans: RowSpans, eps: float) -> Tensor:
+        attended, lse = attend(mixed, norm, cos_sin, spans, eps)
+        ctx.save_for_backward(mixed, lse, norm, cos_sin)
+        ctx.spans, ctx.eps = spans, eps
+        return attended
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        mixed, lse, norm, cos_sin = ctx.saved_tensors
+        grad_mixed, grad_norm = attend_backward(grad.contiguous(), mixed, lse, norm, cos_sin, ctx.spans, ctx.eps)
+        return grad_mixed, grad_norm, None, None, None
+
+
+# ------------------------------------------------------------------------------------------- passes, without autograd
+
+
+def rms_normalize(states: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """[T, W] → states / rms over the last dimension, and 1 / rms [T, 1]."""
+    kernels = library()
+    if kernels is None:
+        scale = torch.linalg.vecdot(states, states).div_(states.shape[1]).add_(eps).rsqrt_().unsqueeze(-1)
+        return states * scale, scale
+    states = states.contiguous()
+    unit, scale = torch.empty_like(states), states.new_empty(states.shape[0], 1)
+    kernels.norm_forward(_at(states), _at(unit), _at(scale), *_sizes(states), c_float(eps), _threads())
+    return unit, scale
+
+
+def rms_normalize_backward(grad: Tensor, unit: Tensor, scale: Tensor, plus: Tensor) -> Tensor:
+    """Gradient of the states from that of the unit rows, which is overwritten, and `plus` added to it; all [T, W]."""
+    kernels = library()
+    if kernels is None:
+        along = torch.linalg.vecdot(grad, unit).div_(-unit.shape[1]).unsqueeze(-1)
+        return grad.addcmul_(unit, along).mul_(scale).add_(plus)
+    plus = plus.contiguous()  # what autograd hands on may be one number, expanded
+    kernels.norm_backward(_at(grad), _at(unit), _at(scale), _at(plus), *_sizes(grad), _threads())
+    return grad
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) · up [T, W], of [T, 2 · W] that holds gate, then up."""
+    kernels = library()
+    if kernels is None:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+    activated = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+    kernels.swiglu_forward(_at(gate_up), _at(activated), *_sizes(activated), _threads())
+    return activated
+
+
+def swiglu_backward(gate_up: Tensor, grad: Tensor) -> Tensor:
+    """Gradient of gate_up [T, 2 · W] from that of the activated, [T, W], which may be overwritten."""
+    kernels = library()
+    result = torch.empty_like(gate_up)
+    if kernels is None:
+        gate, up = gate_up.chunk(2, dim=-1)
+        grad_gate, grad_up = result.chunk(2, dim=-1)
+        torch.mul(grad, F.silu(gate), out=grad_up)
+        torch.ops.aten.silu_backward.grad_input(grad.mul_(up), gate, grad_input=grad_gate)
+        return result
+    kernels.swiglu_backward(_at(gate_up), _at(grad), _at(result), *_sizes(grad), _threads())
+    return result
+
+
+def squared_relu(states: Tensor) -> Tensor:
+    """max(0, states)²; leaves max(0, states) in `states`, for `squared_relu_backward`."""
+    states.relu_()
+    return states * states
+
+
+def squared_relu_backward(positive: Tensor, grad: Tensor) -> Tensor:
+    """Gradient of the states from that of their squared_relu, which is overwritten, and what that left of them."""
+    return grad.mul_(positive).mul_(2.0)
+
+
+def _at(tensor: Tensor) -> c_void_p:
+    assert tensor.is_contiguous() and tensor.dtype is torch.float32
+    return c_void_p(tensor.data_ptr())
+
+
+def _sizes(tensor: Tensor) -> tuple[c_int64, c_int64]:
+    return c_int64(tensor.shape[0]), c_int64(tensor.shape[1])
+
+
+def _threads() -> c_int64:
+    return c_int64(torch.get_num_threads())
+
+
+# ----------------------------------------------------------------------------------------- attention, without autograd
+
+
+def attend(mixed: Tensor, norm: Tensor | None, cos_sin: Tensor, spans: RowSpans, eps: float) -> tuple[Tensor, Tensor]:
+    """Attention of every token over its prompt and what precedes it in its row, QK-norm and rotary embedding included.
+
+    Args:
+        mixed: [T, h, R + 2, D], a key-value head's queries, its key, its value; contiguous.
+        norm: [R + 1, D], norm weights of the queries and the key; None for models without.
+        cos_sin: [2, T, 1, 1, D].
+
+    Returns:
+        [T, h, R · D], 0 for tokens that pad the layout; and log-sum-exps [T, h, R] for `attend_backward`.
+    """
+    tokens, heads, slots, dim = mixed.shape
+    attended = mixed.new_empty(tokens, heads, (slots - 2) * dim)
+    lse = mixed.new_empty(tokens, heads, slots - 2)
+    _run(spans, eps, mixed, norm=norm, cos_sin=cos_sin, attended=attended, lse=lse)
+    if spans.padding:
+        attended[tokens - spans.padding :] = 0
+    return attended, lse
+
+
+def attend_backward(
+    grad: Tensor, mixed: Tensor, lse: Tensor, norm: Tensor | None, cos_sin: Tensor, spans: RowSpans, eps: float
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of `mixed` and `norm` from that of the output, [T, h, R · D], contiguous; lse as from `attend`."""
+    tokens, heads, slots, dim = mixed.shape
+    grad_mixed = torch.empty_like(mixed)
+    grad_norm = mixed.new_empty(spans.whole_rows * heads, slots - 1, dim)
+    grads = {"grad": grad, "grad_mixed": grad_mixed, "grad_norm": grad_norm}
+    _run(spans, eps, mixed, norm=norm, cos_sin=cos_sin, lse=lse, **grads)
+    if spans.padding:
+        grad_mixed[tokens - spans.padding :] = 0
+    return grad_mixed, None if norm is None else grad_norm.sum(0)
+
+
+class _Attention(ctypes.Structure):
+    """`Attention` of attention.c, in the order of its fields."""
+
+    _TENSORS = (
+        *("mixed", "norm", "cos_sin", "attended", "lse", "grad", "grad_mixed", "grad_norm"),
+        *("whole", "suffix", "first_suffix"),
+    )
+    _SIZES = (*("wholes", "suffix_tokens", "tokens", "heads", "queries", "dim"), *("longest_whole", "longest_suffix"))
+    _fields_ = [*((name, c_void_p) for name in _TENSORS), *((name, c_int64) for name in _SIZES), ("eps", c_float)]
+
+
+def _run(spans: RowSpans, eps: float, mixed: Tensor, **tensors: Tensor | None) -> None:
+    kernels = library()
+    assert kernels is not None
+    kernels.attention_scratch.restype = c_int64
+    tensors |= {
+        "mixed": mixed,
+        "whole": spans.whole.cu_seqlens,
+        "suffix": None if spans.suffix is None else spans.suffix.cu_seqlens,
+        "first_suffix": spans.first_suffix,
+    }
+    assert all(tensor is None or tensor.is_contiguous() for tensor in tensors.values())
+    attention = _Attention(
+        **{name: None if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()},
+        wholes=spans.whole_rows,
+        suffix_tokens=spans.whole_tokens,
+        tokens=mixed.shape[0],
+        heads=mixed.shape[1],
+        queries=mixed.shape[2] - 2,
+        dim=mixed.shape[3],
+        longest_whole=spans.whole.max_seqlen,
+        longest_suffix=0 if spans.suffix is None else spans.suffix.max_seqlen,
+        eps=eps,
+    )
+    count = torch.get_num_threads()
+    scratch = torch.empty(count * kernels.attention_scratch(ctypes.byref(attention)))
+    backward = tensors.get("grad") is not None
+    kernels.attention(ctypes.byref(attention), c_int64(backward), c_int64(count), c_void_p(scratch.data_ptr()))

@@ -1,0 +1,213 @@
+"""Elementwise pieces of a transformer layer with their gradients written out.
+
+On CPU autograd would run each as five to ten passes over memory and keep every intermediate result; these take two or
+three. On CUDA torch's own kernels are used where there are any. Formulas are the usual
+ones: RMSNorm (arXiv 1910.07467), SwiGLU (arXiv 2002.05202), relu² (arXiv 2109.08668), rotary embedding (arXiv
+2104.09864).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def rms_norm(states: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """states / rms(states) · weight over the last dimension; weight broadcasts from the right."""
+    if states.device.type == "cpu" and states.dtype is torch.float32:
+        return _RmsNorm.apply(states, weight, eps)
+    if weight.dim() == 1:
+        return F.rms_norm(states, weight.shape, weight, eps)
+    return F.rms_norm(states, weight.shape[-1:], eps=eps) * weight
+
+
+def add_rms_norm(states: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """states + added, and its RMSNorm over the last dimension: what every residual connection ends in."""
+    if states.is_cuda:
+        return _AddRmsNorm.apply(states, added, weight, eps)
+    total = states + added
+    return total, rms_norm(total, weight, eps)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) · up, of a last dimension that holds gate, then up."""
+    return _SwiGlu.apply(gate_up)
+
+
+def squared_relu(states: Tensor) -> Tensor:
+    """max(0, states)²."""
+    return _SquaredRelu.apply(states)
+
+
+def activation(kind: str) -> tuple[Callable[[Tensor], Tensor], int]:
+    """What an MLP does between its products, and how many rows of the first product make one of its inner width.
+
+    Args:
+        kind: `Architecture.activation`.
+    """
+    return (swiglu, 2) if kind == "swiglu" else (squared_relu, 1)
+
+
+def split_heads(mixed: Tensor, scale: Tensor | None, cos_sin: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """From the QKV projection to what attention takes: norm queries and keys, rotate them, part them.
+
+    Args:
+        mixed: [T, groups, heads + 2, head_dim], a group's queries, its key, its value.
+        scale: [heads + 1, head_dim] norm weights of a group's queries and key; None for models without QK-norm.
+        cos_sin: [2, T, 1, 1, head_dim].
+        eps: of the norm.
+
+    Returns:
+        query [T, groups · heads, head_dim], key and value [T, groups, head_dim].
+    """
+    tokens, groups, slots, width = mixed.shape
+    if mixed.is_cuda and width & (width - 1) == 0:
+        from nemotron_steps.engine.kernels import triton_kernels
+
+        return triton_kernels.split_heads(mixed, scale, cos_sin, eps)
+    # Norm and rotation treat queries and keys alike, so they are done in one go.
+    query_key, value = mixed[:, :, : slots - 1], mixed[:, :, slots - 1]
+    if scale is not None:
+        query_key = rms_norm(query_key, scale, eps)
+    query_key = rotate(query_key, cos_sin)
+    query = query_key[:, :, : slots - 2].reshape(tokens, groups * (slots - 2), width)
+    return query, query_key[:, :, slots - 2], value
+
+
+def rotate(states: Tensor, cos_sin: Tensor) -> Tensor:
+    """Rotary position embedding, rotate-half convention. states [T, …, head_dim], cos_sin [2, T, 1, 1, head_dim]."""
+    return _Rotate.apply(states, cos_sin)
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor, eps: float) -> Tensor:
+        width = states.shape[-1]
+        scale = torch.linalg.vecdot(states, states).div_(width).add_(eps).rsqrt_().unsqueeze(-1)
+        ctx.save_for_backward(states, weight, scale)
+        normed: Tensor = states * scale
+        return normed.mul_(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        states, weight, scale = ctx.saved_tensors
+        product = grad * states
+        # The mean over the normalised dimension of grad · weight · states, without another temporary.
+        along = torch.linalg.vecdot(product, weight.expand_as(product)).unsqueeze(-1) * scale.pow(3) / states.shape[-1]
+        grad_states = (grad * scale).mul_(weight).addcmul_(states, along, value=-1.0)
+        grad_weight = product.mul_(scale).sum_to_size(weight.shape)
+        return grad_states, grad_weight, None
+
+
+class _AddRmsNorm(torch.autograd.Function):
+    """CUDA only."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        from nemotron_steps.engine.kernels.triton_kernels import add_rms_norm_forward
+
+        rows = states.contiguous().flatten(0, -2)
+        total, normed, inverse_rms = add_rms_norm_forward(rows, added.contiguous().view_as(rows), weight, eps)
+        ctx.save_for_backward(total, weight, inverse_rms)
+        return total.view_as(states), normed.view_as(states)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_total: Tensor, grad_normed: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        from nemotron_steps.engine.kernels.triton_kernels import add_rms_norm_backward
+
+        total, weight, inverse_rms = ctx.saved_tensors
+        grad, grad_weight = add_rms_norm_backward(
+            total, weight, inverse_rms, grad_total.contiguous().view_as(total), grad_normed.contiguous().view_as(total)
+        )
+        grad = grad.view_as(grad_total)
+        return grad, grad, grad_weight, None
+
+
+class _SwiGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        if gate_up.is_cuda:
+            from nemotron_steps.engine.kernels.triton_kernels import swiglu_forward
+
+            gate_up = gate_up.contiguous()
+            ctx.save_for_backward(gate_up)
+            return swiglu_forward(gate_up.flatten(0, -2)).view(*gate_up.shape[:-1], -1)
+        gate, up = gate_up.chunk(2, dim=-1)
+        sigmoid = torch.sigmoid(gate)
+        ctx.save_for_backward(gate_up, sigmoid)
+        activated: Tensor = gate * sigmoid
+        return activated.mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        gate_up, *kept = ctx.saved_tensors
+        if not kept:
+            from nemotron_steps.engine.kernels.triton_kernels import swiglu_backward
+
+            grads = swiglu_backward(gate_up.flatten(0, -2), grad.contiguous().flatten(0, -2))
+            return grads.view_as(gate_up)
+        (sigmoid,) = kept
+        gate, up = gate_up.chunk(2, dim=-1)
+        result = torch.empty_like(gate_up)
+        grad_gate, grad_up = result.chunk(2, dim=-1)
+        torch.mul(gate, sigmoid, out=grad_up)  # silu(gate), for the moment
+        # silu' = σ + silu (1 − σ)
+        torch.addcmul(grad_up, grad_up, sigmoid, value=-1.0, out=grad_gate).add_(sigmoid).mul_(grad).mul_(up)
+        grad_up.mul_(grad)
+        return result
+
+
+class _SquaredRelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor) -> Tensor:
+        if states.is_cuda:
+            from nemotron_steps.engine.kernels.triton_kernels import squared_relu_forward
+
+            states = states.contiguous()
+            ctx.save_for_backward(states)
+            return squared_relu_forward(states)
+        positive = F.relu(states)
+        ctx.save_for_backward(positive)
+        return positive * positive
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (kept,) = ctx.saved_tensors
+        if kept.is_cuda:
+            from nemotron_steps.engine.kernels.triton_kernels import squared_relu_backward
+
+            return squared_relu_backward(kept, grad.contiguous())
+        product: Tensor = grad * kept
+        return product.mul_(2.0)
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, cos_sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_sin)
+        return turn(states, cos_sin, 1.0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (cos_sin,) = ctx.saved_tensors
+        return turn(grad, cos_sin, -1.0), None
+
+
+def turn(states: Tensor, cos_sin: Tensor, direction: float) -> Tensor:
+    """`rotate` without gradients; direction −1 is its gradient."""
+    half = states.shape[-1] // 2
+    out: Tensor = states * cos_sin[0]
+    sine = cos_sin[1, ..., :half]  # both halves hold the same angles
+    out[..., :half].addcmul_(states[..., half:], sine, value=-direction)
+    out[..., half:].addcmul_(states[..., :half], sine, value=direction)
+    return out

@@ -1,0 +1,131 @@
+"""Rows of unequal length one after another in flat tokens, as attention kernels take them, and laid out in cells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Range = tuple[int, int]
+"""(first, after the last)"""
+Moved = TypeVar("Moved")
+
+
+def size(of: Range) -> int:
+    """How many there are in a range."""
+    return of[1] - of[0]
+
+
+@dataclass
+class Spans:
+    """Consecutive runs of flat tokens."""
+
+    cu_seqlens: Tensor
+    """int32 [runs + 1], first token of each, relative to the first run's"""
+    max_seqlen: int
+
+
+@dataclass
+class RowSpans:
+    """The rows of a layout as runs, for attention kernels that need no padding."""
+
+    whole: Spans
+    prompt: Spans | None
+    """Shared prompts: the first whole rows."""
+    prompt_tokens: int
+    suffix: Spans | None
+    family: Spans | None
+    """All suffixes of one prompt, run by run in the order of `prompt`."""
+    first_suffix: Tensor
+    """int64 [whole rows + 1], where the suffixes of each whole row begin among all; on CPU."""
+    lengths: Tensor
+    """int64 [whole rows + suffix rows]; on CPU."""
+    rows: Tensor
+    """int32 [whole rows + suffix rows, 6]: where each row begins and its length, the same of its prompt (0, 0 without
+    one), and the range of the tokens whose prompt it is."""
+    whole_tokens: int
+    """Tokens of the whole rows, which come first."""
+    padding: int
+    """Tokens after the last row, which belong to none."""
+
+    ON_CPU = ("first_suffix", "lengths")
+
+    @property
+    def whole_rows(self) -> int:
+        """How many rows continue no other."""
+        return len(self.whole.cu_seqlens) - 1
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row, without its prompt where that is shared."""
+        return max(part.max_seqlen for part in (self.whole, self.suffix) if part is not None)
+
+
+def to_device(of: Moved, device: torch.device) -> Moved:
+    """A dataclass of tensors (and of such dataclasses, and tuples of them) on another device; itself on the CPU.
+    Fields that are named in its ON_CPU stay there; those that its constructor does not take start anew."""
+    if device.type == "cpu":
+        return of
+
+    def move(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.to(device, non_blocking=True)
+        if isinstance(value, tuple):
+            return tuple(move(each) for each in value)
+        return to_device(value, device) if hasattr(value, "__dataclass_fields__") else value
+
+    own: Any = of
+    stay = getattr(own, "ON_CPU", ())
+    values = {field.name: getattr(own, field.name) for field in fields(own) if field.init}
+    made: Moved = type(own)(**{name: value if name in stay else move(value) for name, value in values.items()})
+    return made
+
+
+def pad(tokens: Tensor, source: Tensor | None, cells: Tensor | None) -> Tensor:
+    """[tokens, …] → [cells, …].
+
+    Args:
+        source: int64 [cells], token of each; None where every cell is a token, in order.
+        cells: int64 [tokens], the cell whose gradient is the token's. Other cells hold copies that nothing may depend
+            on.
+    """
+    if source is None:
+        return tokens
+    return _Pad.apply(tokens, source, cells)
+
+
+def unpad(padded: Tensor, cells: Tensor | None) -> Tensor:
+    """The inverse of `pad`. [cells, …] → [tokens, …]."""
+    if cells is None:
+        return padded
+    return _Unpad.apply(padded, cells)
+
+
+class _Pad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, source: Tensor, cells: Tensor) -> Tensor:
+        ctx.save_for_backward(cells)
+        return tokens.index_select(0, source)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (cells,) = ctx.saved_tensors
+        return grad.index_select(0, cells), None, None
+
+
+class _Unpad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, padded: Tensor, cells: Tensor) -> Tensor:
+        ctx.save_for_backward(cells)
+        ctx.count = padded.shape[0]
+        return padded.index_select(0, cells)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (cells,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.count, *grad.shape[1:]).index_copy_(0, cells, grad), None

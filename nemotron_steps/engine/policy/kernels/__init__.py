@@ -1,1 +1,0 @@
-"""Fused operators of the policy, on GPUs (Triton) and on CPU (C), beside plain torch."""

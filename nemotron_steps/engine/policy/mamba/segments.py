@@ -1,0 +1,261 @@
+"""Where sequences begin among flat tokens, which of them continue others, and how a scan cuts them into chunks.
+
+What a recurrent layer has to know of a TokenLayout: its rows are runs of tokens, each beginning with an empty state,
+but for suffixes, which begin with the state that their shared prompt ended in. Everything here is computed on CPU, once
+for all layers; no length is ever read back from a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from nemotron_steps.engine.policy.token_layout import TokenLayout
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass
+class Segment:
+    """Consecutive chunks that are computed together. K chunks, m rows that have a part in it."""
+
+    tokens: slice
+    """Of the level's tokens."""
+    count: int
+    """K"""
+    pad: Tensor | None
+    """int64 [K · width], token (relative to the segment's first) of each cell; None where no cell is padding."""
+    unpad: Tensor | None
+    """int64 [tokens], cell of each token."""
+    filled: Tensor | None
+    """float32 [K, width, 1]: 1 in cells that are tokens, 0 in padding."""
+    rows: slice
+    """Of the level's rows, m of them; the first may have begun in an earlier segment, the last end in a later one."""
+    continues: bool
+    """Whether the first row began in an earlier segment."""
+    goes_on: bool
+    """Whether the last row ends in a later one."""
+    row: Tensor
+    """int64 [K], the row of each chunk, counted from the segment's first."""
+    first: Tensor
+    """int64 [m], each row's first chunk here."""
+    last: Tensor
+    """int64 [m], each row's last chunk here."""
+
+
+@dataclass
+class Gaps:
+    """Rows with a gap of `taps` cells before each, for what precedes its first token. All int64."""
+
+    source: Tensor
+    """[tokens + rows · taps], flat token of each cell; anything where a gap is empty."""
+    cells: Tensor
+    """[tokens], cell of each flat token."""
+    prompt_cells: Tensor
+    """Cells of gaps that hold tokens of a prompt,"""
+    prompt: Tensor
+    """and which."""
+    empty_cells: Tensor
+    """Cells of gaps before which nothing is, or a window that is given,"""
+    window: Tensor
+    """and what of the windows [rows · taps] each holds then."""
+    last: Tensor
+    """[rows, taps], the cells of each row's last tokens, the newest last."""
+
+
+@dataclass
+class Batches:
+    """Rows of a level side by side, padded on the right, in batches of rows of like lengths."""
+
+    shapes: list[tuple[int, int]]
+    """Rows and width of each batch."""
+    pad: Tensor
+    """int64 [cells], token of each cell of all batches, one after the other."""
+    unpad: Tensor
+    """int64 [tokens], cell of each token."""
+    filled: Tensor
+    """float32 [cells, 1]: 1 in cells that are tokens."""
+    rows: Tensor
+    """int64 [rows], which the batches have, one after the other."""
+    places: Tensor
+    """int64 [rows], where among those each row is."""
+
+
+@dataclass
+class Level:
+    """Runs that depend on no other of their level: all that begin empty, or all that continue those."""
+
+    lengths: Ints
+    tokens: slice
+    """Of all flat tokens."""
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return len(self.lengths)
+
+    def segments(self, width: int, most: int, device: torch.device) -> list[Segment]:
+        """Chunks of at most `width` tokens, none of two rows, at most `most` of them in a segment."""
+        chunks_of_row = -(-self.lengths // width)
+        row = np.repeat(np.arange(self.rows), chunks_of_row)
+        within = np.arange(len(row)) - np.repeat(np.cumsum(chunks_of_row) - chunks_of_row, chunks_of_row)
+        sizes = np.minimum(self.lengths[row] - within * width, width)
+        starts = np.cumsum(sizes) - sizes
+        return [
+            self._segment(row, sizes, starts, slice(begin, min(begin + most, len(row))), width, device)
+            for begin in range(0, len(row), most)
+        ]
+
+    def batches(self, device: torch.device) -> Batches:
+        """Fewer than half of the cells of a batch of more than one row are padding."""
+        kind = np.ceil(np.log2(self.lengths)).astype(np.int64)
+        rows = np.argsort(kind, kind="stable")
+        shapes = [(int((kind == k).sum()), int(self.lengths[kind == k].max())) for k in np.unique(kind)]
+        width = np.repeat([width for _, width in shapes], [count for count, _ in shapes])
+        own, begin = self.lengths[rows], (np.cumsum(self.lengths) - self.lengths)[rows]
+        column = np.arange(int(width.sum())) - np.repeat(np.cumsum(width) - width, width)
+        real = column < np.repeat(own, width)
+        pad = np.repeat(begin, width) + np.minimum(column, np.repeat(own, width) - 1)
+        unpad = np.empty(int(own.sum()), np.int64)
+        unpad[pad[real]] = np.flatnonzero(real)
+        arrays = pad, unpad, real.astype(np.float32)[:, None], rows, np.argsort(rows)
+        return Batches(shapes, *(torch.from_numpy(array).to(device, non_blocking=True) for array in arrays))
+
+    def _segment(
+        self, row: Ints, sizes: Ints, starts: Ints, chunks: slice, width: int, device: torch.device
+    ) -> Segment:
+        own, begin, count = sizes[chunks], int(starts[chunks.start]), chunks.stop - chunks.start
+        pad = unpad = filled = None
+        if (own < width).any():
+            columns = np.arange(width)
+            real = columns < own[:, None]
+            pad = ((starts[chunks] - begin)[:, None] + np.minimum(columns, own[:, None] - 1)).ravel()
+            unpad, filled = np.flatnonzero(real), real.astype(np.float32)[:, :, None]
+        first_row, last_row = int(row[chunks.start]), int(row[chunks.stop - 1])
+        counted = np.bincount(row[chunks] - first_row, minlength=1)
+        last = np.cumsum(counted) - 1
+
+        def move(array: npt.NDArray[Any] | None) -> Any:
+            return None if array is None else torch.from_numpy(array).to(device, non_blocking=True)
+
+        return Segment(
+            tokens=slice(begin, begin + int(own.sum())),
+            count=count,
+            pad=move(pad),
+            unpad=move(unpad),
+            filled=move(filled),
+            rows=slice(first_row, last_row + 1),
+            continues=chunks.start > 0 and int(row[chunks.start - 1]) == first_row,
+            goes_on=chunks.stop < len(row) and int(row[chunks.stop]) == last_row,
+            row=move(row[chunks] - first_row),
+            first=move(last - counted + 1),
+            last=move(last),
+        )
+
+
+class Runs:
+    """Sequences one after another in flat tokens.
+
+    Args:
+        lengths: tokens of each row, at least one. Rows that begin empty (or with a state that is given) come first.
+        parents: the row that each of the last rows continues, one of the first.
+        padding: tokens after the last row, which belong to none.
+        device: where the tokens are.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | Ints,
+        parents: Sequence[int] | Ints = (),
+        *,
+        padding: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.lengths = np.asarray(lengths, dtype=np.int64)
+        self.parents = np.asarray(parents, dtype=np.int64)
+        self.padding = padding
+        self.device = torch.device(device)
+        self.roots = len(self.lengths) - len(self.parents)
+        assert self.lengths.min(initial=1) > 0, "every run has a token"
+        self.tokens = int(self.lengths.sum())
+        self._segments: dict[tuple[int, int], list[list[Segment]]] = {}
+        self._gaps: dict[int, Gaps] = {}
+
+    @cached_property
+    def levels(self) -> list[Level]:
+        """Rows that begin empty, and those that continue them, if any."""
+        split = int(self.lengths[: self.roots].sum())
+        first = Level(self.lengths[: self.roots], slice(0, split))
+        return [first, Level(self.lengths[self.roots :], slice(split, self.tokens))] if len(self.parents) else [first]
+
+    @cached_property
+    def parent(self) -> Tensor:
+        """int64 [rows − roots] on the device."""
+        return torch.from_numpy(self.parents).to(self.device, non_blocking=True)
+
+    @cached_property
+    def cu_seqlens(self) -> list[Tensor]:
+        """Of each level, int64 [rows + 1] on the device, counted from the level's first token."""
+        starts = [np.concatenate([[0], np.cumsum(level.lengths)]) for level in self.levels]
+        return [torch.from_numpy(start).to(self.device, non_blocking=True) for start in starts]
+
+    @cached_property
+    def row_of_token(self) -> list[Tensor]:
+        """Of each level, int32 [1, tokens] on the device."""
+        rows = [np.repeat(np.arange(level.rows, dtype=np.int32), level.lengths)[None] for level in self.levels]
+        return [torch.from_numpy(row).to(self.device, non_blocking=True) for row in rows]
+
+    @cached_property
+    def batches(self) -> list[Batches]:
+        """Of each level."""
+        return [level.batches(self.device) for level in self.levels]
+
+    def segments(self, width: int, most: int) -> list[list[Segment]]:
+        """Of each level."""
+        if (width, most) not in self._segments:
+            self._segments[width, most] = [level.segments(width, most, self.device) for level in self.levels]
+        return self._segments[width, most]
+
+    def gaps(self, taps: int) -> Gaps:
+        """Room for what precedes each row."""
+        if taps not in self._gaps:
+            self._gaps[taps] = self._gaps_of(taps)
+        return self._gaps[taps]
+
+    def _gaps_of(self, taps: int) -> Gaps:
+        rows = len(self.lengths)
+        ends = np.cumsum(self.lengths)
+        # What the gap of each row holds: flat tokens, or −1 − (cell of the first rows' windows).
+        sources = -1 - np.arange(rows * taps).reshape(rows, taps)
+        for row, parent in enumerate(self.parents.tolist(), self.roots):
+            own = min(taps, int(self.lengths[parent]))
+            sources[row, taps - own :] = np.arange(ends[parent] - own, ends[parent])
+            sources[row, : taps - own] = sources[parent, own:]
+        cells = np.arange(self.tokens) + np.repeat(np.arange(1, rows + 1) * taps, self.lengths)
+        gap_cells = ((ends - self.lengths)[:, None] + np.arange(rows)[:, None] * taps + np.arange(taps)).ravel()
+        last = (ends + np.arange(1, rows + 1) * taps)[:, None] - taps + np.arange(taps)
+        flat = sources.ravel()
+        whole = np.zeros(self.tokens + rows * taps, np.int64)
+        whole[cells], whole[gap_cells] = np.arange(self.tokens), np.maximum(flat, 0)
+        arrays = whole, cells, gap_cells[flat >= 0], flat[flat >= 0], gap_cells[flat < 0], -1 - flat[flat < 0], last
+        return Gaps(*(torch.from_numpy(array).to(self.device, non_blocking=True) for array in arrays))
+
+
+def runs_of(layout: TokenLayout) -> Runs:
+    """The runs of a micro-batch, computed once for all its layers."""
+    if layout.runs is None:
+        layout.runs = Runs(
+            layout.spans.lengths.numpy(),
+            np.repeat(np.arange(layout.whole.rows), np.diff(layout.spans.first_suffix.numpy())),
+            padding=layout.padding,
+            device=layout.token_ids.device,
+        )
+    return layout.runs

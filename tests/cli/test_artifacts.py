@@ -1,0 +1,216 @@
+"""`steps artifacts`, and references to artifacts in configs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nemotron_steps.artifacts.models import Artifact, Edge, FileRecord, Producer, tree_digest
+from nemotron_steps.artifacts.records import artifact_bytes
+from nemotron_steps.artifacts.store import ArtifactStore
+from tests.artifacts.checkpoint_files import write_hf, write_safetensors
+from tests.cli.conftest import Cli
+
+
+def test_what_is_added_is_said_shown_and_listed_with_where_it_came_from(cli: Cli, workplace: Path) -> None:
+    data = workplace / "data"
+    data.mkdir()
+    for number in range(23):
+        (data / f"{number:02d}.jsonl").write_text('{"x": 1}\n')
+    added = cli("artifacts", "add", str(data), "--name", "mine")
+    assert added.code == 0 and "--input PORT=mine:v1" in added.out
+    again = cli("artifacts", "add", str(data), "--name", "mine", "--json").json
+    assert (again["ref"], len(again["files"])) == ("mine:v1", 23)
+    shown = cli("artifacts", "show", "mine").out
+    assert f"added from {data}" in shown and again["digest"] in shown
+    assert "19.jsonl" in shown and "20.jsonl" not in shown and "… 3 more" in shown
+    assert cli("artifacts", "show", "mine", "--json").json == again
+    (listed,) = cli("artifacts", "list", "--json").json
+    assert listed == again
+    assert "added from" in cli("artifacts", "list").out
+
+
+def test_what_two_branches_come_from_is_drawn_below_the_first_of_them(cli: Cli, workplace: Path) -> None:
+    store = ArtifactStore(workplace / "home")
+    for name, parents in (("root", ""), ("a", ["root"]), ("b", ["a"]), ("c", ["a", "root"]), ("d", ["b", "c"])):
+        with store.staging() as folder:
+            (folder / "tree").mkdir()
+            (folder / "tree" / "train.jsonl").write_text(json.dumps({"name": name}) + "\n")
+            edges = [Edge("in", store.find(parent).digest, store.find(parent).ref) for parent in parents]
+            made_by = Producer(name, "out", "r")
+            store.commit(folder / "tree", "training_jsonl", name=name, inputs=edges, producer=made_by)
+    assert cli("artifacts", "lineage", "d").out.splitlines()[1:] == [
+        "├── b:v1  in of d",
+        "│   └── a:v1  in of b",
+        "│       └── root:v1  in of a",
+        "└── c:v1  in of d",
+        "    ├── a:v1  in of c, see above",
+        "    └── root:v1  in of c",
+    ]
+
+
+def test_what_is_added_as_a_packs_own_type_is_looked_at_as_what_that_is(cli: Cli, workplace: Path) -> None:
+    (workplace / "manifests").mkdir()
+    (workplace / "manifests" / "types.toml").write_text('[my_rows]\ndescription = "x"\nis_a = ["training_jsonl"]\n')
+    (workplace / "rows.jsonl").write_text("no JSON\n")
+    assert cli("artifacts", "add", "rows.jsonl", "--type", "my_rows").code == 2
+    (workplace / "rows.jsonl").write_text('{"a": 1}\n')
+    assert cli("artifacts", "add", "rows.jsonl", "--type", "my_rows").code == 0
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_a_record_of_a_folder_that_this_user_never_supplied_is_not_shown_with_it(
+    cli: Cli, workplace: Path, flags: tuple[str, ...]
+) -> None:
+    (workplace / "outside").mkdir()
+    content = b'{"x": 1}\n'
+    (workplace / "outside" / "train.jsonl").write_bytes(content)
+    forge(workplace, str(workplace / "outside"), content)
+    shown = cli("artifacts", "show", "forged", *flags)
+    verified = cli("artifacts", "verify", "forged", *flags)
+    assert shown.code == verified.code == 2
+    for result in (shown, verified):
+        assert "never gave as an input" in result.out + result.err and "made by" not in result.out
+    for command in ("list", "lineage"):
+        listed = cli("artifacts", command, *(("forged",) if command == "lineage" else ()), *flags)
+        assert listed.code == 0 and str(workplace / "outside") not in listed.out
+
+
+def forge(workplace: Path, location: str, content: bytes) -> None:
+    """Records by which rows of any folder are an artifact, as whoever can write to a shared home may write them."""
+    file = FileRecord("train.jsonl", len(content), hashlib.sha256(content).hexdigest())
+    made = Artifact(
+        "training_jsonl",
+        tree_digest("training_jsonl", [file]),
+        Path(location),
+        files=(file,),
+        name="forged",
+        created=1.0,
+    )
+    made = replace(made, location=location)
+    artifacts = workplace / "home" / "artifacts"
+    for path, record in (
+        (artifacts / "references" / f"{made.digest}.json", made),
+        (artifacts / "names" / "forged" / "v1.json", replace(made, version=1)),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(artifact_bytes(record))
+
+
+def test_two_productions_show_the_config_the_rows_and_the_lineage_that_differ(cli, workplace):
+    assert cli("run", "toy_all").code == 0
+    assert cli("run", "toy_all", "make.count=2", "train.optimizer.lr=0.5").code == 0
+    rows = cli("artifacts", "diff", "toy/make/rows:v1", "toy/make/rows:v2")
+    assert rows.code == 1
+    assert "rows of train.jsonl: 0 added, 2 removed, 0 changed, 2 the same" in rows.out
+    assert "count" in rows.out and "4 → 2" in rows.out and 'removed line 3  {"number": 2}' in rows.out
+    found = cli("artifacts", "diff", "toy/train/model:v1", "toy/train/model:v2", "--json").json
+    assert found["config"] == {"optimizer.lr": [0.1, 0.5]}
+    assert found["inputs"] == {"rows": ["toy/make/rows:v1", "toy/make/rows:v2"]}
+    assert found["ancestors"] == {"only_a": ["toy/make/rows:v1"], "only_b": ["toy/make/rows:v2"]}
+    assert list(found["files"]) == ["model.json"] and found["same"] is False
+
+
+def test_the_same_contents_are_the_same_wherever_they_come_from(cli, workplace):
+    assert cli("run", "toy/train", "-c", "tiny").code == 0
+    assert cli("run", "toy/train", "-c", "tiny", "steps=4").code == 0  # another production of the same bytes
+    same = cli("artifacts", "diff", "toy/train/model:v1", "toy/train/model:v2")
+    assert same.code == 0 and "the same" in same.out and "3 → 4" in same.out
+    assert cli("artifacts", "diff", "toy/train/model:v1", "toy/train/model:v1", "--json").json["same"] is True
+
+
+def test_checkpoints_show_the_tensor_that_differs_most(cli, workplace):
+    for name, values in (("one", [1.0, 2.0]), ("two", [1.0, 2.5])):
+        folder = write_hf(workplace / name)
+        write_safetensors(folder / "model.safetensors", {"a": values, "b": [3.0]})
+        assert cli("artifacts", "add", str(folder), "--name", name).code == 0
+    found = cli("artifacts", "diff", "one", "two")
+    assert found.code == 1 and "tensors: 1 differ, 1 the same, largest difference 0.5 in a" in found.out
+
+
+def test_a_file_that_one_of_them_lacks_and_a_row_that_changed_are_shown_on_their_side(cli, workplace):
+    for name, rows in (("one", ['{"id": 1, "x": 1}', '{"id": 2}']), ("two", ['{"id": 2}', '{"id": 1, "x": 2}'])):
+        (workplace / name).mkdir()
+        (workplace / name / "train.jsonl").write_text("\n".join(rows) + "\n")
+    (workplace / "two" / "validation.jsonl").write_text('{"id": 3}\n')
+    for name in ("one", "two"):
+        assert cli("artifacts", "add", name, "--type", "training_jsonl", "--name", name).code == 0
+    there, back = cli("artifacts", "diff", "one", "two"), cli("artifacts", "diff", "two", "one")
+    assert (there.code, back.code) == (1, 1)
+    assert "validation.jsonl  — → 10 B" in there.out and "validation.jsonl  10 B → —" in back.out
+
+
+ROW = {
+    "responses_create_params": {"input": [{"role": "user", "content": "spell tac backwards"}]},
+    "agent_ref": {"type": "responses_api_agents", "name": "reasoning_gym_simple_agent"},
+    "question": "spell tac backwards",
+    "answer": "cat",
+    "metadata": {"source_dataset": "spell_backward"},
+}
+
+
+def made(cli: Cli) -> str:
+    """Rows of the toy, committed; their name."""
+    assert cli("run", "toy/make").code == 0
+    return "toy/make/rows"
+
+
+def add_splits(cli: Cli, workplace: Path, name: str) -> None:
+    """Prompts with rows to train and to validate on, as an artifact of that name."""
+    folder = workplace / "rows"
+    folder.mkdir()
+    for split in ("train", "validation"):
+        (folder / f"{split}.jsonl").write_text(json.dumps(ROW) + "\n")
+    assert cli("artifacts", "add", str(folder), "--type", "rl_prompts", "--name", name).code == 0
+
+
+@pytest.mark.parametrize("version", ["", ":v1", ":latest", ",path"])
+def test_a_reference_at_a_bound_key_feeds_the_input(cli: Cli, workplace: Path, version: str) -> None:
+    name = made(cli)
+    Path("mine.yaml").write_text(f"defaults: [tiny]\ndata:\n  path: ${{art:{name}{version}}}\n")
+    assert cli("run", "toy/train", "-c", "mine.yaml").code == 0
+    store = ArtifactStore(workplace / "home")
+    (edge,) = store.find("toy/train/model").inputs
+    assert (edge.port, edge.digest) == ("rows", store.find(name).digest)
+
+
+def test_an_override_and_an_inputs_section_take_references(cli: Cli, workplace: Path) -> None:
+    name = made(cli)
+    assert cli("plan", "toy/train", "-c", "tiny", f"data.path=${{art:{name}}}").code == 0
+    Path("mine.yaml").write_text(f"defaults: [tiny]\ninputs:\n  rows: ${{art:{name}}}\n")
+    planned = cli("plan", "toy/train", "-c", "mine.yaml", "--json").json
+    assert [step["step"] for step in planned["steps"]] == ["toy/train"]
+
+
+def test_splits_of_a_reference_are_those_its_keys_take(cli: Cli, workplace: Path) -> None:
+    add_splits(cli, workplace, "super3/data")
+    text = "defaults: [tiny]\nrun: {{data: super3/data}}\ndata:\n  train: {{data_path: '${{art:data,{}}}'}}\n"
+    Path("mine.yaml").write_text(text.format("train") + "  validation: {data_path: '${art:data,val}'}\n")
+    result = cli("plan", "rl/nemo_rl/rlvr", "-c", "mine.yaml", "--json")
+    assert result.code == 0, result.err
+    inputs = result.json["steps"][-1]["inputs"]
+    assert inputs["prompts"]["ref"] == "super3/data:latest"
+    assert "validation" not in inputs  # its split is that of the prompts
+    Path("mine.yaml").write_text(text.format("val"))
+    result = cli("plan", "rl/nemo_rl/rlvr", "-c", "mine.yaml")
+    assert result.code == 2
+    assert "takes another part of the artifact" in result.err
+    assert "data.train.data_path='${art:super3/data:latest}'" in result.err
+    Path("mine.yaml").write_text(text.format("train") + "  validation: {data_path: '${art:other,val}'}\n")
+    result = cli("plan", "rl/nemo_rl/rlvr", "-c", "mine.yaml")
+    assert result.code == 2
+    assert "the config names several artifacts for the input 'prompts'" in result.err
+
+
+def test_prompts_to_validate_on_are_an_artifacts_validation_split_where_it_has_one(cli: Cli, workplace: Path) -> None:
+    add_splits(cli, workplace, "rows")
+    planned = [
+        cli("plan", "rl/nemo_rl/rlvr", "-c", "tiny", f"data.validation.data_path=${{art:rows{split}}}")
+        for split in ("", ",val", ",train")
+    ]
+    assert [result.code for result in planned] == [0, 0, 2]
+    assert "data.validation.data_path='${art:rows:latest}'" in planned[2].err

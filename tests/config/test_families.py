@@ -1,0 +1,99 @@
+"""What config.json says of layers and sizes, and what no model can have."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from nemotron_steps.config.families import LARGEST, LISTED, bounds_time_steps, misdescribed, pattern_of, time_step_limit
+
+
+@pytest.mark.parametrize(
+    ("config", "pattern"),
+    [
+        ({}, ""),
+        ({"hybrid_override_pattern": "ME*-"}, "ME*-"),
+        ({"hybrid_override_pattern": "MX"}, "M?"),
+        ({"hybrid_override_pattern": 4}, ""),
+        ({"layers_block_type": ["mamba", "linear_attention", "moe", "attention", "full_attention", "mlp"]}, "MME**-"),
+        ({"layers_block_type": ("mamba", "rnn", None)}, "M??"),
+        ({"layers_block_type": [], "hybrid_override_pattern": "M"}, ""),
+        ({"layers_block_type": None, "hybrid_override_pattern": "M"}, "M"),
+        ({"layers_block_type": ["moe"], "hybrid_override_pattern": "M"}, "E"),
+    ],
+)
+def test_layers_are_read_from_a_list_of_names_or_else_a_string(config: dict[str, Any], pattern: str) -> None:
+    assert pattern_of(config) == pattern
+    renamed = {"a": config.get("layers_block_type"), "b": config.get("hybrid_override_pattern")}
+    assert pattern_of(renamed, "a", "b") == pattern
+
+
+@pytest.mark.parametrize(
+    ("config", "limit", "bounded"),
+    [
+        ({}, (0.0, math.inf), False),
+        ({"time_step_limit": [0.0, {"__float__": "Infinity"}]}, (0.0, math.inf), False),
+        ({"time_step_limit": [0.1, {"__float__": "Infinity"}]}, (0.1, math.inf), True),
+        ({"time_step_limit": ["0", 5]}, (0.0, 5.0), True),
+        ({"time_step_limit": [0.1, 1], "mamba_dt_limit": [0.2, 2]}, (0.2, 2.0), True),
+        ({"time_step_limit": [], "mamba_dt_limit": None}, (0.0, math.inf), False),
+    ],
+)
+def test_time_steps_have_a_least_and_a_greatest(
+    config: dict[str, Any], limit: tuple[float, float], bounded: bool
+) -> None:
+    assert time_step_limit(config) == limit
+    assert bounds_time_steps(limit) is bounded
+
+
+PATTERN = {"hybrid_override_pattern": "ME*-", "num_hidden_layers": 4, "hidden_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, []),
+        ({"num_hidden_layers": None, "hidden_size": LARGEST, "n_groups": None}, []),
+        ({"hybrid_override_pattern": "MM*-", "n_routed_experts": 0, "moe_intermediate_size": None}, []),
+        ({"hybrid_override_pattern": "EE*-", "n_routed_experts": 0}, [("an n_routed_experts that is no count", "0")]),
+        ({"hybrid_override_pattern": "EE*-", "n_groups": 0, "chunk_size": "none"}, []),
+        ({"hybrid_override_pattern": "MX*-"}, [("layers of a kind that does not exist", "MX*-")]),
+        ({"layers_block_type": ["mamba", "rnn"]}, [("layers of a kind that does not exist", "['mamba', 'rnn']")]),
+        (
+            {"num_hidden_layers": 5},
+            [("a layer pattern of another length than num_hidden_layers", "4: ME*-")],
+        ),
+        ({"hidden_size": "64"}, [("a hidden_size that is no count", '"64"')]),
+        ({"hidden_size": True}, [("a hidden_size that is no count", "true")]),
+        (
+            {"n_groups": 0, "chunk_size": -1},
+            [("an n_groups that is no count", "0"), ("a chunk_size that is no count", "-1")],
+        ),
+        ({"vocab_size": LARGEST + 1}, [("a vocab_size that is no count", "2147483648")]),
+    ],
+)
+def test_what_no_hybrid_can_be_is_told(changes: dict[str, Any], told: list[tuple[str, str]]) -> None:
+    assert [(what, found) for what, _, found in misdescribed({**PATTERN, **changes}, "hybrid")] == told
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "told"),
+    [
+        ("dense", {}, []),
+        ("mixture", {"num_experts": LISTED, "num_local_experts": None, "intermediate_size": 0}, []),
+        ("dense", {"num_experts": 0, "hybrid_override_pattern": "MX"}, []),
+        ("dense", {"num_hidden_layers": LISTED + 1}, [("a num_hidden_layers that is no count", str(LISTED + 1))]),
+        ("dense", {"intermediate_size": 0}, [("an intermediate_size that is no count", "0")]),
+        ("dense", {"head_dim": "16"}, [("a head_dim that is no count", '"16"')]),
+        ("dense", {"tie_word_embeddings": "false"}, [("a tie_word_embeddings that is no truth value", '"false"')]),
+        ("mixture", {"num_experts": -4}, [("a num_experts that is no count", "-4")]),
+        ("mixture", {"num_experts_per_tok": True}, [("a num_experts_per_tok that is no count", "true")]),
+    ],
+)
+def test_what_no_model_of_equal_layers_can_be_is_told(
+    kind: str, changes: dict[str, Any], told: list[tuple[str, str]]
+) -> None:
+    shape = {"num_hidden_layers": 4, "hidden_size": 64, "tie_word_embeddings": True, **changes}
+    assert [(what, found) for what, _, found in misdescribed(shape, kind)] == told
