@@ -175,8 +175,8 @@ def execute(
         with recorder.capture_logging():
             try:
                 # Slurm sets PMI's for what it starts itself, our jobs among it.
-                if told := ", ".join(name for name in sorted(inherited) if not name.startswith("PMI")):
-                    _LOG.warning("ignored, for a run makes its own ranks: %s, as another launcher set them", told)
+                if ignored := ", ".join(name for name in sorted(inherited) if not name.startswith("PMI")):
+                    _LOG.warning("ignored, for a run makes its own ranks: %s, as another launcher set them", ignored)
                 if takes_over:
                     recorder.info = folder.forget_job(recorder.info)
                 run.begin(resumed=info.attempts > 0, request=request or info.request)
