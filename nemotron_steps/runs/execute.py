@@ -22,13 +22,7 @@ from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.artifacts.validators import declare
 from nemotron_steps.config.locations import of_launcher, variables_set
-from nemotron_steps.errors import (
-    InterruptedRunError,
-    RetryableError,
-    StepFailedError,
-    StepsError,
-    StorageError,
-)
+from nemotron_steps.errors import InterruptedRunError, RetryableError, StepFailedError, StepsError, StorageError
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import Instance, Plan, PlannedStep, StepOutput
 from nemotron_steps.runs import hints as advice
