@@ -13,13 +13,17 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nemotron_steps.config.schema.rl import CheckpointingConfig
-from nemotron_steps.engine.checkpoints import CheckpointManager
+from nemotron_steps.engine import checkpoints
+from nemotron_steps.engine.checkpoints import CheckpointManager, Deadline
 from nemotron_steps.errors import ConfigError, StorageError
 
 
@@ -195,8 +199,8 @@ def test_a_kill_while_writing_leaves_the_older_checkpoint_whole(tmp_path: Path) 
     source, folder = tmp_path / "qwen3", tmp_path / "checkpoints"
     write_checkpoint("qwen3", source, initializer_range=0.1)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.engine.checkpoints.test_checkpoint", str(source), str(folder)],
-        cwd=Path(__file__).parents[3],
+        [sys.executable, "-m", "tests.engine.test_checkpoints", str(source), str(folder)],
+        cwd=Path(__file__).parents[2],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
@@ -264,3 +268,58 @@ def test_only_whole_checkpoints_are_found_and_what_a_kill_left_is_removed(tmp_pa
     assert values(tmp_path) == [(9, "9"), (20, "7"), (100, "100")]
     latest = again.latest()
     assert latest is not None and latest.step == 100 and latest.state() == {"at": 100} and latest.tensors() == {}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+SECONDS = st.integers(1, 600).map(float)
+
+
+@given(loading=SECONDS, step=SECONDS, save=SECONDS, later=st.integers(0, 36_000))
+def test_the_last_save_is_committed_in_time_and_another_step_would_not_have_been(
+    loading: float, step: float, save: float, later: int
+) -> None:
+    clock = Clock()
+    limit = loading + save + step + save + later
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "time", SimpleNamespace(monotonic=clock.monotonic))
+        watched = Deadline(limit, started=0.0)
+        clock.now = loading + save
+        watched.saved(save)  # an earlier one, so that it is known how long one takes
+        watched.step_begins()
+        while True:
+            clock.now += step
+            watched.step_ended()
+            if watched.reached:
+                break
+        committed = clock.now + save
+    assert committed <= limit <= committed + step
+
+
+def test_only_the_last_steps_and_saves_say_how_long_the_next_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=clock.monotonic))
+    watched = Deadline(1000.0, started=0.0)
+    clock.now = 500.0
+    watched.step_ended()  # with the compilation of kernels, say
+    watched.saved(400.0)
+    assert watched.reached
+    for _ in range(checkpoints.RECENT - 1):
+        watched.saved(1.0)
+        clock.now += 1.0
+        watched.step_ended()
+    assert watched.reached
+    watched.saved(1.0)
+    clock.now += 1.0
+    watched.step_ended()
+    assert not watched.reached
+    clock.now = 997.9
+    assert not watched.reached
+    clock.now = 998.0  # a second for a step, one for its save
+    assert watched.reached

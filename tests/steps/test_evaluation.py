@@ -1,4 +1,4 @@
-"""eval/stages: every model on every set, the rows that are graded, and what a killed one keeps."""
+"""What the evaluation steps grade, go on with after a kill, and ask for."""
 
 from __future__ import annotations
 
@@ -7,12 +7,37 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.config.schema.eval import StagesEvalConfig
-from nemotron_steps.errors import ConfigError
+from nemotron_steps.config.schema.eval import EvalConfig, StagesEvalConfig
+from nemotron_steps.errors import ConfigError, UnsupportedError
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps import evaluation
 from nemotron_steps.steps.evaluation import _heldout, eval_stages
 from tests.models.checkpoints import write_checkpoint
+
+
+def test_what_a_generator_cannot_do_is_told_with_the_keys_of_this_step() -> None:
+    scratch = "'inputs.policy.overrides=[\"from_scratch.head_dim=32\"]'"
+    with pytest.raises(UnsupportedError) as caught, evaluation._own_keys():
+        hints = ["policy.generation.backend=embedded", scratch]
+        raise UnsupportedError("no kernel", where="policy.generation.backend=vllm", hints=hints)
+    assert (caught.value.where, caught.value.hints) == ("generation.backend=vllm", ("generation.backend=embedded",))
+
+
+@pytest.mark.parametrize(
+    ("given", "where", "hint"),
+    [
+        ({}, "model", "--input model=PATH"),
+        ({"model": "x"}, "data.data_path", "--input prompts=FOLDER   # with heldout.jsonl, the split that is graded"),
+    ],
+)
+def test_what_is_missing_of_an_evaluation_is_asked_for(
+    tmp_path: Path, given: dict[str, str], where: str, hint: str
+) -> None:
+    context = plain_context(EvalConfig.model_validate(given), tmp_path, outputs={"report": "eval_report"})
+    with pytest.raises(ConfigError, match="nothing to evaluate") as caught:
+        evaluation.model_eval(context)
+    assert (caught.value.where, caught.value.hints[0]) == (where, hint)
+
 
 ROW = {
     "responses_create_params": {"input": [{"role": "user", "content": "ab"}]},
@@ -106,7 +131,7 @@ def test_held_out_rows_are_graded_and_validation_rows_only_where_there_are_none(
 
 
 @pytest.mark.parametrize(("models", "sets", "missing"), [({"a": "x"}, {}, "prompts"), ({}, {"a": "x"}, "models")])
-def test_what_is_missing_of_an_evaluation_is_asked_for(models, sets, missing, tmp_path):
+def test_what_is_missing_of_an_evaluation_of_stages_is_asked_for(models, sets, missing, tmp_path):
     with pytest.raises(ConfigError, match="nothing to evaluate") as caught:
         eval_stages(context_of(tmp_path, models, sets)[0])
     assert (caught.value.where, caught.value.hints) == (missing, (f"--input {missing}.NAME=PATH",))
