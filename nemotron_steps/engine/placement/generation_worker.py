@@ -119,17 +119,9 @@ class GenerationWorker(WorkerProcess):
         from nemotron_steps.engine.setup.backends import build_generator
         from nemotron_steps.models.chat import ChatFormat
 
-        settings = self._settings
-        return build_generator(
-            settings.hf_folder,
-            settings.config,
-            ChatFormat.from_folder(settings.hf_folder),
-            max_total_length=settings.max_total_length,
-            precision=settings.precision,
-            weights=weights,
-            asynchronous=settings.asynchronous,
-            record_routed_experts=settings.record_routed_experts,
-        )
+        given = dict(vars(self._settings))
+        folder, config = given.pop("hf_folder"), given.pop("config")
+        return build_generator(folder, config, ChatFormat.from_folder(folder), weights=weights, **given)
 
     def _built(self) -> Generator:
         assert self._generator is not None, "weights come before requests"

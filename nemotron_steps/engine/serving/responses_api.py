@@ -51,12 +51,6 @@ class ResponsesRequest(SharedFields):
     include: list[str] = Field(default_factory=list, max_length=0)
     return_token_ids: bool = True
 
-    @property
-    def offered(self) -> list[dict[str, Any]]:
-        """The tools shown to the model."""
-        shown = self.tools if self.tool_choice == "auto" else []
-        return [tool.model_dump(exclude_none=True) for tool in shown]
-
 
 async def create_response(model: ServedModel, body: dict[str, Any], request_id: str | None) -> Reply:
     """Answer one Responses request. `request_id` as in chat_completion.
