@@ -14,8 +14,7 @@ from nemotron_steps.engine.weight_sync.shared_memory import SegmentReader, Segme
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.adapters import LINEARS, low_rank_sum, peft_name
 from nemotron_steps.models.architecture import Architecture
-from tests.engine.policy.batches import grouped_batch, rl_loss
-from tests.engine.policy.test_lora import lora_config
+from tests.engine.policy.batches import grouped_batch, lora_config, rl_loss
 from tests.models.checkpoints import write_checkpoint
 from tests.models.hybrid_twins import write_hybrid
 
