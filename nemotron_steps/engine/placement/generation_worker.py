@@ -19,8 +19,7 @@ from nemotron_steps.engine.workers.workers import WorkerProcess
 
 if TYPE_CHECKING:
     from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
-    from nemotron_steps.engine.weight_sync.adapted import FrozenWeights
-    from nemotron_steps.engine.weight_sync.endpoints import ReceivingEndpoint
+    from nemotron_steps.engine.weight_sync.endpoints import FrozenWeights, ReceivingEndpoint
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,7 @@ class GenerationWorker(WorkerProcess):
         self._between_steps(lambda: self._open(channel, tuple(offers)))
 
     def _open(self, channel: str, offers: tuple[TransportHandle, ...]) -> None:
-        from nemotron_steps.engine.weight_sync.adapted import FrozenWeights
-        from nemotron_steps.engine.weight_sync.endpoints import ReceivingEndpoint
+        from nemotron_steps.engine.weight_sync.endpoints import FrozenWeights, ReceivingEndpoint
 
         self._frozen = self._frozen or FrozenWeights()
         if offers[0].transport == OBJECTS or not self._takes_offers():

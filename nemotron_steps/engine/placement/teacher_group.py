@@ -1,7 +1,7 @@
 """Teachers on devices of their own: each a world of ranks with its own layout, all scoring at the same time.
 
 They hold their weights for the whole run. What is scored is what teachers on the policy's ranks score
-(engine/policy/teachers.py); only each token's heaviest tokens travel.
+(engine/policy/teachers.py); only each position's top-k tokens travel.
 """
 
 from __future__ import annotations

@@ -112,10 +112,10 @@ def _prompt(model: ServedModel, request: ResponsesRequest) -> Prompt:
     for position, item in enumerate(items):
         if item.get("generation_token_ids"):
             begun = Begun(recorded_ids(item, f"input.{position}"), position + 1)
-    told = [{"role": "system", "content": request.instructions}] if request.instructions else []
-    said = all_said([*told, *items], said_in_item)
+    system = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    said = all_said([*system, *items], said_in_item)
     if begun is None and (known := model.begun(said, request.offered)) is not None:
-        begun = Begun(known.token_ids, known.count - len(told))
+        begun = Begun(known.token_ids, known.count - len(system))
     asked: dict[str, Any] = {"input": items[begun.count if begun is not None else 0 :]}
     if begun is None:
         asked["instructions"] = request.instructions

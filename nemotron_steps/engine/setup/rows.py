@@ -54,7 +54,7 @@ def read_data(config: RlConfig, left_out: Callable[[int], None] = lambda _: None
     """The rows, those that are too long left out or refused (prompt_lengths.py).
 
     Args:
-        left_out: told how many rows of a file are left out.
+        left_out: called with the number of rows of a file that are left out.
 
     Raises:
         ConfigError, DataError: for what is missing, malformed or too long.
@@ -171,7 +171,11 @@ def _refuse_unwritten_tools(
     try:
         chat = ChatFormat.from_folder(folder, template_kwargs).with_template_kwargs(own, where)
         text = chat.render_text(request.messages, tools)
-    except (ArtifactError, TemplateError, TypeError):  # without a template, or one that refuses them: told elsewhere
+    except (
+        ArtifactError,
+        TemplateError,
+        TypeError,
+    ):  # no template, or it refuses them: reported elsewhere
         return
     hint = f"cp TEMPLATE.jinja {template_file(str(folder))}   # one that writes tools"
     chat.require_shown(text, request.messages, tools, where=where, hints=(hint, *show_line(where)))

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from nemotron_steps.engine.weight_sync import transfer as module
-from nemotron_steps.engine.weight_sync.adapted import FrozenWeights
-from nemotron_steps.engine.weight_sync.endpoints import ReceivingEndpoint, SendingEndpoint
+from nemotron_steps.engine.weight_sync.endpoints import FrozenWeights, ReceivingEndpoint, SendingEndpoint
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.transfer import WeightTransfer
 from nemotron_steps.engine.weight_sync.transport_handle import (

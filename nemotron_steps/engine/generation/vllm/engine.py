@@ -1,4 +1,4 @@
-"""Starts vLLM's engine: where its parts run, and what it is told.
+"""Starts vLLM's engine: where its parts run, and its arguments.
 
     one device, CPU     the engine in this process: weights by reference, and it starts tens of seconds sooner
     one device, CUDA    the engine in a process of its own, so that its scheduler runs beside our loop, its graders and
@@ -97,7 +97,7 @@ def start_engine(
 
     Raises:
         UnsupportedError: vLLM is not installed, cannot run this model here, or cannot record experts here.
-        ConfigError: an option is none of vLLM's, or is set by a key of its own.
+        ConfigError: an option does not exist in vLLM, or has a config key of its own.
         ArtifactError: the weights that are read are not one model's, see WeightReader.
     """
     engine_args, engine, usage = _import_vllm(config)
@@ -231,7 +231,7 @@ def _private_folder() -> str:
 
 
 def _prepare_workers(workers: int) -> None:
-    """What vLLM's worker processes need to be told by environment variables."""
+    """Environment variables of vLLM's worker processes."""
     # A worker that outlives the end of its engine, or of another worker, has nothing left to save.
     os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
     if on_cpu():
