@@ -91,15 +91,52 @@ torch.testing.assert_close(residuals[:, 7].double(), left.expand(2), atol=0, rto
 """
 
 
-def test_triton_kernels_equal_the_plain_ones_in_the_interpreter():
+ATTENTION = """
+import sys, torch
+from nemotron_steps.engine.policy.attention import flash as flash
+from nemotron_steps.engine.policy.attention.attention import flat_attention
+from nemotron_steps.engine.kernels import triton_attention as kernels
+from nemotron_steps.engine.policy.token_layout import build_layout
+from tests.engine.policy.batches import grouped_batch
+
+kernels.FORWARD = kernels.FOR_QUERIES = kernels.Tile(16, 8, 4, 1)
+kernels.FOR_KEYS = kernels.Tile(8, 16, 4, 1)
+assert flash._works(torch.device("cpu"), torch.float32, 4, 2, 16)
+for prompts, width, divisible_by, heads, seed, apart in (
+    (((20, 3), (9, 2), (40, 1), (1, 2)), 48, 1, (6, 2), 0, 0),
+    (((16, 4), (3, 4)), 40, 8, (2, 2), 1, 0),
+    (((30, 1), (20, 1), (17, 1), (1, 1)), 33, 1, (3, 1), 2, 0),
+    (((9, 2), (5, 2)), 20, 1, (1, 1), 3, 7),  # scores so low that a key that is not there has infinite weight
+):
+    batch = grouped_batch(seed, prompts, width)
+    layout = build_layout(batch, range(len(batch)), divisible_by=divisible_by)
+    tokens, generator = len(layout.token_ids), torch.Generator().manual_seed(seed)
+    shapes = (heads[0], 16), (heads[1], 16), (heads[1], 16), (heads[0] * 16,)
+    *tensors, grad = (torch.randn(tokens, *shape, generator=generator) for shape in shapes)
+    tensors[0] -= apart
+    tensors[1] += apart
+    grad[tokens - layout.padding :] = 0
+    results = []
+    for attend in (flat_attention, lambda *given: flash.packed_attention(*given).flatten(1)):
+        leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+        out = attend(*leaves, layout)
+        out.backward(grad)
+        results.append([out.detach(), *(leaf.grad for leaf in leaves)])
+    for expected, found in zip(*results, strict=True):
+        assert (found - expected).norm() <= (1e-4 if apart else 2e-6) * expected.norm()
+"""
+
+
+@pytest.mark.parametrize("program", [KERNELS, ATTENTION], ids=["elementwise", "attention"])
+def test_triton_kernels_equal_the_plain_ones_in_the_interpreter(program):
     pytest.importorskip("triton")
     result = subprocess.run(
-        [sys.executable, "-c", KERNELS],
-        cwd=Path(__file__).parents[4],
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[3],
         env={"TRITON_INTERPRET": "1", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert result.returncode == 0, result.stderr
 

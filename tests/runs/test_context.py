@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nemotron_steps.runs.context import JsonLines, Tracker
+from nemotron_steps.artifacts.jsonable import plain
+from nemotron_steps.runs.context import JsonLines, Tracker, plain_context
 
 
 @pytest.mark.parametrize(
@@ -77,3 +79,35 @@ def test_what_a_step_changes_later_changes_no_record() -> None:
     values["x"] = group["prompt"] = 2
     assert [heard[0]["values"], heard[1]["sample"], heard[2]["values"]] == [{"x": 1}] * 3
     assert heard[3]["groups"] == [{"prompt": 1}]
+
+
+def test_plain_makes_strict_json_of_anything() -> None:
+    import numpy
+
+    value = {"a": numpy.float32(0.5), "b": numpy.arange(3), "c": math.inf, "d": Path("x"), 1: (True, None)}
+    assert plain(value) == {"a": 0.5, "b": [0, 1, 2], "c": "inf", "d": "x", "1": [True, None]}
+
+
+def test_plain_context_runs_a_step_without_a_store(tmp_path: Path) -> None:
+    from tests.runs import runner_toy_steps
+
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "train.jsonl").write_text('{"value": 2}\n')
+    config = runner_toy_steps.TrainConfig(data_path=str(tmp_path / "rows" / "train.jsonl"), steps=3)
+    outputs = {"model": "toy_model", "report": "eval_report"}
+    heard: list[str] = []
+    context = plain_context(
+        config,
+        tmp_path / "out",
+        inputs={"rows": tmp_path / "rows"},
+        outputs=outputs,
+        listener=lambda record: heard.append(record["kind"]),
+        step_id="toy/train",
+    )
+    assert context.inputs["rows"].type == "training_jsonl" and context.inputs["rows"].attributes["rows"] == {"train": 1}
+    runner_toy_steps.train(context)
+    assert json.loads((context.outputs["report"].path / "report.json").read_text())["metrics"]["sum"] == 6
+    assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == heard.count("metrics") == 3
+    assert (context.step_id, context.tracker.step) == ("toy/train", "toy/train")
+    given = plain_context(config, tmp_path / "more", inputs=context.inputs)
+    assert given.inputs == context.inputs and given.outputs == {}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nemotron_steps.engine.kernels import compiler
+from nemotron_steps.engine.kernels.spinning import SPIN_COUNT, bound_spinning
 
 pytestmark = pytest.mark.compiler
 
@@ -64,3 +67,12 @@ def test_a_sigmoid_is_near_float64_at_every_magnitude(functions: ctypes.CDLL) ->
     with np.errstate(over="ignore"):
         expected = 1 / (1 + np.exp(-x.astype(np.float64)))
     np.testing.assert_allclose(values(functions.sigmoids, x), expected, rtol=2e-7, atol=2e-38)
+
+
+@pytest.mark.parametrize("said", [{"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}, {}])
+def test_openmps_threads_spin_for_a_bounded_time_unless_their_user_says_otherwise(said: dict[str, str]) -> None:
+    environment = dict(said)
+    bound_spinning(environment)
+    assert environment == (said or {"GOMP_SPINCOUNT": str(SPIN_COUNT)})
+    code = "import sys, nemotron_steps.engine.kernels.spinning; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.compiler
 
 
 @pytest.fixture(autouse=True)
-def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def sources(tmp_path, monkeypatch) -> Iterator[Path]:
     """Two small C files and a header in place of the kernels, and a process that has loaded nothing."""
     folder = tmp_path / "sources"
     folder.mkdir()
@@ -44,28 +44,28 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     return tmp_path / "caches" / "nemotron_steps" / "kernels"
 
 
-def script(path: Path, text: str) -> str:
+def script(path, text) -> str:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return str(path)
 
 
 @pytest.fixture
-def counted(tmp_path: Path) -> tuple[str, Path]:
+def counted(tmp_path) -> tuple[str, Path]:
     """A program that runs its arguments, as ccache does, and the file in which it notes them."""
     noted = tmp_path / "noted"
     return script(tmp_path / "counting", f'echo "$@" >> {noted}; exec "$@"'), noted
 
 
-def compilations(noted: Path) -> int:
+def compilations(noted):
     return sum(" -c " in line for line in noted.read_text().splitlines())
 
 
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+def warnings(caplog) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
@@ -74,7 +74,7 @@ def answer(kernels: ctypes.CDLL | None) -> int:
     return int(kernels.answer())
 
 
-def test_all_files_are_one_library_kept_where_caches_are(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_all_files_are_one_library_kept_where_caches_are(folder, caplog):
     kernels = compiler.library()
     assert answer(kernels) == 42
     assert kernels is not None
@@ -85,7 +85,7 @@ def test_all_files_are_one_library_kept_where_caches_are(folder: Path, caplog: p
 
 @pytest.mark.parametrize("source", sorted(KERNELS.glob("*.c")), ids=lambda path: path.name)
 @pytest.mark.parametrize("machine", ["native", "x86-64", "haswell", "skylake-avx512"])
-def test_the_kernels_compile_without_a_warning(source: Path, machine: str) -> None:
+def test_the_kernels_compile_without_a_warning(source, machine):
     if machine != "native" and platform.machine() != "x86_64":
         pytest.skip("this host is of another kind")
     flags = [flag for flag in compiler._FLAGS if not flag.startswith(("-march", "-O"))]
@@ -94,8 +94,8 @@ def test_the_kernels_compile_without_a_warning(source: Path, machine: str) -> No
 
 
 def test_without_a_compiler_there_are_no_kernels_and_it_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, monkeypatch, caplog: pytest.LogCaptureFixture
+):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert compiler.library() is None
     assert compiler.library() is None
@@ -104,9 +104,7 @@ def test_without_a_compiler_there_are_no_kernels_and_it_is_said_once(
     assert said.endswith("hint: apt-get install gcc libc6-dev")
 
 
-def test_the_compiler_is_the_one_that_CC_names_with_its_arguments(
-    counted: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_compiler_is_the_one_that_CC_names_with_its_arguments(counted, monkeypatch: pytest.MonkeyPatch):
     program, noted = counted
     monkeypatch.setenv("CC", f"{program} gcc -DUNUSED='a b'")
     assert answer(compiler.library()) == 42
@@ -114,21 +112,14 @@ def test_the_compiler_is_the_one_that_CC_names_with_its_arguments(
     assert all(line.startswith("gcc -DUNUSED=a b ") for line in noted.read_text().splitlines())
 
 
-def test_a_compiler_of_another_name_is_taken_where_gcc_is_absent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiler_of_another_name_is_taken_where_gcc_is_absent(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CC", "  ")  # names none
     monkeypatch.setenv("PATH", str(tmp_path))
     assert compiler.find_compiler() is None
     other = script(tmp_path / "cc", "exit 1")
     assert compiler.find_compiler() == [other]
     first = script(tmp_path / "gcc", "exit 1")
     assert compiler.find_compiler() == [first]
-
-
-@pytest.mark.parametrize("given", ["", "  "])
-def test_an_empty_CC_names_none(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", given)
-    assert compiler.find_compiler() == [GCC]
 
 
 @pytest.mark.parametrize(
@@ -142,8 +133,8 @@ def test_an_empty_CC_names_none(given: str, monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_a_compiler_that_fails_is_named_once_with_what_it_said(
-    text: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    text, found, tmp_path, monkeypatch, caplog: pytest.LogCaptureFixture
+):
     monkeypatch.setenv("CC", script(tmp_path / "failing-cc", text))
     if "no answer" in found:
         monkeypatch.setattr(compiler, "_SECONDS", 1)
@@ -156,9 +147,7 @@ def test_a_compiler_that_fails_is_named_once_with_what_it_said(
 
 
 @pytest.mark.parametrize("given", ["/nowhere/cc", "cc 'open"])
-def test_a_compiler_that_is_not_there_is_no_crash(
-    given: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_compiler_that_is_not_there_is_no_crash(given, monkeypatch, caplog: pytest.LogCaptureFixture):
     monkeypatch.setenv("CC", given)
     assert compiler.library() is None
     (said,) = warnings(caplog)
@@ -166,8 +155,8 @@ def test_a_compiler_that_is_not_there_is_no_crash(
 
 
 def test_where_no_gcc_would_be_taken_the_hint_is_how_to_install_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, monkeypatch, caplog: pytest.LogCaptureFixture
+):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CC", "/nowhere/cc")
     assert compiler.library() is None
@@ -175,7 +164,7 @@ def test_where_no_gcc_would_be_taken_the_hint_is_how_to_install_one(
     assert said.endswith(f"hint: {compiler.INSTALL}")
 
 
-def test_a_second_process_compiles_nothing(counted: tuple[str, Path], folder: Path) -> None:
+def test_a_second_process_compiles_nothing(counted, folder):
     program, noted = counted
     first = compiler.build([program, "gcc"], folder)
     assert compilations(noted) == 2
@@ -184,7 +173,7 @@ def test_a_second_process_compiles_nothing(counted: tuple[str, Path], folder: Pa
 
 
 @pytest.mark.parametrize("name", ["answer.c", "answer.h"])
-def test_a_changed_source_compiles_anew(name: str, sources: Path, folder: Path) -> None:
+def test_a_changed_source_compiles_anew(name, sources, folder):
     before = compiler.build([GCC], folder)
     changed = sources / name
     changed.write_text(changed.read_text().replace("return ANSWER", "return 1 + ANSWER").replace("42", "43"))
@@ -193,11 +182,7 @@ def test_a_changed_source_compiles_anew(name: str, sources: Path, folder: Path) 
     assert answer(compiler.load([GCC], folder)) == 43
 
 
-def test_another_compiler_or_other_arguments_compile_anew(folder: Path) -> None:
-    assert compiler.build([GCC], folder) != compiler.build([GCC, "-O1"], folder)
-
-
-def test_another_version_of_the_compiler_compiles_anew(tmp_path: Path, folder: Path) -> None:
+def test_another_version_of_the_compiler_compiles_anew(tmp_path, folder):
     version = tmp_path / "version"
     program = script(tmp_path / "versioned", f'case $1 in --version) cat {version};; *) exec {GCC} "$@";; esac')
     built = set()
@@ -217,15 +202,15 @@ def test_another_version_of_the_compiler_compiles_anew(tmp_path: Path, folder: P
     ids=["processor", "flags", "C library"],
 )
 def test_a_folder_shared_by_unlike_machines_has_a_library_of_each(
-    owner: object, name: str, other: object, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    owner, name, other, folder, monkeypatch: pytest.MonkeyPatch
+):
     first = compiler.build([GCC], folder)
     monkeypatch.setattr(owner, name, other)
     assert compiler.build([GCC], folder) != first
     assert len(list(folder.iterdir())) == 2
 
 
-def test_processes_that_compile_at_once_do_not_meet(sources: Path, folder: Path) -> None:
+def test_processes_that_compile_at_once_do_not_meet(sources, folder):
     program = (
         "import sys; from pathlib import Path; from nemotron_steps.engine.kernels import compiler; "
         "compiler._SOURCES = Path(sys.argv[1]); "
@@ -237,7 +222,7 @@ def test_processes_that_compile_at_once_do_not_meet(sources: Path, folder: Path)
     assert len(list(folder.iterdir())) == 1
 
 
-def test_what_is_kept_is_the_users_alone_whatever_the_umask(folder: Path) -> None:
+def test_what_is_kept_is_the_users_alone_whatever_the_umask(folder):
     before = os.umask(0)
     try:
         built = compiler.build([GCC], folder)
@@ -248,8 +233,8 @@ def test_what_is_kept_is_the_users_alone_whatever_the_umask(folder: Path) -> Non
 
 
 def test_a_cache_that_cannot_be_written_costs_a_compilation_a_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, monkeypatch, caplog: pytest.LogCaptureFixture
+):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -262,7 +247,7 @@ def test_a_cache_that_cannot_be_written_costs_a_compilation_a_start(
 
 
 @pytest.fixture
-def planted(sources: Path, folder: Path) -> Path:
+def planted(sources, folder) -> Path:
     """Another library in the place of the kernels."""
     built = compiler.build([GCC], folder)
     source = sources.parent / "planted.c"
@@ -271,15 +256,13 @@ def planted(sources: Path, folder: Path) -> Path:
     return built
 
 
-def test_the_kept_library_is_what_is_loaded(planted: Path, folder: Path) -> None:
+def test_the_kept_library_is_what_is_loaded(planted, folder):
     """Without which the tests below would show nothing."""
     assert answer(compiler.load([GCC], folder)) == 13
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
-def test_a_folder_that_others_may_write_to_is_not_read(
-    mode: int, planted: Path, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_others_may_write_to_is_not_read(mode, planted, folder, caplog: pytest.LogCaptureFixture):
     folder.chmod(mode)
     assert answer(compiler.load([GCC], folder)) == 42
     (said,) = warnings(caplog)
@@ -288,9 +271,7 @@ def test_a_folder_that_others_may_write_to_is_not_read(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 @pytest.mark.parametrize("given_away", ["", ".."])
-def test_a_folder_of_another_user_is_not_read(
-    given_away: str, planted: Path, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_of_another_user_is_not_read(given_away, planted, folder, caplog: pytest.LogCaptureFixture):
     os.chown(folder / given_away, 65534, 65534)
     assert answer(compiler.load([GCC], folder)) == 42
     (said,) = warnings(caplog)
@@ -298,7 +279,7 @@ def test_a_folder_of_another_user_is_not_read(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
-def test_a_users_own_folder_may_lie_in_one_of_roots(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_own_folder_may_lie_in_one_of_roots(folder, monkeypatch):
     compiler.build([GCC], folder)
     os.chown(folder, 65534, 65534)
     monkeypatch.setattr(os, "geteuid", lambda: 65534)
@@ -310,25 +291,25 @@ def test_a_users_own_folder_may_lie_in_one_of_roots(folder: Path, monkeypatch: p
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
-def test_a_library_of_another_user_is_replaced(planted: Path, folder: Path) -> None:
+def test_a_library_of_another_user_is_replaced(planted, folder):
     os.chown(planted, 65534, 65534)
     assert answer(compiler.load([GCC], folder)) == 42
     assert planted.stat().st_uid == os.geteuid()
 
 
-def test_a_library_that_others_may_write_is_replaced(planted: Path, folder: Path) -> None:
+def test_a_library_that_others_may_write_is_replaced(planted, folder):
     planted.chmod(0o722)
     assert answer(compiler.load([GCC], folder)) == 42
     assert planted.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_link_is_replaced(planted: Path, folder: Path, tmp_path: Path) -> None:
+def test_a_link_is_replaced(planted, folder, tmp_path):
     planted.symlink_to(planted.rename(tmp_path / "elsewhere.so"))
     assert answer(compiler.load([GCC], folder)) == 42
     assert not planted.is_symlink()
 
 
-def test_a_broken_library_is_compiled_anew(folder: Path) -> None:
+def test_a_broken_library_is_compiled_anew(folder):
     built = compiler.build([GCC], folder)
     whole = built.read_bytes()
     built.write_bytes(whole[:100])
@@ -337,7 +318,7 @@ def test_a_broken_library_is_compiled_anew(folder: Path) -> None:
     assert compiler.build([GCC], folder).stat().st_size == len(whole)
 
 
-def test_a_library_that_needs_another_openmp_is_refused_with_a_hint(sources: Path, folder: Path) -> None:
+def test_a_library_that_needs_another_openmp_is_refused_with_a_hint(sources, folder):
     """As clang's does, whose threads torch does not have."""
     (sources / "fork.c").write_text("void __kmpc_of_nowhere(void);\nvoid work(void) { __kmpc_of_nowhere(); }\n")
     with pytest.raises(UnsupportedError, match="cannot be loaded") as caught:

@@ -1,7 +1,9 @@
-"""Freed memory stays with the process, as far as its user lets it; and what the collector need not look at."""
+"""Freed memory stays with the process, as far as its user lets it; what the collector need not look at."""
 
 from __future__ import annotations
 
+import atexit
+import gc
 import platform
 import subprocess
 import sys
@@ -10,10 +12,54 @@ import pytest
 import torch
 
 from nemotron_steps.config.schema.rl import RlConfig
+from nemotron_steps.engine import memory_tuning as kept_objects
 from nemotron_steps.engine import memory_tuning as malloc_tuning
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from tests.engine.policy.batches import rl_loss
 from tests.models.checkpoints import write_checkpoint
+
+
+class Cycle:
+    """An object that only the collector frees."""
+
+    freed = 0
+
+    def __init__(self):
+        self.own = self
+
+    def __del__(self):
+        Cycle.freed += 1
+
+
+def test_objects_that_are_still_used_are_left_out_of_collections_and_others_freed_first(monkeypatch):
+    at_exit = []
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    monkeypatch.setattr(atexit, "unregister", lambda _: at_exit.clear())
+    Cycle.freed = 0
+    try:
+        for number in (1, 2):  # of two runs in one process, the second freezes anew
+            Cycle()
+            kept_objects.freeze_objects()
+            assert Cycle.freed == number and gc.get_freeze_count() > 1000
+        kept = Cycle()
+        kept_objects.freeze_objects()
+        del kept
+        kept_objects.freeze_objects()
+        assert Cycle.freed == 3
+        assert at_exit == [gc.unfreeze]
+    finally:
+        gc.unfreeze()
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_what_an_earlier_run_left_is_freed_where_it_may_be_memory_of_a_gpu(gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    gc.collect()
+    Cycle.freed = 0
+    Cycle()
+    kept_objects.free_left_gpu_memory()
+    assert Cycle.freed == gpu
+
 
 PROGRAM = """
 import resource, sys
@@ -61,14 +107,6 @@ def test_a_gpus_memory_is_shared_by_phases_unless_the_user_says_how_it_is_kept(s
     malloc_tuning.release_gpu_memory()
     assert told == (["expandable_segments:True"] if said is None else [])
     assert given_back == ([1] if said is None else [1, 1])
-
-
-def test_without_a_gpu_no_allocator_is_told_anything(monkeypatch):
-    monkeypatch.setattr(malloc_tuning._Phases, "share", False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", lambda _: pytest.fail("there is none"))
-    malloc_tuning.share_gpu_memory()
-    assert not malloc_tuning._Phases.share
 
 
 @pytest.mark.cuda
