@@ -54,7 +54,7 @@ unit-slurm:
 	$(BIN)/python -m pytest -m slurm
 
 # The tests that compare floats, under whatever the environment sets: docs/testing.md has the settings they passed under.
-NUMERIC := $(addprefix tests/,engine/policy engine/losses engine/generation/embedded engine/native engine/supervised \
+NUMERIC := $(addprefix tests/,engine/policy engine/losses engine/generation/embedded engine/kernels engine/supervised \
 	engine/batches engine/weight_sync engine/grpo models steps/test_golden.py)
 
 unit-numeric: setup-test
@@ -64,9 +64,8 @@ unit-numeric: setup-test
 OTHER_ISA := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_CBWR=COMPATIBLE \
 	CC=$(CURDIR)/scripts/gcc_x86_64.sh
 SAMPLE := $(addprefix tests/engine/,losses policy/test_megatron.py policy/test_dtensor.py policy/test_lora_ranks.py \
-	policy/hybrid/test_against_transformers.py policy/kernels/test_dense.py policy/kernels/test_feed_forward.py \
-	policy/kernels/test_native_attention.py policy/moe supervised/test_dpo.py generation/embedded/test_native.py) \
-	tests/steps/test_golden.py
+	kernels/test_linear.py kernels/test_cpu_layers.py policy/moe supervised/test_dpo.py \
+	generation/embedded/test_native.py) tests/steps/test_golden.py
 
 unit-other-isa: setup-test
 	$(OTHER_ISA) $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cuda" $(SAMPLE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -83,13 +84,14 @@ def refuse_flags_first(parser: Parser, arguments: Sequence[str]) -> None:
     if not arguments or not arguments[0].startswith("-") or arguments[0] in ("-h", "--help", "--version"):
         return
     commands = next(a.choices or () for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    named = [word for word in arguments if word in commands]
-    if named:
-        raise UsageError(
-            f"'{arguments[0]}' stands before the command",
-            expected=f"flags after `{named[-1]}`",
-            hints=(f"{parser.prog} {named[-1]} --help",),
-        )
+    takes_value = {"--home", "-c", "--config", "-r", "--run", "-b", "--batch", "--input", "--resume"}
+    for at, word in enumerate(arguments):
+        if word in commands and arguments[at - 1] not in takes_value:
+            raise UsageError(
+                f"'{arguments[0]}' stands before the command",
+                expected=f"flags after `{word}`",
+                hints=(shlex.join([parser.prog, word, *arguments[at + 1 :], *arguments[:at]]),),
+            )
 
 
 def _catalog(add: Callable[..., Parser]) -> None:

@@ -126,52 +126,43 @@ def default_of(schema: type[BaseModel], key: str) -> Any:
 
 def nearest_keys(schema: type[BaseModel], key: str) -> tuple[str, ...]:
     """The model's keys that look most like `key`, best first."""
-    parent, _, _ = key.rpartition(".")
-    siblings = [known for known in known_keys(schema) if known.rpartition(".")[0] == parent]
-    return nearest(key, siblings, limit=2) or nearest(key, known_keys(schema))
+    return nearest(key, _beside(schema, key), limit=2) or nearest(key, known_keys(schema))
+
+
+def _beside(schema: type[BaseModel], key: str) -> list[str]:
+    """The keys of the section that a key is in, or would be."""
+    return [known for known in known_keys(schema) if known.rpartition(".")[0] == key.rpartition(".")[0]]
 
 
 @lru_cache(maxsize=64)
 def operational_keys(schema: type[BaseModel]) -> tuple[str, ...]:
     """Dotted keys, or sections as a whole, that the model marks OPERATIONAL; WILDCARD stands for any name."""
-    return tuple(_operational(schema, ""))
+    return tuple(_walk(schema, "", operational=True))
 
 
-def _operational(model: type[BaseModel], prefix: str) -> Iterator[str]:
+def _walk(model: type[BaseModel], prefix: str, *, operational: bool = False) -> Iterator[str]:
     for name, info in model.model_fields.items():
         key = f"{prefix}{info.alias or name}"
-        if OPERATIONAL in info.metadata:
+        if not operational or OPERATIONAL in info.metadata:
             yield key
+        if operational and OPERATIONAL in info.metadata:
             continue
         for below in _models(info.annotation):
-            yield from _operational(below, f"{key}.")
-        for below in _models(_mapping_item(info.annotation)):
-            yield from _operational(below, f"{key}.{WILDCARD}.")
-
-
-def _walk(model: type[BaseModel], prefix: str) -> Iterator[str]:
-    for name, info in model.model_fields.items():
-        key = f"{prefix}{info.alias or name}"
-        yield key
-        for below in _models(info.annotation):
-            yield from _walk(below, f"{key}.")
+            yield from _walk(below, f"{key}.", operational=operational)
         item = _mapping_item(info.annotation)
-        if item is not None:
+        if item is not None and not operational:
             yield f"{key}.{WILDCARD}"
-            for below in _models(item):
-                yield from _walk(below, f"{key}.{WILDCARD}.")
+        for below in _models(item):
+            yield from _walk(below, f"{key}.{WILDCARD}.", operational=operational)
 
 
 def _accepts(annotation: Any, path: KeyPath) -> bool:
-    if not path:
-        return True
-    if annotation is Any:
+    if not path or annotation is Any:
         return True
     head, rest = path[0], path[1:]
-    for model in _models(annotation):
-        for name, info in model.model_fields.items():
-            if head == (info.alias or name) and _accepts(info.annotation, rest):
-                return True
+    fields = [each for model in _models(annotation) for each in model.model_fields.items()]
+    if any(head == (info.alias or name) and _accepts(info.annotation, rest) for name, info in fields):
+        return True
     item = _mapping_item(annotation)
     if item is not None:
         return _accepts(item, rest)
@@ -203,12 +194,8 @@ def _mapping_item(annotation: Any) -> Any:
 
 
 def _elements(annotation: Any) -> list[Any]:
-    found: list[Any] = []
-    for member in _members(annotation):
-        origin = get_origin(member)
-        if origin in (list, tuple, set, frozenset, Sequence):
-            found.extend(argument for argument in get_args(member) if argument is not Ellipsis)
-    return found
+    sequences = [m for m in _members(annotation) if get_origin(m) in (list, tuple, set, frozenset, Sequence)]
+    return [argument for member in sequences for argument in get_args(member) if argument is not Ellipsis]
 
 
 def _problems(
@@ -276,21 +263,16 @@ def _broken_rule(section: KeyPath, rule: Rule, composed: ComposedConfig) -> Conf
 
 
 def _unknown_key(key: str, value: Any, where: str | None, schema: type[BaseModel]) -> ConfigError:
-    close = nearest_keys(schema, key)
-    parent = key.rpartition(".")[0]
-    siblings = [known for known in known_keys(schema) if known.rpartition(".")[0] == parent]
-    if close:
-        expected = " or ".join(close)
-    elif siblings:
+    close, parent = nearest_keys(schema, key), key.rpartition(".")[0]
+    expected = " or ".join(close)
+    if not close and (siblings := _beside(schema, key)):
         expected = f"a key of '{parent or 'the config'}': " + ", ".join(s.rpartition(".")[2] for s in siblings[:12])
-    else:
-        expected = None
-    scalar = isinstance(value, bool | int | float | str)
     right = meant(key, close)
+    scalar = isinstance(value, bool | int | float | str)
     hints = tuple(shown_override(f"{other}={value}", key) for other in right) if scalar else ()
     if right and right[0].rpartition(".")[0] == parent:
         hints = renamed_key(where, key.rpartition(".")[2], right[0].rpartition(".")[2]) or hints
-    return ConfigError(f"unknown key '{key}'", where=where, expected=expected, found=key, hints=hints)
+    return ConfigError(f"unknown key '{key}'", where=where, expected=expected or None, found=key, hints=hints)
 
 
 def _wrong_value(key: str, details: Sequence[Mapping[str, Any]], where: str | None) -> ConfigError:
@@ -313,28 +295,24 @@ def _wrong_value(key: str, details: Sequence[Mapping[str, Any]], where: str | No
 
 def _right_value(detail: Mapping[str, Any]) -> str | None:
     """What the value was probably meant to be; None where there is no telling."""
-    value, kind, context = detail["input"], detail["type"], detail.get("ctx", {})
-    if kind in ("literal_error", "enum"):
-        choices = re.findall("'([^']*)'", str(context.get("expected", "")))
+    value, kind, expected = detail["input"], detail["type"], str(detail.get("ctx", {}).get("expected", ""))
+    if kind in ("literal_error", "enum", "bool_parsing"):
+        choices = ["true", "false"] if kind == "bool_parsing" else re.findall("'([^']*)'", expected)
         return next(iter(meant(str(value), choices)), None)
-    if kind == "bool_parsing":
-        return next(iter(meant(str(value), ("true", "false"))), None)
-    if kind in ("int_parsing", "int_from_float", "int_type", "float_parsing"):
-        text = re.sub(r"[ ,_]", "", str(value))
-        try:
-            number = float(text)
-        except ValueError:
-            return None
-        if not math.isfinite(number):
-            return None
-        whole = kind.startswith("int")
-        return None if whole and number != int(number) else f"{int(number) if whole else number}"
-    return None
+    if kind not in ("int_parsing", "int_from_float", "int_type", "float_parsing"):
+        return None
+    try:
+        number = float(re.sub(r"[ ,_]", "", str(value)))
+    except ValueError:
+        return None
+    whole = kind.startswith("int")
+    if not math.isfinite(number) or (whole and not number.is_integer()):
+        return None
+    return f"{int(number) if whole else number}"
 
 
 def _expectation(detail: Mapping[str, Any]) -> str:
     message: str = detail["msg"]
-    for prefix in ("Value error, ", "Assertion failed, "):
+    for prefix in ("Value error, ", "Assertion failed, ", "Input should be ", "a valid "):
         message = message.removeprefix(prefix)
-    message = message.removeprefix("Input should be ")
-    return message.removeprefix("a valid ")
+    return message

@@ -180,7 +180,7 @@ class TrainBatch:
     teacher_logprobs: torch.Tensor | None = None
     """float32 [N, T] of each row's teacher; None without teachers"""
     teacher_topk_logprobs: torch.Tensor | None = None
-    """float32 [N, T, k], the teacher's logprobs of its k heaviest tokens, heaviest first; 0 where nothing is trained"""
+    """float32 [N, T, k], the teacher's logprobs of its top-k tokens, most likely first; 0 where nothing is trained"""
     teacher_topk_indices: torch.Tensor | None = None
     """int32 [N, T, k], those tokens"""
     teacher_states: torch.Tensor | None = None

@@ -142,9 +142,14 @@ def load_index(
     cwd = Path.cwd() if cwd is None else cwd
     folder = cache_folder(environ) if cache_dir is None else cache_dir
     path = folder / f"index-{_scope(environ, cwd)}.json"
-    cached = _usable(read_json(path))
+    cached = read_json(path)
+    if not isinstance(cached, dict) or cached.get("format") != FORMAT or not cached.keys() >= _KEYS:
+        cached = None
     python_path = _python_path()
-    installed = _cached_installed(cached, python_path)
+    if cached is not None and cached["python_path"] == python_path:
+        installed = tuple(InstalledPack(*entry) for entry in cached["installed"])
+    else:
+        installed = find_installed()  # which reads the metadata of every distribution, by far the slowest part
     search = find_packs(environ=environ, cwd=cwd, installed=installed)
     files = _fingerprint(search)
     if cached is not None and cached["files"] == files and cached["python_path"] == python_path:
@@ -254,19 +259,6 @@ def _distributions(entry: str) -> int:
     return crc32("\n".join(lines).encode(errors="surrogateescape"))
 
 
-def _cached_installed(cached: Mapping[str, Any] | None, python_path: list[list[Any]]) -> tuple[InstalledPack, ...]:
-    """Installed packs; reading the metadata of every distribution is by far the slowest part, so it is cached too."""
-    if cached is not None and cached["python_path"] == python_path:
-        return tuple(InstalledPack(*entry) for entry in cached["installed"])
-    return find_installed()
-
-
-def _usable(cached: Any) -> dict[str, Any] | None:
-    """What the cache file holds, if it is one of this version."""
-    usable = isinstance(cached, dict) and cached.get("format") == FORMAT and cached.keys() >= _KEYS
-    return cached if usable else None
-
-
 def _encode(
     index: Index, files: list[list[Any]], python_path: list[list[Any]], installed: Iterable[InstalledPack]
 ) -> dict[str, Any]:
@@ -284,28 +276,22 @@ def _encode(
 
 
 def _decode(data: Mapping[str, Any]) -> Index:
-    def ports(rows: Iterable[Mapping[str, Any]]) -> tuple[PortRow, ...]:
-        return tuple(PortRow(**row) for row in rows)
-
     def errors(rows: Iterable[Mapping[str, Any]]) -> tuple[ManifestError, ...]:
         return tuple(ManifestError(row["what"], **{k: v for k, v in row.items() if k != "what"}) for row in rows)
 
-    steps = tuple(
-        StepRow(
-            **{
-                **row,
-                "tags": tuple(row["tags"]),
-                "consumes": ports(row["consumes"]),
-                "produces": ports(row["produces"]),
-            }
-        )
-        for row in data["steps"]
+    def fields(row: Mapping[str, Any]) -> dict[str, Any]:
+        """Lists are tuples in rows, and those of tables are ports."""
+        made = {name: [PortRow(**port) for port in row[name]] for name in ("consumes", "produces") if name in row}
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in {**row, **made}.items()}
+
+    return Index(
+        tuple(StepRow(**fields(row)) for row in data["steps"]),
+        tuple(PipelineRow(**fields(row)) for row in data["pipelines"]),
+        TypeGraph(ArtifactType(**fields(row)) for row in data["types"]),
+        errors(data["problems"]),
+        errors(data["warnings"]),
+        from_cache=True,
     )
-    pipelines = tuple(
-        PipelineRow(**{**row, "tags": tuple(row["tags"]), "steps": tuple(row["steps"])}) for row in data["pipelines"]
-    )
-    types = TypeGraph(ArtifactType(**{**row, "is_a": tuple(row["is_a"])}) for row in data["types"])
-    return Index(steps, pipelines, types, errors(data["problems"]), errors(data["warnings"]), from_cache=True)
 
 
 def _error_fields(error: ManifestError) -> dict[str, Any]:

@@ -62,6 +62,26 @@ class Table(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
+    def changed(self, **changes: Any) -> Self:
+        """A copy with other values, whose cached properties are its own."""
+        return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
+
+
+class ManifestFile(Table):
+    """One file of a pack. `pack`, `file` and `source` say where it came from and are not part of the TOML."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), arbitrary_types_allowed=True)
+
+    pack: str = Field(default="", exclude=True)
+    file: Path = Field(default=Path(), exclude=True)
+    source: SourceText | None = Field(default=None, exclude=True, repr=False)
+    hidden: bool = Field(default=False, exclude=True)
+    """Whether something of an earlier pack has the plain id or name."""
+
+    def where(self, *path: str | int) -> str:
+        """`file:line` of a key of this file, e.g. where("consumes", 0, "type")."""
+        return f"{self.file}:{self.source.line(path) if self.source is not None else 1}"
+
 
 class StepTable(Table):
     """`[step]`. `entry`, `config_schema` and `preflight` are `module:name` and imported only when needed."""
@@ -96,14 +116,26 @@ class StepTable(Table):
         return _object_path(value, info)
 
 
-class Consumes(Table):
-    """`[[consumes]]`: an input port."""
+class Port(Table):
+    """What inputs and outputs have in common."""
 
     type: StrictStr
     name: StrictStr = ""
     """Default: the type."""
     description: StrictStr = ""
     required: StrictBool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_defaults_to_type(cls, data: Any) -> Any:
+        if isinstance(data, dict) and not data.get("name") and "type" in data:
+            return {**data, "name": data["type"]}
+        return data
+
+
+class Consumes(Port):
+    """`[[consumes]]`: an input port."""
+
     many: StrictBool = False
     """Takes several artifacts, each under a name: `PORT.NAME`. `bind` is then a config key that gets NAME → path."""
     bind: StrictStr | dict[StrictStr, StrictStr] | None = None
@@ -125,13 +157,6 @@ class Consumes(Table):
         """Whether a config takes no such input. `config`: dotted key → value."""
         return any(config.get(key) == value for key, value in self.unless.items())
 
-    @model_validator(mode="before")
-    @classmethod
-    def _name_defaults_to_type(cls, data: Any) -> Any:
-        if isinstance(data, dict) and not data.get("name") and "type" in data:
-            return {**data, "name": data["type"]}
-        return data
-
     @field_validator("attributes")
     @classmethod
     def _tables_are_written_out(cls, attributes: dict[str, Any]) -> dict[str, Any]:
@@ -150,8 +175,7 @@ class Consumes(Table):
 
     def named(self, name: str) -> Consumes:
         """The port of one of the artifacts of a port that takes many."""
-        own = {field: getattr(self, field) for field in type(self).model_fields}
-        return Consumes(**{**own, "name": f"{self.name}.{name}", "bind": f"{self.bind}.{name}", "many": False})
+        return self.changed(name=f"{self.name}.{name}", bind=f"{self.bind}.{name}", many=False)
 
     @cached_property
     def bindings(self) -> Mapping[str, str]:
@@ -161,14 +185,9 @@ class Consumes(Table):
         return {self.bind: ""} if isinstance(self.bind, str) else dict(self.bind)
 
 
-class Produces(Table):
+class Produces(Port):
     """`[[produces]]`: an output port."""
 
-    type: StrictStr
-    name: StrictStr = ""
-    """Default: the type."""
-    description: StrictStr = ""
-    required: StrictBool = True
     inherits: StrictStr | None = None
     """Input port whose architecture and tokenizer attributes this output keeps, for checks at plan time."""
     attributes: dict[StrictStr, Any] = Field(default_factory=dict)
@@ -176,19 +195,10 @@ class Produces(Table):
     becomes: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     """Config key → the type that the output has instead where that key is true (an adapter in place of a model)."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _name_defaults_to_type(cls, data: Any) -> Any:
-        if isinstance(data, dict) and not data.get("name") and "type" in data:
-            return {**data, "name": data["type"]}
-        return data
-
     def under(self, config: Mapping[str, Any]) -> Produces:
         """The output as a config makes it. `config`: dotted key → value."""
         instead = next((kind for key, kind in self.becomes.items() if config.get(key) is True), self.type)
-        if instead == self.type:
-            return self
-        return Produces(**{**{field: getattr(self, field) for field in type(self).model_fields}, "type": instead})
+        return self if instead == self.type else self.changed(type=instead)
 
 
 class Parameter(Table):
@@ -214,12 +224,9 @@ def _same(left: Any, right: Any) -> bool:
     return left == right and isinstance(left, bool) == isinstance(right, bool)
 
 
-class Strategy(Table):
-    """`[[strategies]]`: when something is seen, what to do; `signal` names the run signal it answers."""
+class Advice(Table):
+    """What to do about something."""
 
-    when: StrictStr
-    then: StrictStr
-    signal: OneOrMore = ()
     skill: StrictStr | None = None
     override: OneOrMore = ()
     """Overrides to paste; `key*=10|0.001` is relative to the run's own value (see `override`)."""
@@ -229,14 +236,20 @@ class Strategy(Table):
         return resolved_overrides(self.override, config)
 
 
-class ErrorHint(Table):
+class Strategy(Advice):
+    """`[[strategies]]`: when something is seen, what to do; `signal` names the run signal it answers."""
+
+    when: StrictStr
+    then: StrictStr
+    signal: OneOrMore = ()
+
+
+class ErrorHint(Advice):
     """`[[errors]]`: a known failure. `match` is an error code, exception class name or regular expression."""
 
     name: StrictStr
     recovery: StrictStr
     match: OneOrMore = ()
-    skill: StrictStr | None = None
-    override: OneOrMore = ()
 
     @model_validator(mode="after")
     def _patterns_compile(self) -> Self:
@@ -246,10 +259,6 @@ class ErrorHint(Table):
             except re.error as error:
                 raise ValueError(f"match {pattern!r} is not a regular expression: {error}") from error
         return self
-
-    def overrides_for(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """As Strategy.overrides_for."""
-        return resolved_overrides(self.override, config)
 
 
 class Constraint(Table):
@@ -288,8 +297,8 @@ class Resources(BaseModel):
     """What it needs of a machine under every config, by the names of `runs/prerequisites.py`, else programs on PATH."""
 
 
-class StepManifest(Table):
-    """One step file. `pack`, `file` and `source` say where it came from and are not part of the TOML."""
+class StepManifest(ManifestFile):
+    """One step file."""
 
     step: StepTable
     consumes: tuple[Consumes, ...] = ()
@@ -302,15 +311,8 @@ class StepManifest(Table):
     resources: Resources = Resources()
     reference: dict[str, Any] = Field(default_factory=dict)
     extra: dict[str, Any] = Field(default_factory=dict)
-    pack: str = Field(default="", exclude=True)
-    file: Path = Field(default=Path(), exclude=True)
     config_dir: Path | None = Field(default=None, exclude=True)
     """Folder with this step's `<config name>.yaml` files; None when the pack has none for it."""
-    source: SourceText | None = Field(default=None, exclude=True, repr=False)
-    hidden: bool = Field(default=False, exclude=True)
-    """Whether a step of an earlier pack has the plain id."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), arbitrary_types_allowed=True)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -365,11 +367,6 @@ class StepManifest(Table):
             return ()
         return tuple(sorted(path.stem for path in self.config_dir.glob("*.yaml") if path.is_file()))
 
-    def where(self, *path: str | int) -> str:
-        """`file:line` of a key of this manifest, e.g. where("consumes", 0, "type")."""
-        line = self.source.line(path) if self.source is not None else 1
-        return f"{self.file}:{line}"
-
     def where_input(self, name: str, *path: str) -> str:
         """`file:line` of an input port, or of a key of it."""
         in_file = list(dict.fromkeys(port.name.partition(".")[0] for port in self.consumes))
@@ -377,7 +374,7 @@ class StepManifest(Table):
 
     def with_ports(self, consumes: Sequence[Consumes]) -> StepManifest:
         """The same step with other input ports."""
-        return StepManifest(**{**{name: getattr(self, name) for name in type(self).model_fields}, "consumes": consumes})
+        return self.changed(consumes=consumes)
 
     def under(self, config: Mapping[str, Any]) -> StepManifest:
         """The same step with the inputs that a config takes and the outputs that it makes.
@@ -385,11 +382,10 @@ class StepManifest(Table):
         Args:
             config: dotted key → value.
         """
-        ports = {
-            "consumes": tuple(port for port in self.consumes if not port.idle(config)),
-            "produces": tuple(port.under(config) for port in self.produces),
-        }
-        return StepManifest(**{**{name: getattr(self, name) for name in type(self).model_fields}, **ports})
+        return self.changed(
+            consumes=tuple(port for port in self.consumes if not port.idle(config)),
+            produces=tuple(port.under(config) for port in self.produces),
+        )
 
 
 class TypeManifest(Table):

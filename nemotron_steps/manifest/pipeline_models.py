@@ -6,11 +6,9 @@ Reading files and reporting lines is `loader`.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    ConfigDict,
     Field,
     StrictBool,
     StrictFloat,
@@ -20,8 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from nemotron_steps.manifest.models import DOTTED, OneOrMore, Strings, Table
-from nemotron_steps.manifest.source import SourceText
+from nemotron_steps.manifest.models import DOTTED, ManifestFile, OneOrMore, Strings, Table
 
 Scalar = StrictBool | StrictInt | StrictFloat | StrictStr
 
@@ -147,7 +144,7 @@ class PipelineTable(Table):
     tags: Strings = ()
 
 
-class PipelineManifest(Table):
+class PipelineManifest(ManifestFile):
     """One pipeline file."""
 
     pipeline: PipelineTable
@@ -155,13 +152,6 @@ class PipelineManifest(Table):
     configs: dict[StrictStr, dict[StrictStr, StageVariant]] = Field(default_factory=dict)
     """What `-c NAME` means for this pipeline, for every stage: `STAGE = "CONFIG"`, or
     `STAGE = { step = "STEP", config = "CONFIG" }` where another step takes its place."""
-    pack: str = Field(default="", exclude=True)
-    file: Path = Field(default=Path(), exclude=True)
-    source: SourceText | None = Field(default=None, exclude=True, repr=False)
-    hidden: bool = Field(default=False, exclude=True)
-    """Whether a pipeline of an earlier pack, or a step, has the plain name."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), arbitrary_types_allowed=True)
 
     @model_validator(mode="after")
     def _stages_in_order(self) -> Self:
@@ -186,8 +176,3 @@ class PipelineManifest(Table):
     def name(self) -> str:
         """What the pipeline goes by: `pipeline.name`, or `PACK:NAME` where that is taken."""
         return f"{self.pack}:{self.pipeline.name}" if self.hidden else self.pipeline.name
-
-    def where(self, *path: str | int) -> str:
-        """`file:line` of a key of this file."""
-        line = self.source.line(path) if self.source is not None else 1
-        return f"{self.file}:{line}"

@@ -73,42 +73,34 @@ class Registry:
         Raises UnknownNameError with the nearest ids, or the ManifestError that broke it.
         """
         found = self.find_step(step_id)
-        if found is not None:
-            return found
-        if step_id in self.broken:
-            raise self.broken[step_id]
-        close = nearest(step_id, [*self.steps, *self.hidden_steps])
-        raise UnknownNameError(
-            f"there is no step '{step_id}'",
-            expected="an id that `steps list` shows; an override is KEY=VALUE in one word",
-            hints=(*did_you_mean(close), "steps list"),
-        )
+        if found is None:
+            expected = "an id that `steps list` shows; an override is KEY=VALUE in one word"
+            raise self._missing("step", step_id, [*self.steps, *self.hidden_steps], expected, "steps list")
+        return found
 
     def pipeline(self, name: str) -> PipelineManifest:
         """A pipeline by name. Raises UnknownNameError with the nearest names, or the ManifestError that broke it."""
         found = self.find_pipeline(name)
-        if found is not None:
-            return found
-        if name in self.broken:
-            raise self.broken[name]
-        close = nearest(name, self.pipelines)
-        raise UnknownNameError(
-            f"there is no pipeline '{name}'",
-            expected=f"one of {', '.join(sorted(self.pipelines)) or 'none are installed'}, or a path to a .toml file",
-            hints=did_you_mean(close),
-        )
+        if found is None:
+            known = f"one of {', '.join(sorted(self.pipelines)) or 'none are installed'}"
+            raise self._missing("pipeline", name, self.pipelines, f"{known}, or a path to a .toml file")
+        return found
 
     def type(self, name: str) -> ArtifactType:
         """A declared type. Raises UnknownNameError with the nearest names."""
-        found = self.types.types.get(name)
-        if found is not None:
-            return found
-        close = nearest(name, self.types.types)
-        raise UnknownNameError(
-            f"there is no artifact type '{name}'",
-            expected="a name that `steps types` shows",
-            hints=(*did_you_mean(close), "steps types"),
-        )
+        if name not in self.types:
+            expected = "a name that `steps types` shows"
+            raise self._missing("artifact type", name, self.types.types, expected, "steps types")
+        return self.types.types[name]
+
+    def _missing(
+        self, kind: str, name: str, known: Iterable[str], expected: str, *hints: str
+    ) -> ManifestError | UnknownNameError:
+        """Why there is nothing of a name."""
+        if kind != "artifact type" and name in self.broken:
+            return self.broken[name]
+        near = did_you_mean(nearest(name, known))
+        return UnknownNameError(f"there is no {kind} '{name}'", expected=expected, hints=(*near, *hints))
 
 
 def load_registry(search: PackSearch | None = None) -> Registry:
@@ -163,14 +155,15 @@ class _Reading:
                     self.add_problem(error, path, pack)
                     manifests += 1
         if pack.name != BUILT_IN:
-            for path, right in pack.unseen():
-                unread = ManifestError(
+            self.problems += [
+                ManifestError(
                     f"'{path.name}' of pack '{pack.name}' is read by nothing",
                     where=str(path),
                     expected=str(right),
                     hints=(f"mkdir -p {shlex.quote(str(right.parent))} && mv {_quoted(path, right)}",),
                 )
-                self.problems.append(unread)
+                for path, right in pack.unseen()
+            ]
         if not manifests:
             self.problems.append(
                 ManifestError(
@@ -393,17 +386,12 @@ class _Reading:
     def check_types(self, graph: TypeGraph, step: StepManifest) -> None:
         """Types that a step uses and nobody declares relate to no other type: a mistake of a step that can be run, and
         a remark on one that can be planned only."""
-        used: list[tuple[str, int, str, str]] = [
-            ("consumes", i, "type", port.type) for i, port in enumerate(step.consumes)
-        ]
-        used += [
-            ("consumes", i, "auto", port.auto) for i, port in enumerate(step.consumes) if isinstance(port.auto, str)
-        ]
-        used += [
-            ("produces", i, "type", kind)
-            for i, port in enumerate(step.produces)
-            for kind in (port.type, *port.becomes.values())
-        ]
+        used: list[tuple[str, int, str, str]] = []
+        for index, port in enumerate(step.consumes):
+            used.append(("consumes", index, "type", port.type))
+            used += [("consumes", index, "auto", port.auto)] if isinstance(port.auto, str) else []
+        for index, output in enumerate(step.produces):
+            used += [("produces", index, "type", kind) for kind in (output.type, *output.becomes.values())]
         for table, index, key, name in used:
             if name not in graph:
                 where = step.where(table, index, key)

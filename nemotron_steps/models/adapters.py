@@ -108,7 +108,7 @@ def adapter_pairs(architecture: Architecture, config: AdapterConfig, *, key: str
 
 
 def lora_candidates(architecture: Architecture) -> list[str]:
-    """What of a model are linear layers in transformers, as `lora_modules` takes them; routers and experts are none."""
+    """What of a model are linear layers in transformers, as `lora_modules` takes them; without routers and experts."""
     names = []
     for each in parameters(architecture):
         if each.layer is None or each.of_experts or of_mtp(each, architecture) or each.name.endswith("router.weight"):
@@ -159,7 +159,7 @@ def peft_name(hf_name: str, letter: str) -> str:
 
 
 def hf_weight(name: str) -> str:
-    """The Hugging Face weight that a PEFT tensor belongs to. ValueError for a name that is none of PEFT's."""
+    """The Hugging Face weight that a PEFT tensor belongs to. ValueError for a name that PEFT does not give."""
     stem, found, letter = name.removesuffix(".weight").rpartition(".lora_")
     if not name.startswith(_PEFT) or not found or letter not in ("A", "B"):
         raise ValueError(name)
@@ -257,7 +257,7 @@ class AdapterBase:
 
     Attributes:
         path: of its folder.
-        digest: of the artifact that it is; empty where it is none.
+        digest: of the artifact that it is; empty for a plain folder.
     """
 
     path: str
@@ -355,7 +355,7 @@ class AdapterFolder:
                 halves.setdefault(hf_weight(name), {})[name.removesuffix(".weight")[-1]] = reader(name)
             except ValueError:
                 raise ArtifactError(
-                    "the adapter has a tensor that is none of PEFT's",
+                    "the adapter has a tensor that PEFT does not name",
                     where=str(self.folder / WEIGHTS),
                     expected="base_model.model.….lora_A.weight and ….lora_B.weight",
                     found=name,

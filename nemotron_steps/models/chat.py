@@ -88,7 +88,7 @@ class ChatFormat:
         """The same format with these variables of the template on top: a row's own `chat_template_kwargs`.
 
         Raises:
-            DataError: one of them is no variable but an argument of rendering; `where` names the row.
+            DataError: one of them is an argument of rendering; `where` names the row.
         """
         if not template_kwargs:
             return self

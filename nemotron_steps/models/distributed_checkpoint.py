@@ -164,7 +164,7 @@ class StagedSave:
                 if self._record is not None:
                     torch.save(self._common, folder / "common.pt")
                     (folder / "metadata.json").write_text(json.dumps(self._record), encoding="utf-8")
-        except (OSError, CheckpointException) as error:  # the latter is no Exception, and holds every rank's error
+        except (OSError, CheckpointException) as error:  # the latter is not an Exception, and holds every rank's error
             failure = error
         failed = torch.tensor(int(failure is not None))
         if self._group is not None:
@@ -247,7 +247,7 @@ def _readable(folder: str | Path, file: str = "") -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # torch gathers what every rank raised in a CheckpointException, which is no Exception.
+        # torch gathers what every rank raised in a CheckpointException, which is not an Exception.
         every = [each for each, _ in getattr(error, "failures", {}).values()] or [error]
         for each in every:
             if isinstance(each, StepsError) or not isinstance(each, Exception):

@@ -211,7 +211,7 @@ def save_hf_checkpoint(
         target: an existing or new folder; files of the same name are replaced.
         weights: Hugging Face-named tensors, one at a time; written in shards of at most 5 GB, each in its own type.
         source: folder whose config.json and tokenizer travel along.
-        ignored: patterns of names of tensors that transformers leaves in `source`; those that are no weights travel
+        ignored: patterns of names of tensors that transformers leaves in `source`; those that are not weights travel
             along.
     """
     target, source = Path(target), Path(source)

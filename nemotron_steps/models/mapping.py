@@ -202,7 +202,7 @@ def to_megatron(
         experts: which of a layer's experts are read, of tensors that have them all.
 
     Raises:
-        ArtifactError: a tensor is missing, is none of the model's, or has another shape than the architecture says.
+        ArtifactError: a tensor is missing, not the model's, or has another shape than the architecture says.
         UnsupportedError: a tensor is quantised.
     """
     import torch

@@ -140,7 +140,7 @@ def repeated_phrases(texts: Sequence[str], min_share: float, max_phrases: int) -
     Neighbouring atoms (words, digits, runs of spaces, single other characters) that occur together often enough are
     joined, the most frequent pairs first, as in byte-pair encoding but across word boundaries. Content is never
     joined: words that few texts have, and digits that their surroundings do not determine ("1 2 3" of an example in
-    the wording is wording, the numbers of a problem are not). A single word is no phrase: it could be content too.
+    the wording is wording, the numbers of a problem are not). A single word is not a phrase: it could be content too.
     """
     if not texts:
         raise DataError("no text to train a tokenizer on", expected="at least one chat")

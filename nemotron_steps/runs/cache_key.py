@@ -242,7 +242,7 @@ def _pop_all(values: Any, path: Sequence[str]) -> None:
 
 
 def _leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of everything that is no mapping or list, or an empty one."""
+    """Dotted key and value of everything that is not a mapping or list, or an empty one."""
     items = enumerate(values) if isinstance(values, list) else values.items() if isinstance(values, dict) else ()
     empty = True
     for name, value in items:

@@ -145,7 +145,19 @@ Listener = Callable[[Record], None]
 
 Every record has `kind`, `time` (Unix seconds) and `step` (step id, "" for the run itself). Kinds a step causes:
 `metrics` (index, values), `sample` (sample), `groups` (index, groups), `event` (name, fields), `signal` (name,
-numbers), `progress` (description, completed, total), `summary` (values). Kinds the runner adds are listed in `execute`.
+numbers), `progress` (description, completed, total), `summary` (values). Kinds the runner adds:
+
+    run_started    run, name, resumed, steps (as Plan.to_dict)
+    step_waiting   holder: another process works under the same cache key
+    step_started   cache_key, work, resumed: whether the work folder holds an earlier attempt's checkpoints
+    step_cached    cache_key, outputs (port → reference), reason, made_by (run id), summary
+    step_finished  outputs, seconds
+    step_failed    error (StepsError.to_dict), traceback, row: the row of data that the error's `where` names
+    hint           text, overrides, because, skill, failure (whether it is about a failure)
+    warning        text: logged by this package; log.txt has it from the logging
+    waiting        text: of a wait that is long (nemotron_steps.waiting), likewise
+    run_finished   status, seconds, ran, cached, report, traceback (of a failure outside any step); written by
+                   `crash_report` for a process that died abruptly
 """
 
 

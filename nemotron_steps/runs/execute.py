@@ -1,19 +1,5 @@
 """Run a plan: step by step, each cached, continued or executed, its outputs committed, everything journalled.
 
-Kinds of records the runner reports, beside those a step causes (see tracker):
-
-    run_started    run, name, resumed, steps (as Plan.to_dict)
-    step_waiting   holder: another process works under the same cache key
-    step_started   cache_key, work, resumed: whether the work folder holds an earlier attempt's checkpoints
-    step_cached    cache_key, outputs (port → reference), reason, made_by (run id), summary
-    step_finished  outputs, seconds
-    step_failed    error (StepsError.to_dict), traceback, row: the row of data that the error's `where` names
-    hint           text, overrides, because, skill, failure (whether it is about a failure)
-    warning        text: logged by this package; log.txt has it from the logging
-    waiting        text: of a wait that is long (nemotron_steps.waiting), likewise
-    run_finished   status, seconds, ran, cached, report, traceback (of a failure outside any step); written by
-                   `aftermath` for a process that died abruptly
-
 The order in which things become durable is what makes a kill harmless: outputs are filled in the work folder, then
 marked as filled, then committed one by one, then remembered under the cache key; only then is the work folder
 removed. Whatever was not reached is done by the next run of the same command.
@@ -38,7 +24,6 @@ from nemotron_steps.artifacts.validators import declare
 from nemotron_steps.config.locations import of_launcher, variables_set
 from nemotron_steps.errors import (
     InterruptedRunError,
-    RequestError,
     RetryableError,
     StepFailedError,
     StepsError,
@@ -63,6 +48,7 @@ from nemotron_steps.runs.run_folder import (
     RunFolder,
     get_run,
     new_run_id,
+    refuse_busy,
     this_process,
 )
 from nemotron_steps.runs.step_entry import as_steps_error, imported, validated_config
@@ -163,7 +149,7 @@ def execute(
         request: what was asked, kept redacted in run.json; `resume` by id alone needs it.
         mirrored: where metrics and artifacts are mirrored.
         ends_process: whether a second Ctrl-C does; else it is another KeyboardInterrupt (`interruptible`).
-        takes_over: this process is no executor's job, and one that the run had before has no more to do with it.
+        takes_over: this process is not an executor's job, and one that the run had before has no more to do with it.
 
     Raises:
         StepsError: the first step that failed, with hints; InterruptedRunError on Ctrl-C or SIGTERM. The run folder
@@ -177,7 +163,7 @@ def execute(
         storage_errors(folder.path),
         interruptible(ends_process) as interrupt,
         variables_set(inherited),
-        hold(folder.lock, {"run": folder.id}, lambda holder: _refuse_running(folder.id, holder)),
+        hold(folder.lock, {"run": folder.id}, lambda holder: refuse_busy(folder.id, holder)),
     ):
         started = time.monotonic()
         secrets = [planned.config for planned in plan.steps] + [list(planned.overrides) for planned in plan.steps]
@@ -320,16 +306,20 @@ class _Run:
         if blocking := [each for each in failed if each.check.severity == "block"]:
             raise blocked(blocking, planned, self.recorder.folder.id)
 
-    def _do(self, planned: PlannedStep, ending: ExitStack) -> StepResult:
+    def _inputs(self, planned: PlannedStep) -> dict[str, Artifact]:
+        """What each port reads, opened and checked."""
         inputs: dict[str, Artifact] = {}
         for port, source in planned.inputs.items():
             if isinstance(source, StepOutput):
                 inputs[port] = self.store.open(self.outputs[source.step_key][source.port])
-            else:
-                artifact = open_input(planned, port, source, self.store, types=self.types)
-                assert artifact is not None
+            elif (artifact := open_input(planned, port, source, self.store, types=self.types)) is not None:
                 inputs[port] = artifact
         check_inputs(planned, inputs, self.types)
+        return inputs
+
+    def _do(self, planned: PlannedStep, ending: ExitStack) -> StepResult:
+        """Take what is cached under the step's key; else make it, or commit what a killed attempt had filled."""
+        inputs = self._inputs(planned)
         depends = depends_on(planned, inputs)
         key = key_of(depends)
         tracker = self.recorder.tracker(planned.key)
@@ -501,14 +491,6 @@ def _result(
 ) -> StepResult:
     key, step, instance = planned.key, planned.step_id, planned.instance
     return StepResult(key, step, state, outputs, entry.seconds, entry.summary, hints, instance, entry.run, entry.key)
-
-
-def _refuse_running(run_id: str, holder: Mapping[str, Any]) -> None:
-    raise RequestError(
-        f"run '{run_id}' is still being worked on",
-        found=f"process {holder.get('pid', '?')} on {holder.get('host', '?')}",
-        hints=(f"steps watch {run_id}", f"steps logs {run_id} -f", f"steps cancel {run_id}"),
-    )
 
 
 def _publish(folder: RunFolder) -> None:

@@ -39,6 +39,7 @@ from nemotron_steps.runs.run_folder import (
     RunFolder,
     RunInfo,
     get_run,
+    refuse_busy,
 )
 
 _POLL_S = 0.5
@@ -81,14 +82,12 @@ def submit(
     there before is as it was.
     """
     folder = RunFolder(store, run_id)
-    with hold(folder.submit_lock, {"run": run_id}, lambda holder: _refuse_submitting(run_id, holder)):
+    with hold(
+        folder.submit_lock, {"run": run_id}, lambda holder: refuse_busy(run_id, holder, "being submitted already")
+    ):
         before = get_run(store, run_id)
         if before.status == RUNNING:
-            raise RequestError(
-                f"run '{run_id}' is still being worked on",
-                found=f"process {before.pid} on {before.host}",
-                hints=(f"steps cancel {run_id}",),
-            )
+            refuse_busy(run_id, vars(before))
         says = before if request is None else replace(before, request=dict(request))
         says = replace(says, forced=dict.fromkeys(forced, "") or before.forced)
         words = ("--resume", run_id, "--home", store.backend.url)
@@ -134,14 +133,6 @@ def _start(store: ArtifactStore, folder: RunFolder, info: RunInfo, launch: Launc
     return job
 
 
-def _refuse_submitting(run_id: str, holder: Mapping[str, Any]) -> None:
-    raise RequestError(
-        f"run '{run_id}' is being submitted already",
-        found=f"process {holder.get('pid', '?')} on {holder.get('host', '?')}",
-        hints=(f"steps status {run_id}",),
-    )
-
-
 def refresh(store: ArtifactStore, info: RunInfo) -> RunInfo:
     """Bring here what a job wrote into its run's folder elsewhere, for executors whose jobs do; what the run is now."""
     fetch = getattr(find_executor(info.executor), "fetch", None) if info.job else None
@@ -155,7 +146,7 @@ def job_status(store: ArtifactStore, info: RunInfo) -> JobStatus | None:
     """What the executor says about a submitted run's job; None for a run that no executor started.
 
     Of a job that was cancelled before it began this also writes down that the run is over: nobody else can.
-    Raises UnsupportedError if what the executor says is no JobStatus.
+    Raises UnsupportedError if what the executor says is not a JobStatus.
     """
     if not info.job:
         return None

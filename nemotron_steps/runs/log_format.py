@@ -134,7 +134,7 @@ def compared(name: str, value: Mapping[str, Any]) -> tuple[str, str]:
     """The difference of a before and after, and whether that is "good", "bad", "same", or "" for none of these.
 
     `+0.31 ± 0.02` where `standard_error` has those of both, taken as independent; a difference within its error is
-    neither good nor bad. Empty texts for what is no finite number.
+    neither good nor bad. Empty texts for what is not a finite number.
     """
     before, after = as_float(value["before"]), as_float(value["after"])
     if before is None or after is None or not math.isfinite(after - before):

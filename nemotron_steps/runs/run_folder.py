@@ -41,7 +41,7 @@ from nemotron_steps.artifacts.records import (
 )
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.secrets import Redactor, secrets_in
-from nemotron_steps.errors import ArtifactError, StepsError, StorageError, UnknownNameError, did_you_mean
+from nemotron_steps.errors import ArtifactError, RequestError, StepsError, StorageError, UnknownNameError, did_you_mean
 from nemotron_steps.runs.locks import is_held
 
 logger = logging.getLogger(__name__)
@@ -322,6 +322,15 @@ def parse_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:
 def this_process() -> dict[str, Any]:
     """The fields of run.json that say who works on a run."""
     return {"pid": os.getpid(), "host": socket.gethostname()}
+
+
+def refuse_busy(run_id: str, holder: Mapping[str, Any], what: str = "still being worked on") -> None:
+    """RequestError for a run that another process has; `holder`: its `pid` and `host`."""
+    raise RequestError(
+        f"run '{run_id}' is {what}",
+        found=f"process {holder.get('pid', '?')} on {holder.get('host', '?')}",
+        hints=(f"steps watch {run_id}", f"steps logs {run_id} -f", f"steps cancel {run_id}"),
+    )
 
 
 def _load(store: ArtifactStore, run_id: str) -> RunInfo | None:

@@ -11,9 +11,8 @@ from typing import Any
 
 from nemotron_steps.artifacts.files import write_atomic
 from nemotron_steps.config.schema.rl import RlConfig
-from nemotron_steps.engine.event_loop import run_on
 from nemotron_steps.engine.grpo.async_loop import train_async
-from nemotron_steps.engine.grpo.loop import evaluate_heldout, train
+from nemotron_steps.engine.grpo.loop import evaluate_heldout, run_on, train
 from nemotron_steps.engine.placement.run import build_run
 from nemotron_steps.engine.rollouts.evaluation import EvaluationResult, before_and_after
 from nemotron_steps.engine.setup.rows import read_data

@@ -59,22 +59,26 @@ def refuse_violations(config: SftConfig | DpoConfig | RlConfig, inputs: Mapping[
     Raises:
         ConfigError: see config/layout; or an adapter is asked of a linear layer that cannot have one.
         ArtifactError, UnsupportedError: the model's config.json is missing, or not of a model that can be trained; or
-            tensors of a Hugging Face folder are not those of its config.json, see steps/hub_folder.
+            tensors of a Hugging Face folder are not those of its config.json.
     """
     folder = config.policy.checkpoint
-    made_later = any(port in inputs and inputs[port] is None for port in MODEL_PORTS)
-    known = folder is not None and not made_later and Path(folder).is_dir()
-    model = facts_of(folder) if known and folder is not None else ModelSpec.from_scratch(getter(config))
+    if folder is None or not all(_is_here(folder, port, inputs) for port in MODEL_PORTS):
+        raise_if_violated(parallel_config_of(config), ModelSpec.from_scratch(getter(config)))
+        return
+    model = facts_of(folder)
     raise_if_violated(parallel_config_of(config), model)
-    reads_hub = config.policy.dtensor_cfg.enabled and model is not None
-    if reads_hub and known and folder is not None and hf_folder(folder) == Path(folder):
+    if config.policy.dtensor_cfg.enabled and model is not None and hf_folder(folder) == Path(folder):
         check_tensors(Path(folder))
-    peft = config.policy.megatron_cfg.peft
-    if peft.enabled and known and folder is not None:
+    peft, lora = config.policy.megatron_cfg.peft, config.policy.dtensor_cfg.lora_cfg
+    if peft.enabled:
         adapter_pairs(Architecture.from_folder(folder), peft, key="policy.megatron_cfg.peft")
-    lora = config.policy.dtensor_cfg.lora_cfg
-    if lora.enabled and known and folder is not None:
+    if lora.enabled:
         lora_modules(lora_candidates(Architecture.from_folder(folder)), lora)
+
+
+def _is_here(folder: str, port: str, inputs: Mapping[str, Artifact | None]) -> bool:
+    """Whether a model can be looked at: its folder exists, and no earlier step will make another for that port."""
+    return inputs.get(port, ...) is not None and Path(folder).is_dir()
 
 
 _PLAIN = ("F64", "F32", "F16", "BF16")
@@ -92,8 +96,7 @@ def check_generation(
         models = {} if config.model is None else {"model": config.model}
     known: dict[str, ModelSpec] = {}
     for port, folder in models.items():
-        made_later = port in inputs and inputs[port] is None
-        if not made_later and Path(folder).is_dir():
+        if _is_here(folder, port, inputs):
             known[port] = check_tensors(Path(folder)).facts
     _refuse_of_vllm(known, config)
     check_judges(config, inputs)
@@ -112,9 +115,7 @@ def check_judges(
         judge = config.env.nemo_gym.judge(role)
         if judge is None or judge.backend == "http" or judge.model is None:
             continue
-        port = _JUDGE_PORTS.get(role, "")
-        made_later = port in inputs and inputs[port] is None
-        if not made_later and Path(judge.model).is_dir():
+        if _is_here(judge.model, _JUDGE_PORTS.get(role, ""), inputs):
             check_judge = check_known_tensors if judge.backend == "vllm" else check_tensors
             architecture = check_judge(Path(judge.model))
             if architecture is not None:
@@ -182,8 +183,7 @@ def check_base(config: MergeConfig, inputs: Mapping[str, Artifact | None]) -> No
     adapter, base = inputs.get("adapter"), config.base
     if base is None and adapter is not None:
         base = recorded_base(adapter.path)
-    made_later = "base" in inputs and inputs["base"] is None
-    if base is not None and not made_later and Path(base).is_dir():
+    if base is not None and _is_here(base, "base", inputs):
         check_known_tensors(Path(base))
 
 

@@ -58,12 +58,14 @@ class TrainedModel:
 def trained_on_chats(context: StepContext[Any], config: SftConfig) -> Iterator[TrainedModel]:
     """A model trained on data.train and measured on data.validation. Its policy lives until the block ends."""
     check_placement(config, {})
-    start = _starting_checkpoint(context, config)
-    chat = ChatFormat.from_folder(hf_folder(start), config.policy.tokenizer.chat_template_kwargs)
+    if config.policy.checkpoint is None and config.from_scratch is None:
+        raise nothing_to_train()
     if config.data.train.data_path is None:
         raise ConfigError(
             "no training chats", where="data.train.data_path", hints=["--input chats=PATH", "data.train.data_path=PATH"]
         )
+    start = _starting_checkpoint(context, config)
+    chat = ChatFormat.from_folder(hf_folder(start), config.policy.tokenizer.chat_template_kwargs)
     limit = config.policy.max_total_sequence_length
     train, chats, too_long = _read_examples(config.data.train.data_path, chat, limit)
     validation: Sequence[SftExample] = []
@@ -99,8 +101,7 @@ def _read_examples(path: str, chat: ChatFormat, max_length: int) -> tuple[Sequen
 def _starting_checkpoint(context: StepContext[Any], config: SftConfig) -> Path:
     if config.policy.checkpoint is not None:
         return Path(config.policy.checkpoint)
-    if config.from_scratch is None:
-        raise nothing_to_train()
+    assert config.from_scratch is not None  # or there was nothing to train
     if config.data.tokenizer is None:
         raise ConfigError(
             "training from scratch needs a tokenizer", where="data.tokenizer", hints=["data.tokenizer=PATH"]

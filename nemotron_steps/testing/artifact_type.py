@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -103,20 +103,15 @@ def it_comes_back_from_a_home(subject: TypeSubject) -> None:
         raise Unmet(f"the attributes are not JSON: {error}") from error
     for finding in store.verify(artifact):
         raise Unmet("an artifact is corrupt as it was committed", found=finding.what)
-    _require_attributes(subject, store.find(artifact.ref).attributes, subject.validated(subject.written("again")), "it")
-
-
-@SUITE.check("its_example_is_accepted")
-def it_is_what_its_parents_are(subject: TypeSubject) -> None:
-    """Its parents' validators accept it; the attributes that they read are there too, for constraints need them."""
-    folder = subject.written("parents")
-    accepted = subject.validated(folder)
-    for parent in subject.ancestors:
-        try:
-            attributes = validate(parent, folder, subject.registry.types.ancestors(parent))
-        except StepsError as error:
-            raise Unmet(f"the example is refused as a {parent}: {error.what}", where=error.where) from error
-        _require_attributes(subject, accepted, attributes, f"every {parent}")
+    found = store.find(artifact.ref).attributes
+    for key, value in subject.validated(subject.written("again")).items():
+        if found.get(key) != value:
+            raise Unmet(
+                f"the attribute '{key}' is lost, or another",
+                where=subject.declared.where,
+                found=f"{found.get(key)!r} in place of {value!r}",
+                hint="return JSON without NaN, the same for the same files",
+            )
 
 
 @SUITE.check("its_example_is_accepted")
@@ -152,14 +147,3 @@ def what_it_is_not_is_refused(subject: TypeSubject) -> None:
             if kind != "files of brackets":
                 hint = "look for what every such artifact has: a field, a count of rows, an end mark"
                 raise Unmet(f"{kind}: the validator accepts it", hint=hint)
-
-
-def _require_attributes(subject: TypeSubject, found: Mapping[str, Any], wanted: Mapping[str, Any], whose: str) -> None:
-    for key, value in wanted.items():
-        if found.get(key) != value:
-            raise Unmet(
-                f"the attribute '{key}' that {whose} has is lost, or another",
-                where=subject.declared.where,
-                found=f"{found.get(key)!r} in place of {value!r}",
-                hint="return JSON without NaN, the same for the same files, with what parents' validators return",
-            )

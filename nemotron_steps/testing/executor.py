@@ -54,9 +54,6 @@ while kind == "wait" and not os.path.exists(path("go")) and time.monotonic() < u
 """
 _OF_THE_JOB = ("told.json", "told.part", "begun", "stopped", "go")
 """Files of a run's folder that the job writes, or the kit for it."""
-_NO_JOBS = ("999999999", "999999999@999999999", "kit no job", "../../etc", "")
-"""No number among them is a process, a group ("-1" and "0" are) or can become one, so that a first draft with
-`os.kill(int(job), SIGTERM)` ends nothing of its author's."""
 _SUBMITTER = """
 import json, os, signal, sys
 from pathlib import Path
@@ -331,19 +328,6 @@ def cancel_stops_a_job(subject: ExecutorSubject) -> None:
     mark = str(launch.folder).encode()  # another machine's process is not seen
     if not subject.wait(lambda: mark not in _bytes_of(Path(f"/proc/{pid}/cmdline"))):
         raise Unmet("a cancelled job leaves a process")
-
-
-@SUITE.check("a_job_runs")
-def an_unknown_job_is_lost(subject: ExecutorSubject) -> None:
-    """A name of no job is LOST, whatever is in it; cancelling it, or a job that is over, does nothing."""
-    job = subject.submitted(subject.launch("run"))
-    subject.over(job)
-    subject.executor.cancel(job)
-    for name in _NO_JOBS:
-        state = subject.executor.status(name).state
-        if state is not JobState.LOST:
-            raise Unmet(f"{name!r} is not a job", found=state, hint="JobStatus(JobState.LOST)")
-        subject.executor.cancel(name)
 
 
 def _bytes_of(path: Path) -> bytes:

@@ -84,6 +84,17 @@ def test_validation_rows_are_what_the_policy_is_validated_on(model: Path, workpl
     assert training.run(progress=False).metrics == result.metrics  # cached
 
 
+def test_validation_is_asked_for_where_no_key_says_when(model: Path, workplace: Path) -> None:
+    def command(**more: Any) -> list[str]:
+        return GRPO(model, ROWS, shorter, config="cpu", validation=ROWS[:2], **more).command.split()
+
+    assert "grpo.val_at_end=true" in command(over={"grpo.seed": [1, 2]})
+    assert "grpo.val_at_end=true" not in command(grpo={"val_period": 1})
+    assert "grpo.val_at_start=true" not in command(overrides=["grpo.val_at_end=true"])
+    (workplace / "own.yaml").write_text("defaults: [cpu]\ngrpo: {val_at_start: true}\n")
+    assert "grpo.val_at_end=true" not in GRPO(model, ROWS, shorter, config="own", validation="held.jsonl").command
+
+
 def test_validation_prompts_that_nothing_uses_are_refused(model: Path, workplace: Path) -> None:
     (workplace / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in GYM_ROWS))
     inputs = {"policy": model, "prompts": "rows.jsonl", "validation": "rows.jsonl"}

@@ -67,7 +67,7 @@ def test_experts_are_counted_under_either_name() -> None:
     ("change", "error", "said"),
     [
         ({"hidden_size": ...}, ArtifactError, "lacks hidden_size"),
-        ({"vocab_size": "many"}, ArtifactError, "vocab_size is no count"),
+        ({"vocab_size": "many"}, ArtifactError, "vocab_size must be a whole number"),
         ({"num_attention_heads": 7}, ArtifactError, "do not divide"),
         ({"model_type": "gpt2"}, UnsupportedError, "no Megatron mapping"),
         ({"quantization_config": {"quant_method": "fp8"}}, UnsupportedError, "quantised"),
@@ -111,7 +111,7 @@ def test_a_size_of_equal_layers_is_a_count_or_refused_by_name(key: str) -> None:
 )
 def test_a_flag_in_quotes_is_refused_instead_of_being_true(key: str) -> None:
     for value in ("false", "", 0, 1, [], {}):
-        assert f"{key} is no truth value" in refusal(**{**MOE, key: value}).what
+        assert f"{key} must be true or false" in refusal(**{**MOE, key: value}).what
     assert read(**{**MOE, key: None}) == read(**{**MOE, key: False})
 
 
@@ -133,7 +133,7 @@ def test_a_number_of_equal_layers_is_finite_and_above_zero(key: str) -> None:
         ({"layer_types": 3}, "layer_types is malformed"),
         ({"mlp_only_layers": "none"}, "mlp_only_layers is malformed"),
         ({"decoder_sparse_step": None}, "decoder_sparse_step"),
-        ({"decoder_sparse_step": True}, "decoder_sparse_step is no count"),
+        ({"decoder_sparse_step": True}, "decoder_sparse_step must be a whole number"),
         ({"partial_rotary_factor": "half"}, "partial_rotary_factor is out of range"),
     ],
 )
@@ -157,11 +157,11 @@ def test_a_family_that_is_no_name_is_refused(model_type: Any, tmp_path: Path) ->
         ([1], " is malformed"),
         ([], " is malformed"),
         (False, " is malformed"),
-        *(({"rope_type": name}, ".rope_type is no name") for name in (0, [], {}, True)),
+        *(({"rope_type": name}, ".rope_type must be a name") for name in (0, [], {}, True)),
         *(({"rope_type": "linear", "factor": bad}, ".factor is out of range") for bad in ("2", 0, -2, None, [2], True)),
         *(({"type": "yarn", "factor": bad}, ".factor is out of range") for bad in (math.inf, math.nan, 10**400, 1e308)),
         *(
-            ({"rope_type": "yarn", "original_max_position_embeddings": bad}, ".original_max_position_embeddings is")
+            ({"rope_type": "yarn", "original_max_position_embeddings": bad}, ".original_max_position_embeddings")
             for bad in ("64", 64.0, 0, -64, [64], {}, 10**400, math.nan)
         ),
         *(
@@ -175,7 +175,7 @@ def test_a_family_that_is_no_name_is_refused(model_type: Any, tmp_path: Path) ->
             for bad in ("1", 0, [1], math.nan)
         ),
         *(({"rope_type": "yarn", "mscale": bad}, ".mscale is out of range") for bad in ("1", True, [1])),
-        ({"rope_type": "yarn", "truncate": "false"}, ".truncate is no truth value"),
+        ({"rope_type": "yarn", "truncate": "false"}, ".truncate must be true or false"),
         ({"rope_type": "yarn", "rope_theta": 1.0}, ".rope_theta is out of range"),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.runs.code_digest import import_closure
+from nemotron_steps.runs.code_digest import Code, import_closure
 
 FILES = ("__init__", "x", "y", "sub/__init__", "deep/__init__", "deep/er/__init__", "deep/er/z")
 OWN = {"followedpack", "followedpack.sub", "followedpack.sub.a"}
@@ -57,3 +57,59 @@ def test_what_only_carries_data_is_no_part_of_a_steps_code(closure: Callable[[st
 
 def test_the_engine_is_part_of_the_code_of_a_step_of_another_package(closure: Callable[[str], set[str]]):
     assert "nemotron_steps.sandbox.memory" in closure("from nemotron_steps.sandbox import memory")
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package `closurepack`: a → b → c, d named in a string, e unrelated."""
+    root = tmp_path / "closurepack"
+    (root / "sub").mkdir(parents=True)
+    files = {
+        "__init__.py": "",
+        "a.py": "from closurepack.b import (\n    x,  # a comment, with commas\n    y,\n)\nimport json",
+        "b.py": "x = 1\ndef y():\n    from .sub import c\n    return c",
+        "sub/__init__.py": "from .h import i\nREGISTRY = {'d': 'closurepack.sub.d:Thing'}",
+        "sub/c.py": "from . import f as g",
+        "sub/d.py": "raise RuntimeError('must not be imported')",
+        "sub/f.py": "",
+        "sub/h.py": "i = 1",
+        "e.py": "",
+    }
+    for name, source in files.items():
+        (root / name).write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return root
+
+
+def code_digest(module: str) -> str:
+    code = Code()
+    code.add_module(module)
+    return str(sorted((name, sorted(file.read_text() for file in files)) for name, files in code.files.items()))
+
+
+@pytest.mark.parametrize("name", ["kernel.c", "kernel.h"])
+def test_code_digest_changes_with_the_c_sources_beside_what_is_imported(package: Path, name: str) -> None:
+    (package / "sub" / name).write_text("int one;")
+    before = code_digest("closurepack.a")
+    (package / "sub" / name).write_text("int two;")
+    assert code_digest("closurepack.a") != before
+
+
+def test_code_digest_tells_c_sources_apart_that_have_one_name_in_folders_of_one_name(package: Path) -> None:
+    inner = package / "sub" / "sub"
+    inner.mkdir()
+    for file, source in (("__init__.py", ""), ("g.py", ""), ("kernel.c", "int one;")):
+        (inner / file).write_text(source)
+    (package / "sub" / "kernel.c").write_text("int one;")
+    (package / "sub" / "f.py").write_text("from .sub import g\n")
+    digests = {code_digest("closurepack.a")}
+    for changed in (inner, package / "sub"):
+        (changed / "kernel.c").write_text("int two;")
+        digests.add(code_digest("closurepack.a"))
+    assert len(digests) == 3
+
+
+def test_closure_of_a_built_in_step_has_the_engine_and_not_the_runner() -> None:
+    closure = import_closure("nemotron_steps.steps.grpo")
+    assert "nemotron_steps.engine.losses.policy_gradient" in closure and "nemotron_steps.config.schema.rl" in closure
+    assert not any(name.startswith(("nemotron_steps.runs", "nemotron_steps.cli")) for name in closure)

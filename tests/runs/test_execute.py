@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -248,3 +250,12 @@ def test_remote_home_runs_and_is_read_from_another_machine(tmp_path: Path) -> No
     assert {info.id for info in list_runs(there)} >= {result.id}
     assert "10 steps" not in run_file(there, result.id, "log.txt").read_text()
     assert "toy/train/model:v1" in run_file(there, result.id, "log.txt").read_text()
+
+
+def test_planning_and_running_import_nothing_heavy() -> None:
+    code = (
+        "import sys, nemotron_steps.runs.execute, nemotron_steps.runs.cache, nemotron_steps.runs.report;"
+        "print([m for m in ('torch','ray','vllm','hydra','wandb','transformers','fsspec','yaml') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -154,3 +155,24 @@ def test_asyncio_tells_of_everything_but_an_interrupt() -> None:
     assert told("a task failed") and told("a task failed", ValueError("x"))
     assert not told("a task failed", KeyboardInterrupt())
     assert not told("Task was destroyed but it is pending!")
+
+
+def test_an_interrupt_within_a_task_leaves_no_traceback_of_asyncio() -> None:
+    code = (
+        "import asyncio, gc, os, signal\n"
+        "from nemotron_steps.stopping import interruptible\n"
+        "async def judge(): pass\n"
+        "async def wait(work): await work\n"
+        "async def work(): os.kill(os.getpid(), signal.SIGINT)\n"
+        "async def main():\n"
+        "    tasks = [asyncio.ensure_future(work()), asyncio.ensure_future(wait(judge()))]\n"
+        "    await asyncio.gather(*tasks)\n"
+        "try:\n"
+        "    with interruptible():\n"
+        "        asyncio.run(main())\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+        "gc.collect()\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (result.stdout, result.stderr) == ("interrupted\n", "")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,3 +138,28 @@ def test_a_change_says_its_error_and_is_good_or_bad_where_it_is_more_than_that(
 def test_exactly_as_many_metrics_as_fit_leave_none_out() -> None:
     assert line("metrics", index=1, values=dict.fromkeys("abcdef", 1)) == "[toy] step 1: a=1  b=1  c=1  d=1  e=1  f=1"
     assert line("event", name="phase", fields={"times": {"train": 0.123456}}) == "[toy] phase: times={train: 0.1235}"
+
+
+def test_lines_leave_out_what_is_noise() -> None:
+    base = {"step": "s", "time": 0.0}
+    assert render({**base, "kind": "progress", "description": "x", "completed": 1, "total": 2}) is None
+    assert render({**base, "kind": "sample", "sample": {}}) is None
+    long = render({**base, "kind": "metrics", "index": 4, "values": {f"m{i}": float(i) for i in range(9)}})
+    assert long is not None and long.endswith("(+3 more)") and long.startswith("[s] step 4: m0=0")
+
+
+def test_the_log_goes_on_after_a_library_configured_logging(tmp_path: Path) -> None:
+    code = (
+        "import logging, logging.config, pathlib, sys\n"
+        "from nemotron_steps.runs.log_format import RunLog\n"
+        "log = RunLog(pathlib.Path(sys.argv[1]), str)\n"
+        "logging.getLogger().addHandler(log)\n"
+        "logging.config.dictConfig({'version': 1, 'disable_existing_loggers': False})\n"
+        "logging.getLogger('library').warning('imported')\n"
+        "log.write_text('the run goes on')\n"
+        "log.end()\n"
+    )
+    # A process of its own: what is configured cannot be undone.
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "log.txt")], check=True, timeout=60)
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert [line.split(" ", 2)[2] for line in lines] == ["library WARNING: imported", "the run goes on"]

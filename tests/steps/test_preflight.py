@@ -46,7 +46,7 @@ def test_validation_without_prompts_for_it_is_refused(key, tmp_path):
 ])  # fmt: skip
 def test_a_teacher_that_is_not_there_is_told_before_its_prompts_and_policy_are_made(named):
     config = OpdConfig.model_validate({"on_policy_distillation": named, "cluster": {"backend": "ray"}})
-    with pytest.raises(ConfigError, match="no teacher 'mth'"):
+    with pytest.raises(ConfigError, match="unknown teacher 'mth'"):
         preflight.check_rl(config, {"prompts": None, "policy": None, "teachers.math": None})
     preflight.check_rl(config, {"prompts": None, "policy": None, "teachers.mth": None})
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
 from nemotron_steps.testing import executor
-from nemotron_steps.testing.suite import Examination, State
+from nemotron_steps.testing.suite import Examination
 from tests.testing.scaffolds import CODE, Package, failed, made
 from tests.testing.toy_packages import Change
 
@@ -34,11 +33,6 @@ EXECUTOR: dict[str, tuple[Change, ...]] = {
         (CODE, 'job.partition("@")', 'job.strip().partition("@")'),
     ),
     "cancel_stops_a_job": ((CODE, "SIGTERM", "SIGKILL"),),
-    "an_unknown_job_is_lost: cancelled": (
-        (CODE, "        if pid:\n            os.kill(pid,", "        if pid or '@' in job:\n"
-         "            os.kill(pid or 2**22 + 1,"),
-    ),
-    "an_unknown_job_is_lost": ((CODE, LOST, f"{LOST} if '/' not in job else JobStatus(JobState.DONE)"),),
     "it_gets_what_it_was_given: words": ((CODE, f'{SUBMIT}"nice"', f'{THROUGH_A_SHELL}"nice"'),),
     "it_gets_what_it_was_given: directory": ((CODE, "cwd=launch.working_dir", "cwd='/'"),),
     "it_gets_what_it_was_given: setup_lines": ((CODE, "if profile.setup_lines:", "if False:"),),
@@ -105,18 +99,3 @@ def test_a_broken_executor_fails_the_check_that_is_about_it(tmp_path: Path, pack
     folder = made(tmp_path, package, "executor", EXECUTOR[toy], POINTS)
     subject = executor.ExecutorSubject("toykit_thing", folder, {}, 2.0 if check in WAITING else 10.0)
     assert failed(Examination(executor.SUITE, subject), but=check) == [check]
-
-
-CANCEL = '        """Ask a job to stop."""\n'
-WRITTEN = f"{CANCEL}        with open('cancelled', 'a') as file:\n            file.write(job + '\\n')\n"
-
-
-def test_what_the_kit_cancels_is_no_process_and_no_group(tmp_path: Path, package: Package):
-    folder = made(tmp_path, package, "executor", ((CODE, CANCEL, WRITTEN),), POINTS)
-    subject = executor.ExecutorSubject("toykit_thing", folder, {}, 10.0)
-    outcome = Examination(executor.SUITE, subject).outcome("an_unknown_job_is_lost")
-    assert outcome.state is State.PASSED, outcome.text
-    _, *strangers = Path("cancelled").read_text().splitlines()
-    assert strangers
-    most = int(Path("/proc/sys/kernel/pid_max").read_text())
-    assert all(int(number) > most for name in strangers for number in re.findall(r"-?\d+", name))

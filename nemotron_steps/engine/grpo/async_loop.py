@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
+from nemotron_steps.engine.grpo import loop
 from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, GroupBuffer, Ticket, max_policy_lag
 from nemotron_steps.engine.grpo.filters import (
     failures_of,
@@ -27,22 +28,7 @@ from nemotron_steps.engine.grpo.filters import (
     too_few_groups,
     unshaped_rewards,
 )
-from nemotron_steps.engine.grpo.loop import (
-    GrpoRun,
-    StepRecord,
-    begin_sampling,
-    prompts_used_up,
-    refit,
-    refuse_to_go_on,
-    report_step,
-    restore,
-    sample_groups,
-    save_step,
-    summary_of,
-    train_on,
-    validate,
-    validation_due,
-)
+from nemotron_steps.engine.grpo.loop import GrpoRun, StepRecord
 from nemotron_steps.engine.rollouts.collector import StragglerError
 from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.errors import DataError
@@ -96,12 +82,12 @@ class _AsyncLoop:
 
     async def train(self) -> dict[str, Any]:
         run = self.run
-        restore(self.run, self.buffer)
+        loop.restore(self.run, self.buffer)
         self.reported_drops = len(self.buffer.dropped)
-        begin_sampling(self.run)
+        loop.begin_sampling(self.run)
         try:
             if run.config.grpo.val_at_start and run.step == 0:
-                run.reporter.metrics(0, await validate(run))
+                run.reporter.metrics(0, await loop.validate(run))
             run.checkpoints.steps_begin()
             while run.step < run.total_steps:
                 record = StepRecord()
@@ -114,35 +100,35 @@ class _AsyncLoop:
                 record.metrics["async/policy_lag_max"] = float(max_policy_lag(groups, run.step))
                 record.metrics.update(self._sampling_metrics())
                 record.untrained, self.untrained = self.untrained, []
-                await self._beside_generation(train_on, run, groups, record)
+                await self._beside_generation(loop.train_on, run, groups, record)
                 with record.timer.phase("drain"):
                     if not self.settings.in_flight_weight_updates:
                         await self._drain()
-                refit(run, record)
-                begin_sampling(run)
+                loop.refit(run, record)
+                loop.begin_sampling(run)
                 self._issue()
                 step_s = time.perf_counter() - record.started
                 record.metrics["tokens/generated_per_s"] = (run.sampler.generated_tokens - tokens_before) / step_s
                 record.metrics.update(self.buffer.metrics())
-                if validation_due(run):
+                if loop.validation_due(run):
                     with record.timer.phase("validation"):
-                        record.metrics.update(await validate(run))
+                        record.metrics.update(await loop.validate(run))
                 outcomes, state = self._outcomes(), self.buffer.state()  # of the same moment
-                saved = report_step(run, groups, record, outcomes)
+                saved = loop.report_step(run, groups, record, outcomes)
                 if saved:
-                    await self._beside_generation(save_step, run, record, state)
-                refuse_to_go_on(run, record, saved)
+                    await self._beside_generation(loop.save_step, run, record, state)
+                loop.refuse_to_go_on(run, record, saved)
         finally:
             for task in self.tasks.values():
                 task.cancel()
             await asyncio.gather(*self.tasks.values(), return_exceptions=True)
-        return summary_of(run)
+        return loop.summary_of(run)
 
     async def _end_early(self) -> None:
         """The prompts are used up before the last step: some were dropped, or had no signal."""
         run = self.run
         if run.config.grpo.use_dynamic_sampling:
-            raise prompts_used_up(run, self.buffer.ready, self.offered)
+            raise loop.prompts_used_up(run, self.buffer.ready, self.offered)
         if run.step == 0:
             raise DataError(
                 "no step can be filled: the rollouts of too many prompts failed",
@@ -150,14 +136,14 @@ class _AsyncLoop:
                 found=f"{self.buffer.ready}; {len(self.buffer.dropped)} prompts failed {MAX_FAILURES} times each",
                 hints=["grpo.async_grpo.straggler_deadline_s=null", "policy.generation.max_new_tokens=1024"],
             )
-        run.reporter.event("prompts_used_up", step=run.step, dropped=len(self.buffer.dropped))
+        run.reporter.event("loop.prompts_used_up", step=run.step, dropped=len(self.buffer.dropped))
         run.reporter.groups(run.step + 1, self._outcomes())
         if run.config.grpo.val_at_end and run.step not in run.validated:
-            run.reporter.metrics(run.step, await validate(run))
+            run.reporter.metrics(run.step, await loop.validate(run))
         run.checkpoints.wait()
         latest = run.checkpoints.latest()
         if run.config.checkpointing.enabled and (latest is None or latest.step < run.step):
-            save_step(run, StepRecord(), self.buffer.state())
+            loop.save_step(run, StepRecord(), self.buffer.state())
 
     async def _beside_generation(self, work: Callable[..., None], *arguments: Any) -> None:
         """Train or save in a thread while the event loop goes on generating and judging."""
@@ -269,7 +255,7 @@ class _AsyncLoop:
 
     async def _generate(self, ticket: Ticket, cut: asyncio.Event) -> RolloutGroup:
         prompt = self.run.prompts.at(ticket.position)
-        groups = await sample_groups(self.run, [prompt], group_ids=[ticket.group_id], cuts=[cut])
+        groups = await loop.sample_groups(self.run, [prompt], group_ids=[ticket.group_id], cuts=[cut])
         return groups[0]
 
     def _gather(self) -> None:

@@ -9,7 +9,7 @@
         policy.train_step(each global batch)          losses/
         generator.update_weights(policy.weights())    refit
 
-Everything numeric is a pure function elsewhere; backends are chosen in build/. The asynchronous loop
+Everything numeric is a pure function elsewhere; backends are chosen in setup/. The asynchronous loop
 (async_loop.py) is made of the same `train_on`, `refit`, `report_step` and `save_step`, with generation running beside
 them.
 """
@@ -21,17 +21,16 @@ import gc
 import itertools
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.batching import split_batch
 from nemotron_steps.engine.checkpoints import CheckpointManager
-from nemotron_steps.engine.event_loop import run_on
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, BufferState, GroupBuffer
 from nemotron_steps.engine.grpo.distillation import Distillation
@@ -500,3 +499,21 @@ def _report_sample(run: GrpoRun, groups: Sequence[RolloutGroup]) -> None:
                 **{key: notes for key, notes in rollout.metadata.items() if key == JUDGE_NOTES},
             }
         )
+
+
+Result = TypeVar("Result")
+
+
+def run_on(runner: asyncio.Runner, coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """What the coroutine returns, as `runner.run`.
+
+    `Runner.run` takes its Ctrl-C handler back when it ends, and `signal.signal` formats the handler as text, with the
+    finished task in it and so the tokens of some of a step's rollouts: 14 ms for 64 groups of 8 with 256 tokens each.
+    """
+    results: list[Result] = []
+
+    async def keep() -> None:
+        results.append(await coroutine)
+
+    runner.run(keep())
+    return results[0]

@@ -16,6 +16,20 @@ from nemotron_steps.engine.types import Rollout
 from nemotron_steps.environments.base import GRADER_FAILED
 
 
+def rollout_metrics(
+    rollouts: Sequence[Rollout], rewards: torch.Tensor, untrained: Sequence[str | None], version: int
+) -> dict[str, float]:
+    """All of them but group_metrics; arguments as theirs."""
+    return {
+        **reward_metrics(rollouts, rewards),
+        **component_metrics(rollouts),
+        **completion_metrics(rollouts, untrained),
+        **environment_metrics(rollouts),
+        **reward_penalty_metrics(rollouts),
+        **policy_lag_metrics(rollouts, version),
+    }
+
+
 def oldest_version(rollouts: Sequence[Rollout], default: int) -> int:
     """Oldest weights that sampled any token of these rollouts; `default` when none was sampled."""
     return min((min(r.weight_versions) for r in rollouts if r.weight_versions), default=default)

@@ -27,15 +27,7 @@ from nemotron_steps.engine.grpo.rewards import (
     shape_rewards,
     treatments,
 )
-from nemotron_steps.engine.grpo.rollout_metrics import (
-    completion_metrics,
-    component_metrics,
-    environment_metrics,
-    group_metrics,
-    policy_lag_metrics,
-    reward_metrics,
-    reward_penalty_metrics,
-)
+from nemotron_steps.engine.grpo.rollout_metrics import group_metrics, rollout_metrics
 from nemotron_steps.engine.losses.loss import count_normalizers, loss_mask, reduce_over_batch
 from nemotron_steps.engine.losses.ratios import kl_divergence, sequence_logprob_error
 from nemotron_steps.engine.rollouts.failures import Failure, failed_rollout
@@ -124,14 +116,9 @@ def prepare_batch(
     statistics = group_statistics(rewards, group_index, valid, leave_one_out=config.use_leave_one_out_baseline)
 
     metrics = {
-        **reward_metrics(rollouts, raw),
-        **component_metrics(rollouts),
-        **completion_metrics(rollouts, untrained),
-        **environment_metrics(rollouts),
-        **reward_penalty_metrics(rollouts),
-        **(low_effort_metrics(rollouts) if config.low_effort.enabled else {}),
+        **rollout_metrics(rollouts, raw, untrained, version),
         **group_metrics(statistics.group_std, group_index, statistics.valid_count),
-        **policy_lag_metrics(rollouts, version),
+        **(low_effort_metrics(rollouts) if config.low_effort.enabled else {}),
     }
     if rewards is not raw and bool(valid.any()):
         metrics["reward/shaped_mean"] = float(rewards[valid].mean())
@@ -212,13 +199,9 @@ def finish_batch(
     )
 
     treated = treatments(config)
-    violations = find_violations(
-        prepared.rollouts,
-        [r.metadata.get("turn_texts", ()) for r in prepared.rollouts],
-        treated,
-        patterns=gym.invalid_tool_call_patterns,
-        tags=gym.thinking_tags,
-    )
+    turn_texts = [r.metadata.get("turn_texts", ()) for r in prepared.rollouts]
+    patterns, tags = gym.invalid_tool_call_patterns, gym.thinking_tags
+    violations = find_violations(prepared.rollouts, turn_texts, treated, patterns=patterns, tags=tags)
     for kind in treated:
         metrics[f"violations/{kind.value}"] = sum(violation.kind is kind for violation in violations) / len(batch)
     advantages = apply_penalties(advantages, violations, treated)

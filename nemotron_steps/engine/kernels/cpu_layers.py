@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nemotron_steps.engine.kernels.compiler import library
@@ -28,29 +29,27 @@ from nemotron_steps.engine.kernels.linear import linear_forward, outer_product
 from nemotron_steps.engine.kernels.varlen import RowSpans
 
 
-def runs_natively(states: torch.Tensor) -> bool:
+def runs_natively(states: Tensor) -> bool:
     """Whether there are kernels in C for the device and type of `states`."""
     return states.device.type == "cpu" and states.dtype is torch.float32 and library() is not None
 
 
-def feed_forward(
-    hidden: torch.Tensor, norm: torch.Tensor, up: torch.Tensor, down: torch.Tensor, eps: float, *, gated: bool = True
-) -> torch.Tensor:
+def feed_forward(hidden: Tensor, norm: Tensor, up: Tensor, down: Tensor, eps: float, *, gated: bool = True) -> Tensor:
     """The residual stream [..., H] after the MLP: norm [H], up [2 · ffn, H] (gate, then up; [ffn, H] with relu²), down
     [H, ffn]."""
     return _FeedForward.apply(hidden, norm, up, down, eps, gated)
 
 
 def attention_half(
-    hidden: torch.Tensor,
-    norm: torch.Tensor,
-    qkv: torch.Tensor,
-    head_norm: torch.Tensor | None,
-    out: torch.Tensor,
-    cos_sin: torch.Tensor,
+    hidden: Tensor,
+    norm: Tensor,
+    qkv: Tensor,
+    head_norm: Tensor | None,
+    out: Tensor,
+    cos_sin: Tensor,
     spans: RowSpans,
     eps: float,
-) -> torch.Tensor:
+) -> Tensor:
     """The residual stream [T, ..., H] after attention; where `runs_natively`.
 
     Args:
@@ -65,24 +64,14 @@ def attention_half(
     return _AttentionHalf.apply(hidden, norm, qkv, head_norm, out, cos_sin, spans, eps)
 
 
-def native_attention(
-    mixed: torch.Tensor, norm: torch.Tensor | None, cos_sin: torch.Tensor, spans: RowSpans, eps: float
-) -> torch.Tensor:
+def native_attention(mixed: Tensor, norm: Tensor | None, cos_sin: Tensor, spans: RowSpans, eps: float) -> Tensor:
     """`attend` with gradients to `mixed` and `norm`; [T, h · R · D]."""
     return _NativeAttention.apply(mixed, norm, cos_sin, spans, eps).flatten(1)
 
 
 class _FeedForward(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: torch.Tensor,
-        norm: torch.Tensor,
-        up: torch.Tensor,
-        down: torch.Tensor,
-        eps: float,
-        gated: bool,
-    ) -> torch.Tensor:
+    def forward(ctx: Any, hidden: Tensor, norm: Tensor, up: Tensor, down: Tensor, eps: float, gated: bool) -> Tensor:
         unit, scale = rms_normalize(hidden.flatten(0, -2), eps)
         folded = up * norm
         inner = linear_forward(unit, folded)
@@ -93,7 +82,7 @@ class _FeedForward(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_result: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad_result: Tensor) -> tuple[Tensor | None, ...]:
         unit, scale, inner, activated, folded, norm, up, down = ctx.saved_tensors
         grad = grad_result.reshape(unit.shape)
         grad_down = outer_product(grad, activated)
@@ -109,15 +98,15 @@ class _AttentionHalf(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: torch.Tensor,
-        norm: torch.Tensor,
-        qkv: torch.Tensor,
-        head_norm: torch.Tensor | None,
-        out: torch.Tensor,
-        cos_sin: torch.Tensor,
+        hidden: Tensor,
+        norm: Tensor,
+        qkv: Tensor,
+        head_norm: Tensor | None,
+        out: Tensor,
+        cos_sin: Tensor,
         spans: RowSpans,
         eps: float,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         rows, dim = hidden.flatten(0, -2), cos_sin.shape[-1]
         key_value_heads = (qkv.shape[0] - out.shape[1]) // (2 * dim)
         unit, scale = rms_normalize(rows, eps)
@@ -130,7 +119,7 @@ class _AttentionHalf(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_result: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad_result: Tensor) -> tuple[Tensor | None, ...]:
         unit, scale, folded, mixed, lse, attended, norm, qkv, head_norm, out, cos_sin = ctx.saved_tensors
         grad = grad_result.reshape(unit.shape)
         grad_out = outer_product(grad, attended.flatten(1))
@@ -146,14 +135,7 @@ class _AttentionHalf(torch.autograd.Function):
 
 class _NativeAttention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        mixed: torch.Tensor,
-        norm: torch.Tensor | None,
-        cos_sin: torch.Tensor,
-        spans: RowSpans,
-        eps: float,
-    ) -> torch.Tensor:
+    def forward(ctx: Any, mixed: Tensor, norm: Tensor | None, cos_sin: Tensor, spans: RowSpans, eps: float) -> Tensor:
         attended, lse = attend(mixed, norm, cos_sin, spans, eps)
         ctx.save_for_backward(mixed, lse, norm, cos_sin)
         ctx.spans, ctx.eps = spans, eps
@@ -161,7 +143,7 @@ class _NativeAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         mixed, lse, norm, cos_sin = ctx.saved_tensors
         grad_mixed, grad_norm = attend_backward(grad.contiguous(), mixed, lse, norm, cos_sin, ctx.spans, ctx.eps)
         return grad_mixed, grad_norm, None, None, None
@@ -170,7 +152,7 @@ class _NativeAttention(torch.autograd.Function):
 # ------------------------------------------------------------------------------------------- passes, without autograd
 
 
-def rms_normalize(states: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def rms_normalize(states: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """[T, W] → states / rms over the last dimension, and 1 / rms [T, 1]."""
     kernels = library()
     if kernels is None:
@@ -182,9 +164,7 @@ def rms_normalize(states: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch
     return unit, scale
 
 
-def rms_normalize_backward(
-    grad: torch.Tensor, unit: torch.Tensor, scale: torch.Tensor, plus: torch.Tensor
-) -> torch.Tensor:
+def rms_normalize_backward(grad: Tensor, unit: Tensor, scale: Tensor, plus: Tensor) -> Tensor:
     """Gradient of the states from that of the unit rows, which is overwritten, and `plus` added to it; all [T, W]."""
     kernels = library()
     if kernels is None:
@@ -195,7 +175,7 @@ def rms_normalize_backward(
     return grad
 
 
-def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) · up [T, W], of [T, 2 · W] that holds gate, then up."""
     kernels = library()
     if kernels is None:
@@ -206,7 +186,7 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     return activated
 
 
-def swiglu_backward(gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+def swiglu_backward(gate_up: Tensor, grad: Tensor) -> Tensor:
     """Gradient of gate_up [T, 2 · W] from that of the activated, [T, W], which may be overwritten."""
     kernels = library()
     result = torch.empty_like(gate_up)
@@ -220,23 +200,23 @@ def swiglu_backward(gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def squared_relu(states: torch.Tensor) -> torch.Tensor:
+def squared_relu(states: Tensor) -> Tensor:
     """max(0, states)²; leaves max(0, states) in `states`, for `squared_relu_backward`."""
     states.relu_()
     return states * states
 
 
-def squared_relu_backward(positive: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+def squared_relu_backward(positive: Tensor, grad: Tensor) -> Tensor:
     """Gradient of the states from that of their squared_relu, which is overwritten, and what that left of them."""
     return grad.mul_(positive).mul_(2.0)
 
 
-def _at(tensor: torch.Tensor) -> c_void_p:
+def _at(tensor: Tensor) -> c_void_p:
     assert tensor.is_contiguous() and tensor.dtype is torch.float32
     return c_void_p(tensor.data_ptr())
 
 
-def _sizes(tensor: torch.Tensor) -> tuple[c_int64, c_int64]:
+def _sizes(tensor: Tensor) -> tuple[c_int64, c_int64]:
     return c_int64(tensor.shape[0]), c_int64(tensor.shape[1])
 
 
@@ -247,9 +227,7 @@ def _threads() -> c_int64:
 # ----------------------------------------------------------------------------------------- attention, without autograd
 
 
-def attend(
-    mixed: torch.Tensor, norm: torch.Tensor | None, cos_sin: torch.Tensor, spans: RowSpans, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def attend(mixed: Tensor, norm: Tensor | None, cos_sin: Tensor, spans: RowSpans, eps: float) -> tuple[Tensor, Tensor]:
     """Attention of every token over its prompt and what precedes it in its row, QK-norm and rotary embedding included.
 
     Args:
@@ -270,14 +248,8 @@ def attend(
 
 
 def attend_backward(
-    grad: torch.Tensor,
-    mixed: torch.Tensor,
-    lse: torch.Tensor,
-    norm: torch.Tensor | None,
-    cos_sin: torch.Tensor,
-    spans: RowSpans,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    grad: Tensor, mixed: Tensor, lse: Tensor, norm: Tensor | None, cos_sin: Tensor, spans: RowSpans, eps: float
+) -> tuple[Tensor, Tensor | None]:
     """Gradients of `mixed` and `norm` from that of the output, [T, h, R · D], contiguous; lse as from `attend`."""
     tokens, heads, slots, dim = mixed.shape
     grad_mixed = torch.empty_like(mixed)
@@ -296,14 +268,11 @@ class _Attention(ctypes.Structure):
         *("mixed", "norm", "cos_sin", "attended", "lse", "grad", "grad_mixed", "grad_norm"),
         *("whole", "suffix", "first_suffix"),
     )
-    _SIZES = (
-        *("wholes", "suffix_tokens", "tokens", "heads", "queries", "dim"),
-        *("longest_whole", "longest_suffix"),
-    )
+    _SIZES = (*("wholes", "suffix_tokens", "tokens", "heads", "queries", "dim"), *("longest_whole", "longest_suffix"))
     _fields_ = [*((name, c_void_p) for name in _TENSORS), *((name, c_int64) for name in _SIZES), ("eps", c_float)]
 
 
-def _run(spans: RowSpans, eps: float, mixed: torch.Tensor, **tensors: torch.Tensor | None) -> None:
+def _run(spans: RowSpans, eps: float, mixed: Tensor, **tensors: Tensor | None) -> None:
     kernels = library()
     assert kernels is not None
     kernels.attention_scratch.restype = c_int64

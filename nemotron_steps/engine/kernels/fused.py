@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-def rms_norm(states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(states: Tensor, weight: Tensor, eps: float) -> Tensor:
     """states / rms(states) · weight over the last dimension; weight broadcasts from the right."""
     if states.device.type == "cpu" and states.dtype is torch.float32:
         return _RmsNorm.apply(states, weight, eps)
@@ -25,9 +26,7 @@ def rms_norm(states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
     return F.rms_norm(states, weight.shape[-1:], eps=eps) * weight
 
 
-def add_rms_norm(
-    states: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def add_rms_norm(states: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """states + added, and its RMSNorm over the last dimension: what every residual connection ends in."""
     if states.is_cuda:
         return _AddRmsNorm.apply(states, added, weight, eps)
@@ -35,17 +34,17 @@ def add_rms_norm(
     return total, rms_norm(total, weight, eps)
 
 
-def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) · up, of a last dimension that holds gate, then up."""
     return _SwiGlu.apply(gate_up)
 
 
-def squared_relu(states: torch.Tensor) -> torch.Tensor:
+def squared_relu(states: Tensor) -> Tensor:
     """max(0, states)²."""
     return _SquaredRelu.apply(states)
 
 
-def activation(kind: str) -> tuple[Callable[[torch.Tensor], torch.Tensor], int]:
+def activation(kind: str) -> tuple[Callable[[Tensor], Tensor], int]:
     """What an MLP does between its products, and how many rows of the first product make one of its inner width.
 
     Args:
@@ -54,9 +53,7 @@ def activation(kind: str) -> tuple[Callable[[torch.Tensor], torch.Tensor], int]:
     return (swiglu, 2) if kind == "swiglu" else (squared_relu, 1)
 
 
-def split_heads(
-    mixed: torch.Tensor, scale: torch.Tensor | None, cos_sin: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def split_heads(mixed: Tensor, scale: Tensor | None, cos_sin: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """From the QKV projection to what attention takes: norm queries and keys, rotate them, part them.
 
     Args:
@@ -82,23 +79,23 @@ def split_heads(
     return query, query_key[:, :, slots - 2], value
 
 
-def rotate(states: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
+def rotate(states: Tensor, cos_sin: Tensor) -> Tensor:
     """Rotary position embedding, rotate-half convention. states [T, …, head_dim], cos_sin [2, T, 1, 1, head_dim]."""
     return _Rotate.apply(states, cos_sin)
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def forward(ctx: Any, states: Tensor, weight: Tensor, eps: float) -> Tensor:
         width = states.shape[-1]
         scale = torch.linalg.vecdot(states, states).div_(width).add_(eps).rsqrt_().unsqueeze(-1)
         ctx.save_for_backward(states, weight, scale)
-        normed: torch.Tensor = states * scale
+        normed: Tensor = states * scale
         return normed.mul_(weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         states, weight, scale = ctx.saved_tensors
         product = grad * states
         # The mean over the normalised dimension of grad · weight · states, without another temporary.
@@ -112,9 +109,7 @@ class _AddRmsNorm(torch.autograd.Function):
     """CUDA only."""
 
     @staticmethod
-    def forward(
-        ctx: Any, states: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(ctx: Any, states: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         from nemotron_steps.engine.kernels.triton_kernels import add_rms_norm_forward
 
         rows = states.contiguous().flatten(0, -2)
@@ -124,9 +119,7 @@ class _AddRmsNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, grad_total: torch.Tensor, grad_normed: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, grad_total: Tensor, grad_normed: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         from nemotron_steps.engine.kernels.triton_kernels import add_rms_norm_backward
 
         total, weight, inverse_rms = ctx.saved_tensors
@@ -139,7 +132,7 @@ class _AddRmsNorm(torch.autograd.Function):
 
 class _SwiGlu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         if gate_up.is_cuda:
             from nemotron_steps.engine.kernels.triton_kernels import swiglu_forward
 
@@ -149,12 +142,12 @@ class _SwiGlu(torch.autograd.Function):
         gate, up = gate_up.chunk(2, dim=-1)
         sigmoid = torch.sigmoid(gate)
         ctx.save_for_backward(gate_up, sigmoid)
-        activated: torch.Tensor = gate * sigmoid
+        activated: Tensor = gate * sigmoid
         return activated.mul_(up)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         gate_up, *kept = ctx.saved_tensors
         if not kept:
             from nemotron_steps.engine.kernels.triton_kernels import swiglu_backward
@@ -174,7 +167,7 @@ class _SwiGlu(torch.autograd.Function):
 
 class _SquaredRelu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, states: Tensor) -> Tensor:
         if states.is_cuda:
             from nemotron_steps.engine.kernels.triton_kernels import squared_relu_forward
 
@@ -187,33 +180,33 @@ class _SquaredRelu(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         (kept,) = ctx.saved_tensors
         if kept.is_cuda:
             from nemotron_steps.engine.kernels.triton_kernels import squared_relu_backward
 
             return squared_relu_backward(kept, grad.contiguous())
-        product: torch.Tensor = grad * kept
+        product: Tensor = grad * kept
         return product.mul_(2.0)
 
 
 class _Rotate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, states: Tensor, cos_sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos_sin)
         return turn(states, cos_sin, 1.0)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (cos_sin,) = ctx.saved_tensors
         return turn(grad, cos_sin, -1.0), None
 
 
-def turn(states: torch.Tensor, cos_sin: torch.Tensor, direction: float) -> torch.Tensor:
+def turn(states: Tensor, cos_sin: Tensor, direction: float) -> Tensor:
     """`rotate` without gradients; direction −1 is its gradient."""
     half = states.shape[-1] // 2
-    out: torch.Tensor = states * cos_sin[0]
+    out: Tensor = states * cos_sin[0]
     sine = cos_sin[1, ..., :half]  # both halves hold the same angles
     out[..., :half].addcmul_(states[..., half:], sine, value=-direction)
     out[..., half:].addcmul_(states[..., :half], sine, value=direction)

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """states Wᵀ + bias, with gradients.
 
     Args:
@@ -34,7 +35,7 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     return _Linear.apply(states, weight, bias)
 
 
-def linear_forward(states: torch.Tensor, weight: torch.Tensor, plus: torch.Tensor | None = None) -> torch.Tensor:
+def linear_forward(states: Tensor, weight: Tensor, plus: Tensor | None = None) -> Tensor:
     """states Wᵀ (+ plus). Call without gradients.
 
     Args:
@@ -47,7 +48,7 @@ def linear_forward(states: torch.Tensor, weight: torch.Tensor, plus: torch.Tenso
     return _onednn(states, weight) if plus is None else _onednn_plus(states, weight, plus)
 
 
-def outer_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+def outer_product(left: Tensor, right: Tensor) -> Tensor:
     """leftᵀ right, of [T, m] and [T, n]: the gradient of a weight. [m, n]. Call without gradients."""
     if not _by_onednn(left):
         return left.t() @ right
@@ -59,13 +60,13 @@ def outer_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(states, weight)
         return _onednn(states, weight, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         states, weight = ctx.saved_tensors
         rows = grad.reshape(-1, grad.shape[-1])
         for_states, for_weight, for_bias = ctx.needs_input_grad
@@ -81,14 +82,14 @@ class _MainGradLinear(torch.autograd.Function):
     neither rounded to 16 bits nor passed through memory once more."""
 
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(states, weight)
         ctx.main_grad = weight.main_grad  # type: ignore[attr-defined]
         return F.linear(states, weight, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
         states, weight = ctx.saved_tensors
         rows = grad.reshape(-1, grad.shape[-1])
         for_states, _, for_bias = ctx.needs_input_grad
@@ -117,13 +118,13 @@ def uses_onednn(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cpu" and dtype is torch.float32 and _has_onednn()
 
 
-def _by_onednn(states: torch.Tensor) -> bool:
+def _by_onednn(states: Tensor) -> bool:
     return bool(states.shape[0]) and uses_onednn(states.device, states.dtype)
 
 
-def _onednn(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def _onednn(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
 
 
-def _onednn_plus(states: torch.Tensor, weight: torch.Tensor, plus: torch.Tensor) -> torch.Tensor:
+def _onednn_plus(states: Tensor, weight: Tensor, plus: Tensor) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise.binary(states, plus, weight, None, "add")

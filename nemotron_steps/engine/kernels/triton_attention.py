@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 FIELDS = ("start", "length", "prompt start", "prompt length", "first follower", "after the last follower")
 """A row's followers are the rows whose prompt it is; they lie one after another."""
@@ -231,9 +232,7 @@ def _backward_for_keys(
     tl.store(grad_value + places, for_values.to(kind), mask=inside)
 
 
-def attention_forward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: torch.Tensor, longest: int, out: torch.Tensor
-) -> torch.Tensor:
+def attention_forward(query: Tensor, key: Tensor, value: Tensor, rows: Tensor, longest: int, out: Tensor) -> Tensor:
     """Attend within each row and to its prompt.
 
     Args:
@@ -258,15 +257,15 @@ def attention_forward(
 
 
 def attention_backward(
-    grad: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    rows: torch.Tensor,
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    rows: Tensor,
     longest: int,
-    grads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    grads: tuple[Tensor, Tensor, Tensor],
 ) -> None:
     """Fill `grads`, of query, key and value, from the gradient [T, H, D] of `out`; the rest as in the forward pass."""
     tokens, heads, width = query.shape

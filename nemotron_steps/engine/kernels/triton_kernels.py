@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 
 @triton.jit
@@ -40,7 +41,7 @@ def _swiglu_backward(gate_up, grad, grad_gate_up, width, BLOCK: tl.constexpr):
     tl.store(into + width, (given * silu).to(kind), mask=inside)
 
 
-def swiglu_forward(gate_up: torch.Tensor) -> torch.Tensor:
+def swiglu_forward(gate_up: Tensor) -> Tensor:
     """silu(gate) · up of contiguous [rows, 2 · width]."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
@@ -49,7 +50,7 @@ def swiglu_forward(gate_up: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def swiglu_backward(gate_up: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+def swiglu_backward(gate_up: Tensor, grad: Tensor) -> Tensor:
     """Gradient of gate_up from the gradient [rows, width] of the result."""
     rows, width = grad.shape
     result = torch.empty_like(gate_up)
@@ -73,7 +74,7 @@ def _squared_relu_backward(states, grad, grad_states, size, BLOCK: tl.constexpr)
     tl.store(grad_states + at, (2.0 * given * positive).to(grad_states.dtype.element_ty), mask=at < size)
 
 
-def squared_relu_forward(states: torch.Tensor) -> torch.Tensor:
+def squared_relu_forward(states: Tensor) -> Tensor:
     """max(0, states)², contiguous, of any shape."""
     out, size = torch.empty_like(states), states.numel()
     if size:
@@ -81,7 +82,7 @@ def squared_relu_forward(states: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def squared_relu_backward(states: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+def squared_relu_backward(states: Tensor, grad: Tensor) -> Tensor:
     """Gradient of the states from that of the result, both contiguous."""
     result, size = torch.empty_like(states), states.numel()
     if size:
@@ -235,9 +236,7 @@ def _add_norm_backward(
     tl.store(grad_weight + tl.program_id(0) * width + column, share, mask=inside)
 
 
-def add_rms_norm_forward(
-    states: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def add_rms_norm_forward(states: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Of contiguous [rows, width]: states + added, its RMSNorm, and float32 [rows] inverse root mean squares."""
     rows, width = states.shape
     total, normed = torch.empty_like(states), torch.empty_like(states)
@@ -249,12 +248,8 @@ def add_rms_norm_forward(
 
 
 def add_rms_norm_backward(
-    total: torch.Tensor,
-    weight: torch.Tensor,
-    inverse_rms: torch.Tensor,
-    grad_total: torch.Tensor,
-    grad_normed: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    total: Tensor, weight: Tensor, inverse_rms: Tensor, grad_total: Tensor, grad_normed: Tensor
+) -> tuple[Tensor, Tensor]:
     """Gradient of either summand, and of the weight."""
     rows, width = total.shape
     grad = torch.empty_like(total)
@@ -268,9 +263,7 @@ def add_rms_norm_backward(
     return grad, shares.sum(0).to(weight.dtype)
 
 
-def split_heads(
-    mixed: torch.Tensor, scale: torch.Tensor | None, cos_sin: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def split_heads(mixed: Tensor, scale: Tensor | None, cos_sin: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """fused.split_heads for a head_dim that is a power of 2."""
     return _SplitHeads.apply(mixed.contiguous(), scale, cos_sin, eps)
 
@@ -283,8 +276,8 @@ def _groups_each(groups: int) -> int:
 class _SplitHeads(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, mixed: torch.Tensor, scale: torch.Tensor | None, cos_sin: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        ctx: Any, mixed: Tensor, scale: Tensor | None, cos_sin: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
         tokens, groups, slots, width = mixed.shape
         heads = slots - 2
         query = mixed.new_empty(tokens, groups * heads, width)
@@ -301,8 +294,8 @@ class _SplitHeads(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, grad_query: torch.Tensor, grad_key: torch.Tensor, grad_value: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None, None, None]:
+        ctx: Any, grad_query: Tensor, grad_key: Tensor, grad_value: Tensor
+    ) -> tuple[Tensor, Tensor | None, None, None]:
         mixed, scale, cos_sin, inverse_rms = ctx.saved_tensors
         tokens, groups, slots, width = mixed.shape
         heads, block, each = slots - 2, 32, _groups_each(groups)
@@ -336,9 +329,7 @@ def _merge(
     tl.store(out + at, mixed.to(out.dtype.element_ty), mask=inside[:, None])
 
 
-def merge_attention(
-    over: torch.Tensor, own: torch.Tensor, over_lse: torch.Tensor, own_lse: torch.Tensor, out: torch.Tensor
-) -> torch.Tensor:
+def merge_attention(over: Tensor, own: Tensor, over_lse: Tensor, own_lse: Tensor, out: Tensor) -> Tensor:
     """Two attention results over different keys → the result over all of them.
 
     Args:
@@ -384,7 +375,7 @@ def _to_residuals(logits, highest, log_mass, targets, columns, BLOCK: tl.constex
     tl.store(at, (one - share).to(logits.dtype.element_ty), mask=column < columns)
 
 
-def softmax_statistics(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def softmax_statistics(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of contiguous [n, V]: float32 [n] row maximum, sum of exp(logit − maximum), and the logit of each target."""
     results = torch.empty(3, logits.shape[0], dtype=torch.float32, device=logits.device)
     if logits.shape[0]:
@@ -393,9 +384,7 @@ def softmax_statistics(logits: torch.Tensor, targets: torch.Tensor) -> tuple[tor
     return largest, total, chosen
 
 
-def to_residuals(
-    logits: torch.Tensor, highest: torch.Tensor, log_mass: torch.Tensor, targets: torch.Tensor
-) -> torch.Tensor:
+def to_residuals(logits: Tensor, highest: Tensor, log_mass: Tensor, targets: Tensor) -> Tensor:
     """onehot(targets) − exp(logits − highest − log_mass), in place, rounded to the logits' type last; `highest` and
     `log_mass` float32 [n]. A target below 0 is none."""
     rows, columns = logits.shape

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 Range = tuple[int, int]
@@ -22,7 +23,7 @@ def size(of: Range) -> int:
 class Spans:
     """Consecutive runs of flat tokens."""
 
-    cu_seqlens: torch.Tensor
+    cu_seqlens: Tensor
     """int32 [runs + 1], first token of each, relative to the first run's"""
     max_seqlen: int
 
@@ -38,11 +39,11 @@ class RowSpans:
     suffix: Spans | None
     family: Spans | None
     """All suffixes of one prompt, run by run in the order of `prompt`."""
-    first_suffix: torch.Tensor
+    first_suffix: Tensor
     """int64 [whole rows + 1], where the suffixes of each whole row begin among all; on CPU."""
-    lengths: torch.Tensor
+    lengths: Tensor
     """int64 [whole rows + suffix rows]; on CPU."""
-    rows: torch.Tensor
+    rows: Tensor
     """int32 [whole rows + suffix rows, 6]: where each row begins and its length, the same of its prompt (0, 0 without
     one), and the range of the tokens whose prompt it is."""
     whole_tokens: int
@@ -70,7 +71,7 @@ def to_device(of: Moved, device: torch.device) -> Moved:
         return of
 
     def move(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             return value.to(device, non_blocking=True)
         if isinstance(value, tuple):
             return tuple(move(each) for each in value)
@@ -83,7 +84,7 @@ def to_device(of: Moved, device: torch.device) -> Moved:
     return made
 
 
-def pad(tokens: torch.Tensor, source: torch.Tensor | None, cells: torch.Tensor | None) -> torch.Tensor:
+def pad(tokens: Tensor, source: Tensor | None, cells: Tensor | None) -> Tensor:
     """[tokens, …] → [cells, …].
 
     Args:
@@ -96,7 +97,7 @@ def pad(tokens: torch.Tensor, source: torch.Tensor | None, cells: torch.Tensor |
     return _Pad.apply(tokens, source, cells)
 
 
-def unpad(padded: torch.Tensor, cells: torch.Tensor | None) -> torch.Tensor:
+def unpad(padded: Tensor, cells: Tensor | None) -> Tensor:
     """The inverse of `pad`. [cells, …] → [tokens, …]."""
     if cells is None:
         return padded
@@ -105,26 +106,26 @@ def unpad(padded: torch.Tensor, cells: torch.Tensor | None) -> torch.Tensor:
 
 class _Pad(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tokens: torch.Tensor, source: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, tokens: Tensor, source: Tensor, cells: Tensor) -> Tensor:
         ctx.save_for_backward(cells)
         return tokens.index_select(0, source)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (cells,) = ctx.saved_tensors
         return grad.index_select(0, cells), None, None
 
 
 class _Unpad(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, padded: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, padded: Tensor, cells: Tensor) -> Tensor:
         ctx.save_for_backward(cells)
         ctx.count = padded.shape[0]
         return padded.index_select(0, cells)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (cells,) = ctx.saved_tensors
         return grad.new_zeros(ctx.count, *grad.shape[1:]).index_copy_(0, cells, grad), None

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from nemotron_steps.engine.policy.distributed.shards import ModelShards
 from nemotron_steps.engine.policy.optimizer import FlatAdamW
@@ -236,7 +237,7 @@ def _model_state(shards: ModelShards) -> dict[str, Any]:
     return {_MODEL: shards.sharded_state(lambda _, tensor: tensor)}
 
 
-def _optimizer_state(shards: ModelShards, whole: dict[str, dict[str, torch.Tensor]]) -> dict[str, Any]:
+def _optimizer_state(shards: ModelShards, whole: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
     return {
         f"optimizer.{name}": shards.sharded_state(
             lambda parameter, _, own=tensors: own.get(parameter),  # type: ignore[misc]

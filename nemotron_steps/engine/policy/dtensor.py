@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -35,12 +36,7 @@ from nemotron_steps.engine.losses.loss import (
     merge_metric_sums,
 )
 from nemotron_steps.engine.policy.checkpoint import PolicySnapshot, position, restored_position, write_model_files
-from nemotron_steps.engine.policy.hf_model import (
-    LogprobModel,
-    checkpoint_tensors,
-    load_hf_model,
-    tensor_parallel,
-)
+from nemotron_steps.engine.policy.hf_model import LogprobModel, checkpoint_tensors, load_hf_model, tensor_parallel
 from nemotron_steps.engine.policy.lora import AdaptedWeights, HfAdapters
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use
 from nemotron_steps.engine.policy.optimizer import TorchLearningRate
@@ -118,7 +114,7 @@ class DTensorPolicy:
         self.optimizers = self._make_optimizers()
         self.steps = 0
         self._learning_rate = TorchLearningRate(self._settings.lr, config.scheduler or ())
-        self._reference: list[torch.Tensor] | None = None
+        self._reference: list[Tensor] | None = None
         if reference:
             frozen = self._adapters is not None
             self._reference = [] if frozen else [_local(p).to("cpu", copy=True) for p in self.parameters]
@@ -126,7 +122,7 @@ class DTensorPolicy:
     # ------------------------------------------------------------------------------------------------ logprobs
 
     @torch.no_grad()
-    def logprobs(self, batch: TrainBatch) -> torch.Tensor:
+    def logprobs(self, batch: TrainBatch) -> Tensor:
         """float32 [N, T] on CPU: logprobs of the trained tokens (token_mask) under the current weights, else 0."""
         result = torch.zeros(batch.input_ids.shape, dtype=torch.float32)
         for rows, idle in self._micro_batches(batch, range(len(batch)), train=False):
@@ -139,7 +135,7 @@ class DTensorPolicy:
             result = moved.cpu()
         return result
 
-    def reference_logprobs(self, batch: TrainBatch) -> torch.Tensor:
+    def reference_logprobs(self, batch: TrainBatch) -> Tensor:
         """The same under the frozen starting weights. EngineError when the policy was built without them."""
         if self._reference is None:
             raise EngineError(
@@ -167,7 +163,7 @@ class DTensorPolicy:
         for parameter in self.parameters:
             parameter.grad = None
 
-        def run(rows: list[int], idle: bool) -> torch.Tensor:
+        def run(rows: list[int], idle: bool) -> Tensor:
             logprobs, entropy, layout = self._forward(batch, rows)
             micro = select_rows(batch, rows, width=layout.shape[1])
             if idle:
@@ -215,7 +211,7 @@ class DTensorPolicy:
 
     # ------------------------------------------------------------------------------------------ weights and files
 
-    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+    def weights(self) -> Iterable[tuple[str, Tensor]]:
         """Hugging Face-named whole tensors in the precision of computation, one at a time. With adapters,
         `AdaptedWeights`. Collective."""
         if self._adapters is None:
@@ -229,7 +225,7 @@ class DTensorPolicy:
             whole_modules=whole_modules(self._adapters.names, dict(self.model.hf.named_parameters())),
         )
 
-    def _split(self, *, frozen: bool = False, adapted: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+    def _split(self, *, frozen: bool = False, adapted: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Those weights; `frozen`: without adapters, `adapted`: those alone that have one."""
         hf, adapters = self.model.hf, self._adapters
         named = dict(hf.named_parameters())
@@ -252,7 +248,7 @@ class DTensorPolicy:
             if name in saved:
                 yield from checkpoint_tensors(name, buffer, hf.config.model_type)
 
-    def _halves(self, *, scaled: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    def _halves(self, *, scaled: bool) -> Iterator[tuple[str, Tensor]]:
         """PEFT-named A and B of each projection; `scaled`: B times its scale."""
         assert self._adapters is not None
         for name, parameter in self.model.hf.named_parameters():
@@ -373,7 +369,7 @@ class DTensorPolicy:
         for number in range(max(1, *(len(share) for share in plan))):
             yield (own[number], False) if number < len(own) else (list(range(unit)), True)
 
-    def _forward(self, batch: TrainBatch, rows: list[int]) -> tuple[torch.Tensor, torch.Tensor, TokenLayout]:
+    def _forward(self, batch: TrainBatch, rows: list[int]) -> tuple[Tensor, Tensor, TokenLayout]:
         """[n, W] logprobs and entropies of the trained tokens of some rows."""
         layout = build_layout(batch, rows, share_prompts=False)
         width = layout.shape[1]
@@ -427,7 +423,7 @@ class DTensorPolicy:
                 total += float(norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2
         return math.sqrt(total) if total >= 0 else math.nan
 
-    def _state(self) -> dict[str, torch.Tensor]:
+    def _state(self) -> dict[str, Tensor]:
         state = {}
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -447,7 +443,7 @@ class DTensorPolicy:
                         state[f"optimizer.{moment}.{name}"] = optimizer.state[parameter][moment]
         return state
 
-    def _assign(self, values: list[torch.Tensor]) -> None:
+    def _assign(self, values: list[Tensor]) -> None:
         with torch.no_grad():
             for parameter, value in zip(self.parameters, values, strict=True):
                 _local(parameter).copy_(value)
@@ -477,11 +473,11 @@ def _mesh(tensor: int, device: torch.device) -> DeviceMesh:
     return init_device_mesh(device.type, (ranks // tensor, tensor), mesh_dim_names=("data", "tensor"))
 
 
-def _whole(parameter: torch.Tensor) -> torch.Tensor:
+def _whole(parameter: Tensor) -> Tensor:
     return (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).detach()
 
 
-def _local(parameter: torch.Tensor) -> torch.Tensor:
+def _local(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach()
 
 

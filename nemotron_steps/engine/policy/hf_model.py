@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from nemotron_steps.engine.losses.loss import SampledFrom
@@ -35,9 +36,7 @@ class LogprobModel(torch.nn.Module):
         """The decoder layers, in order."""
         return list(self.hf.model.layers)
 
-    def forward(
-        self, input_ids: torch.Tensor, source: torch.Tensor, targets: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, input_ids: Tensor, source: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies.
 
         Args:
@@ -179,7 +178,7 @@ def tensor_parallel(hf: Any, mesh: DeviceMesh) -> None:
     parallelize_module(hf.model, mesh, {name: styles[style] for name, style in plan.items()})
 
 
-def checkpoint_tensors(name: str, tensor: torch.Tensor, family: str) -> Iterator[tuple[str, torch.Tensor]]:
+def checkpoint_tensors(name: str, tensor: Tensor, family: str) -> Iterator[tuple[str, Tensor]]:
     """A parameter under the names checkpoints use: transformers fuses experts in memory but not on disk."""
     prefix = _ON_DISK.get(family)
     if prefix is not None and name.startswith("model."):

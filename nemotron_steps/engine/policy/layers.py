@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nemotron_steps.engine.kernels.cpu_layers import feed_forward
 from nemotron_steps.engine.kernels.fused import activation, add_rms_norm, rms_norm
@@ -26,11 +27,11 @@ class RmsNorm(torch.nn.RMSNorm):
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps, device=device(), dtype=config.params_dtype)
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: Tensor) -> Tensor:
         """[…, hidden_size] → the same shape."""
         return rms_norm(states, self.weight, self.eps)
 
-    def after_adding(self, states: torch.Tensor, added: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def after_adding(self, states: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
         """states + added (None: nothing), and its norm."""
         if added is None:
             return states, self(states)
@@ -59,29 +60,29 @@ class Mlp(torch.nn.Module):
             width, config.hidden_size, init_method=config.output_layer_init_method, input_is_parallel=True, **settings
         )
 
-    def forward(self, hidden: torch.Tensor, *_: Any) -> torch.Tensor:
+    def forward(self, hidden: Tensor, *_: Any) -> Tensor:
         """[T, 1, hidden] → the same shape."""
         return row_linear(self.linear_fc2, self.activate(column_linear(self.linear_fc1, hidden)))
 
-    def after_norm(self, hidden: torch.Tensor, norm: RmsNorm, *_: Any) -> torch.Tensor:
+    def after_norm(self, hidden: Tensor, norm: RmsNorm, *_: Any) -> Tensor:
         """hidden + MLP of its norm, on one rank, in float32 on CPU."""
         up, down = self.linear_fc1.weight, self.linear_fc2.weight
         return feed_forward(hidden, norm.weight, up, down, norm.eps, gated=self.gated)
 
 
-def column_linear(module: Any, hidden: torch.Tensor) -> torch.Tensor:
+def column_linear(module: Any, hidden: Tensor) -> Tensor:
     """megatron-core's column-parallel linear, and its adapter; on one rank a plain one, without its Python autograd
     function."""
     plain = module.tp_group.size() == 1
     return _adapted(module, linear(hidden, module.weight, module.bias) if plain else module(hidden)[0], hidden)
 
 
-def row_linear(module: Any, hidden: torch.Tensor) -> torch.Tensor:
+def row_linear(module: Any, hidden: Tensor) -> Tensor:
     """megatron-core's row-parallel linear, and its adapter; on one rank a plain one."""
     plain = module.tp_group.size() == 1
     return _adapted(module, linear(hidden, module.weight) if plain else module(hidden)[0], hidden)
 
 
-def _adapted(module: Any, output: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+def _adapted(module: Any, output: Tensor, states: Tensor) -> Tensor:
     adapter = getattr(module, "adapter", None)  # lora.py
     return output if adapter is None else adapter.added_to(output, states)

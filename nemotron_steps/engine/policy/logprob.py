@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nemotron_steps.engine.kernels.linear import linear_forward, outer_product, row_multiple
@@ -27,7 +28,7 @@ from nemotron_steps.engine.policy.distributed.context_parallel import sum_parts
 from nemotron_steps.engine.policy.distributed.parallel_dims import Groups
 from nemotron_steps.engine.policy.token_layout import TokenLayout
 
-Results = tuple[torch.Tensor, ...]
+Results = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class OutputLayer:
     group: dist.ProcessGroup | None = None
     """Ranks that hold the other rows; None when this rank holds all."""
 
-    def rows(self, weight: torch.Tensor) -> torch.Tensor:
+    def rows(self, weight: Tensor) -> Tensor:
         """This rank's rows that stand for tokens: padded ones have no probability."""
         return weight[: max(0, min(weight.shape[0], self.vocab_size - self.vocab_start))]
 
@@ -51,19 +52,19 @@ class OutputLayer:
         """Of so many tokens."""
         return (slice(start, min(start + self.chunk, total)) for start in range(0, total, self.chunk))
 
-    def gathered(self, values: torch.Tensor) -> torch.Tensor:
+    def gathered(self, values: Tensor) -> Tensor:
         """[n, k] of every rank of the group, side by side."""
         parts = [torch.empty_like(values) for _ in range(dist.get_world_size(self.group))]
         dist.all_gather(parts, values.contiguous(), group=self.group)
         return torch.cat(parts, dim=1)
 
-    def add(self, values: torch.Tensor) -> torch.Tensor:
+    def add(self, values: Tensor) -> Tensor:
         """Sum over the group, in place."""
         if self.group is not None:
             dist.all_reduce(values, group=self.group)
         return values
 
-    def log_sum_exp(self, logits: torch.Tensor) -> torch.Tensor:
+    def log_sum_exp(self, logits: Tensor) -> Tensor:
         """[n, rows] of this rank → [n] over the whole vocabulary."""
         if self.group is None:
             return logits.logsumexp(-1)
@@ -71,7 +72,7 @@ class OutputLayer:
         dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=self.group)
         return self.add((logits - highest[:, None]).exp().sum(-1)).log_().add_(highest)
 
-    def at(self, logits: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def at(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits [n, k] of some tokens [n, k], wherever they are; and which are this rank's, at which columns."""
         columns = tokens.long() - self.vocab_start
         mine = (columns >= 0) & (columns < logits.shape[1])
@@ -99,11 +100,11 @@ class TokenOutputs:
     def __call__(
         self,
         of: Callable[..., Results],
-        select: Callable[[torch.Tensor], torch.Tensor],
-        weight: torch.Tensor,
+        select: Callable[[Tensor], Tensor],
+        weight: Tensor,
         layout: TokenLayout,
-        source: torch.Tensor,
-        *given: torch.Tensor,
+        source: Tensor,
+        *given: Tensor,
     ) -> Results:
         """Results of R tokens, [R, ...] each; only the first has a gradient.
 
@@ -127,10 +128,10 @@ class TokenOutputs:
     def _here(
         self,
         of: Callable[..., Results],
-        select: Callable[[torch.Tensor], torch.Tensor],
-        weight: torch.Tensor,
-        source: torch.Tensor,
-        *given: torch.Tensor,
+        select: Callable[[Tensor], Tensor],
+        weight: Tensor,
+        source: Tensor,
+        *given: Tensor,
     ) -> Results:
         rows = source.shape[0]
         extra = -rows % row_multiple(weight.device, weight.dtype)
@@ -151,9 +152,9 @@ NOT_HERE = -1
 
 
 def linear_logprobs(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    targets: torch.Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
     *,
     chunk: int,
     vocab_size: int | None = None,
@@ -161,7 +162,7 @@ def linear_logprobs(
     group: dist.ProcessGroup | None = None,
     with_entropy: bool = True,
     sampled_from: SampledFrom = SampledFrom(),  # noqa: B008  (frozen)
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Logprobs of `targets` under softmax(hidden Wᵀ / temperature), with gradients to hidden and weight.
 
     Under top_p or top_k the softmax is over the tokens they keep, ties with the lightest of them included; which they
@@ -192,15 +193,15 @@ def linear_logprobs(
 
 
 def linear_predictions(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    targets: torch.Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
     *,
     chunk: int,
     vocab_size: int,
     vocab_start: int = 0,
     group: dist.ProcessGroup | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Logprobs of `targets` under the whole softmax(hidden Wᵀ), as `linear_logprobs`, and which of them are its mode.
 
     Returns:
@@ -214,14 +215,14 @@ def linear_predictions(
 
 
 def _apply(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    local: torch.Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    local: Tensor,
     chunk: int,
     rows: int,
     group: dist.ProcessGroup | None,
     *settings: object,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     parallel = group is not None and dist.get_world_size(group) > 1
     return _LinearLogprobs.apply(hidden, weight, local, chunk, rows, group if parallel else None, *settings)
 
@@ -230,16 +231,16 @@ class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        targets: torch.Tensor,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
         chunk: int,
         rows: int,
         group: dist.ProcessGroup | None,
         with_entropy: bool,
         truncation: SampledFrom | None,
         with_hits: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         total = hidden.shape[0]
         width = weight.shape[0]
         ctx.padding = width - rows
@@ -251,7 +252,7 @@ class _LinearLogprobs(torch.autograd.Function):
         normalizer = torch.empty(2, total, dtype=torch.float32, device=hidden.device)
         direction = torch.empty_like(hidden) if needs_grad else None
         keep = needs_grad and total * rows * weight.element_size() <= KEPT_RESIDUAL_BYTES
-        kept: list[torch.Tensor] = []
+        kept: list[Tensor] = []
         mine = (targets >= 0) & (targets < rows) if group is not None else None
         local = targets if mine is None else torch.where(mine, targets, NOT_HERE)
         lightest = None
@@ -294,7 +295,7 @@ class _LinearLogprobs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, local, normalizer, direction, lightest, *kept = ctx.saved_tensors
         scale = grad.to(hidden.dtype)[:, None]
         grad_hidden = direction * scale if ctx.needs_input_grad[0] else None
@@ -318,9 +319,7 @@ class _LinearLogprobs(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None, None, None, None, None
 
 
-def _normalize(
-    logits: torch.Tensor, local: torch.Tensor, group: dist.ProcessGroup | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _normalize(logits: Tensor, local: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
     """Over the whole vocabulary, float32 [n]: the largest logit, log Σ exp(logit − largest), and the target's logit.
 
     The first two are never added: of a token with p near 1, what 1 − p is would be lost to rounding.
@@ -346,7 +345,7 @@ def _normalize(
     return highest, sums[0].log_(), sums[1]
 
 
-def _hits(logits: torch.Tensor, local: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+def _hits(logits: Tensor, local: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """float32 [n], 1 where the target has the largest logit; of ranks with equal ones, the first has the larger."""
     largest, column = logits.max(-1)
     hits = column == local
@@ -361,9 +360,7 @@ def _hits(logits: torch.Tensor, local: torch.Tensor, group: dist.ProcessGroup | 
     return hits.float()
 
 
-def _lightest_kept(
-    logits: torch.Tensor, truncation: SampledFrom, group: dist.ProcessGroup | None, width: int
-) -> torch.Tensor:
+def _lightest_kept(logits: Tensor, truncation: SampledFrom, group: dist.ProcessGroup | None, width: int) -> Tensor:
     """float32 [n] smallest logit that top_k and then top_p keep, of the whole vocabulary.
 
     Args:
@@ -387,15 +384,13 @@ def _lightest_kept(
     return heaviest.gather(1, (before < truncation.top_p).sum(-1, keepdim=True) - 1).squeeze(1)
 
 
-def _leave_out(logits: torch.Tensor, lightest: torch.Tensor) -> None:
+def _leave_out(logits: Tensor, lightest: Tensor) -> None:
     """Give logits below `lightest` no probability, in place."""
     # Not -inf, whose difference with itself is NaN where a whole block of columns is left out.
     logits.masked_fill_(logits < lightest[:, None], torch.finfo(logits.dtype).min / 2)
 
 
-def _residuals(
-    logits: torch.Tensor, highest: torch.Tensor, log_mass: torch.Tensor, local: torch.Tensor
-) -> torch.Tensor:
+def _residuals(logits: Tensor, highest: Tensor, log_mass: Tensor, local: Tensor) -> Tensor:
     """onehot(local) − exp(logits − highest − log_mass), formed in float32, in the logits' type; may overwrite the
     logits. A row whose target is NOT_HERE has no one."""
     if logits.is_cuda and logits.dtype is not torch.float32:

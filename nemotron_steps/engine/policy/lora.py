@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 
 from nemotron_steps.config.schema.peft import LoraConfig, PeftConfig
 from nemotron_steps.engine.kernels.linear import linear
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from nemotron_steps.engine.policy.model import PolicyModel
 
 
-Weights = Iterator[tuple[str, torch.Tensor]]
+Weights = Iterator[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,13 @@ class AdaptedWeights:
 class ChangedWeights:
     """Some of a model's weights, for a generator that has the others."""
 
-    weights: Iterable[tuple[str, torch.Tensor]]
+    weights: Iterable[tuple[str, Tensor]]
 
     def __iter__(self) -> Weights:
         return iter(self.weights)
 
 
-def after(weights: object, source: object) -> Iterable[tuple[str, torch.Tensor]]:
+def after(weights: object, source: object) -> Iterable[tuple[str, Tensor]]:
     """What a generator whose frozen weights are of `source` has to load."""
     if isinstance(weights, AdaptedWeights) and source is weights.source:
         return ChangedWeights(weights.changed())
@@ -108,7 +109,7 @@ class LowRank(torch.nn.Module):
             self.linear_in.weight.copy_(own)
             self.linear_out.weight.zero_()
 
-    def added_to(self, output: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    def added_to(self, output: Tensor, states: Tensor) -> Tensor:
         """What the linear makes with its adapter: output [T, 1, out] is what it makes without, of states [T, 1, in]."""
         if not self.active:
             return output
@@ -124,26 +125,26 @@ class LowRank(torch.nn.Module):
             added = self._dropped(added)
         return torch.add(output, added, alpha=self.scale)
 
-    def _entering(self, states: torch.Tensor) -> torch.Tensor:
+    def _entering(self, states: Tensor) -> Tensor:
         from megatron.core.tensor_parallel import mappings  # not where generators import AdaptedWeights
 
         if self._sequence_parallel:
             return mappings.gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=True)
         return mappings.copy_to_tensor_model_parallel_region(states)
 
-    def _leaving(self, inner: torch.Tensor) -> torch.Tensor:
+    def _leaving(self, inner: Tensor) -> Tensor:
         from megatron.core.tensor_parallel import mappings
 
         if self._sequence_parallel:
             return mappings.reduce_scatter_to_sequence_parallel_region(inner)
         return mappings.reduce_from_tensor_model_parallel_region(inner)
 
-    def _dropped(self, states: torch.Tensor) -> torch.Tensor:
+    def _dropped(self, states: Tensor) -> Tensor:
         """A pass without gradients measures, and drops nothing."""
         return F.dropout(states, self._dropout) if self._dropout and torch.is_grad_enabled() else states
 
 
-def drawn(shape: tuple[int, ...], method: str, name: str) -> torch.Tensor:
+def drawn(shape: tuple[int, ...], method: str, name: str) -> Tensor:
     """float32 A [r, in] for a name, the same in every layout and process."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     tensor = torch.empty(shape)
@@ -229,7 +230,7 @@ class HfAdapters:
             linear.lora_B.weight.zero_()
         linear.register_forward_hook(self._added)
 
-    def _added(self, linear: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+    def _added(self, linear: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         if not self._active:
             return output
         first = self._config.dropout_position == "pre"
@@ -237,7 +238,7 @@ class HfAdapters:
         added = linear.lora_B(linear.lora_A(states))
         return torch.add(output, added if first else self._dropped(added), alpha=self.scale)
 
-    def _dropped(self, states: torch.Tensor) -> torch.Tensor:
+    def _dropped(self, states: Tensor) -> Tensor:
         dropout = self._config.dropout
         return F.dropout(states, dropout) if dropout and torch.is_grad_enabled() else states
 

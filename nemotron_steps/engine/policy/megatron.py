@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.kernels.linear import row_multiple
@@ -93,9 +94,7 @@ class MegatronPolicy:
         self._balanced = architecture.is_moe and megatron.moe_router_bias_update_rate > 0
         self._depths = megatron.mtp_num_layers
         self.architecture = dataclasses.replace(
-            architecture,
-            router_bias=architecture.router_bias or self._balanced,
-            trains_mtp=self._depths > 0,
+            architecture, router_bias=architecture.router_bias or self._balanced, trains_mtp=self._depths > 0
         )
         self.source_folder = hf_folder(checkpoint_path)
         self.layout = parallel.ParallelDims.from_config(megatron, self.architecture)
@@ -140,7 +139,7 @@ class MegatronPolicy:
             first_tensor_rank=self.groups.tensor_rank == 0,
         )
         self._leave_memory_to_vllm()  # that which the weights were loaded into, before they moved to the buffers
-        self.teacher_weights: list[torch.Tensor] = []
+        self.teacher_weights: list[Tensor] = []
         """This rank's rows of the teachers' output layers, where whole distributions are compared."""
         self._outputs = TokenOutputs(
             self.groups, self.layout.context, config.logprob_chunk_size, self.architecture.vocab_size
@@ -150,21 +149,21 @@ class MegatronPolicy:
         if scheduler.lr_decay_iters is None and total_steps is not None:
             scheduler = scheduler.model_copy(update={"lr_decay_iters": max(total_steps, scheduler.lr_warmup_iters + 1)})
         self._scheduler = scheduler
-        self._reference: list[torch.Tensor] | None = None
+        self._reference: list[Tensor] | None = None
         if reference:
             self._reference = [] if self.model.adapters else [_off_device(tensor) for tensor in self._moving()]
 
     # ------------------------------------------------------------------------------------------------ logprobs
 
-    def logprobs(self, batch: TrainBatch) -> torch.Tensor:
+    def logprobs(self, batch: TrainBatch) -> Tensor:
         """float32 [N, T] on CPU: logprobs of the trained tokens (token_mask) under the current weights, else 0."""
 
-        def of(hidden: torch.Tensor, layout: TokenLayout) -> tuple[torch.Tensor]:
+        def of(hidden: Tensor, layout: TokenLayout) -> tuple[Tensor]:
             return (self._token_logprobs(hidden, layout, with_entropy=False)[0],)
 
         return self._inferred(batch, of, [torch.zeros(batch.input_ids.shape)])[0]
 
-    def outputs(self, batch: TrainBatch, of: Callable[..., Results], results: list[torch.Tensor]) -> list[torch.Tensor]:
+    def outputs(self, batch: TrainBatch, of: Callable[..., Results], results: list[Tensor]) -> list[Tensor]:
         """What a function of the output layer makes of the trained tokens under the current weights.
 
         Args:
@@ -172,22 +171,19 @@ class MegatronPolicy:
             results: [N, T, …] of zeros, on CPU, to be filled at trained tokens.
         """
 
-        def at(hidden: torch.Tensor, layout: TokenLayout) -> Results:
+        def at(hidden: Tensor, layout: TokenLayout) -> Results:
             select, weight = partial(self.model.predictors, hidden), self.model.output_weight()
             return self._outputs(of, select, weight, layout, layout.source, layout.targets)
 
         return self._inferred(batch, at, results)
 
     def _inferred(
-        self,
-        batch: TrainBatch,
-        of: Callable[[torch.Tensor, TokenLayout], tuple[torch.Tensor, ...]],
-        results: list[torch.Tensor],
-    ) -> list[torch.Tensor]:
+        self, batch: TrainBatch, of: Callable[[Tensor, TokenLayout], tuple[Tensor, ...]], results: list[Tensor]
+    ) -> list[Tensor]:
         """Fill results [N, T, …] on CPU with what `of` makes, [R, …], of the last stage's output and its layout."""
         work = self._work(batch, range(len(batch)), train=False)
 
-        def forward(number: int, received: torch.Tensor | None) -> torch.Tensor:
+        def forward(number: int, received: Tensor | None) -> Tensor:
             layout = work.layout(number)
             hidden = self.model(layout, received)
             if self.groups.is_last_stage and not work.is_idle(number):
@@ -208,7 +204,7 @@ class MegatronPolicy:
                         part.copy_(moved)
         return results
 
-    def reference_logprobs(self, batch: TrainBatch) -> torch.Tensor:
+    def reference_logprobs(self, batch: TrainBatch) -> Tensor:
         """The same under the frozen starting weights, whose routers choose their experts themselves. EngineError when
         the policy was built without them."""
         if self._reference is None:
@@ -271,9 +267,9 @@ class MegatronPolicy:
         parts: list[MetricSums] = []
         ahead = PredictionLoss(batch, self.config.megatron_cfg, self.device) if self._depths else None
 
-        def run(work: RankWork, number: int, received: torch.Tensor | None) -> torch.Tensor:
+        def run(work: RankWork, number: int, received: Tensor | None) -> Tensor:
             layout = work.layout(number)
-            hidden: torch.Tensor = self.model(layout, received)
+            hidden: Tensor = self.model(layout, received)
             if not self.groups.is_last_stage:
                 return hidden
             micro = _to_device(work.select(number), self.device)
@@ -305,7 +301,7 @@ class MegatronPolicy:
 
     # ------------------------------------------------------------------------------------------ weights and files
 
-    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+    def weights(self) -> Iterable[tuple[str, Tensor]]:
         """Hugging Face-named whole tensors that generate, one at a time: views of the live weights where layouts allow
         it. With adapters, `AdaptedWeights`. Collective."""
         if self.model.adapters:
@@ -367,8 +363,8 @@ class MegatronPolicy:
         return RankWork(batch, own, count, unit, shares, multiple, ahead, self.architecture, self.device)
 
     def _loss(
-        self, hidden: torch.Tensor, layout: TokenLayout, micro: TrainBatch, normalizers: LossNormalizers
-    ) -> tuple[torch.Tensor, MetricSums]:
+        self, hidden: Tensor, layout: TokenLayout, micro: TrainBatch, normalizers: LossNormalizers
+    ) -> tuple[Tensor, MetricSums]:
         """Of a micro-batch, from the last stage's output."""
         if not isinstance(self.loss_fn, DistillationLoss):
             logprobs, entropy = (_scatter(values, layout) for values in self._token_logprobs(hidden, layout))
@@ -387,11 +383,11 @@ class MegatronPolicy:
         return self.loss_fn(logprobs, micro, normalizers, entropy, divergence)
 
     def _token_logprobs(
-        self, hidden: torch.Tensor, layout: TokenLayout, *, with_entropy: bool = True
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, hidden: Tensor, layout: TokenLayout, *, with_entropy: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """float32 [R] logprobs and entropies of a micro-batch's trained tokens, from the last stage's output."""
 
-        def of(states: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, layer: OutputLayer) -> Results:
+        def of(states: Tensor, weight: Tensor, targets: Tensor, layer: OutputLayer) -> Results:
             where: dict[str, Any] = {**vars(layer), "sampled_from": self.loss_fn.sampled_from}
             return linear_logprobs(states, weight, targets, with_entropy=with_entropy, **where)
 
@@ -399,10 +395,10 @@ class MegatronPolicy:
         logprobs, entropy = self._outputs(of, select, weight, layout, layout.source, layout.targets)
         return logprobs, entropy
 
-    def _predicted_ahead(self, hidden: torch.Tensor, layout: TokenLayout) -> Iterator[Results]:
+    def _predicted_ahead(self, hidden: Tensor, layout: TokenLayout) -> Iterator[Results]:
         """What each depth of multi-token prediction makes of its targets: what `linear_predictions` says of them."""
 
-        def of(states: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, layer: OutputLayer) -> Results:
+        def of(states: Tensor, weight: Tensor, targets: Tensor, layer: OutputLayer) -> Results:
             return linear_predictions(states, weight, targets, **vars(layer))
 
         weight = self.model.output_weight()
@@ -411,13 +407,13 @@ class MegatronPolicy:
         for states, ahead in zip(self.model.predict_ahead(hidden, layout), layout.ahead, strict=True):
             yield self._outputs(of, partial(self.model.select, states), weight, layout, ahead.source, ahead.targets)
 
-    def _moving(self) -> list[torch.Tensor]:
+    def _moving(self) -> list[Tensor]:
         """Everything that training changes."""
         biases = [router.expert_bias.data for router in self.model.routers() if router.expert_bias is not None]
         return [*(buffer.values for buffer in self.buffers), *biases]
 
     @contextmanager
-    def _swapped(self, values: list[torch.Tensor]) -> Iterator[None]:
+    def _swapped(self, values: list[Tensor]) -> Iterator[None]:
         """The model with other weights; the live ones stay where they are."""
         live = self._moving()
         self._point_at([value.to(self.device, non_blocking=True) for value in values])
@@ -426,7 +422,7 @@ class MegatronPolicy:
         finally:
             self._point_at(live)
 
-    def _point_at(self, values: list[torch.Tensor]) -> None:
+    def _point_at(self, values: list[Tensor]) -> None:
         for buffer, value in zip(self.buffers, values, strict=False):
             buffer.point_at(value)
         routers = [router for router in self.model.routers() if router.expert_bias is not None]
@@ -435,13 +431,13 @@ class MegatronPolicy:
             router.expert_bias.data = value
 
 
-def _scatter(values: torch.Tensor, layout: TokenLayout) -> torch.Tensor:
+def _scatter(values: Tensor, layout: TokenLayout) -> Tensor:
     """[R, …] → [n, W, …], zero where nothing is trained."""
     flat = values.new_zeros(layout.shape[0] * layout.shape[1], *values.shape[1:])
     return flat.index_copy(0, layout.cells, values).view(*layout.shape, *values.shape[1:])
 
 
-def _off_device(tensor: torch.Tensor) -> torch.Tensor:
+def _off_device(tensor: Tensor) -> Tensor:
     """A copy in host memory, pinned where that makes the way back faster."""
     copy = tensor.to("cpu", copy=True)
     return copy.pin_memory() if tensor.is_cuda else copy

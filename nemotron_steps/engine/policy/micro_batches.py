@@ -14,12 +14,7 @@ from functools import partial
 import torch
 
 from nemotron_steps.config.schema.policy import PolicyConfig
-from nemotron_steps.engine.batching import (
-    fixed_micro_batches,
-    round_up,
-    select_rows,
-    token_budget_micro_batches,
-)
+from nemotron_steps.engine.batching import fixed_micro_batches, round_up, select_rows, token_budget_micro_batches
 from nemotron_steps.engine.kernels.varlen import to_device
 from nemotron_steps.engine.packing import pack
 from nemotron_steps.engine.policy.moe.router import check_routed_experts

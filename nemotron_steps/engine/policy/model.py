@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from nemotron_steps.config.layout.parallel_config import stage_layers
@@ -60,7 +61,7 @@ class Layer(torch.nn.Module):
         super().__init__()
         self.config, self.layer_number = config, number
 
-    def is_fused(self, hidden: torch.Tensor) -> bool:
+    def is_fused(self, hidden: Tensor) -> bool:
         """Whether attention and MLP are one function each with their norm: on one rank, in float32 on CPU."""
         alone = self.config.tensor_model_parallel_size == 1
         return alone and hidden.device.type == "cpu" and hidden.dtype is torch.float32 and not self.adapted
@@ -87,8 +88,8 @@ class TransformerLayer(Layer):
             self.mlp = Mlp(config, architecture.activation, architecture.ffn_hidden_size)
 
     def forward(
-        self, hidden: torch.Tensor, added: torch.Tensor | None, layout: TokenLayout, angles: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, hidden: Tensor, added: Tensor | None, layout: TokenLayout, angles: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
         """See Layer."""
         if isinstance(self.mlp, Mlp) and self.is_fused(hidden):
             hidden = hidden if added is None else hidden + added
@@ -110,13 +111,7 @@ class HybridLayer(Layer):
     }
 
     def __init__(
-        self,
-        config: Any,
-        number: int,
-        kind: str,
-        architecture: Architecture,
-        layout: ParallelDims,
-        freeze_router: bool,
+        self, config: Any, number: int, kind: str, architecture: Architecture, layout: ParallelDims, freeze_router: bool
     ) -> None:
         super().__init__(config, number)
         self.kind = kind
@@ -134,8 +129,8 @@ class HybridLayer(Layer):
             self.register_module(name, module)
 
     def forward(
-        self, hidden: torch.Tensor, added: torch.Tensor | None, layout: TokenLayout, angles: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, hidden: Tensor, added: Tensor | None, layout: TokenLayout, angles: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
         """See Layer."""
         norm, mixer = (self._modules[name] for name in self.KINDS[self.kind])
         assert isinstance(norm, RmsNorm) and mixer is not None
@@ -234,7 +229,7 @@ class PolicyModel(torch.nn.Module):
                 number += len(architecture.mtp_pattern)
             self.mtp = MultiTokenPrediction(blocks, detach=detach_mtp)
 
-    def forward(self, tokens: TokenLayout, received: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, tokens: TokenLayout, received: Tensor | None = None) -> Tensor:
         """Hidden states after this rank's layers, before the final norm: [T, 1, hidden].
 
         Args:
@@ -243,7 +238,7 @@ class PolicyModel(torch.nn.Module):
         """
         hidden = self._embed(tokens.token_ids) if received is None else received
         angles = self.angles(tokens)
-        added: torch.Tensor | None = None
+        added: Tensor | None = None
         for layer in self.decoder.layers:
             hidden, added = self._run(layer, hidden, added, tokens, angles)
         return hidden if added is None else hidden + added
@@ -259,15 +254,15 @@ class PolicyModel(torch.nn.Module):
 
         return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 
-    def predictors(self, hidden: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    def predictors(self, hidden: Tensor, source: Tensor) -> Tensor:
         """Normed hidden states [R, hidden] of some of this rank's tokens, from the last stage's output."""
         return self._final_norm(self.select(hidden, source))
 
-    def select(self, hidden: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    def select(self, hidden: Tensor, source: Tensor) -> Tensor:
         """States [R, hidden] of some of this rank's tokens."""
         return self._of_all_tokens(hidden).flatten(0, 1).index_select(0, source)
 
-    def predict_ahead(self, hidden: torch.Tensor, tokens: TokenLayout) -> Iterator[torch.Tensor]:
+    def predict_ahead(self, hidden: Tensor, tokens: TokenLayout) -> Iterator[Tensor]:
         """States of each depth of multi-token prediction, from the last stage's output and like it."""
         assert self.mtp is not None
         # The last norm sees all tokens, as it does where the model itself predicts: its gradients there and here are
@@ -277,7 +272,7 @@ class PolicyModel(torch.nn.Module):
             normed = scatter_to_sequence_parallel_region(normed)
         return self.mtp.forward(normed, self._embed, tokens, self.angles(tokens), run=self._run)
 
-    def output_weight(self) -> torch.Tensor:
+    def output_weight(self) -> Tensor:
         """This rank's rows of the output layer."""
         return (self.embedding.word_embeddings if self._tied_here else self.output_layer).weight
 
@@ -292,13 +287,13 @@ class PolicyModel(torch.nn.Module):
         mlps = [getattr(layer, "mlp", None) for layer in [*self.decoder.layers, *ahead]]
         return [mlp.router for mlp in mlps if isinstance(mlp, MoeLayer)]
 
-    def own_tokens(self, values: torch.Tensor) -> torch.Tensor:
+    def own_tokens(self, values: Tensor) -> Tensor:
         """This context-parallel rank's share of token-aligned values [T, …]."""
         if self.context_group is None:
             return values
         return values.chunk(self.layout.context)[parallel_state.get_context_parallel_rank()]
 
-    def angles(self, tokens: TokenLayout) -> torch.Tensor:
+    def angles(self, tokens: TokenLayout) -> Tensor:
         """Cosines and sines of the tokens' positions, [2, T, 1, 1, head_dim]; of no angle where attention has none."""
         architecture = self.architecture
         longest = tokens.shape[1] if architecture.rotary else 1
@@ -312,16 +307,16 @@ class PolicyModel(torch.nn.Module):
         positions = tokens.positions if architecture.rotary else torch.zeros_like(tokens.positions)
         return self._angles.index_select(1, self.own_tokens(positions))
 
-    def _final_norm(self, states: torch.Tensor) -> torch.Tensor:
+    def _final_norm(self, states: Tensor) -> Tensor:
         return getattr(self.decoder, self._last_norm)(states)
 
-    def _of_all_tokens(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _of_all_tokens(self, hidden: Tensor) -> Tensor:
         """Without sequence parallelism."""
         if not self.layout.sequence_parallel:
             return hidden
         return gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
 
-    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def _embed(self, token_ids: Tensor) -> Tensor:
         """Token ids [T] of the whole layout → embeddings [T, 1, hidden] of this rank's share of them."""
         own = self.own_tokens(token_ids)
         if self.layout.tensor == 1:

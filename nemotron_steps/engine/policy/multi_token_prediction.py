@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from nemotron_steps.engine.kernels.linear import linear
 from nemotron_steps.engine.losses.loss import loss_mask
@@ -48,12 +49,10 @@ class PredictionBlock(torch.nn.Module):
         self.mtp_model_layer.layers = torch.nn.ModuleList(layers)
         self.final_layernorm = RmsNorm(config, width, eps)
 
-    def forward(
-        self, hidden: torch.Tensor, embedded: torch.Tensor, layout: TokenLayout, angles: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, hidden: Tensor, embedded: Tensor, layout: TokenLayout, angles: Tensor) -> Tensor:
         """States of the depth before and embeddings of the tokens ahead, [T, 1, hidden] each → states of this depth."""
         states = linear(torch.cat((self.enorm(embedded), self.hnorm(hidden)), dim=-1), self.eh_proj.weight)
-        added: torch.Tensor | None = None
+        added: Tensor | None = None
         for layer in self.inner_layers():
             states, added = layer(states, added, layout, angles)
         return self.final_layernorm.after_adding(states, added)[1]
@@ -84,13 +83,13 @@ class MultiTokenPrediction(torch.nn.Module):
 
     def forward(
         self,
-        hidden: torch.Tensor,
-        embed: Callable[[torch.Tensor], torch.Tensor],
+        hidden: Tensor,
+        embed: Callable[[Tensor], Tensor],
         layout: TokenLayout,
-        angles: torch.Tensor,
+        angles: Tensor,
         *,
-        run: Callable[..., torch.Tensor],
-    ) -> Iterator[torch.Tensor]:
+        run: Callable[..., Tensor],
+    ) -> Iterator[Tensor]:
         """States [T, 1, hidden] of each depth, ready for the output layer.
 
         Args:
@@ -125,7 +124,7 @@ class PredictionLoss:
         self._scale = config.mtp_loss_scaling_factor / len(self._counts)
         self._sums = torch.zeros(2, len(self._counts), dtype=torch.float64, device=on)
 
-    def __call__(self, predicted: Sequence[Results], layout: TokenLayout, micro: TrainBatch) -> torch.Tensor:
+    def __call__(self, predicted: Sequence[Results], layout: TokenLayout, micro: TrainBatch) -> Tensor:
         """This micro-batch's share of what is added to the policy's loss, a scalar.
 
         Args:

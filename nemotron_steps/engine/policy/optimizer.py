@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.optim import lr_scheduler
 from torch.optim.adamw import adamw
 
@@ -53,7 +54,7 @@ class FlatAdamW:
         self.buffers, self.config = list(buffers), config
         self.steps = 0
         self._clip_groups, self._first_tensor_rank = clip_groups, first_tensor_rank
-        self.masters: list[torch.Tensor] = []
+        self.masters: list[Tensor] = []
         """float32 master weights of this rank's shard of each buffer; or int16 remainders of them."""
         self.moments: list[dict[str, SplitTensor]] = []
         offloaded = config.optimizer_offload_fraction if config.optimizer_cpu_offload else 0.0
@@ -118,13 +119,7 @@ class FlatAdamW:
             buffer.gather_values()
 
     def _update(
-        self,
-        buffer: ParameterBuffer,
-        master: torch.Tensor,
-        moments: dict[str, SplitTensor],
-        lr: float,
-        *,
-        decayed: bool,
+        self, buffer: ParameterBuffer, master: Tensor, moments: dict[str, SplitTensor], lr: float, *, decayed: bool
     ) -> None:
         first = buffer.shard.start
         ranges = [
@@ -133,7 +128,7 @@ class FlatAdamW:
         ]
         gradients, values = buffer.grads[buffer.shard], buffer.values[buffer.shard]
 
-        def update(piece: slice, state: dict[str, torch.Tensor]) -> None:
+        def update(piece: slice, state: dict[str, Tensor]) -> None:
             """In float32, whatever the state is kept in."""
             wide = {name: moment.float() for name, moment in state.items()}
             joined = master[piece] if master.dtype is torch.float32 else join_float32(values[piece], master[piece])
@@ -157,7 +152,7 @@ class FlatAdamW:
                     update(piece, {name: moment[piece] for name, moment in resident.items()})
         through_device(moments, ranges, update)
 
-    def _adamw(self, state: list[list[torch.Tensor]], lr: float, decayed: bool) -> None:
+    def _adamw(self, state: list[list[Tensor]], lr: float, decayed: bool) -> None:
         """Update float32 weights and moments in place: [weights, gradients, exp_avg, exp_avg_sq], each a list."""
         weights, gradients, exp_avg, exp_avg_sq = state
         if not weights:
@@ -179,13 +174,13 @@ class FlatAdamW:
             maximize=False,
         )
 
-    def whole_state(self) -> dict[str, dict[str, torch.Tensor]]:
+    def whole_state(self) -> dict[str, dict[str, Tensor]]:
         """Moments (and master weights, when the model is not float32) of this rank's parameters, unsharded.
 
         Returns:
             state name → parameter name → tensor of the parameter's shape. Collective over data-parallel ranks.
         """
-        state: dict[str, dict[str, torch.Tensor]] = {}
+        state: dict[str, dict[str, Tensor]] = {}
         for buffer, master, moments in zip(self.buffers, self.masters, self.moments, strict=True):
             shards = {name: moment.whole().float() for name, moment in moments.items()}
             if master.dtype is torch.int16:
@@ -196,7 +191,7 @@ class FlatAdamW:
                 state.setdefault(name, {}).update(buffer.unflatten(gather_shards(buffer, shard)))
         return state
 
-    def load_whole_state(self, state: dict[str, dict[str, torch.Tensor]], steps: int) -> None:
+    def load_whole_state(self, state: dict[str, dict[str, Tensor]], steps: int) -> None:
         """The inverse of `whole_state`. Collective over data-parallel ranks."""
         self.steps = steps
         for buffer, master, moments in zip(self.buffers, self.masters, self.moments, strict=True):
@@ -211,7 +206,7 @@ class FlatAdamW:
                 master.copy_(_own_shard(buffer, state["master"]))
 
 
-def _own_shard(buffer: ParameterBuffer, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+def _own_shard(buffer: ParameterBuffer, tensors: dict[str, Tensor]) -> Tensor:
     """This rank's part of the flat float32 tensor made of whole parameters' tensors."""
     whole = torch.zeros(buffer.values.numel(), dtype=torch.float32, device=buffer.values.device)
     for slot in buffer.slots:

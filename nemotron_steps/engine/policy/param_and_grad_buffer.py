@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from nemotron_steps.engine.policy.distributed.parallel_dims import all_gather, reduce_scatter
 from nemotron_steps.models.mapping import Parameter
@@ -111,7 +112,7 @@ class ParameterBuffer:
         if target.is_cuda:
             slot.tensor.main_grad = target  # type: ignore[attr-defined]  # Megatron's name; kernels/dense.py adds into it
 
-        def add(tensor: torch.Tensor) -> None:
+        def add(tensor: Tensor) -> None:
             if tensor.grad is not None:
                 target.add_(tensor.grad)
                 tensor.grad = None
@@ -158,7 +159,7 @@ class ParameterBuffer:
         if self.shards > 1:
             all_gather(self.values, self.values[self.shard].clone(), self.data_group)
 
-    def squared_norm(self, *, first_tensor_rank: bool) -> torch.Tensor:
+    def squared_norm(self, *, first_tensor_rank: bool) -> Tensor:
         """This rank's share of the squared gradient norm, a float32 scalar."""
         counted = self.own_segments(lambda kind: not kind.duplicate and (first_tensor_rank or not kind.replicated))
         total = torch.zeros((), dtype=torch.float32, device=self.grads.device)
@@ -166,22 +167,22 @@ class ParameterBuffer:
             total += squared_sum(self.grads[segment.start : segment.end])
         return total
 
-    def point_at(self, values: torch.Tensor) -> None:
+    def point_at(self, values: Tensor) -> None:
         """Make the parameters views of another flat tensor of the same layout."""
         for slot in self.slots:
             slot.tensor.data = values[slot.start : slot.end].view(slot.tensor.shape)
 
-    def unflatten(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+    def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a whole flat tensor, by parameter name."""
         return {slot.parameter.name: flat[slot.start : slot.end].view(slot.tensor.shape) for slot in self.slots}
 
 
-def squared_sum(flat: torch.Tensor) -> torch.Tensor:
+def squared_sum(flat: Tensor) -> Tensor:
     """Of a flat float32 tensor of any length, a scalar."""
     return torch.stack([torch.dot(piece, piece) for piece in torch.split(flat, _PIECE)]).sum()
 
 
-def gather_shards(buffer: ParameterBuffer, shard: torch.Tensor) -> torch.Tensor:
+def gather_shards(buffer: ParameterBuffer, shard: Tensor) -> Tensor:
     """The whole flat tensor of which every data-parallel rank holds its shard."""
     if buffer.shards == 1:
         return shard
@@ -216,13 +217,13 @@ class SplitTensor:
         """Of both parts."""
         return self.on_device.dtype
 
-    def whole(self) -> torch.Tensor:
+    def whole(self) -> Tensor:
         """All elements, on the device."""
         if not self.on_host.numel():
             return self.on_device
         return torch.cat([self.on_device, self.on_host.to(self.on_device.device)])
 
-    def copy_(self, values: torch.Tensor) -> None:
+    def copy_(self, values: Tensor) -> None:
         """Replace all elements."""
         kept = self.on_device.numel()
         self.on_device.copy_(values[:kept])
@@ -230,9 +231,7 @@ class SplitTensor:
 
 
 def through_device(
-    tensors: Mapping[str, SplitTensor],
-    ranges: Sequence[slice],
-    update: Callable[[slice, dict[str, torch.Tensor]], None],
+    tensors: Mapping[str, SplitTensor], ranges: Sequence[slice], update: Callable[[slice, dict[str, Tensor]], None]
 ) -> None:
     """Update host parts on the device: while one piece is computed, the next comes and the one before goes back.
 
@@ -268,7 +267,7 @@ class _Lane:
             # The room may be memory that what has been asked of the device until now is still to use.
             self._stream.wait_stream(torch.cuda.current_stream())
 
-    def run(self, piece: slice, kept: int, update: Callable[[slice, dict[str, torch.Tensor]], None]) -> None:
+    def run(self, piece: slice, kept: int, update: Callable[[slice, dict[str, Tensor]], None]) -> None:
         length, host = piece.stop - piece.start, slice(piece.start - kept, piece.stop - kept)
         here = {name: room[:length] for name, room in self._room.items()}
         with self._copying():
@@ -292,14 +291,14 @@ class _Lane:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
 
-def split_float32(master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def split_float32(master: Tensor) -> tuple[Tensor, Tensor]:
     """float32 → (bfloat16 weights, int16 remainders), both of its shape."""
     bits = master.contiguous().view(torch.int32)
     weights = ((bits + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16)
     return weights, bits.to(torch.int16)  # the low half, as a signed number
 
 
-def join_float32(weights: torch.Tensor, remainders: torch.Tensor) -> torch.Tensor:
+def join_float32(weights: Tensor, remainders: Tensor) -> Tensor:
     """The inverse of `split_float32`."""
     high = weights.contiguous().view(torch.int16).to(torch.int32) << 16
     return (high + remainders.to(torch.int32)).view(torch.float32)

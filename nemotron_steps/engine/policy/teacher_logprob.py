@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nemotron_steps.engine.kernels.linear import linear_forward, outer_product
@@ -23,8 +24,8 @@ from nemotron_steps.errors import EngineError
 
 
 def linear_topk(
-    k: int, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, layer: OutputLayer
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    k: int, hidden: Tensor, weight: Tensor, targets: Tensor, layer: OutputLayer
+) -> tuple[Tensor, Tensor, Tensor]:
     """What a teacher says of each token, without gradient.
 
     Args:
@@ -58,22 +59,20 @@ def linear_topk(
     return logprobs, topk, tokens
 
 
-def linear_states(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, layer: OutputLayer
-) -> tuple[torch.Tensor, torch.Tensor]:
+def linear_states(hidden: Tensor, weight: Tensor, targets: Tensor, layer: OutputLayer) -> tuple[Tensor, Tensor]:
     """float32 [R] logprobs of the targets, and the states [R, hidden] that whole distributions can be made of again."""
     return linear_topk(0, hidden, weight, targets, layer)[0], hidden.float()
 
 
 def linear_divergence(
     comparison: Comparison,
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    targets: torch.Tensor,
-    first: torch.Tensor,
-    second: torch.Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    first: Tensor,
+    second: Tensor,
     layer: OutputLayer,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """The policy's divergence from a teacher, with gradients to hidden and weight.
 
     Args:
@@ -89,7 +88,7 @@ def linear_divergence(
     return _LinearDivergence.apply(hidden, weight, targets, first, second, comparison, layer)
 
 
-Comparison = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+Comparison = Callable[..., tuple[Tensor, Tensor]]
 """From the policy's logits [n, rows] of this rank, their log-sum-exp [n] over the vocabulary and their entropies [n],
 what is known of each token (twice) and the layer, to the divergence [n] and its gradient in the logits."""
 
@@ -101,14 +100,8 @@ class TopkTokens:
     kl: TeacherKl
 
     def __call__(
-        self,
-        logits: torch.Tensor,
-        lse: torch.Tensor,
-        entropy: torch.Tensor,
-        logprobs: torch.Tensor,
-        tokens: torch.Tensor,
-        layer: OutputLayer,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, logits: Tensor, lse: Tensor, entropy: Tensor, logprobs: Tensor, tokens: Tensor, layer: OutputLayer
+    ) -> tuple[Tensor, Tensor]:
         """See Comparison."""
         chosen, mine, columns = layer.at(logits, tokens)
         value, at_chosen, everywhere = self.kl.of_chosen(chosen, logprobs.log_softmax(-1), lse, -entropy)
@@ -131,17 +124,11 @@ class WholeDistributions:
     """
 
     kl: TeacherKl
-    weights: Sequence[torch.Tensor]
+    weights: Sequence[Tensor]
 
     def __call__(
-        self,
-        logits: torch.Tensor,
-        lse: torch.Tensor,
-        _: torch.Tensor,
-        given: torch.Tensor,
-        teachers: torch.Tensor,
-        layer: OutputLayer,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, logits: Tensor, lse: Tensor, _: Tensor, given: Tensor, teachers: Tensor, layer: OutputLayer
+    ) -> tuple[Tensor, Tensor]:
         """See Comparison."""
         logprobs = torch.zeros_like(logits)
         for number, weight in enumerate(self.weights):
@@ -152,8 +139,8 @@ class WholeDistributions:
 
 
 def compared(
-    kl: TeacherKl, layout: TokenLayout, micro: TrainBatch, weights: Sequence[torch.Tensor]
-) -> tuple[Comparison, torch.Tensor, torch.Tensor]:
+    kl: TeacherKl, layout: TokenLayout, micro: TrainBatch, weights: Sequence[Tensor]
+) -> tuple[Comparison, Tensor, Tensor]:
     """How a micro-batch is compared, and what its teachers have left of each trained token, [R, ...] twice.
 
     Args:
@@ -175,14 +162,14 @@ class _LinearDivergence(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        targets: torch.Tensor,
-        first: torch.Tensor,
-        second: torch.Tensor,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        first: Tensor,
+        second: Tensor,
         comparison: Comparison,
         layer: OutputLayer,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.comparison, ctx.layer = comparison, layer
         total, own = hidden.shape[0], layer.rows(weight)
         divergence, logprobs, entropy = (torch.empty(total, device=hidden.device) for _ in range(3))
@@ -201,7 +188,7 @@ class _LinearDivergence(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, first, second, direction = ctx.saved_tensors
         layer, scale = ctx.layer, grad.to(hidden.dtype)[:, None]
         grad_hidden = direction * scale if ctx.needs_input_grad[0] else None
@@ -217,14 +204,14 @@ class _LinearDivergence(torch.autograd.Function):
 
 
 def _chunk(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    targets: torch.Tensor,
-    first: torch.Tensor,
-    second: torch.Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    first: Tensor,
+    second: Tensor,
     comparison: Comparison,
     layer: OutputLayer,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Divergences, logprobs and entropies [n] of some tokens, and the divergences' gradient in this rank's logits."""
     logits = linear_forward(hidden, weight).float()
     lse = layer.log_sum_exp(logits)

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.batching import select_rows
@@ -126,13 +127,13 @@ def rows_of(name: str, batch: TrainBatch, names: Sequence[str | None]) -> tuple[
     return rows, select_rows(dataclasses.replace(batch, routed_experts=None), rows)
 
 
-def heaviest_tokens(teacher: MegatronPolicy, batch: TrainBatch, k: int) -> list[torch.Tensor]:
+def heaviest_tokens(teacher: MegatronPolicy, batch: TrainBatch, k: int) -> list[Tensor]:
     """What a teacher says of its rows: float32 [N, T] logprobs of the tokens, float32 [N, T, k] of its k heaviest, and
     int32 [N, T, k] those. Collective over its ranks."""
     results = [*_zeros(batch, (), (k,)), *_zeros(batch, (k,), dtype=torch.int32)]
     return teacher.outputs(batch, partial(linear_topk, k), results)
 
 
-def _zeros(batch: TrainBatch, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+def _zeros(batch: TrainBatch, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """[N, T, *shape] each."""
     return [torch.zeros(*batch.input_ids.shape, *shape, dtype=dtype) for shape in shapes]

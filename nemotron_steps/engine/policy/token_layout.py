@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from nemotron_steps.engine.kernels.varlen import Range, RowSpans, Spans, size
 from nemotron_steps.engine.types import TrainBatch
@@ -37,11 +38,11 @@ class Grid:
 
     rows: int
     width: int
-    pad: torch.Tensor | None
+    pad: Tensor | None
     """int64 [rows · width], flat token (relative to the grid's first) of each cell; None when there is no padding."""
-    unpad: torch.Tensor | None
+    unpad: Tensor | None
     """int64 [tokens], cell of each flat token."""
-    valid: torch.Tensor | None
+    valid: Tensor | None
     """bool [rows, width]; None when every cell is a token."""
 
 
@@ -49,13 +50,13 @@ class Grid:
 class Ahead:
     """What one depth of multi-token prediction reads and predicts, `depth` tokens further on than the model itself."""
 
-    token_ids: torch.Tensor
+    token_ids: Tensor
     """int64 [T], the token that many places after each; 0 past the end of a sequence, where nothing is predicted"""
-    source: torch.Tensor
+    source: Tensor
     """int64 [R], flat token whose state predicts each trained token that has enough tokens before it."""
-    targets: torch.Tensor
+    targets: Tensor
     """int64 [R], those tokens."""
-    cells: torch.Tensor
+    cells: Tensor
     """int64 [R], their index in the flattened [n, W] batch."""
 
 
@@ -90,13 +91,13 @@ class VarlenSegments:
         self._keys = [sum(map(size, segment.keys)) for segment in self.segments]
 
     @cached_property
-    def keys(self) -> torch.Tensor:
+    def keys(self) -> Tensor:
         """int64: the keys that each segment sees, one segment after another."""
         ranges = [torch.arange(*keys) for segment in self.segments for keys in segment.keys]
         return torch.cat(ranges).to(self._device)
 
     @cached_property
-    def cu_seqlens(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def cu_seqlens(self) -> tuple[Tensor, Tensor]:
         """int32 [segments + 1] each, where a segment's queries begin and where its keys do."""
         counts = torch.tensor([(0, 0), *zip(self._queries, self._keys, strict=True)], dtype=torch.int32)
         queries, keys = counts.cumsum(0, dtype=torch.int32).to(self._device).unbind(1)
@@ -120,28 +121,28 @@ def _segments(rows: Sequence[Row], ranges: Iterable[Range]) -> Iterator[Segment]
 class TokenLayout:
     """One micro-batch as flat tokens. T tokens, R trained tokens, n sequences of at most W tokens."""
 
-    token_ids: torch.Tensor
+    token_ids: Tensor
     """int64 [T]"""
-    positions: torch.Tensor
+    positions: Tensor
     """int64 [T]"""
     whole: Grid
     """Rows of the first `whole_tokens` tokens."""
     suffix: Grid | None
     """Rows of the tokens after those; None when no prompt is shared."""
-    parent: torch.Tensor | None
+    parent: Tensor | None
     """int64 [suffix rows], the whole row each continues."""
-    source: torch.Tensor
+    source: Tensor
     """int64 [R], flat token whose hidden state predicts each trained token."""
-    targets: torch.Tensor
+    targets: Tensor
     """int64 [R], the trained tokens."""
-    cells: torch.Tensor
+    cells: Tensor
     """int64 [R], index of each trained token in the flattened [n, W] batch."""
     shape: tuple[int, int]
     """(n, W)"""
     spans: RowSpans
     carried: tuple[Range, ...] = ()
     """Flat tokens of which further sequences consist, that need none of their own."""
-    routed_experts: torch.Tensor | None = None
+    routed_experts: Tensor | None = None
     """int16 [T, mixtures, k], the generator's choices, all -1 where there is none; None: not replayed."""
     ahead: tuple[Ahead, ...] = ()
     """Of each depth of multi-token prediction, from 1."""
@@ -162,7 +163,7 @@ class TokenLayout:
         return self.spans.padding
 
     @cached_property
-    def mask(self) -> torch.Tensor:
+    def mask(self) -> Tensor:
         """bool [suffix rows, 1, suffix width, prompt width + suffix width], what a suffix's tokens see: its whole
         prompt, and itself up to each token."""
         assert self.suffix is not None and self.parent is not None
@@ -175,7 +176,7 @@ class TokenLayout:
         return torch.cat((prompt, own), dim=2)[:, None]
 
     @cached_property
-    def occurrences(self) -> torch.Tensor:
+    def occurrences(self) -> Tensor:
         """float32 [T], in how many of the n sequences each token is: a shared prompt's in several, padding in none.
 
         What is counted by it does not depend on how a batch is cut into micro-batches; idle ones count nothing.

@@ -38,7 +38,7 @@ class ConfigValues:
         value = self._config[name]
         if type(value) is not int or value < least:
             raise self.refusal(
-                f"{self._prefix}{name} is no count", f"a whole number of at least {least}", written(value)
+                f"{self._prefix}{name} must be a whole number", f"a whole number of at least {least}", written(value)
             )
         if value > most:
             raise self.refusal(f"{self._prefix}{name} is larger than any model's", f"at most {most}", written(value))
@@ -49,7 +49,7 @@ class ConfigValues:
         name = next((name for name in names if name in self._config), None)
         value = default if name is None else self._config[name]
         if not isinstance(value, bool | None):
-            raise self.refusal(f"{self._prefix}{name} is no truth value", "true or false", written(value))
+            raise self.refusal(f"{self._prefix}{name} must be true or false", "true or false", written(value))
         return bool(value)
 
     def number(

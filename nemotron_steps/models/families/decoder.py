@@ -158,7 +158,7 @@ def _read_rope(config: Mapping[str, Any], values: ConfigValues, where: str) -> t
     rope = ConfigValues(stated, where, within)
     rope_type = next((stated[key] for key in ("rope_type", "type") if stated.get(key) is not None), "default")
     if not isinstance(rope_type, str):
-        raise rope.refusal(f"{within}.rope_type is no name", " | ".join(ROPE_TYPES), written(rope_type))
+        raise rope.refusal(f"{within}.rope_type must be a name", " | ".join(ROPE_TYPES), written(rope_type))
     if rope_type not in ROPE_TYPES:
         raise UnsupportedError(
             "this rotary scaling is not implemented", where=where, expected=" | ".join(ROPE_TYPES), found=rope_type

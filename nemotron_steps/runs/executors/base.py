@@ -195,7 +195,7 @@ class Executor(Protocol):
 
 
 def find_executor(name: str) -> Executor:
-    """The executor a profile names. UnsupportedError if nothing here provides it, or what provides it is none."""
+    """The executor a profile names. UnsupportedError if nothing here provides it, or what provides it is not one."""
     if name in _BUILT_IN:
         executor: Executor = load_object(f"{__package__}.{_BUILT_IN[name]}")()
         return executor
@@ -250,7 +250,7 @@ def _loaded(point: EntryPoint) -> Executor:
     model = getattr(provided, "profile_model", OpenProfile)
     if not (isinstance(model, type) and issubclass(model, Profile)):
         raise UnsupportedError(
-            f"executor '{point.name}' has a profile_model that is none",
+            f"executor '{point.name}' has a profile_model that is not a Profile",
             where=where,
             expected="a subclass of nemotron_steps.config.profiles.Profile",
             found=repr(model),

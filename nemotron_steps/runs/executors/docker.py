@@ -115,7 +115,9 @@ def run_command(launch: Launch, name: str) -> list[str]:
 def _parts(job: str) -> tuple[str, str]:
     engine, _, name = job.partition("/")
     if engine not in ("docker", "podman") or not name.startswith("steps-"):
-        raise RequestError("this is no container of a run", found=job, expected="docker/steps-... or podman/steps-...")
+        raise RequestError(
+            "this is not a container of a run", found=job, expected="docker/steps-... or podman/steps-..."
+        )
     return engine, name
 
 

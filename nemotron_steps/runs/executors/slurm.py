@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import quote, unquote
 
 from nemotron_steps.artifacts.files import storage_errors, write_atomic
 from nemotron_steps.config.locations import ENVIRONMENT_VARIABLE
@@ -34,7 +34,11 @@ __all__ = ["SlurmExecutor", "SlurmProfile", "batch_script", "parse_fields"]
 
 _TIMEOUT_S = 60
 _HOME = ".steps"
-_WORD = r"[A-Za-z0-9][\w.-]*"
+_JOB = re.compile(
+    r"ssh://(?:(?P<user>[A-Za-z0-9][\w.-]*)@)?(?P<host>[A-Za-z0-9][\w.-]*)/(?P<number>\d+)"
+    r"\?folder=(?P<folder>/[^&]*)(?:&identity=(?P<identity>/[^&]*))?"
+)
+"""A job that submission through ssh named. Another may have written it: no option, no relative path."""
 _DISK_FULL = r"No space left on device|Disk quota exceeded|Wrote only \d+ of \d+ bytes|I/O error writing script"
 """As the system, tar (of a file that fitted in part) and Slurm's controller say it."""
 
@@ -186,22 +190,13 @@ class Commands:
         """The inverse of `job`. RequestError for what it would not give: another may have written it."""
         if job.isdigit():
             return Commands(), job
-        parts = urlsplit(job)
-        number = parts.path.removeprefix("/")
-        given = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        # Not parts.hostname, which is in small letters: ssh's own names of hosts need not be.
-        user, _, host = parts.netloc.rpartition("@")
-        here = Commands(host, user, given.get("identity", ""), given.get("folder", ""))
-        fits = (
-            parts.scheme == "ssh"
-            and number.isdigit()
-            and re.fullmatch(_WORD, here.host)
-            and (not here.user or re.fullmatch(_WORD, here.user))
-            and all(path.startswith("/") for path in (here.folder, here.identity or "/"))
-        )
-        if not fits:
-            raise RequestError("this is no Slurm job", found=job, expected="a number, or ssh://HOST/NUMBER?folder=PATH")
-        return here, number
+        found = _JOB.fullmatch(job)
+        if found is None:
+            raise RequestError(
+                "this is not a Slurm job", found=job, expected="a number, or ssh://HOST/NUMBER?folder=PATH"
+            )
+        folder, identity = unquote(found["folder"]), unquote(found["identity"] or "")
+        return Commands(found["host"], found["user"] or "", identity, folder), found["number"]
 
     def call(self, command: list[str], environment: Mapping[str, str] | None = None) -> str:
         """What a command prints; `environment` is added to its shell's variables.

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -119,7 +120,7 @@ def _templates() -> Environment:
         "short_digest": short_digest,
         "shown": log_format.values_of,
         "size": log_format.readable_size,
-        "text": _text,
+        "text": lambda value: value if isinstance(value, str) else "\n".join(map(str, value or [value])),
         "words": lambda name: str(name).replace("_", " "),
     }
     found.filters.update(filters)
@@ -171,10 +172,6 @@ def _chosen_samples(samples: Sequence[Mapping[str, Any]]) -> list[tuple[str, Seq
     kinds = [("best", ranked[:_SHOWN_SAMPLES]), ("worst", ranked[::-1][:_SHOWN_SAMPLES])] if ranked else []
     latest, first = samples[::-1][:_SHOWN_SAMPLES], samples[:_SHOWN_SAMPLES]
     return [*kinds, ("latest", latest), ("first", first)]
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else "\n".join(str(each) for each in value) if value else str(value)
 
 
 def command_of(request: Mapping[str, Any]) -> str:
@@ -239,13 +236,7 @@ def render_index(title: str, runs: Sequence[RunInfo], artifacts: Sequence[Artifa
         report_of=report_of,
         folder_of=lambda artifact: link(artifact.path) if artifact.path.is_dir() else "",
         asked_for=lambda run: command_of(run.request) or run.name,
-        counts=_counts,
+        states=lambda run: Counter(str(step.get("state", "pending")) for step in run.steps.values()),
         # A killed run could not write down when it ended.
         time_taken=lambda run: 0.0 if run.status == KILLED else max(run.updated - run.created, 0.0),
     )
-
-
-def _counts(run: RunInfo) -> str:
-    """`2 ran, 1 failed`."""
-    states = [str(step.get("state", "pending")) for step in run.steps.values()]
-    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))

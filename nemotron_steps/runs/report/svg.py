@@ -165,10 +165,10 @@ def axes(covered: Points) -> tuple[Callable[[float, float], tuple[float, float]]
         return _LEFT + across * (WIDTH - _LEFT - _RIGHT), HEIGHT - _BOTTOM - up * (HEIGHT - _TOP - _BOTTOM)
 
     parts = []
-    for tick, text in zip(ticks, tick_labels(ticks), strict=True):
+    for tick in ticks:
         _, y = place(x_low, tick)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 3:.1f}" text-anchor="end">{text}</text>')
+        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 3:.1f}" text-anchor="end">{tick:{_TICK}}</text>')
     for x, anchor in ((x_low, "start"), (x_high, "end")) if x_high > x_low else ((x_low, "middle"),):
         px, _ = place(x, y_low)
         parts.append(f'<text class="tick" x="{px:.1f}" y="{HEIGHT - 5}" text-anchor="{anchor}">{number(x)}</text>')
@@ -205,12 +205,6 @@ def nice_ticks(low: float, high: float, count: int) -> list[float]:
     first = math.floor(low / step + 1e-9)
     last = max(math.ceil(high / step - 1e-9), first + 1)
     return [float(f"{index * step:{_TICK}}") for index in range(first, last + 1)]
-
-
-def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """Ticks as texts, with as many digits as it takes to tell one from the next."""
-    texts = [number(tick) for tick in ticks]
-    return texts if len(set(texts)) == len(texts) else [f"{tick:{_TICK}}" for tick in ticks]
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nemotron_steps.config.schema.data_prep import PreferencePrepConfig
-from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.rows.layouts import read_pair, row_tools, with_system
 from nemotron_steps.rows.lines import Row
-from nemotron_steps.rows.messages import Message, Tool, decoded, read_messages, texts_of, written
+from nemotron_steps.rows.messages import Message, Tool, decoded, read_messages, texts_of, written, wrong
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.prepare import prepare, sources_of
 from nemotron_steps.steps.data_prep.blends.shards import RowFunction, RowLeftOut
@@ -66,7 +65,7 @@ def answer_pair(row: Row, where: str) -> AnswerPair:
     else:
         pair = _own(row, where)
     if not pair.conversation or pair.conversation[-1].get("role") != "user":
-        raise _wrong("the prompt does not end with a message of the user", where, None)
+        raise wrong("the prompt does not end with a message of the user", where)
     return replace(pair, conversation=with_system(row, pair.conversation, where))
 
 
@@ -106,7 +105,7 @@ def _number(row: Row, field: str, where: str, least: int) -> int:
     except (TypeError, ValueError):
         number = math.nan
     if isinstance(row[field], bool) or number not in range(least, 4):
-        raise _wrong(f"`{field}` must be a whole number from {least} to 3", where, field)
+        raise wrong(f"`{field}` must be a whole number from {least} to 3", where, field)
     return int(number)
 
 
@@ -118,10 +117,10 @@ def _arena(row: Row, where: str) -> AnswerPair:
         conversation, other = sides[0][:-1], sides[1][:-1]
         users = [[m["content"] for m in side if m["role"] == "user"] for side in (conversation, other)]
         if users[0] != users[1]:
-            raise _wrong("the two conversations do not ask the same", where, "conversation_b")
+            raise wrong("the two conversations do not ask the same", where, "conversation_b")
         answers = [side[-1]["content"] for side in sides]
         if any(side[-1]["role"] != "assistant" for side in sides):
-            raise _wrong("a conversation does not end with an answer", where, "conversation_a")
+            raise wrong("a conversation does not end with an answer", where, "conversation_a")
         if conversation != other and len(conversation) > 1:
             # Earlier answers differ: only the first question has the same prompt on both sides.
             raise RowLeftOut("the conversations differ before their last turns")
@@ -143,7 +142,7 @@ def _winner(row: Row, where: str) -> int:
     if "winner_model_a" in row and "winner_model_b" in row:
         first, second = (_number(row, f"winner_model_{side}", where, 0) for side in "ab")
         return 2 * ((second > 0) - (first > 0))
-    raise _wrong("the row does not say which answer won", where, "winner")
+    raise wrong("the row does not say which answer won", where, "winner")
 
 
 def _own(row: Row, where: str) -> AnswerPair:
@@ -160,7 +159,7 @@ def _principle(row: Row, where: str) -> str | None:
 
 def _text(value: Any, where: str, field: str) -> str:
     if not isinstance(value, str):
-        raise _wrong(f"`{field}` must be a text", where, field)
+        raise wrong(f"`{field}` must be a text", where, field)
     return str(read_messages([{"role": "assistant", "content": value}], where, field)[0]["content"])
 
 
@@ -168,9 +167,5 @@ def _turns(value: Any, where: str, field: str) -> Sequence[str]:
     turns = decoded(value)
     turns = [turns] if isinstance(turns, str) else turns
     if not isinstance(turns, list) or not all(turn is None or isinstance(turn, str) for turn in turns):
-        raise _wrong(f"`{field}` must be a text or a list of texts", where, field)
+        raise wrong(f"`{field}` must be a text or a list of texts", where, field)
     return [turn or "" for turn in turns]
-
-
-def _wrong(what: str, where: str, field: str | None) -> DataError:
-    return DataError(what, where=where if field is None else f"{where} field {field}", hints=show_line(where))

@@ -20,9 +20,10 @@ from nemotron_steps.config.schema.data_prep import MadeUpPackages
 from nemotron_steps.config.schema.swe_tasks import PackageSource, SweTasksConfig
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.swe.harness import task_prompt
-from nemotron_steps.errors import DataError, show_line
+from nemotron_steps.errors import DataError
 from nemotron_steps.rows.layouts import read_request
 from nemotron_steps.rows.lines import Row
+from nemotron_steps.rows.messages import wrong
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.prepare import jsonl_source, prepare
 from nemotron_steps.steps.data_prep.blends.shards import RowFunction
@@ -187,11 +188,5 @@ def _object(value: Any, field: str, where: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise DataError(
-            f"`{field}` is not an object",
-            where=f"{where} field {field}",
-            expected="an object, or one as JSON text",
-            found=repr(value)[:80],
-            hints=show_line(where),
-        )
+        raise wrong("must be an object, or one as JSON text", where, field, found=value)
     return found

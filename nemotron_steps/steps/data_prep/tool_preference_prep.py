@@ -21,9 +21,10 @@ from nemotron_steps.config.schema.tool_preferences import ToolPreferencePrepConf
 from nemotron_steps.engine.rollouts.data import PromptRows
 from nemotron_steps.environments.responses import content_text
 from nemotron_steps.environments.tools.single_step_tool_use import SingleStepToolUse, SingleStepToolUseConfig
-from nemotron_steps.errors import DataError, show_line
+from nemotron_steps.errors import DataError
 from nemotron_steps.rows.layouts import read_request
 from nemotron_steps.rows.lines import Row
+from nemotron_steps.rows.messages import wrong
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.prepare import REFUSALS, jsonl_source, prepare
 from nemotron_steps.steps.data_prep.blends.shards import RowFunction
@@ -103,16 +104,11 @@ def checked_rows() -> RowFunction:
         offered = [tool["name"] for tool in tools_of(row)]
         for name, _ in calls_of(row):
             if name not in offered:
-                raise DataError(
-                    "the expected call names a tool that the row does not offer",
-                    where=f"{where} field expected_action.name",
-                    expected=", ".join(offered) or "a tool in responses_create_params.tools",
-                    found=name,
-                    hints=show_line(where),
-                )
+                expected = ", ".join(offered) or "a tool in responses_create_params.tools"
+                what = "the expected call names a tool that the row does not offer"
+                raise wrong(what, where, "expected_action.name", expected=expected, found=name)
         if not calls_of(row) and not message_text(row):
-            field = f"{where} field expected_action.content"
-            raise DataError("the expected message is empty", where=field, hints=show_line(where))
+            raise wrong("the expected message is empty", where, "expected_action.content")
 
     return become
 

@@ -86,23 +86,6 @@ def test_cancelled_requests_are_dropped_and_others_go_on() -> None:
     assert generator.log == ["cancelled a/1", "cancelled a/2", "b[0]"]
 
 
-def test_samples_that_nobody_awaits_any_more_are_counted_and_disturb_nobody() -> None:
-    generator = Generator()
-    asked = sampler(generator)
-    generator.cancel = lambda request_id: None  # type: ignore[method-assign]  # its samples come all the same
-
-    async def run() -> None:
-        first, second = asked.submit([2], PARAMS, 2, "kept")
-        asked.submit([1], PARAMS, 2, "gone")
-        asked.cancel_request("gone")
-        second.cancel()
-        assert (await first).token_ids == [2, 0]
-        assert not asked.busy
-
-    asyncio.run(asyncio.wait_for(run(), 20))
-    assert generator.log == ["gone[1]", "gone[0]", "kept[1]", "kept[0]"] and asked.generated_tokens == 8
-
-
 def test_a_judge_waits_until_the_policy_has_nothing_to_do() -> None:
     first, second = Generator(), Generator()
     second.log = first.log
@@ -157,15 +140,3 @@ def test_a_generator_is_dead_after_a_minute_of_silence_and_a_look_counts_a_secon
         look()
     with pytest.raises(WorkerLostError, match="`policy` has sampled no token for 60 s"):
         look()
-
-
-def test_a_generator_is_not_asked_after_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
-    watch = module._StallWatch(Generator(), "policy")  # type: ignore[arg-type]
-    watch._generator = None  # type: ignore[assignment]
-    now = 0.24
-    watch.look()
-    now = 0.25
-    with pytest.raises(AttributeError):
-        watch.look()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from nemotron_steps.config.schema.grpo import GrpoConfig
 from nemotron_steps.engine.grpo import loop
 from nemotron_steps.engine.grpo.distillation import METADATA_KEY, Distillation
+from nemotron_steps.engine.grpo.loop import run_on
 from tests.engine.engine_samples import random_batch, rollout
 
 
@@ -96,3 +98,29 @@ def test_where_advantages_are_the_teachers_the_divergence_is_what_is_trained_if_
     Distillation(choice=None, teachers=Teachers(), gives_advantages=True).score(prepared)  # type: ignore[arg-type]
     found = dict.fromkeys(("teacher_kl/maths", "teacher_kl/mean", "teacher_divergence"), pytest.approx(2.0))
     assert prepared.metrics == (found if trained else {})
+
+
+class Result:
+    formatted = 0
+
+    def __repr__(self) -> str:
+        Result.formatted += 1
+        return "a long text"
+
+
+async def result() -> Result:
+    return Result()
+
+
+def test_the_result_is_returned_and_never_formatted_as_text() -> None:
+    with asyncio.Runner() as runner:
+        assert isinstance(run_on(runner, result()), Result)
+    assert Result.formatted == 0
+
+
+def test_errors_are_raised_as_they_are() -> None:
+    async def fail() -> None:
+        raise LookupError("gone")
+
+    with asyncio.Runner() as runner, pytest.raises(LookupError, match="gone"):
+        run_on(runner, fail())

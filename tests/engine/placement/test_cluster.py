@@ -172,13 +172,6 @@ def test_training_in_one_process_refuses_what_needs_several(schema, changes, key
     preflight.check_placement(config.model_copy(update={"cluster": ClusterConfig(backend="ray", policy_workers=2)}), {})
 
 
-def test_without_ray_the_package_to_install_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UnsupportedError) as caught:
-        RayCluster(ClusterConfig(backend="ray"))
-    assert "pip install 'nemotron-steps[ray]'" in caught.value.hints
-
-
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("settings", "key"),
@@ -241,28 +234,6 @@ def test_neighbours_that_ask_for_the_same_fill_a_node_before_the_next_begins(pla
         visited = [nodes[index] for index in order if bundles[index] == {"GPU": gpus}]
         runs = [len(list(run)) for _, run in groupby(visited)]
         assert len(runs) == len(set(visited)) and runs == sorted(runs, reverse=True)
-
-
-def test_eight_consecutive_ranks_share_a_node_of_eight_gpus():
-    nodes = ["a", "b", "c"] * 8
-    order = node_by_node([{"CPU": 1.0, "GPU": 1.0}] * 24, nodes)
-    assert [nodes[index] for index in order] == ["a"] * 8 + ["b"] * 8 + ["c"] * 8
-
-
-@pytest.mark.ray
-def test_bundles_that_ray_spreads_are_used_node_by_node(second_node, monkeypatch):
-    import ray
-
-    reserve = ray.util.placement_group
-    monkeypatch.setattr("ray.util.placement_group", lambda bundles, strategy: reserve(bundles, strategy="SPREAD"))
-    cluster = RayCluster(ClusterConfig(backend="ray"))
-    cluster.reserve([{}] * 4)
-    where = ray.remote(lambda: ray.get_runtime_context().get_node_id())
-    try:
-        nodes = ray.get([where.options(**cluster.options(bundle)).remote() for bundle in range(4)], timeout=60)
-    finally:
-        cluster.release()
-    assert nodes[0] == nodes[1] != nodes[2] == nodes[3]
 
 
 @pytest.mark.ray

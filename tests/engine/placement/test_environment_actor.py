@@ -11,7 +11,6 @@ from nemotron_steps.engine.placement import environment_actor
 from nemotron_steps.engine.placement.environment_actor import (
     MAX_RESTARTS,
     EnvironmentWorker,
-    PlacedEnvironment,
     PlacedEnvironmentSet,
 )
 from nemotron_steps.environments.base import Environment, EnvironmentConfig
@@ -66,20 +65,6 @@ def test_whoever_learns_of_a_death_late_is_sent_to_the_actor_that_took_over(aske
     asyncio.run(run())
 
 
-def test_an_actor_may_die_again_and_a_run_that_has_not_started_starts_none(asked):
-    async def run():
-        first = actor_of(asked, "first")
-        names = iter(["second", "third"])
-        environments = PlacedEnvironmentSet({}, {}, first, lambda: actor_of(asked, next(names)))
-        environments.get("mcqa")
-        for restarts, name in enumerate(("second", "third"), start=1):
-            assert await environments.replaced(environments.worker)
-            assert (environments.worker.name, environments.restarts) == (name, restarts)
-
-    asyncio.run(run())
-    assert {method for _, method, *_ in asked} == {"add"}
-
-
 @pytest.mark.parametrize(("died", "replaced"), [(MAX_RESTARTS - 1, True), (MAX_RESTARTS, False)])
 def test_an_actor_is_replaced_so_many_times_and_no_more(asked, died, replaced):
     async def run():
@@ -130,16 +115,6 @@ def test_environments_of_one_name_are_told_apart_and_those_that_run_agents_are_c
     monkeypatch.setattr(environment_actor, "answer", lost)
     asyncio.run(environments.close())  # nothing of it is left to close
     assert Closing.closed == 2
-
-
-def test_a_placed_environment_is_what_its_twin_is(asked):
-    placed = PlacedEnvironment(Closing(EnvironmentConfig(), {}), SimpleNamespace(restarts=0), "c")
-    assert (placed.name, placed.runs_agent, placed.judges_groups, placed.reward_range) == (
-        "closing",
-        True,
-        True,
-        (-1.0, 2.0),
-    )
 
 
 def test_a_worker_starts_and_closes_all_of_its_environments_and_tells_judges_behind_http_alone_the_step(monkeypatch):

@@ -12,7 +12,6 @@ import torch
 from nemotron_steps.engine.placement import generator_group
 from nemotron_steps.engine.placement.generator_group import AFFINITY_MARGIN, BLOCK, PrefixMemory, RayGenerator
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams
-from nemotron_steps.errors import EngineError
 
 ENGINES = 8
 SYSTEM = list(range(1000, 1000 + 3 * BLOCK))
@@ -63,15 +62,6 @@ def test_nearly_every_later_turn_reaches_its_engine_and_load_stays_even(generato
     assert later > 3000 and reached / later >= 0.95
 
 
-def test_first_turns_go_to_the_least_loaded_also_where_they_begin_alike(generator):
-    for number in range(3 * ENGINES):
-        submit(generator, str(number), SYSTEM)
-        if number < ENGINES:
-            finish(generator, str(number), [number])
-            submit(generator, f"again {number}", SYSTEM)
-    assert max(pending(generator)) - min(pending(generator)) <= 1
-
-
 def test_a_group_stays_whole_and_each_of_its_samples_goes_on_where_it_was(generator):
     engine = submit(generator, "group", SYSTEM, n=4)
     assert pending(generator)[engine] == 4
@@ -79,16 +69,6 @@ def test_a_group_stays_whole_and_each_of_its_samples_goes_on_where_it_was(genera
         finish(generator, "group", [index], index)
     submit(generator, "other", [1, 2, 3])
     assert {submit(generator, f"turn {i}", [*SYSTEM, i, 99]) for i in range(4)} == {engine}
-
-
-def test_a_cancelled_group_takes_all_that_it_still_has_to_sample_off_its_engines_load(generator):
-    engine = submit(generator, "group", SYSTEM, n=4)
-    finish(generator, "group", [1], 0)
-    submit(generator, "other", [1, 2, 3])
-    generator.cancel("group")
-    assert pending(generator)[engine] == 0 and generator.pending() == 1
-    generator.cancel("group")  # again, which does nothing
-    assert generator.pending() == 1
 
 
 def test_a_finished_group_leaves_nothing_behind_and_cancelling_it_asks_no_worker(generator):
@@ -140,14 +120,6 @@ def test_what_was_not_noted_for_longest_is_forgotten():
     assert [memory.find(chat) for chat in chats] == [0, None, 2]
 
 
-def test_of_conversations_alike_up_to_their_last_block_the_least_noted_is_forgotten(monkeypatch):
-    monkeypatch.setattr(generator_group, "_ENDS", 2)
-    memory = PrefixMemory()
-    for token in (5, 6, 5, 7):
-        memory.note([*range(BLOCK), token], token)
-    assert [memory.find([*range(BLOCK), token]) for token in (5, 6, 7)] == [5, None, 7]
-
-
 def test_a_request_is_cancelled_where_it_is_and_one_that_has_not_left_yet_is_only_dropped(generator, monkeypatch):
     told = []
     engine = generator._engines[0]
@@ -166,39 +138,3 @@ def test_a_request_is_cancelled_where_it_is_and_one_that_has_not_left_yet_is_onl
     generator.cancel("waiting")
     generator.cancel("sent")
     assert told[2:] == [("cancel", "sent")] and engine.outbox == []
-
-
-@pytest.mark.parametrize(("length", "fits"), [(0, False), (1, True), (4, True), (5, False)])
-def test_a_prompt_leaves_room_for_a_token(length, fits, generator):
-    generator._max_total_length = 5
-    if fits:
-        submit(generator, "r", [7] * length)
-    else:
-        with pytest.raises(EngineError, match="no room for a token"):
-            submit(generator, "r", [7] * length)
-    assert generator.pending() == fits
-
-
-@pytest.mark.parametrize(
-    ("backend", "colocated", "forgets", "loads_modules"),
-    [("vllm", True, True, True), ("vllm", False, False, True), ("embedded", True, False, False)],
-)
-def test_each_policy_has_a_transfer_of_its_own_that_knows_what_the_generators_keep(
-    backend, colocated, forgets, loads_modules, generator
-):
-    opened = []
-
-    class Policy:
-        def transfer_to(self, receivers, processes, **kept):
-            opened.append((self, processes, kept))
-            return SimpleNamespace(update=lambda version: 10 * version, transports=[])
-
-    generator._config = SimpleNamespace(backend=backend, colocated=SimpleNamespace(enabled=colocated))
-    first, second = Policy(), Policy()
-    reports = [
-        generator.update_weights(generator_group.PlacedWeights(p), n) for n, p in enumerate((first, first, second))
-    ]
-    assert [(report.version, report.bytes) for report in reports] == [(0, 0), (1, 10), (2, 20)]
-    assert generator.weight_version == 2
-    kept = {"forgets": forgets, "loads_modules": loads_modules}
-    assert opened == [(first, 1, kept), (second, 1, kept)]

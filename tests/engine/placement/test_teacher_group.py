@@ -126,16 +126,3 @@ def test_a_teachers_own_layout_precision_and_rows_at_a_time_go_before_the_policy
     same = teacher_config(policy, TeacherResourceConfig())
     assert (same.precision, same.logprob_batch_size) == ("float32", 4)
     assert same.sequence_packing.logprob_mb_tokens == same.dynamic_batching.logprob_mb_tokens == 99
-
-
-def test_an_override_is_the_same_once_the_config_was_written_and_read_again():
-    apart = NonColocatedTeachersConfig.model_validate(
-        {
-            "enabled": True,
-            "default_teacher_cfg": {"tensor_model_parallel_size": 2, "precision": "bfloat16", "micro_batch_size": 4},
-            "teacher_overrides": {"math": {"num_nodes": 2, "micro_batch_size": None}},
-        }
-    )
-    again = NonColocatedTeachersConfig.model_validate(apart.model_dump(mode="json"))
-    assert again.of("math") == apart.of("math")
-    assert (apart.of("math").precision, apart.of("math").micro_batch_size) == ("bfloat16", None)

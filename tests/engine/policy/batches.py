@@ -13,6 +13,7 @@ from nemotron_steps.engine.losses.loss import SampledFrom
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.losses.supervised import DpoLoss
 from nemotron_steps.engine.types import TrainBatch
+from nemotron_steps.models.mapping import split
 
 ALL_TOKENS, SOME_TOKENS = SampledFrom(), SampledFrom(temperature=0.8, top_p=0.9, top_k=150)
 """Whole distributions, and truncated ones that keep most of the tokens of `grouped_batch`, but not all."""
@@ -73,6 +74,13 @@ def policy_config(**changes) -> PolicyConfig:
     return PolicyConfig.model_validate(settings)
 
 
+def lora_config(optimizer=None, precision="float32", **peft) -> PolicyConfig:
+    """Of the megatron policy, with adapters."""
+    settings = {"enabled": True, "dim": 4, "alpha": 8, **peft}
+    megatron = {"optimizer": {"lr": 1e-2, "weight_decay": 0.1, **(optimizer or {})}, "peft": settings}
+    return policy_config(precision=precision, megatron_cfg=megatron)
+
+
 def rl_loss(sampled_from: SampledFrom = ALL_TOKENS, **changes) -> PolicyGradientLoss:
     """On-policy ratio, truncated importance sampling: what the Super3 stages run."""
     settings = {"force_on_policy_ratio": True, "use_importance_sampling_correction": True, **changes}
@@ -88,3 +96,28 @@ def hf_token_logprobs(model, batch: TrainBatch) -> torch.Tensor:
         logprobs = model(ids).logits[0, :-1].float().log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)
         rows.append(torch.nn.functional.pad(logprobs, (1, batch.input_ids.shape[1] - length)))
     return torch.stack(rows) * batch.token_mask
+
+
+def hf_gradients(model):
+    """Gradients of a transformers model under the names it saves: experts are one tensor in memory only."""
+    for name, parameter in model.named_parameters():
+        if model.config.model_type == "nemotron_h" and name.startswith("model."):
+            name = name.replace("model.", "backbone.", 1)
+        stem, _, kind = name.rpartition(".")
+        if not stem.endswith(".experts"):
+            yield name, parameter.grad
+            continue
+        for expert, gradient in enumerate(parameter.grad):
+            if kind != "gate_up_proj":
+                yield f"{stem}.{expert}.{kind}.weight", gradient
+            else:
+                for part, half in zip(("gate", "up"), gradient.chunk(2), strict=True):
+                    yield f"{stem}.{expert}.{part}_proj.weight", half
+
+
+def policy_gradients(policy):
+    """Of the last step, of a policy on one rank, under Hugging Face names."""
+    for buffer in policy.buffers:
+        gradients = buffer.unflatten(buffer.grads)
+        for slot in buffer.slots:
+            yield from split(slot.parameter, gradients[slot.parameter.name], policy.architecture)

@@ -26,7 +26,7 @@ def chosen_by(policy, batch: TrainBatch) -> torch.Tensor:
     routes = torch.full((*batch.input_ids.shape, len(routers), routers[0].top_k), -1, dtype=torch.int16)
     work = policy._work(replace(batch, routed_experts=None), range(len(batch)), train=False)
     for row in range(len(batch)):
-        work._own, work._layouts = [[row]], {}
+        work.own, work._layouts = [[row]], {}
         with torch.no_grad(), _recorded(routers) as chosen:
             policy.model(work.layout(0))
         tokens = len(work.layout(0).token_ids) - work.layout(0).padding

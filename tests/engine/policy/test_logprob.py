@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from nemotron_steps.engine.kernels.fused import rms_norm, rotate, swiglu
 from nemotron_steps.engine.losses.loss import SampledFrom
 from nemotron_steps.engine.policy import logprob
+from nemotron_steps.engine.policy.logprob import OutputLayer
 
 
 @settings(max_examples=30, deadline=None)
@@ -247,3 +248,18 @@ def test_in_16_bits_tokens_that_the_policy_is_sure_of_have_the_gradient_of_what_
     ):
         error = (mine.double() - truth).norm(dim=-1) / truth.norm(dim=-1)
         assert error.max() < 0.02
+
+
+@pytest.mark.parametrize(("start", "rows"), [(0, 4), (4, 4), (8, 2), (12, 0), (16, 0)])
+def test_padded_rows_stand_for_no_token(start, rows):
+    assert OutputLayer(8, vocab_size=10, vocab_start=start).rows(torch.ones(4, 3)).shape == (rows, 3)
+
+
+def test_tokens_of_other_ranks_are_not_this_ones():
+    layer, logits = OutputLayer(8, vocab_size=12, vocab_start=4), torch.arange(8.0).view(2, 4)
+    found, mine, columns = layer.at(logits, torch.tensor([[3, 4, 7, 8], [7, 5, 0, 11]]))
+    assert mine.tolist() == [[False, True, True, False], [True, True, False, False]]
+    assert found.tolist() == [[0.0, 0.0, 3.0, 0.0], [7.0, 5.0, 0.0, 0.0]]
+    assert columns[mine].tolist() == [0, 3, 3, 1]
+    none = layer.at(logits[:, :0], torch.tensor([[4], [5]]))
+    assert none[0].tolist() == [[0.0], [0.0]] and not none[1].any()

@@ -1,4 +1,4 @@
-"""Adapters beside frozen weights: what they start as, learn, cost, and leave behind."""
+"""Adapters beside frozen weights, of either policy: what they start as, learn, cost, and leave behind."""
 
 from __future__ import annotations
 
@@ -8,32 +8,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nemotron_steps.engine.policy.lora import LowRank, attach_adapters, without_adapters
+from nemotron_steps.config.schema.peft import LoraConfig
+from nemotron_steps.engine.losses.loss import count_normalizers
+from nemotron_steps.engine.policy.dtensor import DTensorPolicy
+from nemotron_steps.engine.policy.lora import HfAdapters, LowRank, attach_adapters, without_adapters
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
+from nemotron_steps.engine.weight_sync.adapted import FrozenWeights
+from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.adapters import adapter_pairs, merge_adapter
 from nemotron_steps.models.huggingface import load_hf_weights
-from nemotron_steps.models.megatron_checkpoint import convert_hf_to_megatron
-from tests.engine.policy.batches import grouped_batch, hf_token_logprobs, policy_config, rl_loss
+from tests.engine.policy.batches import grouped_batch, hf_token_logprobs, lora_config, policy_config, rl_loss
+from tests.engine.weight_sync.test_adapted import generator_of, held
 from tests.models import hybrid_twins
 from tests.models.checkpoints import write_checkpoint
-
-OPTIMIZER = {"lr": 1e-2, "weight_decay": 0.1}
-
-
-def lora_config(optimizer=None, precision="float32", **peft):
-    settings = {"enabled": True, "dim": 4, "alpha": 8, **peft}
-    return policy_config(
-        precision=precision, megatron_cfg={"optimizer": {**OPTIMIZER, **(optimizer or {})}, "peft": settings}
-    )
-
-
-def test_adapters_start_as_nothing_bit_for_bit(qwen3_folder, batch):
-    policy = MegatronPolicy(lora_config(), qwen3_folder, rl_loss(), reference=True)
-    assert torch.equal(policy.logprobs(batch), policy.reference_logprobs(batch))
-    plain = MegatronPolicy(policy_config(), qwen3_folder, rl_loss())
-    torch.testing.assert_close(policy.logprobs(batch), plain.logprobs(batch), atol=1e-5, rtol=0)
-    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(policy.weights(), plain.weights(), strict=True))
 
 
 def test_adapters_alone_are_trained_and_the_reference_is_the_frozen_model(qwen3_folder, batch):
@@ -96,17 +84,6 @@ def test_resuming_adapters_equals_an_unbroken_run_bit_for_bit(precision, qwen3_f
     assert stored < 1.5 * whole  # adapters, moments and masters of a 60 k model, not three copies of it
 
 
-def test_dropout_is_of_training_alone(qwen3_folder, batch):
-    policy = MegatronPolicy(lora_config(dropout=0.5, dropout_position="post"), qwen3_folder, rl_loss())
-    policy.train_step(batch)
-    assert torch.equal(policy.logprobs(batch), policy.logprobs(batch))
-    losses = set()
-    for _ in range(2):
-        policy.optimizer.zero_gradients()
-        losses.add(policy._accumulate(batch, _normalizers(batch))["loss"])
-    assert len(losses) == 2
-
-
 @pytest.mark.parametrize("position", ["pre", "post"])
 def test_dropout_is_of_an_adapters_input_or_output(position, qwen3_folder):
     config = lora_config(dropout=0.5, dropout_position=position, target_modules=["linear_proj"])
@@ -152,12 +129,6 @@ def test_a_stage_without_an_adapter_is_refused(qwen3_folder):
         attach_adapters(policy.model, of_another_stage, peft, seed=0)
 
 
-def _normalizers(batch):
-    from nemotron_steps.engine.losses.loss import count_normalizers
-
-    return count_normalizers(batch)
-
-
 def test_layers_are_chosen_by_name_and_pattern(qwen3_folder, tmp_path):
     def adapted(**peft):
         policy = MegatronPolicy(lora_config(**peft), qwen3_folder, rl_loss())
@@ -191,12 +162,146 @@ def test_experts_have_no_adapters_and_the_hint_says_what_may(tmp_path):
     assert refused.value.hints == ("policy.megatron_cfg.peft.target_modules=[linear_qkv,linear_proj]",)
 
 
-def test_adapters_of_a_megatron_base_merge_alike(qwen3_folder, tmp_path, batch):
-    convert_hf_to_megatron(qwen3_folder, tmp_path / "base")
-    policies = [MegatronPolicy(lora_config(), folder, rl_loss()) for folder in (qwen3_folder, tmp_path / "base")]
-    for number, policy in enumerate(policies):
+RATE = 0.05
+
+
+def gradients(policy, batch):
+    """Parameter name in the whole model → its gradient."""
+    policy.optimizer.zero_gradients()
+    policy._accumulate(batch, count_normalizers(batch))
+    return {n: g.clone() for buffer in policy.buffers for n, g in buffer.unflatten(buffer.grads).items()}
+
+
+def test_with_an_orthogonal_a_gradient_descent_on_b_is_gradient_descent_on_the_weight(qwen3_folder):
+    """dL/dB = s G Aᵀ for the weight's gradient G, so that B's step moves the weight by s² G Aᵀ A = s² G."""
+    adapted = MegatronPolicy(lora_config(dim=64, alpha=64, target_modules=["linear_proj"]), qwen3_folder, rl_loss())
+    whole = MegatronPolicy(policy_config(), qwen3_folder, rl_loss())
+    torch.manual_seed(0)
+    for module in adapted.model.modules():
+        if isinstance(module, LowRank):
+            torch.nn.init.orthogonal_(module.linear_in.weight.data)
+    before = {name: tensor.clone() for name, tensor in whole.weights()}
+    for seed in range(3):
+        batch = grouped_batch(seed)
+        for policy, part in ((adapted, ".linear_out."), (whole, "linear_proj.weight")):
+            for name, gradient in gradients(policy, batch).items():
+                if part in name:
+                    policy.shards.local[name].data.sub_(RATE * gradient)
+    moved = 0.0
+    for (name, mine), (_, theirs) in zip(adapted.weights(), whole.weights(), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=0, msg=name)
+        moved = max(moved, float((theirs - before[name]).abs().max()))
+    assert moved > 1e-3
+
+
+def hf_lora_config(precision="float32", **lora):
+    settings = {"enabled": True, "lora_cfg": {"enabled": True, "dim": 4, "alpha": 8, **lora}}
+    return policy_config(precision=precision, dtensor_cfg=settings, megatron_cfg={"optimizer": {"lr": 1e-2}})
+
+
+def test_they_start_as_nothing_and_the_reference_is_the_frozen_model(qwen3_folder, batch):
+    policy = DTensorPolicy(hf_lora_config(), qwen3_folder, rl_loss(), reference=True)
+    before = policy.logprobs(batch)
+    assert torch.equal(policy.reference_logprobs(batch), before)
+    for _ in range(2):
         policy.train_step(batch)
-        policy.save_adapter(tmp_path / f"adapter{number}", str(tmp_path / "base"), "")
-        merge_adapter(tmp_path / f"adapter{number}", None, tmp_path / f"merged{number}")
-    one, other = (load_hf_weights(tmp_path / f"merged{number}") for number in (0, 1))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert float((policy.logprobs(batch) - before).abs().max()) > 0.01
+    assert torch.equal(policy.reference_logprobs(batch), before)
+    trained = {name for name, p in policy.model.hf.named_parameters() if p.requires_grad}
+    assert trained and all(".lora_" in name for name in trained)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen2_tied"])
+def test_a_merged_checkpoint_computes_what_they_do_and_generators_follow(name, tmp_path, batch):
+    from transformers import AutoModelForCausalLM
+
+    write_checkpoint(name, tmp_path / "base", initializer_range=0.1)
+    policy = DTensorPolicy(hf_lora_config(), tmp_path / "base", rl_loss())
+    generator = generator_of(tmp_path / "base", policy.weights())
+    for _ in range(2):
+        policy.train_step(batch)
+    report = generator.update_weights(policy.weights(), 1)
+    assert report.bytes == policy.weights().bytes
+    fresh = generator_of(tmp_path / "base", list(policy.weights()))
+    assert all(torch.equal(a, b) for a, b in zip(held(generator), held(fresh), strict=True))
+    policy.save_adapter(tmp_path / "adapter", str(tmp_path / "base"), "")
+    merge_adapter(tmp_path / "adapter", None, tmp_path / "merged")
+    merged, live = load_hf_weights(tmp_path / "merged"), dict(policy.weights())
+    assert max(float((merged[each] - live[each]).abs().max()) for each in merged) < 1e-6
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    torch.testing.assert_close(hf_token_logprobs(model, batch).detach(), policy.logprobs(batch), atol=2e-5, rtol=0)
+
+
+def test_frozen_weights_and_halves_of_adapters_make_the_changed_weights_where_they_arrive(qwen3_folder, batch):
+    policy = DTensorPolicy(
+        hf_lora_config(match_all_linear=False, target_modules=["v_proj", "o_proj"]), qwen3_folder, rl_loss()
+    )
+    policy.train_step(batch)
+    weights, started = policy.weights(), load_hf_weights(qwen3_folder)
+    arriving = FrozenWeights()
+    arriving.expect(WeightPlan.of(weights.adapters()))
+    frozen = {name: tensor.clone() for name, tensor in arriving.through(weights.frozen())}
+    assert set(frozen) == set(started) and all(torch.equal(frozen[name], started[name]) for name in frozen)
+    changed, expected = dict(arriving.through(weights.adapters())), dict(weights.changed())
+    assert set(changed) == set(expected) and len(changed) == 6
+    for name, tensor in changed.items():
+        torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0)
+        assert not torch.equal(tensor, started[name])
+    assert not weights.whole_modules  # v_proj is a third of what vLLM has of it
+
+
+def test_resuming_on_dtensor_equals_an_unbroken_run_bit_for_bit(qwen3_folder, tmp_path):
+    config = hf_lora_config("bfloat16", dropout=0.1)
+    batches = [grouped_batch(seed=number) for number in range(3)]
+    unbroken = DTensorPolicy(config, qwen3_folder, rl_loss())
+    expected = [unbroken.train_step(batch) for batch in batches]
+    first = DTensorPolicy(config, qwen3_folder, rl_loss())
+    first.train_step(batches[0])
+    first.save_checkpoint(str(tmp_path / "step"))
+    second = DTensorPolicy(config, qwen3_folder, rl_loss())
+    second.load_checkpoint(str(tmp_path / "step"))
+    assert [second.train_step(batch) for batch in batches[1:]] == expected[1:]
+
+
+def test_linears_are_chosen_by_name_and_a_wrong_one_is_named(qwen3_folder):
+    policy = DTensorPolicy(hf_lora_config(match_all_linear=False, target_modules=["q_proj"]), qwen3_folder, rl_loss())
+    assert policy._adapters.names == {f"model.layers.{n}.self_attn.q_proj.weight" for n in range(3)}
+    with pytest.raises(ConfigError, match="no linear layer 'linear_qkv'"):
+        DTensorPolicy(hf_lora_config(match_all_linear=False, target_modules=["linear_qkv"]), qwen3_folder, rl_loss())
+
+
+class OneLinear(torch.nn.Module):
+    """What adapters need of a transformers model."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.model = torch.nn.Module()
+        self.model.q_proj = torch.nn.Linear(width, 6, bias=False)
+
+
+def adapted_linear(width=16, seed=0, **lora):
+    hf = OneLinear(width)
+    adapters = HfAdapters(hf, LoraConfig(enabled=True, dim=4, alpha=12, **lora), seed=seed)
+    torch.nn.init.ones_(hf.model.q_proj.lora_B.weight)
+    return hf.model.q_proj, adapters
+
+
+@pytest.mark.parametrize("position", ["pre", "post"])
+def test_dropout_on_dtensor_is_of_an_adapters_input_or_output_and_of_training_alone(position):
+    torch.manual_seed(0)
+    linear, adapters = adapted_linear(dropout=0.5, dropout_position=position)
+    states = torch.eye(16)  # so that an input is dropped whole, and an output number by number
+    plain = states @ linear.weight.T
+    added = 3.0 * states @ linear.lora_A.weight.T @ linear.lora_B.weight.T
+    with torch.no_grad():
+        torch.testing.assert_close(linear(states), plain + added)
+    ratio = (linear(states) - plain) / added
+    kept = ratio > 1
+    torch.testing.assert_close(ratio, 2.0 * kept, atol=1e-4, rtol=0)
+    whole = (kept.all(1) | ~kept.any(1)).all()
+    assert bool(whole) is (position == "pre") and 0.2 < kept.float().mean() < 0.8
+    with pytest.raises(ZeroDivisionError), adapters.off():
+        assert torch.equal(linear(states), plain)
+        raise ZeroDivisionError
+    with torch.no_grad():
+        torch.testing.assert_close(linear(states), plain + added)

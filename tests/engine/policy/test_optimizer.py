@@ -1,6 +1,9 @@
-"""The precision-aware optimizer: less memory, the same training."""
+"""What an optimizer step does under either policy: its rate, its arithmetic, its precision, when it is not taken."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,12 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from nemotron_steps.config.schema.policy import OptimizerConfig, PolicyConfig
-from nemotron_steps.engine.policy import param_and_grad_buffer as buffers
-from nemotron_steps.engine.policy import param_and_grad_buffer as offloaded
+from nemotron_steps.config.schema.policy import OptimizerConfig, PolicyConfig, TorchSchedulerConfig
+from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
+from nemotron_steps.engine.policy import param_and_grad_buffer
+from nemotron_steps.engine.policy.dtensor import DTensorPolicy
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
+from nemotron_steps.engine.policy.optimizer import TorchLearningRate
 from nemotron_steps.engine.policy.param_and_grad_buffer import join_float32, split_float32
+from nemotron_steps.errors import NonFiniteLossError
 from tests.engine.policy.batches import grouped_batch, policy_config, rl_loss
+from tests.engine.policy.ranks import gradients
 
 AWARE = {"use_precision_aware_optimizer": True}
 NARROW = {**AWARE, "exp_avg_dtype": "bfloat16", "exp_avg_sq_dtype": "bfloat16"}
@@ -119,30 +126,23 @@ def test_what_would_do_nothing_or_harm_is_refused():
         PolicyConfig.model_validate({"dtensor_cfg": {"enabled": True}, "megatron_cfg": {"optimizer": AWARE}})
 
 
-def test_a_second_moment_in_bfloat16_would_not_decay_at_the_default_beta2():
-    """Why the config refuses it: rounding to nearest undoes every step of the decay."""
-    moment = torch.rand(1000).to(torch.bfloat16)
-    assert torch.equal((moment.float() * 0.999).to(torch.bfloat16), moment)
-    assert bool(((moment.float() * 0.996).to(torch.bfloat16) < moment)[moment > 0].all())
-
-
 def test_the_gradient_norm_counts_every_piece_of_a_long_buffer(monkeypatch):
-    monkeypatch.setattr(buffers, "_PIECE", 7)
+    monkeypatch.setattr(param_and_grad_buffer, "_PIECE", 7)
     flat = torch.arange(1.0, 24.0)
-    assert buffers.squared_sum(flat) == flat.square().sum()
+    assert param_and_grad_buffer.squared_sum(flat) == flat.square().sum()
 
 
 @pytest.mark.cuda  # a dot product on CPU takes any length
 def test_gradients_of_four_billion_parameters_have_a_norm():
     flat = torch.full((2**31 + 64,), 0.5, device="cuda")
-    assert buffers.squared_sum(flat).item() == pytest.approx(2**29 + 16, rel=1e-5)
+    assert param_and_grad_buffer.squared_sum(flat).item() == pytest.approx(2**29 + 16, rel=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("settings", [{}, NARROW], ids=["plain", "narrow"])
 @pytest.mark.parametrize("fraction", [0.4, 1.0])
 def test_offloaded_moments_train_the_same_bit_for_bit(qwen3_folder, monkeypatch, precision, settings, fraction):
-    monkeypatch.setattr(offloaded, "PIECE", 1000)  # several pieces, both lanes
+    monkeypatch.setattr(param_and_grad_buffer, "PIECE", 1000)  # several pieces, both lanes
     plain = policy_of(qwen3_folder, precision, **settings)
     split = policy_of(
         qwen3_folder, precision, **settings, optimizer_cpu_offload=True, optimizer_offload_fraction=fraction
@@ -171,9 +171,9 @@ def test_offloaded_moments_go_through_a_checkpoint_into_any_split(qwen3_folder, 
 
 @pytest.mark.cuda
 def test_pieces_come_when_the_device_is_done_with_the_memory_that_they_come_into(monkeypatch):
-    monkeypatch.setattr(offloaded, "PIECE", 1 << 20)
+    monkeypatch.setattr(param_and_grad_buffer, "PIECE", 1 << 20)
     device, size = torch.device("cuda"), 3 << 20
-    moments = {"exp_avg": offloaded.SplitTensor(size, 1.0, dtype=torch.float32, device=device)}
+    moments = {"exp_avg": param_and_grad_buffer.SplitTensor(size, 1.0, dtype=torch.float32, device=device)}
     moments["exp_avg"].copy_(torch.arange(size, dtype=torch.float32))
     busy = torch.randn(8192, 8192, device=device)
     for _ in range(20):
@@ -181,5 +181,167 @@ def test_pieces_come_when_the_device_is_done_with_the_memory_that_they_come_into
     before = torch.empty(1 << 20, device=device)
     before.fill_(7.0)  # waits for the products
     del before
-    offloaded.through_device(moments, [slice(0, size)], lambda piece, here: here["exp_avg"].add_(1.0))
+    param_and_grad_buffer.through_device(moments, [slice(0, size)], lambda piece, here: here["exp_avg"].add_(1.0))
     assert torch.equal(moments["exp_avg"].on_host, torch.arange(size, dtype=torch.float32) + 1)
+
+
+KINDS = {
+    MegatronPolicy: {"adam_beta1": 0.7, "adam_beta2": 0.8, "adam_eps": 1e-2},
+    DTensorPolicy: {"betas": [0.7, 0.8], "eps": 1e-2},
+}
+"""Policy → the optimizer's settings that both are tried with, as its config calls them."""
+
+
+def step_policy(kind, folder, loss=None, *, scheduler=None, total_steps=None, **optimizer):
+    config = config_of(kind, scheduler, **optimizer)
+    return kind(config, folder, loss or NegativeLogLikelihood(), total_steps=total_steps)
+
+
+def config_of(kind, scheduler=None, **optimizer):
+    optimizer = {"lr": 1e-2, "weight_decay": 0.2, **optimizer}
+    if kind is MegatronPolicy:
+        return policy_config(megatron_cfg={"optimizer": optimizer, "scheduler": scheduler or {}})
+    more = {"scheduler": scheduler} if scheduler else {}
+    return policy_config(dtensor_cfg={"enabled": True}, megatron_cfg={"optimizer": optimizer}, **more)
+
+
+def gradients_of(policy):
+    """Of the last step, by Hugging Face names."""
+    if isinstance(policy, MegatronPolicy):
+        return dict(gradients(policy))
+    return {name: each.grad.full_tensor() for name, each in policy.model.hf.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_several_steps_are_those_of_torchs_adamw_with_the_same_settings(kind, qwen3_folder):
+    policy = step_policy(kind, qwen3_folder, **KINDS[kind])
+    twins = {name: torch.nn.Parameter(tensor.clone()) for name, tensor in policy.weights()}
+    groups = [
+        {"params": [p for p in twins.values() if (p.dim() > 1) is decayed], "weight_decay": 0.2 if decayed else 0.0}
+        for decayed in (True, False)
+    ]
+    adamw = torch.optim.AdamW(groups, lr=1e-2, betas=(0.7, 0.8), eps=1e-2)
+    for seed in range(3):
+        policy.train_step(grouped_batch(seed))
+        for name, gradient in gradients_of(policy).items():  # clipped
+            twins[name].grad = gradient.clone()
+        adamw.step()
+    for name, tensor in policy.weights():
+        torch.testing.assert_close(tensor, twins[name].detach(), atol=1e-6, rtol=0)
+
+
+LINEAR = {"lr_warmup_iters": 2, "lr_decay_style": "linear"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheduler", "total_steps", "rates"),
+    [
+        (MegatronPolicy, {**LINEAR, "lr_decay_iters": 4}, 100, [0.5, 1.0, 1.0, 0.5, 0.0]),
+        (MegatronPolicy, LINEAR, 4, [0.5, 1.0, 1.0, 0.5, 0.0]),
+        (DTensorPolicy, [{"name": "torch.optim.lr_scheduler.LinearLR", "kwargs": {"start_factor": 0.5,
+                          "total_iters": 2}}], None, [0.5, 0.75, 1.0, 1.0]),
+        (DTensorPolicy, None, 4, [1.0, 1.0]),
+    ],
+)  # fmt: skip
+def test_every_step_has_the_rate_of_its_number(kind, scheduler, total_steps, rates, qwen3_folder):
+    policy = step_policy(kind, qwen3_folder, scheduler=scheduler, total_steps=total_steps, weight_decay=0.0)
+    for rate in rates:
+        before = {name: tensor.clone() for name, tensor in policy.weights()}
+        metrics = policy.train_step(grouped_batch(0))
+        assert metrics["lr"] == pytest.approx(1e-2 * rate)
+        assert any(not torch.equal(tensor, before[name]) for name, tensor in policy.weights()) is (rate > 0)
+
+
+class Unmeasured(NegativeLogLikelihood):
+    """A loss that is no number, whose gradient is."""
+
+    def __call__(self, logprobs, batch, normalizers, entropy=None):
+        loss, sums = super().__call__(logprobs, batch, normalizers, entropy)
+        return loss, {**sums, "loss": loss.new_tensor(math.nan)}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_loss_that_is_no_number_stops_before_the_update_whatever_its_gradient(kind, qwen3_folder):
+    policy = step_policy(kind, qwen3_folder, Unmeasured())
+    before = {name: tensor.clone() for name, tensor in policy.weights()}
+    with pytest.raises(NonFiniteLossError) as caught:
+        policy.train_step(grouped_batch(0))
+    assert "loss nan" in caught.value.found and caught.value.where == "optimizer step 0"
+    assert all(torch.equal(tensor, before[name]) for name, tensor in policy.weights())
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_step_without_a_gradient_is_a_step_all_the_same(kind, qwen3_folder):
+    """Matrices decay, and moments that are there go on."""
+    policy, batch = step_policy(kind, qwen3_folder, rl_loss()), grouped_batch(0)
+    nothing = replace(batch, advantages=torch.zeros_like(batch.advantages))
+    before = {name: tensor.clone() for name, tensor in policy.weights()}
+    assert policy.train_step(nothing)["grad_norm"] == 0
+    for name, tensor in policy.weights():
+        torch.testing.assert_close(tensor, before[name] * (1 - 1e-2 * 0.2 * (tensor.dim() > 1)), atol=1e-7, rtol=1e-6)
+    policy.train_step(batch)
+    before = {name: tensor.clone() for name, tensor in policy.weights()}
+    policy.train_step(nothing)
+    norms = [tensor - before[name] for name, tensor in policy.weights() if tensor.dim() == 1]
+    assert norms and any(moved.any() for moved in norms)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_the_policy_has_its_weights_back_where_asking_the_reference_fails(kind, qwen3_folder, monkeypatch):
+    policy, batch = kind(config_of(kind), qwen3_folder, rl_loss(), reference=True), grouped_batch(0)
+    policy.train_step(batch)
+    expected = policy.logprobs(batch)
+
+    def fail(_):
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(policy, "logprobs", fail)
+        with pytest.raises(ZeroDivisionError):
+            policy.reference_logprobs(batch)
+    assert torch.equal(policy.logprobs(batch), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_torchs_generator_is_seeded(kind, qwen3_folder):
+    kind(config_of(kind), qwen3_folder, rl_loss(), seed=11)
+    assert torch.initial_seed() == 11
+
+
+LINEAR_LR = {"name": "torch.optim.lr_scheduler.LinearLR", "kwargs": {"start_factor": 0.1, "total_iters": 4}}
+COSINE = {"name": "torch.optim.lr_scheduler.CosineAnnealingLR", "kwargs": {"T_max": 4, "eta_min": 2.0}}
+
+
+def entries(*given):
+    return [TorchSchedulerConfig.model_validate(entry) for entry in given]
+
+
+def test_without_schedulers_the_rate_is_constant():
+    assert [TorchLearningRate(3.0, ()).at(step) for step in (0, 1, 100)] == [3.0] * 3
+
+
+def test_schedulers_follow_each_other_at_their_milestones():
+    rate = TorchLearningRate(10.0, entries(LINEAR_LR, COSINE, {"milestones": [4]}))
+    found = [rate.at(step) for step in range(9)]
+    assert found[:5] == pytest.approx([1.0, 3.25, 5.5, 7.75, 10.0])
+    assert found[6] == pytest.approx(6.0) and found[8] == pytest.approx(2.0)
+
+
+def test_a_resumed_run_has_the_rate_of_its_step():
+    rate = TorchLearningRate(10.0, entries(LINEAR_LR))
+    assert (rate.at(3), rate.at(1), rate.at(3)) == pytest.approx((7.75, 3.25, 7.75))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {},
+        {**LINEAR_LR, "milestones": [4]},
+        {"kwargs": {"factor": 1.0}, "milestones": [4]},
+        {**LINEAR_LR, "kwargs": {"T_max": 4}},
+        {"name": "torch.optim.lr_scheduler.StepLR"},
+    ],
+)
+def test_what_torch_would_not_take_is_refused(entry):
+    with pytest.raises(ValidationError):
+        TorchSchedulerConfig.model_validate(entry)

@@ -23,7 +23,7 @@ from tests.engine.policy.ranks import (
     scenarios,
     two_steps,
 )
-from tests.engine.policy.test_snapshots import content
+from tests.engine.policy.test_checkpoint import content
 from tests.models.checkpoints import write_checkpoint
 
 CASES = [(model, layout) for model, layouts in LAYOUTS.items() for layout in layouts]

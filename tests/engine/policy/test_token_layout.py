@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nemotron_steps.config.schema.policy import GeneratingPolicyConfig, PolicyConfig
 from nemotron_steps.engine.kernels.varlen import to_device
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use
-from nemotron_steps.engine.policy.token_layout import build_layout
+from nemotron_steps.engine.policy.token_layout import VarlenSegments, build_layout
 from nemotron_steps.errors import ConfigError
 from tests.engine.policy.batches import grouped_batch
 from tests.engine.policy.routes import some_routes
@@ -161,14 +161,6 @@ def test_a_row_of_one_trained_token_is_carried_by_another_wherever_that_is():
     assert layout.occurrences.tolist() == [4.0] * 5 + [1.0] * 5
 
 
-def test_a_shared_prompt_is_computed_once():
-    batch = grouped_batch(prompts=((40, 8),), width=60)
-    shared = build_layout(batch, range(8))
-    alone = build_layout(batch, range(8), share_prompts=False)
-    assert len(alone.token_ids) - len(shared.token_ids) == 7 * 40
-    assert shared.suffix.rows == 8
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     prompts=groups,
@@ -202,13 +194,6 @@ def test_a_plan_holds_every_row_once_and_keeps_units_together(prompts, data_rank
             assert max(lengths) * len(lengths) <= 40
         else:
             assert len(build_layout(batch, part).token_ids) <= 40
-
-
-def test_micro_batches_of_pairs_are_counted_in_pairs():
-    batch = grouped_batch(prompts=((30, 4), (28, 4)), width=34)
-    config = PolicyConfig.model_validate({"train_micro_batch_size": 2, "logprob_batch_size": 4})
-    assert plan_micro_batches(batch, range(8), config, 1, train=True, unit=2) == [[[0, 1, 2, 3], [4, 5, 6, 7]]]
-    assert plan_micro_batches(batch, range(8), config, 1, train=False, unit=2) == [[[*range(8)]]]
 
 
 def test_rollouts_of_one_prompt_share_a_micro_batch():
@@ -288,15 +273,6 @@ def test_inference_has_a_budget_of_its_own(mode, padded):
     assert caught.value.hints == (f"policy.{mode}.logprob_mb_tokens=32",)
 
 
-def test_a_pair_that_does_not_fit_is_called_one():
-    batch = grouped_batch(prompts=((30, 2), (30, 2)), width=34)
-    config = PolicyConfig.model_validate({"sequence_packing": {"enabled": True, "train_mb_tokens": 40}})
-    for unit, what in ((1, "a sequence of"), (2, "a pair of")):
-        batch.lengths[:] = 41 if unit == 1 else 34
-        with pytest.raises(ConfigError, match=what):
-            plan_micro_batches(batch, range(4), config, 1, train=True, unit=unit)
-
-
 @pytest.mark.parametrize("mode", ["sequence_packing", "dynamic_batching"])
 def test_without_a_budget_the_longest_rows_fit_whatever_the_step_and_the_unit(mode):
     settings = {"train_micro_batch_size": 1, "logprob_batch_size": 1, mode: {"enabled": True}}
@@ -323,3 +299,24 @@ def test_rows_are_sorted_by_what_they_are_good_for(needs_advantage):
     assert 3 not in use.gradient + use.metrics  # masked
     assert 5 in use.gradient
     assert (4 in use.metrics) == needs_advantage and (4 in use.gradient) != needs_advantage
+
+
+PROMPT = (0, 4)
+ROWS = [((), PROMPT), ((), (4, 6)), ((PROMPT,), (6, 9)), ((PROMPT,), (9, 14)), ((), (14, 16))]
+"""A prompt, a row by itself, two rows that go on from the prompt, and padding."""
+
+
+def test_a_run_sees_its_prompt_and_its_own_row_up_to_its_last_query():
+    part = VarlenSegments(ROWS, ((2, 5), (8, 12)), torch.device("cpu"))
+    assert [run.queries for run in part.segments] == [(2, 4), (4, 5), (8, 9), (9, 12)]
+    keys = [[0, 1, 2, 3], [4], [0, 1, 2, 3, 6, 7, 8], [0, 1, 2, 3, 9, 10, 11]]
+    assert part.keys.tolist() == [key for run in keys for key in run]
+    assert [starts.tolist() for starts in part.cu_seqlens] == [[0, 2, 3, 4, 7], [0, 4, 5, 12, 19]]
+    assert all(starts.dtype is torch.int32 and starts.is_contiguous() for starts in part.cu_seqlens)
+    assert part.max_seqlens == (3, 7)
+
+
+def test_rows_outside_of_the_ranges_have_no_run():
+    part = VarlenSegments(ROWS, ((4, 6), (14, 16)), torch.device("cpu"))
+    assert [run.queries for run in part.segments] == [(4, 6), (14, 16)]
+    assert part.keys.tolist() == [4, 5, 14, 15] and part.max_seqlens == (2, 2)

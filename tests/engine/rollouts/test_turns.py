@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nemotron_steps.engine.rollouts import failures
 from nemotron_steps.engine.rollouts.conversation import TurnFormat
-from nemotron_steps.engine.rollouts.turns import ChatSettings, Trajectory
+from nemotron_steps.engine.rollouts.turns import BrokenTokensError, ChatSettings, Trajectory, trajectory_of
 from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
-from nemotron_steps.environments.base import Session
+from nemotron_steps.environments.base import AgentRun, GradeResult, Session
 from nemotron_steps.errors import WorkerLostError
 
 END = 0
@@ -151,3 +153,96 @@ def test_an_environment_is_waited_for_so_long_and_its_own_time_out_is_its_own(mo
 def test_whether_a_turn_begins_in_its_reasoning_is_the_templates_to_say(named: Any, opens: bool, used: str) -> None:
     chat: Any = SimpleNamespace(opens_thinking=opens)
     assert TurnFormat(named, "none").under(chat) == TurnFormat(used, "none")  # type: ignore[arg-type]
+
+
+def routed(tokens, fed, value):
+    chosen = None if value is None else np.full((fed, 2, 3), value, np.int16)
+    return Completion("r", 0, tokens, [-0.1] * len(tokens), FinishReason.STOP, [0] * len(tokens), chosen)
+
+
+def told(turns):
+    """A prompt of 4, and a tool's 2 tokens between turns of 3."""
+    trajectory = Trajectory([1] * 4, [0] * 4, [0.0] * 4)
+    for number, value in enumerate(turns):
+        if number:
+            trajectory.append_context([2, 2])
+        trajectory.append_sampled(routed([3] * 3, len(trajectory.token_ids) + 2, value))
+    return trajectory
+
+
+def test_a_turn_tells_only_of_tokens_that_no_turn_before_told_of():
+    found = told([7, 8]).routed_experts
+    # Of the first turn's last token nothing is known until the second feeds it.
+    assert found[:, 0, 0].tolist() == [7] * 6 + [8] * 5 and found.shape == (11, 2, 3)
+
+
+def test_what_is_cut_off_has_no_experts():
+    trajectory = told([7, 8])
+    trajectory.cut(8)
+    assert len(trajectory.routed_experts) == len(trajectory.token_ids) == 8
+
+
+AGENTS_OWN: Any = SimpleNamespace(
+    tokenizer=range(50), end_ids=(1,), decode=lambda ids: "".join(chr(96 + i) for i in ids)
+)
+PARAMS = SamplingParams(9, stop_token_ids=(9,), stop_strings=("bc",))
+
+
+def turn(prompt: list[int], said: list[int], **changes: Any) -> dict[str, Any]:
+    return {
+        "type": "message", "prompt_token_ids": prompt, "generation_token_ids": said,
+        "generation_log_probs": [-0.5] * len(said), "generation_weight_versions": [4] * len(said), **changes,
+    }  # fmt: skip
+
+
+def read(*items: dict[str, Any], truncated: bool = False) -> Any:
+    return trajectory_of(AgentRun(list(items), GradeResult(1.0), truncated), AGENTS_OWN, 3, PARAMS)
+
+
+def test_turns_are_sampled_and_everything_between_them_is_context() -> None:
+    second = turn([2, 3, 5, 1, 6], [7, 1], generation_weight_versions=[4, 5])
+    found = read(turn([2, 3], [5, 1]), {"type": "function_call_output"}, second)
+    assert found.token_ids == [2, 3, 5, 1, 6, 7, 1] and found.token_mask == [0, 0, 1, 1, 0, 1, 1]
+    assert found.logprobs == [0.0, 0.0, -0.5, -0.5, 0.0, -0.5, -0.5]
+    assert found.weight_versions == [4, 4, 4, 5] and found.turns == [(2, 4), (5, 7)]
+    assert found.texts == ["ea", "ga"] and not found.truncated and len(found.output) == 3
+
+
+@pytest.mark.parametrize(
+    ("said", "agent_cut", "truncated"),
+    [
+        ([5, 1], False, False),
+        ([5, 9], False, False),
+        ([2, 3], False, False),
+        ([5, 6], False, True),
+        ([5, 1], True, True),
+    ],
+)
+def test_a_turn_is_whole_where_it_ended_by_itself(said: list[int], agent_cut: bool, truncated: bool) -> None:
+    assert read(turn([2], said), truncated=agent_cut).truncated is truncated
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"generation_log_probs": [-0.5]},
+        {"generation_log_probs": [-0.5, 0.002]},
+        {"generation_log_probs": [-0.5, math.nan]},
+        {"generation_log_probs": [-0.5, -math.inf]},
+        {"generation_log_probs": None},
+        {"generation_log_probs": [-0.5, "-0.5"]},
+        {"generation_weight_versions": [4]},
+        {"generation_weight_versions": [4, True]},
+        {"generation_weight_versions": [4, 2]},
+        {"generation_token_ids": []},
+        {"generation_token_ids": [5, 50]},
+        {"generation_token_ids": [5, -1]},
+        {"generation_token_ids": [5, 1.0]},
+        {"prompt_token_ids": None},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_trained_on_is_refused(broken: dict[str, Any]) -> None:
+    read(turn([2], [5, 1], generation_log_probs=[0.0005, 0]))  # rounding, and a whole number
+    with pytest.raises(BrokenTokensError):
+        read(turn([2], [5, 1], **broken))

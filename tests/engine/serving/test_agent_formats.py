@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 from tests.engine.serving.taught_model import QUESTION, TOOL
-from tests.engine.serving.test_chat_api import call, complete
+from tests.engine.serving.test_chat_api import complete
 
 NESTED = {"type": "function", "function": {k: v for k, v in TOOL.items() if k != "type"}}
 FINISH = {
@@ -50,9 +50,3 @@ def test_mini_swe_agent_writes_plain_text_and_reads_outputs_as_the_user(endpoint
             {"role": "user", "content": f"<returncode>0</returncode>\n<output>\n{output}\n</output>"},
         ]
     assert continued(*answers)
-
-
-def test_a_step_limit_of_a_client_is_no_error_of_the_endpoint(endpoint) -> None:
-    body = {"messages": [QUESTION], "tools": [NESTED, FINISH], "max_completion_tokens": 3, "temperature": 0}
-    status, answer = call(endpoint, "/v1/chat/completions", body)
-    assert status == 200 and answer["choices"][0]["finish_reason"] == "length"

@@ -14,9 +14,8 @@ import pytest
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.serving.endpoint import Endpoint
 from nemotron_steps.engine.types import SamplingParams
-from nemotron_steps.errors import WorkerLostError
 from nemotron_steps.models.chat import ChatFormat
-from tests.engine.serving.taught_model import CALL, GREETING, MAX_LENGTH, QUESTION, REPLY, RESULT, TOOL, embedded
+from tests.engine.serving.taught_model import GREETING, MAX_LENGTH, QUESTION, REPLY, RESULT, TOOL, embedded
 
 CALLED = {"type": "function", "function": {"name": "add", "arguments": {"by": 2}}}
 NESTED_TOOL = {"type": "function", "function": {k: v for k, v in TOOL.items() if k != "type"}}
@@ -239,27 +238,6 @@ def test_what_is_no_request_is_refused(endpoint):
             assert connection.recv(100).split(b" ")[1] == status
 
 
-def test_one_connection_serves_many_requests_even_when_sent_ahead(endpoint):
-    parts = urlsplit(endpoint.url)
-    one = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
-        connection.sendall(one * 3)
-        received = b""
-        while received.count(b"HTTP/1.1 200") < 3:
-            piece = connection.recv(4096)
-            assert piece, received
-            received += piece
-
-
-def test_a_generator_that_is_lost_is_an_error_of_the_request_and_no_silence(endpoint, monkeypatch):
-    def lost(request):
-        raise WorkerLostError("the generator is lost")
-
-    monkeypatch.setattr(endpoint.generator, "submit", lost)
-    status, answer = call(endpoint, "/v1/chat/completions", {"messages": [QUESTION]})
-    assert status == 500 and "the generator is lost" in answer["error"]["message"]
-
-
 def test_what_the_generator_refuses_is_a_bad_request_and_what_breaks_here_is_no_silence(endpoint, monkeypatch):
     def refuses(request):
         raise ValueError("too hot")
@@ -319,8 +297,3 @@ def test_a_client_that_goes_away_stops_its_generation(endpoint, stream):
     # The samples were dropped, not finished for nobody: finished ones alone are counted.
     assert endpoint._sampler.generated_tokens - before < whole
     assert complete(endpoint, [GREETING])["choices"][0]["message"]["content"] == "Hi."
-
-
-def test_the_taught_call_is_what_the_model_writes(endpoint, chat):
-    answer = complete(endpoint, [QUESTION], tools=[NESTED_TOOL], return_token_ids=True)
-    assert chat.decode(answer["choices"][0]["token_ids"]) == CALL

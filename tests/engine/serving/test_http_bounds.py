@@ -205,27 +205,6 @@ def test_a_body_of_no_or_too_great_a_length_is_refused(serve, length):
         assert int(received(connection).split()[1]) in (400, 413, 501)
 
 
-@pytest.mark.parametrize(("descriptors", "most"), [(1024, 256), (20_000, 1024), (-1, 1024), (3, 1)])
-def test_the_bound_is_a_quarter_of_the_descriptors(descriptors, most, monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (descriptors, descriptors))
-    assert http_server.most_connections() == most
-
-
-def test_a_handler_that_breaks_is_answered_in_json_and_the_next_request_as_ever(caplog):
-    class Broken(Slow):
-        name: ClassVar[str] = "broken"
-
-        async def seed(self, row: Row) -> Session:
-            raise RuntimeError("no seed")
-
-    with EnvironmentServer(Broken(EnvironmentConfig(), {})) as server:
-        answer = ask(server.url, path="/seed_session", body=b'{"responses_create_params": {"input": "x"}}')
-        assert answer.startswith(b"HTTP/1.1 500 ") and b'"type": "server_error"' in answer
-        assert b"no seed" not in answer and "no seed" in caplog.text
-        assert b" 200 OK" in ask(server.url)
-        assert b'"type": "invalid_request_error"' in ask(server.url, "Host")
-
-
 def test_the_name_a_server_was_bound_to_is_its_own_however_it_is_written():
     assert http_server.stranger("trainer-7:80", None, bound="Trainer-7") is None
     assert http_server.stranger("TRAINER-7:80", "http://trainer-7:80", bound="trainer-7") is None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.types import SamplingParams
 from tests.engine.serving.taught_model import GREETING, embedded
-from tests.engine.serving.test_chat_api import call, complete
+from tests.engine.serving.test_chat_api import call
 
 LINES = st.sampled_from(
     [
@@ -87,8 +87,3 @@ def test_cancelling_one_request_leaves_its_namesakes(taught, chat):
         return chat.decode((await kept).token_ids)
 
     assert asyncio.run(cancel_one()).endswith("Hi.")
-
-
-def test_a_connection_outlives_a_refused_request(endpoint):
-    assert call(endpoint, "/v1/chat/completions", {"messages": []})[0] == 400
-    assert complete(endpoint, [GREETING])["choices"][0]["message"]["content"] == "Hi."

@@ -14,7 +14,6 @@ from nemotron_steps.engine.rollouts.conversation import TurnFormat
 from nemotron_steps.engine.rollouts.turns import trajectory_of
 from nemotron_steps.engine.serving.endpoint import Endpoint
 from nemotron_steps.engine.serving.known_conversations import KnownConversations, said_in_chat, said_in_item
-from nemotron_steps.engine.serving.served_model import Begun, SamplerBridge, ServedModel
 from nemotron_steps.engine.types import FinishReason, SamplingParams
 from nemotron_steps.environments.base import AgentRun, GradeResult
 from tests.engine.rollouts.scripted import TOOL, WORDS, ScriptedGenerator, a_turn
@@ -227,43 +226,3 @@ def test_chats_and_items_that_say_the_same_are_the_same():
     assert chat.marks == frozenset(mark for item in items for mark in item.marks) == {"reasoning hm", "call c"}
     malformed = said_in_chat({"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{"}}]})
     assert malformed.parts == (("call", "add", '"{"'),)
-
-
-def test_a_turn_that_another_stop_token_ended_is_not_ended_again():
-    chat = stock_chat("qwen3")
-    other = chat.tokenizer.convert_tokens_to_ids("<|endoftext|>")
-    params = SamplingParams(max_new_tokens=8, stop_token_ids=(chat.tokenizer.eos_token_id, other))
-    sampler = AsyncSampler(ScriptedGenerator(chat, lambda request, index: ("", True, FinishReason.STOP)))
-    model = ServedModel(
-        SamplerBridge(sampler),
-        chat,
-        name="policy",
-        max_total_length=99,
-        turn_format=TurnFormat(),
-        defaults=params,
-    )
-    for last, ended in ((chat.tokenizer.eos_token_id, True), (other, True), (7, False)):
-        ids = model.prompt_ids([QUESTION], [], Begun([5, 6, last], 1), "messages")
-        assert ids == [5, 6, last, *chat.render_continuation([QUESTION], turn_ended=ended)]
-
-
-def test_the_turns_before_one_that_is_asked_about_are_kept_as_long_as_it():
-    known = KnownConversations(max_tokens=25)
-    chats = [[said_in_chat({"role": "user", "content": f"question {i}"})] for i in range(3)]
-    answer = [said_in_chat({"role": "assistant", "content": "yes"})]
-    more = [said_in_chat({"role": "user", "content": "more"})]
-    longer = [*chats[0], *answer, *more]
-    known.remember(chats[0], answer, [], [0] * 6, [9] * 4)
-    known.remember(longer, answer, [], [0] * 6 + [9] * 4 + [3], [9, 9])
-    known.remember(chats[1], answer, [], [1] * 6, [9] * 4)
-    assert known.find([*longer, *answer, *more], []) is not None
-    known.remember(chats[2], answer, [], [2] * 6, [9] * 4)  # takes the place of the chat that nobody asked about
-    found = [known.find([*chat, *answer, *more], []) for chat in (chats[0], longer, chats[1], chats[2])]
-    assert [one is not None for one in found] == [True, True, False, True]
-
-
-def test_a_developer_speaks_as_the_system():
-    message = {"role": "developer", "content": "be brief"}
-    system = {**message, "role": "system"}
-    assert said_in_chat(message) == said_in_chat(system) == said_in_item(message) == said_in_item(system)
-    assert said_in_chat(message) != said_in_chat({**message, "role": "user"})

@@ -18,7 +18,7 @@ from nemotron_steps.engine.serving.responses_api import create_response
 from nemotron_steps.engine.serving.served_model import ApiError, SamplerBridge, ServedModel
 from nemotron_steps.engine.types import SamplingParams
 from nemotron_steps.environments.http_server import EventStream, Request
-from tests.engine.serving.test_served_model import CALL, Bridge
+from tests.engine.serving.test_served_model import Bridge
 
 QUESTION = {"role": "user", "content": "x"}
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -103,25 +103,6 @@ def test_of_several_recorded_turns_the_last_is_gone_on_from() -> None:
     assert chat.rendered == [[QUESTION] * 2] * 2
 
 
-def test_calls_after_the_first_are_left_out_where_none_may_be_beside_it() -> None:
-    model, _, _ = served(CALL + CALL)
-    for parallel, count in ((True, 2), (False, 1)):
-        fields = {"tools": [TOOL], "parallel_tool_calls": parallel}
-        (choice,) = ask(model, **fields)["choices"]
-        calls = choice["message"]["tool_calls"]
-        assert len(calls) == len({call["id"] for call in calls}) == count
-        events = ask(model, stream=True, **fields)
-        (delta,) = [e["choices"][0]["delta"] for e in events[:-1] if "tool_calls" in e["choices"][0]["delta"]]
-        assert [call["index"] for call in delta["tool_calls"]] == list(range(count))
-
-
-def test_one_stop_string_may_stand_by_itself_and_penalties_of_any_zero_are_none() -> None:
-    model, bridge, _ = served()
-    for stop in ("xy", ["xy"]):
-        ask(model, stop=stop, presence_penalty=0.0, frequency_penalty=0.0)
-        assert bridge.asked[-1][0].stop_strings == ("xy",)
-
-
 def test_each_choice_has_its_own_tokens_and_weights_and_there_may_be_so_many() -> None:
     model, bridge, _ = served()
     answer = ask(model, n=MAX_CHOICES, return_token_ids=True, logprobs=True)
@@ -183,14 +164,6 @@ def test_a_response_is_sampled_as_it_asks_and_counts_its_reasoning() -> None:
     assert (answer["temperature"], answer["top_p"], answer["max_output_tokens"]) == (0.5, 0.25, 50)
 
 
-@pytest.mark.parametrize(("field", "guess"), [("temprature", "did you mean temperature"), ("zzz", "does not support")])
-def test_a_field_that_nobody_reads_is_refused_with_one_that_is_like_it(field: str, guess: str) -> None:
-    for asking in (ask, respond):
-        with pytest.raises(ApiError, match=guess) as caught:
-            asking(served()[0], **{field: 1})
-        assert caught.value.body["error"]["code"] == "unsupported_parameter"
-
-
 def routed(method: str, path: str, body: Any = None, *, ready: bool = True, label: str | None = None) -> Any:
     """(status, body) of an endpoint's answer, and what its generator was asked."""
     model, bridge, _ = served()
@@ -203,36 +176,10 @@ def routed(method: str, path: str, body: Any = None, *, ready: bool = True, labe
     return (reply.status, reply.body), bridge.asked
 
 
-@pytest.mark.parametrize("end", ["", "/"])
-def test_paths_may_end_in_a_slash_and_tokens_are_counted_at_two(end: str) -> None:
-    for path in ("/tokenize", "/v1/tokenize"):
-        (status, body), _ = routed("POST", path + end, {"messages": [QUESTION]}, ready=False)
-        assert (status, body["tokens"]) == (200, [2])
-    assert routed("GET", f"/health{end}")[0] == (200, {"status": "ok", "weight_version": 7})
-
-
-@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/responses", "/v1/chat/completions"])
-def test_nothing_is_promised_before_there_is_something_that_samples(path: str) -> None:
-    method, body = ("GET", None) if path in ("/health", "/v1/models") else ("POST", {"input": "x"})
-    (status, answer), asked = routed(method, path, body, ready=False)
-    assert (status, answer["error"]["code"], asked) == (503, "not_ready", [])
-
-
 def test_the_clients_name_of_a_request_names_the_stream_of_its_samples() -> None:
     for path, body in (("/v1/responses", {"input": "x"}), ("/v1/chat/completions", {"messages": [QUESTION]})):
         _, asked = routed("POST", path, {**body, "seed": 1}, label="mine")
         assert asked[0][2] == "mine"
-
-
-def test_of_turns_that_cannot_be_told_apart_the_newest_is_taken() -> None:
-    known = KnownConversations(max_tokens=9)
-    said, answer = [said_in_chat(QUESTION)], [said_in_chat({"role": "assistant", "content": "a"})]
-    for token in (5, 6, 7):
-        known.remember(said, answer, (), [2], [token, 1])
-    found = known.find([*said, *answer, *said], ())
-    assert found is not None and found[0].token_ids() == [2, 7, 1] and len(known._by_use) == 3  # exactly as many
-    known.remember(said, answer, (), [2], [8])
-    assert known._tokens == 8 and len(known._by_use) == 3
 
 
 def test_marks_of_every_item_of_an_answer_tell_it_from_others() -> None:

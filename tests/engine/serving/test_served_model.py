@@ -7,10 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from nemotron_steps.engine.rollouts.conversation import TurnFormat
-from nemotron_steps.engine.serving.served_model import ApiError, Begun, Sampling, ServedModel, parse_body
+from nemotron_steps.engine.serving.served_model import ApiError, Sampling, ServedModel
 from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
 from tests.models.stock_chats import stock_chat
 
@@ -21,11 +20,6 @@ CHAT: Any = SimpleNamespace(
     render=lambda messages, tools: [2] * len(messages),
     render_continuation=lambda messages, tools, turn_ended: [3 if turn_ended else 4] * len(messages),
 )
-
-
-class _Body(BaseModel):
-    a: int = 1
-    b: int = 1
 
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
@@ -72,73 +66,6 @@ def test_a_request_may_say_how_it_is_sampled_within_the_context() -> None:
     assert (asked.max_new_tokens, asked.temperature, asked.top_p, asked.top_k) == (12, 0.0, 0.1, 0)
     assert (asked.stop_strings, asked.seed) == (("x", "y"), 3)
     assert [request for _, _, request in bridge.asked] == ["http/0", "http/1", "mine"]
-
-
-def test_equal_seeded_requests_have_one_name_and_others_another() -> None:
-    bridge = Bridge()
-    model = served(bridge)
-    for prompt, seed in (([2, 3], 1), ([2, 3], 1), ([2, 3], 2), ([23], 1)):
-        answers(model, prompt, Sampling(seed=seed))
-    names = [request for _, _, request in bridge.asked]
-    assert names[0] == names[1] and len(set(names)) == 3
-
-
-@pytest.mark.parametrize(
-    ("stops", "text"), [((), "abcabc"), (("bc",), "a"), (("ca", "bc"), "a"), (("ca",), "ab"), (("z",), "abcabc")]
-)
-def test_an_answer_ends_before_the_first_stop_string(stops: tuple[str, ...], text: str) -> None:
-    (answer,) = answers(served(Bridge()), [2], Sampling(stop=stops))
-    assert answer.turn.text == text and answer.finish_reason == "stop"
-
-
-def test_calls_are_read_where_tools_are_offered() -> None:
-    bridge = Bridge()
-    bridge.tokens = [ord(letter) - 96 for letter in CALL]
-    model = served(bridge)
-    (answer,) = answers(model, [2], Sampling(), [{"name": "f"}])
-    assert answer.finish_reason == "tool_calls" and [call.name for call in answer.turn.tool_calls] == ["f"]
-    (unread,) = answers(model, [2], Sampling())
-    assert unread.turn.text == CALL and unread.finish_reason == "stop"
-    for reason in (FinishReason.LENGTH, FinishReason.ABORT):  # neither ended by itself
-        (cut,) = answers(served(Bridge("a", reason)), [2], Sampling())
-        assert cut.finish_reason == "length"
-    (again,) = answers(model, [2], Sampling(), [{"name": "f"}])
-    assert again.turn.tool_calls[0].call_id != answer.turn.tool_calls[0].call_id
-
-
-def test_a_prompt_goes_on_from_recorded_tokens_or_is_rendered() -> None:
-    model = served(Bridge())
-    said: list[Any] = [{"role": "user", "content": "x"}]
-    assert model.prompt_ids(said, [], None, "messages") == [2]
-    for last, end in ((1, 3), (7, 3), (8, 4)):  # the end of a turn, another stop token, neither
-        assert model.prompt_ids(said, [], Begun([5, last], 1), "messages") == [5, last, end]
-    for wrong, code in (([-1], "invalid_value"), ([50], "invalid_value"), ([2] * 19, "context_length_exceeded")):
-        with pytest.raises(ApiError) as caught:
-            model.prompt_ids(said, [], Begun(wrong, 1), "messages")
-        assert (caught.value.status, caught.value.body["error"]["code"]) == (400, code)
-    assert len(model.prompt_ids(said, [], Begun([2] * 18, 1), "messages")) == 19
-    with pytest.raises(ApiError, match="no message"):
-        model.prompt_ids([], [], None, "messages")
-
-
-def test_only_this_model_is_here() -> None:
-    model = served(Bridge())
-    model.check_name(None)
-    model.check_name("policy")
-    with pytest.raises(ApiError) as caught:
-        model.check_name("gpt")
-    assert caught.value.status == 404
-
-
-@pytest.mark.parametrize(
-    ("status", "kind", "waits"),
-    [(400, "invalid_request_error", False), (500, "server_error", False), (503, "server_error", True)],
-)
-def test_an_error_says_whose_it_is_and_when_to_come_again(status: int, kind: str, waits: bool) -> None:
-    reply = ApiError(status, "m", param="p", code="c").reply()
-    assert reply.status == status and reply.body["error"] == {"message": "m", "type": kind, "param": "p", "code": "c"}
-    assert bool(dict(reply.headers).get("Retry-After")) is waits
-    assert parse_body(_Body, {"a": None, "b": 2}) == _Body(b=2)
 
 
 def test_a_request_whose_tools_the_template_does_not_write_is_refused() -> None:

@@ -55,11 +55,6 @@ def test_validation_without_prompts_is_refused_with_the_key_that_asks_for_it(
     assert (len(rows.train), len(rows.validation), len(rows.heldout)) == (6, 2, 0)
 
 
-def test_a_run_without_training_prompts_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no training prompts"):
-        read_data(RlConfig())
-
-
 def test_prompts_come_in_batches_of_what_is_generated_together(tmp_path: Path) -> None:
     config = config_of(tmp_path, num_prompts_per_step=2, max_num_epochs=2)
     stream = prompt_stream(config, read_data(config).train)
@@ -144,21 +139,6 @@ def test_rows_are_counted_in_tokens_of_the_model(tmp_path: Path, monkeypatch: py
     assert longer_than(6, rows, tmp_path) == {}
     chosen = ChosenRows(rows, [8, 0, 3])
     assert [row.index for row in chosen] == [8, 0, 3] and chosen[-1].index == 3 and len(chosen[1:]) == 2
-
-
-@pytest.mark.parametrize(("name", "nearest"), [("mqca", "mcqa"), ("mcqa_simple_agnet", "mcqa_simple_agent")])
-def test_settings_of_what_is_no_environment_are_told(name: str, nearest: str) -> None:
-    def check(**environments: Any) -> None:
-        config = EnvConfig.model_validate({"nemo_gym": {"environments": environments}})
-        check_rows(config, [], only=None, policy_served=False)
-
-    with pytest.raises(ConfigError, match=f"settings for `{name}`") as caught:
-        check(**{name: {"grading_mode": "lenient_boxed"}})
-    assert caught.value.hints[0] == f"env.nemo_gym.environments.{nearest}.grading_mode=lenient_boxed"
-    check(**{nearest: {"grading_mode": "lenient_boxed"}, name: {"environment": "mcqa"}, "my_mcqa_agent": {}})
-    with pytest.raises(ConfigError, match="no environment or agent") as caught:
-        check(zzzzzz={})
-    assert caught.value.hints == ("env.nemo_gym.environments.zzzzzz.environment=NAME   # for a new agent",)
 
 
 JUDGE = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"

@@ -6,14 +6,10 @@ import os
 
 import pytest
 import torch
-from torch.distributed import HashStore
 
 from nemotron_steps.engine.weight_sync.adapted import FrozenWeights
 from nemotron_steps.engine.weight_sync.endpoints import ReceivingEndpoint, SendingEndpoint
-from nemotron_steps.engine.weight_sync.plan import WeightPlan
-from nemotron_steps.engine.weight_sync.transport_handle import OBJECTS, SHARED_MEMORY, STREAM, TransportHandle
-from nemotron_steps.errors import EngineError
-from nemotron_steps.models.adapters import peft_name
+from nemotron_steps.engine.weight_sync.transport_handle import SHARED_MEMORY, TransportHandle
 
 GIVEN = [("a", torch.arange(3.0)), ("b", torch.ones(64)), ("c", torch.arange(65, dtype=torch.bfloat16))]
 
@@ -45,33 +41,3 @@ def test_rank_0_alone_makes_a_segment_and_all_ranks_read_their_weights():
     received = list(receiving.weights(None))
     assert all(a == b and torch.equal(x, y) for (a, x), (b, y) in zip(received, GIVEN, strict=True))
     assert receiving.bytes == sum(tensor.nbytes for _, tensor in GIVEN) and not receiving.is_adapter
-
-
-@pytest.mark.parametrize("transport", [STREAM, OBJECTS])
-def test_a_rank_that_sends_nothing_reads_its_weights_all_the_same(transport):
-    end = sender(1, read := [])
-    opened = end.open(transport)
-    assert opened is None if transport == STREAM else isinstance(opened, WeightPlan)
-    del read[:]
-    assert end.send() is None and read == [name for name, _ in GIVEN]
-
-
-@pytest.mark.parametrize(("ipc", "broadcast"), [(["g0"], []), ([], ["g1"])])
-def test_a_rank_with_receivers_of_one_kind_alone_offers_them_its_stream(ipc, broadcast, monkeypatch):
-    monkeypatch.setattr("torch.multiprocessing.reductions.reduce_tensor", lambda tensor: (None, "handle"))
-    end = SendingEndpoint("channel", lambda: iter(GIVEN), 1, HashStore)
-    offer = end.open(STREAM, ipc, broadcast)
-    assert (offer.sender, offer.staging) == ("channel/rank 1", "handle" if ipc else None)
-    assert offer.plan == WeightPlan.of(GIVEN)
-
-
-def test_weights_whose_transport_is_not_open_are_refused():
-    receiving = ReceivingEndpoint(TransportHandle(OBJECTS, WeightPlan.of(GIVEN)), FrozenWeights())
-    with pytest.raises(EngineError, match="before their transport was opened"):
-        receiving.weights(None)
-
-
-def test_a_receiver_of_adapters_knows_that_it_is_one():
-    halves = [(peft_name("model.norm.weight", letter), torch.ones(1, 1)) for letter in "AB"]
-    receiving = ReceivingEndpoint(TransportHandle(OBJECTS, WeightPlan.of(halves)), FrozenWeights())
-    assert receiving.is_adapter

@@ -7,12 +7,10 @@ import torch
 
 from nemotron_steps.engine.weight_sync import transfer as module
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
-from nemotron_steps.engine.weight_sync.transfer import AdapterTransfer, WeightTransfer
+from nemotron_steps.engine.weight_sync.transfer import WeightTransfer
 from nemotron_steps.engine.weight_sync.transport_handle import (
-    OBJECTS,
     SHARED_MEMORY,
     STREAM,
-    ChannelHandles,
     TransportHandle,
 )
 from nemotron_steps.errors import EngineError
@@ -49,18 +47,6 @@ def test_a_bucket_is_filled_in_order_by_the_weights_that_were_agreed_on():
     for given in wrong.values():
         with pytest.raises(EngineError, match="changed"):
             plan.fill(bucket, buffer, iter(given))
-
-
-def test_an_offer_knows_its_plan_by_any_transport():
-    plan = WeightPlan.of(GIVEN)
-    stream = type("Offer", (), {"plan": plan})()
-    offers = [
-        TransportHandle(SHARED_MEMORY, (plan, "/dev/shm/x")),
-        TransportHandle(OBJECTS, plan),
-        TransportHandle(STREAM, stream),
-    ]
-    assert [offer.plan for offer in offers] == [plan] * 3
-    assert ChannelHandles("channel", tuple(offers)).bytes == 3 * plan.payload
 
 
 class Noted:
@@ -150,11 +136,3 @@ def test_streams_are_sent_while_they_are_taken_and_each_process_has_its_place(lo
     del log[:]
     assert opened.update(3) == 10  # what ranks answer is no bytes received
     assert log.count("settled") == 1 and log[-1] == "settled"
-
-
-def test_frozen_weights_travel_once_and_adapters_every_time(log):
-    ranks = workers(log, "r", 1, {})
-    adapters = AdapterTransfer(ranks, workers(log, "g", 1, {"update_weights": 5}), ("host", 1))
-    assert [entry[6] for entry in log if entry[1] == "open_sender"] == ["frozen", "adapters"]
-    assert adapters.transports == [(SHARED_MEMORY, 0)]
-    assert [adapters.update(version) for version in (0, 1, 2)] == [10, 5, 5]

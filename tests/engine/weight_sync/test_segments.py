@@ -47,11 +47,6 @@ def carries(writer: SegmentWriter, plan: WeightPlan = PLAN) -> bool:
     return all(torch.equal(tensor, sent) for (_, tensor), (_, sent) in zip(reader.weights(), GIVEN, strict=True))
 
 
-def test_a_segment_is_in_memory_while_there_is_room(folders: dict[str, Path]) -> None:
-    writer = SegmentWriter(PLAN)
-    assert Path(writer.path).parent == folders["memory"] and carries(writer)
-
-
 @pytest.mark.parametrize("without", ["room", "folder"])
 def test_without_room_in_memory_it_is_on_disk(
     without: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
@@ -77,14 +72,6 @@ def test_without_room_anywhere_it_says_so_and_leaves_no_file(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_segment_that_is_gone_holds_no_file_open(folders: dict[str, Path]) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    writer = SegmentWriter(PLAN)
-    writer.unlink()
-    del writer
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
 def test_a_file_that_another_writer_took_for_one_left_behind_is_made_again(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,12 +87,3 @@ def test_a_file_that_another_writer_took_for_one_left_behind_is_made_again(
     monkeypatch.setattr(tempfile, "mkstemp", raced)
     writer = SegmentWriter(PLAN)
     assert taken and os.path.exists(writer.path) and carries(writer)
-
-
-def test_a_plan_of_nothing_has_a_segment_too(folders: dict[str, Path]) -> None:
-    nothing = WeightPlan.of([])
-    writer = SegmentWriter(nothing)
-    reader = SegmentReader(nothing, writer.path)
-    writer.write(iter([]))
-    assert list(reader.weights()) == []
-    writer.unlink()

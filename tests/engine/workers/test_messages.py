@@ -42,8 +42,3 @@ def test_a_lost_worker_is_told_with_the_last_lines_of_what_it_said(tmp_path: Pat
 )
 def test_of_what_ray_says_the_line_that_says_why_is_kept(text: str, said: str) -> None:
     assert workers._said(RuntimeError(text)) == said
-
-
-def test_a_traceback_of_a_worker_ends_where_it_failed_and_has_no_colours() -> None:
-    text = "\n".join(f"\x1b[36mline {n}\x1b[39m" for n in range(20))
-    assert workers._remote_traceback(RuntimeError(text)).splitlines() == [f"    line {n}" for n in range(12, 20)]

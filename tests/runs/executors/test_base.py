@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-import itertools
 import os
 import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
-from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
@@ -23,8 +19,6 @@ from nemotron_steps.errors import (
     ConfigError,
     DataError,
     InterruptedRunError,
-    RequestError,
-    RetryableError,
     StepFailedError,
     UnsupportedError,
     WorkerLostError,
@@ -33,9 +27,7 @@ from nemotron_steps.runs import launch as launching
 from nemotron_steps.runs.executors import base, detached
 from nemotron_steps.runs.executors.base import JobState, Launch, find_executor
 from nemotron_steps.runs.executors.detached import DetachedExecutor
-from nemotron_steps.runs.locks import hold
 from nemotron_steps.runs.run_folder import RunFolder, RunInfo, get_run, new_run_id, read_events
-from tests.runs.clock import Clock
 from tests.runs.executors.jobs import ROOT, submit, wait_until
 
 
@@ -134,45 +126,6 @@ class OpenExecutor(FarExecutor):
     profile_model = OpenProfile
 
 
-class RefusingExecutor(FarExecutor):
-    def submit(self, launch: Launch) -> str:
-        raise RequestError("the queue is closed", hints=("try again",))
-
-
-class QueueExecutor(FarExecutor):
-    """A job waits in a queue until it is cancelled."""
-
-    state = JobState.PENDING
-
-    def status(self, job: str) -> base.JobStatus:
-        return base.JobStatus(QueueExecutor.state)
-
-    def cancel(self, job: str) -> None:
-        QueueExecutor.state = JobState.CANCELLED
-
-
-class ScriptedExecutor(FarExecutor):
-    """What a job is said to be, answer by answer, the last one for ever; and when it was asked for."""
-
-    answers: ClassVar[list[JobState | RetryableError | Callable[[], JobState]]] = []
-    asked: ClassVar[list[float]] = []
-
-    def status(self, job: str) -> base.JobStatus:
-        self.asked.append(launching.time.monotonic())
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, RetryableError):
-            raise answer
-        return base.JobStatus(answer if isinstance(answer, JobState) else answer())
-
-
-@pytest.fixture
-def clock(plugins: None, monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(launching, "time", clock)
-    monkeypatch.setattr(ScriptedExecutor, "asked", [])
-    return clock
-
-
 class NotAnExecutor:
     pass
 
@@ -187,9 +140,6 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {
         "far": "FarExecutor",
         "open": "OpenExecutor",
-        "refusing": "RefusingExecutor",
-        "queue": "QueueExecutor",
-        "scripted": "ScriptedExecutor",
         "broken": "NotAnExecutor",
         "modelless": "NoModelExecutor",
         "gone": "Missing",
@@ -199,7 +149,6 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     points += [EntryPoint("twice", f"{__name__}:{name}", base.ENTRY_POINT_GROUP) for name in ("FarExecutor", "Other")]
     monkeypatch.setattr(base, "entry_points", lambda group: points if group == "nemotron_steps.executors" else [])
     FarExecutor.launches.clear()
-    QueueExecutor.state = JobState.PENDING
 
 
 def test_third_party_executor_is_found_by_its_entry_point(store: ArtifactStore, plugins: None) -> None:
@@ -214,7 +163,7 @@ def test_third_party_executor_is_found_by_its_entry_point(store: ArtifactStore, 
     [
         ("broken", "lacks submit, status, cancel"),
         ("gone", "cannot be loaded"),
-        ("modelless", "profile_model that is none"),
+        ("modelless", "profile_model that is not a Profile"),
         ("twice", "several installed packages"),
     ],
 )
@@ -229,7 +178,7 @@ def test_an_unknown_executor_says_which_there_are_and_what_would_bring_it(plugin
     with pytest.raises(UnsupportedError) as misspelt:
         find_executor("slrum")
     assert misspelt.value.hints == ("did you mean 'slurm'?",)
-    names = {"broken", "far", "gone", "local", "modelless", "open", "queue", "ray", "refusing", "slurm", "twice"}
+    names = {"broken", "far", "gone", "local", "modelless", "open", "ray", "slurm", "twice"}
     assert names <= set(str(caught.value.expected).split(" or "))
     assert "nemotron_steps.executors have 'nowhere'" in caught.value.hints[0]
 
@@ -280,108 +229,6 @@ def test_an_executor_that_is_not_installed_is_refused_at_the_profiles_line(
         load_environment().profile("a", base.profile_model)
     assert caught.value.where == f"{tmp_path}/env.toml:3"
     assert caught.value.expected == " or ".join(base.executor_names())
-
-
-def test_a_job_cancelled_in_its_queue_ends_the_run(store: ArtifactStore, plugins: None) -> None:
-    info = submit(store, FarProfile(executor="queue"))
-    assert info.status == "submitted"
-    launching.cancel(store, info)
-    assert get_run(store, info.id).status == "interrupted"
-    with pytest.raises(InterruptedRunError, match="cancelled before it began"):
-        launching.follow(store, info.id, lambda text: None)
-
-
-def scripted(
-    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, *answers: JobState | RetryableError | Callable[[], JobState]
-) -> RunInfo:
-    monkeypatch.setattr(ScriptedExecutor, "answers", list(answers))
-    return submit(store, FarProfile(executor="scripted"))
-
-
-SILENT = RetryableError("the queue does not answer", found="timed out")
-
-
-def test_who_follows_a_job_gives_up_on_an_executor_that_is_silent_for_ten_minutes(
-    store: ArtifactStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info = scripted(store, monkeypatch, SILENT)
-    with pytest.raises(RetryableError, match="does not answer"):
-        launching.follow(store, info.id, lambda text: None)
-    assert 600 < clock.now - 1000 < 610
-
-
-def test_an_executor_elsewhere_is_asked_every_few_seconds_and_when_the_run_says_something(
-    store: ArtifactStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing() -> JobState:
-        folder = RunFolder(store, info.id)
-        folder.update(get_run(store, info.id), status="failed", error=DataError("no rows").to_dict())
-        return JobState.RUNNING
-
-    info = scripted(store, monkeypatch, *[JobState.RUNNING] * 20, failing, JobState.FAILED)
-    with pytest.raises(DataError, match="no rows"):
-        launching.follow(store, info.id, lambda text: None)
-    waits = [after - before for before, after in itertools.pairwise(ScriptedExecutor.asked)]
-    assert waits == [5.0] * 20 + [0.5]
-
-
-def test_a_queued_job_that_takes_a_while_to_be_cancelled_ends_the_run(
-    store: ArtifactStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stopping = [JobState.PENDING, *[JobState.RUNNING] * 20]
-    info = scripted(store, monkeypatch, *stopping, JobState.CANCELLED)
-    launching.cancel(store, info)
-    assert get_run(store, info.id).status == "interrupted"
-    stuck = scripted(store, monkeypatch, JobState.PENDING)
-    launching.cancel(store, stuck)
-    assert get_run(store, stuck.id).status == "submitted" and clock.now < 1050
-    ScriptedExecutor.answers = [JobState.CANCELLED]
-    launching.cancel(store, stuck)
-    assert get_run(store, stuck.id).status == "interrupted"
-
-
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_whoever_may_only_look_at_the_home_hears_that_a_job_was_cancelled(
-    store: ArtifactStore, clock: Clock, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    def unwritable(path: Path) -> Any:
-        raise OSError(number, os.strerror(number), str(path))
-
-    info = scripted(store, monkeypatch, JobState.CANCELLED)
-    monkeypatch.setattr(launching, "hold_if_free", unwritable)
-    status = launching.job_status(store, info)
-    assert status is not None and status.state is JobState.CANCELLED
-    assert get_run(store, info.id).status == "submitted"
-
-
-def test_whoever_hears_that_a_queued_job_was_cancelled_writes_it_down_unless_it_is_submitted_again(
-    store: ArtifactStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info = scripted(store, monkeypatch, JobState.CANCELLED)
-    folder = RunFolder(store, info.id)
-    with hold(folder.submit_lock, {}, lambda holder: None):
-        launching.job_status(store, info)
-        assert get_run(store, info.id).status == "submitted"
-    launching.job_status(store, replace(info, job="an earlier one"))
-    assert get_run(store, info.id).status == "submitted"
-    launching.job_status(store, info)
-    after = get_run(store, info.id)
-    assert after.status == "interrupted" and after.error is not None
-    assert after.error["what"] == "the job was cancelled before it began"
-
-
-def test_a_queued_job_that_began_before_it_was_cancelled_says_itself_how_it_ended(
-    store: ArtifactStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def ended() -> JobState:
-        folder = RunFolder(store, info.id)
-        folder.update(info, status="interrupted", attempts=1, error=InterruptedRunError("SIGTERM").to_dict())
-        return JobState.CANCELLED
-
-    info = scripted(store, monkeypatch, JobState.PENDING, JobState.RUNNING, ended)
-    launching.cancel(store, info)
-    after = get_run(store, info.id)
-    assert after.attempts == 1 and after.error is not None and after.error["what"] == "SIGTERM"
 
 
 @pytest.mark.parametrize(

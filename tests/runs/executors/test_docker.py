@@ -186,5 +186,5 @@ def test_a_job_is_not_lost_where_the_engine_refuses_to_answer(engine: Path) -> N
 
 @pytest.mark.parametrize("job", ["rm/-rf", "rm/steps-r1-0", "docker/postgres", "docker"])
 def test_a_jobs_name_that_is_no_container_of_a_run_is_refused(job: str) -> None:
-    with pytest.raises(RequestError, match="no container of a run"):
+    with pytest.raises(RequestError, match="not a container of a run"):
         DockerExecutor().status(job)

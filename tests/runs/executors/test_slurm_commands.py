@@ -39,7 +39,7 @@ def test_a_jobs_name_says_where_its_commands_are(commands: Commands) -> None:
     ],
 )
 def test_a_jobs_name_that_submission_would_not_give_is_refused(job: str) -> None:
-    with pytest.raises(RequestError, match="no Slurm job"):
+    with pytest.raises(RequestError, match="not a Slurm job"):
         SlurmExecutor().status(job)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 
 from nemotron_steps.engine.kernels.cpu_layers import attention_half, native_attention, runs_natively
 from nemotron_steps.engine.kernels.fused import split_heads
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from nemotron_steps.engine.policy.token_layout import Grid, TokenLayout
 
 
-def flat_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: TokenLayout) -> torch.Tensor:
+def flat_attention(query: Tensor, key: Tensor, value: Tensor, layout: TokenLayout) -> Tensor:
     """Scaled dot-product attention within each sequence: query [T, heads, head_dim], key and value [T, key-value heads,
     head_dim] → [T, heads · head_dim]."""
     if query.is_cuda and query.dtype is not torch.float32:
@@ -101,7 +102,7 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
         self.queries = config.num_attention_heads // ranks // self.groups
         """Query heads of a group."""
 
-    def forward(self, hidden: torch.Tensor, layout: TokenLayout, cos_sin: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor, layout: TokenLayout, cos_sin: Tensor) -> Tensor:
         """Attend: hidden [T, 1, hidden], or this rank's share of T under sequence parallelism → the same shape.
 
         Args:
@@ -123,9 +124,7 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
         out = (flat_attention if config.context_parallel_size == 1 else self._over_ranks)(*heads, layout)
         return row_linear(self.linear_proj, out.view(mixed.shape[0], 1, -1))
 
-    def _over_ranks(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: TokenLayout
-    ) -> torch.Tensor:
+    def _over_ranks(self, query: Tensor, key: Tensor, value: Tensor, layout: TokenLayout) -> Tensor:
         """[T / ranks, heads or key-value heads, head_dim] of this rank's tokens → [T / ranks, heads · head_dim]."""
         group, tokens = self.pg_collection.cp, query.shape[0]
         ranks = dist.get_world_size(group)
@@ -140,9 +139,7 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
             out = part_attention(query, key, value, layout.part(shares.ranges(tokens)))
         return from_shares(out, shares, group)
 
-    def after_norm(
-        self, hidden: torch.Tensor, norm: torch.nn.RMSNorm, layout: TokenLayout, cos_sin: torch.Tensor
-    ) -> torch.Tensor:
+    def after_norm(self, hidden: Tensor, norm: torch.nn.RMSNorm, layout: TokenLayout, cos_sin: Tensor) -> Tensor:
         """hidden + attention of its norm, on one rank, in float32 on CPU; shapes as in `forward`."""
         if self.linear_qkv.bias is not None or self.config.context_parallel_size > 1 or not runs_natively(hidden):
             return hidden + self(norm(hidden), layout, cos_sin)
@@ -158,7 +155,7 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
             norm.eps,
         )
 
-    def _head_norm(self) -> torch.Tensor:
+    def _head_norm(self) -> Tensor:
         """[R + 1, D]: the queries' norm weight R times, then the key's."""
         width = self.hidden_size_per_attention_head
         return torch.cat(
@@ -166,11 +163,11 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
         )
 
 
-def _pad(tokens: torch.Tensor, grid: Grid) -> torch.Tensor:
+def _pad(tokens: Tensor, grid: Grid) -> Tensor:
     """[tokens, heads, head_dim] → [rows, width, heads, head_dim]; padding repeats a row's last token."""
     return pad(tokens, grid.pad, grid.unpad).view(grid.rows, grid.width, *tokens.shape[1:])
 
 
-def _unpad(padded: torch.Tensor, grid: Grid) -> torch.Tensor:
+def _unpad(padded: Tensor, grid: Grid) -> Tensor:
     """[rows, width, heads, head_dim] → [tokens, heads · head_dim]."""
     return unpad(padded.flatten(2).flatten(0, 1), grid.unpad)

@@ -7,15 +7,14 @@ from functools import cache
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 
 from nemotron_steps.engine.kernels.varlen import Range, size
 from nemotron_steps.engine.policy.distributed.partial_all_to_all import Exchange, spread
 from nemotron_steps.engine.policy.token_layout import VarlenSegments
 
 
-def gqa_kv_exchange(
-    mixed: torch.Tensor, heads: int, key_value_heads: int, head_dim: int, group: dist.ProcessGroup
-) -> torch.Tensor:
+def gqa_kv_exchange(mixed: Tensor, heads: int, key_value_heads: int, head_dim: int, group: dist.ProcessGroup) -> Tensor:
     """From a rank's rows of linear_qkv to the heads that it attends with.
 
     Args:
@@ -50,7 +49,7 @@ def columns(heads: int, key_value_heads: int, head_dim: int, ranks: int, rank: i
     return Exchange(width, tuple(sent(rank, by) for by in range(ranks)), received, along=1)
 
 
-def part_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, part: VarlenSegments) -> torch.Tensor:
+def part_attention(query: Tensor, key: Tensor, value: Tensor, part: VarlenSegments) -> Tensor:
     """Attend within each sequence.
 
     Every rank has queries, if only padding's, so that all take part in every exchange of the backward pass.
@@ -66,15 +65,15 @@ def part_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
     return (_flash if flash else _sdpa)(query, key, value, part).flatten(1)
 
 
-def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, part: VarlenSegments) -> torch.Tensor:
+def _flash(query: Tensor, key: Tensor, value: Tensor, part: VarlenSegments) -> Tensor:
     seen_keys, seen_values = key.index_select(0, part.keys), value.index_select(0, part.keys)
-    out: torch.Tensor = torch.ops.aten._flash_attention_forward(
+    out: Tensor = torch.ops.aten._flash_attention_forward(
         query.contiguous(), seen_keys, seen_values, *part.cu_seqlens, *part.max_seqlens, 0.0, True, False
     )[0]
     return out
 
 
-def _sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, part: VarlenSegments) -> torch.Tensor:
+def _sdpa(query: Tensor, key: Tensor, value: Tensor, part: VarlenSegments) -> Tensor:
     outs = []
     queries = torch.split(query, [size(segment.queries) for segment in part.segments])
     for segment, asking in zip(part.segments, queries, strict=True):

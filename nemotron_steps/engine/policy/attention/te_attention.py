@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from nemotron_steps.engine.kernels.varlen import RowSpans, Spans
 
@@ -35,7 +36,7 @@ class Library(NamedTuple):
     gradient_dtypes: dict[torch.dtype, Any]
 
 
-def takes(query: torch.Tensor, key: torch.Tensor, spans: RowSpans) -> bool:
+def takes(query: Tensor, key: Tensor, spans: RowSpans) -> bool:
     """Whether a layout's attention goes to Transformer Engine. Imports and tries it once for each kind of head."""
     parts = [part for part in (spans.whole, spans.suffix) if part is not None]
     tokens, heads, head_dim = query.shape
@@ -47,8 +48,8 @@ def takes(query: torch.Tensor, key: torch.Tensor, spans: RowSpans) -> bool:
 
 
 def forward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: Spans, columns: Spans, *, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, rows: Spans, columns: Spans, *, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Output [tokens, heads, head_dim], log-sum-exp float32 [heads, tokens], and the (unused) dropout state."""
     library = load()
     assert library is not None
@@ -62,18 +63,18 @@ def forward(
 
 
 def backward(
-    grad: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
     rows: Spans,
     columns: Spans,
-    rng: torch.Tensor,
+    rng: Tensor,
     *,
     causal: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value. lse as from `forward`."""
     library = load()
     assert library is not None
@@ -96,9 +97,7 @@ def rounded(longest: int) -> int:
     return max(64, 1 << (longest - 1).bit_length())
 
 
-def _common(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: Spans, columns: Spans, causal: bool
-) -> dict[str, Any]:
+def _common(query: Tensor, key: Tensor, value: Tensor, rows: Spans, columns: Spans, causal: bool) -> dict[str, Any]:
     return {
         "max_seqlen_q": rounded(rows.max_seqlen),
         "max_seqlen_kv": rounded(columns.max_seqlen),

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from nemotron_steps.engine.kernels.varlen import Range
 from nemotron_steps.engine.policy.distributed.partial_all_to_all import Exchange, collect, spread
@@ -84,31 +85,31 @@ def head_shares(heads: int, key_value_heads: int, ranks: int, rank: int) -> Head
 
 
 def to_shares(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, shares: HeadShares, group: dist.ProcessGroup
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, shares: HeadShares, group: dist.ProcessGroup
+) -> tuple[Tensor, Tensor, Tensor]:
     """[T / ranks, heads, head_dim] of this rank's tokens → what this rank attends with. Collective."""
     key_value = spread(torch.cat((key, value), dim=2), shares.keys, group)
     whole_key, whole_value = key_value.chunk(2, dim=2)
     return spread(query, shares.queries, group), whole_key, whole_value
 
 
-def from_shares(states: torch.Tensor, shares: HeadShares, group: dist.ProcessGroup) -> torch.Tensor:
+def from_shares(states: Tensor, shares: HeadShares, group: dist.ProcessGroup) -> Tensor:
     """[queries, heads / parts · head_dim] → [T / ranks, heads, head_dim] of this rank's tokens. Collective."""
     each = max(shares.queries.received)
     return collect(states.view(states.shape[0], each, -1), shares.queries, group)
 
 
-def to_heads(states: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def to_heads(states: Tensor, group: dist.ProcessGroup) -> Tensor:
     """[T / ranks, heads, head_dim] of this rank's tokens → [T, heads / ranks, head_dim] of all tokens."""
     return _Exchange.apply(states, group, 1, 0)
 
 
-def to_tokens(states: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def to_tokens(states: Tensor, group: dist.ProcessGroup) -> Tensor:
     """[T, heads / ranks · head_dim] → [T / ranks, heads · head_dim]: the inverse."""
     return _Exchange.apply(states, group, 0, 1)
 
 
-def sum_parts(values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def sum_parts(values: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Sum over ranks that each hold part of a result and then all compute the same from it.
 
     The gradient is passed on unchanged: every rank already has the whole of it.
@@ -120,16 +121,16 @@ class _Exchange(torch.autograd.Function):
     """Split dimension `give` over the ranks and concatenate what they send along dimension `take`."""
 
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, group: dist.ProcessGroup, give: int, take: int) -> torch.Tensor:
+    def forward(ctx: Any, states: Tensor, group: dist.ProcessGroup, give: int, take: int) -> Tensor:
         ctx.group, ctx.give, ctx.take = group, give, take
         return _exchange(states, group, give, take)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return _exchange(grad, ctx.group, ctx.take, ctx.give), None, None, None
 
 
-def _exchange(states: torch.Tensor, group: dist.ProcessGroup, give: int, take: int) -> torch.Tensor:
+def _exchange(states: Tensor, group: dist.ProcessGroup, give: int, take: int) -> Tensor:
     ranks = dist.get_world_size(group)
     outgoing = torch.stack(states.chunk(ranks, dim=give))
     incoming = torch.empty_like(outgoing)
@@ -139,11 +140,11 @@ def _exchange(states: torch.Tensor, group: dist.ProcessGroup, give: int, take: i
 
 class _SumParts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup) -> Tensor:
         total = values.clone()
         dist.all_reduce(total, group=group)
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from nemotron_steps.engine.kernels.varlen import Range, size
 
@@ -35,30 +36,28 @@ class Exchange:
     along: int
 
 
-def spread(states: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup) -> torch.Tensor:
+def spread(states: Tensor, exchange: Exchange, group: dist.ProcessGroup) -> Tensor:
     """[n, width, …] of every rank → what this rank wants of them. Collective."""
     return _PartialAllToAll.apply(states, exchange, group, False)
 
 
-def collect(parts: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup) -> torch.Tensor:
+def collect(parts: Tensor, exchange: Exchange, group: dist.ProcessGroup) -> Tensor:
     """What `spread` returned on every rank → [n, width, …], sums where several ranks had the same. Collective."""
     return _PartialAllToAll.apply(parts, exchange, group, True)
 
 
 class _PartialAllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, tensor: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup, home: bool
-    ) -> torch.Tensor:
+    def forward(ctx: Any, tensor: Tensor, exchange: Exchange, group: dist.ProcessGroup, home: bool) -> Tensor:
         ctx.exchange, ctx.group, ctx.home = exchange, group, home
         return (_collect if home else _spread)(tensor, exchange, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return (_spread if ctx.home else _collect)(grad, ctx.exchange, ctx.group), None, None, None
 
 
-def _spread(states: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup) -> torch.Tensor:
+def _spread(states: Tensor, exchange: Exchange, group: dist.ProcessGroup) -> Tensor:
     rows, tail = states.shape[0], states.shape[2:]
     outgoing = [
         torch.cat([states[:, first:after] for first, after in ranges], dim=1) if ranges else states[:, :0]
@@ -70,7 +69,7 @@ def _spread(states: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup) 
     return torch.cat(parts, dim=exchange.along)
 
 
-def _collect(parts: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup) -> torch.Tensor:
+def _collect(parts: Tensor, exchange: Exchange, group: dist.ProcessGroup) -> Tensor:
     sources = [count for count in exchange.received if count]
     rows = parts.shape[0] if exchange.along == 1 else parts.shape[0] // len(sources)
     tail, totals = parts.shape[2:], [sum(map(size, ranges)) for ranges in exchange.sent]
@@ -88,8 +87,8 @@ def _collect(parts: torch.Tensor, exchange: Exchange, group: dist.ProcessGroup) 
 
 
 def _send(
-    outgoing: Sequence[torch.Tensor], sizes: Sequence[int], tail: Sequence[int], group: dist.ProcessGroup
-) -> tuple[torch.Tensor, ...]:
+    outgoing: Sequence[Tensor], sizes: Sequence[int], tail: Sequence[int], group: dist.ProcessGroup
+) -> tuple[Tensor, ...]:
     """A tensor for each rank → a flat one from each, `sizes` of them times `tail`."""
     flat = torch.cat([tensor.reshape(-1) for tensor in outgoing])
     counts = [count * math.prod(tail) for count in sizes]

@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from nemotron_steps.engine.policy.distributed.parallel_dims import Groups
 
-Forward = Callable[[int, torch.Tensor | None], torch.Tensor]
+Forward = Callable[[int, Tensor | None], Tensor]
 """(micro-batch, hidden states of the previous stage or None) → hidden states to send on; on the last stage the loss."""
 Shape = Callable[[int], tuple[int, ...]]
 """Shape of the hidden states of a micro-batch between stages."""
@@ -48,17 +49,17 @@ class Pipeline:
             for number in range(count):
                 forward(number, None).backward()
             return
-        in_flight: deque[tuple[int, torch.Tensor | None, torch.Tensor]] = deque()
+        in_flight: deque[tuple[int, Tensor | None, Tensor]] = deque()
         ahead = min(self._groups.stages - self._groups.stage - 1, count)
 
-        def run(number: int, received: torch.Tensor | None) -> torch.Tensor:
+        def run(number: int, received: Tensor | None) -> Tensor:
             if received is not None:
                 received.requires_grad_()
             out = forward(number, received)
             in_flight.append((number, received, out))
             return out
 
-        def back(gradient: torch.Tensor | None) -> torch.Tensor | None:
+        def back(gradient: Tensor | None) -> Tensor | None:
             _, received, out = in_flight.popleft()
             torch.autograd.backward(out, gradient)
             return None if received is None else received.grad
@@ -82,15 +83,15 @@ class Pipeline:
 
     def _exchange(
         self,
-        send: list[tuple[int | None, torch.Tensor | None]] | None = None,
+        send: list[tuple[int | None, Tensor | None]] | None = None,
         receive: list[tuple[int | None, tuple[int, ...]]] | None = None,
-    ) -> list[torch.Tensor | None]:
+    ) -> list[Tensor | None]:
         """Send and receive at once, so that neighbours that do both at the same time never wait for each other.
 
         A peer of None (there is no such stage) sends nothing and receives None.
         """
         operations: list[dist.P2POp] = []
-        buffers: list[torch.Tensor | None] = []
+        buffers: list[Tensor | None] = []
         for peer, tensor in send or []:
             if peer is not None and tensor is not None:
                 operations.append(dist.P2POp(dist.isend, tensor.detach().contiguous(), peer, self._groups.pipeline))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from nemotron_steps.config.layout.parallel_config import stage_layers
 from nemotron_steps.engine.policy.distributed.parallel_dims import Groups, device
@@ -108,7 +109,7 @@ class ModelShards:
             if slot.parameter.name == _EMBEDDING:
                 dist.all_reduce(buffer.grads[slot.start : slot.end], group=self.groups.embedding)
 
-    def load(self, weights: Iterable[tuple[Parameter, torch.Tensor]]) -> None:
+    def load(self, weights: Iterable[tuple[Parameter, Tensor]]) -> None:
         """Copy this rank's parts out of whole Megatron tensors, or of those that have `own_experts` alone."""
         with torch.no_grad():
             for parameter, tensor in weights:
@@ -142,7 +143,7 @@ class ModelShards:
             ),
         )
 
-    def hf_tensors(self, *, with_mtp: bool = True, adapted: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+    def hf_tensors(self, *, with_mtp: bool = True, adapted: bool = True) -> Iterator[tuple[str, Tensor]]:
         """Hugging Face-named whole tensors, one at a time, adapters added; views of live weights where the layouts
         allow it. Collective: every rank gets all of them.
 
@@ -153,7 +154,7 @@ class ModelShards:
         for parameter in self.parameters if with_mtp else self._of_the_model:
             yield from split(parameter, self._whole(parameter, adapted=adapted), self.architecture)
 
-    def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def adapter_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """PEFT-named whole tensors of the adapters, one at a time, A before B of each projection. Collective."""
         for pair in self.adapters:
             linear_in = self._whole(pair.linear_in)
@@ -161,22 +162,22 @@ class ModelShards:
                 yield peft_name(hf_weight(name), "A"), linear_in
                 yield name, rows
 
-    def frozen_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def frozen_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Hugging Face-named whole tensors that adapters are added to, without those. Collective."""
         return self._split_bases(adapted=False)
 
-    def _split_bases(self, *, adapted: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    def _split_bases(self, *, adapted: bool) -> Iterator[tuple[str, Tensor]]:
         for pair in self.adapters:
             yield from split(pair.base, self._whole(pair.base, adapted=adapted), self.architecture)
 
-    def _adapter_halves(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _adapter_halves(self) -> Iterator[tuple[str, Tensor]]:
         """As `FrozenWeights.through` takes them. B in float32, so that its scale rounds nothing."""
         for pair in self.adapters:
             yield pair.linear_in.hf_names[0], self._whole(pair.linear_in)
             scaled = self._whole(pair.linear_out).float() * self.model.adapter_scale
             yield from split(pair.linear_out, scaled, self.architecture)
 
-    def current(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def current(self, name: str, tensor: Tensor) -> Tensor:
         """This rank's part of a weight, its adapter added where it has one."""
         pair = self._pairs.get(name)
         if pair is None:
@@ -187,7 +188,7 @@ class ModelShards:
 
     def sharded_state(
         self,
-        tensors: Callable[[str, torch.nn.Parameter], torch.Tensor | None],
+        tensors: Callable[[str, torch.nn.Parameter], Tensor | None],
         prefix: str = "",
         *,
         of: Sequence[Parameter] | None = None,
@@ -209,7 +210,7 @@ class ModelShards:
                 )
         return state
 
-    def copy_loaded(self, loaded: dict[str, Any], target: Callable[[str, torch.nn.Parameter], torch.Tensor]) -> None:
+    def copy_loaded(self, loaded: dict[str, Any], target: Callable[[str, torch.nn.Parameter], Tensor]) -> None:
         """Copy what was loaded for `sharded_state` into its targets."""
         by_name = {parameter.name: parameter for parameter in (*self.parameters, *self.saved)}
         with torch.no_grad():
@@ -228,7 +229,7 @@ class ModelShards:
             replica = dist.get_rank(groups.gradient) + same + copy
         return Place(groups.tensor_rank, groups.tensor_size, groups.expert_rank, groups.expert_size, replica)
 
-    def _kind(self, parameter: Parameter, tensor: torch.Tensor) -> Kind:
+    def _kind(self, parameter: Parameter, tensor: Tensor) -> Kind:
         replicated = self.layout.tensor > 1 and parameter.tp_dim is None and not parameter.of_experts
         # Heads are split over tensor ranks, so each sees part of the QK-norms' gradient; under sequence parallelism
         # each sees part of the tokens.
@@ -243,7 +244,7 @@ class ModelShards:
             duplicate=self.has_embedding_copy and parameter.name == _EMBEDDING,
         )
 
-    def _whole(self, parameter: Parameter, *, adapted: bool = True) -> torch.Tensor:
+    def _whole(self, parameter: Parameter, *, adapted: bool = True) -> Tensor:
         local = self.local.get(parameter.name)
         tensor = None
         if local is not None:
@@ -254,14 +255,14 @@ class ModelShards:
         assert tensor is not None
         return tensor
 
-    def _gathered(self, parameter: Parameter, tensor: torch.Tensor) -> torch.Tensor:
+    def _gathered(self, parameter: Parameter, tensor: Tensor) -> Tensor:
         if parameter.of_experts and self.layout.expert > 1:
             return torch.cat(_all_gather(tensor, self.groups.expert))
         if self.layout.tensor > 1 and parameter.tp_dim is not None:
             tensor = unshard(parameter, _all_gather(tensor, self.groups.tensor))
         return tensor[: self.architecture.vocab_size] if _is_vocabulary(parameter) else tensor
 
-    def _from_stage(self, parameter: Parameter, tensor: torch.Tensor | None) -> torch.Tensor:
+    def _from_stage(self, parameter: Parameter, tensor: Tensor | None) -> Tensor:
         stages = self.groups.stages
         if parameter.layer is not None:
             layers = stage_layers(self.architecture.num_layers, stages)
@@ -278,7 +279,7 @@ class ModelShards:
     def _is_apart(self, parameter: Parameter) -> bool:
         return self.mtp_apart and of_mtp(parameter, self.architecture)
 
-    def _pad_vocabulary(self, parameter: Parameter, tensor: torch.Tensor) -> torch.Tensor:
+    def _pad_vocabulary(self, parameter: Parameter, tensor: Tensor) -> Tensor:
         missing = -tensor.shape[0] % self.layout.tensor
         if not _is_vocabulary(parameter) or not missing:
             return tensor
@@ -289,7 +290,7 @@ def _is_vocabulary(parameter: Parameter) -> bool:
     return parameter.layer is None and parameter.tp_dim is not None
 
 
-def _all_gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
+def _all_gather(tensor: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
     pieces = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
     dist.all_gather(pieces, tensor.contiguous(), group=group)
     return pieces

@@ -23,6 +23,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nemotron_steps.engine.kernels.varlen import pad, unpad
 from nemotron_steps.engine.policy.mamba.segments import Runs
@@ -30,30 +31,30 @@ from nemotron_steps.errors import first_line
 
 _LOG = logging.getLogger(__name__)
 
-LevelScan = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+LevelScan = Callable[..., tuple[Tensor, Tensor | None]]
 """As scan.py's scan of one level of rows."""
-Conv = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+Conv = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """cells [n, C], weight [C, 1, K], bias [C] → silu of their convolution, as one run."""
-Norm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, float], torch.Tensor]
+Norm = Callable[[Tensor, Tensor, Tensor, int, float], Tensor]
 """As mixer.py's gated norm."""
 
 
-def scan_for(x: torch.Tensor, b: torch.Tensor, plain: LevelScan) -> LevelScan | None:
+def scan_for(x: Tensor, b: Tensor, plain: LevelScan) -> LevelScan | None:
     """The library's scan for tensors like x [T, H, P] and b [T, G, N]; None for the plain one."""
     return _library_for("scan", x, plain, tuple(x.shape[1:]), tuple(b.shape[1:]))
 
 
-def conv_for(states: torch.Tensor, kernel: int, plain: Conv) -> Conv | None:
+def conv_for(states: Tensor, kernel: int, plain: Conv) -> Conv | None:
     """The library's convolution for tensors like states [T, C]; None for the plain one."""
     return _library_for("convolution", states, plain, states.shape[1], kernel)
 
 
-def norm_for(y: torch.Tensor, groups: int, plain: Norm) -> Norm | None:
+def norm_for(y: Tensor, groups: int, plain: Norm) -> Norm | None:
     """The library's gated norm for tensors like y [T, W]; None for the plain one."""
     return _library_for("norm", y, plain, y.shape[1], groups)
 
 
-def _library_for(what: str, like: torch.Tensor, plain: Any, *sizes: object) -> Any | None:
+def _library_for(what: str, like: Tensor, plain: Any, *sizes: object) -> Any | None:
     """None too where the GPU has no memory for a trial now, and the next pass tries again."""
     if not like.is_cuda or like.dtype is torch.float32:
         return None
@@ -164,12 +165,12 @@ def try_norm(norm: Norm, plain: Norm, device: torch.device, dtype: torch.dtype, 
     _compare(*results)
 
 
-def _random(shapes: Sequence[tuple[int, ...]], device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
+def _random(shapes: Sequence[tuple[int, ...]], device: torch.device, dtype: torch.dtype) -> list[Tensor]:
     generator = torch.Generator(device).manual_seed(0)
     return [torch.randn(shape, generator=generator, device=device).to(dtype).requires_grad_() for shape in shapes]
 
 
-def _compare(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+def _compare(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     for mine, theirs in zip(found, expected, strict=True):
         if mine.shape != theirs.shape or mine.dtype is not theirs.dtype:
             raise RuntimeError(f"{mine.dtype} {tuple(mine.shape)} in place of {theirs.dtype} {tuple(theirs.shape)}")
@@ -178,7 +179,7 @@ def _compare(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) ->
             raise RuntimeError(f"a result that is {apart:.2g} of its size away from the plain one")
 
 
-def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+def distance(found: Tensor, expected: Tensor) -> float:
     """How far one tensor is from another, as a share of the size of that."""
     exact = expected.detach().float()
     return float((found.detach().float() - exact).norm() / exact.norm())
@@ -234,7 +235,7 @@ def _mamba_ssm_scan() -> LevelScan:
 
     def scan(
         tokens: Sequence[Any], a: Any, d: Any, runs: Runs, number: int, chunk_size: int, initial: Any, final: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         if initial is None and not final:
             x, dt, b, c = (tensor[None] for tensor in tokens)
             flat = mamba_chunk_scan_combined(x, dt, a, b, c, chunk_size, D=d, seq_idx=runs.row_of_token[number])
@@ -243,7 +244,7 @@ def _mamba_ssm_scan() -> LevelScan:
         cells = [pad(tensor, batches.pad, batches.unpad) for tensor in tokens]
         cells[1] = cells[1] * batches.filled  # padding then leaves the state as it is
         sizes = [rows * width for rows, width in batches.shapes]
-        states: Sequence[torch.Tensor | None] = [None] * len(sizes)
+        states: Sequence[Tensor | None] = [None] * len(sizes)
         if initial is not None:
             states = torch.split(initial.index_select(0, batches.rows), [rows for rows, _ in batches.shapes])
         outs, ends = [], []
@@ -266,7 +267,7 @@ def _fla_scan() -> LevelScan:
 
     def scan(
         tokens: Sequence[Any], a: Any, d: Any, runs: Runs, number: int, chunk_size: int, initial: Any, final: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         x, dt, b, c = tokens
         each = x.shape[1] // b.shape[1]
         y, end = chunk_simple_gla(
@@ -288,9 +289,9 @@ def _fla_scan() -> LevelScan:
 def _causal_conv1d() -> Conv:
     from causal_conv1d import causal_conv1d_fn
 
-    def conv(cells: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def conv(cells: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # Channels lie side by side, as the function wants them of its [batch, C, cells].
-        out: torch.Tensor = causal_conv1d_fn(cells[None].transpose(1, 2), weight[:, 0], bias, activation="silu")
+        out: Tensor = causal_conv1d_fn(cells[None].transpose(1, 2), weight[:, 0], bias, activation="silu")
         return out[0].t()
 
     return conv
@@ -299,8 +300,8 @@ def _causal_conv1d() -> Conv:
 def _fla_conv() -> Conv:
     from fla.modules.causal_conv1d import causal_conv1d
 
-    def conv(cells: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        out: torch.Tensor = causal_conv1d(cells[None], weight=weight[:, 0], bias=bias, activation="silu")[0]
+    def conv(cells: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        out: Tensor = causal_conv1d(cells[None], weight=weight[:, 0], bias=bias, activation="silu")[0]
         return out[0]
 
     return conv
@@ -309,7 +310,7 @@ def _fla_conv() -> Conv:
 def _mamba_ssm_norm() -> Norm:
     rmsnorm_fn = _import_triton_part("layernorm_gated").rmsnorm_fn
 
-    def norm(y: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, groups: int, eps: float) -> torch.Tensor:
+    def norm(y: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
         return rmsnorm_fn(y, weight, None, z=gate, eps=eps, group_size=y.shape[1] // groups, norm_before_gate=False)
 
     return norm

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nemotron_steps.engine.kernels.varlen import Range
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from nemotron_steps.engine.policy.token_layout import TokenLayout
 
 
-def gated_norm(y: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, groups: int, eps: float) -> torch.Tensor:
+def gated_norm(y: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
     """Gate, then norm each group.
 
     Args:
@@ -55,15 +56,13 @@ def gated_norm(y: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, groups
     return (norm_for(y, groups, _plain) or _plain)(y, gate, weight, groups, eps)
 
 
-def _plain(y: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, groups: int, eps: float) -> torch.Tensor:
+def _plain(y: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
     return _GatedNorm.apply(y, gate, weight, groups, eps)
 
 
 class _GatedNorm(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, y: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, groups: int, eps: float
-    ) -> torch.Tensor:
+    def forward(ctx: Any, y: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
         opened = (y.float() * F.silu(gate.float())).view(-1, groups, y.shape[1] // groups)
         scale = torch.linalg.vecdot(opened, opened).div_(opened.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1)
         ctx.save_for_backward(y, gate, weight, scale)
@@ -71,7 +70,7 @@ class _GatedNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         y, gate, weight, scale = ctx.saved_tensors
         shape = (*scale.shape[:2], -1)
         values, gate32, grad = y.float(), gate.float(), grad.float()
@@ -119,7 +118,7 @@ class MambaMixer(torch.nn.Module):
         )
         self.context = parallel_state.get_context_parallel_group() if config.context_parallel_size > 1 else None
 
-    def forward(self, normed: torch.Tensor, layout: TokenLayout, *_: Any) -> torch.Tensor:
+    def forward(self, normed: Tensor, layout: TokenLayout, *_: Any) -> Tensor:
         """Mix the tokens of each row, forwards.
 
         Args:
@@ -139,7 +138,7 @@ class MambaMixer(torch.nn.Module):
             y = to_tokens(self._recur(spread(rest, exchange, self.context), layout, rank, ranks), self.context)
         return row_linear(self.out_proj, gated_norm(y, gate, self.norm.weight, self.groups, self.eps)[:, None])
 
-    def _recur(self, rest: torch.Tensor, layout: TokenLayout, rank: int, ranks: int) -> torch.Tensor:
+    def _recur(self, rest: Tensor, layout: TokenLayout, rank: int, ranks: int) -> Tensor:
         """Convolution and scan of all tokens with the heads of one of several context-parallel ranks.
 
         Args:
@@ -149,8 +148,8 @@ class MambaMixer(torch.nn.Module):
             [T, heads · head_dim]
         """
         runs = runs_of(layout)
-        weight: torch.Tensor = self.conv1d.weight
-        bias: torch.Tensor | None = self.conv1d.bias
+        weight: Tensor = self.conv1d.weight
+        bias: Tensor | None = self.conv1d.bias
         dt_bias, a_log, d = (tensor.view(-1) for tensor in (self.dt_bias, self.A_log, self.D))
         heads, groups = self.heads // ranks, -(-self.groups // ranks)
         if ranks > 1:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
@@ -26,13 +27,7 @@ from nemotron_steps.engine.policy.mamba.libraries import conv_for, scan_for
 from nemotron_steps.engine.policy.mamba.segments import Runs, Segment
 
 
-def conv(
-    states: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    runs: Runs,
-    window: torch.Tensor | None = None,
-) -> torch.Tensor:
+def conv(states: Tensor, weight: Tensor, bias: Tensor | None, runs: Runs, window: Tensor | None = None) -> Tensor:
     """silu(bias + Σ_k weight[k] · states[t − K + 1 + k]).
 
     Args:
@@ -47,20 +42,20 @@ def conv(
     """
     taps = weight.shape[2] - 1
     gaps = runs.gaps(taps)
-    spread: torch.Tensor = _Spread.apply(states, window, runs, taps)
+    spread: Tensor = _Spread.apply(states, window, runs, taps)
     by_library = conv_for(states, weight.shape[2], _plain)
     out = unpad((by_library or _plain)(spread, weight, bias), gaps.cells)
     return F.pad(out, (0, 0, 0, runs.padding)) if runs.padding else out
 
 
-def last_window(states: torch.Tensor, runs: Runs, kernel: int, window: torch.Tensor | None = None) -> torch.Tensor:
+def last_window(states: Tensor, runs: Runs, kernel: int, window: Tensor | None = None) -> Tensor:
     """The windows after each row's last token, [rows, C, K − 1]; arguments as of `conv`, whose inputs these are."""
     gaps = runs.gaps(kernel - 1)
     last = _with_gaps(states, window, runs, kernel - 1)[gaps.last.flatten()]
     return last.view(-1, kernel - 1, states.shape[1]).transpose(1, 2)
 
 
-def _with_gaps(states: torch.Tensor, window: torch.Tensor | None, runs: Runs, taps: int) -> torch.Tensor:
+def _with_gaps(states: Tensor, window: Tensor | None, runs: Runs, taps: int) -> Tensor:
     """[tokens + rows · taps, C]: before each row what precedes it."""
     gaps = runs.gaps(taps)
     spread = states.index_select(0, gaps.source)
@@ -74,14 +69,14 @@ class _Spread(torch.autograd.Function):
     """`_with_gaps`; gathers both ways, where no prompt is shared."""
 
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, window: torch.Tensor | None, runs: Runs, taps: int) -> torch.Tensor:
+    def forward(ctx: Any, states: Tensor, window: Tensor | None, runs: Runs, taps: int) -> Tensor:
         ctx.runs, ctx.taps = runs, taps
         ctx.window = None if window is None else (window.shape, window.dtype)
         return _with_gaps(states, window, runs, taps)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         runs: Runs = ctx.runs
         gaps = runs.gaps(ctx.taps)
         grad_states = grad.index_select(0, gaps.cells)
@@ -98,12 +93,12 @@ class _Spread(torch.autograd.Function):
         return grad_states, grad_window, None, None
 
 
-def _plain(spread: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _plain(spread: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """silu of the convolution of one run of cells before which nothing is, [cells, C]."""
     return _Conv.apply(spread, weight, bias)
 
 
-def _before_silu(spread: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _before_silu(spread: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """float32 [cells, C]"""
     kernel, taps = weight.shape[2], weight[:, 0].float().t()
     spread = spread.float()
@@ -117,13 +112,13 @@ class _Conv(torch.autograd.Function):
     """Keeps its inputs alone."""
 
     @staticmethod
-    def forward(ctx: Any, spread: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def forward(ctx: Any, spread: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(spread, weight, bias)
         return F.silu(_before_silu(spread, weight, bias), inplace=True).to(spread.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         spread, weight, bias = ctx.saved_tensors
         grad = _silu_backward(grad.float(), _before_silu(spread, weight, bias))
         kernel, taps, exact = weight.shape[2], weight[:, 0].float().t(), spread.float()
@@ -137,7 +132,7 @@ class _Conv(torch.autograd.Function):
         return into.to(spread.dtype), grad_weight, None if bias is None else grad.sum(0).to(bias.dtype)
 
 
-def _silu_backward(grad: torch.Tensor, summed: torch.Tensor) -> torch.Tensor:
+def _silu_backward(grad: Tensor, summed: Tensor) -> Tensor:
     return torch.ops.aten.silu_backward(grad, summed)
 
 
@@ -149,18 +144,18 @@ gradients, so that memory does not grow with them."""
 
 
 def scan(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    d: torch.Tensor,
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor,
     runs: Runs,
     chunk_size: int,
-    initial: torch.Tensor | None = None,
+    initial: Tensor | None = None,
     *,
     final: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:
     """Run the recurrence over every row.
 
     Args:
@@ -178,8 +173,8 @@ def scan(
         y, as x; and float32 [rows, H, P, N], the state after each row's last token, or None.
     """
     scan_level = scan_for(x, b, _scan_level) or _scan_level
-    outs: list[torch.Tensor] = []
-    ends: list[torch.Tensor] = []
+    outs: list[Tensor] = []
+    ends: list[Tensor] = []
     for number, level in enumerate(runs.levels):
         parts = [tensor[level.tokens] for tensor in (x, dt, b, c)]
         if number:
@@ -193,22 +188,22 @@ def scan(
     return torch.cat(outs) if len(outs) > 1 else outs[0], torch.cat(ends) if final else None
 
 
-def time_steps(dt: torch.Tensor, dt_bias: torch.Tensor, limit: tuple[float, float]) -> torch.Tensor:
+def time_steps(dt: Tensor, dt_bias: Tensor, limit: tuple[float, float]) -> Tensor:
     """What `scan` takes, float32 [T, heads], of what the input projection gave."""
     steps = F.softplus(dt.float() + dt_bias)
     return steps.clamp(*limit) if bounds_time_steps(limit) else steps
 
 
 def _scan_level(
-    tokens: Sequence[torch.Tensor],
-    a: torch.Tensor,
-    d: torch.Tensor,
+    tokens: Sequence[Tensor],
+    a: Tensor,
+    d: Tensor,
     runs: Runs,
     number: int,
     chunk_size: int,
-    initial: torch.Tensor | None,
+    initial: Tensor | None,
     final: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:
     """`scan` of one level of rows: x, dt, b, c of its tokens, and its own initial and final states."""
     level = runs.levels[number]
     width = min(chunk_size, int(level.lengths.max()))
@@ -217,14 +212,14 @@ def _scan_level(
     if int(level.lengths.max()) > width or initial is not None:
         most = min(most, _MOST_CHUNKS)
     segments = runs.segments(width, most)[number]
-    run: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = _segment
+    run: Callable[..., tuple[Tensor, Tensor | None]] = _segment
     if len(segments) > 1 and torch.is_grad_enabled():
         run = partial(checkpoint, _segment, use_reentrant=False, preserve_rng_state=False)
     cuts = [segment.tokens.stop - segment.tokens.start for segment in segments]
     split = [torch.split(tensor, cuts) if len(cuts) > 1 else (tensor,) for tensor in tokens]
-    outs: list[torch.Tensor] = []
-    ends: list[torch.Tensor] = []
-    carried: torch.Tensor | None = None
+    outs: list[Tensor] = []
+    ends: list[Tensor] = []
+    carried: Tensor | None = None
     for segment, *parts in zip(segments, *split, strict=True):
         entering = _entering(segment, initial, carried)
         out, end = run(*parts, a, d, entering, segment, final)
@@ -235,7 +230,7 @@ def _scan_level(
     return torch.cat(outs) if len(outs) > 1 else outs[0], torch.cat(ends) if final else None
 
 
-def _entering(segment: Segment, initial: torch.Tensor | None, carried: torch.Tensor | None) -> torch.Tensor | None:
+def _entering(segment: Segment, initial: Tensor | None, carried: Tensor | None) -> Tensor | None:
     """States of a segment's first rows before their first chunks here; None if all are empty."""
     if initial is None:
         return carried
@@ -244,16 +239,16 @@ def _entering(segment: Segment, initial: torch.Tensor | None, carried: torch.Ten
 
 
 def _segment(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    a: torch.Tensor,
-    d: torch.Tensor,
-    entering: torch.Tensor | None,
+    x: Tensor,
+    dt: Tensor,
+    b: Tensor,
+    c: Tensor,
+    a: Tensor,
+    d: Tensor,
+    entering: Tensor | None,
     segment: Segment,
     final: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:
     """Outputs of a segment's tokens [tokens, H, P], and states after its rows [m, H, P, N] if those are needed.
 
     Args:
@@ -276,7 +271,7 @@ def _segment(
     y = torch.matmul(scores.view(count, heads, width, width).to(kind), scaled.to(kind)).float()
     last = logs[:, :, -1]
     needs_states = entering is not None or final or segment.goes_on or len(segment.row) > len(segment.first)
-    ends: torch.Tensor | None = None
+    ends: Tensor | None = None
     if needs_states:
         leaving = (scaled * (last[..., None] - logs).float().exp()[..., None]).to(kind).transpose(2, 3)
         # [K, H, P, N]: what each chunk adds to the state at its end.
@@ -291,15 +286,15 @@ def _segment(
     return unpad(y, segment.unpad).to(x.dtype), ends
 
 
-def _factors(x: torch.Tensor) -> torch.dtype:
+def _factors(x: Tensor) -> torch.dtype:
     """Type of what is multiplied in matrix products. Half precision on GPUs, which there is ten times as fast, as in
     the kernels of libraries; sums, decays and states are float32 everywhere."""
     return x.dtype if x.is_cuda else torch.float32
 
 
 def _between_chunks(
-    added: torch.Tensor, last: torch.Tensor, entering: torch.Tensor | None, segment: Segment, final: bool
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    added: Tensor, last: Tensor, entering: Tensor | None, segment: Segment, final: bool
+) -> tuple[Tensor | None, Tensor | None]:
     """States before each chunk, [K, H, P, N] (None if all are empty), and after rows, as `_segment` returns them.
 
     Args:
@@ -337,14 +332,14 @@ def _between_chunks(
     return states[:count], states[count:]
 
 
-def _decays(logs: torch.Tensor) -> torch.Tensor:
+def _decays(logs: Tensor) -> Tensor:
     """exp(log_i − log_j) for j ≤ i, else 0: float64 [..., Q] → float32 [..., Q, Q]."""
     return _Decays.apply(logs)
 
 
 class _Decays(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logs: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, logs: Tensor) -> Tensor:
         width = logs.shape[-1]
         above = torch.ones(width, width, dtype=torch.bool, device=logs.device).triu_(1)
         # Differences of float64 without matrices of it: each sum is what float32 holds of it, and the rest.
@@ -358,7 +353,7 @@ class _Decays(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         (decays,) = ctx.saved_tensors
-        product: torch.Tensor = grad * decays
+        product: Tensor = grad * decays
         return product.sum(-1) - product.sum(-2)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from nemotron_steps.engine.policy.token_layout import TokenLayout
@@ -30,11 +31,11 @@ class Segment:
     """Of the level's tokens."""
     count: int
     """K"""
-    pad: torch.Tensor | None
+    pad: Tensor | None
     """int64 [K · width], token (relative to the segment's first) of each cell; None where no cell is padding."""
-    unpad: torch.Tensor | None
+    unpad: Tensor | None
     """int64 [tokens], cell of each token."""
-    filled: torch.Tensor | None
+    filled: Tensor | None
     """float32 [K, width, 1]: 1 in cells that are tokens, 0 in padding."""
     rows: slice
     """Of the level's rows, m of them; the first may have begun in an earlier segment, the last end in a later one."""
@@ -42,11 +43,11 @@ class Segment:
     """Whether the first row began in an earlier segment."""
     goes_on: bool
     """Whether the last row ends in a later one."""
-    row: torch.Tensor
+    row: Tensor
     """int64 [K], the row of each chunk, counted from the segment's first."""
-    first: torch.Tensor
+    first: Tensor
     """int64 [m], each row's first chunk here."""
-    last: torch.Tensor
+    last: Tensor
     """int64 [m], each row's last chunk here."""
 
 
@@ -54,19 +55,19 @@ class Segment:
 class Gaps:
     """Rows with a gap of `taps` cells before each, for what precedes its first token. All int64."""
 
-    source: torch.Tensor
+    source: Tensor
     """[tokens + rows · taps], flat token of each cell; anything where a gap is empty."""
-    cells: torch.Tensor
+    cells: Tensor
     """[tokens], cell of each flat token."""
-    prompt_cells: torch.Tensor
+    prompt_cells: Tensor
     """Cells of gaps that hold tokens of a prompt,"""
-    prompt: torch.Tensor
+    prompt: Tensor
     """and which."""
-    empty_cells: torch.Tensor
+    empty_cells: Tensor
     """Cells of gaps before which nothing is, or a window that is given,"""
-    window: torch.Tensor
+    window: Tensor
     """and what of the windows [rows · taps] each holds then."""
-    last: torch.Tensor
+    last: Tensor
     """[rows, taps], the cells of each row's last tokens, the newest last."""
 
 
@@ -76,15 +77,15 @@ class Batches:
 
     shapes: list[tuple[int, int]]
     """Rows and width of each batch."""
-    pad: torch.Tensor
+    pad: Tensor
     """int64 [cells], token of each cell of all batches, one after the other."""
-    unpad: torch.Tensor
+    unpad: Tensor
     """int64 [tokens], cell of each token."""
-    filled: torch.Tensor
+    filled: Tensor
     """float32 [cells, 1]: 1 in cells that are tokens."""
-    rows: torch.Tensor
+    rows: Tensor
     """int64 [rows], which the batches have, one after the other."""
-    places: torch.Tensor
+    places: Tensor
     """int64 [rows], where among those each row is."""
 
 
@@ -196,18 +197,18 @@ class Runs:
         return [first, Level(self.lengths[self.roots :], slice(split, self.tokens))] if len(self.parents) else [first]
 
     @cached_property
-    def parent(self) -> torch.Tensor:
+    def parent(self) -> Tensor:
         """int64 [rows − roots] on the device."""
         return torch.from_numpy(self.parents).to(self.device, non_blocking=True)
 
     @cached_property
-    def cu_seqlens(self) -> list[torch.Tensor]:
+    def cu_seqlens(self) -> list[Tensor]:
         """Of each level, int64 [rows + 1] on the device, counted from the level's first token."""
         starts = [np.concatenate([[0], np.cumsum(level.lengths)]) for level in self.levels]
         return [torch.from_numpy(start).to(self.device, non_blocking=True) for start in starts]
 
     @cached_property
-    def row_of_token(self) -> list[torch.Tensor]:
+    def row_of_token(self) -> list[Tensor]:
         """Of each level, int32 [1, tokens] on the device."""
         rows = [np.repeat(np.arange(level.rows, dtype=np.int32), level.lengths)[None] for level in self.levels]
         return [torch.from_numpy(row).to(self.device, non_blocking=True) for row in rows]

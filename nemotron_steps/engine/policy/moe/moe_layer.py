@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 
 from nemotron_steps.engine.kernels.fused import activation
 from nemotron_steps.engine.kernels.linear import linear
@@ -54,7 +55,7 @@ class MoeLayer(torch.nn.Module):
         self.ranks, self.sequence_parallel = layout.expert, config.sequence_parallel
         self.number: int | None = None
 
-    def forward(self, hidden: torch.Tensor, layout: TokenLayout, *_: Any) -> torch.Tensor:
+    def forward(self, hidden: Tensor, layout: TokenLayout, *_: Any) -> Tensor:
         """[T, 1, hidden] of this rank's tokens → the same shape."""
         own, place = hidden.shape[0], parallel_state.get_context_parallel_rank()
         if self.sequence_parallel:
@@ -65,9 +66,7 @@ class MoeLayer(torch.nn.Module):
         replayed = layout.routed_experts[mine, self.number] if replays else None  # type: ignore[index]
         return self.mix(hidden, layout.occurrences[mine], replayed)
 
-    def mix(
-        self, hidden: torch.Tensor, occurrences: torch.Tensor, replayed: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def mix(self, hidden: Tensor, occurrences: Tensor, replayed: Tensor | None = None) -> Tensor:
         """[T, 1, hidden] → the same shape. `occurrences` and `replayed` as the router takes them."""
         states = hidden.flatten(0, 1)
         weights, chosen = self.router(states, occurrences, replayed)
@@ -79,7 +78,7 @@ class MoeLayer(torch.nn.Module):
         mixed = mixed.view_as(hidden)
         return mixed if self.shared_experts is None else self.shared_experts(hidden) + mixed
 
-    def _routed(self, states: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    def _routed(self, states: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """The weighted sum of what each token's experts make of it, [T, width] → the same shape."""
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
@@ -105,7 +104,7 @@ class Experts(torch.nn.Module):
         self.linear_fc1 = _Weight(count, rows * inner, outer, dtype=dtype)
         self.linear_fc2 = _Weight(count, outer, inner, dtype=dtype)
 
-    def forward(self, states: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: Tensor, counts: Tensor) -> Tensor:
         """Tokens sorted by expert [n, width], and how many each expert has [experts] → [n, width]."""
         inner = self.activate(_grouped_linear(states, self.linear_fc1.weight, counts))
         return _grouped_linear(inner, self.linear_fc2.weight, counts)
@@ -119,7 +118,7 @@ class _Weight(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device()))
 
 
-def _grouped_linear(states: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+def _grouped_linear(states: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """Each run of `counts[e]` rows times weight[e] transposed; weight [experts, out, in]."""
     if states.is_cuda and states.dtype is torch.bfloat16 and states.shape[0]:
         return F.grouped_mm(states, weight.transpose(1, 2), offs=counts.cumsum(0).to(torch.int32))
@@ -127,7 +126,7 @@ def _grouped_linear(states: torch.Tensor, weight: torch.Tensor, counts: torch.Te
     return torch.cat([F.linear(part, own) for part, own in zip(parts, weight.unbind(), strict=True)])
 
 
-def on_all_ranks(experts: Experts, states: torch.Tensor, counts: torch.Tensor, ranks: int) -> torch.Tensor:
+def on_all_ranks(experts: Experts, states: Tensor, counts: Tensor, ranks: int) -> Tensor:
     """Send tokens [n, width], sorted by expert, to their experts' ranks, compute there, and bring the results back in
     the same order. counts: int64 [all experts], tokens of each. Collective over expert ranks."""
     group = parallel_state.get_expert_model_parallel_group()
@@ -145,14 +144,14 @@ def on_all_ranks(experts: Experts, states: torch.Tensor, counts: torch.Tensor, r
     return _AllToAll.apply(permute(out, back, order), got, sent, group)
 
 
-def inverse(order: torch.Tensor) -> torch.Tensor:
+def inverse(order: Tensor) -> Tensor:
     """The permutation that undoes `order`, int64 [n]."""
     back = torch.empty_like(order)
     back[order] = torch.arange(order.numel(), device=order.device)
     return back
 
 
-def to_choices(states: torch.Tensor, order: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
+def to_choices(states: Tensor, order: Tensor, back: Tensor) -> Tensor:
     """Every token once for each of its k choices, sorted by expert: [T, width] → [T · k, width].
 
     Args:
@@ -163,7 +162,7 @@ def to_choices(states: torch.Tensor, order: torch.Tensor, back: torch.Tensor) ->
     return states.index_select(0, order // (order.shape[0] // states.shape[0]))
 
 
-def permute(states: torch.Tensor, order: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
+def permute(states: Tensor, order: Tensor, back: Tensor) -> Tensor:
     """states[order], of a permutation int64 [n] and its inverse."""
     return _Permute.apply(states, order, back)
 
@@ -173,13 +172,13 @@ class _ToChoices(torch.autograd.Function):
     and, on a GPU, in any order."""
 
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, order: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, states: Tensor, order: Tensor, back: Tensor) -> Tensor:
         ctx.save_for_backward(back)
         ctx.choices = order.shape[0] // states.shape[0]
         return states.index_select(0, order // ctx.choices)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (back,) = ctx.saved_tensors
         by_token = grad.index_select(0, back).view(-1, ctx.choices, grad.shape[1])
         return by_token.sum(1), None, None
@@ -189,12 +188,12 @@ class _Permute(torch.autograd.Function):
     """Its gradient is the inverse permutation, not a sum into zeros."""
 
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, order: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, states: Tensor, order: Tensor, back: Tensor) -> Tensor:
         ctx.save_for_backward(back)
         return states.index_select(0, order)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (back,) = ctx.saved_tensors
         return grad.index_select(0, back), None, None
 
@@ -203,16 +202,14 @@ class _AllToAll(torch.autograd.Function):
     """Rows to other ranks: `sent` to each, `got` from each."""
 
     @staticmethod
-    def forward(
-        ctx: Any, states: torch.Tensor, sent: list[int], got: list[int], group: dist.ProcessGroup
-    ) -> torch.Tensor:
+    def forward(ctx: Any, states: Tensor, sent: list[int], got: list[int], group: dist.ProcessGroup) -> Tensor:
         ctx.sent, ctx.got, ctx.group = sent, got, group
         out = states.new_empty(sum(got), states.shape[1])
         dist.all_to_all_single(out, states.contiguous(), got, sent, group=group)
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         out = grad.new_empty(sum(ctx.sent), grad.shape[1])
         dist.all_to_all_single(out, grad.contiguous(), ctx.sent, ctx.got, group=ctx.group)
         return out, None, None, None

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 
 from nemotron_steps.engine.policy.distributed.parallel_dims import Groups, device
 from nemotron_steps.errors import EngineError
@@ -47,9 +48,7 @@ class Router(torch.nn.Module):
         """Of the tokens counted with replay on this rank: all, those whose experts were replayed, and those of them
         for which this router would have chosen others. Whoever reads it sets it to 0."""
 
-    def forward(
-        self, states: torch.Tensor, occurrences: torch.Tensor, replayed: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, states: Tensor, occurrences: Tensor, replayed: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[T, hidden] → weights float32 [T, k] and experts int64 [T, k].
 
         Args:
@@ -74,7 +73,7 @@ class Router(torch.nn.Module):
             self.load.scatter_add_(0, chosen.flatten(), often)  # bincount would wait for the GPU
         return weights, chosen
 
-    def _choose(self, scores: torch.Tensor) -> torch.Tensor:
+    def _choose(self, scores: Tensor) -> Tensor:
         """The top k experts [T, k] by scores [T, experts]; of the best groups only, where there are groups.
 
         A group of experts is as good as its two best.
@@ -86,7 +85,7 @@ class Router(torch.nn.Module):
             scores = by_group.masked_fill(~allowed[..., None], -torch.inf).flatten(1)
         return scores.topk(self.top_k, dim=-1).indices
 
-    def _replay(self, own: torch.Tensor, replayed: torch.Tensor, occurrences: torch.Tensor | None) -> torch.Tensor:
+    def _replay(self, own: Tensor, replayed: Tensor, occurrences: Tensor | None) -> Tensor:
         """The experts to take, [T, k]; counted where `occurrences` are given."""
         known = (replayed >= 0).all(-1)
         if occurrences is not None:
@@ -118,7 +117,7 @@ def counting(routers: Iterable[Router], *, on: bool = True) -> Iterator[None]:
             router.counts = counted
 
 
-def check_routed_experts(chosen: torch.Tensor, architecture: Architecture) -> None:
+def check_routed_experts(chosen: Tensor, architecture: Architecture) -> None:
     """Raise EngineError unless [T, mixtures, k] are, for each token and mixture, k different experts or all -1."""
     shape = (len(architecture.mixtures), architecture.experts_per_token)
     if chosen.shape[1:] != shape or not shape[0]:

@@ -27,7 +27,6 @@ PART_BYTES = 32 << 20
 _BATCH = 256
 """Rows of a columnar file that are in memory as Python objects."""
 
-_decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -131,7 +130,7 @@ def _table_lines(part: Part, file: IO[bytes]) -> Iterator[bytes]:
     path = part.file.place
     try:
         if part.file.kind == "list":
-            for row in _list_of(file.read()):
+            for row in json.loads(file.read()):
                 yield json.dumps(row).encode() + b"\n"
             return
         csv.field_size_limit(LONGEST_LINE)
@@ -146,7 +145,7 @@ def _table_lines(part: Part, file: IO[bytes]) -> Iterator[bytes]:
                     hints=show_line(f"{path}:{reader.line_num}"),
                 )
             yield _encode(row) + b"\n"
-    except (csv.Error, UnicodeDecodeError, msgspec.DecodeError) as error:
+    except (csv.Error, UnicodeDecodeError, json.JSONDecodeError) as error:
         kind = "table" if part.file.kind == "csv" else "list"
         raise DataError(
             f"the {kind} cannot be read",
@@ -154,17 +153,6 @@ def _table_lines(part: Part, file: IO[bytes]) -> Iterator[bytes]:
             found=str(error),
             hints=(f"head -n 3 {path}   # what it begins with",),
         ) from error
-
-
-def _list_of(text: bytes) -> Any:
-    """A list in one document. What Python's json takes beside strict JSON is told by row."""
-    try:
-        return _decode(text)
-    except msgspec.DecodeError:
-        try:
-            return json.loads(text)
-        except ValueError:
-            return _decode(text)  # its own words
 
 
 @contextmanager

@@ -12,10 +12,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nemotron_steps.artifacts.files import remove_tree, storage_errors, to_json_bytes, write_atomic
-from nemotron_steps.config.schema.data_prep import DataPrepConfig, JsonlSource, SplitRows
+from nemotron_steps.config.schema.data_prep import DataPrepConfig, JsonlSource
 from nemotron_steps.errors import DataError, show_line
 from nemotron_steps.runs.context import StepContext, Tracker
 from nemotron_steps.steps.data_prep.blends.blend_file import read_blend
@@ -96,26 +96,6 @@ def jsonl_source(jsonl: JsonlSource) -> Source:
     return Source("jsonl", data_files(jsonl.path, key="jsonl.path"))
 
 
-class Preparation(Protocol):
-    """How sources become splits: a config's keys."""
-
-    @property
-    def rows(self) -> SplitRows:
-        """Rows of each split."""
-
-    @property
-    def sample(self) -> int | None:
-        """Rows of each source at most."""
-
-    @property
-    def max_refused_share(self) -> float:
-        """Above it nothing is written."""
-
-    @property
-    def num_workers(self) -> int | None:
-        """Processes; None for one a processor."""
-
-
 def prepare(
     context: StepContext[Any],
     sources: Sequence[Source],
@@ -123,7 +103,7 @@ def prepare(
     folder: Path,
     files: Mapping[Split, str] = FILES,
     *,
-    preparation: Preparation | None = None,
+    preparation: Any = None,
 ) -> dict[str, int]:
     """Write the split files and the accounting. Returns split → rows.
 
@@ -131,7 +111,7 @@ def prepare(
         context: of the step; shards are kept in its work folder until everything is written.
         folder: gets the files.
         files: split → file in it.
-        preparation: in the place of the step's config.
+        preparation: a config in the place of the step's, with its `rows`, `sample`, `max_refused_share`, `num_workers`.
 
     Raises:
         DataError: too many rows cannot be used (it shows the first), too few are left for the splits, or a file cannot
@@ -165,8 +145,8 @@ def prepare(
     tracker.summary(
         {
             "rows_read": everything.read,
-            **({"rows_refused": everything.num_refused} if everything.num_refused else {}),
-            **({"rows_left_out": everything.num_left_out} if everything.left_out else {}),
+            **({"rows_refused": everything.refused.total()} if everything.refused.total() else {}),
+            **({"rows_left_out": everything.left_out.total()} if everything.left_out else {}),
             **({"rows_added": everything.added} if everything.added else {}),
             **({"rows_unused": everything.unused} if everything.unused else {}),
         }
@@ -176,7 +156,7 @@ def prepare(
 
 
 def _shards(
-    sources: Sequence[Source], work: RowWork, preparation: Preparation, staging: Path, tracker: Tracker
+    sources: Sequence[Source], work: RowWork, preparation: Any, staging: Path, tracker: Tracker
 ) -> list[DataSet]:
     tasks = [
         [
@@ -205,14 +185,14 @@ def _shards(
 
 def _write_refusals(data_sets: Sequence[DataSet], path: Path, tracker: Tracker) -> None:
     """The refused rows of every shard in one file, lines counted from the beginning of their files."""
-    refused = sum(shard.row_counts.num_refused for each in data_sets for shard in each.shards)
+    refused = sum(shard.row_counts.refused.total() for each in data_sets for shard in each.shards)
     if not refused:
         return
     told = 0
     with path.open("w", encoding="utf-8") as out:
         for each in data_sets:
             for shard, offset in _offsets(each.shards):
-                if not shard.row_counts.num_refused:
+                if not shard.row_counts.refused.total():
                     continue
                 with shard.refusals.open(encoding="utf-8") as lines:
                     for line in lines:
@@ -241,7 +221,7 @@ def _offsets(shards: Sequence[Shard]) -> list[tuple[Shard, int]]:
 
 
 def _refuse_too_many(data_sets: Sequence[DataSet], counted: RowCounts, max_refused_share: float) -> None:
-    refused, total = counted.num_refused, counted.read - counted.num_left_out
+    refused, total = counted.refused.total(), counted.read - counted.left_out.total()
     if refused <= max_refused_share * total:
         return
     first = _first_refusal(data_sets)

@@ -63,19 +63,9 @@ class RowCounts:
             for reason, count in others.items():
                 _count(mine, reason, count)
 
-    @property
-    def num_refused(self) -> int:
-        """Rows that cannot be used."""
-        return self.refused.total()
-
-    @property
-    def num_left_out(self) -> int:
-        """Rows that are not wanted."""
-        return self.left_out.total()
-
     def balance(self) -> int:
         """Rows that went nowhere: 0, or there is an error in the program."""
-        return self.read + self.added - self.written - self.num_refused - self.num_left_out - self.unused
+        return self.read + self.added - self.written - self.refused.total() - self.left_out.total() - self.unused
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
@@ -83,8 +73,8 @@ class RowCounts:
             "read": self.read,
             "added": self.added,
             "written": self.written,
-            "refused": self.num_refused,
-            "left_out": self.num_left_out,
+            "refused": self.refused.total(),
+            "left_out": self.left_out.total(),
             "unused": self.unused,
             "refused_by_reason": dict(self.refused.most_common()),
             "left_out_by_reason": dict(self.left_out.most_common()),

@@ -348,15 +348,8 @@ def _none_of(what: str, wanted: str, files: Sequence[DataFile], key: str) -> Dat
         where=key,
         expected=f"files with '{wanted}' in their names",
         found=", ".join(file.name for file in files[:8]) + (" ..." if len(files) > 8 else ""),
-        hints=tuple(f'"{what}": "{word}"   # in the blend file' for word in _words(files, splits=what == "split")[:2]),
+        hints=(f'"{what}": null   # in the blend file: every file that `found` names',),
     )
-
-
-def _words(files: Sequence[DataFile], *, splits: bool) -> list[str]:
-    """Words of the files' names that are names of splits, or other words that say something."""
-    words = dict.fromkeys(word for file in files for word in _WORD.split(file.name))
-    idle = {"of", "data", *(word for suffix in (*SUFFIXES, ".arrow", ".json") for word in suffix.split("."))}
-    return [word for word in words if word not in idle and not word.isdigit() and splits == _is_split(word)]
 
 
 def _nothing(path: str, key: str) -> DataError:

@@ -152,15 +152,6 @@ def test_greedy_equals_transformers_generate(family: str) -> None:
         assert_same_tokens(done, theirs, model, [request])
 
 
-def test_group_members_sample_as_they_would_alone() -> None:
-    model, generator = make()
-    request = GenerationRequest("a", prompt_of(1, 80), SamplingParams(16, seed=5), 8)
-    together = run(generator, request)
-    _, small = make(rows=1)
-    assert_same_tokens(together, run(small, request), model, [request])
-    assert len({tuple(c.token_ids) for c in together.values()}) == 8
-
-
 def test_seeded_samples_do_not_depend_on_the_batch() -> None:
     model, generator = make()
     target = GenerationRequest("target", prompt_of(1, 12), SamplingParams(20, seed=9), 2)
@@ -174,28 +165,6 @@ def test_seeded_samples_do_not_depend_on_the_batch() -> None:
         generator.step()
     crowded = run(generator, target, *noise[4:])
     assert_same_tokens({key: crowded[key] for key in alone}, alone, model, [target])
-
-
-def test_other_seed_id_or_index_is_another_stream() -> None:
-    _, generator = make()
-    prompt = prompt_of(1, 12)
-    requests = [GenerationRequest("a", prompt, SamplingParams(16, seed=1), 2)]
-    requests.append(GenerationRequest("b", prompt, SamplingParams(16, seed=1)))
-    first = run(generator, *requests)
-    second = run(generator, GenerationRequest("a", prompt, SamplingParams(16, seed=2), 2))
-    outputs = [tuple(c.token_ids) for c in (*first.values(), *second.values())]
-    assert len(set(outputs)) == 5
-
-
-def test_without_a_seed_samples_differ() -> None:
-    _, generator = make()
-    prompt = prompt_of(1, 12)
-    outputs = set()
-    for _ in range(3):
-        outputs |= {
-            tuple(c.token_ids) for c in run(generator, GenerationRequest("a", prompt, SamplingParams(16), 3)).values()
-        }
-    assert len(outputs) == 9
 
 
 def test_stop_token_ends_a_completion_and_is_kept() -> None:
@@ -265,49 +234,6 @@ def test_what_is_sampled_is_counted_while_it_is_and_not_when_it_is_over() -> Non
         counts.append(generator.sampled_tokens)
     assert counts == sorted(set(counts))
     assert generator.step() == [] and generator.sampled_tokens == counts[-1]
-
-
-def test_context_length_truncates() -> None:
-    _, generator = make(length=32)
-    done = run(
-        generator,
-        GenerationRequest("a", prompt_of(0, 30), SamplingParams(20)),
-        GenerationRequest("b", [1], SamplingParams(99)),
-    )
-    assert (len(done["a", 0].token_ids), done["a", 0].finish_reason) == (2, FinishReason.LENGTH)
-    assert (len(done["b", 0].token_ids), done["b", 0].finish_reason) == (31, FinishReason.LENGTH)
-
-
-def test_cache_grows_with_the_sequences_and_changes_nothing() -> None:
-    model, generator = make(rows=8, length=400)
-    prompts = {f"p{i}": prompt_of(i, 3 + 20 * i) for i in range(3)}
-    params = SamplingParams(150, temperature=1.0, seed=3)
-    requests = [GenerationRequest(name, prompt, params, 2) for name, prompt in prompts.items()]
-    assert generator._batch.columns == 64
-    grown = run(generator, *requests)
-    assert 64 < generator._batch.columns <= 195  # the longest row, of 43 + 150 tokens, and no more
-    wide = run(generator, *requests)  # in a cache that is wide from the start
-    assert_same_tokens(wide, grown, model, requests)
-    for (name, _), completion in [*wide.items(), *grown.items()]:
-        check_logprobs(completion, model, prompts[name])
-
-
-def test_rows_that_join_late_find_room_without_endless_shifts() -> None:
-    model, generator = make(rows=4, length=120)
-    params = SamplingParams(100, temperature=1.0, seed=3)
-    requests = [GenerationRequest(f"r{i}", prompt_of(i, 4 + i), params, 1) for i in range(6)]
-    alone = {}
-    for request in requests:
-        alone |= run(generator, request)
-    _, generator = make(rows=4, length=120)
-    together: Done = {}
-    for request in requests:
-        generator.submit(request)
-        for _ in range(17):
-            together |= {(c.request_id, c.index): c for c in generator.step()}
-    together |= drain(generator)
-    assert_same_tokens(together, alone, model, requests)
-    assert generator._batch.columns <= 120 + 64
 
 
 def test_cancel_drops_running_and_waiting_members_and_spares_the_rest() -> None:
@@ -448,21 +374,6 @@ def test_weights_that_are_not_numbers_stop_generation() -> None:
     generator.submit(GenerationRequest("a", [1, 2], SamplingParams(3)))
     with pytest.raises(EngineError, match="NaN logits"):
         drain(generator)
-
-
-def test_rows_that_ended_do_not_disturb_long_ones() -> None:
-    """A few ended rows stay in the batch for a while, past the context length and past the last cache column."""
-    model, generator = make(rows=20, length=100)
-    _, single = make(rows=1, length=100)
-    requests = [GenerationRequest("ends", prompt_of(0, 98), SamplingParams(50, temperature=0.0))]
-    requests += [
-        GenerationRequest(f"long{i}", prompt_of(i, 3 + i), SamplingParams(200, temperature=0.0)) for i in range(1, 18)
-    ]
-    done = run(generator, *requests)
-    for request in requests[:4]:
-        alone = run(single, request)
-        assert_same_tokens({key: done[key] for key in alone}, alone, model, [request])
-    assert {len(c.token_ids) for c in done.values()} == {2, *(97 - i for i in range(1, 18))}
 
 
 @pytest.mark.parametrize("length", [9, 80])

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron_steps.engine.generation.embedded.decoders import padded_rows
 from nemotron_steps.engine.generation.embedded.shared_prefix_batching import sets_of_rows
 
 SCRIPT = """
@@ -118,14 +117,6 @@ def test_keys_are_split_only_where_the_gpu_would_else_idle(rows_and_heads: int, 
     assert parts.bit_count() == 1
     assert parts == 1 or rows_and_heads * parts <= 512
     assert parts == 1 or columns // parts >= 256
-
-
-@given(st.integers(1, 5000), st.integers(1, 5000))
-def test_padded_rows_hold_the_batch_and_waste_at_most_half(rows: int, most: int) -> None:
-    rows = min(rows, most)
-    padded = padded_rows(rows, most)
-    assert rows <= padded <= most
-    assert padded <= max(8, 1.5 * rows)
 
 
 @given(st.lists(st.integers(1, 40), max_size=6), st.integers(1, 16))

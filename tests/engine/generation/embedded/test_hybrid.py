@@ -20,7 +20,6 @@ from nemotron_steps.engine.generation.embedded.hybrid_model import CachedHybridM
 from nemotron_steps.engine.generation.embedded.prefix_cache import PrefixCache
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
-from nemotron_steps.errors import EngineError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import load_hf_weights
 from tests.conditioning import assert_conditioned
@@ -113,18 +112,6 @@ def test_prefill_and_decode_logits_match_transformers(name: str, share: bool) ->
         assert_conditioned([torch.stack(each) for each in found], expected, reference)
 
 
-@pytest.mark.parametrize("name", TWINS)
-def test_logprobs_of_groups_of_mixed_lengths_agree_with_a_full_forward(name: str) -> None:
-    model, generator = make(name)
-    prompts = {f"p{i}": prompt_of(i, 5 + 23 * i) for i in range(4)}  # the last is long enough to be shared
-    params = SamplingParams(12, temperature=1.0, seed=3)
-    done = run(generator, *(GenerationRequest(name, prompt, params, 3) for name, prompt in prompts.items()))
-    assert len(done) == 12
-    assert generator._prompts.fed_tokens == sum(map(len, prompts.values()))  # a group's prompt once
-    for (name, _), completion in done.items():
-        check_logprobs(completion, model, prompts[name])
-
-
 @pytest.mark.parametrize("name", ["dense", "mixture", "latent"])
 def test_greedy_equals_transformers_generate(name: str) -> None:
     model, generator = make(name)
@@ -151,19 +138,6 @@ def test_a_checkpoint_generates_without_its_multi_token_prediction(tmp_path: Pat
     prompt = prompt_of(1, 20)
     done = run(generator, GenerationRequest("a", prompt, SamplingParams(8, seed=0)))["a", 0]
     check_logprobs(done, hybrid_model("mtp"), prompt)
-
-
-def test_load_refuses_wrong_weights() -> None:
-    model = hybrid("latent")
-    weights = hub_weights(shared_twin("latent")[0])
-    with pytest.raises(EngineError, match="name"):
-        model.load({**weights, "backbone.layers.0.mixer.gate_proj.weight": torch.zeros(1)}.items())
-    with pytest.raises(EngineError, match="shape"):
-        model.load({**weights, "backbone.layers.0.mixer.A_log": torch.zeros(3)}.items())
-    for name in ("backbone.layers.1.mixer.experts.7.down_proj.weight", "backbone.layers.0.mixer.dt_bias"):
-        with pytest.raises(EngineError, match="missing") as missing:
-            model.load((k, v) for k, v in weights.items() if k != name)
-        assert name in str(missing.value)
 
 
 def changed(name: str, steps: int) -> Any:
@@ -220,42 +194,6 @@ def test_generator_and_policy_agree_after_1_5_and_20_updates(name: str, tmp_path
         apart = (policy.logprobs(batch) - batch.generation_logprobs).abs()[batch.token_mask.bool()]
         assert apart.numel() == 12 * len(done)
         assert float(apart.exp().mean()) < 1.0001
-
-
-@pytest.mark.parametrize("kind", ["e_score_correction_bias", "A_log", "mixer.D", "dt_bias", "conv1d.bias"])
-def test_an_update_of_one_kind_of_weight_alone_changes_what_is_generated(kind: str) -> None:
-    model, generator = make("mixture")
-    weights = hub_weights(model)
-    noise = torch.Generator().manual_seed(1)
-    for name, tensor in weights.items():
-        if name.endswith(kind):
-            weights[name] = tensor + torch.randn(tensor.shape, generator=noise)
-    request = GenerationRequest("a", prompt_of(1, 20), SamplingParams(8, seed=0))
-    before = run(generator, request)["a", 0]
-    generator.update_weights(weights.items(), 1)
-    after = run(generator, request)["a", 0]
-    assert before.logprobs != after.logprobs
-
-
-def test_update_in_flight_continues_from_the_states_there_are() -> None:
-    model, generator = make("mixture")
-    other = changed("mixture", 1)
-    prompt = prompt_of(4, 14)
-    generator.submit(GenerationRequest("a", prompt, SamplingParams(10, seed=1), 2))
-    for _ in range(3):
-        generator.step()
-    ssm = generator._batch.states.ssm.clone()
-    generator.update_weights(hub_weights(other).items(), 7)
-    assert torch.equal(generator._batch.states.ssm, ssm)
-    generator.submit(GenerationRequest("b", prompt, SamplingParams(4, seed=1)))
-    done = drain(generator)
-    for index in range(2):
-        completion = done["a", index]
-        old = completion.weight_versions.count(0)
-        assert 3 <= old <= 5
-        check_logprobs(completion, model, prompt, part=slice(old))
-    # Nothing computed under version 0 was reused.
-    check_logprobs(done["b", 0], other, prompt)
 
 
 @pytest.mark.parametrize("length", [14, 90])
@@ -350,17 +288,6 @@ def test_a_longer_conversation_continues_from_the_end_of_its_earlier_turn_and_fr
     branch = turn[:66] + tokens(3, 10)  # has 4 blocks in common, behind which no state is known
     assert_same(cache.compute([branch])[branch], PrefixCache(model, 0).compute([branch])[branch])
     assert cache.fed_tokens == 176
-
-
-@torch.inference_mode()
-def test_states_count_as_the_tokens_whose_cache_takes_as_much_memory() -> None:
-    model = hybrid("mixture")
-    first, second = tokens(1, 20), tokens(2, 20)
-    for room, fed in ((160, 60), (1000, 40)):
-        cache = PrefixCache(model, room)
-        for prompt in (first, second, first):
-            cache.compute([prompt])
-        assert cache.fed_tokens == fed
 
 
 def test_memory_that_was_given_back_is_taken_again() -> None:

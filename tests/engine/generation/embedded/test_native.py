@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from nemotron_steps.engine.generation.embedded import decoders as embedded_native
 from nemotron_steps.engine.generation.embedded.decoders import NativeDecoder
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
-from nemotron_steps.engine.kernels import compiler
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
-from nemotron_steps.errors import EngineError
 from tests.conditioning import Conditioned, assert_conditioned
 from tests.engine.generation.embedded.embedded_models import FAMILIES, random_model
 from tests.engine.generation.embedded.test_generator import (
@@ -244,19 +242,6 @@ def test_other_rows_change_no_bit(others: list[tuple[int, int, int, bool]], temp
     assert exactly(among(others, temperature)) == exactly(among([], temperature))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("share", ["one", "all"])
-def test_logits_that_are_not_numbers_are_an_error(temperature: float, share: str) -> None:
-    generator = make("qwen2")
-    generator.submit(GenerationRequest("a", [1, 2], SamplingParams(9, temperature), 3))
-    generator.step()
-    weights = scaled(shared_model("qwen2")[0], 1.0)
-    weights["lm_head.weight"][7 if share == "one" else slice(None)] = float("nan")
-    generator.update_weights(weights.items(), 1)
-    with pytest.raises(EngineError, match="NaN logits"):
-        drain(generator)
-
-
 def test_large_models_and_16_bits_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     model, architecture = shared_model("qwen3-tied")
     weights = model.state_dict()
@@ -270,19 +255,6 @@ def test_large_models_and_16_bits_are_left_to_torch(monkeypatch: pytest.MonkeyPa
     assert make()._decoder is not None
     monkeypatch.setattr(embedded_native, "_MOST_WEIGHTS", matrices - 1)
     assert make()._decoder is None
-
-
-def test_without_a_compiler_it_generates_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = some_requests(0.7)
-    native = run(make(), *requests)
-    with monkeypatch.context() as patched:
-        patched.setenv("PATH", "")
-        patched.delenv("CC", raising=False)
-        compiler.library.cache_clear()
-        plain = make()
-    compiler.library.cache_clear()
-    assert plain._decoder is None
-    assert_alike(native, run(plain, *requests), shared_model("qwen3-tied")[0], requests)
 
 
 @pytest.mark.parametrize("other", [SamplingParams(8, top_p=0.7, seed=1), SamplingParams(8, temperature=0.5, seed=1)])

@@ -6,8 +6,6 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nemotron_steps.engine.generation.embedded.dense_model import CachedDenseModel
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
@@ -55,16 +53,6 @@ def test_prompts_with_common_beginnings_are_computed_once_and_correctly(model: C
     later = instructions + tokens(50, 7)
     assert_same(cache.compute([later])[later], PrefixCache(model, 0).compute([later])[later])
     assert cache.fed_tokens == fed + len(later) - 80
-
-
-@torch.inference_mode()
-def test_a_longer_conversation_continues_from_its_earlier_turn(model: CachedDenseModel) -> None:
-    cache = PrefixCache(model, 1000)
-    turn = tokens(1, 70)
-    cache.compute([turn])
-    longer = turn + tokens(2, 30)
-    assert_same(cache.compute([longer])[longer], PrefixCache(model, 0).compute([longer])[longer])
-    assert cache.fed_tokens == 70 + 100 - 64
 
 
 @torch.inference_mode()
@@ -123,17 +111,6 @@ def test_a_beginning_computed_with_older_weights_is_not_shared_by_rows_that_join
     assert cache.choose_shared(joining(5), live) == running[:1]
     cache.clear()
     assert cache.choose_shared(joining(5), live) == [None]
-
-
-@given(st.lists(st.integers(1, 64), min_size=1, max_size=12))
-def test_the_grid_is_close_to_the_cheapest(counts: list[int]) -> None:
-    def cost(width: int) -> int:
-        return sum(-(-count // width) for count in counts) * (width + 3)
-
-    width = cells_per_row(counts)
-    assert 1 <= width <= max(counts)
-    assert cost(width) <= 1.5 * min(cost(w) for w in range(1, max(counts) + 1))
-    assert all(cost(w) > cost(width) for w in counts if w > width)  # of equal ones the fewest grid rows
 
 
 def test_grid_width_follows_the_groups() -> None:

@@ -167,10 +167,3 @@ def test_decoding_without_the_host_records_the_same(tmp_path):
     for key, completion in found[0].items():
         assert found[1][key].token_ids == completion.token_ids
         assert np.array_equal(np.sort(found[1][key].routed_experts), np.sort(completion.routed_experts))
-
-
-def test_the_recorded_experts_are_arrays_of_int16(folder):
-    generator = make(folder)
-    generator.submit(request("r", prompt_of(4, 12), n=1, new=3))
-    (completion,) = drain(generator).values()
-    assert completion.routed_experts.dtype == np.int16 and completion.routed_experts.shape == (14, 2, 2)

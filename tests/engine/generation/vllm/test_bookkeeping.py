@@ -10,24 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from nemotron_steps.config.schema.policy import VllmConfig
 from nemotron_steps.engine.generation.vllm import transfer
-from nemotron_steps.engine.generation.vllm.engine import runs_elsewhere
-from nemotron_steps.engine.generation.vllm.generator import VllmGenerator, _sampled_logprobs, _Sequence, _versions
+from nemotron_steps.engine.generation.vllm.generator import VllmGenerator, _Sequence, _versions
 from nemotron_steps.engine.generation.vllm.transfer import (
     WorkersTransfer,
     _LocalSender,
     from_plain,
-    hand_over,
     lost_worker,
     to_plain,
 )
 from nemotron_steps.engine.policy.lora import AdaptedWeights, ChangedWeights
-from nemotron_steps.engine.types import FinishReason
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.streams import StreamHandle
 from nemotron_steps.engine.weight_sync.transport_handle import SHARED_MEMORY, STREAM, ChannelHandles, TransportHandle
-from nemotron_steps.errors import EngineError
 
 WEIGHTS = [("a", torch.zeros(3)), ("b", torch.zeros(2, 2, dtype=torch.bfloat16))]
 
@@ -116,46 +111,6 @@ def test_each_token_is_of_the_version_that_held_when_it_was_sampled(
     assert _versions(changes, tokens) == versions
 
 
-def test_an_update_marks_every_sample_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator, engine, handed = made(monkeypatch)
-    running(generator, engine, a_0=2, a_1=0, b_0=5)
-    assert generator.sampled_tokens == 7
-    assert generator.update_weights(WEIGHTS, 4).bytes == 7 and handed == [("list", ["a", "b"])]
-    assert [s.versions for s in generator._sequences.values()] == [[(0, 3), (2, 4)], [(0, 3), (0, 4)], [(0, 3), (5, 4)]]
-    engine.outputs, engine.lengths = [output("a#0", 3), output("a#1", 2), output("gone", 9)], {}
-    done = generator.step()
-    assert [(c.request_id, c.index, c.weight_versions) for c in done] == [("a", 0, [3, 3, 4]), ("a", 1, [4, 4])]
-    assert {c.finish_reason for c in done} == {FinishReason.STOP} and generator.sampled_tokens == 5
-    assert engine.told == ["reset False"] and generator.weight_version == 4 and generator.pending() == 1
-
-
-def test_samples_that_were_over_at_an_update_are_pending_until_they_are_taken_or_cancelled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    generator, engine, _ = made(monkeypatch, _own_process=True, _recompute=True)
-    running(generator, engine, a_0=1, a_1=1, b_0=1)
-    engine.outputs = [output("a#0", 1), output("b#0", 1)]
-    taken = [generator._completed(engine.step())]
-    generator._finished = taken[0]
-    assert generator.pending() == 3
-    generator.cancel("a")
-    assert generator.pending() == 1 and engine.told == ["abort ['a#1']"]
-    generator.update_weights(WEIGHTS, 4)
-    assert engine.told[1:] == ["reset True"]
-    assert [c.request_id for c in generator.step()] == ["b"] and generator.step() == [] and generator.pending() == 0
-
-
-def test_weights_under_running_samples_are_refused_unless_they_may_come_in_flight(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    generator, engine, handed = made(monkeypatch, _in_flight=False)
-    generator.update_weights(WEIGHTS, 4)
-    running(generator, engine, a_0=1)
-    with pytest.raises(EngineError, match="running sequences"):
-        generator.update_weights(WEIGHTS, 5)
-    assert (generator.weight_version, len(handed)) == (4, 1)
-
-
 def test_it_sleeps_when_nothing_is_asked_for_and_wakes_for_weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     generator, engine, _ = made(monkeypatch)
     generator.finish_generation()  # it shares no device
@@ -192,33 +147,6 @@ def test_adapters_alone_travel_to_an_engine_that_keeps_the_rest_and_loads_whole_
     else:
         assert names == [["whole"], ["changed"], ["whole"]] and moved == [7, 8, 7]
         assert handed[1][0] == ChangedWeights.__name__
-
-
-def test_as_many_logprobs_as_tokens_are_expected() -> None:
-    assert _sampled_logprobs([1, 2], SimpleNamespace(logprobs=(-1.0, -2.0))) == [-1.0, -2.0]
-    with pytest.raises(EngineError, match="another number of logprobs"):
-        _sampled_logprobs([1, 2], SimpleNamespace(logprobs=(-1.0,)))
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_weights_that_are_handed_over_are_not_held(fails: bool) -> None:
-    told = []
-
-    def rpc(method: str, kwargs: Any = None) -> None:
-        told.append(method)
-        if method == "update_weights":
-            if fails:
-                raise MemoryError("worker")
-            assert [name for name, _ in transfer.take(kwargs["update_info"]["ticket"])] == ["a", "b"]
-
-    engine = SimpleNamespace(collective_rpc=rpc)
-    if fails:
-        with pytest.raises(MemoryError):
-            hand_over(engine, WEIGHTS)
-    else:
-        assert hand_over(engine, WEIGHTS) == 3 * 4 + 4 * 2
-        assert told == ["start_weight_update", "update_weights", "finish_weight_update"]
-    assert transfer._handed_over == {}
 
 
 def test_offers_are_the_same_after_their_way_as_plain_data() -> None:
@@ -277,9 +205,3 @@ def test_what_stops_a_sender_is_raised_and_not_what_that_causes() -> None:
 
         time.sleep(0.05)
         raise ValueError("the receiver")
-
-
-def test_a_model_is_in_other_processes_where_there_are_several_devices_or_that_is_asked_for() -> None:
-    asked = [(2, False), (2, None), (1, True), (1, False), (1, None)]
-    found = [runs_elsewhere(VllmConfig(tensor_parallel_size=width, async_engine=own)) for width, own in asked]
-    assert found == [True, True, True, False, torch.cuda.is_available()]

@@ -99,14 +99,6 @@ def sample(generator, prompts, tag, n=4, **params):
     return done
 
 
-def test_more_prompts_than_fit_into_one_prefill_are_sampled_with_seeds(generator, model):
-    _, network = model
-    prompts = [[10 + (prompt * 7 + i * (1 + prompt % 5)) % 100 for i in range(51)] for prompt in range(60)]
-    assert sum(map(len, prompts)) > 2048
-    completions = sample(generator, prompts, "many", n=1, seed=3)
-    assert len(completions) == 60 and token_mult_prob_error(network, prompts, completions) < 1.0001
-
-
 def test_seeded_samples_depend_on_nothing_but_their_seed(generator):
     prompts = [[5, 9, 17, 30], [8, 8, 41], [77, 12, 5, 6, 9]]
 
@@ -156,16 +148,6 @@ def test_sampling_logprobs_equal_the_policys_after_1_5_and_20_weight_updates(gen
             assert token_mult_prob_error(network, PROMPTS, completions) < 1.0001
 
 
-def test_the_prefix_cache_does_not_survive_a_weight_update(generator, model):
-    """A prompt sampled again after an update must not read keys and values of the old weights."""
-    _, network = model
-    long_prompt = [[20 + i % 50 for i in range(BLOCK + 16)]]
-    sample(generator, long_prompt, "before")
-    shift(network, 0.05)
-    generator.update_weights(network.state_dict().items(), 100)
-    assert token_mult_prob_error(network, long_prompt, sample(generator, long_prompt, "after")) < 1.0001
-
-
 def test_a_prefix_cached_under_older_weights_is_not_read_while_other_requests_run(generator, model):
     """vLLM resets its prefix cache only when nothing runs: in asynchronous training, never."""
     _, network = model
@@ -186,37 +168,6 @@ def test_recorded_logprobs_are_those_of_the_temperature(generator, model):
         done = sample(generator, PROMPTS, f"at {temperature}", temperature=temperature)
         assert token_mult_prob_error(network, PROMPTS, done, temperature) < 1.0001
         assert token_mult_prob_error(network, PROMPTS, done) > 1.01
-
-
-def test_an_engine_that_samples_nothing_shows_no_tokens(generator):
-    """What the watch for dead engines looks at."""
-    idle = generator.sampled_tokens
-    generator.step()
-    assert generator.sampled_tokens == idle
-    generator.submit(GenerationRequest("counted", PROMPTS[0], SamplingParams(max_new_tokens=6), 2))
-    seen = {idle}
-    done = []
-    while generator.pending():
-        done += generator.step()
-        seen.add(generator.sampled_tokens)
-    assert generator.sampled_tokens == idle + sum(len(c.token_ids) for c in done)
-    assert len(seen) > 2  # it grows while the samples run
-
-
-def test_an_in_flight_update_changes_the_version_of_later_tokens(generator, model):
-    _, network = model
-    generator.update_weights(network.state_dict().items(), 200)
-    generator.submit(GenerationRequest("fly", PROMPTS[0], SamplingParams(max_new_tokens=10), 2))
-    for _ in range(4):
-        generator.step()
-    generator.update_weights(network.state_dict().items(), 201)
-    done = []
-    while generator.pending():
-        done += generator.step()
-    long_enough = [c for c in done if len(c.token_ids) > 5]
-    assert long_enough and all(
-        c.weight_versions == sorted(c.weight_versions) and {200, 201} == set(c.weight_versions) for c in long_enough
-    )
 
 
 def test_recomputed_keys_and_values_make_later_tokens_those_of_the_new_weights_alone(generator, model, monkeypatch):

@@ -5,8 +5,6 @@ One engine in this process, as on any CPU, for all tests but that of bfloat16.
 
 from __future__ import annotations
 
-import json
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -15,7 +13,6 @@ import torch
 from nemotron_steps.config.schema.policy import VllmConfig
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams, TrainBatch
-from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.huggingface import load_hf_weights, save_hf_checkpoint
 from tests.engine.generation.vllm.test_generator import sample
 from tests.engine.policy.batches import grouped_batch, policy_config, rl_loss
@@ -149,15 +146,6 @@ def test_time_steps_below_the_published_least_one_are_the_policys(generator, fol
     assert token_mult_prob_error(policy, sample(generator, PROMPTS, "short steps")) < 1.0001
 
 
-def test_bounded_time_steps_are_refused_before_vllm_starts(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "bounded")
-    path = tmp_path / "bounded" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "time_step_limit": [0.001, 0.1]}))
-    with pytest.raises(UnsupportedError, match="time_step_limit") as caught:
-        generator_of(tmp_path / "bounded", "float32")
-    assert caught.value.found == "0.001 to 0.1" and caught.value.hints == ("policy.generation.backend=embedded",)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_of_one_kind_of_weight_alone_makes_the_logprobs_the_policys(kind, generator, folder, tmp_path):
     before, after = policy_of(folder), policy_of(changed(folder, kind, tmp_path / "changed"))
@@ -166,12 +154,6 @@ def test_an_update_of_one_kind_of_weight_alone_makes_the_logprobs_the_policys(ki
     completions = sample(generator, PROMPTS, "changed")
     assert token_mult_prob_error(after, completions) < 1.0001
     assert token_mult_prob_error(before, completions) > 1.001
-
-
-def test_every_weight_is_of_one_of_these_kinds(folder):
-    assert [name for name in load_hf_weights(folder) if not name.endswith(tuple(KINDS))] == [
-        f"backbone.layers.{number}.norm.weight" for number in (1, 2, 3, 4)
-    ]
 
 
 def test_samples_of_a_group_that_join_and_leave_at_different_times_keep_their_states(generator, folder):
@@ -186,15 +168,6 @@ def test_samples_of_a_group_that_join_and_leave_at_different_times_keep_their_st
         done += generator.step()
     assert len(done) == 4 * len(PROMPTS)
     assert token_mult_prob_error(policy, done) < 1.0001
-
-
-def test_more_prompts_than_fit_into_one_prefill(generator, folder):
-    policy = policy_of(folder)
-    generator.update_weights(policy.weights(), 50)
-    prompts = [[10 + (number * 7 + i * (1 + number % 5)) % 180 for i in range(75)] for number in range(40)]
-    assert sum(map(len, prompts)) > 2048
-    completions = sample(generator, prompts, "many", n=1, seed=3)
-    assert len(completions) == 40 and token_mult_prob_error(policy, completions, prompts) < 1.0001
 
 
 def test_states_of_older_weights_are_not_read_by_new_requests_while_others_run(generator, folder):

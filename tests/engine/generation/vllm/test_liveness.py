@@ -24,11 +24,6 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.02)
 
 
-def test_one_process_that_ended_is_enough() -> None:
-    assert not liveness.is_dead(engine(None, None))
-    assert liveness.is_dead(engine(None, 0)) and liveness.is_dead(engine(-9)) and liveness.is_dead(engine(lost=True))
-
-
 def test_what_a_dead_engine_had_sent_is_taken_before_it_is_given_up() -> None:
     dead = engine(-9)
     dead.engine_core.outputs_queue.put("sample")

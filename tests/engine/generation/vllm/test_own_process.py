@@ -14,7 +14,7 @@ import pytest
 
 from nemotron_steps.config.schema.policy import VllmConfig
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
-from nemotron_steps.errors import ConfigError, WorkerLostError
+from nemotron_steps.errors import WorkerLostError
 from tests.engine.generation.vllm.test_generator import (
     EOS,
     MAX_LENGTH,
@@ -97,22 +97,6 @@ def test_a_request_that_is_cancelled_brings_none_of_its_samples_that_were_over_a
     assert generator.pending() == 2
     generator.cancel("over")
     assert generator.pending() == 0 and generator.step() == []
-
-
-@pytest.mark.parametrize(
-    ("option", "hint"),
-    [
-        ({"max_num_seqs": 7}, "~policy.generation.vllm_kwargs.max_num_seqs policy.generation.vllm_cfg.max_num_seqs=7"),
-        ({"logprobs_mode": "raw_logprobs"}, "~policy.generation.vllm_kwargs.logprobs_mode"),
-        ({"max_num_batched_token": 7}, "+policy.generation.vllm_kwargs.max_num_batched_tokens=7"),
-    ],
-)
-def test_an_option_that_cannot_pass_through_says_what_can(model, option, hint):  # noqa: F811
-    from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
-
-    with pytest.raises(ConfigError) as caught:
-        VllmGenerator(model[0], SETTINGS, max_total_length=MAX_LENGTH, precision="float32", options=option)
-    assert hint in caught.value.hints
 
 
 ORPHAN = """

@@ -18,7 +18,7 @@ from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.streams import StreamSender
 from nemotron_steps.engine.weight_sync.transport_handle import STREAM, ChannelHandles, TransportHandle
 from nemotron_steps.engine.workers.rendezvous import serve_store
-from nemotron_steps.errors import UnsupportedError, WorkerLostError
+from nemotron_steps.errors import WorkerLostError
 from tests.engine.generation.vllm.test_generator import EOS, MAX_LENGTH, PROMPTS, sample, token_mult_prob_error
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -132,18 +132,3 @@ def test_a_worker_that_hangs_is_not_waited_for(generator, model, monkeypatch):
     finally:
         os.kill(hanging, signal.SIGKILL)
     assert str(hanging) in caught.value.where and "load_offered" in caught.value.found
-
-
-def test_experts_are_not_spread_over_cpu_workers(tmp_path):
-    from vllm.platforms import current_platform
-
-    from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
-
-    if not current_platform.is_cpu():
-        pytest.skip("a limit of vLLM's CPU kernels")
-    (tmp_path / "config.json").write_text('{"head_dim": 32}')
-    spread = VllmConfig(tensor_parallel_size=2, expert_parallel_size=2)
-    with pytest.raises(UnsupportedError, match="does not spread experts"):
-        VllmGenerator(tmp_path, spread, max_total_length=MAX_LENGTH, precision="float32")
-    with pytest.raises(ValueError, match="expert_parallel_size is 1 or tensor_parallel_size"):
-        VllmConfig(tensor_parallel_size=2, expert_parallel_size=4)

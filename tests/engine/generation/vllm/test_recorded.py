@@ -160,18 +160,6 @@ def test_after_an_update_in_flight_each_token_has_the_experts_it_went_through(fo
         assert bool(same[row, :before].all()) and not bool(same[row, before:fed].any())
 
 
-def test_an_option_for_recording_is_refused_for_the_key_that_has_it():
-    from vllm import EngineArgs
-
-    from nemotron_steps.engine.generation.vllm.engine import _check_options
-    from nemotron_steps.errors import ConfigError
-
-    with pytest.raises(ConfigError) as caught:
-        _check_options({"enable_return_routed_experts": True}, {}, EngineArgs)
-    own = "policy.router_replay.enabled=True"
-    assert f"~policy.generation.vllm_kwargs.enable_return_routed_experts {own}" in caught.value.hints
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_where_vllm_cannot_record_it_says_so_before_it_starts(folder):

@@ -21,13 +21,14 @@ from tests.conditioning import assert_conditioned
 from tests.engine.policy.batches import (
     SMOOTH,
     grouped_batch,
+    hf_gradients,
     hf_token_logprobs,
     paired,
     policy_config,
+    policy_gradients,
     preference_loss,
     rl_loss,
 )
-from tests.engine.policy.hybrid.test_against_transformers import gradients, hf_gradients
 from tests.models.hybrid_twins import hybrid_model, write_hybrid
 
 SCALE = 0.3
@@ -146,7 +147,7 @@ def test_losses_and_every_gradient_equal_a_plain_reference(blocks, depths, detac
         )
         metrics = policy.train_step(batch)
         losses = [metrics["loss"], *(metrics[f"mtp_{depth + 1}_loss"] for depth in range(depths))]
-        return {"losses": losses, "gradients": dict(gradients(policy))}
+        return {"losses": losses, "gradients": dict(policy_gradients(policy))}
 
     theirs = dict(reference.gradients())
     assert sum(name.startswith("mtp.") for name in theirs) == 31 * blocks  # all but the router's bias
@@ -292,7 +293,7 @@ def test_detached_blocks_are_clipped_by_themselves(folders, batch):
     plain, detached, attached = (policy.train_step(batch) for policy in policies)
     assert detached["mtp_grad_norm"] > 100 and detached["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-4)
     assert attached["grad_norm"] > 100 and "mtp_grad_norm" not in attached
-    clipped = [dict(gradients(policy)) for policy in policies]
+    clipped = [dict(policy_gradients(policy)) for policy in policies]
     for name, gradient in clipped[0].items():
         torch.testing.assert_close(clipped[1][name], gradient, atol=1e-4 * float(gradient.abs().max()), rtol=1e-4)
     blocks = [torch.stack([each[n].norm() for n in each if n.startswith("mtp.")]).norm() for each in clipped[1:]]

@@ -1,4 +1,4 @@
-"""What training a hybrid must not depend on, and what it must keep."""
+"""What training a hybrid must not depend on, what it must keep, and what generators get of it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ from functools import partial
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
+from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
+from nemotron_steps.engine.policy.dtensor import DTensorPolicy
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.engine.types import TrainBatch
-from nemotron_steps.models.huggingface import load_hf_weights
+from nemotron_steps.engine.types import GenerationRequest, SamplingParams, TrainBatch
+from nemotron_steps.engine.weight_sync.plan import WeightPlan
+from nemotron_steps.models.huggingface import load_hf_weights, save_hf_checkpoint
 from nemotron_steps.models.megatron_checkpoint import convert_megatron_to_hf
 from tests.conditioning import assert_conditioned
+from tests.config.layout.memory.peak import Peak
+from tests.engine.generation.embedded.test_generator import drain, prompt_of, run
 from tests.engine.policy.batches import SMOOTH, grouped_batch, hf_token_logprobs, policy_config, rl_loss
+from tests.models.hybrid_twins import write_hybrid
 
 EXACT = ("A_log", "mixer.D", "dt_bias", "e_score_correction_bias")
 BALANCED = {"moe_router_bias_update_rate": 1e-3, "optimizer": {**SMOOTH, "lr": 1e-3}}
@@ -37,15 +45,6 @@ def test_a_packed_row_knows_nothing_of_its_neighbours(name, hybrid_folders, batc
         assert float((after[changed] - before[changed]).abs().max()) > 0.1
 
 
-def test_masked_tokens_and_padding_change_nothing(hybrid_folders, batch):
-    policy = policy_of(hybrid_folders("latent"))
-    before = policy.logprobs(batch)
-    dirty = TrainBatch(**{**vars(batch), "input_ids": batch.input_ids.clone()})
-    for row in range(len(batch)):
-        dirty.input_ids[row, int(batch.lengths[row]) :] = 5
-    assert torch.equal(policy.logprobs(dirty), before)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -65,22 +64,6 @@ def test_gradients_and_biases_do_not_depend_on_how_the_batch_is_cut(change, hybr
 
     given = hybrid_folders("latent"), grouped_batch(0), grouped_batch(1)
     assert_conditioned(trained(change, *given), partial(trained, {}), *given)
-
-
-def test_matrices_decay_and_norms_biases_and_the_recurrence_do_not(hybrid_folders):
-    policy = policy_of(hybrid_folders("latent"))
-    decayed, kept = set(), set()
-    for buffer in policy.buffers:
-        for slot in buffer.slots:
-            (segment,) = (each for each in buffer.segments if each.start <= slot.start < each.end)
-            name = slot.parameter.name
-            short = name.split(".", 3)[-1] if name.startswith("decoder.layers.") else name
-            (decayed if segment.kind.decayed else kept).add(short)
-    assert kept == {
-        *("norm.weight", "input_layernorm.weight", "pre_mlp_layernorm.weight", "mixer.norm.weight"),
-        *("mixer.A_log", "mixer.D", "mixer.dt_bias", "mixer.conv1d.bias", "decoder.final_norm.weight"),
-    }
-    assert {"mixer.in_proj.weight", "mlp.experts.linear_fc1.weight", "mlp.router.weight"} <= decayed
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -164,11 +147,155 @@ def test_multi_token_prediction_survives_training_bit_for_bit(hybrid_folders, ba
     assert torch.equal(again.logprobs(batch), policy.logprobs(batch))
 
 
-def test_an_export_gives_the_same_logprobs_in_transformers(hybrid_folders, batch, tmp_path):
-    from transformers import AutoModelForCausalLM
+def test_the_dtensor_policy_trains_hybrids_as_megatron_does(batch, tmp_path):
+    """Also where transformers would bound time steps that no generator bounds."""
+    write_hybrid("mtp", tmp_path / "hub", initializer_range=0.1, time_step_min=0.5)
+    config = policy_config(max_grad_norm=1e9, megatron_cfg={"optimizer": SMOOTH})
 
-    policy = policy_of(hybrid_folders("latent"), megatron_cfg=BALANCED)
-    policy.train_step(batch)
-    policy.save_hf(tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    torch.testing.assert_close(policy.logprobs(batch), hf_token_logprobs(model, batch).detach(), atol=1e-5, rtol=0)
+    def trained(policy, *batches):
+        return {"before": policy.logprobs(batch), "metrics": [policy.train_step(each) for each in batches]}
+
+    def theirs(folder, *batches):
+        return trained(MegatronPolicy(config, folder, rl_loss()), *batches)
+
+    batches = grouped_batch(0), grouped_batch(1)
+    fsdp = policy_config(max_grad_norm=1e9, megatron_cfg={"optimizer": SMOOTH}, dtensor_cfg={"enabled": True})
+    ours = DTensorPolicy(fsdp, tmp_path / "hub", rl_loss())
+    assert_conditioned(trained(ours, *batches), theirs, tmp_path / "hub", *batches)
+    weights = {name: tensor.clone() for name, tensor in ours.weights()}
+    ours.save_model(tmp_path / "megatron")
+    opened = MegatronPolicy(config, tmp_path / "megatron", rl_loss())
+    assert set(weights) == {name for name, tensor in opened.weights() if torch.equal(weights[name], tensor)}
+    assert_conditioned(
+        ours.logprobs(batch), lambda f: MegatronPolicy(config, f, rl_loss()).logprobs(batch), tmp_path / "megatron"
+    )
+    assert (tmp_path / "megatron" / "hf" / "carried.safetensors").is_file()
+
+
+def test_what_is_float32_in_every_precision_is_so_in_a_bfloat16_forward_pass(batch, tmp_path):
+    """The rest of a layer is bfloat16 in it."""
+    write_hybrid("latent", tmp_path / "hub", initializer_range=0.1)
+    config = policy_config(dtensor_cfg={"enabled": True}, precision="bfloat16")
+    policy = DTensorPolicy(config, tmp_path / "hub", rl_loss())
+    seen: dict[str, set[torch.dtype]] = {}
+
+    def note(module, *_):
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            seen.setdefault(name, set()).add(tensor.dtype)
+
+    for layer in policy.model.layers():
+        layer.mixer.register_forward_pre_hook(note)
+    policy.logprobs(batch)
+    exact = {name for name, dtypes in seen.items() if dtypes == {torch.float32}}
+    assert exact == {"A_log", "D", "dt_bias", "gate.e_score_correction_bias"}
+    assert all(seen[name] == {torch.bfloat16} for name in set(seen) - exact)
+
+
+def sent(weights):
+    """Weights after a transfer: written into the buckets of a plan and read out of them, each in its own type."""
+    plan = WeightPlan.of(weights())
+    coming = weights()
+    for bucket in plan.buckets:
+        buffer = torch.zeros(bucket.bytes, dtype=torch.uint8)
+        plan.fill(bucket, buffer, coming)
+        yield from bucket.views(buffer)
+
+
+def token_mult_prob_error(policy, generator, seed):
+    """Mean of exp |logprob of the policy − logprob it was sampled with| over sampled tokens."""
+    prompts = {f"p{number}": prompt_of(seed + number, 5 + 9 * number) for number in range(3)}
+    requests = [GenerationRequest(name, ids, SamplingParams(12, seed=seed), 3) for name, ids in prompts.items()]
+    rollouts = [(list(prompts[name]), done) for (name, _), done in run(generator, *requests).items()]
+    ids, mask, sampled = (torch.zeros(len(rollouts), 40, dtype=dtype) for dtype in (torch.int64, *[torch.float32] * 2))
+    lengths = []
+    for row, (prompt, done) in enumerate(rollouts):
+        end = len(prompt) + len(done.token_ids)
+        ids[row, :end] = torch.tensor([*prompt, *done.token_ids])
+        mask[row, len(prompt) : end] = 1
+        sampled[row, len(prompt) : end] = torch.tensor(done.logprobs)
+        lengths.append(end)
+    batch = TrainBatch(ids, torch.tensor(lengths), mask, torch.ones(len(rollouts)), sampled, mask)
+    return float((policy.logprobs(batch) - sampled).abs().exp()[mask > 0].mean())
+
+
+@pytest.mark.parametrize(("name", "precision", "most"), [("latent", "float32", 1.0001), ("dense", "bfloat16", 1.05)])
+def test_logprobs_agree_after_1_5_and_20_updates(name, precision, most, hybrid_folders):
+    """With biases that move at the published rate."""
+    config = policy_config(
+        precision=precision, megatron_cfg={"moe_router_bias_update_rate": 1e-3, "optimizer": {"lr": 1e-3}}
+    )
+    policy = MegatronPolicy(config, hybrid_folders(name), rl_loss())
+    dtype = getattr(torch, precision)
+    generator = EmbeddedGenerator(
+        policy.architecture, policy.weights(), max_sequences=9, max_total_length=64, eos_token_ids=[], dtype=dtype
+    )
+    for step in range(1, 21):
+        before = token_mult_prob_error(policy, generator, step) if step == 20 else None
+        policy.train_step(grouped_batch(step % 3))
+        if step in (1, 5, 20):
+            if before is not None:  # weights of 15 updates ago are told from new ones
+                assert before > most
+            generator.update_weights(sent(policy.weights), step)
+            assert token_mult_prob_error(policy, generator, step) < most
+
+
+TOKENS, CHUNK = 65_536, 1024
+VOCABULARIES = (150, 650)
+SMALL = {"hidden_size": 16, "mamba_num_heads": 2, "n_groups": 1, "ssm_state_size": 8, "intermediate_size": 16}
+
+
+def long_row():
+    ids = torch.randint(3, 150, (1, TOKENS), generator=torch.Generator().manual_seed(0))
+    mask, ones = torch.ones(1, TOKENS), torch.ones(1)
+    return TrainBatch(ids, torch.tensor([TOKENS]), mask, ones, torch.zeros_like(mask), mask)
+
+
+def test_no_memory_grows_with_vocabulary_times_length(tmp_path):
+    """Attention apart, whose time would grow with the square of the length."""
+    most = {}
+    for vocabulary in VOCABULARIES:
+        write_hybrid("dense", tmp_path / str(vocabulary), pattern="M-", vocab_size=vocabulary, chunk_size=128, **SMALL)
+        config = policy_config(megatron_cfg={"activation_checkpointing": True}, logprob_chunk_size=CHUNK)
+        policy = MegatronPolicy(config, tmp_path / str(vocabulary), NegativeLogLikelihood())
+        for work in (policy.logprobs, policy.train_step):
+            with Peak() as peak:
+                work(long_row())
+            most[work.__name__, vocabulary] = peak.most
+    more = 4 * (VOCABULARIES[1] - VOCABULARIES[0])
+    for work in ("logprobs", "train_step"):
+        grown = most[work, VOCABULARIES[1]] - most[work, VOCABULARIES[0]]
+        assert grown < 4 * CHUNK * more < TOKENS * more / 10  # some copies of the logits of a chunk
+
+
+def test_time_steps_below_the_published_least_one_are_those_of_decoding(tmp_path, batch):
+    """Weights are drawn for steps of 0.001 and more, and trained ones go below. transformers then bounds them, but not
+    where it decodes; policy and generators never do."""
+    write_hybrid("dense", tmp_path, initializer_range=0.1, time_step_min=0.001)
+    weights = load_hf_weights(tmp_path)
+    for name, tensor in weights.items():
+        if name.endswith("dt_bias"):
+            tensor.fill_(-9.0)  # 1.2e-4 after softplus
+        elif name.endswith("in_proj.weight"):
+            tensor.mul_(3)
+    save_hf_checkpoint(tmp_path / "trained", weights.items(), tmp_path)
+    policy = MegatronPolicy(policy_config(), tmp_path / "trained", rl_loss())
+    found = policy.logprobs(batch)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "trained", dtype=torch.float32).eval()
+    with torch.no_grad():
+        bounded = hf_token_logprobs(model, batch)
+        for layer in model.model.layers:
+            if hasattr(layer.mixer, "time_step_limit"):
+                assert layer.mixer.time_step_limit == (0.001, float("inf"))
+                layer.mixer.time_step_limit = (0.0, float("inf"))
+        torch.testing.assert_close(found, hf_token_logprobs(model, batch), atol=1e-5, rtol=0)
+    assert float((found - bounded).abs().max()) > 1e-4
+    generator = EmbeddedGenerator(
+        policy.architecture, policy.weights(), max_sequences=4, max_total_length=64, eos_token_ids=[]
+    )
+    generator.submit(GenerationRequest("r", list(range(5, 25)), SamplingParams(20, seed=0), 1))
+    completion = drain(generator)["r", 0]
+    ids = torch.tensor([[*range(5, 25), *completion.token_ids]])
+    with torch.no_grad():
+        expected = torch.log_softmax(model(ids).logits[0, 19:-1], -1)
+    sampled = expected.gather(1, ids[0, 20:, None]).squeeze(1)
+    torch.testing.assert_close(torch.tensor(completion.logprobs), sampled, atol=1e-5, rtol=0)

@@ -1,6 +1,8 @@
-"""The recurrences written out token by token, for rows that may continue others: what scan and convolution equal."""
+"""The recurrences written out token by token, for rows that may continue others; and as libraries document theirs."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 
@@ -50,3 +52,61 @@ def naive_conv(states, weight, bias, runs: Runs, window=None):
         outs.append(torch.nn.functional.silu(summed if bias is None else summed + bias))
     outs.append(states.new_zeros(runs.padding, channels))
     return torch.cat(outs), torch.stack(windows).transpose(1, 2)
+
+
+def mamba_chunk_scan_combined(
+    x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None, cu_seqlens=None,
+    dt_softplus=False, dt_limit=(0.0, math.inf), return_final_states=False, return_varlen_states=False,
+):  # fmt: skip
+    """x [batch, length, heads, head_dim]; initial and final states are those of batch entries."""
+    outs, states = [], []
+    for entry in range(x.shape[0]):
+        lengths = [x.shape[1]]
+        if seq_idx is not None:
+            assert seq_idx.dtype is torch.int32 and seq_idx.shape == x.shape[:2]
+            lengths = torch.unique_consecutive(seq_idx[entry], return_counts=True)[1].tolist()
+            assert initial_states is None
+        assert dt.dtype is torch.float32 and chunk_size & (chunk_size - 1) == 0
+        exact = [tensor[entry].float() for tensor in (x, dt)], [tensor[entry].float() for tensor in (B, C)]
+        begin = None if initial_states is None else initial_states[entry : entry + 1]
+        out, state = naive_scan(*exact[0], A, *exact[1], D, Runs(lengths), begin)
+        outs.append(out.to(x.dtype))
+        states.append(state[-1])
+    return (torch.stack(outs), torch.stack(states)) if return_final_states else torch.stack(outs)
+
+
+def chunk_simple_gla(q, k, v, g=None, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None):
+    """q, k [1, T, heads, state], v [1, T, heads, head_dim], g [1, T, heads]; states [rows, heads, state, head_dim]."""
+    assert q.shape == k.shape and q.shape[:3] == v.shape[:3] == g.shape and cu_seqlens.dtype is torch.int64
+    heads = v.shape[2]
+    begin = None if initial_state is None else initial_state.transpose(2, 3)
+    q, k, v = (tensor[0].float() * factor for tensor, factor in ((q, scale or q.shape[3] ** -0.5), (k, 1), (v, 1)))
+    outs, finals = [], []
+    for row, (first, after) in enumerate(zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)):
+        state = v.new_zeros(heads, v.shape[2], q.shape[2]) if begin is None else begin[row]
+        for t in range(first, after):
+            state = g[0, t].exp()[:, None, None] * state + v[t][:, :, None] * k[t][:, None]
+            outs.append((state * q[t][:, None]).sum(-1))
+        finals.append(state)
+    return torch.stack(outs)[None], torch.stack(finals).transpose(2, 3) if output_final_state else None
+
+
+def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None, activation=None):
+    """x [batch, C, length], weight [C, K]"""
+    assert x.shape[0] == 1 and activation == "silu" and weight.dim() == 2
+    assert x.stride(1) == 1
+    out = naive_conv(x[0].t(), weight[:, None], bias, Runs([x.shape[2]]))[0]
+    return out.t()[None]
+
+
+def causal_conv1d(x, weight=None, bias=None, activation=None):
+    """x [batch, length, C], weight [C, K]"""
+    assert x.shape[0] == 1 and activation == "silu" and weight.dim() == 2
+    return naive_conv(x[0], weight[:, None], bias, Runs([x.shape[1]]))[0][None], None
+
+
+def rmsnorm_fn(x, weight, bias, z=None, eps=1e-6, group_size=None, norm_before_gate=True):
+    """norm(x · silu(z)) of groups of `group_size` channels"""
+    assert bias is None and not norm_before_gate
+    opened = (x * torch.nn.functional.silu(z)).unflatten(1, (-1, group_size))
+    return (opened / (opened.square().mean(-1, keepdim=True) + eps).sqrt()).flatten(1) * weight

@@ -16,7 +16,7 @@ from nemotron_steps.engine.policy.mamba import scan as conv_module
 from nemotron_steps.engine.policy.mamba import scan as scan_module
 from nemotron_steps.engine.policy.mamba.scan import conv, scan
 from nemotron_steps.engine.policy.mamba.segments import Runs
-from tests.engine.policy.mamba import stand_ins
+from tests.engine.policy.mamba import recurrence as stand_ins
 from tests.engine.policy.mamba.test_scan import inputs
 
 CPU = torch.device("cpu")
@@ -112,19 +112,6 @@ def test_the_triton_part_needs_no_cuda_extension(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-def test_kernels_choose_from_few_configurations_of_a_middle_size(monkeypatch):
-    sizes = (128, 32, 256, 64, 16, 512, 1024)
-    configs = [SimpleNamespace(kwargs={"BLOCK_SIZE_M": size, "BLOCK_SIZE_N": 32}, num_stages=4) for size in sizes]
-    kernel, small = SimpleNamespace(configs=configs), SimpleNamespace(configs=configs[:2])
-    module = SimpleNamespace(kernel=kernel, small=small, number=7)
-    monkeypatch.setitem(sys.modules, "mamba_ssm.ops.triton.made_up", module)
-    libraries._tune_less()
-    assert [config.kwargs["BLOCK_SIZE_M"] for config in kernel.configs] == [64, 128, 256]
-    assert len(small.configs) == 2
-    libraries._tune_less()
-    assert len(kernel.configs) == 3
-
-
 def test_batches_of_rows_are_less_than_half_padding():
     lengths = torch.randint(1, 500, (60,)).tolist()
     batches = Runs(lengths).batches[0]
@@ -186,12 +173,6 @@ def test_what_does_not_work_is_left_alone(caplog):
     assert "away from the plain one" in told[2] and "away from the plain one" in told[3]
 
 
-def test_without_any_the_plain_one_is_left(caplog):
-    with caplog.at_level(logging.INFO):
-        assert libraries.first_that_works("scan", {"absent": absent}, attempt) is None
-    assert caplog.messages == ["the Mamba-2 scan is the plain one"]
-
-
 def test_a_trial_leaves_the_pass_that_asks_alone():
     """The first pass may run without gradients, or under hooks that count what is saved, as checkpointing does."""
     candidates = {"good": lambda: scan_module._scan_level}
@@ -207,14 +188,6 @@ def test_on_cpu_and_in_float32_there_is_none():
     assert libraries.scan_for(torch.zeros(1, 2, 3), torch.zeros(1, 1, 4), scan_module._scan_level) is None
     assert libraries.conv_for(torch.zeros(1, 2).bfloat16(), 4, conv_module._plain) is None
     assert libraries.norm_for(torch.zeros(1, 2).bfloat16(), 1, gated_norm._plain) is None
-
-
-def test_in_float32_there_is_none_on_a_gpu_either(monkeypatch):
-    monkeypatch.setattr(libraries, "first_that_works", lambda *_: pytest.fail("rounds to TensorFloat-32"))
-    states = SimpleNamespace(is_cuda=True, device=CPU, dtype=torch.float32, shape=torch.Size((5, 3, 7)))
-    assert libraries.scan_for(states, states, scan_module._scan_level) is None
-    assert libraries.conv_for(states, 4, conv_module._plain) is None
-    assert libraries.norm_for(states, 1, gated_norm._plain) is None
 
 
 def test_without_memory_for_a_trial_the_plain_code_is_taken_once_and_the_library_tried_again(monkeypatch):

@@ -73,30 +73,6 @@ def test_equals_transformers(groups, share_prompts):
     assert_conditioned(found, expected, hidden, upstream, transformers_mixer(groups))
 
 
-def test_a_neighbour_changes_nothing_bit_for_bit():
-    layout = build_layout(grouped_batch(), range(12))
-    hidden, _ = inputs(layout)
-    first, after = layout.spans.whole.cu_seqlens[1:3].tolist()
-    mixer = loaded(2)
-    changed = hidden.clone()
-    changed[:first] *= 2
-    changed[after : layout.whole_tokens] += 1
-    assert torch.equal(mixer(hidden, layout)[first:after], mixer(changed, layout)[first:after])
-    assert not torch.equal(mixer(hidden, layout)[layout.whole_tokens :], mixer(changed, layout)[layout.whole_tokens :])
-
-
-def test_checkpointing_recomputes_the_same():
-    layout = whole_layout()
-    mixer = loaded(2)
-
-    def recomputing(hidden, layout):
-        return torch.utils.checkpoint.checkpoint(mixer, hidden, layout, use_reentrant=False)
-
-    recomputing.named_parameters = mixer.named_parameters
-    found, expected = run_mixer(recomputing, *inputs(layout), layout), run_mixer(mixer, *inputs(layout), layout)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
 def test_half_precision_keeps_float32_parameters():
     mixer = loaded(2, dtype=torch.bfloat16)
     exact = {name for name, parameter in mixer.named_parameters() if parameter.dtype is torch.float32}
@@ -113,16 +89,6 @@ def test_time_steps_have_limits():
     dt, bias = torch.tensor([[-4.0, 0.0, 9.0]]), torch.zeros(3)
     assert torch.equal(time_steps(dt, bias, (0.0, float("inf"))), torch.nn.functional.softplus(dt))
     assert time_steps(dt, bias, (0.1, 5.0))[0].tolist() == pytest.approx([0.1, 0.6931472, 5.0])
-
-
-def test_a_convolution_without_bias():
-    mixer = loaded(2, conv_bias=False)
-    assert "conv1d.bias" not in dict(mixer.named_parameters())
-    layout = whole_layout()
-    with_zeros = loaded(2)
-    with_zeros.conv1d.bias.data.zero_()
-    hidden = inputs(layout)[0]
-    assert torch.equal(mixer(hidden, layout), with_zeros(hidden, layout))
 
 
 def test_gated_norm_has_the_gradient_of_its_formula():

@@ -1,4 +1,4 @@
-"""The chunked scan gives what the recurrence gives, token by token, and so do its gradients."""
+"""Scan and convolution give what the recurrences give, token by token, and so do their gradients."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from transformers.models.nemotron_h.modeling_nemotron_h import mamba2_chunk_scan
 
 from nemotron_steps.engine.policy.mamba import libraries
 from nemotron_steps.engine.policy.mamba import scan as scan_module
-from nemotron_steps.engine.policy.mamba.scan import scan
-from nemotron_steps.engine.policy.mamba.segments import Runs, runs_of
-from nemotron_steps.engine.policy.token_layout import build_layout
-from tests.engine.policy.batches import grouped_batch
-from tests.engine.policy.mamba.recurrence import naive_scan, rows_of
+from nemotron_steps.engine.policy.mamba.scan import conv, last_window, scan
+from nemotron_steps.engine.policy.mamba.segments import Runs
+from tests.engine.policy.mamba.recurrence import naive_conv, naive_scan, rows_of
 
 NAMES = ("x", "dt", "a", "b", "c", "d")
 
@@ -76,14 +73,6 @@ def test_equals_the_recurrence(lengths, children, chunk_size, groups, begun, pad
         compare(given, runs, chunk_size, initial)
 
 
-def test_whole_rows_and_suffixes_of_a_layout():
-    layout = build_layout(grouped_batch(), range(12), divisible_by=8)
-    runs = runs_of(layout)
-    assert runs_of(layout) is runs
-    assert runs.roots < len(runs.lengths)
-    compare(inputs(layout.token_ids.shape[0]), runs, 16)
-
-
 def test_a_shared_prompt_gives_what_repeated_prompts_give():
     """Outputs and gradients; the prompt's gradient is the sum over those that continue it."""
     prompt, rests = 21, (9, 30)
@@ -117,31 +106,6 @@ def test_a_neighbour_changes_nothing_bit_for_bit(chunk_size):
     for before, after in zip(*grads, strict=True):
         own = mine if before.shape[0] == runs.tokens else slice(None)
         assert torch.equal(before[own], after[own])
-
-
-def test_equals_transformers():
-    given = inputs(2 * 50)
-    out, final = scan(**given, runs=Runs([50, 50]), chunk_size=16, final=True)
-    batched = {name: tensor.unflatten(0, (2, 50)) for name, tensor in given.items() if name not in "ad"}
-    theirs, their_final = mamba2_chunk_scan(
-        batched["x"], batched["dt"], given["a"], batched["b"], batched["c"], 16, given["d"], return_final_states=True
-    )
-    torch.testing.assert_close(out, theirs.flatten(0, 1), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(final, their_final, atol=1e-5, rtol=1e-5)
-
-
-def test_a_scan_goes_on_where_another_ended():
-    given = {name: tensor.detach() for name, tensor in inputs(37).items()}
-    expected, expected_final = scan(**given, runs=Runs([23, 14]), chunk_size=8, final=True)
-    parts = torch.arange(23).split([20, 3]), torch.arange(23, 37).split([11, 3])
-    state, outs = None, []
-    for tokens in zip(*parts, strict=True):
-        now = {name: tensor if name in "ad" else tensor[torch.cat(tokens)] for name, tensor in given.items()}
-        out, state = scan(**now, runs=Runs([len(t) for t in tokens]), chunk_size=8, initial=state, final=True)
-        outs.append(out.split([len(t) for t in tokens]))
-    found = torch.cat([torch.cat(row) for row in zip(*outs, strict=True)])
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(state, expected_final, atol=1e-5, rtol=1e-5)
 
 
 def test_checkpointing_over_segments(monkeypatch):
@@ -196,3 +160,42 @@ def test_memory_of_gradients_is_bounded_by_segments(monkeypatch):
     inputs_bytes = sum(tensor.untyped_storage().nbytes() for tensor in given.values())
     assert out.requires_grad
     assert bytes_kept < 2 * inputs_bytes < 4 * 4096 * 32 * 4
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    children=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 9)), max_size=4),
+    kernel=st.sampled_from([2, 4]),
+    begun=st.booleans(),
+    bias=st.booleans(),
+    padding=st.integers(0, 2),
+)
+def test_equals_a_convolution_of_each_row(lengths, children, kernel, begun, bias, padding):
+    children = sorted((parent % len(lengths), length) for parent, length in children)
+    runs = Runs([*lengths, *(length for _, length in children)], [p for p, _ in children], padding=padding)
+    generator = torch.Generator().manual_seed(sum(lengths))
+    shapes = [(runs.tokens + padding, 6), (6, 1, kernel)]
+    shapes += [(6,)] if bias else []
+    tensors = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
+    states, weight, offset = tensors if bias else (*tensors, None)
+    window = torch.randn(len(lengths), 6, kernel - 1, generator=generator, requires_grad=True) if begun else None
+    found = conv(states, weight, offset, runs, window)
+    expected, windows = naive_conv(states, weight, offset, runs, window)
+    torch.testing.assert_close(found, expected)
+    assert torch.equal(last_window(states, runs, kernel, window), windows)
+    upstream = torch.randn(found.shape, generator=generator)
+    wanted = [*tensors, *([] if window is None else [window])]
+    mine = torch.autograd.grad((found * upstream).sum(), wanted)
+    theirs = torch.autograd.grad((expected * upstream).sum(), wanted)
+    torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_a_neighbour_changes_nothing_of_a_convolution():
+    runs = Runs([5, 9, 4])
+    states, weight, bias = torch.randn(18, 6), torch.randn(6, 1, 4), torch.randn(6)
+    changed = states.clone()
+    mine = rows_of(runs)[1]
+    changed[: mine.start] = torch.nan
+    changed[mine.stop :] *= 3
+    assert torch.equal(conv(states, weight, bias, runs)[mine], conv(changed, weight, bias, runs)[mine])

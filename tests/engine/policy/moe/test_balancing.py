@@ -115,19 +115,6 @@ def test_rows_are_padded_to_their_multiple_and_no_expert_is_loaded_with_padding(
     assert int(router.load.sum()) == int((batch.lengths - 1).sum()) * router.top_k  # last tokens predict nothing
 
 
-def test_tensor_parallel_experts_need_sequence_parallelism(folder):
-    from nemotron_steps.config.schema.policy import MegatronConfig
-    from nemotron_steps.engine.policy.distributed.parallel_dims import ParallelDims
-    from nemotron_steps.errors import ConfigError
-    from nemotron_steps.models.architecture import Architecture
-
-    architecture = Architecture.from_folder(folder)
-    with pytest.raises(ConfigError, match="sequence parallelism"):
-        ParallelDims.from_config(MegatronConfig(tensor_model_parallel_size=2), architecture)
-    with pytest.raises(ConfigError, match="experts"):
-        ParallelDims.from_config(MegatronConfig(expert_model_parallel_size=4), architecture)
-
-
 def test_biases_that_no_generator_knows_are_refused_where_rollouts_are_sampled(folder, tmp_path):
     from nemotron_steps.config.schema.rl import RlConfig
     from nemotron_steps.engine.placement.run import place
@@ -159,15 +146,6 @@ def test_a_models_own_biases_may_move_where_rollouts_are_sampled():
     sizes = ParallelConfig(samples=True, router_bias_update_rate=1e-3)
     assert not list(model_violations(sizes, ModelSpec("nemotron_h", layers=5, experts=8)))
     assert len(list(model_violations(sizes, ModelSpec("qwen3_moe", layers=5, experts=8)))) == 1
-
-
-def test_loads_are_counted_while_training_and_anew_for_every_step(folder, batch):
-    policy = moe_policy(folder, moe_router_bias_update_rate=0.01)
-    for _ in range(2):
-        policy.logprobs(batch)
-        assert all(not router.load.any() for router in policy.model.routers())
-        policy.train_step(batch)
-        assert all(router.expert_bias.any() for router in policy.model.routers())
 
 
 @pytest.fixture

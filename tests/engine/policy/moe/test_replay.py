@@ -9,14 +9,11 @@ from functools import partial
 import pytest
 import torch
 
-from nemotron_steps.engine.batching import select_rows
 from nemotron_steps.engine.policy.dtensor import DTensorPolicy
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.engine.policy.moe.router import counting
 from nemotron_steps.errors import EngineError
 from tests.conditioning import Conditioned
 from tests.engine.policy.batches import policy_config, rl_loss
-from tests.engine.policy.moe.test_mixture import EXPERTS, HIDDEN, TOKENS, theirs_and_ours
 from tests.engine.policy.routes import chosen_by, some_routes
 from tests.models.checkpoints import write_checkpoint
 from tests.models.hybrid_twins import write_hybrid
@@ -76,15 +73,6 @@ def test_replay_makes_the_policy_the_model_that_was_sampled_from(cut, model, fol
     expected.check(found | {"loss": metrics["loss"], "gradients": gradients(policy)})
 
 
-def test_own_choices_replayed_change_nothing_and_mismatch_nowhere(folders, batch):
-    policy = policy_of(folders / "latent")
-    before = policy.logprobs(batch)
-    routed = replace(batch, routed_experts=chosen_by(policy, batch))
-    torch.testing.assert_close(policy.logprobs(routed), before, atol=2e-5, rtol=0)
-    metrics = policy.train_step(routed)
-    assert metrics["router_replay_mismatch"] == 0 and metrics["router_replay_share"] == 1
-
-
 def test_where_no_choice_is_known_routers_choose_themselves(folders, batch):
     policy = policy_of(folders / "latent")
     nothing = torch.full((*batch.input_ids.shape, 2, 2), -1, dtype=torch.int16)
@@ -101,25 +89,6 @@ def test_shares_do_not_depend_on_the_cut_into_micro_batches(folders, batch):
     whole = Conditioned(partial(trained, {}), folders / "latent", routed)
     assert 0.7 < whole.value["router_replay_share"] < 0.9
     whole.check(trained({"train_micro_batch_size": 1}, folders / "latent", routed))
-
-
-def test_replayed_experts_are_weighed_by_the_routers_own_scores_and_loaded():
-    _, ours, _ = theirs_and_ours()
-    router, states = ours.router, torch.randn(TOKENS, HIDDEN)
-    _, own = router(states, torch.zeros(TOKENS))
-    replayed = torch.stack([torch.randperm(EXPERTS)[:3] for _ in range(TOKENS)])
-    replayed[::2] = own[::2].flip(-1)  # the same experts in another order are no mismatch
-    replayed[::5] = -1
-    with counting([router]):
-        weights, chosen = router(states, torch.ones(TOKENS), replayed.to(torch.int16))
-    assert torch.equal(chosen, torch.where(replayed < 0, own, replayed))
-    scores = (states @ router.weight.T).sigmoid().gather(1, chosen)
-    torch.testing.assert_close(weights, 2.5 * scores / scores.sum(-1, keepdim=True))
-    assert torch.equal(router.load, torch.bincount(chosen.flatten(), minlength=EXPERTS).float())
-    differ = ((own.sort(-1).values != replayed.sort(-1).values).any(-1) & (replayed[:, 0] >= 0)).sum()
-    assert router.replays.tolist() == [TOKENS, TOKENS - len(range(0, TOKENS, 5)), int(differ)] and differ > 10
-    (weights * torch.randn_like(weights)).sum().backward()
-    assert float(router.weight.grad.abs().max()) > 0
 
 
 @pytest.mark.parametrize(
@@ -146,11 +115,3 @@ def test_a_policy_that_cannot_replay_refuses_to(folders, batch):
     policy = DTensorPolicy(config, folders / "latent", rl_loss())
     with pytest.raises(EngineError, match="replay"):
         policy.logprobs(replace(batch, routed_experts=some_routes(batch, 2, 2, 8)))
-
-
-def test_rows_keep_their_experts_when_a_batch_is_cut(batch):
-    routes = some_routes(batch, 2, 2, 8)
-    rows = [4, 2, 5]
-    width = int(batch.lengths[rows].max())
-    cut = select_rows(replace(batch, routed_experts=routes), rows, width=width)
-    assert torch.equal(cut.routed_experts, routes[rows, :width])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from nemotron_steps.artifacts.models import MANIFEST_NAME
 from nemotron_steps.config.schema.data_prep import DataPrepConfig
 from nemotron_steps.errors import DataError, RetryableError, show_line
 from nemotron_steps.steps.data_prep.blends import formats
@@ -22,6 +24,50 @@ from nemotron_steps.steps.data_prep.blends.prepare import Source, sources_of
 from nemotron_steps.steps.data_prep.blends.shards import RowFunction
 from nemotron_steps.steps.data_prep.blends.sources import HubName, data_files, hub_name
 from tests.steps.data_prep.blends.conftest import Run, write_lines
+
+
+@pytest.mark.parametrize(
+    "name", ["a.jsonl", "a.ndjson", "a.jsonl.gz", "a.ndjson.gz", "a.json.gz", "a.parquet", "a.csv", "a.tsv"]
+)
+def test_a_data_file_of_a_folder_is_known_by_its_suffix(name: str, tmp_path: Path):
+    (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "a.txt").write_bytes(b"x")
+    (tmp_path / "dataset.jsonl.lock").write_bytes(b"x")
+    (file,) = data_files(str(tmp_path), key="")
+    kinds = {"jsonl": "jsonl", "ndjson": "jsonl", "gz": "gzip", "parquet": "parquet", "csv": "csv", "tsv": "csv"}
+    assert (file.name, file.kind, file.size) == (name, kinds[name.rpartition(".")[2]], 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "kind"),
+    [
+        ("rows", b" \n[1]", "list"),
+        ("rows.json", b"[", "list"),
+        ("rows.jsonl", b"[", "jsonl"),
+        ("rows.json", b"{", "jsonl"),
+        ("rows.TSV", b"[", "csv"),
+        ("rows.json", b"\x1f\x8b", "gzip"),
+        ("rows", b"PAR1", "parquet"),
+        ("rows", b"", "jsonl"),
+    ],
+)
+def test_a_file_of_any_name_is_known_by_its_first_bytes(name: str, start: bytes, kind: str, tmp_path: Path):
+    (tmp_path / name).write_bytes(start)
+    assert [file.kind for file in data_files(str(tmp_path / name), key="")] == [kind]
+
+
+def test_the_stores_own_record_beside_a_list_is_no_list(tmp_path: Path):
+    for name in ("rows.json", MANIFEST_NAME):
+        (tmp_path / name).write_text(json.dumps([{"n": 1}]))
+    assert [file.name for file in data_files(str(tmp_path), key="")] == ["rows.json"]
+
+
+def test_a_file_of_the_same_size_that_was_written_again_has_another_stamp(tmp_path: Path):
+    path = write_lines(tmp_path / "a.jsonl", [{"n": 1}])
+    (before,) = data_files(str(path), key="")
+    os.utime(path, ns=(1, 1))
+    assert data_files(str(path), key="")[0].stamp != before.stamp
+
 
 ROWS = [{"n": i, "text": "é" * (i % 3), "list": [{"a": i}], "none": None, "real": i / 7} for i in range(50)]
 
@@ -102,7 +148,7 @@ class TestSplits:
             files(str(tmp_path), split="math")
         assert "data/test-00000.jsonl" in str(caught.value.found)
         # As an entry of a blend file has it: there is no such config key.
-        assert caught.value.hints[:1] == ('"split": "test"   # in the blend file',)
+        assert caught.value.hints[:1] == ('"split": null   # in the blend file: every file that `found` names',)
 
     def test_a_split_is_a_whole_word_and_a_file_that_was_named_is_itself(self, tmp_path: Path):
         for name in ("math.jsonl", "mathematics.jsonl", "a_math-1.jsonl"):

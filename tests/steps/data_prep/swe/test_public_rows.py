@@ -25,6 +25,6 @@ def test_a_field_at_the_top_goes_before_the_instances_and_that_before_the_metada
 
 
 def test_an_instance_that_is_no_object_is_named() -> None:
-    with pytest.raises(DataError, match="`instance_dict` is not an object") as caught:
+    with pytest.raises(DataError, match="`instance_dict` must be an object") as caught:
         complete({"instance_dict": "[1]"}, "f:1")
     assert caught.value.where == "f:1 field instance_dict"

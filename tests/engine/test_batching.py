@@ -1,0 +1,116 @@
+"""None"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemotron_steps.engine.batching import (
+    expand_units,
+    fixed_micro_batches,
+    pad_rows,
+    round_up,
+    select_rows,
+    split_batch,
+    token_budget_micro_batches,
+)
+from nemotron_steps.errors import ConfigError, EngineError
+from tests.engine.engine_samples import random_batch, rollout
+
+
+def test_rollouts_are_padded_right_and_to_a_multiple() -> None:
+    rollouts = [rollout(response=3), rollout(index=1, response=4)]
+    batch = pad_rows(rollouts, torch.tensor([True, False]), pad_token_id=9, length_multiple=8)
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5, 9, 9, 9], [1, 2, 3, 4, 5, 6, 9, 9]]
+    assert batch.lengths.tolist() == [5, 6]
+    assert batch.sample_mask.dtype == torch.float32 and batch.sample_mask.tolist() == [1, 0]
+    assert not batch.advantages.any() and batch.routed_experts is None
+    assert batch.token_mask.tolist() == [[0, 0, 1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 1, 0, 0]]
+    assert batch.generation_logprobs[1].tolist() == pytest.approx([0, 0] + [-0.51] * 4 + [0, 0])
+
+
+def test_rollouts_that_are_not_token_aligned_are_refused() -> None:
+    for columns in (
+        {"logprobs": [0.0]},
+        {"token_mask": [0, 0, 1]},
+        {"token_ids": [], "token_mask": [], "logprobs": []},
+    ):
+        with pytest.raises(EngineError, match="not token-aligned"):
+            pad_rows([rollout(), rollout(**columns)], torch.ones(2))
+    with pytest.raises(EngineError, match="first token"):
+        pad_rows([rollout(prompt=0)], torch.ones(1))
+
+
+def test_selecting_rows_narrows_every_tensor_but_never_cuts_a_sequence() -> None:
+    batch, _ = random_batch(rows=5, width=9, seed=1)
+    rows = [4, 0]
+    width = int(batch.lengths[rows].max())
+    chosen = select_rows(batch, rows, width=width)
+    assert chosen.input_ids.tolist() == batch.input_ids[rows, :width].tolist()
+    assert chosen.sample_mask.tolist() == batch.sample_mask[rows].tolist()
+    assert chosen.reference_logprobs is not None and chosen.reference_logprobs.shape == (2, width)
+    with pytest.raises(EngineError, match="cut"):
+        select_rows(batch, rows, width=width - 1)
+
+
+def test_splitting_gives_consecutive_global_batches_or_refuses() -> None:
+    batch, _ = random_batch(rows=6)
+    parts = list(split_batch(batch, 2))
+    assert torch.equal(torch.cat([p.input_ids for p in parts]), batch.input_ids)
+    with pytest.raises(ConfigError, match="6 rollouts") as caught:
+        list(split_batch(batch, 4))
+    assert caught.value.hints == ("policy.train_global_batch_size=6",)
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "unit", "batches"),
+    [
+        (4, 4, 1, [[0, 1, 2, 3]]),
+        (6, 4, 2, [[0, 1, 2, 3], [4, 5]]),
+        (6, 3, 2, [[0, 1], [2, 3], [4, 5]]),
+        (4, 1, 2, [[0, 1], [2, 3]]),
+        (0, 2, 1, []),
+    ],
+)
+def test_fixed_micro_batches_part_no_unit(rows: int, size: int, unit: int, batches: list[list[int]]) -> None:
+    assert fixed_micro_batches(rows, size, unit=unit) == batches
+    assert expand_units([[0, 2], [1]], unit) == [
+        [*range(unit), *range(2 * unit, 3 * unit)],
+        list(range(unit, 2 * unit)),
+    ]
+    with pytest.raises(EngineError, match="whole units of 2"):
+        fixed_micro_batches(5, 2, unit=2)
+
+
+@settings(max_examples=60)
+@given(
+    lengths=st.lists(st.integers(1, 20), max_size=16).map(lambda found: found[: len(found) // 2 * 2]),
+    budget=st.integers(40, 90),
+    multiple=st.sampled_from([1, 4]),
+    unit=st.sampled_from([1, 2]),
+)
+def test_dynamic_batches_are_the_longest_first_each_as_full_as_it_can_be(
+    lengths: list[int], budget: int, multiple: int, unit: int
+) -> None:
+    widths = [round_up(max(lengths[at : at + unit]), multiple) for at in range(0, len(lengths), unit)]
+    longest = [max(lengths[at : at + unit]) for at in range(0, len(lengths), unit)]
+    order = sorted(range(len(longest)), key=lambda number: (-longest[number], number))
+    expected: list[list[int]] = []
+    while order:
+        room = budget // (widths[order[0]] * unit)
+        expected.append([row for number in order[:room] for row in range(number * unit, number * unit + unit)])
+        order = order[room:]
+    assert token_budget_micro_batches(lengths, budget, length_multiple=multiple, unit=unit) == expected
+
+
+def test_experts_are_padded_with_minus_one_where_nothing_is_known() -> None:
+    experts = np.arange(8, dtype=np.int16).reshape(4, 1, 2)
+    told, untold = rollout(response=4, routed_experts=experts), rollout(index=1, response=3)
+    batch = pad_rows([told, untold], torch.ones(2), length_multiple=4)
+    assert batch.routed_experts is not None and batch.routed_experts.dtype == torch.int16
+    assert batch.routed_experts[0, :, 0].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]] + [[-1, -1]] * 4
+    assert bool((batch.routed_experts[1] == -1).all())
+    assert pad_rows([untold], torch.ones(1)).routed_experts is None

@@ -1,0 +1,113 @@
+"""What a step reports, as records: their files, their listener, and that they are its own."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemotron_steps.artifacts.jsonable import plain
+from nemotron_steps.runs.context import JsonLines, Tracker, plain_context
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, '{"a":1}\n'),
+        ("", '{"a":1}\n'),
+        ('{"b":2}\n', '{"b":2}\n{"a":1}\n'),
+        ('{"b":2}\n{"c', '{"b":2}\n{"c\n{"a":1}\n'),
+    ],
+)
+def test_a_record_is_a_line_of_its_own_behind_whatever_was_there(
+    tmp_path: Path, before: str | None, after: str
+) -> None:
+    file = tmp_path / "deep" / "events.jsonl"
+    if before is not None:
+        file.parent.mkdir()
+        file.write_text(before)
+    lines = JsonLines(file)
+    lines.write({"a": 1})
+    lines.close()
+    assert file.read_text() == after
+
+
+def test_each_kind_goes_to_its_file_and_nothing_to_one_that_is_closed(tmp_path: Path) -> None:
+    heard: list[dict[str, Any]] = []
+    tracker = Tracker("toy", tmp_path, heard.append)
+    tracker.metrics(3.0, {"loss": 0.5})  # type: ignore[arg-type]
+    tracker.sample({"response": "a"})
+    tracker.groups(4, [{"prompt": 1}])
+    tracker.summary({"rows": 3})
+    tracker.progress("training", 1, 2)
+    tracker.close()
+    tracker.event("after the end")
+    written = {path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in tmp_path.iterdir()}
+    assert {name: [record["kind"] for record in records] for name, records in written.items()} == {
+        "metrics": ["metrics"],
+        "samples": ["sample"],
+        "groups": ["groups"],
+        "events": ["summary"],
+    }
+    assert [record["kind"] for record in heard] == ["metrics", "sample", "groups", "summary", "progress", "event"]
+    assert [repr(written[name][0]["index"]) for name in ("metrics", "groups")] == ["3", "4"]
+    assert all(record["step"] == "toy" and record["time"] > 1e9 for record in heard)
+
+
+def test_a_record_is_redacted_as_plain_values_before_anybody_has_it(tmp_path: Path) -> None:
+    heard: list[dict[str, Any]] = []
+
+    def redact(record: dict[str, Any]) -> dict[str, Any]:
+        assert record["fields"] == {"path": "/secret", "loss": "nan"}
+        return {**record, "fields": {"path": "***"}}
+
+    tracker = Tracker("toy", tmp_path, heard.append, redact)
+    tracker.event("saved", path=Path("/secret"), loss=float("nan"))
+    assert heard[0]["fields"] == {"path": "***"} and "/secret" not in (tmp_path / "events.jsonl").read_text()
+
+
+def test_what_a_step_changes_later_changes_no_record() -> None:
+    heard: list[dict[str, Any]] = []
+    tracker, values, group = Tracker(listener=heard.append), {"x": 1}, {"prompt": 1}
+    tracker.metrics(1, values)
+    tracker.sample(values)
+    tracker.summary(values)
+    tracker.groups(1, [group])
+    values["x"] = group["prompt"] = 2
+    assert [heard[0]["values"], heard[1]["sample"], heard[2]["values"]] == [{"x": 1}] * 3
+    assert heard[3]["groups"] == [{"prompt": 1}]
+
+
+def test_plain_makes_strict_json_of_anything() -> None:
+    import numpy
+
+    value = {"a": numpy.float32(0.5), "b": numpy.arange(3), "c": math.inf, "d": Path("x"), 1: (True, None)}
+    assert plain(value) == {"a": 0.5, "b": [0, 1, 2], "c": "inf", "d": "x", "1": [True, None]}
+
+
+def test_plain_context_runs_a_step_without_a_store(tmp_path: Path) -> None:
+    from tests.runs import runner_toy_steps
+
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "train.jsonl").write_text('{"value": 2}\n')
+    config = runner_toy_steps.TrainConfig(data_path=str(tmp_path / "rows" / "train.jsonl"), steps=3)
+    outputs = {"model": "toy_model", "report": "eval_report"}
+    heard: list[str] = []
+    context = plain_context(
+        config,
+        tmp_path / "out",
+        inputs={"rows": tmp_path / "rows"},
+        outputs=outputs,
+        listener=lambda record: heard.append(record["kind"]),
+        step_id="toy/train",
+    )
+    assert context.inputs["rows"].type == "training_jsonl" and context.inputs["rows"].attributes["rows"] == {"train": 1}
+    runner_toy_steps.train(context)
+    assert json.loads((context.outputs["report"].path / "report.json").read_text())["metrics"]["sum"] == 6
+    assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == heard.count("metrics") == 3
+    assert (context.step_id, context.tracker.step) == ("toy/train", "toy/train")
+    given = plain_context(config, tmp_path / "more", inputs=context.inputs)
+    assert given.inputs == context.inputs and given.outputs == {}

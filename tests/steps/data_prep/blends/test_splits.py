@@ -1,0 +1,40 @@
+"""Whole groups of rows dealt out to splits."""
+
+from __future__ import annotations
+
+import pytest
+
+from nemotron_steps.config.schema.data_prep import SplitRows
+from nemotron_steps.errors import DataError
+from nemotron_steps.steps.data_prep.blends.shards import RowCounts
+from nemotron_steps.steps.data_prep.blends.splits import split_groups
+
+
+def test_groups_stay_whole_and_training_has_no_more_than_asked_for() -> None:
+    groups = ["ab", "cde", "f", "ghi", "j"]
+    splits = split_groups(groups, SplitRows(validation=1, heldout=2), of="rows")
+    assert {name: "".join(rows) for name, rows in splits.items()} == {
+        "train": "fghij",
+        "validation": "ab",
+        "heldout": "cde",
+    }
+    fewer = split_groups(groups, SplitRows(train=3, validation=1, heldout=2), of="rows")
+    assert "".join(fewer["train"]) == "fgh" and fewer["heldout"] == splits["heldout"]
+    with pytest.raises(DataError, match="10 rows are too few") as caught:
+        split_groups(groups, SplitRows(train=6, validation=1, heldout=2), of="rows")
+    assert caught.value.found == "5 left for training"
+
+
+def test_reasons_beyond_a_hundred_are_counted_in_one_and_none_is_lost() -> None:
+    parts = [RowCounts(read=150), RowCounts(read=150)]
+    for number, part in enumerate(parts):
+        for place in range(150):
+            part.refuse(f"reason {number}.{place}")
+        part.refuse("reason 0.0")
+        part.read += 1
+    whole = RowCounts()
+    for part in parts:
+        whole.add(part)
+    assert whole.refused.total() == whole.read == 302 and whole.balance() == 0
+    assert len(whole.refused) <= 101 and whole.refused["reason 0.0"] == 2
+    assert RowCounts.from_dict(whole.to_dict()) == whole
