@@ -138,19 +138,19 @@ def _config_problems(
     """Parameters, placeholders and arithmetic of one step; nothing of one that did not compose."""
     if subject is None:
         return
-    # Of a converter that was inserted the user has not heard: its input is given as that of whom it feeds.
-    fed = [
-        (f"--input {next(iter(node.inputs))}=", f"--input {port}=")
-        for other in (order if node.inserted else ())
-        for port, source in other.inputs.items()
-        if isinstance(source, StepOutput) and source.step_key == node.key
-    ]
     for problem in (
         *check_parameters(node.manifest, subject.config, node.key),
         *check_placeholders(node.manifest, subject.config, node.key, {*node.inputs, *node.failed}),
         *(problem for check in checks for problem in check(subject)),
     ):
-        for own, port in fed[:1]:
+        if node.inserted:  # the user has not heard of it: its input is given as that of the step that it feeds
+            fed = [
+                port
+                for other in order
+                for port, source in other.inputs.items()
+                if isinstance(source, StepOutput) and source.step_key == node.key
+            ]
+            own, port = f"--input {next(iter(node.inputs))}=", f"--input {fed[0]}="
             problem.hints = tuple(hint.replace(own, port) for hint in problem.hints)
         yield problem
 
