@@ -41,11 +41,11 @@ def describe(folder: Path, config: dict[str, Any], **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"num_hidden_layers": 2**31 - 1}, "a num_hidden_layers that is no count"),
-        ({"hidden_size": "4096"}, "a hidden_size that is no count"),
-        ({"num_key_value_heads": 0}, "a num_key_value_heads that is no count"),
-        ({"num_experts": 10**400}, "a num_experts that is no count"),
-        ({"tie_word_embeddings": "false"}, "a tie_word_embeddings that is no truth value"),
+        ({"num_hidden_layers": 2**31 - 1}, "a num_hidden_layers that is not a count"),
+        ({"hidden_size": "4096"}, "a hidden_size that is not a count"),
+        ({"num_key_value_heads": 0}, "a num_key_value_heads that is not a count"),
+        ({"num_experts": 10**400}, "a num_experts that is not a count"),
+        ({"tie_word_embeddings": "false"}, "a tie_word_embeddings that is not true or false"),
     ],
 )
 def test_a_plan_refuses_sizes_that_no_model_has(cli: Cli, hub: Path, changes: dict[str, Any], said: str) -> None:
@@ -143,7 +143,7 @@ def test_types_declare_what_is_recorded_of_a_checkpoint(tmp_path: Path) -> None:
     [
         ({"hybrid_override_pattern": "MEX"}, "layers of a kind that does not exist"),
         ({"num_hidden_layers": 51}, "a layer pattern of another length than num_hidden_layers"),
-        ({"hidden_size": 10**400}, "a hidden_size that is no count"),
+        ({"hidden_size": 10**400}, "a hidden_size that is not a count"),
         ({"time_step_limit": [0, 10**400]}, None),  # told when a run starts
     ],
 )
