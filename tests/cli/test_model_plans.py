@@ -62,7 +62,7 @@ def test_a_plan_refuses_sizes_that_no_model_has(cli: Cli, hub: Path, changes: di
         ({"rope_scaling": {"type": "yarn", "factor": {"a": 1}}}, "rope_scaling.factor is out of range"),
         (
             {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": "32768"}},
-            "rope_parameters.original_max_position_embeddings is no count",
+            "rope_parameters.original_max_position_embeddings must be a whole number",
         ),
         ({"rope_theta": 10**400}, "rope_theta is out of range"),
         ({"vocab_size": math.inf}, "vocab_size is no count"),
