@@ -65,9 +65,9 @@ def test_a_plan_refuses_sizes_that_no_model_has(cli: Cli, hub: Path, changes: di
             "rope_parameters.original_max_position_embeddings must be a whole number",
         ),
         ({"rope_theta": 10**400}, "rope_theta is out of range"),
-        ({"vocab_size": math.inf}, "vocab_size is no count"),
+        ({"vocab_size": math.inf}, "vocab_size must be a whole number"),
         ({"layer_types": 36}, "layer_types is malformed"),
-        ({"norm_topk_prob": "false"}, "norm_topk_prob is no truth value"),
+        ({"norm_topk_prob": "false"}, "norm_topk_prob must be true or false"),
     ],
 )
 def test_what_a_plan_looks_past_stops_a_run_before_its_first_step(
