@@ -27,11 +27,11 @@ from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import JUDGE_ROLES, RlConfig
 from nemotron_steps.config.schema.sft import GenRmConfig, SftConfig
 from nemotron_steps.engine.setup.rows import (
-    asks_for_validation,
     check_run_rows,
     prompt_stream,
     read_data,
     teacher_choice,
+    validation_keys,
 )
 from nemotron_steps.environments.custom_reward import load
 from nemotron_steps.errors import ConfigError, UnsupportedError
@@ -229,7 +229,7 @@ def load_reward_functions(config: RlConfig) -> None:
 
 def refuse_idle_validation(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
     """Refuse prompts that were given to validate on where nothing asks for a validation."""
-    if "validation" in inputs and not asks_for_validation(config):
+    if "validation" in inputs and not validation_keys(config):
         raise ConfigError(
             "there are prompts to validate on, and nothing asks for a validation",
             where="input validation",

@@ -80,7 +80,7 @@ class AsyncSampler:
             self.cancel_request(request_id)
 
     def cancel_request(self, request_id: str) -> None:
-        """Drop one request; a finished or unknown one is no error."""
+        """Drop one request; unknown and finished ones are ignored."""
         futures = self._waiting.pop(request_id, None)
         if futures is None:
             return

@@ -359,7 +359,7 @@ class PlacedEnvironmentSet(EnvironmentSet):
         self.restarts = 0
         """How often the actor was replaced."""
         self.step: str | None = None
-        """The training step that judges behind HTTP were told last."""
+        """The training step last announced to judges behind HTTP."""
         self._restart = restart
         self._replacing: asyncio.Task[bool] | None = None
         self._started = False

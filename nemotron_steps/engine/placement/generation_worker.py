@@ -19,8 +19,7 @@ from nemotron_steps.engine.workers.workers import WorkerProcess
 
 if TYPE_CHECKING:
     from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
-    from nemotron_steps.engine.weight_sync.adapted import FrozenWeights
-    from nemotron_steps.engine.weight_sync.endpoints import ReceivingEndpoint
+    from nemotron_steps.engine.weight_sync.endpoints import FrozenWeights, ReceivingEndpoint
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,7 @@ class GenerationWorker(WorkerProcess):
         self._between_steps(lambda: self._open(channel, tuple(offers)))
 
     def _open(self, channel: str, offers: tuple[TransportHandle, ...]) -> None:
-        from nemotron_steps.engine.weight_sync.adapted import FrozenWeights
-        from nemotron_steps.engine.weight_sync.endpoints import ReceivingEndpoint
+        from nemotron_steps.engine.weight_sync.endpoints import FrozenWeights, ReceivingEndpoint
 
         self._frozen = self._frozen or FrozenWeights()
         if offers[0].transport == OBJECTS or not self._takes_offers():
@@ -119,17 +117,9 @@ class GenerationWorker(WorkerProcess):
         from nemotron_steps.engine.setup.backends import build_generator
         from nemotron_steps.models.chat import ChatFormat
 
-        settings = self._settings
-        return build_generator(
-            settings.hf_folder,
-            settings.config,
-            ChatFormat.from_folder(settings.hf_folder),
-            max_total_length=settings.max_total_length,
-            precision=settings.precision,
-            weights=weights,
-            asynchronous=settings.asynchronous,
-            record_routed_experts=settings.record_routed_experts,
-        )
+        given = dict(vars(self._settings))
+        folder, config = given.pop("hf_folder"), given.pop("config")
+        return build_generator(folder, config, ChatFormat.from_folder(folder), weights=weights, **given)
 
     def _built(self) -> Generator:
         assert self._generator is not None, "weights come before requests"

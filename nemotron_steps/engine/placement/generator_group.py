@@ -240,7 +240,7 @@ class PrefixMemory:
             self._ends.popitem(last=False)
 
     def find(self, tokens: Sequence[int]) -> int | None:
-        """The engine of the longest remembered conversation that `tokens` continue; None when there is none."""
+        """The engine of the longest remembered conversation that `tokens` continue; or None."""
         for blocks, key in reversed([*enumerate(_hashes(tokens))]):
             following = tuple(tokens[blocks * BLOCK : (blocks + 1) * BLOCK])
             fitting = [tail for tail in self._ends.get(key, ()) if following[: len(tail)] == tail]

@@ -8,7 +8,7 @@
 
 t is vLLM's tensor-parallel size. A bundle of the placement group is a device, or the t devices of a generator, which
 are on one node. Ray gives an actor either part of one GPU or whole GPUs: whoever shares the GPUs of a generator with
-t > 1 is told their names instead.
+t > 1 gets their names instead.
 
 The reference model and the teachers of distillation live in the policy ranks, as in one process; or each teacher has
 devices of its own. CPU devices are processes of the machine.
@@ -226,7 +226,7 @@ def generator_options(plan: DevicePlan, cluster: RayCluster, ranks: Sequence[Wor
 def place_teachers(
     wanted: Wanted, plan: DevicePlan, cluster: RayCluster, resources: ExitStack
 ) -> PlacedTeachers | None:
-    """Teachers on devices of their own, loaded; None where there are none."""
+    """Teachers on devices of their own, loaded; None without such teachers."""
     asked = wanted.teachers
     if asked is None or not plan.teachers:
         return None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nemotron_steps.config.schema.policy import PolicyConfig
-from nemotron_steps.config.schema.rl import RlConfig
+from nemotron_steps.config.schema.rl import NemoGymConfig, RlConfig
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.memory_tuning import share_gpu_memory
@@ -17,7 +17,7 @@ from nemotron_steps.engine.rollouts.judges import GeneratorJudge, StepwiseJudge
 from nemotron_steps.engine.setup.backends import build_generator, build_judges, build_policy, build_teachers
 from nemotron_steps.engine.types import Generator, Policy, Teachers
 from nemotron_steps.environments.environment_set import EnvironmentSet
-from nemotron_steps.environments.judged.judges import HttpJudge
+from nemotron_steps.environments.judged.judges import HttpJudge, Judge
 from nemotron_steps.models.chat import ChatFormat
 
 
@@ -79,13 +79,23 @@ class Parts:
     teachers: Teachers | None = None
 
 
+def judges_here(
+    gym: NemoGymConfig, roles: Collection[str], resources: ExitStack, *, defer_to: AsyncSampler | None, seed: int
+) -> dict[str, Judge]:
+    """`build_judges`, whose connections are closed with `resources`."""
+    judges = build_judges(gym, roles, defer_to=defer_to, seed=seed)
+    for judge in judges.values():
+        if isinstance(judge, HttpJudge):
+            resources.callback(judge.close)
+    return judges
+
+
 def place_in_process(config: RlConfig, wanted: Wanted) -> Parts:
     """Load everything.
 
     Raises:
         UnsupportedError: a part cannot do what the config asks of it.
     """
-    asynchronous = config.grpo.async_grpo
     if config.policy.generation.backend == "embedded":
         share_gpu_memory()
     policy = build_policy(
@@ -106,18 +116,15 @@ def place_in_process(config: RlConfig, wanted: Wanted) -> Parts:
         max_total_length=wanted.max_total_length,
         precision=config.policy.precision,
         weights=policy.weights(),
-        asynchronous=asynchronous,
+        asynchronous=config.grpo.async_grpo,
         record_routed_experts=config.policy.router_replay.enabled,
     )
     with ExitStack() as resources:
         resources.callback(generator.close)
         sampler = AsyncSampler(generator, name="policy")
         # In the asynchronous loop the policy's generator is never idle, so a judge must not wait for that.
-        defer_to = None if asynchronous.enabled else sampler
-        judges = build_judges(config.env.nemo_gym, wanted.judges, defer_to=defer_to, seed=config.grpo.seed)
-        for judge in judges.values():
-            if isinstance(judge, HttpJudge):
-                resources.callback(judge.close)
+        defer_to = None if config.grpo.async_grpo.enabled else sampler
+        judges = judges_here(config.env.nemo_gym, wanted.judges, resources, defer_to=defer_to, seed=config.grpo.seed)
         environments = EnvironmentSet(config.env.nemo_gym.environments, judges, only=config.env.only_environment)
         stepwise: list[StepwiseJudge] = [j for j in judges.values() if isinstance(j, GeneratorJudge | HttpJudge)]
         where = {"backend": "process"}

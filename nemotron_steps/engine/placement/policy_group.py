@@ -140,7 +140,7 @@ class RayPolicy(RankGroup):
 
     def save_adapter(self, path: str | Path, base: str, digest: str) -> None:
         """See Policy."""
-        self.everywhere("save_adapter", str(path), base, digest)
+        self.everywhere("files", "save_adapter", str(path), base, digest)
 
     def _with_batch(self, method: str, batch: TrainBatch) -> Any:
         import ray

@@ -76,15 +76,10 @@ class PolicyWorker(RankWorker):
         """Policy.train_step; rank 0 answers."""
         return self._answer(self._policy.train_step(batch_of(arrays)))
 
-    def files(self, method: str, path: str) -> None:
-        """Policy.save_checkpoint, load_checkpoint, save_model or save_hf."""
+    def files(self, method: str, path: str, *more: str) -> None:
+        """Policy.save_checkpoint, load_checkpoint, save_model, save_hf or save_adapter."""
         with _storage(path):
-            getattr(self._policy, method)(path)
-
-    def save_adapter(self, path: str, base: str, digest: str) -> None:
-        """Policy.save_adapter."""
-        with _storage(path):
-            self._policy.save_adapter(path, base, digest)
+            getattr(self._policy, method)(path, *more)
 
     def snapshot(self) -> None:
         """Policy.snapshot, kept until it is written."""

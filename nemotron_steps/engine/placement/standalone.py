@@ -20,12 +20,12 @@ from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.generation_worker import GeneratorSettings
 from nemotron_steps.engine.placement.generator_group import RayGenerator
 from nemotron_steps.engine.placement.on_ray import DevicePlan, chosen_judges, generator_options, place_graders
+from nemotron_steps.engine.placement.parts import judges_here
 from nemotron_steps.engine.placement.policy_group import RayPolicy
-from nemotron_steps.engine.setup.backends import build_generator, build_judges, build_policy
+from nemotron_steps.engine.setup.backends import build_generator, build_policy
 from nemotron_steps.engine.types import Policy
 from nemotron_steps.engine.workers.workers import places
 from nemotron_steps.environments.environment_set import EnvironmentSet
-from nemotron_steps.environments.judged.judges import HttpJudge
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.models.huggingface import load_hf_weights
@@ -114,10 +114,7 @@ def place_sampling(cluster: ClusterConfig, wanted: SamplingWanted) -> SamplingPa
         )
         resources.callback(generator.close)
         sampler = AsyncSampler(generator, name="policy")
-        judges = build_judges(gym, wanted.judges, defer_to=sampler, seed=wanted.seed)
-        for judge in judges.values():
-            if isinstance(judge, HttpJudge):
-                resources.callback(judge.close)
+        judges = judges_here(gym, wanted.judges, resources, defer_to=sampler, seed=wanted.seed)
         environments = EnvironmentSet(gym.environments, judges, only=wanted.only)
         return SamplingParts(sampler, environments, resources.pop_all(), {"backend": "process"})
 

@@ -1,7 +1,7 @@
 """Teachers on devices of their own: each a world of ranks with its own layout, all scoring at the same time.
 
 They hold their weights for the whole run. What is scored is what teachers on the policy's ranks score
-(engine/policy/teachers.py); only each token's heaviest tokens travel.
+(engine/policy/teachers.py); only each position's top-k tokens travel.
 """
 
 from __future__ import annotations
@@ -109,16 +109,8 @@ class PlacedTeachers:
 
 def teacher_config(config: PolicyConfig, own: TeacherResourceConfig) -> PolicyConfig:
     """A policy's config with the layout, precision and micro-batches of a teacher."""
-    layout = {
-        name: getattr(own, name)
-        for name in (
-            "tensor_model_parallel_size",
-            "pipeline_model_parallel_size",
-            "context_parallel_size",
-            "expert_model_parallel_size",
-            "sequence_parallel",
-        )
-    }
+    sizes = (f"{axis}_parallel_size" for axis in ("tensor_model", "pipeline_model", "context", "expert_model"))
+    layout = {name: getattr(own, name) for name in (*sizes, "sequence_parallel")}
     changes: dict[str, Any] = {"megatron_cfg": config.megatron_cfg.model_copy(update=layout)}
     if own.precision is not None:
         changes["precision"] = own.precision

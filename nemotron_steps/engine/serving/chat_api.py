@@ -84,6 +84,13 @@ class SharedFields(ApiModel):
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     top_logprobs: Literal[0] = 0
+    tools: list[Any] = Field(default_factory=list)
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools shown to the model."""
+        shown = self.tools if self.tool_choice == "auto" else []
+        return [tool.model_dump(exclude_none=True) for tool in shown]
 
 
 class ChatPrompt(SharedFields):
@@ -91,12 +98,6 @@ class ChatPrompt(SharedFields):
 
     messages: list[dict[str, Any]] = Field(min_length=1)
     tools: list[ChatTool] = Field(default_factory=list)
-
-    @property
-    def offered(self) -> list[dict[str, Any]]:
-        """The tools shown to the model."""
-        shown = self.tools if self.tool_choice == "auto" else []
-        return [tool.model_dump(exclude_none=True) for tool in shown]
 
 
 class ChatRequest(ChatPrompt):

@@ -21,6 +21,9 @@ from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.models.chat import ChatFormat
 
 _LOG = logging.getLogger(__name__)
+_METHODS = {"/health": "GET", "/v1/models": "GET"} | dict.fromkeys(
+    ("/v1/chat/completions", "/v1/responses", "/tokenize", "/v1/tokenize"), "POST"
+)
 
 
 class Endpoint:
@@ -98,47 +101,30 @@ class Endpoint:
             return ApiError(500, f"{type(error).__name__}: {error}", code="internal_error").reply()
 
     async def _route(self, request: Request) -> Reply | EventStream:
-        path = request.path.rstrip("/")
-        gets = {"/health": self._health, "/v1/models": self._models}
-        posts = ("/v1/chat/completions", "/v1/responses", "/tokenize", "/v1/tokenize")
-        if path not in gets and path not in posts:
+        model, path = self._model, request.path.rstrip("/")
+        if path not in _METHODS:
             raise ApiError(404, f"no such path: {request.path}", code="not_found")
-        if request.method != ("GET" if path in gets else "POST"):
+        if request.method != _METHODS[path]:
             raise ApiError(405, f"{request.method} is not allowed for {path}", code="method_not_allowed")
-        if path in gets:
-            self._require_ready()
-            return gets[path]()
-        body = _json_object(request.body)
+        body = {} if request.method == "GET" else _json_object(request.body)
         if path.endswith("/tokenize"):
-            return tokenize(self._model, body)
-        self._require_ready()
-        if path == "/v1/responses":
-            return await create_response(self._model, body, request.headers.get("x-request-id"))
-        return await chat_completion(self._model, body, request.headers.get("x-request-id"))
-
-    def _require_ready(self) -> None:
-        if not self._model.bridge.ready:
+            return tokenize(model, body)
+        if not model.bridge.ready:
             raise ApiError(503, "the generator is not ready", code="not_ready")
-
-    def _health(self) -> Reply:
-        return Reply(200, {"status": "ok", "weight_version": self._model.bridge.weight_version})
-
-    def _models(self) -> Reply:
-        card = {
-            "id": self._model.name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "nemotron_steps",
-            "max_model_len": self._model.max_total_length,
-        }
-        return Reply(200, {"object": "list", "data": [card]})
+        if path == "/health":
+            return Reply(200, {"status": "ok", "weight_version": model.bridge.weight_version})
+        if path == "/v1/models":
+            card = {"id": model.name, "object": "model", "created": 0, "owned_by": "nemotron_steps"}
+            return Reply(200, {"object": "list", "data": [{**card, "max_model_len": model.max_total_length}]})
+        answer = create_response if path == "/v1/responses" else chat_completion
+        return await answer(model, body, request.headers.get("x-request-id"))
 
 
 def _json_object(raw: bytes) -> dict[str, Any]:
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is no JSON: {error}", code="invalid_json") from error
+        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
     if not isinstance(body, dict):
-        raise ApiError(400, "the body is no JSON object", code="invalid_json")
+        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
     return body

@@ -52,8 +52,8 @@ def said_in_chat(message: Mapping[str, Any]) -> Said:
         function = call.get("function") or {}
         calls.append(_call(function.get("name"), function.get("arguments")))
         marks.add(f"call {call.get('id')}")
-    told = ((("assistant", text.strip()),) if text.strip() or not calls else ()) + tuple(calls)
-    return Said(told, frozenset(marks), by_assistant=True)
+    parts = ((("assistant", text.strip()),) if text.strip() or not calls else ()) + tuple(calls)
+    return Said(parts, frozenset(marks), by_assistant=True)
 
 
 def said_in_item(item: Mapping[str, Any]) -> Said:
@@ -117,9 +117,9 @@ class KnownConversations:
         self._by_use: OrderedDict[int, KnownTurn] = OrderedDict()
 
     def find(self, said: Sequence[Said], tools: Sequence[Mapping[str, Any]]) -> tuple[KnownTurn, int] | None:
-        """The known turn after which a chat goes on, and how much of `said` is up to there; None when there is none.
+        """The known turn after which a chat goes on, and how much of `said` is up to there; or None.
 
-        The chat has to go on: a turn that nothing follows is no answer to anything.
+        Something must follow the turn.
         """
         keys = _keys(said, tools)
         marks = frozenset(mark for one in said for mark in one.marks)

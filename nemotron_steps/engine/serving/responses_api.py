@@ -51,12 +51,6 @@ class ResponsesRequest(SharedFields):
     include: list[str] = Field(default_factory=list, max_length=0)
     return_token_ids: bool = True
 
-    @property
-    def offered(self) -> list[dict[str, Any]]:
-        """The tools shown to the model."""
-        shown = self.tools if self.tool_choice == "auto" else []
-        return [tool.model_dump(exclude_none=True) for tool in shown]
-
 
 async def create_response(model: ServedModel, body: dict[str, Any], request_id: str | None) -> Reply:
     """Answer one Responses request. `request_id` as in chat_completion.
@@ -118,10 +112,10 @@ def _prompt(model: ServedModel, request: ResponsesRequest) -> Prompt:
     for position, item in enumerate(items):
         if item.get("generation_token_ids"):
             begun = Begun(recorded_ids(item, f"input.{position}"), position + 1)
-    told = [{"role": "system", "content": request.instructions}] if request.instructions else []
-    said = all_said([*told, *items], said_in_item)
+    system = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    said = all_said([*system, *items], said_in_item)
     if begun is None and (known := model.begun(said, request.offered)) is not None:
-        begun = Begun(known.token_ids, known.count - len(told))
+        begun = Begun(known.token_ids, known.count - len(system))
     asked: dict[str, Any] = {"input": items[begun.count if begun is not None else 0 :]}
     if begun is None:
         asked["instructions"] = request.instructions

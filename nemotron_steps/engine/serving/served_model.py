@@ -276,7 +276,7 @@ class ApiError(Exception):
         }
 
     def reply(self) -> Reply:
-        """As an HTTP answer; a client told to wait is told how long."""
+        """As an HTTP answer; Retry-After where the client should come again."""
         return Reply(self.status, self.body, (("Retry-After", "1"),) if self.status == 503 else ())
 
 

@@ -112,7 +112,7 @@ def build_teachers(policy: Policy, checkpoints: Mapping[str, Path], *, topk: int
     """Teachers beside the policy of this process (or rank); arguments as `FrozenTeachers`'s.
 
     Raises:
-        UnsupportedError: the policy is none that compares whole distributions.
+        UnsupportedError: the policy cannot compare whole distributions.
     """
     from nemotron_steps.engine.policy.megatron import MegatronPolicy
     from nemotron_steps.engine.policy.teachers import FrozenTeachers

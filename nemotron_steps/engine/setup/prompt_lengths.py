@@ -66,10 +66,10 @@ def longer_than(limit: int, rows: PromptRows, model: str | Path) -> dict[int, in
 
 def short_enough(config: RlConfig, rows: PromptRows, left_out: Callable[[int], None]) -> Sequence[PromptRow]:
     """Rows within `data.max_input_seq_length`. Without that, all of them: DataError, naming the first, if any fills the
-    whole sequence; or if none is within it. Where there is no model yet nothing is looked at.
+    whole sequence; or if all are longer. Nothing is checked while the model does not exist yet.
 
     Args:
-        left_out: told how many rows are longer, if any.
+        left_out: called with the number of longer rows, if any.
     """
     limit, model = config.data.max_input_seq_length, config.policy.checkpoint
     if model is None:
@@ -120,7 +120,7 @@ def _refuse_without_room(config: RlConfig, rows: PromptRows, model: str) -> None
 
 
 def _text(row: PromptRow) -> str:
-    """The texts of a prompt, as far as it can be read: whether it can is told by who checks the rows."""
+    """The texts of a prompt, as far as it can be read: check_rows reports those that cannot."""
     try:
         return "\n".join(message["content"] for message in read_request(row.row, row.where).messages)
     except DataError:

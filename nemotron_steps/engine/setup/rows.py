@@ -54,7 +54,7 @@ def read_data(config: RlConfig, left_out: Callable[[int], None] = lambda _: None
     """The rows, those that are too long left out or refused (prompt_lengths.py).
 
     Args:
-        left_out: told how many rows of a file are left out.
+        left_out: called with the number of rows of a file that are left out.
 
     Raises:
         ConfigError, DataError: for what is missing, malformed or too long.
@@ -66,7 +66,7 @@ def read_data(config: RlConfig, left_out: Callable[[int], None] = lambda _: None
             where="data.train.data_path",
             hints=["--input prompts=PATH", "data.train.data_path=PATH/train-split.jsonl"],
         )
-    asked = [key for key, on in _validation_keys(config).items() if on]
+    asked = validation_keys(config)
     if asked and data.validation.data_path is None:
         off = {"grpo.val_period": "grpo.val_period=-1"}
         raise ConfigError(
@@ -80,19 +80,11 @@ def read_data(config: RlConfig, left_out: Callable[[int], None] = lambda _: None
     return RunRows(*(short_enough(config, read_rows(path), left_out) if path is not None else () for path in paths))
 
 
-def _validation_keys(config: RlConfig) -> dict[str, bool]:
-    """Whether each key that asks for validation does."""
+def validation_keys(config: RlConfig) -> list[str]:
+    """The keys that ask for validation."""
     grpo = config.grpo
-    return {
-        "grpo.val_period": grpo.val_period > 0,
-        "grpo.val_at_start": grpo.val_at_start,
-        "grpo.val_at_end": grpo.val_at_end,
-    }
-
-
-def asks_for_validation(config: RlConfig) -> bool:
-    """Whether any key does."""
-    return any(_validation_keys(config).values())
+    asked = {"val_period": grpo.val_period > 0, "val_at_start": grpo.val_at_start, "val_at_end": grpo.val_at_end}
+    return [f"grpo.{key}" for key, on in asked.items() if on]
 
 
 def prompt_stream(config: RlConfig, rows: Sequence[PromptRow]) -> PromptStream:
@@ -179,7 +171,11 @@ def _refuse_unwritten_tools(
     try:
         chat = ChatFormat.from_folder(folder, template_kwargs).with_template_kwargs(own, where)
         text = chat.render_text(request.messages, tools)
-    except (ArtifactError, TemplateError, TypeError):  # without a template, or one that refuses them: told elsewhere
+    except (
+        ArtifactError,
+        TemplateError,
+        TypeError,
+    ):  # no template, or it refuses them: reported elsewhere
         return
     hint = f"cp TEMPLATE.jinja {template_file(str(folder))}   # one that writes tools"
     chat.require_shown(text, request.messages, tools, where=where, hints=(hint, *show_line(where)))

@@ -1,12 +1,18 @@
-"""The two ends of a weight transfer, inside a policy rank and inside a generation worker."""
+"""The two ends of a weight transfer, inside a policy rank and inside a generation worker.
+
+Of a policy that trains adapters, what these are added to is kept where the weights arrive; A, and B times its scale,
+travel through the transports that whole weights take. PEFT's names tell halves of adapters from weights
+(docs/decisions/adapters.md).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from nemotron_steps.engine.policy.distributed import parallel_dims as parallel
-from nemotron_steps.engine.weight_sync.adapted import FrozenWeights, is_adapter
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.ray_transport import get_weights, put_weights
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentReader, SegmentWriter
@@ -14,12 +20,12 @@ from nemotron_steps.engine.weight_sync.streams import StreamReceiver, StreamSend
 from nemotron_steps.engine.weight_sync.transport_handle import OBJECTS, SHARED_MEMORY, TransportHandle
 from nemotron_steps.engine.workers.rendezvous import join_store
 from nemotron_steps.errors import EngineError
+from nemotron_steps.models.adapters import hf_weight, is_half, low_rank_sum
 
 if TYPE_CHECKING:
-    import torch
     from torch._C._distributed_c10d import Store
 
-    Weights = Iterator[tuple[str, torch.Tensor]]
+Weights = Iterator[tuple[str, torch.Tensor]]
 
 
 class SendingEndpoint:
@@ -69,6 +75,39 @@ class SendingEndpoint:
             for _ in self._weights():
                 pass
         return None
+
+
+def is_adapter(plan: WeightPlan) -> bool:
+    """Whether halves of adapters travel by a plan."""
+    return any(is_half(entry.name) for bucket in plan.buckets for entry in bucket.entries)
+
+
+class FrozenWeights:
+    """Where a generator's weights arrive: what adapters are added to, in host memory."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, torch.Tensor | None] = {}
+
+    def expect(self, plan: WeightPlan) -> None:
+        """Keep the weights that this plan's adapters belong to, of those that come from now on."""
+        names = (entry.name for bucket in plan.buckets for entry in bucket.entries if is_half(entry.name))
+        self._kept.update((hf_weight(name), None) for name in names if name.endswith(".lora_B.weight"))
+
+    def through(self, weights: Weights) -> Weights:
+        """Weights as they come, and sums where halves of adapters come: an A, then the B of each projection that has
+        it."""
+        linear_in: torch.Tensor | None = None
+        for name, tensor in weights:
+            if not is_half(name):
+                if name in self._kept:
+                    self._kept[name] = tensor.to("cpu", copy=True)
+                yield name, tensor
+            elif name.endswith(".lora_A.weight"):
+                linear_in = tensor.clone()  # a view of a buffer that B may no longer be in
+            else:
+                kept = self._kept[hf_weight(name)]
+                assert kept is not None and linear_in is not None, "frozen weights come before adapters"
+                yield hf_weight(name), low_rank_sum(kept.to(tensor.device), linear_in, tensor, 1.0)
 
 
 class ReceivingEndpoint:

@@ -184,7 +184,7 @@ class StreamReceiver:
 
 
 class _BroadcastGroup:
-    """A communicator that is no part of torch.distributed's default world. It connects at the first broadcast, when
+    """A communicator outside torch.distributed's default world. It connects at the first broadcast, when
     every receiver is known to be there."""
 
     def __init__(self, store: Store, name: str, rank: int, size: int, device: torch.device) -> None:

@@ -149,7 +149,7 @@ def start_workers(
 
 
 def stop_workers(workers: Sequence[Worker]) -> None:
-    """End actors at once. One that is dead already, or whose cluster is, is no error."""
+    """End actors at once; dead ones, and those of a cluster that is gone, are ignored."""
     import ray
 
     if ray.is_initialized():
@@ -284,7 +284,7 @@ def _remote_traceback(error: Exception) -> str:
 
 
 def _stderr_path() -> str:
-    """The file Ray redirected this process's standard error to; empty when it is none."""
+    """The file Ray redirected this process's standard error to; empty if that is not a file."""
     path = f"/proc/{os.getpid()}/fd/2"
     target = os.readlink(path) if os.path.islink(path) else ""
     return target if os.path.isfile(target) else ""

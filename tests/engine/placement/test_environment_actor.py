@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from nemotron_steps.config.schema.policy import GenerationConfig
+from nemotron_steps.config.schema.rl import ClusterConfig, VllmModelConfig
 from nemotron_steps.engine.placement import environment_actor
 from nemotron_steps.engine.placement.environment_actor import (
     MAX_RESTARTS,
     EnvironmentWorker,
     PlacedEnvironmentSet,
+    copy_for,
 )
-from nemotron_steps.environments.base import Environment, EnvironmentConfig
-from nemotron_steps.errors import WorkerLostError
+from nemotron_steps.engine.placement.standalone import device_plan
+from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Response, Session
+from nemotron_steps.errors import ConfigError, WorkerLostError
 
 
 @pytest.fixture
@@ -139,3 +144,87 @@ def test_a_worker_starts_and_closes_all_of_its_environments_and_tells_judges_beh
 
     asyncio.run(run())
     assert Closing.closed == 0 and told == ["7"]
+
+
+class Counting(Environment):
+    """With a state, a tool and a question; 1 for its own sessions' number."""
+
+    name = "counting"
+    seeds = 0
+
+    async def seed(self, row: Any) -> Session:
+        Counting.seeds += 1
+        return Session(tools=[{"name": "add"}], state=Counting.seeds)
+
+    async def release(self, session: Session) -> None:
+        session.state = "released"
+
+    async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
+        return f"{session.state} {name} {arguments}"
+
+    async def follow_up(self, row: Any, response: Response, session: Session) -> str | None:
+        return f"{session.state} {response.text}"
+
+    async def verify(self, row: Any, response: Response, session: Session) -> GradeResult:
+        return GradeResult(1.0, {"state": float(session.state)})
+
+
+def test_a_sessions_state_stays_in_the_worker_until_it_is_released() -> None:
+    worker = EnvironmentWorker({})
+
+    async def run() -> None:
+        await worker.add("c 0", Counting, EnvironmentConfig())
+        (first, tools), (second, _) = [await worker.seed("c 0", {}) for _ in range(2)]
+        assert tools == [{"name": "add"}] and first != second
+        states = [worker._sessions[number].state for number in (first, second)]
+        assert await worker.call_tool("c 0", second, "add", {"a": 1}) == f"{states[1]} add {{'a': 1}}"
+        assert await worker.follow_up("c 0", {}, Response("x"), first) == f"{states[0]} x"
+        verdicts = await worker.verify_group("c 0", {}, [Response("x")] * 3, [second, first, Session(state=99)])
+        assert [verdict.components["state"] for verdict in verdicts] == [states[1], states[0], 99]
+        kept = worker._sessions[first]
+        await worker.release("c 0", first)
+        assert kept.state == "released" and list(worker._sessions) == [second]
+
+    asyncio.run(run())
+
+
+def test_a_copy_of_a_judge_is_chosen_by_the_question_alone() -> None:
+    questions = [[{"role": "user", "content": str(n)}] for n in range(200)]
+    chosen = [copy_for(question, 4) for question in questions]
+    assert chosen == [copy_for([dict(reversed(q[0].items()))], 4) for q in questions]
+    assert {copy_for(question, 1) for question in questions} == {0}
+    assert [30 < chosen.count(copy) < 70 for copy in range(4)] == [True] * 4
+    assert [copy_for(question, 4) for question in questions[:8]] == CHOSEN
+
+
+CHOSEN = [2, 3, 2, 2, 2, 3, 3, 0]
+"""A resumed run asks the copies that the first one asked, also after an update of this package."""
+
+
+@pytest.mark.parametrize(
+    ("cluster", "width", "judge_nodes", "generators", "bundles"),
+    [
+        ({"num_nodes": 1, "gpus_per_node": 4}, 1, 0, 4, [1.0] * 4),
+        ({"num_nodes": 1, "gpus_per_node": 5}, 2, 0, 2, [2.0] * 2),
+        ({"num_nodes": 3, "gpus_per_node": 4}, 2, 1, 4, [2.0] * 4 + [1.0] * 4),
+        ({"num_nodes": 1, "gpus_per_node": 0, "policy_workers": 3}, 1, 0, 3, None),
+        ({"num_nodes": 1, "gpus_per_node": 0}, 1, 0, 1, None),
+    ],
+)
+def test_generators_have_the_gpus_that_are_not_kept_for_judges(
+    cluster: dict[str, Any], width: int, judge_nodes: int, generators: int, bundles: list[float] | None
+) -> None:
+    generation = GenerationConfig.model_validate({"backend": "vllm", "vllm_cfg": {"tensor_parallel_size": width}})
+    config = ClusterConfig.model_validate({"backend": "ray", **cluster})
+    local = {"judge_model": VllmModelConfig(model="m")} if judge_nodes else {}
+    plan = device_plan(config, generation, judge_nodes, local)
+    assert (plan.generators, plan.width, plan.policy, plan.gpus) == (generators, width, 0, bundles is not None)
+    assert plan.bundles == ([{}] * generators if bundles is None else [{"GPU": size} for size in bundles])
+
+
+def test_without_a_gpu_for_a_generator_the_nodes_to_ask_for_are_said() -> None:
+    generation = GenerationConfig.model_validate({"backend": "vllm", "vllm_cfg": {"tensor_parallel_size": 4}})
+    config = ClusterConfig.model_validate({"backend": "ray", "num_nodes": 1, "gpus_per_node": 2})
+    with pytest.raises(ConfigError, match="no generator has its GPUs") as caught:
+        device_plan(config, generation, 0, {})
+    assert caught.value.hints == ("cluster.num_nodes=1 cluster.gpus_per_node=4",)

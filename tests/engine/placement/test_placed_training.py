@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import random
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from benchmarks.grpo_task import prompts
 from nemotron_steps.artifacts.validators import validate
 from nemotron_steps.config.schema.dpo import DpoConfig
 from nemotron_steps.config.schema.sft import GenRmConfig, SftConfig
+from nemotron_steps.engine.grpo.loop import train
+from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
 from nemotron_steps.engine.setup.backends import build_policy
 from nemotron_steps.runs.context import Tracker
 from nemotron_steps.runs.hints import flat_numbers
 from nemotron_steps.steps import supervised
 from tests.engine.grpo.grpo_runs import metrics_of
+from tests.engine.placement.conftest import config_of, start
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 TWO_RANKS = {"backend": "ray", "policy_workers": 2}
@@ -153,3 +158,35 @@ def test_a_judge_trained_under_fsdp_on_two_ranks_is_the_one_of_one_process(clust
     assert flat_numbers(there.summary) == pytest.approx(flat_numbers(here.summary), rel=1e-4)
     assert validate("checkpoint_hf", there.output) == validate("checkpoint_hf", here.output)
     assert_same_weights(there, here, config())
+
+
+def test_ranks_write_their_parts_behind_the_training(cluster, checkpoint, tmp_path):
+    config = config_of(
+        checkpoint,
+        3,
+        cluster__backend="ray",
+        cluster__policy_workers=2,
+        policy__megatron_cfg__tensor_model_parallel_size=2,
+        policy__megatron_cfg__optimizer={"lr": 2e-3, "use_distributed_optimizer": True},
+        checkpointing={"save_async": True, "save_period": 1, "keep_top_k": None},
+    )
+    run, _ = start(config, tmp_path)
+    try:
+        train(run)
+        expected = {name: tensor.clone() for name, tensor in run.policy.weights()}
+    finally:
+        run.close()
+    saved = run.checkpoints.all()
+    assert [c.step for c in saved] == [1, 2, 3]
+    parts = [{p.name: p.read_bytes() for p in Path(c.policy_path, "weights").glob("*.distcp")} for c in saved]
+    assert all(len(files) == 2 for files in parts)  # one a rank
+    assert parts[0] != parts[1] != parts[2]
+    alone = build_policy(
+        config_of(checkpoint, 3).policy,
+        checkpoint,
+        PolicyGradientLoss(config.loss_fn),
+        reference=False,
+        total_steps=3,
+    )
+    alone.load_checkpoint(saved[-1].policy_path)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in alone.weights())

@@ -13,7 +13,7 @@ from nemotron_steps.engine.losses.loss import count_normalizers
 from nemotron_steps.engine.policy.dtensor import DTensorPolicy
 from nemotron_steps.engine.policy.lora import HfAdapters, LowRank, attach_adapters, without_adapters
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.engine.weight_sync.adapted import FrozenWeights
+from nemotron_steps.engine.weight_sync.endpoints import FrozenWeights
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.adapters import adapter_pairs, merge_adapter

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from nemotron_steps.config.schema.eval import EvalConfig
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.grpo.async_loop import train_async
@@ -28,7 +29,8 @@ from nemotron_steps.engine.types import SamplingParams
 from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, GradeResult
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.errors import ConfigError, JudgeUnavailableError, StepsError
-from nemotron_steps.runs.context import Tracker
+from nemotron_steps.runs.context import Tracker, plain_context
+from nemotron_steps.steps import evaluation
 from tests.engine.rollouts.scripted import cut_once
 from tests.engine.serving.taught_model import MAX_LENGTH, QUESTION, TOOL, embedded
 
@@ -370,3 +372,26 @@ def test_a_straggling_agent_is_cut_and_the_others_are_used(taught, chat):
     environment.asked.clear()
     with pytest.raises(StragglerError):
         asyncio.run(collect(2))
+
+
+def test_an_agent_is_evaluated(taught, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    row = {
+        "responses_create_params": {"input": [QUESTION], "tools": [TOOL]},
+        "agent_ref": {"type": "responses_api_agents", "name": "remote_agent"},
+    }
+    rows.write_text(json.dumps(row) + "\n")
+    with agent_server(tool_agent) as url:
+        config = EvalConfig.model_validate(
+            {
+                "model": str(taught),
+                "data": {"data_path": str(rows)},
+                "evaluation": {"samples_per_prompt": 2, "max_total_sequence_length": MAX_LENGTH},
+                "generation": {"max_new_tokens": 100, "temperature": 0, "vllm_cfg": {"expose_http_server": True}},
+                "env": {"nemo_gym": {"environments": {"remote_agent": {"url": url}}}},
+            }
+        )
+        context = plain_context(config, tmp_path / "run", outputs={"report": "eval_report"})
+        evaluation.model_eval(context)
+    report = json.loads((context.outputs["report"].path / "report.json").read_text())
+    assert report["reward"] == 1.0

@@ -8,7 +8,7 @@ import torch
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
 from nemotron_steps.engine.policy.lora import ChangedWeights
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.engine.weight_sync.adapted import FrozenWeights, is_adapter
+from nemotron_steps.engine.weight_sync.endpoints import FrozenWeights, is_adapter
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentReader, SegmentWriter
 from nemotron_steps.errors import ConfigError

@@ -142,7 +142,7 @@ class DecodeBatch:
         return self.keys.nbytes + self.values.nbytes + (0 if self.states is None else self.states.bytes)
 
     def free(self) -> None:
-        """Give the cache's memory back; there are no rows. The next ones allocate as many columns at once."""
+        """Give the cache's memory back, between two batches. The next ones allocate as many columns at once."""
         assert not self.size, "rows are being decoded"
         self._columns_before = self.columns
         self.keys = self.values = torch.empty(0, device=self._device)

@@ -1,8 +1,11 @@
-"""Decoding on CUDA: one whole step, from the newest tokens to the next ones, as one CUDA graph.
+"""One whole decoding step, from the newest tokens to the next ones, as one call: a CUDA graph, or a kernel in C.
 
-A decoding step of a small model is hundreds of kernels of a few microseconds, and launching them from Python takes
+On CUDA a step of a small model is hundreds of kernels of a few microseconds, and launching them from Python takes
 longer than running them. Shapes are fixed by rounding the number of rows up; where the step writes, and how far each
 row reads, is found on the device (kernels.py). Graphs are captured when a size first occurs.
+
+On CPU in float32 a step of a tiny model is two hundred operators, at each of which threads wait for each other; in C
+they meet once a step (decode.c).
 
 Not for: batches that sample with top-p, top-k or mixed temperatures, which are decoded operator by operator.
 """
@@ -21,7 +24,12 @@ from nemotron_steps.engine.generation.embedded.decode_batch import DecodeBatch
 from nemotron_steps.engine.generation.embedded.dense_model import CachedDenseModel
 from nemotron_steps.engine.generation.embedded.prefix_cache import Prefix
 from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan, sample, stream_uniforms
-from nemotron_steps.engine.generation.embedded.shared_prefix_batching import PREFIX_FIELDS, rows_together, sets_of_rows
+from nemotron_steps.engine.generation.embedded.shared_prefix_batching import (
+    PREFIX_FIELDS,
+    address,
+    rows_together,
+    sets_of_rows,
+)
 from nemotron_steps.engine.kernels.compiler import library
 
 _SMALLEST = 8
@@ -129,10 +137,7 @@ class GraphDecoder:
             if prefix is not None:
                 rows_of.setdefault(prefix, []).append(row)
         for prefix, rows in rows_of.items():
-            keys, values = prefix.keys, prefix.values
-            assert keys.stride() == values.stride() and keys.stride(2) == keys.shape[3] and keys.stride(3) == 1
-            fields = keys.data_ptr(), values.data_ptr(), len(prefix.tokens), keys.stride(0), keys.stride(1)
-            table[rows] = torch.tensor(fields)
+            table[rows] = torch.tensor(address(prefix))
         self._prefixes.copy_(table)
         sets = sets_of_rows(rows_of.values(), self._together)
         self._sharing[: 1 + sets.numel()] = F.pad(sets.flatten(), (1, 0), value=len(sets)).to(self._sharing.device)
@@ -294,11 +299,7 @@ class NativeDecoder:
         known: dict[int, _Prefix] = {}
         for row, prefix in enumerate(self._batch.row_prefixes):
             if prefix is not None and id(prefix) not in known:
-                keys, values = prefix.keys, prefix.values
-                assert keys.stride() == values.stride() and keys.stride(2) == keys.shape[3] and keys.stride(3) == 1
-                known[id(prefix)] = _Prefix(
-                    keys.data_ptr(), values.data_ptr(), len(prefix.tokens), keys.stride(0), keys.stride(1)
-                )
+                known[id(prefix)] = _Prefix(*address(prefix))
                 self._longest_prefix = max(self._longest_prefix, len(prefix.tokens))
             self._prefixes[row] = _Prefix() if prefix is None else known[id(prefix)]
 

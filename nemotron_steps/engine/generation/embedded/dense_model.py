@@ -136,7 +136,7 @@ class CachedDenseModel(CachedModel):
 
         received = super().load(others(), some=some)
         for head in tied.values():
-            # What is not a number is told by what it makes of the logits.
+            # NaN weights are reported where the logits become NaN.
             if not torch.allclose(
                 head.to(self.weights.embedding), self.weights.embedding, rtol=0, atol=0, equal_nan=True
             ):

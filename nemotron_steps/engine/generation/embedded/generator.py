@@ -210,7 +210,7 @@ class EmbeddedGenerator:
         return sum(self._unfinished.values())
 
     def cancel(self, request_id: str) -> None:
-        """Drop a request's unfinished sequences. An unknown or finished request is no error."""
+        """Drop a request's unfinished sequences. Unknown and finished requests are ignored."""
         if self._unfinished.pop(request_id, None) is None:
             return
         self._waiting = deque(m for m in self._waiting if m.group.request.request_id != request_id)

@@ -147,11 +147,11 @@ def _pass(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 
 
 def _kept(weights: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """bool [N, V]: the top_k heaviest tokens, and of those the fewest whose share reaches top_p."""
-    heaviest, order = weights.sort(dim=-1, descending=True, stable=True)
-    cumulative = heaviest.cumsum(-1, dtype=torch.float64)
+    """bool [N, V]: the top_k most likely tokens, and of those the fewest whose share reaches top_p."""
+    ranked, order = weights.sort(dim=-1, descending=True, stable=True)
+    cumulative = ranked.cumsum(-1, dtype=torch.float64)
     share = cumulative.gather(1, top_k - 1) * top_p
     rank = torch.arange(weights.shape[1], device=weights.device)
-    keep = ((cumulative - heaviest) < share) & (rank < top_k)
+    keep = ((cumulative - ranked) < share) & (rank < top_k)
     keep[:, 0] = True
     return torch.zeros_like(keep).scatter_(1, order, keep)

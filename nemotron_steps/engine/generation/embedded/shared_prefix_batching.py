@@ -110,6 +110,13 @@ class PrefixGrid:
         )
 
 
+def address(prefix: Prefix) -> tuple[int, int, int, int, int]:
+    """A row of the prefix table."""
+    keys, values = prefix.keys, prefix.values
+    assert keys.stride() == values.stride() and keys.stride(2) == keys.shape[3] and keys.stride(3) == 1
+    return keys.data_ptr(), values.data_ptr(), len(prefix.tokens), keys.stride(0), keys.stride(1)
+
+
 def rows_together(queries: int) -> int:
     """Rows of one prefix that are looked up together: as many as have MATRIX_ROWS queries of a key-value head."""
     return max(1, MATRIX_ROWS // queries)

@@ -1,4 +1,4 @@
-"""Starts vLLM's engine: where its parts run, and what it is told.
+"""Starts vLLM's engine: where its parts run, and its arguments.
 
     one device, CPU     the engine in this process: weights by reference, and it starts tens of seconds sooner
     one device, CUDA    the engine in a process of its own, so that its scheduler runs beside our loop, its graders and
@@ -97,14 +97,14 @@ def start_engine(
 
     Raises:
         UnsupportedError: vLLM is not installed, cannot run this model here, or cannot record experts here.
-        ConfigError: an option is none of vLLM's, or is set by a key of its own.
+        ConfigError: an option does not exist in vLLM, or has a config key of its own.
         ArtifactError: the weights that are read are not one model's, see WeightReader.
     """
     engine_args, engine, usage = _import_vllm(config)
     if load and any(hf_folder.glob("*.safetensors")):
         WeightReader(hf_folder)  # refuses weights of which vLLM would leave some out
-    _check_heads(hf_folder)
-    _check_experts(config, hf_folder)
+    if on_cpu():
+        _check_cpu_kernels(config, hf_folder)
     _check_time_steps(hf_folder)
     if record_routed_experts:
         check_recording(engine_args)
@@ -126,8 +126,7 @@ def start_engine(
         "max_model_len": max_total_length,
         "load_format": "auto" if load else "dummy",
         "enable_sleep_mode": sleeps,
-        **_sizes(config, max_total_length),
-        **_conduct(hf_folder, elsewhere=elsewhere, parallel=parallel),
+        **_conduct(hf_folder, config, max_total_length, elsewhere=elsewhere),
         **({RECORDING: True} if record_routed_experts else {}),
     }
     _check_options(options, arguments, engine_args)
@@ -165,8 +164,13 @@ def _import_vllm(config: VllmConfig) -> tuple[Any, Any, Any]:
     return EngineArgs, LLMEngine, UsageContext
 
 
-def _sizes(config: VllmConfig, max_total_length: int) -> dict[str, Any]:
-    """vLLM's arguments for how much it does at once, and on how many devices."""
+def _conduct(hf_folder: Path, config: VllmConfig, max_total_length: int, *, elsewhere: bool) -> dict[str, Any]:
+    """vLLM's arguments for how much it does at once, how it samples, takes weights and runs its workers; `elsewhere` as
+    `runs_elsewhere`."""
+    from vllm.config.weight_transfer import WeightTransferConfig
+
+    from nemotron_steps.engine.generation.vllm import worker as vllm_worker
+
     return {
         "max_num_seqs": config.max_num_seqs,
         "gpu_memory_utilization": config.gpu_memory_utilization,
@@ -174,22 +178,8 @@ def _sizes(config: VllmConfig, max_total_length: int) -> dict[str, Any]:
         "enable_expert_parallel": config.expert_parallel_size > 1,
         "enforce_eager": config.enforce_eager,
         "max_num_batched_tokens": max(2048, max_total_length, config.max_num_seqs) if on_cpu() else None,
-    }
-
-
-def _conduct(hf_folder: Path, *, elsewhere: bool, parallel: bool) -> dict[str, Any]:
-    """vLLM's arguments for how it samples, takes weights and runs its workers.
-
-    Args:
-        elsewhere: see `runs_elsewhere`. parallel: on several GPUs.
-    """
-    from vllm.config.weight_transfer import WeightTransferConfig
-
-    from nemotron_steps.engine.generation.vllm import worker as vllm_worker
-
-    return {
         # Not Ray's executor: the GPUs are this process's own, and its own children are enough to use them.
-        "distributed_executor_backend": "mp" if parallel else None,
+        "distributed_executor_backend": "mp" if config.tensor_parallel_size > 1 else None,
         "worker_extension_cls": f"{vllm_worker.__name__}.{vllm_worker.WorkerExtension.__name__}" if elsewhere else "",
         # A prompt cut in two is sampled twice, and vLLM takes the first draw back, which CPU random streams cannot.
         "enable_chunked_prefill": False if on_cpu() else None,
@@ -241,7 +231,7 @@ def _private_folder() -> str:
 
 
 def _prepare_workers(workers: int) -> None:
-    """What vLLM's worker processes need to be told by environment variables."""
+    """Environment variables of vLLM's worker processes."""
     # A worker that outlives the end of its engine, or of another worker, has nothing left to save.
     os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
     if on_cpu():
@@ -263,16 +253,15 @@ def _is_hybrid(hf_folder: Path) -> bool:
     return family is not None and family.kind == "hybrid"
 
 
-def _check_heads(hf_folder: Path) -> None:
-    """UnsupportedError for heads vLLM has no CPU kernel for: it would compile for half a minute, then fail sampling."""
-    if not on_cpu():
-        return
+def _check_cpu_kernels(config: VllmConfig, hf_folder: Path) -> None:
+    """UnsupportedError for heads and experts that vLLM has no CPU kernel for: it would compile for half a minute, then
+    fail sampling; or, with experts spread over CPU workers, end with a segmentation fault at the first step."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-    config = json.loads((hf_folder / "config.json").read_text(encoding="utf-8"))
-    size = config.get("head_dim")
-    if size is None and {"hidden_size", "num_attention_heads"} <= config.keys():
-        size = config["hidden_size"] // config["num_attention_heads"]
+    model = json.loads((hf_folder / "config.json").read_text(encoding="utf-8"))
+    size = model.get("head_dim")
+    if size is None and {"hidden_size", "num_attention_heads"} <= model.keys():
+        size = model["hidden_size"] // model["num_attention_heads"]
     sizes = CPUAttentionBackend.get_supported_head_sizes()
     if size is not None and size not in sizes:
         raise UnsupportedError(
@@ -285,13 +274,6 @@ def _check_heads(hf_folder: Path) -> None:
                 "'inputs.policy.overrides=[\"from_scratch.head_dim=32\"]'   # a tiny policy with larger heads",
             ],
         )
-
-
-def _check_experts(config: VllmConfig, hf_folder: Path) -> None:
-    """UnsupportedError for experts that vLLM has no CPU kernel for, and for experts spread over CPU workers: the first
-    step would end them with a segmentation fault."""
-    if not on_cpu():
-        return
     if _is_hybrid(hf_folder) and Architecture.from_folder(hf_folder).is_moe:
         raise UnsupportedError(
             "vLLM on CPU has no kernel for experts without a gate",

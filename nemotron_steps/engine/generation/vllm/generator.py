@@ -337,7 +337,7 @@ def recorded_experts(sample: Any, mixtures: Sequence[int], fed: int) -> npt.NDAr
             sampled and took back, is dropped.
 
     Raises:
-        EngineError: there is no record, or one of fewer layers; or a token has an expert twice, which is how vLLM's
+        EngineError: nothing was recorded, or fewer layers were; or a token has an expert twice, which is how vLLM's
             buffers look where a kernel routes by itself and nothing was recorded.
     """
     record = sample.routed_experts

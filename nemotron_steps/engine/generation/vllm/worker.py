@@ -149,7 +149,7 @@ class OfferedTransfer(_LayerwiseTransfer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _end_with_ours()
-        from nemotron_steps.engine.weight_sync.adapted import FrozenWeights
+        from nemotron_steps.engine.weight_sync.endpoints import FrozenWeights
 
         self._ends: dict[str, ReceivingEndpoint] = {}
         self._frozen = FrozenWeights()

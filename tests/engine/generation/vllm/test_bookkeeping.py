@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import queue
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from nemotron_steps.engine.generation.vllm import transfer
+from nemotron_steps.engine.generation.vllm import liveness, transfer
 from nemotron_steps.engine.generation.vllm.generator import VllmGenerator, _Sequence, _versions
 from nemotron_steps.engine.generation.vllm.transfer import (
     WorkersTransfer,
@@ -23,6 +24,7 @@ from nemotron_steps.engine.policy.lora import AdaptedWeights, ChangedWeights
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.streams import StreamHandle
 from nemotron_steps.engine.weight_sync.transport_handle import SHARED_MEMORY, STREAM, ChannelHandles, TransportHandle
+from nemotron_steps.errors import WorkerLostError
 
 WEIGHTS = [("a", torch.zeros(3)), ("b", torch.zeros(2, 2, dtype=torch.bfloat16))]
 
@@ -205,3 +207,81 @@ def test_what_stops_a_sender_is_raised_and_not_what_that_causes() -> None:
 
         time.sleep(0.05)
         raise ValueError("the receiver")
+
+
+def engine(*exit_codes: int | None, lost: bool = False) -> Any:
+    manager = SimpleNamespace(processes=[SimpleNamespace(exitcode=code) for code in exit_codes])
+    resources = SimpleNamespace(engine_dead=lost, engine_manager=manager)
+    return SimpleNamespace(engine_core=SimpleNamespace(resources=resources, outputs_queue=queue.Queue()))
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.02)
+
+
+def test_what_a_dead_engine_had_sent_is_taken_before_it_is_given_up() -> None:
+    dead = engine(-9)
+    dead.engine_core.outputs_queue.put("sample")
+    liveness.wait_for_output(dead)
+    dead.engine_core.outputs_queue.get()
+    with pytest.raises(WorkerLostError, match="lost"):
+        liveness.wait_for_output(dead)
+
+
+def test_a_call_answers_raises_or_is_given_up() -> None:
+    assert liveness.call(engine(None), lambda: 5, 60.0) == 5
+    with pytest.raises(KeyError):
+        liveness.call(engine(None), lambda: {}["x"], 60.0)
+    with pytest.raises(TimeoutError, match="its own"):
+
+        def late() -> None:
+            raise TimeoutError("its own")
+
+        liveness.call(engine(None), late, 0.2)
+    never = threading.Event()
+    try:
+        for llm, seconds, found in ((engine(-9), 60.0, "it ended"), (engine(None), 0.05, "has not answered")):
+            with pytest.raises(WorkerLostError) as caught:
+                liveness.call(llm, never.wait, seconds)
+            assert found in str(caught.value.found)
+    finally:
+        never.set()
+
+
+def adapted(source: object) -> AdaptedWeights:
+    def weights(*names: str):
+        return lambda: iter([(name, torch.zeros(1)) for name in names])
+
+    return AdaptedWeights(
+        source,
+        whole=weights("whole"),
+        changed=weights("changed"),
+        frozen=weights("frozen"),
+        adapters=weights("A", "B"),
+        whole_modules=True,
+    )
+
+
+def test_frozen_weights_travel_once_for_each_policy_and_adapters_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    transfer = WorkersTransfer(None, 1, own_process=True)
+    done: list[tuple[str, str]] = []
+
+    def names(weights) -> str:
+        return "".join(name for name, _ in weights)
+
+    def opened(weights) -> str:
+        done.append(("open", names(weights)))
+        return done[-1][1]
+
+    def sent(sender: str, weights) -> int:
+        done.append((f"send by {sender}", names(weights)))
+        return len(done[-1][1])
+
+    monkeypatch.setattr(transfer, "_open", opened)
+    monkeypatch.setattr(transfer, "_send", sent)
+    policy, other = object(), object()
+    assert [transfer.load(adapted(source)) for source in (policy, policy, other)] == [8, 2, 8]
+    adapters, frozen = ("send by AB", "AB"), ("send by frozen", "frozen")
+    # Both ways are open before the first is used: workers keep what adapters are added to.
+    assert done == [("open", "AB"), ("open", "frozen"), frozen, adapters, adapters, frozen, adapters]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
 from nemotron_steps.engine.weight_sync import transfer as module
+from nemotron_steps.engine.weight_sync.endpoints import FrozenWeights, ReceivingEndpoint, SendingEndpoint
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.transfer import WeightTransfer
 from nemotron_steps.engine.weight_sync.transport_handle import (
@@ -136,3 +139,32 @@ def test_streams_are_sent_while_they_are_taken_and_each_process_has_its_place(lo
     del log[:]
     assert opened.update(3) == 10  # what ranks answer is no bytes received
     assert log.count("settled") == 1 and log[-1] == "settled"
+
+
+def sender(rank, read):
+    """A rank's end, which adds to `read` what is read of its weights."""
+
+    def weights():
+        for name, tensor in GIVEN:
+            read.append(name)
+            yield name, tensor
+
+    return SendingEndpoint("channel", weights, rank, lambda: pytest.fail("no store is needed"))
+
+
+def test_rank_0_alone_makes_a_segment_and_all_ranks_read_their_weights():
+    reads = [[], []]
+    first, second = (sender(rank, read) for rank, read in enumerate(reads))
+    plan, path = first.open(SHARED_MEMORY)
+    assert second.open(SHARED_MEMORY) is None
+    receiving = ReceivingEndpoint(TransportHandle(SHARED_MEMORY, (plan, path)), FrozenWeights())
+    for end in (first, second):
+        end.hide_segment()
+    assert not os.path.exists(path)
+    for read in reads:
+        del read[:]
+    assert [end.send() for end in (first, second)] == [None, None]
+    assert reads == [[name for name, _ in GIVEN]] * 2
+    received = list(receiving.weights(None))
+    assert all(a == b and torch.equal(x, y) for (a, x), (b, y) in zip(received, GIVEN, strict=True))
+    assert receiving.bytes == sum(tensor.nbytes for _, tensor in GIVEN) and not receiving.is_adapter
