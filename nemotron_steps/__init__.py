@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nemotron_steps.api.running import run
     from nemotron_steps.errors import StepsError
 
-sys.meta_path.append(MovedModules)
+sys.meta_path.insert(0, MovedModules)  # before a folder that an old module left behind
 
 __version__ = "0.1.0"
 

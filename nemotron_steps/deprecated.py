@@ -24,7 +24,7 @@ MOVED: dict[str, str] = {
 
 
 class MovedModules:
-    """Finds modules under their old names; asked after every other finder."""
+    """Finds modules under their old names."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:

@@ -148,7 +148,7 @@ def interruptible(ends_process: bool = True, *, tells: bool = True) -> Iterator[
         late, _late = _late, False
         if late and not _asked:
             raise KeyboardInterrupt
-        if _asked and not (late and sys.exc_info()[0]):  # else the error ends the command, and is what is told
+        if _asked and not (late and sys.exc_info()[0]):  # else the error ends the command, and is what is reported
             _asked[-1].update(seen)
 
 

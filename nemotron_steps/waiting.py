@@ -1,4 +1,4 @@
-"""Waits that are told: who waits long for something else says for what, and how long it waits at most."""
+"""Waits that are logged: who waits long for something says for what, and how long it waits at most."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 FIRST_S, LONGEST_S = 30.0, 600.0
-"""A wait is told after so long, then each time that it has doubled, and at least so often."""
+"""A wait is logged after so long, then each time that it has doubled, and at least so often."""
 _LOOK_S = 0.1
 _LOG = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ _teller: threading.Thread | None = None
 
 @contextmanager
 def waiting(what: str, at_most_s: float | None = None) -> Iterator[None]:
-    """Say that `what` is waited for if that takes long; around an `await` as well. Equal waits are told as one.
+    """Say that `what` is waited for if that takes long; around an `await` as well. Equal waits are logged as one.
 
     Args:
         what: as in "waiting for WHAT".

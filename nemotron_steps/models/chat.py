@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 COMMON_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 """Any other is some template's own: response_1, response_2 and principle of generative reward models."""
-_TOLD = ("system", "developer")
+_INSTRUCTION_ROLES = ("system", "developer")
 GUARD = "q7GUARDz"
 """Letters, so that templates write it as it is, whether through tojson, repr or neither."""
 _UNESCAPED = re.compile(r"[ !#-&(-\[\]-~]*")
@@ -127,13 +127,13 @@ class ChatFormat:
         how much more it tells of a tool is the template's to say."""
         schema = {"type": "object", "properties": {}}
         tool = {"type": "function", "function": {"name": "markedname", "description": "x", "parameters": schema}}
-        told = [(f"{role} message", f"marked{at}text") for at, role in enumerate(roles) if role in _TOLD]
+        marked = [(f"{role} message", f"marked{at}text") for at, role in enumerate(roles) if role in _INSTRUCTION_ROLES]
         messages = [{"role": role, "content": f"marked{at}text"} for at, role in enumerate(roles)]
         try:
             text = self._write([*messages, {"role": "user", "content": "x"}], [tool] if tools else [], True)
         except Exception:  # a template may break in any way; with the chat's own messages it says so
             return []
-        return [what for what, word in (*told, *([("tools", "markedname")] if tools else ())) if word not in text]
+        return [what for what, word in (*marked, *([("tools", "markedname")] if tools else ())) if word not in text]
 
     def _render(self, messages_json: str, tools_json: str, generation_prompt: bool) -> tuple[int, ...]:
         messages, tools = json.loads(messages_json), json.loads(tools_json)
@@ -231,10 +231,10 @@ class ChatFormat:
         """
         missing = left_out(messages, tools, text)
         said = [str(message.get("role")) for message in messages if message.get("content")]
-        told = [at for at, role in enumerate(said) if role in _TOLD]
-        if missing is None and (told or tools):
-            # Its words may be somewhere else in the text: what a template passes over is told by marked ones.
-            roles = tuple(role for role in said[: told[-1] + 1 if told else 0] if role != "tool")
+        instructions = [at for at, role in enumerate(said) if role in _INSTRUCTION_ROLES]
+        if missing is None and (instructions or tools):
+            # Its words may be somewhere else in the text: what a template passes over is found by marked ones.
+            roles = tuple(role for role in said[: instructions[-1] + 1 if instructions else 0] if role != "tool")
             missing = next(iter(self._passed_over_cached(roles, bool(tools))), None)
         if missing is not None:
             raise DataError(
@@ -358,11 +358,11 @@ class ChatFormat:
     def _unprefixed(self) -> Tokenizer | None:
         """The same, without the space that it writes before a text; None where it writes none."""
         parts = () if self._backend is None else (self._backend.normalizer, self._backend.pre_tokenizer)
-        told = [json.loads(part.__getstate__()) for part in parts if part is not None]
-        if self._backend is None or told == _without_prefix(told):
+        described = [json.loads(part.__getstate__()) for part in parts if part is not None]
+        if self._backend is None or described == _without_prefix(described):
             return None
-        told = json.loads(self._backend.to_str())
-        return _blind(told | {part: _without_prefix(told[part]) for part in ("normalizer", "pre_tokenizer")})
+        whole = json.loads(self._backend.to_str())
+        return _blind(whole | {part: _without_prefix(whole[part]) for part in ("normalizer", "pre_tokenizer")})
 
     @cached_property
     def _encode(self) -> Callable[[str], list[int]]:
@@ -482,7 +482,7 @@ def left_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str,
     start = 0
     for place, message in enumerate(messages):
         role, ends = str(message.get("role")), [start]
-        anywhere = role in _TOLD
+        anywhere = role in _INSTRUCTION_ROLES
         for what, part in _parts(message, last=place == len(messages) - 1):
             found = [at + len(form) for form in _forms(part) if (at := text.find(form, 0 if anywhere else start)) >= 0]
             if not found:

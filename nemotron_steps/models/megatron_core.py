@@ -100,6 +100,6 @@ def ensure_process_group() -> None:
 def _leave_process_group() -> None:
     import torch.distributed as dist
 
-    with suppress(RuntimeError):  # of a GPU that failed, which has been told
+    with suppress(RuntimeError):  # of a GPU that failed, which has been reported
         if dist.is_initialized():
             dist.destroy_process_group()

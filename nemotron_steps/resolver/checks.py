@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
-
-import yaml
 
 from nemotron_steps.config.families import FAMILIES, ROPE_TYPES, misdescribed
 from nemotron_steps.config.layout.constraints import Violation, violations
 from nemotron_steps.config.layout.memory.devices import StepMemory
 from nemotron_steps.config.layout.model_limits import POLICY, lengths_of, limit_violations, template_file
 from nemotron_steps.config.layout.model_spec import ModelSpec
-from nemotron_steps.config.layout.other_models import TeacherViolation, teacher_violations
+from nemotron_steps.config.layout.other_models import ModelViolations, teacher_violations
 from nemotron_steps.config.layout.parallel_config import TEACHERS, ParallelConfig, read_teachers
 from nemotron_steps.manifest.models import StepManifest
 from nemotron_steps.resolver.layout import generators_have_gpus, layout_fits, profile_size, teachers_fit, vllm_fits
@@ -44,9 +42,6 @@ class CheckSubject:
         inputs: port → where its artifact comes from.
         origins: port → the supplied artifact that what is recorded was read from: the port's own, or one that it is
             made from.
-        again: composes the config again, under another name (None: its own) and further overrides; None where that
-            cannot be. None for a config that was never composed.
-        added: overrides that it was composed again with.
     """
 
     key: str
@@ -56,26 +51,6 @@ class CheckSubject:
     artifacts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     inputs: Mapping[str, InputSource] = field(default_factory=dict)
     origins: Mapping[str, SuppliedInput] = field(default_factory=dict)
-    again: Callable[[str | None, Sequence[str]], StepConfig | None] | None = None
-    added: tuple[str, ...] = ()
-
-    def under(self, changes: Mapping[str, Any]) -> CheckSubject:
-        """The step with other values of config keys, and everything else as it is."""
-        return replace(self, config=self.config.with_values(changes))
-
-    def pasted(self, overrides: str) -> CheckSubject | None:
-        """The step under further overrides, separated by spaces; None where its config does not compose with them."""
-        words = overrides.split(" ")
-        if self.again is None:
-            return self.under({key: yaml.safe_load(text) for key, text in (word.split("=", 1) for word in words)})
-        added = (*self.added, *words)
-        config = self.again(None, added)
-        return None if config is None else replace(self, config=config, added=added)
-
-    def configured(self, name: str) -> CheckSubject | None:
-        """The step under another config; None where that cannot be said, or does not compose with its overrides."""
-        config = None if self.again is None else self.again(name, ())
-        return None if config is None else replace(self, config=config)
 
     def integer(self, key: str) -> int | None:
         """An integer config value, or None."""
@@ -124,11 +99,12 @@ class CheckSubject:
 
     @cached_property
     def violations(self) -> list[Violation]:
-        """What of the layout does not come out even."""
-        return violations(self.sizes, self.model)
+        """What of the layout does not fit, but for consequences of a cut that a teacher's model has not."""
+        wrong = {violation.key for each in self.teacher_violations for violation in each.violations}
+        return violations(self.sizes, self.model, wrong)
 
     @cached_property
-    def teacher_violations(self) -> tuple[TeacherViolation, ...]:
+    def teacher_violations(self) -> tuple[ModelViolations, ...]:
         """What the layouts of distillation's teachers do not fit of their models."""
         return tuple(teacher_violations(self.sizes, self.teacher_models))
 

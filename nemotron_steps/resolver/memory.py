@@ -1,16 +1,16 @@
-"""The memory that a planned step takes (config/layout/memory), of the models that are known by now; and whether a step
-passes its arithmetic once something is changed, which is asked before that is offered."""
+"""The memory that a planned step takes (config/layout/memory), of the models that are known by now."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from nemotron_steps.config.layout.constraints import overrides
 from nemotron_steps.config.layout.memory.devices import CAPACITY, POLICY, TEACHER, Lines, StepMemory, step_memory
 from nemotron_steps.config.layout.memory.generation import GIB
+from nemotron_steps.config.layout.memory.measures import memory_measures
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
-from nemotron_steps.config.layout.memory.suggestions import least_share, memory_suggestion
 from nemotron_steps.config.layout.parallel_config import JUDGES, TEACHERS
 from nemotron_steps.resolver.problems import MemoryProblem
 
@@ -42,39 +42,27 @@ def memory_fits(subject: CheckSubject) -> Iterator[MemoryProblem]:
     memory = subject.memory
     if memory is None or not memory.shortages:
         return
-    get = subject.get
-    mended = [hint for hint in mended_memory(subject) if passes(subject.pasted(hint))]
-    hints = [*mended]
-    capacity = MemorySettings.read(get).gpu_memory_gib * GIB
-    larger = MemorySettings.read(lambda key: H200_GIB if key == CAPACITY else get(key))
-    if not step_memory(larger, lambda role: _shape(subject, role)).shortages:
-        hints.append(f"{CAPACITY}={H200_GIB:.0f}   # where the GPUs have it, as an H200")
+
+    def shape_of(role: str) -> ModelShape | None:
+        return _shape(subject, role)
+
+    measures = memory_measures(subject.get, shape_of, subject.model, offers(subject).get(NODES))
+    hints = overrides(measures)
+    larger = MemorySettings.read(lambda key: H200_GIB if key == CAPACITY else subject.get(key))
+    if not step_memory(larger, shape_of).shortages:
+        hints += (f"{CAPACITY}={H200_GIB:.0f}   # where the GPUs have it, as an H200",)
     if not hints or subject.config.sizes.backend != "ray":
-        hints.append(f"steps show {subject.manifest.step.id}   # its configs, and the GPUs that each is for")
+        hints += (f"steps show {subject.manifest.step.id}   # its configs, and the GPUs that each is for",)
     for shortage in memory.shortages:
-        if shortage.key != CAPACITY and not mended:  # else what mends everything is said already
-            share = least_share(shortage.needed, capacity)
-            hints = [*([] if share is None else [f"{shortage.key}={share:g}"]), *hints]
         yield MemoryProblem(
             f"{subject.key}: {shortage.what}",
             chain=(subject.key,),
             where=subject.where(shortage.key),
             expected=f"at most {gib(shortage.there)} GiB ({shortage.key})",
             found=f"{gib(shortage.needed)} GiB: {largest(shortage.lines)}",
-            hints=tuple(hints),
+            hints=hints,
         )
-        hints = []
-
-
-def mended_memory(subject: CheckSubject) -> list[str]:
-    """A hint after which everything fits, within what the profile has."""
-    return memory_suggestion(
-        subject.get,
-        lambda role: _shape(subject, role),
-        subject.model,
-        teachers=subject.teacher_models,
-        within=offers(subject),
-    )
+        hints = ()
 
 
 def gib(count: float) -> str:
@@ -97,19 +85,6 @@ def _shape(subject: CheckSubject, role: str) -> ModelShape | None:
         if key in port.bindings:
             return ModelShape.read(subject.artifacts.get(port.name, {}).get("shape", {}))
     return None
-
-
-def passes(subject: CheckSubject | None) -> bool:
-    """Whether nothing is refused of a step's layout, its teachers', its cluster's size and its memory; None, which is a
-    config that cannot be composed, does not pass."""
-    if (
-        subject is None
-        or subject.violations
-        or subject.teacher_violations
-        or any(True for _ in beyond_profile(subject))
-    ):
-        return False
-    return not (subject.memory and subject.memory.shortages)
 
 
 def beyond_profile(subject: CheckSubject) -> Iterator[tuple[str, int, int]]:

@@ -8,7 +8,7 @@ imported here, and nothing is raised before everything has been looked at.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,11 +19,11 @@ from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.resolver.attributes import check_attributes
 from nemotron_steps.resolver.checks import CHECKS, Check, CheckSubject
 from nemotron_steps.resolver.config_checks import check_parameters, check_placeholders, merge_placeholders
-from nemotron_steps.resolver.graph import Graph, Node, with_references
+from nemotron_steps.resolver.graph import Graph, Node
 from nemotron_steps.resolver.input_binding import assign_bare_inputs, report_unused, take_out_inputs, with_named_ports
 from nemotron_steps.resolver.plan import Plan, StepOutput, SuppliedInput
 from nemotron_steps.resolver.problems import FILLABLE, AttributeConflict, PlanProblem, raise_all
-from nemotron_steps.resolver.request import Compose, DescribeInput, Goal, Newest, Request, StepConfig
+from nemotron_steps.resolver.request import Compose, DescribeInput, Goal, Newest, Request
 from nemotron_steps.resolver.sources import Sources
 
 _OVERRIDE = re.compile(r"\+*[\w.]+=|~[\w.]+")
@@ -80,7 +80,6 @@ def resolve(
             artifacts[key],
             node.inputs,
             origins[key],
-            _again(node, request, compose),
         )
         for key, node in ((node.key, node) for node in order)
         if node.config is not None
@@ -133,43 +132,25 @@ def _goal_nodes(request: Request, graph: Graph, compose: Compose) -> list[tuple[
     return goals
 
 
-def _again(node: Node, request: Request, compose: Compose) -> Callable[[str | None, Sequence[str]], StepConfig | None]:
-    """How a step's config is composed once more, to try what could be offered; see CheckSubject."""
-    # A config named on the command line is that of every step of a list, and pipelines name their own.
-    alone = request.chained and len(request.goals) == 1
-
-    def again(name: str | None, overrides: Sequence[str]) -> StepConfig | None:
-        if name is not None and not alone:
-            return None
-        try:
-            composed = compose(node.manifest.id, name or node.config_name, (*node.overrides, *overrides))
-        except StepsError:
-            return None
-        config, problems = with_references(node.manifest, composed, node.key)
-        return None if problems else config
-
-    return again
-
-
 def _config_problems(
     node: Node, checks: Sequence[Check], subject: CheckSubject | None, order: Sequence[Node]
 ) -> Iterator[PlanProblem]:
     """Parameters, placeholders and arithmetic of one step; nothing of one that did not compose."""
     if subject is None:
         return
-    # Of a converter that was inserted the user has not heard: its input is given as that of whom it feeds.
-    fed = [
-        (f"--input {next(iter(node.inputs))}=", f"--input {port}=")
-        for other in (order if node.inserted else ())
-        for port, source in other.inputs.items()
-        if isinstance(source, StepOutput) and source.step_key == node.key
-    ]
     for problem in (
         *check_parameters(node.manifest, subject.config, node.key),
         *check_placeholders(node.manifest, subject.config, node.key, {*node.inputs, *node.failed}),
         *(problem for check in checks for problem in check(subject)),
     ):
-        for own, port in fed[:1]:
+        if node.inserted:  # the user has not heard of it: its input is given as that of the step that it feeds
+            fed = [
+                port
+                for other in order
+                for port, source in other.inputs.items()
+                if isinstance(source, StepOutput) and source.step_key == node.key
+            ]
+            own, port = f"--input {next(iter(node.inputs))}=", f"--input {fed[0]}="
             problem.hints = tuple(hint.replace(own, port) for hint in problem.hints)
         yield problem
 

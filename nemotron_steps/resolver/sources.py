@@ -51,11 +51,14 @@ class Chain:
     types: TypeGraph
     steps: list[tuple[Produced, ...]] = field(default_factory=list)
     """Outputs of each step, in order."""
+    latest: dict[str, int] = field(default_factory=dict)
+    """Type → position of the latest step with an output of exactly that type."""
     converted_from: dict[str, tuple[InputSource, str]] = field(default_factory=dict)
     """Key of a step of the list that only converts → what it converts, and its type."""
 
     def add(self, key: str, manifest: StepManifest) -> None:
         """Append a step's outputs."""
+        self.latest.update(dict.fromkeys((port.type for port in manifest.produces), len(self.steps)))
         self.steps.append(tuple(Produced(StepOutput(key, port.name), port.type) for port in manifest.produces))
 
     def candidates(self, port: Consumes) -> list[Produced]:
@@ -64,12 +67,13 @@ class Chain:
             return []
         leading = self.types.leading_to(port.auto if isinstance(port.auto, str) else port.type)
         most = len(leading) if port.required else 0  # conversions; an optional port is fed directly or not at all
-        for outputs in reversed(self.steps):
-            usable = [each for each in outputs if leading.get(each.type, most + 1) <= most]
-            if usable:
-                fewest = min(leading[each.type] for each in usable)
-                return [each for each in usable if leading[each.type] == fewest]
-        return []
+        # Looked up by type, as lists may be long.
+        nearest_step = max((self.latest.get(name, -1) for name, hops in leading.items() if hops <= most), default=-1)
+        if nearest_step < 0:
+            return []
+        usable = [each for each in self.steps[nearest_step] if leading.get(each.type, most + 1) <= most]
+        fewest = min(leading[each.type] for each in usable)
+        return [each for each in usable if leading[each.type] == fewest]
 
     def look_through(self, produced: Produced, port: Consumes) -> tuple[InputSource, str]:
         """The source to use for an output: what it was converted from, when the port accepts that as it is."""

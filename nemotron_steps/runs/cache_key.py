@@ -79,11 +79,11 @@ def depends_on(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[str
     for name in _environments(values, inputs, code):
         code.add_module(name)
     bound = {key for port in planned.manifest.consumes for key in port.bindings}
-    told = _told_by_model(planned, values, filled)
+    fingerprints = _fingerprints(planned, values, filled)
     for key, value in _leaves(_without(values, filled)):
-        section = next((each for each in told if key == each or key.startswith(f"{each}.")), None)
+        section = next((each for each in fingerprints if key == each or key.startswith(f"{each}.")), None)
         if section is not None:
-            found[f"file {section}"] = told[section]
+            found[f"file {section}"] = fingerprints[section]
             continue
         content, value = _content(key, value, code, is_path=key in bound)
         if content is not None:
@@ -158,8 +158,8 @@ def _environments(values: Values, inputs: Mapping[str, Artifact], code: Code) ->
     env = _section(values, "env")
     by_row = env.get("should_use_nemo_gym", True) and not _section(values, "evaluation").get("environment")
     if values.get("check_environments") or ("env" in values and by_row):
-        told = [a.attributes["environments"] for a in inputs.values() if "environments" in a.attributes]
-        named.update(*(told or [names()]))
+        recorded_names = [a.attributes["environments"] for a in inputs.values() if "environments" in a.attributes]
+        named.update(*(recorded_names or [names()]))
     options = _section(env, "nemo_gym", "environments")
     chosen = {environment for name in named if (environment := _stands_for(name, options)) is not None}
     entries = {name: BUILT_IN.get(name) or getattr(plugin(name), "value", "") for name in chosen}
@@ -188,7 +188,7 @@ def _stands_for(name: str, options: Mapping[str, Any]) -> str | None:
 
     try:
         found = resolve(name, options)
-    except StepsError:  # told when the step runs
+    except StepsError:  # reported when the step runs
         return AGENTS[name].environment if name in AGENTS else None
     return found[0] if found is not None else None
 
@@ -258,7 +258,7 @@ def text_of(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{len(text)} characters, {_digest(text)}"
 
 
-def _told_by_model(planned: PlannedStep, values: Values, filled: Mapping[str, str]) -> dict[str, str]:
+def _fingerprints(planned: PlannedStep, values: Values, filled: Mapping[str, str]) -> dict[str, str]:
     schema = planned.manifest.step.config_schema
     if schema is None:
         return {}
@@ -267,8 +267,8 @@ def _told_by_model(planned: PlannedStep, values: Values, filled: Mapping[str, st
     module, _, name = getattr(load_schema(schema), "data_fingerprint", "").partition(":")
     if not module:
         return {}
-    told: Callable[[Values], Mapping[str, Sequence[Any]]] = getattr(importlib.import_module(module), name)
-    return {key: _digest(text_of(things)) for key, things in told(_without(values, filled)).items()}
+    fingerprint: Callable[[Values], Mapping[str, Sequence[Any]]] = getattr(importlib.import_module(module), name)
+    return {key: _digest(text_of(things)) for key, things in fingerprint(_without(values, filled)).items()}
 
 
 # -- files -----------------------------------------------------------------------------------------------------------

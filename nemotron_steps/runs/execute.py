@@ -22,13 +22,7 @@ from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.artifacts.validators import declare
 from nemotron_steps.config.locations import of_launcher, variables_set
-from nemotron_steps.errors import (
-    InterruptedRunError,
-    RetryableError,
-    StepFailedError,
-    StepsError,
-    StorageError,
-)
+from nemotron_steps.errors import InterruptedRunError, RetryableError, StepFailedError, StepsError, StorageError
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import Instance, Plan, PlannedStep, StepOutput
 from nemotron_steps.runs import hints as advice
@@ -175,8 +169,8 @@ def execute(
         with recorder.capture_logging():
             try:
                 # Slurm sets PMI's for what it starts itself, our jobs among it.
-                if told := ", ".join(name for name in sorted(inherited) if not name.startswith("PMI")):
-                    _LOG.warning("ignored, for a run makes its own ranks: %s, as another launcher set them", told)
+                if ignored := ", ".join(name for name in sorted(inherited) if not name.startswith("PMI")):
+                    _LOG.warning("ignored, for a run makes its own ranks: %s, as another launcher set them", ignored)
                 if takes_over:
                     recorder.info = folder.forget_job(recorder.info)
                 run.begin(resumed=info.attempts > 0, request=request or info.request)

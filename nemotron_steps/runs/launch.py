@@ -243,7 +243,7 @@ def follow(store: ArtifactStore, run_id: str, write: Callable[[str], None]) -> R
 
 
 class _Inquiry:
-    """What an executor says of a followed run's job. It may be out of reach for a while; `write` is told so once."""
+    """What an executor says of a followed run's job. Where it is out of reach for a while, `write` says so once."""
 
     def __init__(self, store: ArtifactStore, write: Callable[[str], None]) -> None:
         self.status: JobStatus | None = None

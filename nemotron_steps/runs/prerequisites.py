@@ -94,10 +94,10 @@ def gpus(devices: Path = Path("/dev")) -> Finding:
         return Finding("gpu", ABSENT, "all hidden by CUDA_VISIBLE_DEVICES" if hidden else "none", fix)
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
     try:
-        told = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False).stdout.splitlines()
+        names = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False).stdout.splitlines()
     except (OSError, subprocess.TimeoutExpired):
-        told = []
-    return Finding("gpu", OK, "; ".join(f"{told.count(each)} × {each}" for each in dict.fromkeys(told)))
+        names = []
+    return Finding("gpu", OK, "; ".join(f"{names.count(each)} × {each}" for each in dict.fromkeys(names)))
 
 
 def _program(name: str, fix: str) -> Finding:

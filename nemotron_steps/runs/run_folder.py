@@ -50,14 +50,8 @@ RUN_FILE = "run.json"
 JOB_FILE = "job.json"
 """Which executor's job works on the run, if it was submitted to one."""
 
-SUBMITTED, RUNNING, DONE, FAILED, INTERRUPTED, KILLED = (
-    "submitted",
-    "running",
-    "done",
-    "failed",
-    "interrupted",
-    "killed",
-)
+SUBMITTED, RUNNING, DONE = "submitted", "running", "done"
+FAILED, INTERRUPTED, KILLED = "failed", "interrupted", "killed"
 """States of a run. `killed` is never written: it is a run that says `running` whose process is gone, or `submitted`
 whose job was never recorded and that nobody is submitting any more."""
 

@@ -16,17 +16,8 @@ from nemotron_steps.runs.step_workdir import filled_config
 ENGINE = "pip install 'nemotron-steps[engine]'"
 """What brings the packages that train and generate."""
 ENGINE_PACKAGES = frozenset(
-    {
-        "torch",
-        "megatron",
-        "transformers",
-        "tokenizers",
-        "safetensors",
-        "numpy",
-        "reasoning_gym",
-        "math_verify",
-        "psutil",
-    }
+    {"reasoning_gym", "math_verify", "psutil"}
+    | {"torch", "megatron", "transformers", "tokenizers", "safetensors", "numpy"}
 )
 _ALMOST_NOTHING = 1 << 20
 """With less than this many bytes free, a failure of a writing library is taken for a full disk."""

@@ -353,7 +353,7 @@ def check_inputs(planned: PlannedStep, inputs: Mapping[str, Artifact], types: Ty
 def name_users_files(error: StepsError, inputs: Iterable[Artifact]) -> StepsError:
     """The error with the user's own files named where it names copies of them in the home, if they still are alike."""
     theirs: dict[str, str] = {}
-    told = [text for text in (error.what, error.where, error.expected, error.found, *error.hints) if text]
+    texts = [text for text in (error.what, error.where, error.expected, error.found, *error.hints) if text]
     for artifact in inputs:
         if not artifact.source or Path(artifact.source) == artifact.path:
             continue
@@ -361,7 +361,7 @@ def name_users_files(error: StepsError, inputs: Iterable[Artifact]) -> StepsErro
             copy = str(artifact.path / record.path)
             source = Path(artifact.source)
             own = source if source.is_file() else source / record.path
-            if any(copy in text for text in told) and own.is_file() and sha256_file(own) == record.sha256:
+            if any(copy in text for text in texts) and own.is_file() and sha256_file(own) == record.sha256:
                 theirs[copy] = str(own)
 
     for there, here in theirs.items():

@@ -89,6 +89,7 @@ def test_validation_is_asked_for_where_no_key_says_when(model: Path, workplace: 
         return GRPO(model, ROWS, shorter, config="cpu", validation=ROWS[:2], **more).command.split()
 
     assert "grpo.val_at_end=true" in command(over={"grpo.seed": [1, 2]})
+    assert "grpo.val_at_end=true" in command(grpo={"val_period": 0})
     assert "grpo.val_at_end=true" not in command(grpo={"val_period": 1})
     assert "grpo.val_at_start=true" not in command(overrides=["grpo.val_at_end=true"])
     (workplace / "own.yaml").write_text("defaults: [cpu]\ngrpo: {val_at_start: true}\n")

@@ -75,14 +75,6 @@ def test_of_two_folders_with_one_content_the_one_that_changed_is_told(store: Art
     assert told(store) == {"a:v1": [], "b:v1": [corrupt, corrupt]}
 
 
-def test_a_folder_that_went_away_is_told_for_what_lies_in_it_alone(store: ArtifactStore, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        store.reference(folder(tmp_path / name, f'{{"v": "{name}"}}\n'), name=name)
-    (tmp_path / "a" / "train.jsonl").unlink()
-    (tmp_path / "a").rmdir()
-    assert told(store) == {"a:v1": ["the files of artifact 'a:v1' are gone"], "b:v1": []}
-
-
 @pytest.mark.parametrize("which", ["version", "reference", "another"])
 def test_an_object_with_another_record_in_place_of_its_own_is_told(
     which: str, store: ArtifactStore, tmp_path: Path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,12 +108,6 @@ def test_a_reference_is_a_name_and_a_version(text: str, parsed: tuple[str, str] 
 )
 def test_a_name_is_of_plain_parts(text: str, is_one: bool) -> None:
     assert is_artifact_name(text) == is_one
-
-
-def test_what_has_no_version_goes_by_its_digest() -> None:
-    artifact = Artifact("t", "0123456789abcdef" * 4, Path(), name="a", version=2)
-    assert (artifact.ref, replace(artifact, version=0).ref) == ("a:v2", "0123456789ab")
-    assert artifact.id == artifact.digest
 
 
 def test_a_digest_is_of_type_paths_and_contents_and_of_nothing_else() -> None:

@@ -177,24 +177,6 @@ def test_a_copy_that_another_process_fetched_meanwhile_is_used(
     assert (local / "train").read_text() == "theirs" and [path.name for path in local.parent.iterdir()] == ["x"]
 
 
-def test_files_are_measured_in_the_store_however_large(backend: FsspecBackend, tmp_path: Path) -> None:
-    size = (4 << 20) + 5
-    backend.commit_tree(staged(tmp_path / "one", large="x" * size, deep__artifact_json=""), "objects/x")
-    found = backend.stored_files("objects/x")
-    assert [(record.path, record.size) for record in found] == [("deep/artifact_json", 0), ("large", size)]
-
-
-def test_a_manifest_further_down_is_a_file_as_any_other(backend: FsspecBackend, tmp_path: Path) -> None:
-    store = ArtifactStore(backend)
-    folder = staged(tmp_path / "mine", deep__artifact_json="")
-    (folder / "deep" / "artifact.json").write_text("theirs")
-    (folder / "artifact.json").unlink()
-    artifact = store.add(folder, type_name="export", name="a")
-    assert "deep/artifact.json" in [file.path for file in artifact.files] and store.verify("a") == []
-    backend.drop_copy(f"artifacts/objects/{artifact.digest}")
-    assert (store.open("a").path / "deep" / "artifact.json").read_text() == "theirs"
-
-
 def test_a_copy_with_other_bytes_of_the_same_size_and_time_is_fetched_again(
     backend: FsspecBackend, tmp_path: Path
 ) -> None:

@@ -128,25 +128,6 @@ def test_what_may_be_imported_is_told_at_a_glance(name: str, content: str, some:
 
 
 @pytest.mark.parametrize(
-    ("row", "roles"),
-    [
-        ({"prompt": [USER, SAID], "messages": [SYSTEM]}, ("user", "assistant")),
-        ({"prompt": [USER, SAID]}, ("user", "assistant")),
-        ({"messages": [SAID]}, ()),
-        ({"responses_create_params": {"input": [USER, SAID], "instructions": ""}}, ("user", "assistant")),
-        ({"conversations": [{"from": "gpt", "value": "y"}, {"from": "human", "value": "x"}]}, ("user", "assistant")),
-        ({"prompt": [{"role": "system", "from": "human", "content": "x"}]}, ("system",)),
-        ({"prompt": [{"role": "narrator", "content": "x"}, USER]}, ("user",)),
-    ],
-)
-def test_who_speaks_in_rows_that_have_more_than_one_layout(
-    row: dict[str, Any], roles: tuple[str, ...], tmp_path: Path
-) -> None:
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    assert roles_in(tmp_path) == roles
-
-
-@pytest.mark.parametrize(
     ("name", "content", "none"),
     [
         ("rows.TSV", b"prompt\tx\n", True),

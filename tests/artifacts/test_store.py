@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nemotron_steps.artifacts import validators
 from nemotron_steps.artifacts.lineage import lineage
-from nemotron_steps.artifacts.models import Edge, FileRecord, Producer, short_digest, tree_digest
+from nemotron_steps.artifacts.models import Edge, Producer, short_digest
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError, DataError, UnknownNameError
 from tests.artifacts.checkpoint_files import write_hf
@@ -83,13 +83,6 @@ def test_committing_the_content_again_repairs_a_corrupt_object(store: ArtifactSt
     assert store.verify("data") == []
 
 
-def test_missing_file_is_found_by_the_cheap_check(store: ArtifactStore, tmp_path: Path) -> None:
-    artifact = store.add(rows(tmp_path / "train.jsonl", 1), name="data")
-    (artifact.path / "train.jsonl").unlink()
-    with pytest.raises(ArtifactError, match="corrupt"):
-        store.open("data")
-
-
 def test_invalid_content_is_not_committed(store: ArtifactStore, tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text('{"v": 1}\n{"v": 2')
@@ -138,14 +131,6 @@ def test_reference_to_a_folder_that_went_away_says_so(store: ArtifactStore, tmp_
     with pytest.raises(ArtifactError, match="are gone") as caught:
         store.open("input/model")
     assert caught.value.where == str(folder)
-
-
-def test_a_folder_that_is_given_as_another_type_is_checked_as_that(store: ArtifactStore, tmp_path: Path) -> None:
-    folder = rows(tmp_path / "data" / "train.jsonl", 1).parent
-    assert store.reference(folder).type == "training_jsonl"
-    assert store.reference(folder, type_name="export").type == "export"
-    with pytest.raises(DataError):
-        store.reference(folder, type_name="rl_prompts")
 
 
 def test_unknown_folder_needs_a_type(store: ArtifactStore, tmp_path: Path) -> None:
@@ -256,18 +241,6 @@ def test_lineage_keeps_productions_of_the_same_bytes_apart(store: ArtifactStore,
     assert lineage(store, store.find("base")).ancestors == ()
     below = lineage(store, store.find("base")).descendants
     assert [(link.child, link.step, link.run) for link in below] == [("tuned:v1", "tuned", "r2")]
-
-
-paths = st.text("ab/.", min_size=1, max_size=6)
-records = st.lists(st.builds(FileRecord, paths, st.just(1), st.text("0123", min_size=4, max_size=4)), max_size=5)
-
-
-@given(records, records)
-def test_tree_digest_tells_trees_apart(a: list[FileRecord], b: list[FileRecord]) -> None:
-    one, other = {f.path: f.sha256 for f in a}, {f.path: f.sha256 for f in b}
-    digest_a = tree_digest("t", [FileRecord(p, 1, s) for p, s in one.items()])
-    digest_b = tree_digest("t", [FileRecord(p, 1, s) for p, s in other.items()])
-    assert (one == other) == (digest_a == digest_b)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

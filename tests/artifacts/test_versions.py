@@ -64,12 +64,6 @@ def test_what_was_made_otherwise_is_another_version_and_what_was_made_again_is_n
     assert (first.digest == again.digest) == ("value" not in changes and "type_name" not in changes)
 
 
-def test_a_folder_used_in_place_is_no_copy_of_it(store: ArtifactStore, tmp_path: Path) -> None:
-    data = rows(tmp_path / "data" / "train.jsonl", 1).parent
-    assert [store.add(data, name="a").ref, store.reference(data, name="a").ref] == ["a:v1", "a:v2"]
-    assert store.find("a").location == str(data) and store.find("a:v1").location == ""
-
-
 def test_the_eleventh_version_comes_after_the_tenth(store: ArtifactStore) -> None:
     before = time.time()
     for number in range(1, 12):
@@ -107,17 +101,6 @@ def test_an_object_whose_folder_is_no_digest_is_not_found_by_it(store: ArtifactS
     artifact.path.rename(tmp_path / "moved")
     with pytest.raises(UnknownNameError):
         store.find(artifact.digest[:12])
-
-
-def test_names_are_sorted_and_kinds_told_apart(store: ArtifactStore, tmp_path: Path) -> None:
-    for name in ("b", "a/deep", "a-b"):
-        commit(store, name=name)
-    commit(store, name="c", type_name="export")
-    (tmp_path / "home/artifacts/names/..bad").mkdir()
-    (tmp_path / "home/artifacts/names/-bad").mkdir()
-    assert store.names() == ["a-b", "a/deep", "b", "c"]
-    assert [artifact.ref for artifact in store.list_artifacts(type_name="export")] == ["c:v1"]
-    assert [artifact.ref for artifact in store.list_artifacts(name="b")] == ["b:v1"]
 
 
 @pytest.mark.parametrize("name", ["", "../a", "a b", "-a", "a" * 201])
@@ -172,32 +155,6 @@ def test_what_a_parent_type_asks_for_is_asked_of_every_way_in(
         with pytest.raises(ArtifactError, match="refused") as caught:
             way(data / "train.jsonl", **given)
         assert caught.value.where == str(data / "train.jsonl")
-
-
-def test_what_a_user_adds_is_named_after_it_and_known_by_its_whole_path(
-    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    rows(tmp_path / "my.rows.jsonl", 1)
-    added = store.add(Path("my.rows.jsonl"))
-    assert (added.ref, added.source) == ("input/my.rows:v1", str(tmp_path / "my.rows.jsonl"))
-    assert [record.path for record in added.files] == ["my.rows.jsonl"]
-    rows(tmp_path / "my.folder" / "train.jsonl", 1)
-    placed = store.reference(Path("my.folder"))
-    assert (placed.ref, placed.source, placed.location) == (
-        "input/my.folder:v1",
-        str(tmp_path / "my.folder"),
-        str(tmp_path / "my.folder"),
-    )
-
-
-def test_what_is_not_here_is_told_before_anything_else(store: ArtifactStore, tmp_path: Path) -> None:
-    for way in (store.add, store.reference):
-        with pytest.raises(ArtifactError, match="nothing at this path"):
-            way(tmp_path / "nowhere")
-    assert not store.exists("0" * 64) and not store.exists("../x")
-    used = store.reference(rows(tmp_path / "data" / "train.jsonl", 1).parent)
-    assert store.exists(used.digest) and store.exists(commit(store, 2).digest)
 
 
 def test_bit_rot_is_found_by_who_asks_for_every_byte(store: ArtifactStore) -> None:

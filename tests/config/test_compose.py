@@ -159,28 +159,6 @@ def test_a_list_in_a_file_replaces_its_bases_with_all_that_was_in_it(configs):
     assert composed.origin("beside.1").endswith("common.yaml:3")
 
 
-def test_without_a_schema_groups_that_files_have_are_near_as_well(configs):
-    search = configs({"rl/toy/default.yaml": GRPO, "rl/base/common.yaml": COMMON})
-    with pytest.raises(ConfigError, match="unknown key 'optimzer'") as caught:
-        compose(None, ["~optimzer"], search=search)
-    assert caught.value.hints[0] == "~optimizer"
-    with pytest.raises(ConfigError, match=r"unknown key 'optimizer\.nme'") as caught:
-        compose(None, ["optimizer.nme=x"], search=search)
-    assert caught.value.hints[0] == "optimizer.name=x"
-    assert caught.value.hints[-1] == "to add a new key: +optimizer.nme=x"
-
-
-def test_a_step_may_have_no_default_config_but_a_named_one_must_exist(configs):
-    for nothing in (None, "default"):
-        assert compose(nothing, search=configs({})).values == {}
-    search = configs({"rl/toy/tiny.yaml": "steps: 2\n"})
-    assert compose(None, search=search).values == {}
-    with pytest.raises(ConfigError) as caught:
-        compose("tinny", search=search)
-    assert caught.value.hints == ("-c tiny",)
-    assert "no config 'tinny'" in caught.value.what
-
-
 def test_a_missing_base_names_what_there_is(configs, tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text("defaults: [tinny]\nsteps: 4\n")
@@ -189,13 +167,6 @@ def test_a_missing_base_names_what_there_is(configs, tmp_path):
     assert "does not exist: 'rl/toy/tinny'" in caught.value.what
     assert caught.value.where == str(mine)
     assert caught.value.hints == ("defaults: [tiny]",)
-
-
-def test_a_config_is_not_offered_as_its_own_base(configs):
-    search = configs({"rl/toy/default.yaml": "defaults: [defualt]\n", "rl/toy/tiny.yaml": "steps: 2\n"})
-    with pytest.raises(ConfigError, match="does not exist") as caught:
-        compose(None, search=search)
-    assert (caught.value.expected, caught.value.found, caught.value.hints) == ("tiny", "defualt", ())
 
 
 @pytest.mark.parametrize(

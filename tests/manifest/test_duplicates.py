@@ -71,26 +71,6 @@ def test_a_pipeline_may_name_a_hidden_step(tmp_path: Path) -> None:
     assert [(step.key, step.step_id, dict(step.produces)) for step in plan] == [("x", "two:demo/x", {"b": "b"})]
 
 
-def test_a_later_packs_types_change_nothing_that_an_earlier_pack_says(tmp_path: Path) -> None:
-    one = write_files(
-        tmp_path / "one",
-        {
-            "manifests/types.toml": "[a]\nis_a = ['b']\nconvert_to = { c = 'to/c' }\n[b]\n[c]\n",
-            "manifests/x.toml": step_text("to/c", "a", "c"),
-        },
-    )
-    two = write_files(
-        tmp_path / "two",
-        {
-            "manifests/types.toml": "[b]\nis_a = ['a']\n[a]\nconvert_to = { c = 'to/other' }\n",
-            "manifests/x.toml": step_text("to/other", "a", "c"),
-        },
-    )
-    graph = read_packs(one, two).types
-    assert graph.is_a("a", "b") and not graph.is_a("b", "a")
-    assert [hop.step_id for hop in graph.path("a", "c") or ()] == ["to/c"]
-
-
 def test_the_public_steps_are_all_there_beside_ours(tmp_path: Path) -> None:
     search = beside_the_built_in(tmp_path, public_pack(tmp_path))
     registry = load_registry(search)

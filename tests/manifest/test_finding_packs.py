@@ -86,21 +86,6 @@ def test_the_folder_here_is_a_pack_where_it_is_there_and_its_name_is_taken_once(
     ]
 
 
-def test_installed_packs_come_before_the_path_and_one_that_cannot_be_found_is_told(tmp_path: Path) -> None:
-    write_files(tmp_path, {"plugin/x.toml": "", "mine/x.toml": ""})
-    installed = (
-        InstalledPack("dist", "plug", str(tmp_path / "plugin")),
-        InstalledPack("dist", "gone", None, "it is not"),
-    )
-    assert found(tmp_path, "mine", installed) == [
-        ("plug", "installed", tmp_path / "plugin"),
-        ("mine", "STEPS_PATH", tmp_path / "mine"),
-    ]
-    assert problems(tmp_path, "", installed) == [
-        ("pack 'gone' cannot be located: it is not", "entry point 'gone' of distribution 'dist'")
-    ]
-
-
 def test_packs_of_distributions_are_located_by_folder_and_sorted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -198,32 +198,6 @@ def test_a_file_of_another_size_or_another_format_is_read_again(
     assert load(tmp_path, pack).from_cache
 
 
-def test_rows_keep_what_is_optional_hidden_and_said_in_short(tmp_path: Path) -> None:
-    text = '[step]\nid = "x"\nsummary = "short"\n[[produces]]\ntype = "a"\nrequired = false\n'
-    pipeline = '[pipeline]\nname = "p"\n[[stages]]\nstep = "x"\n'
-    for name, mark in (("one", ""), ("two", "# two\n")):
-        files = {"types.toml": "[a]\n" if name == "one" else "[b]\n", "x.toml": mark + text, "p.toml": mark + pipeline}
-        write_files(
-            tmp_path / name / "manifests", {**files, "y.toml": text.replace('"x"', f'"y-{name}"\ndescription = "long"')}
-        )
-    for _ in range(2):
-        path = os.pathsep.join(str(tmp_path / name) for name in ("one", "two"))
-        index = load_index(environ={"STEPS_PATH": path}, cwd=tmp_path, cache_dir=tmp_path / "cache")
-        mine = [row for row in index.steps if row.pack in ("one", "two")]
-        assert [(row.id, row.description) for row in mine] == [
-            ("x", "short"),
-            ("two:x", "short"),
-            ("y-one", "long"),
-            ("y-two", "long"),
-        ]
-        assert [port.required for row in mine for port in row.produces] == [False] * 4
-        assert [row.name for row in index.pipelines if row.pack in ("one", "two")] == ["p", "two:p"]
-        assert {warning.hints for warning in index.warnings} == {
-            ("steps plan two:x   # is the hidden one",),
-            ("steps plan two:p   # is the hidden one",),
-        }
-
-
 def test_an_error_comes_back_from_the_cache_with_all_that_it_says(tmp_path: Path, pack: Path) -> None:
     write_files(pack, {"bad/step.toml": '[step]\nid = 3\ndescripton = "x"\n'})
     (pack / "bad" / "types.toml").symlink_to(tmp_path / "nowhere")

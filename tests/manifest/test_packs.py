@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.errors import ManifestError, UnknownNameError
+from nemotron_steps.errors import ManifestError
 from nemotron_steps.manifest.packs import builtin_pack_root, find_packs
 from nemotron_steps.manifest.registry import load_registry
 from tests.manifest.packs_on_disk import read_packs, step_text, write_files
@@ -84,18 +84,6 @@ def test_binary_and_unreadable_files_are_reported(tmp_path: Path) -> None:
         "gone.toml",
         "other.toml:1",
     ]
-
-
-def test_unknown_names_come_with_the_nearest(tmp_path: Path) -> None:
-    registry = load_registry(find_packs(environ={}, cwd=tmp_path, installed=()))
-    with pytest.raises(UnknownNameError) as raised:
-        registry.step("rl/rlfh")
-    assert raised.value.hints[0] == "did you mean 'rl/nemo_rl/rlhf'?"
-    with pytest.raises(UnknownNameError) as raised:
-        registry.type("checkpoint_megatorn")
-    assert raised.value.hints[0] == "did you mean 'checkpoint_megatron' or 'checkpoint_hf'?"
-    with pytest.raises(UnknownNameError, match="no pipeline 'super3'"):
-        registry.pipeline("super3")
 
 
 def test_installed_pack_is_found_without_importing_the_plugin(tmp_path: Path) -> None:

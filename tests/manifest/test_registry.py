@@ -8,7 +8,7 @@ import pytest
 
 from nemotron_steps.errors import ManifestError, UnknownNameError
 from nemotron_steps.manifest.packs import Pack, PackSearch
-from nemotron_steps.manifest.registry import Registry, load_pipeline_file, load_registry
+from nemotron_steps.manifest.registry import Registry, load_registry
 from tests.manifest.packs_on_disk import read_packs, step_text, write_files
 
 TYPES = "[a]\n[b]\n"
@@ -95,19 +95,6 @@ def test_in_the_public_layout_only_files_of_known_names_have_to_be_manifests(tmp
     ]
 
 
-@pytest.mark.parametrize(
-    ("files", "whats"),
-    [
-        ({"step": "[step\n"}, ["not valid TOML"]),
-        ({"notes": "[other]\n"}, ["pack 'loose' holds no manifest"]),
-        ({"notes": "[not toml"}, ["pack 'loose' holds no manifest"]),
-        ({"types": "[a]\n"}, []),
-    ],
-)
-def test_a_pack_whose_manifests_are_broken_holds_some(files: dict[str, str], whats: list[str], tmp_path: Path) -> None:
-    assert [problem.what.partition(":")[0] for problem in loose(tmp_path, **files).problems] == whats
-
-
 @pytest.mark.parametrize("again", ["", "[z]\nis_a = ['a']\n"])
 def test_of_a_circle_what_the_latest_pack_said_first_goes(again: str, tmp_path: Path) -> None:
     registry = packs(tmp_path, one={"types": "[z]\nis_a = ['a']\n[a]\n"}, two={"types": f"[a]\nis_a = ['z']\n{again}"})
@@ -121,30 +108,6 @@ def test_a_circle_that_shows_once_another_is_cut_is_cut_too(tmp_path: Path) -> N
     registry = packs(tmp_path, one={"types": one}, two={"types": "[b]\nis_a = ['c']\n"})
     assert [problem.what.partition(": ")[2] for problem in registry.problems] == ["a → d → c → a"]
     assert not any(registry.types.is_a(x, y) and registry.types.is_a(y, x) for x in "abcd" for y in "abcd" if x != y)
-
-
-def test_an_earlier_packs_words_stand_and_a_later_one_fills_what_it_left_out(tmp_path: Path) -> None:
-    registry = packs(
-        tmp_path,
-        one={"types": "[a]\n[b]\ndescription = 'B'\nvalidator = 'one:b'\n[c]\nconvert_to = {}\nis_a = ['a']\n"},
-        two={
-            "types": "[a]\ndescription = 'A'\nvalidator = 'two:a'\n[b]\ndescription = 'other'\nvalidator = 'two:b'\n"
-            "[c]\nis_a = ['a', 'b']\n"
-        },
-    )
-    types = {name: registry.type(name) for name in "abc"}
-    assert [types[name].description for name in "abc"] == ["A", "B", ""]
-    assert registry.types.validators == {"a": "two:a", "b": "one:b"}
-    assert types["c"].is_a == ("a", "b") and types["c"].convert_to == {} and types["a"].convert_to is None
-
-
-def test_types_that_nobody_declares_are_told_for_every_port_and_hidden_step(tmp_path: Path) -> None:
-    becomes = '[[produces]]\ntype = "a"\nbecomes = { k = "adaptr" }\n'
-    files = {"types": f"{TYPES}[adapter]\n", "x": f'[step]\nid = "x"\n{becomes}'}
-    registry = packs(tmp_path, one=files, two={"y": f'[step]\nid = "x"\n[[consumes]]\ntype = "c"\n{becomes}'})
-    undeclared = [warning for warning in registry.warnings if "not declared" in warning.what]
-    assert [warning.what.split("'")[1] for warning in undeclared] == ["adaptr", "c", "adaptr"]
-    assert undeclared[0].hints[0].startswith("sed -i '4s/\\badaptr\\b/adapter/' ")
 
 
 @pytest.mark.parametrize(
@@ -169,14 +132,3 @@ def test_a_converter_takes_what_the_type_is_and_makes_what_it_becomes(
     registry = packs(tmp_path, one={"types": types, "conv": f'[step]\nid = "conv"\n{ports}'})
     assert [warning.what.partition("'conv' ")[2] for warning in registry.warnings] == ([why] if why else [])
     assert bool(registry.types.conversions("a")) == (why is None)
-
-
-def test_the_hints_of_the_first_mistake_of_a_pipeline_file_come_first(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text('[pipeline]\nname = "p"\ndescripton = "x"\n[[stages]]\nstep = "a"\nconfg = "x"\n')
-    with pytest.raises(ManifestError) as caught:
-        load_pipeline_file(path)
-    assert caught.value.what == "unknown key 'pipeline.descripton'"
-    corrected, meant, also = caught.value.hints
-    assert corrected.startswith("sed -i '3s/\\bdescripton\\b/description/'") and meant == "did you mean 'description'?"
-    assert also.startswith(f"also at {path}:6: unknown key 'stages[0].confg'")

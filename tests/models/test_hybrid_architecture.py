@@ -9,7 +9,7 @@ import math
 import pytest
 
 from nemotron_steps.artifacts.checkpoints import validate_model_folder
-from nemotron_steps.config.layout.constraints import model_violations, pasted, suggestion, violations
+from nemotron_steps.config.layout.constraints import hints_of, model_violations
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.config.layout.parallel_config import ParallelConfig
@@ -209,9 +209,7 @@ def test_depths_of_prediction_that_the_checkpoint_has_no_blocks_for_are_refused(
     assert found.key == f"policy.megatron_cfg.{key}"
     assert ("no block" in found.what) == (name == "latent")
     full = mend.format("mtp_use_repeated_layer")
-    assert pasted(suggestion(sizes, lambda after: violations(after, facts))) == [
-        " ".join(f"policy.megatron_cfg.{each}" for each in full.split())
-    ]
+    assert hints_of([found]) == (" ".join(f"policy.megatron_cfg.{each}" for each in full.split()),)
     assert not any(
         model_violations(ParallelConfig(mtp_layers=3, mtp_repeated=True), dataclasses.replace(facts, mtp_layers=1))
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from nemotron_steps.resolver.checks import (
     prompts_are_graded,
     sorted_data_is_served_in_order,
 )
-from nemotron_steps.resolver.layout import layout_fits
 from nemotron_steps.resolver.request import StepConfig
 
 MORE_NODES = 'executor = "slurm" in the profile   # or another that has several nodes'
@@ -102,7 +100,7 @@ def test_a_config_without_any_of_the_keys_passes() -> None:
         ),
         (
             {"cluster__num_nodes": 63},
-            ("E310", "248 GPUs for training", ("cluster.num_nodes=64",)),
+            ("E310", "248 GPUs", ("policy.megatron_cfg.context_parallel_size=2",)),
         ),
         (
             {"policy__generation__vllm_cfg__tensor_parallel_size": 512},
@@ -110,7 +108,7 @@ def test_a_config_without_any_of_the_keys_passes() -> None:
         ),
         (
             {"policy__generation__vllm_cfg__tensor_parallel_size": 6},
-            ("E310", "256", ("policy.generation.vllm_cfg.tensor_parallel_size=8",)),
+            ("E310", "256", ("policy.generation.colocated.generation_devices=252",)),
         ),
         (
             {"policy__generation__colocated__generation_devices": 512},
@@ -118,11 +116,11 @@ def test_a_config_without_any_of_the_keys_passes() -> None:
         ),
         (
             {"policy__megatron_cfg__expert_model_parallel_size": 7},
-            ("E310", "7", ("policy.megatron_cfg.expert_model_parallel_size=8",)),
+            ("E310", "7", ("policy.megatron_cfg.expert_model_parallel_size=1",)),
         ),
         (
             {"env__nemo_gym__num_gpu_nodes": 64},
-            ("E310", "64", ("cluster.num_nodes=98",)),
+            ("E310", "64", ("cluster.num_nodes=65",)),
         ),
         (
             {"policy__megatron_cfg__context_parallel_size": 16, "policy__train_global_batch_size": 2048 + 2},
@@ -134,53 +132,7 @@ def test_each_rule(changes: dict[str, Any], expected: tuple[str, str, tuple[str,
     problems = found(config(**changes))
     assert expected in problems
     for hint in expected[2]:
-        assert found(pasted(config(**changes), hint)) == []
-
-
-def test_a_small_cluster_is_counted_right_and_helped() -> None:
-    """RLVR of Super3 on one node: five for judges and 72 for generation are not there."""
-    values = config(cluster__num_nodes=1, env__nemo_gym__num_gpu_nodes=5)
-    values["policy"]["generation"]["colocated"]["generation_devices"] = 576
-    (problem,) = found(values)
-    assert problem[:2] == ("E310", "5")
-    assert problem[2] and all(found(pasted(values, hint)) == [] for hint in problem[2])
-    values["cluster"]["num_nodes"] = 6
-    (problem,) = found(values)
-    assert problem[:2] == ("E310", "576")
-    assert problem[2] and all(found(pasted(values, hint)) == [] for hint in problem[2])
-
-
-SMALL: dict[str, Any] = {"policy": {}, "cluster": {"num_nodes": 1, "gpus_per_node": 1}}
-
-
-def composing(own: StepConfig, other: dict[str, Any] | None) -> Callable[..., StepConfig | None]:
-    """What composes a step's own config again, or the one other that it has."""
-
-    def again(name: str | None, overrides: Sequence[str]) -> StepConfig | None:
-        values = own.values if name is None else other
-        return None if values is None else StepConfig(pasted(dict(values), " ".join(overrides)))
-
-    return again
-
-
-@pytest.mark.parametrize(("nodes", "gpus", "name"), [(63, 8, "one_node"), (1, 1, "one_gpu")])
-def test_a_smaller_config_is_offered_where_the_step_has_it(nodes: int, gpus: int, name: str, tmp_path: Any) -> None:
-    (tmp_path / f"{name}.yaml").write_text("{}")
-    manifest = StepManifest(step=StepTable(id="rl"), config_dir=tmp_path)
-    values = StepConfig(config(cluster__num_nodes=nodes, cluster__gpus_per_node=gpus))
-    for smaller, offered in ((SMALL, True), (config(cluster__num_nodes=63), False), (None, False)):
-        subject = CheckSubject("rl", manifest, values, {}, again=composing(values, smaller))
-        hints = [hint for check in CHECKS for problem in check(subject) for hint in problem.hints]
-        assert (f"-c {name}" in hints) == offered, smaller
-
-
-def test_the_config_of_one_node_is_offered_where_judges_have_nodes_of_their_own(tmp_path: Any) -> None:
-    (tmp_path / "one_node.yaml").write_text("{}")
-    manifest = StepManifest(step=StepTable(id="rl"), config_dir=tmp_path)
-    changes = {"cluster__num_nodes": 1, "env__nemo_gym__num_gpu_nodes": 1}
-    values = StepConfig(config(**changes))
-    subject = CheckSubject("rl", manifest, values, {}, again=composing(values, SMALL))
-    assert "-c one_node" in [hint for problem in layout_fits(subject) for hint in problem.hints]
+        assert expected[:2] not in [problem[:2] for problem in found(pasted(config(**changes), hint))]
 
 
 def test_several_updates_a_step_are_fine_off_policy() -> None:
@@ -215,12 +167,12 @@ def test_ranks_on_cpu_hold_whole_copies_of_the_model() -> None:
         "policy": {"train_global_batch_size": 64, "megatron_cfg": {"enabled": True, "tensor_model_parallel_size": 2}},
         "cluster": {"backend": "ray", "policy_workers": 3},
     }
-    assert found(values) == [("E310", "3 ranks on CPU", ("cluster.policy_workers=4",))]
+    assert found(values) == [("E310", "3", ("cluster.policy_workers=4",))]
     values["cluster"]["policy_workers"] = 4
     assert found(values) == []
     del values["cluster"]["policy_workers"]
     ((code, ranks, hints),) = found(values)
-    assert (code, ranks) == ("E310", "1 rank on CPU")
+    assert (code, ranks) == ("E310", "1")
     assert "cluster.policy_workers=2" in hints and all(found(pasted(values, hint)) == [] for hint in hints)
 
 
@@ -244,10 +196,8 @@ def test_separate_generation_without_a_number_is_one_generator() -> None:
 
 def test_the_profile_bounds_the_cluster() -> None:
     assert found(config(), {"nodes": 64, "gpus_per_node": 8}) == []
-    assert found(config(), {"nodes": 32, "gpus_per_node": 8}) == [
-        # 32 nodes are all for generation: half of the GPUs are left to the policy
-        ("E310", "64", ("cluster.num_nodes=32 policy.generation.colocated.generation_devices=128", MORE_NODES))
-    ]
+    short = ("E310", "64", ("cluster.num_nodes=32", MORE_NODES))
+    assert found(config(), {"nodes": 32, "gpus_per_node": 8}) == [short]
 
 
 MODELS = {
@@ -276,7 +226,7 @@ def attributes(name: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("tensor", "context", "fits"), [(4, 8, True), (16, 2, True), (3, 1, False), (32, 1, False)])
+@pytest.mark.parametrize(("tensor", "context", "fits"), [(4, 8, True), (8, 4, True), (3, 1, False), (16, 2, False)])
 def test_a_layout_may_exceed_the_key_value_heads_but_not_the_attention_heads(
     tensor: int, context: int, fits: bool
 ) -> None:
@@ -360,7 +310,7 @@ def test_a_refused_layout_has_a_hint_that_mends_it(
     model = attributes(name) if name is not None else {}
     problems = found(values, model=model)
     gpus = nodes * per_node
-    even = gpus % (tp * pp * cp) == 0 and gpus // pp % ep == 0
+    even = per_node % tp == 0 and gpus % (tp * pp * cp) == 0 and gpus // pp % ep == 0
     if samples:
         even = even and per_node % tp == 0
     if name is not None:
@@ -374,10 +324,14 @@ def test_a_refused_layout_has_a_hint_that_mends_it(
         if samples:
             even = even and heads % tp == 0 and width % tp == 0
     assert (not problems) == even
-    hints = [hint for _, _, given in problems for hint in given]
-    assert hints or not problems
-    for hint in hints:
-        assert found(pasted(values, hint), model=model) == []
+    for _ in range(6):  # each hint meets its own constraint, and all of them one after another all
+        if not problems:
+            break
+        said = problems[0]
+        values = pasted(values, said[2][0])
+        problems = found(values, model=model)
+        assert said not in problems
+    assert not problems
 
 
 @pytest.mark.parametrize(

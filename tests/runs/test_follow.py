@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nemotron_steps.runs.report.follow import Follower, StepSeen
+from nemotron_steps.runs.report.follow import Follower
 
 
 def write(folder: Path, name: str, *records: dict[str, Any]) -> None:
@@ -56,14 +56,6 @@ def test_the_pace_is_that_of_the_last_twenty_steps(tmp_path: Path) -> None:
     follower.look()
     # From the end of step 4, at 400 s, to that of step 24, at 438 s.
     assert follower.steps["rl"].seconds_per_step == 38.0 / 20
-
-
-def test_a_clock_that_was_set_back_gives_no_pace() -> None:
-    seen = StepSeen()
-    seen.times.extend([(1, 20.0), (2, 20.0)])
-    assert seen.seconds_per_step is None
-    seen.times.extend([(3, 10.0)])
-    assert seen.seconds_per_step is None
 
 
 def test_curves_are_of_numbers_and_samples_are_kept_by_what_they_are(tmp_path: Path) -> None:

@@ -16,9 +16,7 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError, UnknownNameError
 from nemotron_steps.runs.locks import hold
 from nemotron_steps.runs.run_folder import (
-    RUN_FILE,
     RunFolder,
-    RunInfo,
     get_run,
     list_runs,
     new_run_id,
@@ -128,20 +126,6 @@ def test_another_runs_record_is_not_taken_for_this_ones(store: ArtifactStore) ->
     other.write_bytes((RunFolder(store, "r1").path / "run.json").read_bytes())
     with pytest.raises(ArtifactError):
         get_run(store, "r2")
-
-
-def test_whenever_a_run_is_written_it_says_when(store: ArtifactStore) -> None:
-    folder = RunFolder(store, "r1")
-    info = folder.update(RunInfo("r1", created=1.0, updated=1.0))
-    assert info.updated > 1e9 and folder.load() == info
-
-
-def test_a_run_of_before_runs_said_what_is_forced_is_read(store: ArtifactStore) -> None:
-    folder = RunFolder(store, "r1")
-    record = folder.create("toy", {}).to_dict()
-    del record["forced"]
-    (folder.path / RUN_FILE).write_text(json.dumps(record))
-    assert get_run(store, "r1").forced == {}
 
 
 def test_lines_that_are_no_records_are_left_out() -> None:

@@ -1,19 +1,16 @@
-"""Whether the layouts of distillation's teachers fit their models: the policy's layout, or one of their own."""
+"""Whether models that a step does not train fit how they are loaded: teachers of distillation, whose layout is the
+policy's or their own, and what vLLM generates from: an evaluated or sampled model, judges.
+
+What a policy's own generator cannot do is among its layout's violations (constraints.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nemotron_steps.config.layout.constraints import (
-    Violation,
-    device_violations,
-    format_violations,
-    model_violations,
-    pasted,
-    suggestion,
-)
+from nemotron_steps.config.layout.constraints import Violation, format_violations, hints_of, model_violations
 from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.config.layout.parallel_config import (
     JUDGE_ROLES,
@@ -26,92 +23,9 @@ from nemotron_steps.config.layout.parallel_config import (
 )
 from nemotron_steps.errors import ConfigError
 
-_CUTS = ("tensor", "pipeline", "context", "expert", "sequence_parallel")
-
-
-@dataclass(frozen=True)
-class TeacherViolation:
-    """What is wrong with one layout, for one teacher or for several of which it is.
-
-    Attributes:
-        names: of these teachers.
-        violations: under the config keys of the layout.
-    """
-
-    names: tuple[str, ...]
-    violations: tuple[Violation, ...]
-
-    @property
-    def who(self) -> str:
-        """The teachers, in words."""
-        return teachers_named(self.names)
-
-
-def teachers_fit(sizes: ParallelConfig, models: Mapping[str, ModelSpec]) -> bool:
-    """Whether every teacher's layout fits its model.
-
-    Args:
-        sizes: of the run.
-        models: teacher → facts of its model, where that is known.
-    """
-    return not any(_found(_own(sizes, name), model, sizes.gpus_per_node) for name, model in models.items())
-
-
-def teacher_violations(sizes: ParallelConfig, models: Mapping[str, ModelSpec]) -> Iterator[TeacherViolation]:
-    """Teachers whose models their layouts do not fit; arguments as `teachers_fit`'s. What is wrong with a layout is
-    told once for all teachers."""
-    alike: dict[frozenset[str], dict[str, list[Violation]]] = {}
-    for name, model in models.items():
-        if found := _found(_own(sizes, name), model, sizes.gpus_per_node):
-            alike.setdefault(frozenset(violation.key for violation in found), {})[name] = found
-    for teachers in alike.values():
-        together = tuple(violation for found in teachers.values() for violation in found)
-        yield TeacherViolation(tuple(teachers), together)
-
-
-def _own(sizes: ParallelConfig, name: str) -> TeacherLayout | ParallelConfig:
-    return next((teacher for teacher in sizes.teachers if teacher.name == name), sizes)
-
-
-def _found(own: TeacherLayout | ParallelConfig, model: ModelSpec, node: int) -> list[Violation]:
-    """What of a layout is the teacher's, under its own keys."""
-    layout = ParallelConfig(**{name: getattr(own, name) for name in _CUTS}, gpus_per_node=node)
-
-    def named(key: str) -> str:
-        return key.replace(MEGATRON, own.section if isinstance(own, TeacherLayout) else MEGATRON)
-
-    return [
-        replace(
-            each, key=named(each.key), mends=[{named(key): each for key, each in mend.items()} for mend in each.mends]
-        )
-        for each in model_violations(layout, model)
-    ]
-
-
-def wrong_for(sizes: ParallelConfig, models: Mapping[str, ModelSpec]) -> list[Violation]:
-    """Everything that is wrong with teachers' layouts, for their models or for the devices."""
-    return [
-        *(violation for each in teacher_violations(sizes, models) for violation in each.violations),
-        *device_violations(sizes),
-    ]
-
-
-def raise_if_teachers_violate(sizes: ParallelConfig, models: Mapping[str, ModelSpec]) -> None:
-    """ConfigError for the first layout that does not fit a teacher."""
-    for each in teacher_violations(sizes, models):
-        what, expected, found = format_violations(each.violations)
-        raise ConfigError(
-            f"{each.who}: {what}",
-            where=each.violations[0].key,
-            expected=expected,
-            found=found,
-            hints=pasted(suggestion(sizes, lambda after: wrong_for(after, models))),
-        )
-
-
 SAMPLED = ("model", "models")
 """Keys of the models that a step samples from which trains none; the second is of several, each under a name."""
-_GENERATION = "generation"
+_CUTS = ("tensor", "pipeline", "context", "expert", "sequence_parallel")
 
 
 @dataclass(frozen=True)
@@ -122,26 +36,59 @@ class VllmKeys:
     width: str
     experts: str | None = None
 
-    @property
-    def written(self) -> Mapping[str, str]:
-        """Keys of a policy's generator → those that stand for them here."""
-        own = {"uses_vllm": self.backend, "generator_width": self.width, "generator_experts": self.experts}
-        return {KEYS[field]: key for field, key in own.items() if key is not None}
-
 
 @dataclass(frozen=True)
-class VllmViolation:
-    """What vLLM cannot do with some models that share its settings.
+class ModelViolations:
+    """What one layout violates of one model, or of several that share it.
 
     Attributes:
-        models: their keys.
+        models: names of the teachers, or keys of the models.
         violations: under the config's own keys.
-        hints: overrides, each of which mends all of them.
     """
 
     models: tuple[str, ...]
     violations: tuple[Violation, ...]
-    hints: tuple[str, ...]
+
+    @property
+    def teachers(self) -> str:
+        """The teachers, in words."""
+        return teachers_named(self.models)
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """One that meets all constraints."""
+        return hints_of(self.violations)
+
+    def raise_as(self, who: str = "") -> None:
+        """Raise ConfigError."""
+        what, expected, found = format_violations(self.violations)
+        where = self.violations[0].key
+        raise ConfigError(f"{who}{what}", where=where, expected=expected, found=found, hints=self.hints)
+
+
+def teacher_violations(sizes: ParallelConfig, models: Mapping[str, ModelSpec]) -> Iterator[ModelViolations]:
+    """Teachers whose models their layouts do not fit. What is wrong with a layout is reported once for all teachers.
+
+    Args:
+        sizes: of the run.
+        models: teacher → its model, where that is known.
+    """
+    alike: dict[frozenset[str], dict[str, list[Violation]]] = {}
+    for name, model in models.items():
+        own = next((teacher for teacher in sizes.teachers if teacher.name == name), None)
+        cuts = {cut: getattr(own or sizes, cut) for cut in _CUTS}
+        layout = ParallelConfig(**cuts, gpus_per_node=(own and own.gpus_per_node) or sizes.gpus_per_node)
+        found = [_under(each, _teacher_keys(own)) for each in model_violations(layout, model)]
+        if found:
+            alike.setdefault(frozenset(violation.key for violation in found), {})[name] = found
+    for teachers in alike.values():
+        yield ModelViolations(tuple(teachers), tuple(each for found in teachers.values() for each in found))
+
+
+def raise_if_teachers_violate(sizes: ParallelConfig, models: Mapping[str, ModelSpec]) -> None:
+    """ConfigError for the first layout that does not fit a teacher."""
+    for each in teacher_violations(sizes, models):
+        each.raise_as(f"{each.teachers}: ")
 
 
 def vllm_keys(model_key: str, get: Callable[[str], Any]) -> VllmKeys | None:
@@ -151,67 +98,57 @@ def vllm_keys(model_key: str, get: Callable[[str], Any]) -> VllmKeys | None:
         model_key: the config key that names the model.
         get: dotted key → value of the config, or None.
     """
-    for role in JUDGE_ROLES:
-        section = f"{JUDGES}.{role}.responses_api_models.vllm_model"
-        if model_key == f"{section}.model":
-            keys = VllmKeys(f"{section}.backend", f"{section}.tensor_parallel_size")
-            break
+    section, _, name = model_key.rpartition(".")
+    if model_key.partition(".")[0] in SAMPLED:
+        cfg = "generation.vllm_cfg"
+        keys = VllmKeys("generation.backend", f"{cfg}.tensor_parallel_size", f"{cfg}.expert_parallel_size")
+    elif name == "model" and section in (f"{JUDGES}.{role}.responses_api_models.vllm_model" for role in JUDGE_ROLES):
+        keys = VllmKeys(f"{section}.backend", f"{section}.tensor_parallel_size")
     else:
-        if model_key.partition(".")[0] not in SAMPLED:
-            return None
-        cfg = f"{_GENERATION}.vllm_cfg"
-        keys = VllmKeys(f"{_GENERATION}.backend", f"{cfg}.tensor_parallel_size", f"{cfg}.expert_parallel_size")
+        return None
     return keys if get(keys.backend) == "vllm" else None
 
 
-def vllm_violations(models: Mapping[str, ModelSpec], get: Callable[[str], Any]) -> Iterator[VllmViolation]:
-    """What vLLM cannot do with models, told once for all that it treats alike.
+def vllm_violations(models: Mapping[str, ModelSpec], get: Callable[[str], Any]) -> Iterator[ModelViolations]:
+    """What vLLM cannot do with models, reported once for all that share its settings.
 
     Args:
         models: config key that names it → the model.
         get: see vllm_keys.
     """
-    sharing: dict[VllmKeys, dict[str, ModelSpec]] = {}
+    found: dict[VllmKeys, dict[str, list[Violation]]] = {}
     for model_key, model in models.items():
         keys = vllm_keys(model_key, get)
-        if keys is not None:
-            sharing.setdefault(keys, {})[model_key] = model
-    for keys, alike in sharing.items():
-        found = {model_key: _violations(_sizes(keys, get), model, keys) for model_key, model in alike.items()}
-        wrong = tuple(model_key for model_key, each in found.items() if each)
+        if keys is None:
+            continue
+        width, experts = ((get(key) if key else None) for key in (keys.width, keys.experts))
+        sizes = ParallelConfig(
+            uses_vllm=True,
+            generator_width=width if type(width) is int and width > 0 else 1,
+            generator_experts=experts if type(experts) is int and experts > 0 else 1,
+        )
+        own = {"uses_vllm": keys.backend, "generator_width": keys.width, "generator_experts": keys.experts or ""}
+        named = {KEYS[field]: key for field, key in own.items()}
+        wrong = [_under(each, named) for each in model_violations(sizes, model)]
         if wrong:
-            together = dict.fromkeys(violation for each in found.values() for violation in each)
-            yield VllmViolation(wrong, tuple(together), tuple(_mends(keys, get, [*alike.values()])))
+            found.setdefault(keys, {})[model_key] = wrong
+    for alike in found.values():
+        together = dict.fromkeys(each for wrong in alike.values() for each in wrong)
+        yield ModelViolations(tuple(alike), tuple(together))
 
 
 def raise_if_vllm_violates(models: Mapping[str, ModelSpec], get: Callable[[str], Any]) -> None:
     """ConfigError for the first of `vllm_violations`."""
     for each in vllm_violations(models, get):
-        what, expected, found = format_violations(each.violations)
-        raise ConfigError(what, where=each.violations[0].key, expected=expected, found=found, hints=each.hints)
+        each.raise_as()
 
 
-def _sizes(keys: VllmKeys, get: Callable[[str], Any]) -> ParallelConfig:
-    def count(key: str | None) -> int:
-        value = get(key) if key is not None else None
-        return value if type(value) is int and value > 0 else 1
-
-    return ParallelConfig(uses_vllm=True, generator_width=count(keys.width), generator_experts=count(keys.experts))
+def _teacher_keys(own: TeacherLayout | None) -> dict[str, str]:
+    """Keys of the policy's layout → those of a teacher's; itself where they share it."""
+    return {} if own is None else {key: key.replace(MEGATRON, own.section) for key in KEYS.values()}
 
 
-def _violations(sizes: ParallelConfig, model: ModelSpec, keys: VllmKeys) -> list[Violation]:
-    return [replace(each, key=keys.written.get(each.key, each.key)) for each in model_violations(sizes, model)]
-
-
-def _mends(keys: VllmKeys, get: Callable[[str], Any], models: Sequence[ModelSpec]) -> Iterator[str]:
-    """The next smaller width that fits every model, and doing without vLLM where it samples from another model."""
-    sizes = _sizes(keys, get)
-    divisors = (width for width in range(sizes.generator_width, 0, -1) if sizes.generator_width % width == 0)
-    for width in divisors:
-        experts = width if sizes.generator_experts > 1 else 1
-        smaller = replace(sizes, generator_width=width, generator_experts=experts)
-        if not any(_violations(smaller, model, keys) for model in models):
-            of_experts = f" {keys.experts}={experts}" if experts != sizes.generator_experts else ""
-            yield f"{keys.width}={width}{of_experts}"
-            return
-    yield f"{keys.backend}=embedded {keys.width}=1" if sizes.generator_width > 1 else f"{keys.backend}=embedded"
+def _under(violation: Violation, keys: Mapping[str, str]) -> Violation:
+    """The same under other config keys."""
+    hint = {keys.get(key, key): value for key, value in violation.hint.items()}
+    return replace(violation, key=keys.get(violation.key, violation.key), hint=hint)

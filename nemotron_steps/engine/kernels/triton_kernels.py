@@ -386,7 +386,7 @@ def softmax_statistics(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor,
 
 def to_residuals(logits: Tensor, highest: Tensor, log_mass: Tensor, targets: Tensor) -> Tensor:
     """onehot(targets) − exp(logits − highest − log_mass), in place, rounded to the logits' type last; `highest` and
-    `log_mass` float32 [n]. A target below 0 is none."""
+    `log_mass` float32 [n]. A target below 0 stands for no token."""
     rows, columns = logits.shape
     if rows:
         _to_residuals[(rows, triton.cdiv(columns, 4096))](logits, highest, log_mass, targets, columns, BLOCK=4096)

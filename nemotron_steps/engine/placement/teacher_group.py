@@ -38,9 +38,9 @@ class TeacherWorker(RankWorker):
 
     def heaviest_tokens(self, arrays: Arrays, k: int) -> Any:
         """See engine.policy.teachers; rank 0 answers."""
-        from nemotron_steps.engine.policy.teachers import heaviest_tokens
+        from nemotron_steps.engine.policy.teachers import topk_tokens
 
-        return self._answer([found.numpy() for found in heaviest_tokens(self._teacher, batch_of(arrays), k)])
+        return self._answer([found.numpy() for found in topk_tokens(self._teacher, batch_of(arrays), k)])
 
 
 class PlacedTeachers:

@@ -46,7 +46,7 @@ class PolicySnapshot:
     source: Path
     """Folder of config.json and tokenizer."""
     carries: bool = True
-    """Whether tensors that are no weights of this policy travel along."""
+    """Whether tensors that are not weights of this policy travel along."""
 
     def write(self, path: str) -> None:
         """Write `hf/`, `policy.json` and `weights/`. Collective; returns once every rank is done.

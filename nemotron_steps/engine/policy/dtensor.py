@@ -39,10 +39,10 @@ from nemotron_steps.engine.policy.checkpoint import PolicySnapshot, position, re
 from nemotron_steps.engine.policy.hf_model import LogprobModel, checkpoint_tensors, load_hf_model, tensor_parallel
 from nemotron_steps.engine.policy.lora import AdaptedWeights, HfAdapters
 from nemotron_steps.engine.policy.micro_batches import plan_micro_batches, row_use
-from nemotron_steps.engine.policy.optimizer import TorchLearningRate
+from nemotron_steps.engine.policy.optimizer import TorchLearningRate, refuse_non_finite
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.types import TrainBatch
-from nemotron_steps.errors import ConfigError, EngineError, NonFiniteLossError, UnsupportedError
+from nemotron_steps.errors import ConfigError, EngineError, UnsupportedError
 from nemotron_steps.models.adapters import AdapterBase, low_rank_sum, save_adapter, whole_modules
 from nemotron_steps.models.architecture import Architecture, hf_folder
 from nemotron_steps.models.distributed_checkpoint import load_tensors, stage_tensors
@@ -187,14 +187,7 @@ class DTensorPolicy:
         metrics = finalize_metrics(sums, normalizers)
         self._agree_on_replicas()
         norm = self._gradient_norm()
-        if not (math.isfinite(metrics.get("loss", 0.0)) and math.isfinite(norm)):
-            raise NonFiniteLossError(
-                "the loss or its gradient is not finite; no weight was changed",
-                where=f"optimizer step {self.steps}",
-                expected="finite numbers",
-                found=f"loss {metrics.get('loss')}, gradient norm {norm}",
-                hints=("policy.optimizer.kwargs.lr=1e-7", "policy.precision=float32"),
-            )
+        refuse_non_finite(metrics.get("loss", 0.0), [norm], self.steps, "policy.optimizer.kwargs.lr")
         lr = self._learning_rate.at(self.steps)
         scale = min(1.0, self.config.max_grad_norm / (norm + 1e-6))
         for parameter in self.parameters:
@@ -242,7 +235,7 @@ class DTensorPolicy:
             yield from checkpoint_tensors(name, whole.to(dtype), hf.config.model_type)
         if adapted:
             return
-        # A router's bias is no parameter, and part of the model.
+        # A router's bias is part of the model, but not a parameter.
         saved = hf.state_dict(keep_vars=True).keys()  # detached, tensors of inference mode raise
         for name, buffer in hf.named_buffers():
             if name in saved:

@@ -113,7 +113,7 @@ class TokenOutputs:
             select: positions among this rank's tokens to the states there.
             weight: this rank's rows of the output layer.
             source: flat token of all ranks whose state predicts each target.
-            given: [R, ...] each, what else `of` is told of each token.
+            given: [R, ...] each, what else `of` needs of each token.
         """
         if self.context == 1:
             return self._here(of, select, weight, source, *given)
@@ -376,12 +376,12 @@ def _lightest_kept(logits: Tensor, truncation: SampledFrom, group: dist.ProcessG
         dist.all_gather(parts, values, group=group)
         values = torch.cat(parts, dim=1)
     count = truncation.top_k if 0 < truncation.top_k < values.shape[1] else values.shape[1]
-    heaviest = values.topk(count, dim=-1).values
+    largest = values.topk(count, dim=-1).values
     if truncation.top_p >= 1:
-        return heaviest[:, -1]
-    shares = heaviest.softmax(-1, dtype=torch.float64)
+        return largest[:, -1]
+    shares = largest.softmax(-1, dtype=torch.float64)
     before = shares.cumsum(-1) - shares
-    return heaviest.gather(1, (before < truncation.top_p).sum(-1, keepdim=True) - 1).squeeze(1)
+    return largest.gather(1, (before < truncation.top_p).sum(-1, keepdim=True) - 1).squeeze(1)
 
 
 def _leave_out(logits: Tensor, lightest: Tensor) -> None:

@@ -43,12 +43,12 @@ from nemotron_steps.engine.policy.micro_batches import RankWork, plan_micro_batc
 from nemotron_steps.engine.policy.model import PolicyModel
 from nemotron_steps.engine.policy.moe.router import counting, replay_metrics
 from nemotron_steps.engine.policy.multi_token_prediction import PredictionLoss
-from nemotron_steps.engine.policy.optimizer import FlatAdamW
+from nemotron_steps.engine.policy.optimizer import FlatAdamW, refuse_non_finite
 from nemotron_steps.engine.policy.teacher_logprob import compared, linear_divergence
 from nemotron_steps.engine.policy.token_layout import TokenLayout
 from nemotron_steps.engine.schedules import learning_rate
 from nemotron_steps.engine.types import TrainBatch
-from nemotron_steps.errors import EngineError, NonFiniteLossError
+from nemotron_steps.errors import EngineError
 from nemotron_steps.models.adapters import AdapterBase, adapter_pairs, save_adapter
 from nemotron_steps.models.architecture import Architecture, hf_folder
 from nemotron_steps.models.huggingface import WeightReader, save_hf_checkpoint
@@ -171,11 +171,7 @@ class MegatronPolicy:
             results: [N, T, …] of zeros, on CPU, to be filled at trained tokens.
         """
 
-        def at(hidden: Tensor, layout: TokenLayout) -> Results:
-            select, weight = partial(self.model.predictors, hidden), self.model.output_weight()
-            return self._outputs(of, select, weight, layout, layout.source, layout.targets)
-
-        return self._inferred(batch, at, results)
+        return self._inferred(batch, partial(self._predicted, of), results)
 
     def _inferred(
         self, batch: TrainBatch, of: Callable[[Tensor, TokenLayout], tuple[Tensor, ...]], results: list[Tensor]
@@ -196,7 +192,7 @@ class MegatronPolicy:
             self._pipeline.infer(work.count, forward, work.shape)
         for group in (self.groups.data, self.groups.pipeline):
             if dist.get_world_size(group) > 1:
-                for result in filter(torch.numel, results):  # a teacher asked for no heaviest tokens has none
+                for result in filter(torch.numel, results):  # empty where no top-k tokens are wanted
                     # A part at a time: whole hidden states of a batch would not fit beside the model.
                     for part in torch.split(result.flatten(), REDUCED_VALUES):
                         moved = part.to(self.device)
@@ -239,14 +235,7 @@ class MegatronPolicy:
             buffer.reduce_gradients()
         norms = self.optimizer.gradient_norms()
         loss, norm = metrics.get("loss", 0.0), norms[0]
-        if not all(map(math.isfinite, (loss, *norms))):
-            raise NonFiniteLossError(
-                "the loss or its gradient is not finite; no weight was changed",
-                where=f"optimizer step {self.optimizer.steps}",
-                expected="finite numbers",
-                found=f"loss {loss}, gradient norm {' and '.join(map(str, norms))}",
-                hints=("policy.megatron_cfg.optimizer.lr=1e-7", "policy.precision=float32"),
-            )
+        refuse_non_finite(loss, norms, self.optimizer.steps, "policy.megatron_cfg.optimizer.lr")
         lr = learning_rate(self.optimizer.steps, self.config.megatron_cfg.optimizer, self._scheduler)
         self.optimizer.step(lr, [min(1.0, self.config.max_grad_norm / (each + 1e-6)) for each in norms])
         self._leave_memory_to_vllm()
@@ -369,16 +358,8 @@ class MegatronPolicy:
         if not isinstance(self.loss_fn, DistillationLoss):
             logprobs, entropy = (_scatter(values, layout) for values in self._token_logprobs(hidden, layout))
             return self.loss_fn(logprobs, micro, normalizers, entropy)
-        comparison, *told = compared(self.loss_fn.divergence, layout, micro, self.teacher_weights)
-        found = self._outputs(
-            partial(linear_divergence, comparison),
-            partial(self.model.predictors, hidden),
-            self.model.output_weight(),
-            layout,
-            layout.source,
-            layout.targets,
-            *told,
-        )
+        comparison, *given = compared(self.loss_fn.divergence, layout, micro, self.teacher_weights)
+        found = self._predicted(partial(linear_divergence, comparison), hidden, layout, *given)
         divergence, logprobs, entropy = (_scatter(values, layout) for values in found)
         return self.loss_fn(logprobs, micro, normalizers, entropy, divergence)
 
@@ -391,9 +372,13 @@ class MegatronPolicy:
             where: dict[str, Any] = {**vars(layer), "sampled_from": self.loss_fn.sampled_from}
             return linear_logprobs(states, weight, targets, with_entropy=with_entropy, **where)
 
-        select, weight = partial(self.model.predictors, hidden), self.model.output_weight()
-        logprobs, entropy = self._outputs(of, select, weight, layout, layout.source, layout.targets)
+        logprobs, entropy = self._predicted(of, hidden, layout)
         return logprobs, entropy
+
+    def _predicted(self, of: Callable[..., Results], hidden: Tensor, layout: TokenLayout, *given: Tensor) -> Results:
+        """What a function of the output layer makes of the last stage's output at a micro-batch's trained tokens."""
+        select, weight = partial(self.model.predictors, hidden), self.model.output_weight()
+        return self._outputs(of, select, weight, layout, layout.source, layout.targets, *given)
 
     def _predicted_ahead(self, hidden: Tensor, layout: TokenLayout) -> Iterator[Results]:
         """What each depth of multi-token prediction makes of its targets: what `linear_predictions` says of them."""

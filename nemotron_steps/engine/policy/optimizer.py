@@ -27,6 +27,7 @@ from nemotron_steps.engine.policy.param_and_grad_buffer import (
     split_float32,
     through_device,
 )
+from nemotron_steps.errors import NonFiniteLossError
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 ClipGroup = Sequence[tuple[Sequence[ParameterBuffer], Sequence[dist.ProcessGroup]]]
@@ -259,3 +260,15 @@ def _scheduler(entry: TorchSchedulerConfig, optimizer: torch.optim.Optimizer) ->
     kwargs = {name: int(value) if name in _WHOLE else value for name, value in entry.kwargs.items()}
     made: lr_scheduler.LRScheduler = getattr(lr_scheduler, entry.name.rpartition(".")[2])(optimizer, **kwargs)
     return made
+
+
+def refuse_non_finite(loss: float, norms: Sequence[float], step: int, lr_key: str) -> None:
+    """Raise NonFiniteLossError where a step's loss or gradient is NaN or infinite, before it is taken."""
+    if not all(map(math.isfinite, (loss, *norms))):
+        raise NonFiniteLossError(
+            "the loss or its gradient is not finite; no weight was changed",
+            where=f"optimizer step {step}",
+            expected="finite numbers",
+            found=f"loss {loss}, gradient norm {' and '.join(map(str, norms))}",
+            hints=(f"{lr_key}=1e-7", "policy.precision=float32"),
+        )

@@ -60,12 +60,12 @@ class FrozenTeachers:
         """See Teachers."""
         shape = batch.input_ids.shape
         logprobs, numbers = torch.zeros(shape), torch.zeros(shape[0], dtype=torch.int64)
-        states = heaviest = tokens = None
+        states = topk = tokens = None
         if self._topk is None:
             widest = max(model.architecture.hidden_size for model in self._models.values())
             states = torch.zeros(*shape, widest)
         else:
-            heaviest = torch.zeros(*shape, self._topk)
+            topk = torch.zeros(*shape, self._topk)
             tokens = torch.zeros(*shape, self._topk, dtype=torch.int32)
         for number, (name, teacher) in enumerate(self._models.items()):
             rows, own = rows_of(name, batch, names)
@@ -78,14 +78,14 @@ class FrozenTeachers:
                 logprobs[rows], found = teacher.outputs(own, linear_states, _zeros(own, (), (width,)))
                 states[rows, :, :width] = found
                 numbers[rows] = number
-            elif heaviest is not None and tokens is not None and self._topk is not None:
-                logprobs[rows], heaviest[rows], tokens[rows] = heaviest_tokens(teacher, own, self._topk)
+            elif topk is not None and tokens is not None and self._topk is not None:
+                logprobs[rows], topk[rows], tokens[rows] = topk_tokens(teacher, own, self._topk)
             if self._offload:
                 teacher.model.to("cpu")
         return dataclasses.replace(
             batch,
             teacher_logprobs=logprobs,
-            teacher_topk_logprobs=heaviest,
+            teacher_topk_logprobs=topk,
             teacher_topk_indices=tokens,
             teacher_states=states,
             teacher_number=None if states is None else numbers,
@@ -127,9 +127,9 @@ def rows_of(name: str, batch: TrainBatch, names: Sequence[str | None]) -> tuple[
     return rows, select_rows(dataclasses.replace(batch, routed_experts=None), rows)
 
 
-def heaviest_tokens(teacher: MegatronPolicy, batch: TrainBatch, k: int) -> list[Tensor]:
-    """What a teacher says of its rows: float32 [N, T] logprobs of the tokens, float32 [N, T, k] of its k heaviest, and
-    int32 [N, T, k] those. Collective over its ranks."""
+def topk_tokens(teacher: MegatronPolicy, batch: TrainBatch, k: int) -> list[Tensor]:
+    """What a teacher says of its rows: float32 [N, T] logprobs of the tokens, float32 [N, T, k] of its top k, and int32
+    [N, T, k] those. Collective over its ranks."""
     results = [*_zeros(batch, (), (k,)), *_zeros(batch, (k,), dtype=torch.int32)]
     return teacher.outputs(batch, partial(linear_topk, k), results)
 

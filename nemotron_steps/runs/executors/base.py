@@ -141,8 +141,10 @@ class Launch:
         name = str(image).rpartition("/")[2].partition("@")[0]
         python = f"--build-arg PYTHON=python3.12 -t REGISTRY/{name}_steps --push ."
         built = f"docker build -f containers/Dockerfile.cuda --build-arg BASE={image} {python}"
-        told = shlex.quote(f"error: image {image} has no `{program}`. Add it: {built} and name that in container_image")
-        return f"command -v {shlex.quote(program)} > /dev/null || {{ echo {told} >&2; exit 2; }}"
+        message = shlex.quote(
+            f"error: image {image} has no `{program}`. Add it: {built} and name that in container_image"
+        )
+        return f"command -v {shlex.quote(program)} > /dev/null || {{ echo {message} >&2; exit 2; }}"
 
     def node_script(self, *, head: str, rank: str) -> str:
         """A shell script for a job whose every node runs the same container: the run on the first, Ray over all.

@@ -90,13 +90,13 @@ def run_command(launch: Launch, name: str) -> list[str]:
     profile = launch.profile
     assert isinstance(profile, DockerProfile)  # profile_model is what the profile was read with
     variables = launch.variables
-    told = {mount.split(":")[1] for mount in profile.mounts if ":" in mount}
+    mounted = {mount.split(":")[1] for mount in profile.mounts if ":" in mount}
     own = {str(path): f"{path}:{path}" for path in (launch.home, launch.working_dir)}
     if ENVIRONMENT_VARIABLE in variables:
         file = variables[ENVIRONMENT_VARIABLE]
         own.setdefault(file, f"{file}:{file}:ro")
     own |= {str(path): f"{path}:{path}" for path in launch.unseen(profile.mounts)}
-    mounts = dict.fromkeys((*profile.mounts, *(mount for path, mount in own.items() if path not in told)))
+    mounts = dict.fromkeys((*profile.mounts, *(mount for path, mount in own.items() if path not in mounted)))
     words = [profile.engine, "run", "--detach", "--init", "--name", name, "--network", "host"]
     # Podman's own default may be above what this process may grant.
     words += podman_ulimits() if profile.engine == "podman" else []

@@ -62,7 +62,7 @@ class LeptonExecutor:
         request = job_request(launch)
         client = _client()
         if profile.node_group is not None:
-            groups = {group.metadata.name: str(group.metadata.id_) for group in _asked(client.nodegroup.list_all)}
+            groups = {group.metadata.name: str(group.metadata.id_) for group in _request(client.nodegroup.list_all)}
             if profile.node_group not in groups:
                 raise RequestError(
                     f"the workspace has no node group '{profile.node_group}'",
@@ -73,14 +73,14 @@ class LeptonExecutor:
             request["spec"]["affinity"] = {"allowed_dedicated_node_groups": [groups[profile.node_group]]}
         from leptonai.api.v2.types.job import LeptonJob
 
-        made = _asked(lambda: client.job.create(LeptonJob.model_validate(request)))
+        made = _request(lambda: client.job.create(LeptonJob.model_validate(request)))
         return str(made.metadata.id_)
 
     def status(self, job: str) -> JobStatus:
         """See Executor."""
         client = _client()
         try:
-            found = _asked(lambda: client.job.get(job))
+            found = _request(lambda: client.job.get(job))
         except RequestError as error:
             answer = getattr(error.__cause__, "response", None)
             if getattr(answer, "status_code", None) != 404:  # a refusal to answer says nothing of the job
@@ -93,7 +93,7 @@ class LeptonExecutor:
         """See Executor."""
         client = _client()
         if not self.status(job).state.over:
-            _asked(lambda: client.job.update(job, spec={"spec": {"stopped": True}}))
+            _request(lambda: client.job.update(job, spec={"spec": {"stopped": True}}))
 
 
 def job_request(launch: Launch) -> dict[str, Any]:
@@ -151,10 +151,10 @@ def _client() -> Any:
             found=str(error),
             hints=("pip install 'nemotron-steps[lepton]'", "lep login"),
         ) from error
-    return _asked(APIClient)
+    return _request(APIClient)
 
 
-def _asked(question: Callable[[], Any]) -> Any:
+def _request(question: Callable[[], Any]) -> Any:
     """What Lepton answers; its refusals and silence as errors of this package."""
     from leptonai.api.v2.api_resource import ServerError
 

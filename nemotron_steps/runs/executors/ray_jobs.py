@@ -51,14 +51,14 @@ class RayExecutor:
         address = launch.profile.ray_address.rstrip("/")
         request = job_request(launch)
         client = _client(address)
-        return f"{address}/{_asked(address, lambda: _submitted(client, request))}"
+        return f"{address}/{_request(address, lambda: _submitted(client, request))}"
 
     def status(self, job: str) -> JobStatus:
         """See Executor."""
         address, _, submission = job.rpartition("/")
         client = _client(address)
         try:
-            info = _asked(address, lambda: client.get_job_info(submission))
+            info = _request(address, lambda: client.get_job_info(submission))
         except RequestError as error:
             if "status code 404" not in (error.found or ""):
                 raise  # a refusal to answer says nothing of the job
@@ -75,7 +75,7 @@ class RayExecutor:
         address, _, submission = job.rpartition("/")
         client = _client(address)
         if not self.status(job).state.over:
-            _asked(address, lambda: client.stop_job(submission))
+            _request(address, lambda: client.stop_job(submission))
 
 
 def _submitted(client: Any, request: dict[str, Any]) -> str:
@@ -127,10 +127,10 @@ def _client(address: str) -> Any:
             found=str(error),
             hints=("pip install 'nemotron-steps[ray]'",),
         ) from error
-    return _asked(address, lambda: JobSubmissionClient(address))
+    return _request(address, lambda: JobSubmissionClient(address))
 
 
-def _asked(address: str, question: Any) -> Any:
+def _request(address: str, question: Any) -> Any:
     """What the cluster answers; its refusals and silence as errors of this package."""
     from ray.exceptions import AuthenticationError
 

@@ -16,7 +16,7 @@ from nemotron_steps.errors import RequestError
 from nemotron_steps.runs.executors.base import Launch
 
 _WARN_S = 120
-"""How long before the time limit the job is told, so that it can save a checkpoint; less for a short limit."""
+"""How long before the time limit the job is warned, so that it can save a checkpoint; less for a short limit."""
 _RAY_SECONDS = 180
 """How long Ray's first node may take to come up."""
 

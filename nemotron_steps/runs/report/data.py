@@ -85,9 +85,9 @@ def _read_report(folder: Path, store: ArtifactStore) -> RunReport:
     events = _lines(folder / "events.jsonl")
     steps: dict[str, StepReport] = {}
     for entry in plan.get("steps", []):
-        key, told = entry["key"], {"state": "pending", "outputs": {}, **info.get("steps", {}).get(entry["key"], {})}
-        known: dict[str, Any] = {name: told.get(name) for name in ("state", "seconds", "cache_key")}
-        steps[key] = StepReport(key, entry, **known, outputs=dict(told["outputs"]))
+        key, state = entry["key"], {"state": "pending", "outputs": {}, **info.get("steps", {}).get(entry["key"], {})}
+        known: dict[str, Any] = {name: state.get(name) for name in ("state", "seconds", "cache_key")}
+        steps[key] = StepReport(key, entry, **known, outputs=dict(state["outputs"]))
     _apply_events(steps, events)
     _apply_metrics(steps, _lines(folder / "metrics.jsonl"), _lines(folder / "samples.jsonl"))
     for step in steps.values():

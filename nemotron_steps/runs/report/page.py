@@ -68,7 +68,7 @@ def render_page(run: RunReport) -> str:
         run=run,
         goals_first=sorted(run.steps, key=lambda step: step.key not in run.goals),
         failed=next((step for step in run.steps if step.error is not None), None),
-        told=[
+        facts_of_run=[
             time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created)),
             log_format.seconds(run.seconds),
             f"{ran} ran, {cached} cached" if cached else f"{ran} step{'' if ran == 1 else 's'} ran",

@@ -32,19 +32,8 @@ Environments = dict[str, dict[str, Points]]
 """Environment → what is measured of it → its curve."""
 
 _FIRST = (
-    "reward",
-    "kl",
-    "loss",
-    "entropy",
-    "length",
-    "policy_lag",
-    "token_mult_prob_error",
-    "validation",
-    "accuracy",
-    "agreement",
-    "grad_norm",
-    "truncat",
-    "lr",
+    *("reward", "kl", "loss", "entropy", "length", "policy_lag", "token_mult_prob_error"),
+    *("validation", "accuracy", "agreement", "grad_norm", "truncat", "lr"),
 )
 """One metric for each of these words is shown, in this order; the others are folded away."""
 _SHOWN_CURVES = 12

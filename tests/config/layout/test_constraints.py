@@ -1,189 +1,215 @@
-"""What of a layout does not come out even over a model."""
+"""What of a layout violates which constraint, under which key, and what its hint makes of it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import yaml
 
 from nemotron_steps.config.layout.constraints import (
     Violation,
-    _megatron_violations,
-    causes,
-    device_violations,
     format_violations,
-    judge_violations,
-    model_violations,
+    hints_of,
+    raise_if_violated,
     violations,
 )
 from nemotron_steps.config.layout.model_spec import ModelSpec
-from nemotron_steps.config.layout.parallel_config import JudgeLayout, ParallelConfig, TeacherLayout, judge_copies
+from nemotron_steps.config.layout.parallel_config import KEYS, JudgeLayout, ParallelConfig, TeacherLayout, judge_copies
+from nemotron_steps.errors import ConfigError
+
+TENSOR, PIPELINE, CONTEXT, EXPERT, WIDTH = (
+    KEYS[name] for name in ("tensor", "pipeline", "context", "expert", "generator_width")
+)
+DTENSOR = "policy.dtensor_cfg.tensor_parallel_size"
+BATCH, NODES, GENERATING, WORKERS = (KEYS[name] for name in ("batch", "nodes", "generation_devices", "workers"))
+NODE: dict[str, Any] = {"backend": "ray", "gpus_per_node": 8}
+APART: dict[str, Any] = {**NODE, "samples": True, "colocated": False}
+VLLM: dict[str, Any] = {"samples": True, "uses_vllm": True}
+
+
+def dense(**sizes: Any) -> ModelSpec:
+    return ModelSpec("llama", **sizes)
+
+
+def mixture(**sizes: Any) -> ModelSpec:
+    return ModelSpec("qwen3_moe", experts=8, **sizes)
+
+
+def mamba(heads: int, groups: int) -> ModelSpec:
+    return ModelSpec("nemotron_h", mamba_heads=heads, mamba_groups=groups)
+
+
+HEADS = dense(attention_heads=32, key_value_heads=2, head_dim=128)
+NANO = ModelSpec(
+    "nemotron_h", layers=52, attention_heads=32, key_value_heads=2, experts=128, shared_width=3712, mamba_heads=64,
+    mamba_groups=8,
+)  # fmt: skip
+
+ACCEPTED: list[tuple[dict[str, Any], ModelSpec | None]] = [
+    ({"tensor": 8, "context": 8}, HEADS),  # more than key-value heads
+    ({"tensor": 6}, dense(attention_heads=36, key_value_heads=2, head_dim=96)),
+    ({"pipeline": 3}, ModelSpec("nemotron_h", layers=4)),
+    ({"pipeline": 2}, dense(layers=4)),
+    ({"context": 8}, mamba(8, 4)),  # two ranks share a group
+    ({"tensor": 2, "context": 4}, mamba(8, 4)),
+    ({**VLLM, "generator_width": 4}, mamba(8, 8)),
+    ({**VLLM, "generator_width": 4}, mamba(8, 1)),  # which vLLM repeats
+    ({"length": 512, "length_end": 512, "new_tokens": 512}, dense(positions=512)),
+    ({"length": 513}, dense()),
+    ({"tensor": 3}, None),  # of one process nothing is placed
+    ({**NODE, "tensor": 4, "pipeline": 2}, None),
+    ({**NODE, "nodes": 2, "tensor": 8, "pipeline": 2}, None),
+    ({**NODE, "judge_nodes": 1, "nodes": 2, "judges": (JudgeLayout("a", width=8),)}, None),
+]
+REFUSED: list[tuple[dict[str, Any], ModelSpec | None, str, str, str]] = [
+    ({"model_type": "qwen3"}, dense(), KEYS["model_type"], "the config is for qwen3 models", "null"),
+    ({"tensor": 4}, dense(attention_heads=6, key_value_heads=2), TENSOR, "does not divide 6 attention heads", "3"),
+    ({"tensor": 3, **NODE}, HEADS, TENSOR, "does not divide 32 attention heads", "2"),
+    ({"tensor": 6}, dense(attention_heads=12, key_value_heads=4), TENSOR, "does not divide 4 key-value heads", "4"),
+    ({"tensor": 6}, dense(attention_heads=36, key_value_heads=2, head_dim=64), TENSOR,
+     "does not divide 2560 rows of queries, keys and values", "5"),
+    ({"tensor": 4}, dense(mlp_width=6), TENSOR, "does not divide 6 rows of the MLP", "3"),
+    ({"tensor": 4, "sequence_parallel": True}, mixture(shared_width=6), TENSOR, "rows of the shared expert", "3"),
+    ({"pipeline": 5}, ModelSpec("nemotron_h", layers=4), PIPELINE, "is more than the 4 layers", "1"),
+    ({"pipeline": 3}, dense(layers=4), PIPELINE, "does not divide 4 layers", "2"),
+    ({"expert": 2}, dense(), EXPERT, "needs a mixture of experts", "1"),
+    ({"expert": 3}, mixture(), EXPERT, "does not divide 8 experts", "2"),
+    ({"router_replay": True}, dense(), KEYS["router_replay"], "needs a mixture of experts", "false"),
+    ({"tensor": 2}, mixture(), KEYS["sequence_parallel"], "needs sequence parallelism", "true"),
+    ({"router_bias_update_rate": 0.1, "samples": True}, mixture(), KEYS["router_bias_update_rate"], "generator", "0"),
+    ({"mtp_layers": 1}, dense(mtp_layers=0), KEYS["mtp_layers"], "no block of multi-token prediction", "0"),
+    ({"mtp_layers": 2}, dense(mtp_layers=1), KEYS["mtp_layers"], "not as many blocks",
+     f"{KEYS['mtp_repeated']}=true"),
+    ({"mtp_layers": 2, "mtp_repeated": True}, dense(mtp_layers=2), KEYS["mtp_repeated"], "the model has 2", "false"),
+    ({"context": 4}, mamba(24, 6), CONTEXT, "does not divide 6 Mamba groups of a tensor-parallel rank", "3"),
+    ({"context": 16}, mamba(8, 4), CONTEXT, "does not divide 8 Mamba heads of a tensor-parallel rank", "8"),
+    ({"tensor": 4}, mamba(8, 2), TENSOR, "does not divide 2 Mamba heads and their groups", "2"),
+    ({"dtensor": True, "tensor": 4}, dense(key_value_heads=6), DTENSOR, "does not divide 6 key-value heads", "3"),
+    ({"dtensor": True, "tensor": 4}, dense(mlp_width=6), DTENSOR, "does not divide 6 rows of the MLP", "3"),
+    ({"dtensor": True, "tensor": 2}, mixture(), DTENSOR, "does not cut experts", "1"),
+    ({"dtensor": True, "tensor": 2}, mamba(8, 8), DTENSOR, "does not cut hybrid models", "1"),
+    ({**VLLM, "generator_width": 4}, mamba(8, 2), WIDTH, "does not divide 2 groups of Mamba heads (vLLM)", "2"),
+    ({**VLLM, "generator_width": 16}, mamba(8, 1), WIDTH, "does not divide 8 Mamba heads (vLLM)", "8"),
+    ({**VLLM, "generator_width": 4}, dense(mlp_width=6), WIDTH, "does not divide 6 rows of the MLP (vLLM)", "2"),
+    ({**VLLM}, ModelSpec("nemotron_h", bounds_time_steps=True), KEYS["uses_vllm"], "time_step_limit", "embedded"),
+    ({"length": 513}, dense(positions=512), KEYS["length"], "is more than the positions of the model", "512"),
+    ({"length_end": 513}, dense(positions=512), KEYS["length_end"], "is more than the positions", "512"),
+    ({"new_tokens": 513}, dense(positions=512), KEYS["new_tokens"], "is more than the positions", "512"),
+    ({**NODE, "tensor": 16, "nodes": 2}, None, TENSOR, "=16 does not divide the 8 GPUs of a node", "8"),
+    ({**NODE, "gpus_per_node": 6, "tensor": 4}, None, TENSOR, "=4 does not divide the 6 GPUs of a node", "2"),
+    ({**NODE, "pipeline": 3}, None, NODES, "PP=3 does not divide the 8 GPUs that train", f"{PIPELINE}=1"),
+    ({**NODE, "tensor": 4, "pipeline": 2, "context": 2}, None, NODES, "TP×PP×CP=16 does not divide the 8 GPUs",
+     f"{CONTEXT}=1"),
+    ({**NODE, "expert": 16}, None, EXPERT, "does not divide the 8 GPUs of a pipeline stage", "8"),
+    ({**NODE, "workers": 4}, None, WORKERS, "follows from the devices", "null"),
+    ({"backend": "ray", "tensor": 2, "pipeline": 2, "expert": 4}, None, WORKERS, "TP×PP=4 does not divide the 1 policy",
+     "8"),
+    ({"backend": "ray", "workers": 4, "expert": 8}, None, EXPERT, "does not divide the 4 ranks", "4"),
+    ({**NODE, "judge_nodes": 2}, None, KEYS["judge_nodes"], "judges take 2 of 1 node", f"{NODES}=3"),
+    ({**NODE, "teachers": (TeacherLayout("a"),)}, None, NODES, "teachers take 8 GPUs of 8", "2"),
+    ({**APART, "generation_devices": 8}, None, GENERATING, "generation takes 8 GPUs of 8", "4"),
+    ({**APART, "gpus_per_node": 1}, None, GENERATING, "generation takes 1 GPU of 1", f"{NODES}=2"),
+    ({**APART, "generation_devices": 3, "generator_width": 2}, None, GENERATING, "do not make whole generators", "2"),
+    ({**NODE, **VLLM, "generator_width": 16}, None, WIDTH, "needs more than the 8 that generate on a node", "8"),
+    ({**NODE, **VLLM, "generator_width": 3}, None, WIDTH, "do not divide the 8 that generate", "1"),
+    ({**NODE, "judges": (JudgeLayout("genrm_model", width=2),)}, None,
+     f"{JudgeLayout('genrm_model').section}.tensor_parallel_size", "needs nodes that are kept for judges", "1"),
+    ({**NODE, "nodes": 2, "judge_nodes": 1, "judges": (JudgeLayout("a", 8, replicas=2),)}, None, KEYS["judge_nodes"],
+     "too few GPUs", "2"),
+    ({**NODE, "batch": 13}, None, BATCH, "8 data-parallel ranks do not divide the training batch", "16"),
+    ({"batch": 3, "prompts": 4, "group": 2}, None, BATCH, "do not fill whole training batches", "4"),
+    ({"on_policy": True, "batch": 4, "prompts": 4, "group": 2}, None, BATCH, "needs one update per step", "8"),
+]  # fmt: skip
+
+
+def under(sizes: ParallelConfig, hint: str) -> dict[str, Any]:
+    """Fields that a hint sets."""
+    fields = {key: name for name, key in KEYS.items()} | {DTENSOR: "tensor"}
+    said = (word.partition("=") for word in hint.split(" "))
+    changed = {fields[key]: yaml.safe_load(text) for key, _, text in said if key in fields}
+    return changed if "uses_vllm" not in changed else {**changed, "uses_vllm": False}
+
+
+@pytest.mark.parametrize(("sizes", "model"), ACCEPTED, ids=str)
+def test_what_divides_is_accepted(sizes: dict[str, Any], model: ModelSpec | None) -> None:
+    assert violations(ParallelConfig(**sizes), model) == []
+
+
+@pytest.mark.parametrize(("sizes", "model", "key", "what", "fix"), REFUSED, ids=str)
+def test_what_does_not_divide_is_refused_at_its_key_and_its_hint_helps(
+    sizes: dict[str, Any], model: ModelSpec | None, key: str, what: str, fix: str
+) -> None:
+    layout = ParallelConfig(**sizes)
+    with pytest.raises(ConfigError) as caught:
+        raise_if_violated(layout, model)
+    error = caught.value
+    assert error.where == key and what in error.what
+    (hint,) = error.hints
+    assert (fix if "=" in fix else f"{key}={fix}") in hint.split(" ")
+    changed = under(layout, hint)
+    if changed:
+        after = violations(ParallelConfig(**{**sizes, **changed}), model)
+        assert error.what not in [violation.what for violation in after]
+
+
+def test_a_size_that_several_counts_are_not_divided_by_gets_one_that_all_are() -> None:
+    found = violations(ParallelConfig(tensor=3, sequence_parallel=True, gpus_per_node=8), NANO)
+    assert [each.about for each in found] == ["model"] * 3  # and not of the devices, which it does not divide either
+    what, expected, value = format_violations([*found, *found])
+    assert what.count("does not divide") == 3 and value == "tensor_model_parallel_size: 3"
+    assert expected.startswith("tensor_model_parallel_size: a divisor of 32;")
+    assert hints_of(found) == (f"{TENSOR}=2",)
+    assert format_violations(found[:1])[1:] == ("a divisor of 32", "3")
+
+
+def test_sequences_that_would_grow_past_the_positions_stop_growing() -> None:
+    found = violations(ParallelConfig(length=8192, length_end=16384), dense(positions=4096))
+    assert hints_of(found[:1]) == (f"{KEYS['length']}=4096 {KEYS['length_end']}=null",)
 
 
 @pytest.mark.parametrize(
-    ("tensor", "heads", "shared", "head_dim", "wrong"),
+    ("layout", "devices"),
     [
-        (8, 32, 2, 128, None),
-        (4, 6, 2, 64, "tensor_model_parallel_size=4 does not divide attention heads"),
-        (6, 12, 4, 64, "tensor_model_parallel_size=6 does not divide key-value heads"),
-        (6, 36, 2, 64, "tensor_model_parallel_size=6 does not divide the rows of queries, keys and values"),
-        (6, 36, 2, 96, None),
+        ({"expert": 7}, []),
+        ({"context": 3}, []),
+        ({**VLLM, "generator_width": 3}, []),
+        ({"tensor": 4, "pipeline": 3}, [NODES]),
+        ({"expert": 7, "workers": 2}, [WORKERS]),
     ],
 )
-def test_tensor_parallelism_may_exceed_the_key_value_heads(
-    tensor: int, heads: int, shared: int, head_dim: int, wrong: str | None
-) -> None:
-    facts = {"num_attention_heads": heads, "num_key_value_heads": shared, "head_dim": head_dim}
-    model = ModelSpec.from_attributes({"model_type": "llama", **facts})
-    assert model is not None
-    sizes = ParallelConfig(tensor=tensor, context=8)
-    found = [violation.what for violation in violations(sizes, model)]
-    assert found == ([] if wrong is None else [wrong])
-    assert wrong is None or not violations(ParallelConfig(tensor=2, context=8), model)
-
-
-@pytest.mark.parametrize(("model_type", "pipeline", "fits"), [
-    ("nemotron_h", 4, True), ("nemotron_h", 3, True), ("nemotron_h", 5, False),
-    ("llama", 4, True), ("llama", 2, True), ("llama", 3, False),
-])  # fmt: skip
-def test_every_pipeline_stage_has_a_layer_and_of_alike_layers_as_many(
-    model_type: str, pipeline: int, fits: bool
-) -> None:
-    found = list(_megatron_violations(ParallelConfig(pipeline=pipeline), ModelSpec(model_type, layers=4)))
-    assert (found == []) == fits
+def test_a_cut_that_the_model_has_not_is_no_fault_of_the_devices(layout: dict[str, Any], devices: list[str]) -> None:
+    sizes = ParallelConfig(sequence_parallel=True, gpus_per_node=8, **layout)
+    model = replace(NANO, attention_heads=6) if "pipeline" in layout else NANO
+    found = violations(sizes, model)
+    assert found[0].about == "model"
+    assert [violation.key for violation in found if violation.about == "devices"] == devices
 
 
 def test_judges_fill_an_equal_share_of_their_nodes_each() -> None:
     kept = ParallelConfig(nodes=4, judge_nodes=2, gpus_per_node=8)
     judges = (JudgeLayout("a", width=2), JudgeLayout("b", width=3))
     assert judge_copies(kept, judges) == {"a": 4, "b": 2}  # of width 3 a node holds two
-    assert [*judge_violations(kept, judges)] == []
     assert judge_copies(kept, (*judges[:1], JudgeLayout("b", width=8, replicas=2))) == {"a": 4, "b": 2}
-    assert [
-        violation.expected for violation in judge_violations(kept, (*judges[:1], JudgeLayout("b", width=8, replicas=2)))
-    ] == ["24 GPUs for 4 x a, 2 x b"]
     assert judge_copies(ParallelConfig(), judges) == {"a": 1, "b": 1}
 
 
-@pytest.mark.parametrize(
-    ("layout", "groups", "wrong"),
-    [
-        ({"context": 2}, 4, None),
-        ({"context": 8}, 4, None),  # two ranks share a group
-        ({"context": 4, "tensor": 2}, 4, None),
-        ({"context": 4}, 6, "context_parallel_size=4 does not divide Mamba groups of a tensor-parallel rank"),
-        ({"context": 4, "tensor": 2}, 6, "context_parallel_size=4 does not divide Mamba groups"),
-        ({"context": 16}, 4, "context_parallel_size=16 does not divide Mamba heads of a tensor-parallel rank"),
-        ({"tensor": 4}, 2, "tensor_model_parallel_size=4 does not divide Mamba heads and their groups"),
-        ({"uses_vllm": True, "generator_width": 4}, 8, None),
-        ({"uses_vllm": True, "generator_width": 4}, 1, None),  # which vLLM repeats
-        ({"uses_vllm": True, "generator_width": 4}, 2, "does not divide groups of Mamba heads (vLLM)"),
-        ({"uses_vllm": True, "generator_width": 16}, 1, "does not divide Mamba heads (vLLM)"),
-    ],
-)
-def test_mamba_is_cut_by_heads_and_groups_of_them(layout: dict[str, Any], groups: int, wrong: str | None) -> None:
-    model = ModelSpec("nemotron_h", mamba_heads=24 if groups == 6 else 8, mamba_groups=groups)
-    found = [violation.what for violation in model_violations(ParallelConfig(samples=True, **layout), model)]
-    assert len(found) == (wrong is not None) and all(wrong in what for what in found if wrong is not None)
+@pytest.mark.parametrize(("batch", "fix"), [(1, 8), (3, 8), (11, 8), (13, 16), (30, 32)])
+def test_a_batch_becomes_the_nearest_that_gives_every_rank_as_much(batch: int, fix: int) -> None:
+    assert hints_of(violations(ParallelConfig(batch=batch, **NODE))) == (f"{BATCH}={fix}",)
 
 
-@pytest.mark.parametrize(
-    ("field", "key"),
-    [
-        ("length", "policy.max_total_sequence_length"),
-        ("length_end", "policy.max_total_sequence_length_end"),
-        ("new_tokens", "policy.generation.max_new_tokens"),
-    ],
-)
-def test_sequences_are_at_most_as_long_as_the_models_positions(field: str, key: str) -> None:
-    model = ModelSpec("qwen3", positions=512)
-    assert violations(ParallelConfig(**{field: 512}), model) == []
-    assert violations(ParallelConfig(**{field: 513}), ModelSpec("qwen3")) == []
-    (found,) = violations(ParallelConfig(**{field: 513}), model)
-    what = f"{key.rpartition('.')[2]}=513 is more than the positions of the model"
-    assert found == Violation("model", key, what, "at most 512", "513")
+def test_prompts_change_only_where_no_batch_of_their_rollouts_splits() -> None:
+    sizes = ParallelConfig(batch=10, prompts=5, group=2, on_policy=True, **NODE)
+    assert hints_of(violations(sizes)) == (f"{BATCH}=8 {KEYS['prompts']}=4",)
 
 
-@pytest.mark.parametrize(("shared", "wrong"), [(None, True), (6, True), (8, False)])
-def test_a_model_that_does_not_share_keys_and_values_has_as_many_heads_of_them(shared: int | None, wrong: bool) -> None:
-    counted = {} if shared is None else {"num_key_value_heads": shared}
-    model = ModelSpec.from_attributes({"model_type": "llama", "num_attention_heads": 6, **counted})
-    assert model is not None
-    found = [violation.what for violation in model_violations(ParallelConfig(dtensor=True, tensor=4), model)]
-    assert found == (["tensor_parallel_size=4 does not divide key-value heads"] if wrong else [])
-
-
-@pytest.mark.parametrize(
-    ("layout", "product"),
-    [
-        ({"tensor": 3}, "TP 3"),
-        ({"pipeline": 3}, "TP 1 × PP 3 = 3"),
-        ({"tensor": 3, "context": 2}, "TP 3 × CP 2 = 6"),
-        ({"tensor": 3, "pipeline": 2, "context": 2}, "TP 3 × PP 2 × CP 2 = 12"),
-    ],
-)
-def test_a_copy_of_the_model_is_told_as_the_sizes_that_make_it(layout: dict[str, int], product: str) -> None:
-    (found,) = violations(ParallelConfig(gpus_per_node=8, **layout))
-    assert (found.expected, found.found) == (f"a multiple of {product}", "8 GPUs for training")
-    (found,) = violations(ParallelConfig(backend="ray", **layout))
-    assert (found.expected, found.found) == (f"a multiple of {product}", "1 rank on CPU")
-    assert violations(ParallelConfig(**layout)) == []  # of one process nothing is placed
-
-
-NANO = ModelSpec(
-    "nemotron_h", layers=52, attention_heads=32, key_value_heads=2, experts=128, shared_width=3712, mamba_heads=64,
-    mamba_groups=8,
-)  # fmt: skip
-
-
-def test_a_size_that_several_counts_are_not_divided_by_is_told_once() -> None:
-    found = violations(ParallelConfig(tensor=3, sequence_parallel=True, gpus_per_node=8), NANO)
-    assert len(found) == 3
-    what = "attention heads, nor Mamba heads and their groups, nor the shared expert's width"
-    assert format_violations(found) == (f"tensor_model_parallel_size=3 does not divide {what}", "a divisor of 8", "3")
-    assert format_violations([*found, *found]) == format_violations(found)  # of several models alike
-    shared = ModelSpec("llama", attention_heads=36, key_value_heads=4, mlp_width=1024)
-    whole = "a divisor of 1024, and a divisor or multiple of 4"
-    assert format_violations(violations(ParallelConfig(tensor=6), shared))[1] == whole
-    lengths = violations(
-        ParallelConfig(tensor=3, length=9, new_tokens=9), ModelSpec("llama", attention_heads=4, positions=8)
-    )
-    assert format_violations(lengths)[1:] == (
-        "tensor_model_parallel_size: a divisor of 4; max_total_sequence_length: at most 8; max_new_tokens: at most 8",
-        "tensor_model_parallel_size: 3; max_total_sequence_length: 9; max_new_tokens: 9",
-    )
-
-
-@pytest.mark.parametrize(
-    ("layout", "devices"),
-    [
-        ({"tensor": 3}, []),
-        ({"expert": 7}, []),
-        ({"context": 3}, []),
-        ({"samples": True, "uses_vllm": True, "generator_width": 3}, []),
-        ({"tensor": 3, "pipeline": 3}, ["the layout does not divide the GPUs that train"]),
-        ({"expert": 7, "workers": 2}, ["on GPUs the number of policy ranks follows from the devices"]),
-    ],
-)
-def test_a_cut_that_the_model_has_not_is_not_told_of_the_devices_too(
-    layout: dict[str, Any], devices: list[str]
-) -> None:
-    found = violations(ParallelConfig(sequence_parallel=True, gpus_per_node=8, **layout), NANO)
-    assert found[0].about == "model"
-    assert [violation.what for violation in found if violation.about == "devices"] == devices
-
-
-def test_a_cut_that_is_wrong_anyway_is_no_cause_of_what_devices_lack() -> None:
-    teachers = (TeacherLayout("a", tensor=3), TeacherLayout("b", tensor=3), TeacherLayout("c", tensor=3, section="own"))
-    sizes = ParallelConfig(nodes=4, gpus_per_node=8, backend="ray", pipeline=3, teachers=teachers)
-    found = list(device_violations(sizes))
-    assert [violation.what for violation in found] == [
-        "the layout of teachers a and b does not divide their GPUs",
-        "the layout of teacher c does not divide its GPUs",
-        "the layout does not divide the GPUs that train",
-    ]
-    assert causes(sizes, found, ()) == found
-    assert causes(sizes, found, {teachers[0].key("tensor")}) == found[1:]
-    assert causes(sizes, found, {teachers[2].key("tensor"), "policy.megatron_cfg.pipeline_model_parallel_size"}) == [
-        found[0]
-    ]
+def test_what_is_refused_alone_is_what_was_found() -> None:
+    sizes = ParallelConfig(batch=3, tensor=3, **NODE)
+    raise_if_violated(sizes, found=[])
+    other = Violation("batch", "policy.batch", "another", "1", "2")
+    with pytest.raises(ConfigError, match="another") as caught:
+        raise_if_violated(sizes, found=[other])
+    error = caught.value
+    assert (error.where, error.expected, error.found, error.hints) == ("policy.batch", "1", "2", ())

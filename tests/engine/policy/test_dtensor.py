@@ -9,7 +9,7 @@ import torch
 
 from nemotron_steps.engine.policy.dtensor import DTensorPolicy
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.errors import ConfigError, EngineError, UnsupportedError
+from nemotron_steps.errors import ConfigError, UnsupportedError
 from nemotron_steps.models.huggingface import load_hf_weights
 from nemotron_steps.models.megatron_checkpoint import convert_megatron_to_hf
 from tests.conditioning import assert_conditioned
@@ -106,12 +106,6 @@ def test_a_layout_that_the_ranks_do_not_fill_is_refused_with_one_that_they_do(qw
     with pytest.raises(ConfigError, match="not a multiple of the tensor-parallel size") as caught:
         DTensorPolicy(config, qwen3_folder, rl_loss())
     assert caught.value.hints == ("policy.dtensor_cfg.tensor_parallel_size=1",)
-
-
-def test_without_adapters_there_are_none_to_save(qwen3_folder, tmp_path):
-    with pytest.raises(EngineError, match="no adapters are trained"):
-        DTensorPolicy(fsdp_config(), qwen3_folder, rl_loss()).save_adapter(tmp_path / "adapter", str(qwen3_folder), "")
-    assert not (tmp_path / "adapter").exists()
 
 
 def write_family(folder, model_type, **changes):

@@ -15,12 +15,14 @@ from tests.engine.policy.batches import grouped_batch
 from tests.engine.policy.ranks import (
     BALANCED,
     DTENSOR,
+    FOUR,
     LAYOUTS,
     RATE,
     RESHARDED,
     TRUNCATED,
     run_ranks,
     scenarios,
+    scenarios_of_four,
     two_steps,
 )
 from tests.engine.policy.test_checkpoint import content
@@ -130,3 +132,31 @@ def test_nan_on_one_rank_stops_all(found):
 def test_checkpoints_written_while_the_ranks_train_on_are_those_of_their_step(layout, found, ranks_folder):
     saved, behind = (content(ranks_folder / f"{layout} {how}") for how in ("saved", "behind"))
     assert len(saved) > 3 and saved == behind
+
+
+FOUR_CASES = [(model, layout) for model, layouts in FOUR.items() for layout in layouts]
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    root = tmp_path_factory.mktemp("four")
+    for model in FOUR:
+        write_checkpoint(model, root / model, initializer_range=0.1, num_hidden_layers=4, vocab_size=201)
+    folders = {model: root / model for model in FOUR}
+    ranks = run_ranks(4, root, folders, scenarios_of_four)
+    assert all(rank == ranks[0] for rank in ranks)
+    batches = grouped_batch(0), grouped_batch(1)
+    return ranks[0], {
+        model: Conditioned(lambda folder, *batches: two_steps(folder, {}, batches)[0], folder, *batches)
+        for model, folder in folders.items()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.device_count() < 4, reason="needs four GPUs, or none for gloo"
+)
+@pytest.mark.parametrize(("model", "layout"), FOUR_CASES)
+def test_four_ranks_train_like_one(model, layout, four):
+    found, expected = four
+    expected[model].check(found[f"{model}: {layout}"])

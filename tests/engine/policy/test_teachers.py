@@ -132,21 +132,6 @@ def test_it_does_not_depend_on_how_the_batch_is_cut(change, topk, folders, one):
     one[topk].check(distilled(folders, change, topk))
 
 
-def test_a_policy_learns_what_its_teachers_say_and_they_do_not_move(folders, batch):
-    teachers = teachers_of(folders)
-    scored = teachers.score(batch, names_of(batch))
-    policy = MegatronPolicy(policy_config(), folders["policy"], DistillationLoss(TeacherKl("reverse")))
-    losses = [policy.train_step(scored)["loss"] for _ in range(8)]
-    assert losses[-1] < 0.7 * losses[0]
-    again = teachers.score(batch, names_of(batch))
-    assert torch.equal(again.teacher_topk_logprobs, scored.teacher_topk_logprobs)
-
-
-def test_teachers_have_none_of_the_policys_adapters(folders):
-    adapted = teachers_of(folders, megatron_cfg={"peft": {"enabled": True}})
-    assert all(not teacher.model.adapters for teacher in adapted._models.values())
-
-
 @pytest.mark.parametrize("training", [{"mtp_num_layers": 1}, {"moe_router_bias_update_rate": 0.1}], ids=str)
 def test_a_teacher_has_nothing_that_only_training_needs(training, tmp_path):
     if "mtp_num_layers" in training:

@@ -314,9 +314,3 @@ def test_a_run_sees_its_prompt_and_its_own_row_up_to_its_last_query():
     assert [starts.tolist() for starts in part.cu_seqlens] == [[0, 2, 3, 4, 7], [0, 4, 5, 12, 19]]
     assert all(starts.dtype is torch.int32 and starts.is_contiguous() for starts in part.cu_seqlens)
     assert part.max_seqlens == (3, 7)
-
-
-def test_rows_outside_of_the_ranges_have_no_run():
-    part = VarlenSegments(ROWS, ((4, 6), (14, 16)), torch.device("cpu"))
-    assert [run.queries for run in part.segments] == [(4, 6), (14, 16)]
-    assert part.keys.tolist() == [4, 5, 14, 15] and part.max_seqlens == (2, 2)

@@ -100,7 +100,7 @@ def test_what_this_package_raised_while_a_cluster_was_asked_stays_as_it_is() -> 
 
     for error in (RetryableError("no node was ready"), RequestError("no")):
         with pytest.raises(type(error)) as caught:
-            ray_jobs._asked("http://head:8265", question)
+            ray_jobs._request("http://head:8265", question)
         assert caught.value is error
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from nemotron_steps.config.layout.memory.settings import BatchArithmetic, MemorySettings
-from nemotron_steps.config.layout.memory.suggestions import _halves, _micro_batches
 from tests.config.layout.memory.shapes import flat
 
 GROUP, PROMPT, ANSWER = 4, 40, 22
@@ -58,23 +57,3 @@ def test_a_step_has_an_update_for_every_whole_batch_of_its_rollouts():
 def test_a_length_that_grows_is_counted_as_long_as_it_gets():
     grown = settings_of(max_total_sequence_length_end=3 * (PROMPT + ANSWER), train_micro_batch_size=1)
     assert BatchArithmetic.of(grown).tokens == 3 * (PROMPT + ANSWER)
-
-
-@pytest.mark.parametrize(("value", "least"), [(10_000, 4096), (4096, 4096), (7, 1), (100, 60)])
-def test_what_is_offered_gets_smaller_down_to_the_least_and_not_below(value, least):
-    offered = _halves(value, least)
-    assert offered == sorted(set(offered), reverse=True)
-    assert offered[-1:] == ([least] if value > least else []) and value not in offered
-
-
-def test_a_smaller_budget_that_is_offered_holds_a_whole_pair():
-    pairs = {"dpo.reference_policy_kl_penalty": 0.1, "policy.max_total_sequence_length": 1024}
-    packing = {"policy.sequence_packing.enabled": True, "policy.sequence_packing.train_mb_tokens": 8192}
-    ladders = list(_micro_batches(MemorySettings.read({**pairs, **packing}.get)))
-    assert ladders == [
-        [{f"policy.sequence_packing.{name}": tokens} for tokens in (4096, 2048)]
-        for name in ("train_mb_tokens", "logprob_mb_tokens")  # the reference's logprobs: of 4 pairs by default
-    ]
-    alone = {key: value for key, value in {**pairs, **packing}.items() if not key.startswith("dpo.")}
-    (ladder,) = _micro_batches(MemorySettings.read(alone.get))  # no reference
-    assert {key for step in ladder for key in step} == {"policy.sequence_packing.train_mb_tokens"}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import yaml
 
 from nemotron_steps.config.layout.memory.devices import step_memory
+from nemotron_steps.config.layout.memory.measures import memory_measures
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
-from nemotron_steps.config.layout.memory.suggestions import memory_suggestion
 from nemotron_steps.session.session import Session
 from tests.config.layout.memory.shapes import QWEN3_1_7B, QWEN3_8B, flat
 
@@ -52,10 +51,7 @@ def test_where_the_embedded_generator_has_too_many_rows_fewer_or_shorter_ones_ar
     overrides = (*backends, f"{JUDGE}.max_total_sequence_length={length}")
     get = values_of(bench, "rl/nemo_rl/rlhf", "one_gpu", *overrides).get
     assert step_memory(MemorySettings.read(get), lambda role: SMALL).shortages
-    mends = memory_suggestion(get, lambda role: SMALL)
-    assert mends
-    for mend in mends:
-        changed = {key: yaml.safe_load(value) for key, value in (part.split("=") for part in mend.split())}
-        assert {section for section in embedded if any(key.startswith(section) for key in changed)} == embedded
-        after = MemorySettings.read(lambda key, changed=changed: changed.get(key, get(key)))
-        assert step_memory(after, lambda role: SMALL).shortages == []
+    changed = memory_measures(get, lambda role: SMALL)
+    assert {section for section in embedded if any(key.startswith(section) for key in changed)} == embedded
+    after = MemorySettings.read(lambda key: changed.get(key, get(key)))
+    assert step_memory(after, lambda role: SMALL).shortages == []

@@ -11,12 +11,11 @@ import torch
 
 from nemotron_steps.config.layout.memory.devices import StepMemory, step_memory
 from nemotron_steps.config.layout.memory.generation import GIB
+from nemotron_steps.config.layout.memory.measures import memory_measures
 from nemotron_steps.config.layout.memory.policy import _compared, stage_memory
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
-from nemotron_steps.config.layout.memory.suggestions import memory_suggestion
 from nemotron_steps.config.layout.memory.teachers import beside_policy, settings_of
-from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.config.layout.parallel_config import TeacherLayout
 from nemotron_steps.engine.losses.distillation import TeacherKl
 from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
@@ -165,29 +164,8 @@ def test_teachers_that_do_not_fit_are_refused_with_what_mends_it():
     assert SHAPE is not None
     (first, *_) = step_memory(MemorySettings.read(values.get), lambda role: SHAPE).shortages
     assert first.needed > 40 * GIB
-    hints = memory_suggestion(values.get, lambda role: SHAPE)
-    assert hints
-    changed = dict(each.split("=") for each in hints[0].split())
-    parsed = {key: {"true": True, "false": False}.get(value) for key, value in changed.items()}
-    parsed = {key: float(changed[key]) if value is None else value for key, value in parsed.items()}
-    parsed = {key: int(v) if type(v) is float and v.is_integer() else v for key, v in parsed.items()}
-    assert not step_memory(MemorySettings.read({**values, **parsed}.get), lambda role: SHAPE).shortages
-
-
-def test_a_teachers_mend_comes_out_even_over_its_model():
-    """Cut in eight it would fit, if its heads can be; over fewer GPUs of its own it does not."""
-    apart = f"{SECTION}.non_colocated_teachers"
-    own = {"cluster.num_nodes": 3, f"{apart}.enabled": True, "cluster.gpu_memory_gib": 5.0}
-    values = values_of(**own, policy__generation__backend="embedded", policy__generation__max_sequences=1)
-    small = ModelShape.read({**QWEN3_8B, "num_hidden_layers": 2, "hidden_size": 256, "vocab_size": 8192})
-
-    def hints(heads: int) -> list[str]:
-        models = dict.fromkeys(TEACHERS, ModelSpec("qwen3", layers=36, attention_heads=heads, key_value_heads=4))
-        return memory_suggestion(values.get, lambda role: small if role == "policy" else SHAPE, teachers=models)
-
-    key = f"{apart}.default_teacher_cfg"
-    assert hints(32)[0] == f"{key}.tensor_model_parallel_size=8 {key}.sequence_parallel=true"
-    assert not any("tensor_model_parallel_size" in each for each in hints(28))
+    changed = memory_measures(values.get, lambda role: SHAPE)
+    assert changed and not step_memory(MemorySettings.read({**values, **changed}.get), lambda role: SHAPE).shortages
 
 
 @pytest.mark.parametrize(("name", "precision"), [("qwen3", "bfloat16"), ("qwen3", "float32"), ("latent", "bfloat16")])

@@ -73,22 +73,6 @@ def test_equals_the_recurrence(lengths, children, chunk_size, groups, begun, pad
         compare(given, runs, chunk_size, initial)
 
 
-def test_a_shared_prompt_gives_what_repeated_prompts_give():
-    """Outputs and gradients; the prompt's gradient is the sum over those that continue it."""
-    prompt, rests = 21, (9, 30)
-    given = inputs(prompt + sum(rests))
-    shared = scan(**given, runs=Runs([prompt, *rests], [0, 0]), chunk_size=8)[0]
-    first = torch.arange(prompt)
-    both = torch.cat([first, torch.arange(prompt, prompt + 9), first, torch.arange(prompt + 9, prompt + 39)])
-    repeated = {name: tensor if name in "ad" else tensor[both] for name, tensor in given.items()}
-    apart = scan(**repeated, runs=Runs([prompt + 9, prompt + 30]), chunk_size=8)[0]
-    torch.testing.assert_close(shared[both], apart, atol=1e-5, rtol=1e-5)
-    weight = torch.randn(apart.shape)
-    mine = torch.autograd.grad((shared[both] * weight).sum(), list(given.values()))
-    theirs = torch.autograd.grad((apart * weight).sum(), list(given.values()))
-    torch.testing.assert_close(mine, theirs, atol=2e-4, rtol=1e-4)
-
-
 @pytest.mark.parametrize("chunk_size", [8, 64])
 def test_a_neighbour_changes_nothing_bit_for_bit(chunk_size):
     runs = Runs([30, 17, 45, 3])
@@ -189,13 +173,3 @@ def test_equals_a_convolution_of_each_row(lengths, children, kernel, begun, bias
     mine = torch.autograd.grad((found * upstream).sum(), wanted)
     theirs = torch.autograd.grad((expected * upstream).sum(), wanted)
     torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
-
-
-def test_a_neighbour_changes_nothing_of_a_convolution():
-    runs = Runs([5, 9, 4])
-    states, weight, bias = torch.randn(18, 6), torch.randn(6, 1, 4), torch.randn(6)
-    changed = states.clone()
-    mine = rows_of(runs)[1]
-    changed[: mine.start] = torch.nan
-    changed[mine.stop :] *= 3
-    assert torch.equal(conv(states, weight, bias, runs)[mine], conv(changed, weight, bias, runs)[mine])

@@ -162,7 +162,7 @@ def test_only_different_experts_of_the_model_or_none_at_all_can_be_replayed(expe
             check_routed_experts(wrong, architecture)
 
 
-HIDDEN, EXPERTS, TOKENS = 48, 12, 70
+MOE_WIDTH, MOE_EXPERTS, MOE_TOKENS = 48, 12, 70
 
 
 def theirs_and_ours(latent=0, groups=1, top_groups=1, normalized=True, scale=2.5):
@@ -171,9 +171,9 @@ def theirs_and_ours(latent=0, groups=1, top_groups=1, normalized=True, scale=2.5
     from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMoE
 
     config = NemotronHConfig(
-        hidden_size=HIDDEN,
+        hidden_size=MOE_WIDTH,
         layers_block_type=["moe"],
-        n_routed_experts=EXPERTS,
+        n_routed_experts=MOE_EXPERTS,
         num_experts_per_tok=3,
         moe_intermediate_size=20,
         moe_shared_expert_intermediate_size=36,
@@ -190,7 +190,7 @@ def theirs_and_ours(latent=0, groups=1, top_groups=1, normalized=True, scale=2.5
     theirs.gate.e_score_correction_bias.normal_(std=0.3)
     architecture = Architecture(
         family="nemotron_h",
-        hidden_size=HIDDEN,
+        hidden_size=MOE_WIDTH,
         num_layers=1,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -200,7 +200,7 @@ def theirs_and_ours(latent=0, groups=1, top_groups=1, normalized=True, scale=2.5
         rope_theta=1.0,
         norm_eps=1e-5,
         max_position_embeddings=64,
-        num_experts=EXPERTS,
+        num_experts=MOE_EXPERTS,
         experts_per_token=3,
         moe_ffn_hidden_size=20,
         norm_topk_prob=normalized,
@@ -242,12 +242,12 @@ def theirs_and_ours(latent=0, groups=1, top_groups=1, normalized=True, scale=2.5
 )
 def test_experts_equal_transformers_with_every_gradient(changes):
     theirs, ours, pairs = theirs_and_ours(**changes)
-    states = torch.randn(TOKENS, HIDDEN)
-    direction = torch.randn(TOKENS, HIDDEN)
+    states = torch.randn(MOE_TOKENS, MOE_WIDTH)
+    direction = torch.randn(MOE_TOKENS, MOE_WIDTH)
     inputs = [states.clone().requires_grad_() for _ in range(2)]
     expected = theirs(inputs[0][None])[0]
     with counting([ours.router]):
-        found = ours.mix(inputs[1][:, None], torch.ones(TOKENS))[:, 0]
+        found = ours.mix(inputs[1][:, None], torch.ones(MOE_TOKENS))[:, 0]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     (expected * direction).sum().backward()
     (found * direction).sum().backward()
@@ -255,31 +255,31 @@ def test_experts_equal_transformers_with_every_gradient(changes):
     for name, parameter in ours.named_parameters():
         if name != "router.expert_bias":
             torch.testing.assert_close(parameter.grad, pairs[name].grad, atol=1e-4, rtol=1e-4, msg=name)
-    assert int(ours.router.load.sum()) == TOKENS * 3
+    assert int(ours.router.load.sum()) == MOE_TOKENS * 3
 
 
 def test_the_router_is_exact_in_bfloat16():
     _, ours, _ = theirs_and_ours()
-    states = torch.randn(TOKENS, HIDDEN).bfloat16()
-    weights, chosen = ours.router(states, torch.ones(TOKENS))
-    again, same = ours.router(states.float(), torch.ones(TOKENS))
+    states = torch.randn(MOE_TOKENS, MOE_WIDTH).bfloat16()
+    weights, chosen = ours.router(states, torch.ones(MOE_TOKENS))
+    again, same = ours.router(states.float(), torch.ones(MOE_TOKENS))
     assert weights.dtype is torch.float32 and torch.equal(weights, again) and torch.equal(chosen, same)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gathers_have_autograds_gradients_summed_once(dtype):
     """The way to the experts and back on a GPU, whose gradients are gathers."""
-    chosen = torch.stack([torch.randperm(EXPERTS)[:5] for _ in range(TOKENS)])
+    chosen = torch.stack([torch.randperm(MOE_EXPERTS)[:5] for _ in range(MOE_TOKENS)])
     order = chosen.flatten().argsort(stable=True)
     back = inverse(order)
-    states = torch.randn(TOKENS, 8, dtype=dtype)
-    direction = (torch.randint(-255, 256, (TOKENS * 5, 8)) / 64).to(dtype)  # whose sums float32 holds, in any order
+    states = torch.randn(MOE_TOKENS, 8, dtype=dtype)
+    direction = (torch.randint(-255, 256, (MOE_TOKENS * 5, 8)) / 64).to(dtype)  # whose sums float32 holds, in any order
     plain, gathered = (states.clone().requires_grad_() for _ in range(2))
     expected = plain.index_select(0, order // 5).index_select(0, back)
     found = permute(_ToChoices.apply(gathered, order, back), back, order)
     assert torch.equal(found, expected)
     (found * direction).sum().backward()
-    exact = direction.double().view(TOKENS, 5, 8).sum(1)
+    exact = direction.double().view(MOE_TOKENS, 5, 8).sum(1)
     assert torch.equal(gathered.grad, exact.to(dtype))
     (expected * direction).sum().backward()
     if dtype is torch.float32:

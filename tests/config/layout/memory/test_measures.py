@@ -1,0 +1,155 @@
+"""The hint for what does not fit: it plans when pasted, and begins with what an expert would try."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nemotron_steps.config.layout.memory.devices import step_memory
+from nemotron_steps.config.layout.memory.measures import least_share, memory_measures
+from nemotron_steps.config.layout.memory.settings import MemorySettings
+from nemotron_steps.config.layout.memory.shape import ModelShape
+from nemotron_steps.errors import PlanError
+from nemotron_steps.session.run_request import RunRequest
+from nemotron_steps.session.session import Session
+from tests.config.layout.memory.shapes import NANO_4B, NANO_30B, QWEN3_8B, QWEN3_30B_A3B, QWEN3_32B, SUPER_120B, flat
+from tests.models.checkpoints import write_tokenizer
+
+MODELS = {
+    "nano": NANO_30B,
+    "nano4b": NANO_4B,
+    "super": SUPER_120B,
+    "qwen8b": QWEN3_8B,
+    "qwen30b": QWEN3_30B_A3B,
+    "qwen32b": QWEN3_32B,
+}
+ROWS = {
+    "prompts": {"responses_create_params": {"input": "A or B?"}, "agent_ref": {"name": "mcqa_simple_agent"}},
+    "preferences": {"prompt": "A or B?", "chosen": "A", "rejected": "B"},
+    "chats": {"messages": [{"role": "user", "content": "A or B?"}, {"role": "assistant", "content": "A"}]},
+}
+INPUTS = {
+    "rl/nemo_rl/rlvr": ("policy", "prompts"),
+    "rl/nemo_rl/swe": ("policy", "prompts"),
+    "rl/nemo_rl/dpo": ("policy", "preferences"),
+    "sft/megatron_bridge": ("model", "chats"),
+}
+"""Step → the port of its model, and its data."""
+RLVR, SFT, MEGATRON = "rl/nemo_rl/rlvr", "sft/megatron_bridge", "policy.megatron_cfg"
+SHARE = "policy.generation.vllm_cfg.gpu_memory_utilization"
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """Megatron checkpoints of full size, but for their weights."""
+    root = tmp_path_factory.mktemp("given")
+    for name, config in MODELS.items():
+        hf = root / name / "hf"
+        hf.mkdir(parents=True)
+        (hf / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 262144}))
+        write_tokenizer(hf)
+        (root / name / "weights").mkdir()
+        (root / name / "weights" / "common.json").write_text("{}")
+    for name, row in ROWS.items():
+        (root / name).mkdir()
+        (root / name / "train.jsonl").write_text(json.dumps(row) + "\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    return Session(home=str(tmp_path_factory.mktemp("home")))
+
+
+def planned(bench, given, step, config, model, *overrides):
+    port, data = INPUTS[step]
+    inputs = {port: str(given / model), data: str(given / data)}
+    return bench.plan(RunRequest(targets=(step,), config=config, inputs=inputs, overrides=overrides)).steps[-1]
+
+
+def refused(bench, given, step, config, model, *overrides):
+    """The problem with memory that a plan is refused for."""
+    with pytest.raises(PlanError) as caught:
+        planned(bench, given, step, config, model, *overrides)
+    problem = caught.value.problems[0]
+    assert problem.code == "E313", problem.render()
+    return problem
+
+
+PACKED = "policy.sequence_packing.train_mb_tokens"
+CASES = {  # of a step, its config, its model and overrides: what the hint begins with; "steps show" where none helps
+    (RLVR, "one_gpu", "qwen8b"): f"{MEGATRON}.optimizer.optimizer_cpu_offload=true",
+    (RLVR, "one_node", "qwen30b", f"{MEGATRON}.expert_model_parallel_size=4"): SHARE,
+    (RLVR, "one_node", "qwen8b", f"{SHARE}=0.85"): f"{SHARE}=0.",
+    (RLVR, "one_node", "qwen8b", f"{SHARE}=0.1"): f"{SHARE}=0.",
+    (RLVR, "one_node", "qwen8b", "policy.generation.backend=embedded"): "policy.generation.max_sequences=",
+    (RLVR, "one_gpu", "nano4b", f"{MEGATRON}.activation_checkpointing=false"): PACKED,
+    (SFT, "one_gpu", "super"): "steps show",
+    (SFT, "one_node", "qwen8b", f"{MEGATRON}.optimizer.use_distributed_optimizer=false"):
+        f"{MEGATRON}.optimizer.use_distributed_optimizer=true",
+    (SFT, "one_node", "qwen8b", f"{MEGATRON}.activation_checkpointing=false", "policy.max_total_sequence_length=16384"):
+        f"{MEGATRON}.activation_checkpointing=true",
+    ("rl/nemo_rl/dpo", "one_node", "qwen8b", f"{PACKED}=32768"): f"{PACKED}=16384",
+    ("rl/nemo_rl/dpo", "one_node", "qwen8b", "policy.sequence_packing.enabled=false",
+     "policy.train_micro_batch_size=2"): "policy.train_micro_batch_size=1",
+    (RLVR, "rlvr1", "super", "cluster.gpu_memory_gib=80"): "",
+    ("rl/nemo_rl/swe", "swe2", "super", "cluster.gpu_memory_gib=80"): "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "first"), CASES.items(), ids=str)
+def test_every_hint_pasted_plans(asked, first, bench, given):
+    problem = refused(bench, given, *asked)
+    assert problem.hints[0].startswith(first), problem.render()
+    for hint in problem.hints:
+        if not hint.startswith("steps show "):
+            memory = planned(bench, given, *asked, *hint.partition("   #")[0].split(" ")).memory
+            assert memory.shortages == [] and memory.devices, hint
+
+
+def test_the_refusal_says_how_much_is_needed_of_what(bench, given):
+    problem = refused(bench, given, SFT, "one_gpu", "qwen8b")
+    assert problem.what == "sft/megatron_bridge: a GPU that trains has less memory than it needs while it trains"
+    assert problem.expected == "at most 80.0 GiB (cluster.gpu_memory_gib)"
+    assert "policy's optimizer 91.5" in problem.found and "allocator" not in problem.found
+
+
+@pytest.mark.parametrize(("needed", "share"), [(0, 0.05), (4, 0.05), (5, 0.1), (64, 0.8), (76, 0.95), (77, None)])
+def test_a_share_holds_what_is_needed_in_twentieths_and_leaves_one(needed, share):
+    assert least_share(needed, 80) == share
+
+
+LONG = {"policy": {"train_global_batch_size": 64, "max_total_sequence_length": 32768, "train_micro_batch_size": 4}}
+JUDGE = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"
+OWN_NODE = {
+    f"{JUDGE}.model": "judge",
+    f"{JUDGE}.backend": "vllm",
+    f"{JUDGE}.gpu_memory_utilization": 0.05,
+    "policy.train_global_batch_size": 8,
+    f"{MEGATRON}.optimizer.use_distributed_optimizer": True,
+    "cluster.backend": "ray",
+    "cluster.gpus_per_node": 8,
+    "cluster.num_nodes": 2,
+    "env.nemo_gym.num_gpu_nodes": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "config", "most_nodes", "first"),
+    [
+        (flat({**LONG, "cluster": {"backend": "ray", "gpus_per_node": 8}}), QWEN3_8B, None, "policy."),
+        (flat({**LONG, "cluster": {"backend": "ray", "gpus_per_node": 16}}), QWEN3_8B, None, "policy."),
+        (OWN_NODE, NANO_4B, None, f"{JUDGE}.gpu_memory_utilization"),
+        (flat({"cluster": {"backend": "ray", "gpus_per_node": 1}, **LONG}), QWEN3_32B, 1, None),
+        (flat({"cluster": {"gpus_per_node": 1}, **LONG}), {**SUPER_120B, "hidden_size": 65536}, None, None),
+    ],
+    ids=["8 GPUs", "16 GPUs", "judge", "one node", "too large"],
+)
+def test_measures_are_taken_until_all_fits_by_the_same_arithmetic(values, config, most_nodes, first):
+    shape = ModelShape.read(config)
+    changed = memory_measures(values.get, lambda role: shape, most_nodes=most_nodes)
+    assert next(iter(changed), "").startswith(first) if first else changed == {}
+    if changed:
+        settings = MemorySettings.read({**values, **changed}.get)
+        assert step_memory(settings, lambda role: shape).shortages == []
