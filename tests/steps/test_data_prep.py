@@ -20,7 +20,7 @@ from nemotron_steps.config.schema.data_prep import (
     TokenizerTrainingConfig,
 )
 from nemotron_steps.environments.base import EnvironmentConfig
-from nemotron_steps.environments.judged.genrm_scores import parse_reply
+from nemotron_steps.environments.judged.genrm_compare import parse_reply
 from nemotron_steps.environments.responses import split_reasoning
 from nemotron_steps.environments.text.reasoning_gym import ReasoningGym
 from nemotron_steps.errors import DataError, UnknownNameError

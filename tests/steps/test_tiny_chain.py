@@ -104,3 +104,16 @@ def test_a_tiny_hybrid_improves_by_rule_and_keeps_its_gain_under_the_judge(home,
         same = {name for name, tensor in before.items() if tensor.equal(after[name])}
         frozen = {name for name in before if name.endswith("gate.weight") or name.startswith("mtp.")}
         assert same == frozen  # all else has moved, the routers' correction biases too
+
+
+def test_a_distilled_policy_keeps_what_each_of_its_teachers_has_learnt(tmp_path):
+    steps("run", "opd", "-c", "tiny", home=tmp_path)
+    reward = summaries(tmp_path)["eval"]["heldout_reward"]
+    own = {"reasoning", "instructions"}
+    for skill in own:
+        (other,) = own - {skill}
+        assert reward[skill][skill] > reward["sft"][skill] + 0.3  # the teachers have something to teach
+        assert reward["opd"][skill] > reward[skill][skill] - 0.06
+        assert reward["opd"][skill] > reward[other][skill] + 0.1
+    plan = json.loads(steps("plan", "rl/nemo_rl/opd", "-c", "tiny", "--json", home=tmp_path))
+    assert all(step["cached"] for step in plan["steps"])  # the step by itself plans the same teachers

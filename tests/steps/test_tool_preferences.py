@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from nemotron_steps.artifacts.validators import validate
 from nemotron_steps.cli.main import steps
@@ -258,3 +259,14 @@ def test_the_end_of_the_nano3_pipeline_plans_over_own_rows_and_policy(tmp_path, 
     planned = [step["step"] for step in json.loads(capsys.readouterr().out)["steps"]]
     assert planned.index("data_prep/tool_preference_prep") < planned.index("rl/nemo_rl/dpo")
     assert "convert/hf_to_megatron" in planned
+
+
+def test_too_few_rows_and_two_sources_are_refused(tmp_path):
+    file = write_rows(tmp_path / "rows.jsonl", [recorded_row(i, 0) for i in range(3)])
+    with pytest.raises(DataError, match="too few for the splits"):
+        prepare(tmp_path / "out", jsonl={"path": str(file)}, rows={"validation": 3})
+    with pytest.raises(ValidationError, match="exactly one"):
+        ToolPreferencePrepConfig.model_validate({"jsonl": {"path": "x"}, **TASKS})
+    with pytest.raises(DataError, match="no row gives a training pair"):
+        only_calls = {"jsonl": {"path": str(file)}, "rows": {"validation": 0}}
+        prepare(tmp_path / "none", hallucinations=["needless_call"], **only_calls)

@@ -72,9 +72,8 @@ class _GroupRequest:
     version: int
     """Of the weights when it began."""
 
-    def failed(self, index: int, failure: Failure) -> Rollout:
+    def failed(self, index: int, failure: Failure, *, truncated: bool = False) -> Rollout:
         """A member with nothing to train."""
-        truncated = failure.name == PROMPT_TOO_LONG
         return failed_rollout(self.group_id, index, self.environment.name, failure, truncated=truncated)
 
 
@@ -207,7 +206,9 @@ class RolloutCollector:
                     settings = self._settings_of(group)
                     prompt_ids = self._prompt_ids(prompt, settings, sessions[min(sessions)].tools)
                 except RolloutFailedError as error:
-                    return self._group(group, [group.failed(i, error.failure) for i in range(num_generations)])
+                    failure, too_long = error.failure, error.failure.name == PROMPT_TOO_LONG
+                    members = [group.failed(i, failure, truncated=too_long) for i in range(num_generations)]
+                    return self._group(group, members)
                 trajectories = await self._sample(group, settings, sessions, prompt_ids)
                 responses = {i: response_of(trajectory, settings.chat) for i, trajectory in trajectories.items()}
                 verdicts |= {i: t.failure.verdict for i, t in trajectories.items() if t.failure is not None}

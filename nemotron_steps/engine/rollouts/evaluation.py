@@ -13,7 +13,7 @@ from typing import Any
 from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge
 from nemotron_steps.engine.types import Rollout, RolloutGroup
-from nemotron_steps.environments.judged.genrm_scores import parse_reply
+from nemotron_steps.environments.judged.genrm_compare import parse_reply
 from nemotron_steps.environments.responses import split_reasoning
 
 

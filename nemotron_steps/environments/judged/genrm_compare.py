@@ -2,23 +2,30 @@
 
 The group is the rollouts of one group id; nothing is aggregated before every judge call of the group is back. When
 the judge is unavailable the whole group fails, because its answers' scores depend on each other.
+
+The rule follows public NeMo-Gym's `genrm_compare`: base score = mean over an answer's comparisons, plus bonuses and
+zero-centred group terms on lengths and style.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Row, RowError, Session
-from nemotron_steps.environments.judged import genrm_scores as rule
 from nemotron_steps.environments.judged.genrm_messages import Layout, comparison_messages, is_contentless
 from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES, MAX_NOTES, Note, note_of
 from nemotron_steps.environments.judged.judges import MeasuringJudge
 from nemotron_steps.environments.judged.judging import JudgeSampling
 from nemotron_steps.environments.responses import Response, conversation, split_reasoning
+from nemotron_steps.environments.text.extraction import json_values
 from nemotron_steps.errors import ConfigError, JudgeUnavailableError
 
 if TYPE_CHECKING:
@@ -31,13 +38,149 @@ DEFAULT_PRINCIPLE = (
 )
 
 
+Strategy = Literal["circular", "all_pairs"]
+
+RANKING_MIDPOINT = 3.5
+SCORE_RANGE = (1.0, 5.0)
+RANKING_RANGE = (1.0, 6.0)
+
+_FENCE = re.compile(r"```json\s*(.*?)```", re.IGNORECASE | re.DOTALL)
+_CODE_BLOCK = re.compile(r"```.*?```", re.DOTALL)
+_STYLE_MARKS = (
+    re.compile(r"^#{1,6}\s", re.MULTILINE),  # headers
+    re.compile(r"^[^\S\n]*(?:\d+\.|[-*+])\s", re.MULTILINE),  # list items
+    re.compile(r"\*\*[^*\n]+\*\*"),  # bold
+    re.compile(r"__[^_\n]+__"),
+    # Emoji and symbols. NeMo-Gym counts all from U+24C2 to U+1F251: every character of Chinese, Japanese and Korean, of
+    # full width, and that draws a table.
+    re.compile("[\u24c2\u25a0-\u27bf\u2b00-\u2bff\ufe0f\U0001f000-\U0001faff]"),
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One judge reply about answers i (shown first) and j. Scores in 1-5; ranking 1 (i much better) to 6."""
+
+    i: int
+    j: int
+    score_1: float
+    score_2: float
+    ranking: float
+    parsed: bool = True
+    """False when no reply could be parsed and the defaults stand in."""
+    note: Mapping[str, str] = field(default_factory=dict)
+    """What the judge said, cut (judge_transcripts.py)."""
+
+
+def pairs(strategy: Strategy, n: int) -> list[tuple[int, int]]:
+    """Ordered pairs to compare among n answers: n of them for circular, n(n-1)/2 for all_pairs, none below 2."""
+    if n < 2:
+        return []
+    if strategy == "circular":
+        return [(i, (i + 1) % n) for i in range(n)]
+    return list(combinations(range(n), 2))
+
+
+def parse_reply(text: str, default_score: float, default_ranking: float) -> tuple[float, float, float] | None:
+    """(score_1, score_2, ranking) of a judge's reply: the first valid fenced JSON, else the last valid object.
+
+    Valid: an object (or its `overall`) with at least one of the three keys, each a number in its range; an absent key
+    takes its default. None when nothing valid is there.
+    """
+    for fence in _FENCE.finditer(text):
+        for raw, value in json_values(fence.group(1), "{"):
+            found = _scores(raw, value, default_score, default_ranking)
+            if found is not None:
+                return found
+    last = None
+    for raw, value in json_values(text, "{"):
+        last = _scores(raw, value, default_score, default_ranking) or last
+    return last
+
+
+def _scores(
+    raw: str, value: dict[str, Any], default_score: float, default_ranking: float
+) -> tuple[float, float, float] | None:
+    if isinstance(value.get("overall"), dict):
+        value = value["overall"]
+    # Keys must be spelled out: an escaped spelling in a reply is quoted from an answer that tries to write the verdict.
+    present = [key for key in ("score_1", "score_2", "ranking") if key in value and f'"{key}"' in raw]
+    if not present:
+        return None
+    score_1 = _number(value.get("score_1", default_score), SCORE_RANGE)
+    score_2 = _number(value.get("score_2", default_score), SCORE_RANGE)
+    ranking = _number(value.get("ranking", default_ranking), RANKING_RANGE)
+    if score_1 is None or score_2 is None or ranking is None:
+        return None
+    return score_1, score_2, ranking
+
+
+def _number(value: Any, bounds: tuple[float, float]) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) and bounds[0] <= number <= bounds[1] else None
+
+
+def base_scores(comparisons: Sequence[Comparison], n: int, default_score: float) -> list[float]:
+    """Mean score of each of n answers over its comparisons; ties are broken by the ranking.
+
+    Where score_1 equals score_2, score_1 gains 3.5 - ranking and score_2 loses it (simple_tiebreaker).
+    """
+    totals = [0.0] * n
+    counts = [0] * n
+    for item in comparisons:
+        shift = RANKING_MIDPOINT - item.ranking if item.score_1 == item.score_2 else 0.0
+        totals[item.i] += item.score_1 + shift
+        totals[item.j] += item.score_2 - shift
+        counts[item.i] += 1
+        counts[item.j] += 1
+    return [total / count if count else default_score for total, count in zip(totals, counts, strict=True)]
+
+
+def shortest_bonus(scores: Sequence[float], lengths: Sequence[int], bonus: float, top_percentile: float) -> list[float]:
+    """`bonus` for the answer with the shortest non-zero length, if its score is among the top; zeros elsewhere.
+
+    The threshold is the sorted-descending score at max(0, int(n * top_percentile) - 1). Of equals the first wins.
+    """
+    gained = [0.0] * len(scores)
+    candidates = [index for index, length in enumerate(lengths) if length > 0]
+    if not candidates or bonus == 0.0:
+        return gained
+    threshold = sorted(scores, reverse=True)[max(0, int(len(scores) * top_percentile) - 1)]
+    shortest = min(candidates, key=lambda index: lengths[index])
+    if scores[shortest] >= threshold:
+        gained[shortest] = bonus
+    return gained
+
+
+def centred_weights(values: Sequence[float]) -> list[float]:
+    """w = 1 - (value - min) / (max - min), minus the group's mean of w: smaller is better, the sum is 0."""
+    low, high = min(values), max(values)
+    if low == high:
+        return [0.0] * len(values)
+    raw = [1.0 - (value - low) / (high - low) for value in values]
+    mean = sum(raw) / len(raw)
+    return [weight - mean for weight in raw]
+
+
+def style_density(text: str) -> float:
+    """Markdown marks (headers, list items, bold, emoji) per character, code blocks left out of both."""
+    prose = _CODE_BLOCK.sub("", text)
+    length = len(prose.strip())
+    return sum(len(mark.findall(prose)) for mark in _STYLE_MARKS) / length if length else 0.0
+
+
 class GenrmCompareConfig(EnvironmentConfig):
     """Settings, named as in public NeMo-Gym configs.
 
     Lengths are characters of the stripped text, as there. Style is markdown marks per character.
     """
 
-    comparison_strategy: rule.Strategy = "circular"
+    comparison_strategy: Strategy = "circular"
     """Which answers are compared: each with the next one, in a circle, or all pairs."""
     num_judges_per_comparison: int = Field(1, ge=1)
     """How often each pair is judged."""
@@ -76,7 +219,7 @@ class GenrmCompare(Environment):
 
     name: ClassVar[str] = "genrm_compare"
     judges_groups: ClassVar[bool] = True
-    usual_range = rule.SCORE_RANGE
+    usual_range = SCORE_RANGE
     config_class = GenrmCompareConfig
     config: GenrmCompareConfig
 
@@ -134,25 +277,25 @@ class GenrmCompare(Environment):
             return [GradeResult.of_error(error) for _ in responses]
         return self.aggregate(responses, comparisons)
 
-    async def compare(self, row: Row, answers: Sequence[str]) -> list[rule.Comparison]:
+    async def compare(self, row: Row, answers: Sequence[str]) -> list[Comparison]:
         """Every judge call of a group; raises JudgeUnavailableError after all of them have ended."""
         shown = ["" if is_contentless(answer) else answer for answer in answers]
         calls = [
             self._judge(i, j, self._question(row, shown[i], shown[j]))
-            for i, j in rule.pairs(self.config.comparison_strategy, len(answers))
+            for i, j in pairs(self.config.comparison_strategy, len(answers))
             for _ in range(self.config.num_judges_per_comparison)
         ]
         results = await asyncio.gather(*calls, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
-        return [result for result in results if isinstance(result, rule.Comparison)]
+        return [result for result in results if isinstance(result, Comparison)]
 
     def _question(self, row: Row, answer_1: str, answer_2: str) -> Messages:
         principle = (row.get("principle") or self.config.default_principle) if self.config.use_principle else None
         return comparison_messages(conversation(row), answer_1, answer_2, principle, self.config.layout)
 
-    def aggregate(self, responses: Sequence[Response], comparisons: Sequence[rule.Comparison]) -> list[GradeResult]:
+    def aggregate(self, responses: Sequence[Response], comparisons: Sequence[Comparison]) -> list[GradeResult]:
         """Base scores, bonuses and group terms of a group of at least two.
 
         An answer without content earns no bonus and never more than any answer with content: being the shortest
@@ -164,17 +307,17 @@ class GenrmCompare(Environment):
         answers = [len(response.text.strip()) for response in responses]
         said = [0 if void else length for length, void in zip(answers, empty, strict=True)]
         thoughts = [len(response.reasoning.strip()) for response in responses]
-        base = rule.base_scores(comparisons, n, config.default_score)
+        base = base_scores(comparisons, n, config.default_score)
         terms: dict[str, list[float]] = {
-            "reasoning_bonus": rule.shortest_bonus(base, thoughts, config.reasoning_bonus, config.top_percentile),
-            "answer_bonus": rule.shortest_bonus(base, said, config.answer_bonus, config.top_percentile),
+            "reasoning_bonus": shortest_bonus(base, thoughts, config.reasoning_bonus, config.top_percentile),
+            "answer_bonus": shortest_bonus(base, said, config.answer_bonus, config.top_percentile),
         }
         for key, coefficient, values in (
             ("reasoning_length_term", config.group_reasoning_length_penalty_coeff, [float(v) for v in thoughts]),
             ("answer_length_term", config.group_answer_length_penalty_coeff, [float(v) for v in answers]),
-            ("style_term", config.group_style_penalty_coeff, [rule.style_density(r.text) for r in responses]),
+            ("style_term", config.group_style_penalty_coeff, [style_density(r.text) for r in responses]),
         ):
-            terms[key] = [coefficient * weight for weight in rule.centred_weights(values)]
+            terms[key] = [coefficient * weight for weight in centred_weights(values)]
         rewards = [base[k] + sum(term[k] for term in terms.values()) for k in range(n)]
         ceiling = min((reward for reward, void in zip(rewards, empty, strict=True) if not void), default=None)
         if ceiling is not None:
@@ -194,17 +337,17 @@ class GenrmCompare(Environment):
             for k in range(n)
         ]
 
-    async def _judge(self, i: int, j: int, messages: Messages) -> rule.Comparison:
+    async def _judge(self, i: int, j: int, messages: Messages) -> Comparison:
         config = self.config
         for _ in range(config.genrm_parse_retries + 1):
             reply = await config.genrm_responses_create_params.reply(self.judges[JUDGE_ROLE], messages)
-            found = rule.parse_reply(split_reasoning(reply)[1], config.default_score, config.default_ranking)
+            found = parse_reply(split_reasoning(reply)[1], config.default_score, config.default_ranking)
             if found is not None:
-                return rule.Comparison(i, j, *found, note=note_of(reply))
-        return rule.Comparison(i, j, config.default_score, config.default_score, config.default_ranking, parsed=False)
+                return Comparison(i, j, *found, note=note_of(reply))
+        return Comparison(i, j, config.default_score, config.default_score, config.default_ranking, parsed=False)
 
 
-def _notes_on(k: int, comparisons: Sequence[rule.Comparison]) -> list[Note]:
+def _notes_on(k: int, comparisons: Sequence[Comparison]) -> list[Note]:
     """What the judge said in the first comparisons of answer k, and as which of the two it was shown k."""
     own = [c for c in comparisons if k in (c.i, c.j) and c.note]
     return [{"compared": f"as answer {1 if c.i == k else 2} of 2", **c.note} for c in own[:MAX_NOTES]]

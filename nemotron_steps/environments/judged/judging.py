@@ -94,7 +94,7 @@ async def ask(
     retries: int,
     unclear: Value | None = None,
 ) -> Value:
-    """Ask until `read` finds a verdict in the reply's text after its reasoning. That reply is noted (notes.py).
+    """Ask until `read` finds a verdict in the reply's text after its reasoning. That reply is noted.
 
     Args:
         unclear: what retries + 1 replies that hold none count as.

@@ -137,52 +137,6 @@ def one_token(adv: float, lp: float, prev: float, gen: float, ref: float = -1.0)
 ONE = LossNormalizers(1.0, 1.0)
 
 
-def grad_of(config: dict[str, object], batch: TrainBatch, lp: torch.Tensor) -> float:
-    loss, _ = PolicyGradientLoss(LossFnConfig.model_validate(config))(lp, batch, ONE)
-    loss.backward()
-    assert lp.grad is not None
-    return lp.grad[0, 1].item()
-
-
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "expected"),
-    [
-        (1.0, 1.0, -1.0), (1.27, 1.0, -1.27), (1.5, 1.0, 0.0), (0.5, 1.0, -0.5),
-        (0.81, -1.0, 0.81), (0.5, -1.0, 0.0), (1.5, -1.0, 1.5),
-    ],
-)  # fmt: skip
-def test_the_clip_stops_the_gradient_only_where_it_is_pessimistic(
-    ratio: float, advantage: float, expected: float
-) -> None:
-    batch, lp = one_token(advantage, math.log(ratio) - 1.0, -1.0, -1.0)
-    assert grad_of({}, batch, lp) == pytest.approx(expected, abs=1e-6)
-
-
-def test_dual_clip_bounds_the_loss_of_negative_advantages_only() -> None:
-    batch, lp = one_token(-2.0, math.log(5.0) - 1.0, -1.0, -1.0)
-    loss, _ = PolicyGradientLoss(LossFnConfig(ratio_clip_c=3.0))(lp, batch, ONE)
-    assert loss.item() == pytest.approx(6.0, rel=1e-6)
-    batch, lp = one_token(2.0, math.log(5.0) - 1.0, -1.0, -1.0)
-    loss, _ = PolicyGradientLoss(LossFnConfig(ratio_clip_c=3.0))(lp, batch, ONE)
-    assert loss.item() == pytest.approx(-2.56, rel=1e-6)
-
-
-def test_gradients_with_stop_gradient_terms_are_the_closed_forms() -> None:
-    # On policy: d/dlp of -A exp(lp - sg(lp)) w is -A w, whatever lp_prev is.
-    batch, lp = one_token(1.5, -0.7, -1.0, -1.2)
-    assert grad_of({"force_on_policy_ratio": True, **TIS}, batch, lp) == pytest.approx(-1.5 * 1.2, rel=1e-6)
-    # CISPO: -A sg(clip(r)), where PPO's gradient would have vanished.
-    batch, lp = one_token(1.5, -0.2, -1.2, -1.2)
-    assert grad_of({"use_cispo": True}, batch, lp) == pytest.approx(-1.5 * 1.28, rel=1e-6)
-    assert grad_of({}, *one_token(1.5, -0.2, -1.2, -1.2)) == 0.0
-    # KL with the score term: d/dlp (exp(lp - sg lp) k3) = k3 + dk3/dlp = k3 + 1 - exp(lp_ref - lp).
-    batch, lp = one_token(0.0, -0.5, -0.5, -0.5, ref=-0.9)
-    logr = -0.4
-    expected = (math.exp(logr) - 1 - logr) + (1 - math.exp(logr))
-    got = grad_of({"reference_policy_kl_penalty": 1.0}, batch, lp)
-    assert got == pytest.approx(expected, rel=1e-5)
-
-
 def test_the_expected_gradient_of_the_kl_term_is_the_gradient_of_the_true_kl() -> None:
     """Over a whole vocabulary, samples weighted by their probability: this is why the score term is there."""
     logits = torch.tensor([0.3, -0.2, 0.9, 0.1], dtype=torch.float64, requires_grad=True)

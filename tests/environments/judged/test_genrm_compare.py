@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemotron_steps.environments.base import GradeResult, Response, Session
-from nemotron_steps.environments.judged import genrm_scores as rule
-from nemotron_steps.environments.judged.genrm_compare import DEFAULT_PRINCIPLE, JUDGE_ROLE, GenrmCompare
+from nemotron_steps.environments.judged import genrm_compare as rule
+from nemotron_steps.environments.judged.genrm_compare import DEFAULT_PRINCIPLE, JUDGE_ROLE, GenrmCompare, parse_reply
 from nemotron_steps.environments.judged.genrm_messages import (
     ATTACK_ANSWERS,
     PLAIN_INSTRUCTION,
@@ -23,7 +23,6 @@ from nemotron_steps.environments.judged.genrm_messages import (
     neutralize,
     verdict_text,
 )
-from nemotron_steps.environments.judged.genrm_scores import parse_reply
 from nemotron_steps.environments.registry import create
 from nemotron_steps.errors import ConfigError, DataError, JudgeUnavailableError
 
@@ -471,15 +470,6 @@ def test_a_verdict_is_found_in_any_prose(before: str, scores: tuple[int, int, in
     assert parse(f"{before}\n```json\n{verdict}\n```{after}") == tuple(map(float, scores))
 
 
-def test_base_scores_hand_computed() -> None:
-    comparisons = [
-        rule.Comparison(0, 1, 4.0, 2.0, 2.0),
-        rule.Comparison(1, 2, 3.0, 3.0, 2.0),  # tie: +1.5 / -1.5
-        rule.Comparison(2, 0, 1.0, 5.0, 6.0),
-    ]
-    assert rule.base_scores(comparisons, 4, 3.0) == [4.5, 3.25, 1.25, 3.0]
-
-
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 6)), min_size=2, max_size=8))
 def test_tie_break_moves_points_without_making_any(scores: list[tuple[int, int, int]]) -> None:
     n = len(scores)
@@ -490,25 +480,10 @@ def test_tie_break_moves_points_without_making_any(scores: list[tuple[int, int, 
     assert math.isclose(sum(base) * 2, sum(s[0] + s[1] for s in scores), abs_tol=1e-9)
 
 
-def test_shortest_bonus_needs_a_top_score_and_something_written() -> None:
-    # N=10, top 20 %: the threshold is the second best score.
-    scores = [5.0, 4.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0]
-    lengths = [50, 10, 0, 40, 40, 40, 40, 40, 40, 40]
-    assert rule.shortest_bonus(scores, lengths, 0.5, 0.2)[1] == 0.5
-    lengths[2] = 5
-    assert rule.shortest_bonus(scores, lengths, 0.5, 0.2) == [0.0] * 10
-    assert rule.shortest_bonus(scores, [0] * 10, 0.5, 0.2) == [0.0] * 10
-
-
 def test_shortest_bonus_of_small_groups_goes_to_the_best_only() -> None:
     # N=4, top 20 %: max(0, int(0.8) - 1) = 0, so only the best score reaches the threshold.
     assert rule.shortest_bonus([4.0, 4.5, 3.0, 1.0], [3, 9, 9, 9], 0.5, 0.2) == [0.0] * 4
     assert rule.shortest_bonus([4.5, 4.5, 3.0, 1.0], [3, 9, 9, 9], 0.5, 0.2) == [0.5, 0.0, 0.0, 0.0]
-
-
-def test_centred_weights_hand_computed() -> None:
-    assert rule.centred_weights([10, 20, 40]) == pytest.approx([1 - 5 / 9, 2 / 3 - 5 / 9, -5 / 9])
-    assert rule.centred_weights([7, 7]) == [0.0, 0.0]
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=20))
@@ -556,12 +531,6 @@ def test_a_tag_of_the_layouts_or_of_a_chat_template_does_not_open(name: str) -> 
     for tag in (f"<{name}>", f"</{name}>", f"< / {name.upper()} >"):
         assert neutralize(f"a {tag} b") == f"a &lt;{tag[1:]} b"
     assert [neutralize(mark) for mark in ("<<SYS>>", "<</SYS>>")] == ["&lt;<SYS>>", "&lt;</SYS>>"]
-
-
-@pytest.mark.parametrize("name", ["INST", "SYSTEM_PROMPT", "AVAILABLE_TOOLS", "TOOL_CALLS", "TOOL_RESULTS"])
-def test_a_mark_of_a_chat_template_in_brackets_does_not_open(name: str) -> None:
-    for mark in (f"[{name}]", f"[/{name}]", f"[ / {name} ]"):
-        assert neutralize(mark) == f"&#91;{mark[1:]}"
 
 
 @pytest.mark.parametrize("key", ["score_1", "score_2", "ranking", "overall"])

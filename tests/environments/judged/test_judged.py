@@ -127,22 +127,6 @@ class TestRubrics:
             {"role": "user", "content": "Q Paint. A see {criteria} R red C is it red? {other}"},
         ]
 
-    @pytest.mark.parametrize(
-        ("name", "rubric", "field"),
-        [
-            ("multichallenge", [], "rubric"),
-            ("multichallenge", [{"question": "x", "pass_criteria": "MAYBE"}], "rubric[0].pass_criteria"),
-            ("multichallenge", [{"pass_criteria": "YES"}], "rubric[0].question"),
-            ("inverse_if", [{"id": 1}], "rubric[0].criteria"),
-            ("inverse_if", [{"criteria": "x", "weight": 0}], "rubric"),
-            ("inverse_if", [{"criteria": "x", "weight": "much"}], "rubric"),
-        ],
-    )
-    def test_unusable_rubrics_are_refused(self, scripted: Any, name: str, rubric: Any, field: str) -> None:
-        with pytest.raises(DataError) as caught:
-            grade(name, {"rubric": rubric}, "x", scripted(lambda _: ""))
-        assert caught.value.where == f"f:1 field {field}"
-
 
 class TestSafety:
     def test_policies_can_be_added_and_unknown_ones_are_refused(self, scripted: Any) -> None:
@@ -205,13 +189,6 @@ class TestTerminus:
         twice = replies(scripted, EQ, NE)
         assert grade("terminus_judge", self.row, step("ls\n"), twice, check_twice_swap=True).reward == 0.0
 
-    @pytest.mark.parametrize(
-        "change", [{"metadata": {"harness": "vim"}}, {"expected_answer": "{}"}, {"threshold": "high"}]
-    )
-    def test_unusable_rows_are_refused(self, scripted: Any, change: dict[str, Any]) -> None:
-        with pytest.raises(DataError):
-            grade("terminus_judge", {**self.row, **change}, "x", replies(scripted))
-
 
 class TestLcNiah:
     row: ClassVar[Any] = {
@@ -262,10 +239,6 @@ class TestLcNiah:
     )
     def test_where_there_is_no_node_an_empty_list_is_right(self, answer: str, score: float) -> None:
         assert grade("lc_niah", {**self.row, "expected_answer": "[]"}, answer, None).reward == score
-
-    def test_an_expected_answer_must_be_a_list(self) -> None:
-        with pytest.raises(DataError):
-            grade("lc_niah", {**self.row, "expected_answer": "a"}, "", None)
 
 
 class TestTerminus2:

@@ -140,22 +140,6 @@ def test_all_or_the_fraction(text: str, mode: str | None, reward: float) -> None
     assert asyncio.run(environment.verify(both, Response(text), Session())).reward == reward
 
 
-@pytest.mark.parametrize(
-    ("bad", "field"),
-    [
-        (row([], []), "instruction_id_list"),
-        (row(["punctuation:no_comma"], []), "kwargs"),
-        (row(["punctuation:no_semicolon"], [None]), "instruction_id_list[0]"),
-        (row(["count:lowercase_counting"], [None]), "kwargs[0]"),
-        (row(*TWO, grading_mode="half"), "grading_mode"),
-    ],
-)
-def test_unusable_rows_are_refused(bad: dict[str, Any], field: str) -> None:
-    with pytest.raises(DataError) as caught:
-        create("instruction_following").check_row(bad, "f:4")
-    assert caught.value.where == f"f:4 field {field}"
-
-
 def test_arguments_are_picked_by_name() -> None:
     check = CHECKS["length_constraints:number_words"]
     assert arguments_of(check, {"num_words": 3, "relation": "at least", "N": 7}) == {

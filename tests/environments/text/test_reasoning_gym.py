@@ -61,25 +61,6 @@ def test_thinking_is_not_the_answer(environment: module.ReasoningGym) -> None:
     assert asyncio.run(environment.verify(row, cut, Session())).reward == 0.0
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"metadata": None}, "metadata.source_dataset"),
-        ({"metadata": {"source_dataset": "no_such_task"}}, "metadata.source_dataset"),
-        ({"question": None}, "question"),
-        ({"responses_create_params": {}}, "responses_create_params.input"),
-        ({"responses_create_params": {"input": 3}}, "responses_create_params.input"),
-    ],
-)
-def test_unusable_rows_are_refused_with_file_line_and_field(
-    environment: module.ReasoningGym, change: dict[str, Any], field: str
-) -> None:
-    row = {**rows_of("chain_sum", 1)[0], **change}
-    with pytest.raises(DataError) as caught:
-        environment.check_row(row, "data/train.jsonl:12")
-    assert caught.value.where == f"data/train.jsonl:12 field {field}"
-
-
 def test_a_row_without_the_answer_key_is_refused_but_null_is_fine(environment: module.ReasoningGym) -> None:
     row = rows_of("chain_sum", 1)[0]
     environment.check_row({**row, "answer": None}, "f:1")

@@ -16,7 +16,7 @@ from nemotron_steps.config.schema.data_prep import (
     SplitRows,
 )
 from nemotron_steps.engine.supervised.chat_tokens import chat_sequences
-from nemotron_steps.environments.judged.genrm_scores import parse_reply
+from nemotron_steps.environments.judged.genrm_compare import parse_reply
 from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.runs.context import plain_context

@@ -57,7 +57,8 @@ def on_cuda(monkeypatch):
         monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True), raising=False)
         monkeypatch.setattr(F, "rms_norm", lambda states, shape, weight, eps: _FusedNorm.apply(states, weight))
         monkeypatch.setattr(F, "grouped_mm", _grouped)
-        monkeypatch.setattr(flash, "_calls", lambda *_: (_attend, None))
+        monkeypatch.setattr(flash.te_attention, "takes", lambda *_: False)
+        monkeypatch.setattr(flash, "_forward", _attend)
         for name in KERNELS:
             monkeypatch.setattr(triton_kernels, name, _NotLaunched())
 

@@ -159,6 +159,14 @@ class TestSplits:
 
 
 class TestDamage:
+    @pytest.mark.parametrize(("name", "text", "what"), [("a.json", "[{", "list"), ("a.csv", 'a\n"', "table")])
+    def test_a_table_and_a_list_that_cannot_be_read_are_named(
+        self, name: str, text: str, what: str, run: Run, tmp_path: Path
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(DataError, match=f"the {what} cannot be read"):
+            run(files(str(tmp_path / name)))
+
     def test_a_cut_off_gzip_file_names_it(self, run: Run, tmp_path: Path):
         path = tmp_path / "rows.jsonl.gz"
         as_gzip(path, ROWS)
