@@ -50,7 +50,7 @@ def main() -> None:
     from nemotron_steps.config.schema.rl import RlConfig
     from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
     from nemotron_steps.engine.policy.attention import te_attention
-    from nemotron_steps.engine.setup.backends import build_policy
+    from nemotron_steps.engine.setup.policy_backends import build_policy
 
     batch, seconds, norms = batch_of(length), {}, {}
     with tempfile.TemporaryDirectory() as scratch:

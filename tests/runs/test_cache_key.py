@@ -249,7 +249,7 @@ SAID = [
         ("site/plugin/rules.py", "code: plugin/rules.py"),
         ("words.txt", f"file {SETTINGS}.plugin.word_lists.0"),
         ("site/agents/by_row.py", None),  # its rows all go to evaluation.environment
-        ("nemotron_steps/engine/grpo/loop.py", None),
+        ("nemotron_steps/engine/losses/policy_gradient.py", None),
     ),
     *rows_of(
         PREPARE,

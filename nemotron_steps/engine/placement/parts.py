@@ -14,7 +14,8 @@ from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.memory_tuning import share_gpu_memory
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge, StepwiseJudge
-from nemotron_steps.engine.setup.backends import build_generator, build_judges, build_policy, build_teachers
+from nemotron_steps.engine.setup.backends import build_generator, build_judges
+from nemotron_steps.engine.setup.policy_backends import build_policy, build_teachers
 from nemotron_steps.engine.types import Generator, Policy, Teachers
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.judged.judges import HttpJudge, Judge

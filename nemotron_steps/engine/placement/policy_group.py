@@ -68,7 +68,7 @@ class RayPolicy(RankGroup):
     def build(
         self, config: PolicyConfig, checkpoint: Path, loss_fn: Loss, *, reference: bool, total_steps: int
     ) -> None:
-        """Load the model on every rank; arguments as setup.backends' build_policy."""
+        """Load the model on every rank; arguments as setup.policy_backends' build_policy."""
         self._adapted = config.adapters.enabled
         self.everywhere("build", config, checkpoint, loss_fn, reference, total_steps)
 

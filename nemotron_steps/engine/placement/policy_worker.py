@@ -48,14 +48,14 @@ class PolicyWorker(RankWorker):
         self._sending: dict[str, SendingEndpoint] = {}
 
     def build(self, config: PolicyConfig, checkpoint: Path, loss_fn: Loss, reference: bool, total_steps: int) -> None:
-        """Load this rank's part of the model; arguments as setup.backends' build_policy."""
-        from nemotron_steps.engine.setup.backends import build_policy
+        """Load this rank's part of the model; arguments as setup.policy_backends' build_policy."""
+        from nemotron_steps.engine.setup.policy_backends import build_policy
 
         self._policy = build_policy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
 
     def build_teachers(self, wanted: WantedTeachers) -> None:
         """Load this rank's part of the teachers."""
-        from nemotron_steps.engine.setup.backends import build_teachers
+        from nemotron_steps.engine.setup.policy_backends import build_teachers
 
         self._teachers = build_teachers(self._policy, wanted.checkpoints, topk=wanted.topk, offload=wanted.offload)
 

@@ -22,7 +22,8 @@ from nemotron_steps.engine.placement.generator_group import RayGenerator
 from nemotron_steps.engine.placement.on_ray import DevicePlan, chosen_judges, generator_options, place_graders
 from nemotron_steps.engine.placement.parts import judges_here
 from nemotron_steps.engine.placement.policy_group import RayPolicy
-from nemotron_steps.engine.setup.backends import build_generator, build_policy
+from nemotron_steps.engine.setup.backends import build_generator
+from nemotron_steps.engine.setup.policy_backends import build_policy
 from nemotron_steps.engine.types import Policy
 from nemotron_steps.engine.workers.workers import places
 from nemotron_steps.environments.environment_set import EnvironmentSet

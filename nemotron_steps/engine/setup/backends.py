@@ -1,20 +1,22 @@
-"""One part of a run from its config, in this process. The only place that chooses between backends: embedded or vLLM,
-Megatron or DTensor, a judge behind HTTP or in a generator of this process."""
+"""Generators and judges from their configs, in this process. The only place that chooses between embedded and vLLM, and
+between a judge behind HTTP and one in a generator of this process.
+
+Policies are policy_backends.py's, so that an edit of a loss makes no finished evaluation stale.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemotron_steps.config.schema.grpo import AsyncGrpoConfig
-from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig, VllmConfig
+from nemotron_steps.config.schema.policy import GenerationConfig, VllmConfig
 from nemotron_steps.config.schema.rl import NemoGymConfig, VllmModelConfig
 from nemotron_steps.engine.generation.sampler import AsyncSampler
-from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.rollouts.judges import GeneratorJudge
-from nemotron_steps.engine.types import Generator, Policy, SamplingParams, Teachers
+from nemotron_steps.engine.types import Generator, SamplingParams
 from nemotron_steps.engine.weight_sync.transport_handle import ChannelHandles
 from nemotron_steps.environments.judged.judges import HttpJudge, Judge
 from nemotron_steps.errors import ArtifactError, UnsupportedError
@@ -94,36 +96,6 @@ def sampling_params(config: GenerationConfig, chat: ChatFormat, seed: int | None
         stop_strings=config.stop_strings,
         seed=seed,
     )
-
-
-def build_policy(config: PolicyConfig, checkpoint: Path, loss_fn: Loss, *, reference: bool, total_steps: int) -> Policy:
-    """The trained model in this process (or this rank's part of it)."""
-    if config.dtensor_cfg.enabled:
-        from nemotron_steps.engine.policy.dtensor import DTensorPolicy
-
-        fsdp: Policy = DTensorPolicy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
-        return fsdp
-    from nemotron_steps.engine.policy.megatron import MegatronPolicy
-
-    return MegatronPolicy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
-
-
-def build_teachers(policy: Policy, checkpoints: Mapping[str, Path], *, topk: int | None, offload: bool) -> Teachers:
-    """Teachers beside the policy of this process (or rank); arguments as `FrozenTeachers`'s.
-
-    Raises:
-        UnsupportedError: the policy cannot compare whole distributions.
-    """
-    from nemotron_steps.engine.policy.megatron import MegatronPolicy
-    from nemotron_steps.engine.policy.teachers import FrozenTeachers
-
-    if not isinstance(policy, MegatronPolicy):
-        raise UnsupportedError(
-            "only the megatron policy learns from teachers",
-            where="policy.dtensor_cfg.enabled",
-            hints=("policy.dtensor_cfg.enabled=false",),
-        )
-    return FrozenTeachers(policy, checkpoints, topk, offload=offload)
 
 
 def build_judges(

@@ -132,7 +132,7 @@ def two_steps(
     folder: Path, megatron: dict[str, Any], batches: Sequence[Any] = (), *, truncated: bool = False, **changes: Any
 ):
     """Metrics of two optimizer steps, logprobs before and after, and the weights."""
-    from nemotron_steps.engine.setup.backends import build_policy
+    from nemotron_steps.engine.setup.policy_backends import build_policy
     from tests.engine.policy.batches import ALL_TOKENS, SOME_TOKENS, grouped_batch, rl_loss
 
     loss = rl_loss(SOME_TOKENS if truncated else ALL_TOKENS)
@@ -151,7 +151,7 @@ def two_steps(
 
 def scenarios(ranks: int, folders: dict[str, Path], out: Path) -> dict[str, Any]:
     from nemotron_steps.engine.policy.megatron import MegatronPolicy
-    from nemotron_steps.engine.setup.backends import build_policy
+    from nemotron_steps.engine.setup.policy_backends import build_policy
     from nemotron_steps.errors import NonFiniteLossError
     from tests.engine.policy.batches import grouped_batch, rl_loss
 
@@ -227,7 +227,7 @@ def written_behind(folder: Path, out: Path) -> None:
     """Checkpoints of one step: saved, and written by a thread from a snapshot while all ranks train on."""
     from threading import Thread
 
-    from nemotron_steps.engine.setup.backends import build_policy
+    from nemotron_steps.engine.setup.policy_backends import build_policy
     from nemotron_steps.errors import StorageError
     from tests.engine.policy.batches import grouped_batch, rl_loss
 

@@ -11,7 +11,7 @@ import pytest
 from nemotron_steps.config.schema.grpo import AsyncGrpoConfig
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.config.schema.rl import NemoGymConfig, VllmModelConfig
-from nemotron_steps.engine.setup import backends
+from nemotron_steps.engine.setup import backends, policy_backends
 from nemotron_steps.engine.setup.backends import sampling_params
 from nemotron_steps.errors import ArtifactError, UnsupportedError
 
@@ -27,7 +27,7 @@ class Told:
 
 def test_teachers_are_for_the_megatron_policy_alone() -> None:
     with pytest.raises(UnsupportedError, match="megatron"):
-        backends.build_teachers(object(), {}, topk=None, offload=False)  # type: ignore[arg-type]
+        policy_backends.build_teachers(object(), {}, topk=None, offload=False)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
