@@ -30,7 +30,7 @@ from nemotron_steps.runs.run_folder import get_run, run_file
 from nemotron_steps.runs.step_workdir import artifact_name, open_input
 
 _FOLDER = "artifacts/steps"
-_KEY = re.compile(r"[0-9a-f]{32}")
+KEY = re.compile(r"[0-9a-f]{32}")
 _RECORD = {
     "run": re.compile(r"\w[\w.-]*"),
     "seconds": NUMBER,
@@ -97,7 +97,7 @@ def verify_entries(store: ArtifactStore) -> Iterator[Verified]:
     for name in store.backend.names(_FOLDER):
         key = name.removesuffix(".json")
         try:
-            if key == name or not _KEY.fullmatch(key):
+            if key == name or not KEY.fullmatch(key):
                 raise ArtifactError("this is not a cache record", where=f"{store.backend.url}/{_FOLDER}/{name}")
             _entry(store, key)
         except UnknownNameError:
@@ -215,9 +215,14 @@ def _results_of(store: ArtifactStore, planned: PlannedStep) -> Iterator[CacheEnt
                 producer = store.find(f"{name}:v{version}").producer
                 if producer is not None and producer.step == planned.step_id and producer.cache_key not in seen:
                     seen.add(producer.cache_key)
-                    entry = recall(store, producer.cache_key) if _KEY.fullmatch(producer.cache_key) else None
+                    entry = recall(store, producer.cache_key) if KEY.fullmatch(producer.cache_key) else None
                     if entry is not None and entry.depends:  # which records of an earlier format lack
                         yield entry
+
+
+def changes_since(planned: PlannedStep, before: Mapping[str, str], now: Mapping[str, str]) -> Changes:
+    """What differs between two lists of what a step depends on, as `cache_key.recorded` gives them."""
+    return _differences(CacheEntry("", "", 0.0, {}, {}, depends=before), planned, now)
 
 
 def _differences(entry: CacheEntry, planned: PlannedStep, now: Mapping[str, str]) -> Changes:

@@ -26,12 +26,12 @@ from nemotron_steps.errors import InterruptedRunError, RetryableError, StepFaile
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.plan import Instance, Plan, PlannedStep, StepOutput
 from nemotron_steps.runs import hints as advice
-from nemotron_steps.runs.cache import CacheEntry, recall, remember
+from nemotron_steps.runs.cache import KEY, CacheEntry, changes_since, recall, remember
 from nemotron_steps.runs.cache_key import depends_on, key_of, recorded
 from nemotron_steps.runs.context import Listener, OutputSlot, StepContext
 from nemotron_steps.runs.crash_report import kept
 from nemotron_steps.runs.hints import blocked, failed_checks
-from nemotron_steps.runs.locks import hold, read_holder
+from nemotron_steps.runs.locks import hold, hold_if_free, read_holder
 from nemotron_steps.runs.recorder import Recorder, report_unwritable, row_at, traceback_text
 from nemotron_steps.runs.report.seed_stats import Outcome, Table, spread_tables
 from nemotron_steps.runs.run_folder import (
@@ -42,6 +42,7 @@ from nemotron_steps.runs.run_folder import (
     RunFolder,
     get_run,
     new_run_id,
+    read_events,
     refuse_busy,
     this_process,
 )
@@ -335,7 +336,11 @@ class _Run:
                 work.remove()
                 self.recorder.set_forced({**self.recorder.info.forced, planned.key: key})
             config = validated_config(planned, inputs)
+            made_of = recorded(depends, planned)
+            if forced is None and not work.has_progress():
+                self._take_over_own_attempt(planned, work, made_of)
             resumed = work.has_progress()
+            work.note_depends(made_of)
             if resumed and earlier.get("run") != self.recorder.folder.id:
                 self.recorder.carry_over(self.store, earlier, planned.key)
             tracker.record("step_started", cache_key=key, work=str(work.path), resumed=resumed)
@@ -350,7 +355,6 @@ class _Run:
             # From the first that is moved away until that is on record a stop would have the step made once more.
             ending.enter_context(deferred())
             outputs = commit_outputs(staged, self.store)
-            made_of = recorded(depends, planned)
             entry = CacheEntry(key, run_id, filled[2], outputs, filled[1], __version__, made_of)
             remember(self.store, entry)
             # Before the folder goes: a kill in between must not have the step made once more.
@@ -361,6 +365,24 @@ class _Run:
         signals = self.recorder.signals(planned.key)
         found = advice.hints_for_signals(signals, planned.manifest, planned.config)
         return _result(planned, entry, "ran", outputs, tuple(found))
+
+    def _take_over_own_attempt(self, planned: PlannedStep, work: WorkFolder, depends: Mapping[str, str]) -> None:
+        """Go on from this run's last attempt under another key, where nothing but code has changed since: whoever
+        resumes a run after an upgrade means its checkpoints."""
+        own = [each for each in read_events(self.store, self.recorder.folder.id) if each.get("step") == planned.key]
+        for key in reversed([each["cache_key"] for each in own if each["kind"] == "step_started"]):
+            earlier = WorkFolder(work.root, key)
+            if not KEY.fullmatch(key) or key == work.key or not earlier.has_progress():
+                continue
+            with hold_if_free(earlier.lock) as free:
+                before = earlier.noted_depends() if free else None
+                changes = None if before is None else changes_since(planned, before, depends)
+                if not free or (changes is not None and not changes.code):
+                    return
+                work.take_over(earlier)
+            what = "what it depends on may have" if changes is None else ", ".join(changes.differences)
+            _LOG.warning("%s goes on from its checkpoints; changed since: %s; --force starts anew", planned.key, what)
+            return
 
     def _not_forced_any_more(self, planned: PlannedStep) -> None:
         forced = self.recorder.info.forced

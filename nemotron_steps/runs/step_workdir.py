@@ -58,6 +58,24 @@ class WorkFolder:
         """Whether an earlier attempt left something to continue from."""
         return self._filled.is_file() or (self.work.is_dir() and any(self.work.iterdir()))
 
+    def note_depends(self, depends: Mapping[str, str]) -> None:
+        """Write down what this key is the digest of (`cache_key.recorded`)."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.path / "depends.json", to_json_bytes(dict(depends)))
+
+    def noted_depends(self) -> dict[str, str] | None:
+        """What `note_depends` wrote; None in a folder from before it did."""
+        try:
+            data = (self.path / "depends.json").read_bytes()
+        except FileNotFoundError:
+            return None
+        return {name: str(value) for name, value in json_object(data, str(self.path / "depends.json")).items()}
+
+    def take_over(self, earlier: WorkFolder) -> None:
+        """Go on with what another key's folder holds; nothing is in this one."""
+        remove_tree(self.path)
+        earlier.path.rename(self.path)
+
     def prepare(self, produces: Mapping[str, str]) -> dict[str, OutputSlot]:
         """Empty slots for a step about to run; what a killed attempt half filled is cleared."""
         self.reject()
