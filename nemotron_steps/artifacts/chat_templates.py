@@ -44,7 +44,7 @@ def chat_template(folder: Path) -> str | None:
             return path.read_text(encoding="utf-8") or None
         except UnicodeDecodeError as error:
             raise ArtifactError(
-                "the chat template is no text",
+                "the chat template is not text",
                 where=str(path),
                 expected="UTF-8",
                 found=f"byte 0x{error.object[error.start]:02x} at {error.start}",

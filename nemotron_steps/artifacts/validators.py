@@ -77,7 +77,7 @@ def _declared(type_name: str, folder: Path) -> dict[str, Any]:
         raise ArtifactError(
             f"the validator of type '{type_name}' failed: {type(error).__name__}: {error}",
             where=f"{folder}, by {reference}",
-            expected="an ArtifactError or a DataError for a folder that is no such artifact",
+            expected="an ArtifactError or a DataError for a folder that is not such an artifact",
         ) from error
     if not isinstance(found, dict):
         raise ArtifactError(

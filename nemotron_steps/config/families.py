@@ -143,7 +143,7 @@ def misdescribed(shape: Mapping[str, Any], kind: str) -> Iterator[tuple[str, str
         yield from _miscounted(shape, (*_COUNTS[""], *_COUNTS_OF_KINDS[kind]))
         tied = shape.get("tie_word_embeddings")
         if not isinstance(tied, bool | None):
-            yield "a tie_word_embeddings that is no truth value", "true or false", json.dumps(tied)[:40]
+            yield "a tie_word_embeddings that is not true or false", "true or false", json.dumps(tied)[:40]
         return
     pattern, layers = pattern_of(shape), shape.get("num_hidden_layers")
     if UNKNOWN in pattern:
@@ -164,7 +164,7 @@ def _miscounted(shape: Mapping[str, Any], keys: Iterable[str]) -> Iterator[tuple
         value, most = shape.get(key), LISTED if key in _LISTED else LARGEST
         if value is not None and (type(value) is not int or not 0 < value <= most):
             yield (
-                f"{'an' if key.startswith(('n_', 'i')) else 'a'} {key} that is no count",
+                f"{'an' if key.startswith(('n_', 'i')) else 'a'} {key} that is not a count",
                 f"a whole number from 1 to {most}",
                 json.dumps(value)[:40],
             )

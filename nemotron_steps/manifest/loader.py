@@ -55,7 +55,7 @@ def read_toml(path: Path) -> TomlFile:
         # A pipe would be waited for, a device never ends.
         if not stat.S_ISREG(status.st_mode) or status.st_size > LONGEST_FILE:
             raise ManifestError(
-                "this is no manifest's file",
+                "this is not a manifest file",
                 where=str(path),
                 expected=f"a plain file of at most {LONGEST_FILE >> 20} MiB",
                 found=f"{status.st_size} bytes" if stat.S_ISREG(status.st_mode) else "a pipe, socket or device",

@@ -184,7 +184,9 @@ class _Reading:
             self.read_pipeline(pack, file)
         elif pack.strict or path.name == "step.toml":
             self.problems.append(
-                ManifestError("the file is no manifest", where=f"{path}:1", expected="a [step] or a [pipeline] table")
+                ManifestError(
+                    "the file is not a manifest", where=f"{path}:1", expected="a [step] or a [pipeline] table"
+                )
             )
         else:
             return False
@@ -350,7 +352,7 @@ class _Reading:
                     close = nearest(parent, merged)
                     self.problems.append(
                         ManifestError(
-                            f"type '{name}' is_a '{parent}', which is no type",
+                            f"type '{name}' is_a '{parent}', which is not a type",
                             where=file.where(name, "is_a"),
                             hints=did_you_mean(close[:1]),
                         )

@@ -221,7 +221,7 @@ def the_answer_in_thinking_earns_nothing(subject: EnvironmentSubject) -> None:
     """The right answer inside of the thinking alone is none."""
     right = subject.right(subject.rows[0])
     if not right.text:
-        raise NotApplicable("the right answer is no text")
+        raise NotApplicable("the right answer is not text")
     for thinking in (f"<think>{right.text}</think>", f"<think>{right.text}"):
         _earns_nothing(subject, subject.rows[0], thinking, "the answer inside of the thinking")
 

@@ -134,7 +134,7 @@ def parameters_exist(step: StepSubject) -> None:
     for name, where in named:
         if not has_key(step.schema, name):
             close = nearest_keys(step.schema, name)
-            raise Unmet(f"'{name}' is no key of the config", where=where, hint=", ".join(close) or None)
+            raise Unmet(f"'{name}' is not a key of the config", where=where, hint=", ".join(close) or None)
 
 
 @SUITE.check("parameters_exist")

@@ -244,7 +244,7 @@ def key_knows_every_parameter(step: StepSubject) -> None:
             ran = step.process(f"operational-{home.name}", [step.words(home, overrides=[override])], home=home)
             if ran.error() is None and step.digests(ran) != step.digests(step.first):
                 raise Unmet(
-                    f"'{override}' changes what is made, and is no part of the cache key",
+                    f"'{override}' changes what is made, and is not part of the cache key",
                     hint="OPERATIONAL is for keys that change results by rounding at most",
                 )
             break

@@ -103,6 +103,6 @@ def test_a_role_is_written_where_its_words_are(template: str, roles: tuple[str, 
 
 def test_a_template_that_is_no_utf8_is_told_with_its_file(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"caf\xe9 {{ messages }}")
-    with pytest.raises(ArtifactError, match="chat template is no text") as raised:
+    with pytest.raises(ArtifactError, match="chat template is not text") as raised:
         chat_template(tmp_path)
     assert raised.value.where == str(tmp_path / "chat_template.jinja") and raised.value.found == "byte 0xe9 at 3"

@@ -41,11 +41,11 @@ def describe(folder: Path, config: dict[str, Any], **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"num_hidden_layers": 2**31 - 1}, "a num_hidden_layers that is no count"),
-        ({"hidden_size": "4096"}, "a hidden_size that is no count"),
-        ({"num_key_value_heads": 0}, "a num_key_value_heads that is no count"),
-        ({"num_experts": 10**400}, "a num_experts that is no count"),
-        ({"tie_word_embeddings": "false"}, "a tie_word_embeddings that is no truth value"),
+        ({"num_hidden_layers": 2**31 - 1}, "a num_hidden_layers that is not a count"),
+        ({"hidden_size": "4096"}, "a hidden_size that is not a count"),
+        ({"num_key_value_heads": 0}, "a num_key_value_heads that is not a count"),
+        ({"num_experts": 10**400}, "a num_experts that is not a count"),
+        ({"tie_word_embeddings": "false"}, "a tie_word_embeddings that is not true or false"),
     ],
 )
 def test_a_plan_refuses_sizes_that_no_model_has(cli: Cli, hub: Path, changes: dict[str, Any], said: str) -> None:
@@ -62,12 +62,12 @@ def test_a_plan_refuses_sizes_that_no_model_has(cli: Cli, hub: Path, changes: di
         ({"rope_scaling": {"type": "yarn", "factor": {"a": 1}}}, "rope_scaling.factor is out of range"),
         (
             {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": "32768"}},
-            "rope_parameters.original_max_position_embeddings is no count",
+            "rope_parameters.original_max_position_embeddings must be a whole number",
         ),
         ({"rope_theta": 10**400}, "rope_theta is out of range"),
-        ({"vocab_size": math.inf}, "vocab_size is no count"),
+        ({"vocab_size": math.inf}, "vocab_size must be a whole number"),
         ({"layer_types": 36}, "layer_types is malformed"),
-        ({"norm_topk_prob": "false"}, "norm_topk_prob is no truth value"),
+        ({"norm_topk_prob": "false"}, "norm_topk_prob must be true or false"),
     ],
 )
 def test_what_a_plan_looks_past_stops_a_run_before_its_first_step(
@@ -143,7 +143,7 @@ def test_types_declare_what_is_recorded_of_a_checkpoint(tmp_path: Path) -> None:
     [
         ({"hybrid_override_pattern": "MEX"}, "layers of a kind that does not exist"),
         ({"num_hidden_layers": 51}, "a layer pattern of another length than num_hidden_layers"),
-        ({"hidden_size": 10**400}, "a hidden_size that is no count"),
+        ({"hidden_size": 10**400}, "a hidden_size that is not a count"),
         ({"time_step_limit": [0, 10**400]}, None),  # told when a run starts
     ],
 )

@@ -57,7 +57,10 @@ PATTERN = {"hybrid_override_pattern": "ME*-", "num_hidden_layers": 4, "hidden_si
         ({}, []),
         ({"num_hidden_layers": None, "hidden_size": LARGEST, "n_groups": None}, []),
         ({"hybrid_override_pattern": "MM*-", "n_routed_experts": 0, "moe_intermediate_size": None}, []),
-        ({"hybrid_override_pattern": "EE*-", "n_routed_experts": 0}, [("an n_routed_experts that is no count", "0")]),
+        (
+            {"hybrid_override_pattern": "EE*-", "n_routed_experts": 0},
+            [("an n_routed_experts that is not a count", "0")],
+        ),
         ({"hybrid_override_pattern": "EE*-", "n_groups": 0, "chunk_size": "none"}, []),
         ({"hybrid_override_pattern": "MX*-"}, [("layers of a kind that does not exist", "MX*-")]),
         ({"layers_block_type": ["mamba", "rnn"]}, [("layers of a kind that does not exist", "['mamba', 'rnn']")]),
@@ -65,13 +68,13 @@ PATTERN = {"hybrid_override_pattern": "ME*-", "num_hidden_layers": 4, "hidden_si
             {"num_hidden_layers": 5},
             [("a layer pattern of another length than num_hidden_layers", "4: ME*-")],
         ),
-        ({"hidden_size": "64"}, [("a hidden_size that is no count", '"64"')]),
-        ({"hidden_size": True}, [("a hidden_size that is no count", "true")]),
+        ({"hidden_size": "64"}, [("a hidden_size that is not a count", '"64"')]),
+        ({"hidden_size": True}, [("a hidden_size that is not a count", "true")]),
         (
             {"n_groups": 0, "chunk_size": -1},
-            [("an n_groups that is no count", "0"), ("a chunk_size that is no count", "-1")],
+            [("an n_groups that is not a count", "0"), ("a chunk_size that is not a count", "-1")],
         ),
-        ({"vocab_size": LARGEST + 1}, [("a vocab_size that is no count", "2147483648")]),
+        ({"vocab_size": LARGEST + 1}, [("a vocab_size that is not a count", "2147483648")]),
     ],
 )
 def test_what_no_hybrid_can_be_is_told(changes: dict[str, Any], told: list[tuple[str, str]]) -> None:
@@ -84,12 +87,12 @@ def test_what_no_hybrid_can_be_is_told(changes: dict[str, Any], told: list[tuple
         ("dense", {}, []),
         ("mixture", {"num_experts": LISTED, "num_local_experts": None, "intermediate_size": 0}, []),
         ("dense", {"num_experts": 0, "hybrid_override_pattern": "MX"}, []),
-        ("dense", {"num_hidden_layers": LISTED + 1}, [("a num_hidden_layers that is no count", str(LISTED + 1))]),
-        ("dense", {"intermediate_size": 0}, [("an intermediate_size that is no count", "0")]),
-        ("dense", {"head_dim": "16"}, [("a head_dim that is no count", '"16"')]),
-        ("dense", {"tie_word_embeddings": "false"}, [("a tie_word_embeddings that is no truth value", '"false"')]),
-        ("mixture", {"num_experts": -4}, [("a num_experts that is no count", "-4")]),
-        ("mixture", {"num_experts_per_tok": True}, [("a num_experts_per_tok that is no count", "true")]),
+        ("dense", {"num_hidden_layers": LISTED + 1}, [("a num_hidden_layers that is not a count", str(LISTED + 1))]),
+        ("dense", {"intermediate_size": 0}, [("an intermediate_size that is not a count", "0")]),
+        ("dense", {"head_dim": "16"}, [("a head_dim that is not a count", '"16"')]),
+        ("dense", {"tie_word_embeddings": "false"}, [("a tie_word_embeddings that is not true or false", '"false"')]),
+        ("mixture", {"num_experts": -4}, [("a num_experts that is not a count", "-4")]),
+        ("mixture", {"num_experts_per_tok": True}, [("a num_experts_per_tok that is not a count", "true")]),
     ],
 )
 def test_what_no_model_of_equal_layers_can_be_is_told(

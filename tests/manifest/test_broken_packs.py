@@ -135,7 +135,7 @@ BROKEN = (
     Broken("[[paramters]]", ONE, "[[parameters]]", "[[paramters]]", "one.toml:16", "unknown table 'paramters'"),
     Broken("[produces] for a list", ONE, "[[produces]]", "[produces]", "one.toml:12", "'produces' has the wrong type"),
     Broken("[[step]]", ONE, "[step]", "[[step]]", "one.toml:1", "'step'"),
-    Broken("no [step]", ONE, "[step]", "[stepp]", "one.toml:1", "the file is no manifest", code="E110"),
+    Broken("no [step]", ONE, "[step]", "[stepp]", "one.toml:1", "the file is not a manifest", code="E110"),
     Broken("a key of no table", ONE, "[step]", 'version = "1"\n[step]', "one.toml:1", "unknown key 'version'"),
     Broken("a misspelt key", ONE, "entry =", "entyr =", "one.toml:3", "unknown key 'step.entyr'"),
     Broken("a misspelt key of a port", ONE, "required", "requierd", "one.toml:10", "'consumes[0].requierd'"),
@@ -151,7 +151,7 @@ BROKEN = (
     # types
     Broken("a type in another case", ONE, '"own_model"', '"Own_Model"', "one.toml:13", "'Own_Model' is not declared"),
     Broken("a type that nobody declares", ONE, '"own_rows"', '"parquet"', "one.toml:8", "'parquet' is not"),
-    Broken("a parent", TYPES, '"own_thing"', '"own_thign"', "types.toml:6", "which is no type", code=None),
+    Broken("a parent", TYPES, '"own_thing"', '"own_thign"', "types.toml:6", "which is not a type", code=None),
     Broken("a misspelt key of a type", TYPES, "is_a", "isa", "types.toml:6", "unknown key 'own_model.isa'"),
     Broken("its own parent", TYPES, '"own_thing"', '"own_model"', "types.toml:6", "in a circle", code=None),
     # code
@@ -180,7 +180,7 @@ BROKEN = (
     Broken("one.tml", ONE, RENAMED, "manifests/one.tml", "one.tml", "read by nothing", code="E110"),
     Broken("one.toml.txt", ONE, RENAMED, "manifests/one.toml.txt", "one.toml.txt", "read by nothing", code="E110"),
     Broken("one.TOML", ONE, RENAMED, "manifests/one.TOML", "one.TOML", "read by nothing", code="E110"),
-    Broken("type.toml", TYPES, RENAMED, "manifests/type.toml", "type.toml:1", "the file is no manifest"),
+    Broken("type.toml", TYPES, RENAMED, "manifests/type.toml", "type.toml:1", "the file is not a manifest"),
     Broken("NAME.yml", "configs/own/one/small.yaml", RENAMED, "configs/own/one/small.yml", "small.yml",
            "read by nothing", "plan own/one -c small", "E200"),
     Broken("NAME.yaml.txt", "configs/own/one/small.yaml", RENAMED, "configs/own/one/small.yaml.txt", "small.yaml.txt",

@@ -200,7 +200,7 @@ def test_a_file_as_large_as_a_manifest_may_be_is_read(tmp_path: Path, monkeypatc
     monkeypatch.setattr(loader, "LONGEST_FILE", path.stat().st_size)
     assert read_toml(path).data == {"step": {"id": "a"}}
     monkeypatch.setattr(loader, "LONGEST_FILE", path.stat().st_size - 1)
-    with pytest.raises(ManifestError, match="no manifest's file") as caught:
+    with pytest.raises(ManifestError, match="not a manifest file") as caught:
         read_toml(path)
     assert caught.value.found == f"{path.stat().st_size} bytes"
 

@@ -156,7 +156,7 @@ def test_unknown_parents_and_cycles_are_errors_and_the_rest_works(tmp_path: Path
     registry = read_packs(write_files(tmp_path / "p", {"manifests/types.toml": types}))
     whats = [p.what for p in registry.problems]
     assert whats == [
-        "type 'd' is_a 'missing', which is no type",
+        "type 'd' is_a 'missing', which is not a type",
         "is_a goes in a circle: a → b → c → a",
         "is_a goes in a circle: e → e",
     ]

@@ -90,7 +90,7 @@ def test_in_the_public_layout_only_files_of_known_names_have_to_be_manifests(tmp
     )
     assert sorted((str(p.where).rpartition("loose/")[2], p.what.partition(":")[0]) for p in registry.problems) == [
         ("types.toml:1", "not valid TOML"),
-        ("x/step.toml:1", "the file is no manifest"),
+        ("x/step.toml:1", "the file is not a manifest"),
         ("y/step.toml:1", "not valid TOML"),
     ]
 
