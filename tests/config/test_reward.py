@@ -44,7 +44,7 @@ def test_several_functions_have_weights(rewards: Path) -> None:
 @pytest.mark.parametrize("text", [b"def score(:", b"\0", b"\xff"])
 def test_a_file_that_is_no_python_is_refused(rewards: Path, text: bytes) -> None:
     rewards.write_bytes(text)
-    with pytest.raises(ValidationError, match=r"rewards\.py, which is no Python"):
+    with pytest.raises(ValidationError, match=r"rewards\.py, which is not valid Python"):
         RlConfig.model_validate({"reward": "rewards.py:score"})
 
 

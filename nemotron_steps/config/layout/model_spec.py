@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from nemotron_steps.config.families import FAMILIES
+from nemotron_steps.config.layout.parallel_config import at, keys_of, values_at
 
 _SCRATCH = (
     "num_hidden_layers",
@@ -43,25 +44,25 @@ class ModelSpec:
     """
 
     model_type: str
-    layers: int | None = None
-    attention_heads: int | None = None
-    key_value_heads: int | None = None
-    head_dim: int | None = None
-    experts: int = 0
+    layers: int | None = at("num_hidden_layers", None)
+    attention_heads: int | None = at("num_attention_heads", None)
+    key_value_heads: int | None = at("num_key_value_heads", None)
+    head_dim: int | None = at("head_dim", None)
+    experts: int = at("num_experts", 0)
     mlp_width: int | None = None
-    shared_width: int | None = None
-    mamba_heads: int | None = None
-    mamba_groups: int | None = None
-    bounds_time_steps: bool = False
-    positions: int | None = None
-    rope_type: str = "default"
-    fixed_positions: int | None = None
-    mtp_layers: int | None = None
+    shared_width: int | None = at("shared_expert_width", None)
+    mamba_heads: int | None = at("mamba_num_heads", None)
+    mamba_groups: int | None = at("mamba_groups", None)
+    bounds_time_steps: bool = at("bounded_time_steps", False)
+    positions: int | None = at("sequence_length", None)
+    rope_type: str = at("rope_type", "default")
+    fixed_positions: int | None = at("fixed_positions", None)
+    mtp_layers: int | None = at("mtp_layers", None)
     has_chat_template: bool | None = None
     has_end_token: bool | None = None
-    vocabulary: int | None = None
-    tokens: int | None = None
-    quantised: str | None = None
+    vocabulary: int | None = at("vocab_size", None)
+    tokens: int | None = at("tokenizer_size", None)
+    quantised: str | None = at("quantised", None)
 
     @property
     def is_moe(self) -> bool:
@@ -116,21 +117,11 @@ class ModelSpec:
 
     def attributes(self) -> dict[str, Any]:
         """The inverse of `from_attributes`: what will be recorded of a checkpoint of this model, where it is known."""
-        found = {
-            "model_type": self.model_type,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.attention_heads,
-            "num_key_value_heads": self.key_value_heads,
-            "head_dim": self.head_dim,
-            "num_experts": self.experts or None,
-            "moe_intermediate_size" if self.experts else "intermediate_size": self.mlp_width,
-            "shared_expert_width": self.shared_width,
-            "mamba_num_heads": self.mamba_heads,
-            "mamba_groups": self.mamba_groups,
-            "mtp_layers": self.mtp_layers,
-            "sequence_length": self.positions,
-        }
-        return {name: value for name, value in found.items() if value is not None}
+        width = {"moe_intermediate_size" if self.experts else "intermediate_size": self.mlp_width}
+        own = {key: getattr(self, name) for name, key in keys_of(type(self)).items()}
+        plain = {each.metadata["key"]: each.default for each in fields(self) if "key" in each.metadata}
+        found = {"model_type": self.model_type, **own, **width}
+        return {name: value for name, value in found.items() if value != plain.get(name)}
 
     @classmethod
     def from_attributes(cls, attributes: Mapping[str, Any]) -> ModelSpec | None:
@@ -138,33 +129,13 @@ class ModelSpec:
         model_type = attributes.get("model_type")
         if not isinstance(model_type, str) or ("moe" in model_type and "num_experts" not in attributes):
             return None
-
-        def count(name: str) -> int | None:
-            value = attributes.get(name)
-            return value if type(value) is int else None
-
-        experts = count("num_experts") or 0
-        hybrid = model_type in FAMILIES and FAMILIES[model_type].kind == "hybrid"
-        return cls(
-            model_type,
-            layers=count("num_hidden_layers"),
-            attention_heads=count("num_attention_heads"),
-            key_value_heads=count("num_key_value_heads") or count("num_attention_heads"),
-            head_dim=count("head_dim"),
-            experts=experts,
-            mlp_width=count("moe_intermediate_size") if experts else count("intermediate_size"),
-            shared_width=count("shared_expert_width"),
-            mamba_heads=count("mamba_num_heads"),
-            mamba_groups=count("mamba_groups"),
-            bounds_time_steps=attributes.get("bounded_time_steps") is True,
-            positions=count("sequence_length"),
-            rope_type=str(attributes.get("rope_type", "default")),
-            fixed_positions=count("fixed_positions"),
-            mtp_layers=count("mtp_layers") if hybrid else 0,
-            # A tokenizer that was looked at and a template that was not found: there is none.
-            has_chat_template="chat_template" in attributes if "tokenizer" in attributes else None,
-            has_end_token=attributes.get("has_end_token") if "tokenizer" in attributes else None,
-            vocabulary=count("vocab_size"),
-            tokens=count("tokenizer_size"),
-            quantised=attributes.get("quantised"),
-        )
+        values = values_at(cls, attributes.get)
+        values.setdefault("key_value_heads", values.get("attention_heads"))
+        width = attributes.get("moe_intermediate_size" if values.get("experts") else "intermediate_size")
+        values["mlp_width"] = width if type(width) is int else None
+        if model_type not in FAMILIES or FAMILIES[model_type].kind != "hybrid":
+            values["mtp_layers"] = 0
+        if "tokenizer" in attributes:  # that was looked at; a template that was not found is not there
+            values["has_chat_template"] = "chat_template" in attributes
+            values["has_end_token"] = attributes.get("has_end_token")
+        return cls(model_type, **values)

@@ -132,7 +132,7 @@ class ParallelConfig:
             get: dotted key → its value, or None where the config has no such key. A value of another type than the
                 key's is taken as missing: the config's own check reports it.
         """
-        values = _values(cls, get)
+        values = values_at(cls, get)
         if values.get("dtensor"):
             values = {name: value for name, value in values.items() if name not in _OF_MEGATRON}
             tensor = get(key_of("tensor", True))
@@ -199,7 +199,7 @@ def key_of(name: str, dtensor: bool) -> str:
     return f"{DTENSOR}.tensor_parallel_size" if name == "tensor" and dtensor else KEYS[name]
 
 
-def _values(model: type, get: Callable[[str], Any], section: str = "") -> dict[str, Any]:
+def values_at(model: type, get: Callable[[str], Any], section: str = "") -> dict[str, Any]:
     """Field of a dataclass → its value in a config, where that is of the field's type."""
     found = {}
     for each in fields(model):
@@ -237,13 +237,13 @@ def read_teachers(get: Callable[[str], Any]) -> tuple[TeacherLayout, ...]:
 
 def _teacher(name: str, get: Callable[[str], Any]) -> TeacherLayout:
     """Of the default section, and what its own says: of plain values null takes the default's back."""
-    values = _values(TeacherLayout, get, f"{APART}.default_teacher_cfg.")
+    values = values_at(TeacherLayout, get, f"{APART}.default_teacher_cfg.")
     own = f"{APART}.teacher_overrides.{name}"
     overrides = get(own)
     if overrides is not None:
         said = [key for key in _TEACHER_KEYS.values() if not isinstance(overrides, Mapping) or key in overrides]
         values = {each: value for each, value in values.items() if _TEACHER_KEYS[each] not in said}
-        values |= {**_values(TeacherLayout, get, f"{own}."), "section": own}
+        values |= {**values_at(TeacherLayout, get, f"{own}."), "section": own}
     return TeacherLayout(name, **values)
 
 

@@ -108,7 +108,7 @@ class Section(BaseModel):
 
 
 def raise_if_broken(rules: Iterable[Rule]) -> None:
-    """BrokenRulesError with all rules, if there are any; for validators of values that are no section yet."""
+    """BrokenRulesError with all rules, if there are any; for validators of values that are not a section yet."""
     broken = list(rules)
     if broken:
         raise BrokenRulesError(broken)
@@ -195,7 +195,7 @@ def get_raw(values: Any, key: str) -> Any:
 
 
 def put_raw(values: Any, key: str, value: Any) -> Any:
-    """A copy of raw values with `value` at a dotted key; a place that is no mapping is left to validation."""
+    """A copy of raw values with `value` at a dotted key; a place that is not a mapping is left to validation."""
     if not key:
         return value
     values = {} if values is None else values

@@ -35,7 +35,7 @@ Reward = Function | RewardFunctionConfig | tuple[Function | RewardFunctionConfig
 def move(values: Any) -> Any:
     """A copy of a config's raw values with what `reward` says at `env`: files by their path from the root.
 
-    Raises BrokenRulesError for a file that is not there, is no Python, or does not define the function.
+    Raises BrokenRulesError for a file that does not exist, is not valid Python, or does not define the function.
     """
     given = get_raw(values, "reward")
     if given is None:
@@ -114,11 +114,11 @@ def _missing(entry: Mapping[str, Any]) -> Rule | None:
     close = [each for each in nearest(path.name, list(beside)) if name.partition(".")[0] in _functions(beside[each])]
     folder = place.removesuffix(path.name)
     meant = f"{folder}{close[0]}:{name}" if close else "FILE.py:FUNCTION"
-    return Rule("reward", f"reward names the file {path}, and there is none", meant)
+    return Rule("reward", f"reward names the file {path}, which does not exist", meant)
 
 
 def _functions(path: Path) -> list[str]:
-    """The functions that a file defines for others; none of one that is no Python."""
+    """The functions that a file defines for others; none if it is not valid Python."""
     try:
         body = ast.parse(path.read_bytes()).body
     except (OSError, SyntaxError, ValueError):
@@ -136,7 +136,7 @@ def _unbound(entry: Mapping[str, Any]) -> Rule | None:
     try:
         body = ast.parse(path.read_bytes()).body
     except (SyntaxError, ValueError) as error:
-        return Rule("reward", f"reward names {shown}, which is no Python: {error}")
+        return Rule("reward", f"reward names {shown}, which is not valid Python: {error}")
     bound = _bound(body)
     if bound is None or name in bound:
         return None

@@ -56,7 +56,7 @@ class SweTasksConfig(Section):
     tell_error: bool = True
     """Whether it shows the first failing test's error."""
     tests_timeout_s: PositiveFloat = 60.0
-    """Of a test run. A fault that makes the tests run longer is no task."""
+    """Of a test run. A fault that makes the tests run longer makes no task."""
     memory_mib: PositiveInt = 2048
     """Of a test run."""
     max_concurrency: Annotated[PositiveInt | None, OPERATIONAL] = None
