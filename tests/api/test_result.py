@@ -32,7 +32,10 @@ def test_a_run_is_read_anew_while_it_works_and_kept_once_it_is_over(
 ) -> None:
     status, reads = "running", []
     monkeypatch.setattr("nemotron_steps.api.result.get_run", lambda *_: RunInfo("run-1", status=status))
-    monkeypatch.setattr(Result, "_read_files", lambda self: reads.append(1) or run_report(attempts=len(reads)))
+    monkeypatch.setattr("nemotron_steps.api.result.run_file", lambda *_: None)
+    monkeypatch.setattr(
+        "nemotron_steps.api.result.read_report", lambda *_: reads.append(1) or run_report(attempts=len(reads))
+    )
     result = Result(ArtifactStore(tmp_path), "run-1")
     assert [result._report.attempts for _ in range(2)] == [1, 2]
     status = "done"

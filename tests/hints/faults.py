@@ -281,7 +281,7 @@ FAULTS = (
         "a layout that does not divide",
         f"plan rl/nemo_rl/rlvr -c one_node {OWN} policy.megatron_cfg.tensor_model_parallel_size=3",
         "E310",
-        "policy.megatron_cfg.tensor_model_parallel_size=4",
+        "policy.megatron_cfg.tensor_model_parallel_size=2",
         setup=on.together(on.model(), on.questions()),
     ),
     Fault(

@@ -46,7 +46,8 @@ from nemotron_steps.waiting import waiting
 
 
 class JudgeWorker(WorkerProcess):
-    """See the module docstring."""
+    """One copy of a GeneratorJudge. Which copy answers a question follows from the question, so that a resumed run is
+    judged as an unbroken one."""
 
     async def build(self, role: str, config: VllmModelConfig, seed: int) -> None:
         """Load the model; arguments as setup.backends' build_judge."""

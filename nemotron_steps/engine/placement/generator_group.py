@@ -219,7 +219,11 @@ _ENDS = 64
 
 
 class PrefixMemory:
-    """Conversations by their tokens, each with the number of its engine; the least recently noted is forgotten."""
+    """Conversations by their tokens, each with the number of its engine; the least recently noted is forgotten.
+
+    The next turn's prompt begins with the tokens of the last prompt and its answer. Prompts alone are not remembered:
+    the rollouts of one prompt would all follow the first of them to one engine.
+    """
 
     def __init__(self, conversations: int = CONVERSATIONS) -> None:
         self._limit = conversations

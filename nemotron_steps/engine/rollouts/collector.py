@@ -334,14 +334,15 @@ class RolloutCollector:
         try:
             run = await ask(environment, "run_agent", environment.run_agent(group.prompt.row, sampling))
             verdict = environment.checked("run_agent", run.verdict)
-            if verdict.failure is not None:
-                return group.failed(index, Failure.of(verdict))
-            trajectory = trajectory_of(run, self._chat, group.version, params)
-            response = response_of(trajectory, self._chat)
         except RolloutFailedError as error:
             return group.failed(index, error.failure)
         except InvalidVerdictError as error:
             return group.failed(index, Failure.of(GradeResult.of_error(error)))
+        if verdict.failure is not None:
+            return group.failed(index, Failure.of(verdict))
+        try:
+            trajectory = trajectory_of(run, self._chat, group.version, params)
+            response = response_of(trajectory, self._chat)
         except BrokenTokensError as error:
             return group.failed(index, Failure(BROKEN_TOKENS, str(error)))
         except (TypeError, ValueError, KeyError, AttributeError) as error:  # whatever a server sent

@@ -317,7 +317,11 @@ _POLL_SECONDS = 0.5
 
 
 class SamplerBridge:
-    """Asks a sampler from any event loop."""
+    """Asks a sampler from any event loop.
+
+    The sampler belongs to the training run's loop; the HTTP server has its own, so that it answers health checks while
+    the policy trains. Requests made meanwhile wait, and are sampled when the run samples again.
+    """
 
     def __init__(self, sampler: AsyncSampler) -> None:
         self._sampler = sampler

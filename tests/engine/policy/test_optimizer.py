@@ -123,7 +123,7 @@ def test_what_would_do_nothing_or_harm_is_refused():
         OptimizerConfig(exp_avg_dtype="bfloat16")
     with pytest.raises(ValidationError, match=r"adam_beta2 <= 0\.996"):
         OptimizerConfig(**NARROW)
-    with pytest.raises(ValidationError, match=r"needs dtensor_cfg\.enabled=false"):
+    with pytest.raises(ValidationError, match=r"needs dtensor_cfg.enabled=false"):
         PolicyConfig.model_validate({"dtensor_cfg": {"enabled": True}, "megatron_cfg": {"optimizer": AWARE}})
 
 

@@ -92,32 +92,6 @@ def test_what_a_judges_generator_refuses_is_mended_by_the_judges_own_keys(monkey
     assert error.hints == (f"{own}=embedded", "pip install x")
 
 
-def test_a_judge_behind_http_is_asked_as_its_config_says_and_for_its_name_where_that_is_left_open(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    told: list[Any] = []
-
-    class Http(Told):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            told.append((arguments, options))
-
-        def wait_until_ready(self, seconds: float) -> None:
-            told.append(seconds)
-
-        def ask_for_listed_model(self) -> None:
-            told.append("asked")
-
-    monkeypatch.setattr(backends, "HttpJudge", Http)
-    for model in ("m", None):
-        config = VllmModelConfig(
-            backend="http", base_url="http://h/v1", model=model, api_key_env="KEY", max_retries=7, readiness_timeout_s=9
-        )
-        assert isinstance(backends.build_judge("judge_model", config, defer_to=None, seed=3), Http)
-    options = {"api_key_env": "KEY", "retries": 7, "seed": 3}
-    url = VllmModelConfig(backend="http", base_url="http://h/v1").base_url
-    assert told == [((url, "m"), options), 9, ((url, ""), options), 9, "asked"]
-
-
 def test_a_judge_of_this_process_has_the_sizes_of_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[Any] = []
     monkeypatch.setattr(backends, "build_generator", lambda *given, **more: built.append((given, more)) or "generator")

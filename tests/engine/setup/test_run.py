@@ -10,17 +10,13 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.schema.opd import OpdConfig
-from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.losses.distillation import TeacherKl
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.placement import run as run_module
 from nemotron_steps.engine.rollouts.data import PromptRow
-from nemotron_steps.engine.setup import collector as collector_module
 from nemotron_steps.engine.setup import rows as rows_module
-from nemotron_steps.engine.setup.collector import build_collector
 from nemotron_steps.engine.setup.rows import Needs, RunRows, check_run_rows
-from nemotron_steps.environments.environment_set import POLICY_NAME
 from nemotron_steps.errors import DataError
 
 ENVIRONMENT = {"should_use_nemo_gym": False, "environment": "mcqa"}
@@ -118,51 +114,6 @@ def test_teachers_are_asked_for_what_their_students_learn_from() -> None:
     topk, loss = wanted({}, grpo={"adv_estimator": {"name": "opd"}}, loss_fn={"force_on_policy_ratio": True})
     assert topk == 0 and isinstance(loss, PolicyGradientLoss)
     assert run_module._teachers(RlConfig()) is None
-
-
-def test_agents_are_offered_the_policy_with_room_for_the_longest_sequence_of_the_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    told: list[Any] = []
-
-    class Endpoint:
-        url, model_name = "http://h/v1", "policy"
-
-        def __init__(self, *given: Any, **more: Any) -> None:
-            told.append((given, more))
-
-        def __enter__(self) -> Any:
-            return self
-
-        def __exit__(self, *error: Any) -> None:
-            told.append("closed")
-
-    monkeypatch.setattr("nemotron_steps.engine.serving.endpoint.Endpoint", Endpoint)
-    monkeypatch.setattr(collector_module, "RolloutCollector", lambda *given, **more: more)
-    environments: Any = SimpleNamespace(
-        offer_policy=lambda *offer: told.append(offer), get=lambda name: told.append(name)
-    )
-    chat: Any = SimpleNamespace(end_ids=(5,), opens_thinking=True)
-    config = GenerationConfig.model_validate({"vllm_cfg": {"expose_http_server": True}, "tool_parser": "qwen3_coder"})
-    needs = Needs(("b", "a"), frozenset(), frozenset())
-    events: list[Any] = []
-    reporter: Any = SimpleNamespace(event=lambda name, **fields: events.append((name, fields)))
-    sampler: Any = object()
-    with ExitStack() as resources:
-        made: Any = build_collector(
-            config, chat, sampler, environments, needs, seed=3, max_total_length=40, longest=50, max_turns=6,
-            reporter=reporter, resources=resources,
-        )  # fmt: skip
-        ((given, endpoint), offer, *names) = told
-    assert given == (sampler, chat) and (endpoint["name"], endpoint["max_total_length"]) == (POLICY_NAME, 50)
-    assert offer == ("http://h/v1", "policy") and names == ["b", "a"] and told[-1] == "closed"
-    assert (endpoint["turn_format"].reasoning_parser, endpoint["turn_format"].tool_parser) == (
-        "deepseek_r1",
-        "qwen3_coder",
-    )
-    assert events == [("policy_endpoint", {"url": "http://h/v1", "model": "policy"})]
-    assert (made["max_total_length"], made["max_turns"], made["reporter"]) == (40, 6, reporter)
-    assert made["turn_format"] == endpoint["turn_format"]
 
 
 def test_every_row_that_is_trained_on_has_a_teacher_and_those_of_validation_are_checked_too(

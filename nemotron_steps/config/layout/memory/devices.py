@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from nemotron_steps.config.layout.memory.generation import GIB, GeneratorMemory, judge, policy_generator
-from nemotron_steps.config.layout.memory.policy import RankMemory, rank_memory
+from nemotron_steps.config.layout.memory.policy import (
+    RankMemory,
+    TeacherMemory,
+    apart,
+    beside_policy,
+    rank_memory,
+    settings_of,
+)
 from nemotron_steps.config.layout.memory.settings import UTILIZATION, BatchArithmetic, JudgeSettings, MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
-from nemotron_steps.config.layout.memory.teachers import TeacherMemory, apart, beside_policy, settings_of
 
 CONTEXT = int(0.6 * GIB)
 """A process's CUDA context, cuBLAS workspaces and loaded kernels."""

@@ -3,56 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from nemotron_steps.config.layout.parallel_config import DTENSOR, MEGATRON, TEACHERS, VLLM, ParallelConfig
+from nemotron_steps.config.layout.parallel_config import DTENSOR, MEGATRON, TEACHERS, VLLM, ParallelConfig, at, keys_of
 
 GENERATION = "policy.generation"
 UTILIZATION = f"{VLLM}.gpu_memory_utilization"
-KEYS: dict[str, tuple[str, Any]] = {
-    "gpu_memory_gib": ("cluster.gpu_memory_gib", 80.0),
-    "precision": ("policy.precision", "bfloat16"),
-    "micro_batch": ("policy.train_micro_batch_size", 4),
-    "logprob_batch": ("policy.logprob_batch_size", 4),
-    "chunk": ("policy.logprob_chunk_size", 1024),
-    "packs": ("policy.sequence_packing.enabled", False),
-    "packed_tokens": ("policy.sequence_packing.train_mb_tokens", None),
-    "packed_logprob_tokens": ("policy.sequence_packing.logprob_mb_tokens", None),
-    "balances": ("policy.dynamic_batching.enabled", False),
-    "balanced_tokens": ("policy.dynamic_batching.train_mb_tokens", None),
-    "balanced_logprob_tokens": ("policy.dynamic_batching.logprob_mb_tokens", None),
-    "checkpoints": (f"{MEGATRON}.activation_checkpointing", False),
-    "dtensor_checkpoints": (f"{DTENSOR}.activation_checkpointing", False),
-    "cpu_offload": (f"{DTENSOR}.cpu_offload", False),
-    "freezes_router": (f"{MEGATRON}.freeze_moe_router", False),
-    "detaches_mtp": (f"{MEGATRON}.mtp_detach_heads", False),
-    "adapts": (f"{MEGATRON}.peft.enabled", False),
-    "adapter_dim": (f"{MEGATRON}.peft.dim", 32),
-    "adapter_targets": (f"{MEGATRON}.peft.target_modules", ()),
-    "adapter_excluded": (f"{MEGATRON}.peft.exclude_modules", ()),
-    "lora": (f"{DTENSOR}.lora_cfg.enabled", False),
-    "lora_dim": (f"{DTENSOR}.lora_cfg.dim", 8),
-    "distributed": (f"{MEGATRON}.optimizer.use_distributed_optimizer", False),
-    "precision_aware": (f"{MEGATRON}.optimizer.use_precision_aware_optimizer", False),
-    "exp_avg": (f"{MEGATRON}.optimizer.exp_avg_dtype", "float32"),
-    "exp_avg_sq": (f"{MEGATRON}.optimizer.exp_avg_sq_dtype", "float32"),
-    "offloads": (f"{MEGATRON}.optimizer.optimizer_cpu_offload", False),
-    "offload_fraction": (f"{MEGATRON}.optimizer.optimizer_offload_fraction", 1.0),
-    "max_new_tokens": (f"{GENERATION}.max_new_tokens", 512),
-    "max_sequences": (f"{GENERATION}.max_sequences", 256),
-    "utilization": (UTILIZATION, 0.8),
-    "max_num_seqs": (f"{GENERATION}.vllm_cfg.max_num_seqs", 256),
-    "own_process": (f"{GENERATION}.vllm_cfg.async_engine", None),
-    "asynchronous": ("grpo.async_grpo.enabled", False),
-    "kl_penalty": ("loss_fn.reference_policy_kl_penalty", 0.0),
-    "estimator": ("grpo.adv_estimator.name", "grpo"),
-    "topk": ("on_policy_distillation.topk_logits_k", None),
-    "zero_outside": ("loss_fn.zero_outside_topk", False),
-    "offloads_teachers": ("on_policy_distillation.offload", True),
-    "dpo": ("dpo.reference_policy_kl_penalty", None),
-}
-"""Field of `MemorySettings` → its key and, where a config does not say, its value."""
 
 
 @dataclass(frozen=True)
@@ -71,59 +28,59 @@ class JudgeSettings:
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """Values under the names of `KEYS`, and the layout that they are for."""
+    """Values of a config, and the layout that they are for."""
 
     sizes: ParallelConfig
     judges: tuple[JudgeSettings, ...] = ()
-    gpu_memory_gib: float = 80.0
-    precision: str = "bfloat16"
-    micro_batch: int = 4
-    logprob_batch: int = 4
-    chunk: int = 1024
-    packs: bool = False
-    packed_tokens: int | None = None
-    packed_logprob_tokens: int | None = None
-    balances: bool = False
-    balanced_tokens: int | None = None
-    balanced_logprob_tokens: int | None = None
-    checkpoints: bool = False
-    dtensor_checkpoints: bool = False
-    cpu_offload: bool = False
-    freezes_router: bool = False
-    detaches_mtp: bool = False
-    adapts: bool = False
-    adapter_dim: int = 32
-    lora: bool = False
-    lora_dim: int = 8
-    adapter_targets: tuple[str, ...] = ()
-    adapter_excluded: tuple[str, ...] = ()
-    distributed: bool = False
-    precision_aware: bool = False
-    exp_avg: str = "float32"
-    exp_avg_sq: str = "float32"
-    offloads: bool = False
-    offload_fraction: float = 1.0
-    max_new_tokens: int = 512
-    max_sequences: int = 256
-    utilization: float = 0.8
-    max_num_seqs: int = 256
-    own_process: bool | None = None
-    asynchronous: bool = False
-    kl_penalty: float = 0.0
-    dpo: float | None = None
-    estimator: str = "grpo"
-    topk: int | None = None
-    zero_outside: bool = False
-    offloads_teachers: bool = True
+    gpu_memory_gib: float = at("cluster.gpu_memory_gib", 80.0)
+    precision: str = at("policy.precision", "bfloat16")
+    micro_batch: int = at("policy.train_micro_batch_size", 4)
+    logprob_batch: int = at("policy.logprob_batch_size", 4)
+    chunk: int = at("policy.logprob_chunk_size", 1024)
+    packs: bool = at("policy.sequence_packing.enabled", False)
+    packed_tokens: int | None = at("policy.sequence_packing.train_mb_tokens", None)
+    packed_logprob_tokens: int | None = at("policy.sequence_packing.logprob_mb_tokens", None)
+    balances: bool = at("policy.dynamic_batching.enabled", False)
+    balanced_tokens: int | None = at("policy.dynamic_batching.train_mb_tokens", None)
+    balanced_logprob_tokens: int | None = at("policy.dynamic_batching.logprob_mb_tokens", None)
+    checkpoints: bool = at(f"{MEGATRON}.activation_checkpointing", False)
+    dtensor_checkpoints: bool = at(f"{DTENSOR}.activation_checkpointing", False)
+    cpu_offload: bool = at(f"{DTENSOR}.cpu_offload", False)
+    freezes_router: bool = at(f"{MEGATRON}.freeze_moe_router", False)
+    detaches_mtp: bool = at(f"{MEGATRON}.mtp_detach_heads", False)
+    adapts: bool = at(f"{MEGATRON}.peft.enabled", False)
+    adapter_dim: int = at(f"{MEGATRON}.peft.dim", 32)
+    lora: bool = at(f"{DTENSOR}.lora_cfg.enabled", False)
+    lora_dim: int = at(f"{DTENSOR}.lora_cfg.dim", 8)
+    adapter_targets: tuple[str, ...] = at(f"{MEGATRON}.peft.target_modules", ())
+    adapter_excluded: tuple[str, ...] = at(f"{MEGATRON}.peft.exclude_modules", ())
+    distributed: bool = at(f"{MEGATRON}.optimizer.use_distributed_optimizer", False)
+    precision_aware: bool = at(f"{MEGATRON}.optimizer.use_precision_aware_optimizer", False)
+    exp_avg: str = at(f"{MEGATRON}.optimizer.exp_avg_dtype", "float32")
+    exp_avg_sq: str = at(f"{MEGATRON}.optimizer.exp_avg_sq_dtype", "float32")
+    offloads: bool = at(f"{MEGATRON}.optimizer.optimizer_cpu_offload", False)
+    offload_fraction: float = at(f"{MEGATRON}.optimizer.optimizer_offload_fraction", 1.0)
+    max_new_tokens: int = at(f"{GENERATION}.max_new_tokens", 512)
+    max_sequences: int = at(f"{GENERATION}.max_sequences", 256)
+    utilization: float = at(UTILIZATION, 0.8)
+    max_num_seqs: int = at(f"{GENERATION}.vllm_cfg.max_num_seqs", 256)
+    own_process: bool | None = at(f"{GENERATION}.vllm_cfg.async_engine", None)
+    asynchronous: bool = at("grpo.async_grpo.enabled", False)
+    kl_penalty: float = at("loss_fn.reference_policy_kl_penalty", 0.0)
+    dpo: float | None = at("dpo.reference_policy_kl_penalty", None)
+    estimator: str = at("grpo.adv_estimator.name", "grpo")
+    topk: int | None = at("on_policy_distillation.topk_logits_k", None)
+    zero_outside: bool = at("loss_fn.zero_outside_topk", False)
+    offloads_teachers: bool = at("on_policy_distillation.offload", True)
     teachers: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, get: Callable[[str], Any], sizes: ParallelConfig | None = None) -> MemorySettings:
         """From a config; `get` as for ParallelConfig.read, `sizes` where they have been read from it already."""
         sizes = sizes or ParallelConfig.read(get)
-        values = {
-            name: _value(value, default) for name, (key, default) in KEYS.items() if (value := get(key)) is not None
-        }
+        keys, defaults = keys_of(cls), {each.name: each.default for each in fields(cls)}
+        said = ((name, get(key)) for name, key in keys.items())
+        values = {name: _value(value, defaults[name]) for name, value in said if value is not None}
         judges = tuple(_judge(judge.role, judge.section, judge.width, get) for judge in sizes.judges)
         teachers = get(TEACHERS)
         return cls(sizes, judges, teachers=tuple(teachers) if isinstance(teachers, Mapping) else (), **values)

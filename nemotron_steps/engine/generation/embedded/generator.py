@@ -26,7 +26,7 @@ from nemotron_steps.engine.generation.embedded.decoders import GraphDecoder, Nat
 from nemotron_steps.engine.generation.embedded.dense_model import CachedDenseModel
 from nemotron_steps.engine.generation.embedded.hybrid_model import CachedHybridModel
 from nemotron_steps.engine.generation.embedded.prefix_cache import Prefix, PrefixCache
-from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan, make_plan, sample, stream_key
+from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan, make_plan, sample, stream_key, versions_of
 from nemotron_steps.engine.memory_tuning import release_gpu_memory
 from nemotron_steps.engine.policy.lora import AdaptedWeights, ChangedWeights, after
 from nemotron_steps.engine.types import (
@@ -421,38 +421,25 @@ class EmbeddedGenerator:
         index = torch.tensor(list(sequences), device=self._device)
         tokens = batch.tokens[:, first : batch.column + 1].index_select(0, index).tolist()
         logprobs = batch.logprobs[:, first : batch.column + 1].index_select(0, index).tolist()
-        experts = self._routed_experts(sequences, index, first)
+        chosen: Sequence[npt.NDArray[np.int16] | None] = [None] * len(ended)
+        if self._model.chosen is not None:  # of all but the newest token, which has not been fed
+            chosen = [*batch.routed_experts[:, first : batch.column].index_select(0, index).cpu().numpy()]
         finished = []
-        for (row, sequence), row_tokens, row_logprobs in zip(sequences.items(), tokens, logprobs, strict=True):
+        for (row, sequence), row_tokens, row_logprobs, experts in zip(
+            sequences.items(), tokens, logprobs, chosen, strict=True
+        ):
             request_id, sampled = sequence.group.request.request_id, row_logprobs[sequence.answer - first :]
             if any(p != p for p in sampled):
                 raise EngineError("sampling met NaN logits", where=f"request {request_id}")
-            versions: list[int] = []
-            bounds = [*(begin for begin, _ in sequence.versions[1:]), len(sampled)]
-            for (begin, version), end in zip(sequence.versions, bounds, strict=True):
-                versions += [version] * (end - begin)
+            versions = versions_of(sequence.versions, len(sampled))
+            if experts is not None and sequence.prompt_experts is not None:
+                experts = np.concatenate((sequence.prompt_experts, experts[sequence.answer - first :]))
             self._unfinished[request_id] -= 1
             if not self._unfinished[request_id]:
                 del self._unfinished[request_id]
             own = row_tokens[sequence.answer - first :]
-            finished.append(
-                Completion(request_id, sequence.index, own, sampled, ended[row], versions, experts.get(row))
-            )
+            finished.append(Completion(request_id, sequence.index, own, sampled, ended[row], versions, experts))
         return finished
-
-    def _routed_experts(
-        self, sequences: dict[int, _Sequence], index: torch.Tensor, first: int
-    ) -> dict[int, npt.NDArray[np.int16]]:
-        """By row, those of its prompt and of what it sampled and fed, the newest token excepted."""
-        if self._model.chosen is None:
-            return {}
-        batch = self._batch
-        chosen = batch.routed_experts[:, first : batch.column].index_select(0, index).cpu().numpy()
-        whole = {}
-        for (row, sequence), own in zip(sequences.items(), chosen, strict=True):
-            assert sequence.prompt_experts is not None
-            whole[row] = np.concatenate((sequence.prompt_experts, own[sequence.answer - first :]))
-        return whole
 
     def _compact(self, *, force: bool) -> None:
         """Close the holes that finished rows left, at once or when there are enough of them to pay for the copying."""

@@ -30,6 +30,16 @@ def stream_key(seed: int, request_id: str, index: int) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
+def versions_of(changes: Sequence[tuple[int, int]], tokens: int) -> list[int]:
+    """The weight version of each of `tokens` tokens, from (first token, version) of every change."""
+    ends = [*(start for start, _ in changes[1:]), tokens]
+    return [
+        version
+        for (start, version), end in zip(changes, ends, strict=True)
+        for _ in range(min(start, tokens), min(end, tokens))
+    ]
+
+
 def stream_uniforms(keys: torch.Tensor, first: torch.Tensor, count: int) -> torch.Tensor:
     """Uniform numbers `first` … `first + count - 1` of each stream, in [0, 1).
 

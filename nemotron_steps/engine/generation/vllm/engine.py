@@ -92,7 +92,6 @@ def start_engine(
     Args:
         load: read the folder's weights; otherwise they come through the weight-transfer API.
         shares_device: a policy trains on the same GPU, between generations.
-        record_routed_experts: every sample comes with the experts of its tokens.
         options: further arguments of vLLM's EngineArgs, by name (`policy.generation.vllm_kwargs`).
 
     Raises:

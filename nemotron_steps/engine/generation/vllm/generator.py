@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nemotron_steps.engine.generation.embedded.sampling import stream_key
+from nemotron_steps.engine.generation.embedded.sampling import stream_key, versions_of
 from nemotron_steps.engine.generation.vllm.engine import default_group_kept, on_cpu, start_engine
 from nemotron_steps.engine.generation.vllm.liveness import call, wait_for_output
 from nemotron_steps.engine.generation.vllm.transfer import WorkersTransfer, hand_over
@@ -184,7 +184,7 @@ class VllmGenerator:
                     token_ids=tokens,
                     logprobs=_sampled_logprobs(tokens, sample.logprobs),
                     finish_reason=FINISH[sample.finish_reason],
-                    weight_versions=_versions(sequence.versions, len(tokens)),
+                    weight_versions=versions_of(sequence.versions, len(tokens)),
                     routed_experts=recorded_experts(sample, self._mixtures, fed) if self._mixtures and tokens else None,
                 )
             )
@@ -303,16 +303,6 @@ def _sampling_params(params: SamplingParams, room: int, *, seed: int | None = No
         flat_logprobs=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-
-
-def _versions(changes: list[tuple[int, int]], tokens: int) -> list[int]:
-    """The version of each of `tokens` tokens, from (first token, version) of every change."""
-    ends = [*(start for start, _ in changes[1:]), tokens]
-    return [
-        version
-        for (start, version), end in zip(changes, ends, strict=True)
-        for _ in range(min(start, tokens), min(end, tokens))
-    ]
 
 
 def _sampled_logprobs(token_ids: Any, logprobs: Any) -> list[float]:

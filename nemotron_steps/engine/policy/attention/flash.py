@@ -15,6 +15,7 @@ arXiv 2310.01889).
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from torch.autograd.function import once_differentiable
 from nemotron_steps.engine.policy.attention import te_attention
 
 if TYPE_CHECKING:
-    from nemotron_steps.engine.kernels.varlen import Spans
+    from nemotron_steps.engine.kernels.varlen import RowSpans, Spans
     from nemotron_steps.engine.policy.token_layout import TokenLayout
 
 
@@ -48,10 +49,7 @@ class _FlatFlash(torch.autograd.Function):
         out = torch.zeros_like(query) if layout.padding else torch.empty_like(query)
         lses: list[Tensor] = []
         spans = layout.spans
-        # cuDNN's two calls for runs of a layout, or FlashAttention's.
-        by_cudnn = query.is_cuda and te_attention.takes(query, key, spans)
-        attend = te_attention.forward if by_cudnn else _forward
-        ctx.attend_backward = te_attention.backward if by_cudnn else _backward
+        attend, ctx.attend_backward = _calls(query, key, spans)
         whole = slice(0, layout.whole_tokens)
         out[whole], lse, rng = attend(query[whole], key[whole], value[whole], spans.whole, spans.whole, causal=True)
         lses.append(lse)
@@ -110,6 +108,13 @@ def _merge(over: Tensor, own: Tensor, over_lse: Tensor, own_lse: Tensor, out: Te
     weights = [(part - lse).exp_().t().unsqueeze(-1) for part in (over_lse, own_lse)]
     out.copy_(torch.addcmul(over * weights[0], own, weights[1]))
     return lse
+
+
+def _calls(query: Tensor, key: Tensor, spans: RowSpans) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Forward and backward for runs of a layout."""
+    if query.is_cuda and te_attention.takes(query, key, spans):
+        return te_attention.forward, te_attention.backward
+    return _forward, _backward
 
 
 def _forward(

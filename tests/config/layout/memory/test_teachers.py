@@ -12,10 +12,9 @@ import torch
 from nemotron_steps.config.layout.memory.devices import StepMemory, step_memory
 from nemotron_steps.config.layout.memory.generation import GIB
 from nemotron_steps.config.layout.memory.measures import memory_measures
-from nemotron_steps.config.layout.memory.policy import _compared, stage_memory
+from nemotron_steps.config.layout.memory.policy import _compared, beside_policy, settings_of, stage_memory
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
-from nemotron_steps.config.layout.memory.teachers import beside_policy, settings_of
 from nemotron_steps.config.layout.parallel_config import TeacherLayout
 from nemotron_steps.engine.losses.distillation import TeacherKl
 from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood

@@ -276,20 +276,6 @@ def test_common_beginnings_are_computed_once_and_continued_from_their_own_end() 
     assert cache.fed_tokens == fed + len(later) - 80
 
 
-@torch.inference_mode()
-def test_a_longer_conversation_continues_from_the_end_of_its_earlier_turn_and_from_nowhere_else() -> None:
-    model = hybrid("latent")
-    cache = PrefixCache(model, 100_000)
-    turn = tokens(1, 70)
-    cache.compute([turn])
-    longer = turn + tokens(2, 30)
-    assert_same(cache.compute([longer])[longer], PrefixCache(model, 0).compute([longer])[longer])
-    assert cache.fed_tokens == 100
-    branch = turn[:66] + tokens(3, 10)  # has 4 blocks in common, behind which no state is known
-    assert_same(cache.compute([branch])[branch], PrefixCache(model, 0).compute([branch])[branch])
-    assert cache.fed_tokens == 176
-
-
 def test_memory_that_was_given_back_is_taken_again() -> None:
     model, generator = make("mixture")
     request = GenerationRequest("a", prompt_of(1, 40), SamplingParams(12, seed=0), 3)

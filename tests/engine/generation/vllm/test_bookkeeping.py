@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from nemotron_steps.engine.generation.embedded.sampling import versions_of
 from nemotron_steps.engine.generation.vllm import liveness, transfer
-from nemotron_steps.engine.generation.vllm.generator import VllmGenerator, _Sequence, _versions
+from nemotron_steps.engine.generation.vllm.generator import VllmGenerator, _Sequence
 from nemotron_steps.engine.generation.vllm.transfer import (
     WorkersTransfer,
     _LocalSender,
@@ -110,7 +111,7 @@ def output(key: str, tokens: int) -> Any:
 def test_each_token_is_of_the_version_that_held_when_it_was_sampled(
     changes: list[tuple[int, int]], tokens: int, versions: list[int]
 ) -> None:
-    assert _versions(changes, tokens) == versions
+    assert versions_of(changes, tokens) == versions
 
 
 def test_it_sleeps_when_nothing_is_asked_for_and_wakes_for_weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:

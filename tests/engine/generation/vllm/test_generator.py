@@ -238,46 +238,6 @@ def test_greedy_equals_transformers(generator, model):
     assert done.token_ids == expected[0, len(PROMPTS[0]) :].tolist()
 
 
-def test_recorded_logprobs_train_as_the_embedded_generators_do(generator, model):
-    """The contract's invariance: whoever recorded the logprobs of the same rollouts, loss and gradient are the same."""
-    from transformers import Qwen3ForCausalLM
-
-    from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
-    from nemotron_steps.engine.policy.megatron import MegatronPolicy
-    from nemotron_steps.engine.types import TrainBatch
-    from nemotron_steps.models.architecture import Architecture
-    from tests.engine.policy.batches import policy_config, rl_loss
-
-    folder, _ = model
-    weights = Qwen3ForCausalLM.from_pretrained(folder).state_dict()
-    generator.update_weights(weights.items(), 300)
-    embedded = EmbeddedGenerator(
-        Architecture.from_folder(folder), weights.items(), max_sequences=4, max_total_length=MAX_LENGTH,
-        eos_token_ids=[EOS],
-    )  # fmt: skip
-
-    def batch(completions):
-        rows = [(PROMPTS[int(c.request_id[-1])], c) for c in sorted(completions, key=lambda c: c.request_id)]
-        ids, mask, recorded = (torch.zeros(len(rows), MAX_LENGTH) for _ in range(3))
-        for row, (prompt, done) in enumerate(rows):
-            answer = slice(len(prompt), len(prompt) + len(done.token_ids))
-            ids[row, : answer.stop] = torch.tensor(prompt + done.token_ids)
-            mask[row, answer], recorded[row, answer] = 1, torch.tensor(done.logprobs)
-        advantages = torch.tensor([[1.0], [-0.5], [2.0]]) * mask
-        lengths = torch.tensor([len(prompt) + len(done.token_ids) for prompt, done in rows])
-        return TrainBatch(ids.long(), lengths, mask, torch.ones(len(rows)), recorded, advantages)
-
-    batches = [batch(sample(each, PROMPTS, "greedily", n=1, temperature=0.0)) for each in (generator, embedded)]
-    assert torch.equal(batches[0].input_ids, batches[1].input_ids)
-    trained = []
-    for one in batches:  # at the second step the importance weights are no longer 1
-        policy = MegatronPolicy(policy_config(), folder, rl_loss())
-        trained.append([policy.train_step(one) for _ in range(2)])
-    for ours, theirs in zip(*trained, strict=True):
-        for name in ("loss", "grad_norm"):
-            assert ours[name] == pytest.approx(theirs[name], rel=1e-4), name
-
-
 def test_closing_it_leaves_the_process_groups_to_the_policies(generator, tmp_path):
     """Last in this file: nothing can be sampled afterwards."""
     from nemotron_steps.engine.policy.megatron import MegatronPolicy

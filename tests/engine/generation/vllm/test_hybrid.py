@@ -156,20 +156,6 @@ def test_an_update_of_one_kind_of_weight_alone_makes_the_logprobs_the_policys(ki
     assert token_mult_prob_error(before, completions) > 1.001
 
 
-def test_samples_of_a_group_that_join_and_leave_at_different_times_keep_their_states(generator, folder):
-    policy = policy_of(folder)
-    generator.update_weights(policy.weights(), 40)
-    done = []
-    for number, prompt in enumerate(PROMPTS):  # the second is a beginning of the third, sampled before and beside it
-        generator.submit(GenerationRequest(f"late/{number}", prompt, SamplingParams(5 + 9 * number), 4))
-        for _ in range(3):
-            done += generator.step()
-    while generator.pending():
-        done += generator.step()
-    assert len(done) == 4 * len(PROMPTS)
-    assert token_mult_prob_error(policy, done) < 1.0001
-
-
 def test_states_of_older_weights_are_not_read_by_new_requests_while_others_run(generator, folder):
     policy = policy_of(folder)
     generator.update_weights(policy.weights(), 60)
