@@ -151,6 +151,16 @@ def test_numbers_of_fewer_bits_than_a_byte_fill_their_bytes(
             read_safetensors_header(path)
 
 
+def test_a_file_of_a_header_alone_has_no_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    path.write_bytes(struct.pack("<Q", 2) + b"{}")
+    assert read_safetensors_header(path) == {}
+    path.write_bytes(struct.pack("<Q", 3) + b"{}")
+    with pytest.raises(ArtifactError) as caught:
+        read_safetensors_header(path)
+    assert (caught.value.expected, caught.value.found) == ("a header of at most 2 bytes", "a header length of 3")
+
+
 def test_a_pointer_in_place_of_weights_is_fetched_by_git(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
     with pytest.raises(ArtifactError) as caught:
@@ -245,7 +255,7 @@ def test_a_chat_template_has_one_digest_wherever_it_stands(folder: Path) -> None
     inside = chat_template_digest(folder)
     (folder / "chat_template.jinja").write_text("{{ x }}")
     changed(folder, "tokenizer_config.json", chat_template="{{ other }}")
-    assert chat_template_digest(folder) == inside
+    assert chat_template_digest(folder) == inside and len(str(inside)) == len("sha256:") + 16
     (folder / "chat_template.jinja").unlink()
     assert chat_template_digest(folder) != inside
     changed(folder, "tokenizer_config.json", chat_template=[{"name": "default", "template": "x"}])
