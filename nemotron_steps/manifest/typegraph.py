@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 
 
@@ -123,18 +124,27 @@ class TypeGraph:
     def leading_to(self, wanted: str) -> Mapping[str, int]:
         """Every type that can be used as, or converted into, `wanted` → how few conversions that takes."""
         if wanted not in self._leading:
-            found = {wanted: 0, **{name: 0 for name in self.types if self.is_a(name, wanted)}}
-            hops, before = 0, [""]
-            while before:
+            below, before = self._reversed
+            found, hops = dict.fromkeys((wanted, *below.get(wanted, ())), 0), 0
+            level = list(found)
+            while level:
                 hops += 1
-                before = [
-                    name
-                    for name in self.types
-                    if name not in found and any(hop.target in found for hop in self.conversions(name))
-                ]
-                found |= dict.fromkeys(before, hops)
+                level = [name for target in level for name in before.get(target, ()) if name not in found]
+                found |= dict.fromkeys(level, hops)
             self._leading[wanted] = found
         return self._leading[wanted]
+
+    @cached_property
+    def _reversed(self) -> tuple[Mapping[str, list[str]], Mapping[str, list[str]]]:
+        """Type → the types below it, and type → those that convert to it."""
+        below: dict[str, list[str]] = {}
+        before: dict[str, list[str]] = {}
+        for name in self.types:
+            for ancestor in self.ancestors(name)[1:]:
+                below.setdefault(ancestor, []).append(name)
+            for hop in self.conversions(name):
+                before.setdefault(hop.target, []).append(name)
+        return below, before
 
     def without(self, dropped: Iterable[Conversion]) -> TypeGraph:
         """The same graph without some conversions (a converter step that is missing or unusable)."""

@@ -343,7 +343,7 @@ def test_the_pages_profile_carries_every_command_of_the_pages(
         ("", "run.env.container=null", "needs an image"),
         ("", "run.env.nodes=64", "run.env.nodes=109"),
         ("", "run.env.nodez=2", "hint: run.env.nodes=2"),
-        ("", "run.env.nodes=50", "hint: cluster.num_nodes=50 policy.generation.colocated.generation_devices="),
+        ("", "run.env.nodes=50", "hint: cluster.num_nodes=50"),
         ("", "run.env.nodes=two", "'run.env.nodes' has a wrong value"),
         ("", "run.env.sandbox.port=1", "code runs in this project's own sandbox"),
         ("", "run.env.time=1:00:00", "env.toml the rest"),

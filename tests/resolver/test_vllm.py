@@ -18,7 +18,7 @@ TENSOR = "generation.vllm_cfg.tensor_parallel_size"
     ("width", "experts", "gpus", "hints"),
     [
         (16, 1, 8, (f"{TENSOR}=8", "cluster.gpus_per_node=16")),
-        (12, 12, 8, (f"{TENSOR}=6 generation.vllm_cfg.expert_parallel_size=6", "cluster.gpus_per_node=12")),
+        (12, 12, 8, (f"{TENSOR}=4 generation.vllm_cfg.expert_parallel_size=4", "cluster.gpus_per_node=12")),
         (8, 1, 8, None),
         (16, 1, 0, None),  # processes on CPU
     ],

@@ -65,16 +65,16 @@ def test_a_layout_that_does_not_fit_the_model_is_refused_before_any_step_starts(
     cluster = {"backend": "ray", "policy_workers": 4}
     policy = {"checkpoint": str(tmp_path), "megatron_cfg": {"tensor_model_parallel_size": 4}}
     config = RlConfig.model_validate({"policy": policy, "cluster": cluster})
-    with pytest.raises(ConfigError, match="does not divide attention heads") as caught:
+    with pytest.raises(ConfigError, match="does not divide 6 attention heads") as caught:
         preflight.check_rl(config, {"prompts": None})
     assert caught.value.hints[0] == "policy.megatron_cfg.tensor_model_parallel_size=2"
     preflight.check_rl(config, {"prompts": None, "policy": None})  # not that one: an earlier step will make another
     scratch = {"policy": {"megatron_cfg": {"pipeline_model_parallel_size": 4}}, "cluster": cluster}
     made_up = SftConfig.model_validate({**scratch, "from_scratch": {"num_hidden_layers": 6}})
-    with pytest.raises(ConfigError, match="does not divide layers"):
+    with pytest.raises(ConfigError, match="does not divide 6 layers"):
         preflight.check_placement(made_up, {})
     tuned = SftConfig.model_validate({"policy": policy, "cluster": cluster})
-    with pytest.raises(ConfigError, match="does not divide attention heads"):
+    with pytest.raises(ConfigError, match="does not divide 6 attention heads"):
         check_supervised(tuned, {})
     check_supervised(tuned, {"model": None})
 

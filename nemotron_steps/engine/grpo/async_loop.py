@@ -136,7 +136,7 @@ class _AsyncLoop:
                 found=f"{self.buffer.ready}; {len(self.buffer.dropped)} prompts failed {MAX_FAILURES} times each",
                 hints=["grpo.async_grpo.straggler_deadline_s=null", "policy.generation.max_new_tokens=1024"],
             )
-        run.reporter.event("loop.prompts_used_up", step=run.step, dropped=len(self.buffer.dropped))
+        run.reporter.event("prompts_used_up", step=run.step, dropped=len(self.buffer.dropped))
         run.reporter.groups(run.step + 1, self._outcomes())
         if run.config.grpo.val_at_end and run.step not in run.validated:
             run.reporter.metrics(run.step, await loop.validate(run))

@@ -133,7 +133,7 @@ def test_router_replay_is_refused_where_there_are_no_experts():
 
     sizes, dense = ParallelConfig(samples=True, router_replay=True), ModelSpec("qwen3", layers=4)
     (violation,) = model_violations(sizes, dense)
-    assert violation.key == "policy.router_replay.enabled" and violation.mends == [{violation.key: False}]
+    assert violation.key == "policy.router_replay.enabled" and violation.hint == {violation.key: False}
     assert not list(model_violations(sizes, ModelSpec("nemotron_h", layers=5, experts=8)))
 
 
