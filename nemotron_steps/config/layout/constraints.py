@@ -242,11 +242,11 @@ def _generator_violations(sizes: ParallelConfig, model: ModelSpec) -> Iterator[V
 
 def _undivided(name: str, sizes: ParallelConfig, count: int, of: str, *, or_multiple: bool = False) -> Violation:
     """A cut that does not divide what the model has `count` of. The next smaller one that does: of TP also within a
-    node, or among the processes on CPU; of vLLM, whose width several models may share, one that still divides what the width did."""
+    node, or among the processes on CPU; of vLLM, whose width several models may share, one that still divides what the
+    width did."""
     key, size = key_of(name, sizes.dtensor), getattr(sizes, name)
-    within = math.gcd(
-        count, {"tensor": sizes.gpus_per_node or sizes.workers or 0, "generator_width": size}.get(name, 0)
-    )
+    also = {"tensor": sizes.gpus_per_node or sizes.workers or 0, "generator_width": size}
+    within = math.gcd(count, also.get(name, 0))
     what = f"{key.rpartition('.')[2]}={size} does not divide {count} {of}"
     expected = f"a divisor {'or multiple ' if or_multiple else ''}of {count}"
     return Violation("model", key, what, expected, str(size), _cut_to(name, sizes, _divisor(within, size)))
