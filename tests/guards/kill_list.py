@@ -135,7 +135,7 @@ def _run(checkout: Path, bug: Bug, tests: list[str]) -> str | None:
     finally:
         _end(process)
         path.write_text(source, "utf-8")
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
     return found[1] if found else None
 
 
