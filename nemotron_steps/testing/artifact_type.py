@@ -115,6 +115,25 @@ def it_comes_back_from_a_home(subject: TypeSubject) -> None:
 
 
 @SUITE.check("its_example_is_accepted")
+def it_is_what_its_parents_are(subject: TypeSubject) -> None:
+    """Its parents' validators accept it, and the attributes that they read are among its own: steps that take a parent
+    rely on both."""
+    folder = subject.written("parents")
+    own = subject.validated(folder)
+    for parent in subject.ancestors:
+        try:
+            wanted = validate(parent, folder, subject.registry.types.ancestors(parent))
+        except StepsError as error:
+            raise Unmet(f"the example is refused as a {parent}: {error.what}", where=error.where) from error
+        if lost := sorted(key for key, value in wanted.items() if own.get(key) != value):
+            raise Unmet(
+                f"attributes of every {parent} are missing or different: {', '.join(lost)}",
+                where=subject.declared.where,
+                hint="return what the parents' validators return as well",
+            )
+
+
+@SUITE.check("its_example_is_accepted")
 def what_it_is_not_is_refused(subject: TypeSubject) -> None:
     """A folder without files, or with another one; files cut short, as a full disk leaves them, and pictures. Brackets
     may be accepted."""

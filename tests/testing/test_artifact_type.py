@@ -32,6 +32,11 @@ TYPE: dict[str, tuple[Change, ...]] = {
     "it_comes_back_from_a_home: a set": ((CODE, "lengths.pop()", "lengths"),),
     "it_comes_back_from_a_home: NaN": ((CODE, "lengths.pop()", "float('nan')"),),
     "it_comes_back_from_a_home: the time": ((CODE, "lengths.pop()", "__import__('time').time_ns()"),),
+    "it_is_what_its_parents_are: refused": ((TYPES, "description =", 'is_a = ["training_jsonl"]\ndescription ='),),
+    "it_is_what_its_parents_are: other attributes": (
+        (TYPES, "description =", 'is_a = ["eval_report"]\ndescription ='),
+        (CODE, 'return {"rows"', 'return {"metrics": {"score": 0.25}, "rows"'),
+    ),
     "what_it_is_not_is_refused: nothing": accepts("folder.is_dir() and not any(folder.iterdir())", NO_FILE),
     "what_it_is_not_is_refused: another file": accepts("(folder / 'kit.unknown').exists()", NO_FILE),
     "what_it_is_not_is_refused: not said where": ((CODE, "where=str(folder)", "where=FILE"),),
@@ -44,6 +49,7 @@ TYPE: dict[str, tuple[Change, ...]] = {
 
 def written(folder: Path) -> None:
     (folder / "table.json").write_text('{"score": [0.5, 0.25, 1.5], "length": [12, 7, 5]}')
+    (folder / "report.json").write_text('{"metrics": {"score": 0.5}}')  # what an eval_report has
 
 
 def test_there_is_a_toy_for_every_check():
