@@ -100,6 +100,38 @@ def test_a_forced_run_that_was_stopped_goes_on_with_what_it_was_forced_to_make(s
     assert states(run(store, resume=stopped.id)) == ["cached", "cached"]
 
 
+@pytest.mark.parametrize(
+    ("changed", "resumed", "noted", "began"),
+    [
+        ("code toy_steps.py", True, True, 6),
+        ("code toy_steps.py", True, False, 6),  # a home from before work folders said what they depend on
+        ("code toy_steps.py", False, True, 0),
+        ("config learning_rate", True, True, 0),
+    ],
+)
+def test_a_resumed_run_goes_on_from_its_checkpoints_if_code_alone_has_changed(
+    store: ArtifactStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    changed: str,
+    resumed: bool,
+    noted: bool,
+    began: int,
+) -> None:
+    with pytest.raises(InterruptedRunError):
+        execute(make_plan(), store, listeners=[killed_at(6)])
+    stopped = get_run(store, "latest")
+    if not noted:
+        (store.backend.local("work") / stopped.steps["toy/train"]["cache_key"] / "depends.json").unlink()
+    depends_on = execute_module.depends_on
+    now = lambda planned, inputs: {**depends_on(planned, inputs), changed: "another"}  # noqa: E731
+    monkeypatch.setattr(execute_module, "depends_on", now)
+    records: Records = []
+    assert states(run(store, records, **({"resume": stopped.id} if resumed else {}))) == ["ran", "ran"]
+    assert loaded(records) == [began]
+    assert ("goes on from its checkpoints" in caplog.text) == (began > 0)
+
+
 def test_a_forced_run_that_failed_as_it_began_is_forced_when_it_is_resumed(store: ArtifactStore) -> None:
     run(store)
     folder = RunFolder(store, "r1")
