@@ -1,4 +1,4 @@
-"""Where a run is worked on: this process, a detached process, a Slurm job, or what a third party adds.
+"""Where a run is worked on: this machine, a container, Slurm, Lepton, Ray, or what another package brings.
 
 An executor starts `steps run ... --resume RUN` somewhere that sees the home, and answers for the job it started. The
 run itself is written by the process on the other side, into the run folder; executors never touch it.
