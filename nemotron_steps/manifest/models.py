@@ -189,7 +189,7 @@ class Produces(Port):
     """`[[produces]]`: an output port."""
 
     inherits: StrictStr | None = None
-    """Input port whose architecture and tokenizer attributes this output keeps, for checks at plan time."""
+    """Input port whose attributes this output keeps, as far as its type declares them, for checks at plan time."""
     attributes: dict[StrictStr, Any] = Field(default_factory=dict)
     """Attributes that every artifact of this output has, for checks at plan time."""
     becomes: dict[StrictStr, StrictStr] = Field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Configs of `data_prep/sft_prep` and `data_prep/rl_prep`: where rows come from and how they are split."""
+"""Configs of the `data_prep/*` steps: where rows come from and how they are split."""
 
 from __future__ import annotations
 

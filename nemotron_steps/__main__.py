@@ -1,0 +1,7 @@
+"""`python -m nemotron_steps` is `steps`, from a checkout that is not installed too."""
+
+import sys
+
+from nemotron_steps.cli.main import steps
+
+sys.exit(steps())
