@@ -4,7 +4,7 @@
     compose  Hydra's composition and override grammar, with the origin of every key (imports Hydra when called)
     validation  composed values → pydantic model, every mistake at once (imports pydantic when called)
     profiles    env.toml: where a run is launched
-    redaction   the same values with secrets masked, for print and for run folders
+    secrets     the same values with secrets masked, for print and for run folders
 
 Importing this package, or any module of it but `hydra_loader` and `schema`, loads neither Hydra nor pydantic.
 """

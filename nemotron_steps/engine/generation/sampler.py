@@ -2,7 +2,7 @@
 
 Rollouts are coroutines (an agent samples, calls a tool, samples again); a Generator is a batch machine. The
 sampler stands between: it queues requests and steps the generator from one pump task while anyone is waiting.
-Not for: choosing what to sample (rollouts.py) or how (the generators).
+Not for: choosing what to sample (engine/rollouts) or how (the generators).
 """
 
 from __future__ import annotations

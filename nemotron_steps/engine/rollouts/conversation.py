@@ -1,6 +1,6 @@
 """Between decoded text and assistant turns.
 
-Assistant text is read by the two parsers that `policy.generation` names (engine/parsers); by default
+Assistant text is read by the two parsers that `policy.generation` names (tool_calls.py); by default
 `<think>…</think>` before the answer and `<tool_call>{json}</tool_call>` for calls. Rendering to tokens is
 models/chat.py.
 """

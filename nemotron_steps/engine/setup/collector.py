@@ -34,7 +34,7 @@ def build_collector(
     Args:
         sampler: the policy's generator.
         environments: none of which is created yet.
-        needs: of the rows, from build/rows.py.
+        needs: of the rows, from setup/rows.py.
         max_total_length, max_turns: see RolloutCollector.
         longest: tokens of a sequence that an agent may ask for.
         resources: closes the endpoint.
