@@ -161,7 +161,18 @@ def test_a_built_in_environment_keeps_to_the_rules(name: str):
         environment.typed_answers_are_judged(subject)
 
 
-@pytest.mark.parametrize("name", sorted(set(BUILT_IN) - set(ENVIRONMENTS)))
+ELSEWHERE = {
+    *("code_gen", "genrm_compare", "math_formal_lean", "remote", "remote_agent"),
+    *("reward_function", "swe_agent", "swerl_gen"),
+}
+"""Those that need a server, a sandbox or a function: their own files grade with them."""
+
+
+def test_every_other_built_in_environment_has_rows_here() -> None:
+    assert set(BUILT_IN) - ELSEWHERE == set(ENVIRONMENTS)
+
+
+@pytest.mark.parametrize("name", sorted(ELSEWHERE))
 def test_an_environment_that_needs_a_server_or_a_sandbox_is_documented_all_the_same(name: str):
     examination = Examination(environment.SUITE, EnvironmentSubject(name, [], str))
     outcomes = examination.outcomes(["is_registered", "it_is_documented"])
