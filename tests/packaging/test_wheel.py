@@ -9,7 +9,7 @@ import tarfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-KERNELS = Path("nemotron_steps", "engine", "native")
+KERNELS = Path("nemotron_steps", "engine", "kernels")
 SOURCES = sorted(path.name for path in (ROOT / KERNELS).glob("*.[ch]"))
 
 

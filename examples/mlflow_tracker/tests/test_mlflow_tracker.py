@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from mlflow_tracker import MlflowSettings, MlflowTracker
+from toy_run import make_plan, run
 
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.mirrors import MirrorSettings
@@ -17,7 +18,6 @@ from nemotron_steps.config.profiles import load_environment
 from nemotron_steps.errors import ConfigError, InterruptedRunError, NonFiniteLossError
 from nemotron_steps.runs.execute import execute
 from nemotron_steps.runs.run_folder import RunFolder
-from tests.runs.runner_toy_plan import make_plan, run
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_step_is_a_run_with_config_metrics_summary_samples_and_lineage(
     assert train.data.metrics["summary/sum/after"] == 285 and train.data.metrics["summary/steps"] == 10
     tags = train.data.tags
     assert tags["run"] == result.id and tags["signal.kl_spike"] == "kl=0.9123456, step=6"
-    assert tags["output.model"] == "toy/train/model:v1" and tags["input.rows"] == "toy/make/rows:v1"
+    assert tags["output.report"] == "toy/train/report:v1" and tags["input.rows"] == "toy/make/rows:v1"
     (samples,) = (tmp_path / "tracked").rglob("samples.jsonl")
     assert json.loads(samples.read_text())["response"] == "<b>4</b>"
     for path in (tmp_path / "tracked").rglob("*"):
