@@ -4,4 +4,5 @@ import sys
 
 from nemotron_steps.cli.main import steps
 
-sys.exit(steps())
+if __name__ == "__main__":
+    sys.exit(steps())

@@ -223,9 +223,14 @@ def follow(store: ArtifactStore, run_id: str, write: Callable[[str], None]) -> R
                 write(text.decode(errors="replace"))
         failure = error_of(info)
         said = _said(info)
-        if said and failure is None:
-            return info
         status = inquiry.status
+        if said and failure is None:
+            ended = ended or time.monotonic()
+            # The process that worked writes the report a moment after it said how the run ended.
+            if (log.parent / "report.html").is_file() or time.monotonic() - ended > _LAG_S:
+                return info
+            time.sleep(_POLL_S)
+            continue
         if said and failure is not None:
             ended = ended or time.monotonic()
             if status is not None and status.state is JobState.PENDING:
