@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,16 @@ from nemotron_steps.runs.execute import execute
 from tests.runs.runner_toy_plan import make_plan, run
 
 wandb = pytest.importorskip("wandb")
+from wandb import env  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_service() -> None:
+    """W&B's service that an earlier test of this process has used may have ended since."""
+    with suppress(Exception):
+        wandb.teardown()
+    os.environ.pop(env.SERVICE, None)
+
 
 OFFLINE = MirrorSettings(wandb=WandbSettings(project="toy", mode="offline"))
 
