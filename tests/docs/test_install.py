@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 import tomllib
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, metadata
+
+from packaging.specifiers import SpecifierSet
 
 from tests.docs.pages import ROOT
 
@@ -35,3 +39,14 @@ def test_make_test_installs_what_tests_would_be_skipped_without() -> None:
     installed = {re.split(r"[^\w-]", line)[0].lower().replace("-", "_") for line in listed}
     assert {"nbclient", "ipykernel"} <= skipped_without
     assert {brought_along.get(name, name) for name in skipped_without} <= installed
+
+
+def test_every_pin_installs_on_the_oldest_python_that_is_promised() -> None:
+    """3.11.2 is Debian's; a patch release of Python is no reason to be refused."""
+    pins = re.findall(r"^([\w.-]+)==", (ROOT / "requirements/constraints.txt").read_text(), re.MULTILINE)
+    wanted = {}
+    for name in pins:
+        with suppress(PackageNotFoundError):
+            wanted[name] = metadata(name)["Requires-Python"] or ""
+    assert len(wanted) > 100
+    assert {name: text for name, text in wanted.items() if not SpecifierSet(text).contains("3.11.2")} == {}
