@@ -96,11 +96,7 @@ name: see registry.environment_name."""
 
 
 def agent_of(row: Mapping[str, Any], where: str) -> str:
-    """The agent that a row names.
-
-    Raises:
-        DataError: it names none.
-    """
+    """The agent that a row names."""
     reference = row.get("agent_ref")
     agent = reference.get("name") if isinstance(reference, Mapping) else None
     if agent is None:
@@ -115,11 +111,7 @@ def agent_of(row: Mapping[str, Any], where: str) -> str:
 
 
 def resolve(name: str, options: Options) -> tuple[str, dict[str, Any]] | None:
-    """(environment, its settings) of an agent's or an environment's name; None if there is none of that name.
-
-    Raises:
-        UnsupportedError: the agent needs what is not configured. ConfigError: `environment` is not a string.
-    """
+    """(environment, its settings) of an agent's or an environment's name; None if there is none of that name."""
     own = dict(options.get(name, {}))
     chosen = own.pop(ENVIRONMENT_KEY, None)
     if chosen is not None and not isinstance(chosen, str):
@@ -158,10 +150,7 @@ def stands_for(name: str) -> str | None:
 
 
 def misspelt(name: str) -> str | None:
-    """The known agent or environment whose misspelling a name is: the same words, each alike, or joined otherwise.
-
-    A name with words of its own (`structured_outputs_v4_simple_agent`) is a variant and not a misspelling.
-    """
+    """The known agent or environment whose misspelling a name is: the same words, each alike, or joined otherwise."""
     known, words = _known(), _words(name)
     if name in known:
         return None
@@ -173,11 +162,7 @@ def misspelt(name: str) -> str | None:
 
 
 def refuse_unread_settings(options: Options) -> None:
-    """Refuse settings under a name that stands for nothing: no environment would read them.
-
-    Raises:
-        ConfigError: the name is misspelt, or a new agent's without its environment.
-    """
+    """Refuse settings under a name that stands for nothing: no environment would read them."""
     for name, settings in options.items():
         if ENVIRONMENT_KEY in settings or stands_for(name) is not None:
             continue
@@ -196,11 +181,7 @@ def refuse_unread_settings(options: Options) -> None:
 
 
 def unknown_agent(agent: str, where: str, hints: Sequence[str] | None = None) -> DataError:
-    """The error of a row whose agent stands for no environment.
-
-    Args:
-        hints: in place of a training step's keys.
-    """
+    """The error of a row whose agent stands for no environment."""
     meant = misspelt(agent)
     if hints is None:
         stem = next((agent.removesuffix(suffix) for suffix in AGENT_SUFFIXES if agent.endswith(suffix)), agent)
@@ -248,11 +229,7 @@ def _merged(settings: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, 
 
 
 def route(row: Mapping[str, Any], where: str, options: Options | None = None) -> str:
-    """Environment name of a row.
-
-    Raises:
-        DataError: it names no agent, or one that stands for no environment. UnsupportedError: as resolve.
-    """
+    """Environment name of a row."""
     agent = agent_of(row, where)
     found = resolve(agent, options or {})
     if found is None:

@@ -100,11 +100,7 @@ def agents_of(environment: str) -> tuple[str, ...]:
 
 
 def described(name: str) -> Described:
-    """All that can be told of what a name of an environment or of an agent stands for.
-
-    Raises:
-        UnknownNameError: it stands for nothing.
-    """
+    """All that can be told of what a name of an environment or of an agent stands for."""
     needs = None
     try:
         found = resolve(name, {})

@@ -143,17 +143,7 @@ def _short(value: Any) -> Any:
 
 
 def call(function: str, prompt: Any, completions: list[str], columns: dict[str, Any]) -> list[float | None]:
-    """Call one function on all answers to a prompt (in a helper process).
-
-    Args:
-        prompt: a text, or a list of messages.
-        completions: texts of the answers.
-        columns: the row's other fields.
-
-    Raises:
-        TypeError: it gave something else than a number or None for each answer.
-        ValueError: a number that it gave is not a finite float32.
-    """
+    """Call one function on all answers to a prompt (in a helper process)."""
     loaded = load(function)
     if set(inspect.signature(loaded).parameters) >= _VERL:
         given = [_awaited(loaded(**_verl_arguments(loaded, text, columns))) for text in completions]
@@ -249,11 +239,7 @@ def _number(reward: Any, function: str) -> float:
 
 
 def load(function: str) -> Callable[..., Any]:
-    """The function of a name.
-
-    Raises:
-        ConfigError: there is no such file, module or function, or the module does not load.
-    """
+    """The function of a name."""
     place, _, name = function.rpartition(":")
     path = Path(place) if place.endswith(".py") else None
     try:
@@ -288,10 +274,7 @@ def load(function: str) -> Callable[..., Any]:
 
 @lru_cache(maxsize=64)
 def _module_of(path: Path, stamp: tuple[int, int]) -> Any:
-    """The module of a file, loaded under a name of its own; what is beside the file can be imported.
-
-    Loaded again when the file changed: a notebook's process outlives many of its versions.
-    """
+    """The module of a file, loaded under a name of its own; what is beside the file can be imported."""
     module = ModuleType(f"reward_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}")
     module.__file__ = str(path.absolute())
     sys.modules[module.__name__] = module

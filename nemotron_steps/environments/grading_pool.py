@@ -30,12 +30,7 @@ class GradingPool:
         self._workers = WorkerPool(module, size=size, cpu_s=cpu_s, imports=(grade.__module__,))
 
     async def call(self, *arguments: Any) -> Any:
-        """What the grader returns.
-
-        Raises:
-            GraderFailedError: it did not end in time, or raised, or ended its process. WorkerLostError: the process
-                did not start, or was lost otherwise.
-        """
+        """What the grader returns."""
         try:
             reply = await self._workers.call({"grader": self._name, "arguments": arguments})
         except WorkerTimeoutError as error:

@@ -172,16 +172,7 @@ class JsonClient:
     async def post(
         self, path: str, body: Any, *, cookies: str | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[Any, str | None]:
-        """POST `body` as JSON. Returns the parsed answer and the cookies the server set ("a=b; c=d") or None.
-
-        Args:
-            cookies: to send, in the form they are returned in.
-            headers: of this request, besides the client's own.
-
-        Raises:
-            HttpStatusError: the server refused the request (3xx, 4xx), or its answer is nested too deep to be read.
-            ServerUnreachableError: every attempt failed, or the answer was not JSON.
-        """
+        """POST `body` as JSON. Returns the parsed answer and the cookies the server set ("a=b; c=d") or None."""
         return await self._request("POST", path, json.dumps(body).encode(), cookies, headers or {})
 
     async def get(self, path: str) -> Any:
@@ -199,11 +190,7 @@ class JsonClient:
 
     def wait_until_ready(self, timeout_s: float) -> None:
         """Poll `ready_path` once a second until it answers below 500. Of several servers one is enough: those that are
-        not ready within READY_GRACE_S of the first are reported, and used as soon as they are.
-
-        Raises:
-            ServerUnreachableError: nothing answered within timeout_s.
-        """
+        not ready within READY_GRACE_S of the first are reported, and used as soon as they are."""
         thread = self._line.thread()
         thread.run(self._line.ready(timeout_s))
 

@@ -49,13 +49,7 @@ def most_connections() -> int:
 
 
 def stranger(host: str | None, origin: str | None, *, bound: str) -> tuple[HTTPStatus, str] | None:
-    """Why a request is refused, as a status and a message; None when it is not.
-
-    Args:
-        host: the Host header. Only HTTP/1.0 may do without it, which no browser speaks.
-        origin: the Origin header; only the server's own passes.
-        bound: the name or address that the server was told to listen on.
-    """
+    """Why a request is refused, as a status and a message; None when it is not."""
     if host is not None and not _is_own(host, bound):
         message = f"this server is not {host!r}: use its IP address, localhost or {socket.gethostname()}"
         return HTTPStatus.MISDIRECTED_REQUEST, message

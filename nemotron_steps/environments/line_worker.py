@@ -66,12 +66,7 @@ class WorkerPool:
         self._slots = asyncio.Semaphore(size)
 
     async def call(self, request: Any) -> Any:
-        """Answer to one request.
-
-        Raises:
-            WorkerTimeoutError: it took more than cpu_s, or more than MEMORY_BYTES. WorkerCrashedError: it exited or
-                crashed. WorkerLostError: it did not start, was killed, or did not answer in WALL_FACTOR times cpu_s.
-        """
+        """Answer to one request."""
         data = json.dumps(request).encode() + b"\n"
         async with self._slots:
             process = self._free.pop() if self._free else await self._start()
@@ -135,11 +130,7 @@ class WorkerPool:
 
 
 def serve(answer: Callable[[Any], Any]) -> None:
-    """The worker's side: an empty line when it is ready, then answers to lines of standard input until it closes.
-
-    Whatever the library prints goes to standard error, so it cannot be taken for an answer. The command line holds the
-    parent's process id, the processor seconds of one answer, and modules to import.
-    """
+    """The worker's side: an empty line when it is ready, then answers to lines of standard input until it closes."""
     parent, seconds = int(sys.argv[1]), float(sys.argv[2])
     # By the kernel: a thread that watched a pipe would wait for the interpreter's lock, which one operation can hold.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -79,14 +79,7 @@ class RowsByPrompt:
 
 
 async def regrade(environment: Environment, rollouts: Iterable[Placed]) -> AsyncIterator[Regraded]:
-    """Grade recorded rollouts, in their order, some at once; the environment is started and closed.
-
-    An environment that judges groups gets the neighbouring rollouts of one prompt together.
-
-    Raises:
-        DataError: a rollout lacks `response`, or what the environment needs.
-        UnsupportedError: the environment is an agent server, which grades nothing but its own rollouts.
-    """
+    """Grade recorded rollouts, in their order, some at once; the environment is started and closed."""
     if environment.runs_agent:
         raise UnsupportedError(
             f"`{environment.name}` cannot grade recorded rollouts again: each carries its agent's own verdict",

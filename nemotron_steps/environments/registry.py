@@ -76,12 +76,7 @@ def names() -> list[str]:
 
 
 def environment_class(name: str) -> type[Environment]:
-    """Import the class of an environment.
-
-    Raises:
-        UnknownNameError: no environment of that name.
-        ConfigError: a plug-in's entry point is not an Environment class.
-    """
+    """Import the class of an environment."""
     from nemotron_steps.environments.base import Environment
 
     if name in BUILT_IN:
@@ -125,16 +120,7 @@ def environment_class(name: str) -> type[Environment]:
 def create(
     name: str, config: Mapping[str, Any] | None = None, judges: Mapping[str, Judge] | None = None
 ) -> Environment:
-    """Build an environment from its settings.
-
-    Args:
-        name: environment name.
-        config: settings of its config_class; an unknown key is refused.
-        judges: judge of every role the environment asks; see Environment.needed_judges.
-
-    Raises:
-        UnknownNameError, ConfigError.
-    """
+    """Build an environment from its settings."""
     environment = environment_class(name)(settings_of(name, config), judges or {})
     missing = [role for role in environment.needed_judges() if role not in environment.judges]
     if missing:
@@ -149,11 +135,7 @@ def create(
 
 
 def settings_of(name: str, config: Mapping[str, Any] | None) -> EnvironmentConfig:
-    """The validated settings of an environment.
-
-    Raises:
-        UnknownNameError: no environment of that name. ConfigError: a key is unknown or a value wrong.
-    """
+    """The validated settings of an environment."""
     from pydantic import ValidationError
 
     found = environment_class(name)
@@ -184,12 +166,7 @@ def _settings_hints(name: str, error: ValidationError, known: Sequence[str]) -> 
 
 
 def environment_name(agent: str) -> str | None:
-    """The environment an agent name stands for, or None.
-
-    An exact environment name stands for itself; otherwise a suffix of AGENT_SUFFIXES is removed and AGENT_ALIASES
-    applied ("reasoning_gym_simple_agent" → "reasoning_gym", "genrm_simple_agent" → "genrm_compare"). What is left may
-    be a variant: the longest environment name it begins or ends with ("structured_outputs_v4" → "structured_outputs").
-    """
+    """The environment an agent name stands for, or None."""
     if agent in BUILT_IN:
         return agent
     known = {name: name for name in names()} | AGENT_ALIASES

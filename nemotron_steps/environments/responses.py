@@ -22,20 +22,12 @@ TEXT_PART_TYPES = frozenset({"input_text", "output_text", "text", "summary_text"
 
 
 def json_of(text: str) -> Any:
-    """JSON that a model wrote.
-
-    Raises:
-        ValueError: it is not JSON, or see `finite`. RecursionError: nested too deep.
-    """
+    """JSON that a model wrote."""
     return finite(json.loads(text))
 
 
 def finite(value: Any) -> Any:
-    """Parsed data as it is: no bound of a schema and no tolerance is for numbers that no float holds.
-
-    Raises:
-        ValueError: it has NaN, an infinity, an integer beyond every float, or a key that is not a string.
-    """
+    """Parsed data as it is: no bound of a schema and no tolerance is for numbers that no float holds."""
     left = [value]
     while left:
         each = left.pop()
@@ -122,10 +114,7 @@ class Response:
         num_answer_tokens: int | None = None,
         num_reasoning_tokens: int | None = None,
     ) -> Response:
-        """A rollout of any number of turns from its Responses output items.
-
-        Think tags left inside a message (no reasoning parser upstream) are split off as well.
-        """
+        """A rollout of any number of turns from its Responses output items."""
         text = ""
         reasoning: list[str] = []
         calls: list[ToolCall] = []
@@ -151,11 +140,7 @@ class Response:
 
 
 def split_reasoning(text: str, open_tag: str = THINK_OPEN, close_tag: str = THINK_CLOSE) -> tuple[str, str]:
-    """(reasoning, answer) of one assistant turn.
-
-    A chat template may put the opening tag into the prompt, so a lone closing tag ends the reasoning. An opening tag
-    that is never closed means the thinking was cut: everything is reasoning and the answer is empty.
-    """
+    """(reasoning, answer) of one assistant turn."""
     before, closed, after = text.partition(close_tag)
     if closed:
         return before.replace(open_tag, "", 1).strip(), after.strip()
@@ -184,11 +169,7 @@ def _part_text(part: Mapping[str, Any]) -> str:
 
 
 def text_of(value: Any, limit: int | None = None, form: Callable[[Any], str] = str) -> str:
-    """The beginning of a value that others sent, as text: a text itself, and the type of what cannot be written out.
-
-    Args:
-        form: `str` or `repr`.
-    """
+    """The beginning of a value that others sent, as text: a text itself, and the type of what cannot be written out."""
     try:
         return form(value)[:limit]
     except (ValueError, RecursionError):  # too many digits, or too deep

@@ -95,11 +95,7 @@ class Pair:
 
 
 def read_chat(row: Mapping[str, Any], where: str) -> Chat:
-    """The chat of a row, with at least one answer.
-
-    Raises:
-        DataError: E410.
-    """
+    """The chat of a row, with at least one answer."""
     tools, kwargs = row_tools(row, where), read_template_kwargs(row.get("chat_template_kwargs"), where)
     column, question = _chat_column(row), _question_column(row)
     answer = next((name for name in ANSWERS if not is_blank(row.get(name)) and name != question), None)
@@ -121,14 +117,7 @@ def read_chat(row: Mapping[str, Any], where: str) -> Chat:
 
 
 def read_prompt(row: Mapping[str, Any], where: str, column: str | None = None) -> Chat:
-    """What the policy is asked by a row: a NeMo-Gym request, or another trainer's prompt.
-
-    Args:
-        column: what holds the prompt; None: told from the columns' names.
-
-    Raises:
-        DataError: E410.
-    """
+    """What the policy is asked by a row: a NeMo-Gym request, or another trainer's prompt."""
     if column in (None, REQUEST) and row.get(REQUEST) is not None:
         return read_request(row, where)
     tools, kwargs = row_tools(row, where), read_template_kwargs(row.get("chat_template_kwargs"), where)
@@ -136,11 +125,7 @@ def read_prompt(row: Mapping[str, Any], where: str, column: str | None = None) -
 
 
 def read_pair(row: Mapping[str, Any], where: str) -> Pair:
-    """The preference pair of a row. The prompt stands once, whether the answers repeat it or not.
-
-    Raises:
-        DataError: E410.
-    """
+    """The preference pair of a row. The prompt stands once, whether the answers repeat it or not."""
     tools, kwargs = row_tools(row, where), read_template_kwargs(row.get("chat_template_kwargs"), where)
     chosen, rejected = (_side(row, side, where, tools) for side in ("chosen", "rejected"))
     column = _question_column(row) or _chat_column(row) or ("context" if row.get("context") else None)
@@ -181,11 +166,7 @@ def read_pair(row: Mapping[str, Any], where: str) -> Pair:
 
 def imported_prompt(row: Mapping[str, Any], where: str, column: str | None = None, system: str | None = None) -> Row:
     """A row in NeMo-Gym's shape, every column kept: prompt and tools in `responses_create_params`, and of a chat whose
-    last message is the assistant's, that one as `completion`.
-
-    Args:
-        column: see read_prompt. system: a system message before a prompt that has none.
-    """
+    last message is the assistant's, that one as `completion`."""
     chat = read_prompt(row, where, column)
     held = decoded(row.get(REQUEST))
     request = held if isinstance(held, Mapping) else {}
@@ -270,11 +251,7 @@ def sniff_row(row: Mapping[str, Any]) -> str:
 
 
 def read_request(row: Mapping[str, Any], where: str) -> Chat:
-    """The prompt of a row in NeMo-Gym's shape: `instructions`, and `input` as a text or items.
-
-    Raises:
-        DataError: E410.
-    """
+    """The prompt of a row in NeMo-Gym's shape: `instructions`, and `input` as a text or items."""
     if "_hf_placeholder" in row:
         raise wrong("the row is a placeholder that data preparation has not filled in (`_hf_placeholder`)", where)
     request = decoded(row.get(REQUEST))
@@ -387,11 +364,7 @@ def _refuse_python(value: Any, where: str, column: str) -> None:
 
 
 def _as_messages(value: Any, *, alone: bool = False) -> Any:
-    """What is meant to be messages: a list, an object, or messages as JSON text; None for any other text.
-
-    Args:
-        alone: a single message as JSON text is one, too.
-    """
+    """What is meant to be messages: a list, an object, or messages as JSON text; None for any other text."""
     if not isinstance(value, str):
         return [value] if isinstance(value, Mapping) else value if is_list(value) else None
     given = decoded(value)

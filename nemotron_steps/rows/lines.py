@@ -22,11 +22,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    """Yield (line number from 1, row) of a JSON Lines file. Blank lines are skipped.
-
-    Raises DataError naming file and line for a line that is not a JSON object, telling a line that was cut off
-    (the last one, without its newline) from one that is malformed, or that is longer than any row.
-    """
+    """Yield (line number from 1, row) of a JSON Lines file. Blank lines are skipped."""
     with path.open("rb") as file:
         # Bounded, so that a file of another kind is told before it is in memory.
         for number, raw in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
@@ -37,11 +33,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def parse_row(line: bytes, where: str) -> tuple[Row, bool]:
-    """(row, whether it is strict JSON). The same lines are rows as for Python's json, which takes NaN for a number.
-
-    Raises:
-        DataError: the line is not a JSON object.
-    """
+    """(row, whether it is strict JSON). The same lines are rows as for Python's json, which takes NaN for a number."""
     if len(line) > LONGEST_LINE:
         raise DataError(
             "the line is too long for a row",

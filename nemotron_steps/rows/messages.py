@@ -53,12 +53,7 @@ _OF_ITEMS = frozenset({"type", "status", "id"})
 
 
 def wrong(what: str, where: str, field: str = "", *, expected: str | None = None, found: Any = None) -> DataError:
-    """The error of a row that cannot be read.
-
-    Args:
-        what: a sentence, or what is said of the field: "must be ...", "has ...".
-        found: shown as the beginning of its JSON.
-    """
+    """The error of a row that cannot be read."""
     if field and what.startswith(("must ", "has ", "is ")):
         what = f"`{_PLACE.sub('', field)}` {what}"  # without its place, so that rows are counted by reason
     shown = None if found is None else json.dumps(found, ensure_ascii=True, default=str)[:120]
@@ -84,17 +79,7 @@ def decoded(value: Any) -> Any:
 def read_messages(
     value: Any, where: str, field: str, tools: Sequence[Tool] | None = (), *, start: int = 0
 ) -> list[Message]:
-    """A list of messages or Responses items, also as JSON text.
-
-    Args:
-        where: `file:line`, for errors. field: what holds them.
-        tools: what the row offers, as `read_tools` gave it: arguments of calls that are null go unless a tool takes
-            null there. None: all of them stay.
-        start: number of the first, for errors.
-
-    Raises:
-        DataError: E410.
-    """
+    """A list of messages or Responses items, also as JSON text."""
     items = decoded(value)
     if not is_list(items) or not items:
         raise wrong("must be a non-empty list of messages", where, field, found=value)
@@ -140,11 +125,7 @@ def read_messages(
 
 def read_tools(value: Any, where: str, field: str) -> list[Tool]:
     """Function tools, each as OpenAI's chat API nests it; the Responses API's flat ones, bare schemas and JSON text are
-    read too. `strict` is an option of an API and goes, as in NeMo-Gym.
-
-    Raises:
-        DataError: E410.
-    """
+    read too. `strict` is an option of an API and goes, as in NeMo-Gym."""
     if value in _NOTHING:
         return []
     tools = decoded(value)
@@ -196,11 +177,7 @@ def texts_of(message: Mapping[str, Any]) -> str:
 
 
 def unpadded(value: Any, kept: Sequence[str] = ()) -> Any:
-    """A value of a columnar file without the keys that are null: they are there because another row has them.
-
-    Args:
-        kept: keys whose values stay as they are.
-    """
+    """A value of a columnar file without the keys that are null: they are there because another row has them."""
     if isinstance(value, Mapping):
         some = ((key, each) for key, each in value.items() if each is not None)
         return {key: each if key in kept else unpadded(each, kept) for key, each in some}

@@ -316,10 +316,7 @@ def extract_program(text: str) -> str | None:
 
 
 def breaks_thinking_tags(response: Response) -> bool:
-    """Thinking tags in the answer, or more than one pair in the reasoning.
-
-    Where the reasoning was taken apart upstream (a reasoning item), a tag in any message is a stray one.
-    """
+    """Thinking tags in the answer, or more than one pair in the reasoning."""
     tags = (THINK_OPEN, THINK_CLOSE)
     answers = [response.text]
     if any(item.get("type") == "reasoning" for item in response.output):

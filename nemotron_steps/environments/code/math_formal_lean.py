@@ -116,11 +116,7 @@ class MathFormalLean(Environment):
         self._stated: dict[str, bytes] = {}
 
     async def start(self) -> None:
-        """Probe the sandbox and check a trivial proof in it.
-
-        Raises:
-            UnsupportedError: Lean is not installed, or does not run there.
-        """
+        """Probe the sandbox and check a trivial proof in it."""
         found = "no `lean` on PATH, or no folder `lean_project`"
         if self._found:
             await self.sandbox.start()
@@ -226,11 +222,7 @@ class MathFormalLean(Environment):
 
 
 def extract_proof(text: str) -> str | None:
-    """What follows `:=` in the last theorem of the last Lean block (of the whole text, where it has no block).
-
-    Where there is no theorem, the whole is taken for tactics. Only the proof is taken, up to the next command: the
-    statement is the row's, so restating an easier one gains nothing. None where nothing is left.
-    """
+    """What follows `:=` in the last theorem of the last Lean block (of the whole text, where it has no block)."""
     blocks = fenced_blocks(text)
     tagged = ([content for info, content in blocks if info.lower() in tags] for tags in LEAN_TAGS)
     code = next((found[-1] for found in tagged if found), None if blocks else text)
@@ -257,10 +249,7 @@ def extract_proof(text: str) -> str | None:
 
 
 def without_comments(code: str) -> str:
-    """Lean code with its comments, which nest, turned into spaces; every other character keeps its place.
-
-    Strings are not known here: what looks like a comment inside of one is taken for one.
-    """
+    """Lean code with its comments, which nest, turned into spaces; every other character keeps its place."""
     kept, end = [], 0
     while (comment := _COMMENT_BEGIN.search(code, end)) is not None:
         kept.append(code[end : comment.start()])

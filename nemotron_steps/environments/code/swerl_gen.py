@@ -238,17 +238,7 @@ def edits_in(body: str) -> list[tuple[str, str, str]] | None:
 
 
 def make_patch(files: Mapping[str, str], body: str, strip: int = 0) -> str | None:
-    """SEARCH/REPLACE edits as one unified diff.
-
-    A search text is looked for where lines begin, and the first place is taken; all are looked for in the files as
-    they were.
-
-    Args:
-        strip: leading parts of the files' paths that the repository's own paths lack.
-
-    Returns:
-        None when there are no edits, one names another file or nothing that is there, or nothing changes.
-    """
+    """SEARCH/REPLACE edits as one unified diff."""
     edits = edits_in(body)
     if not edits:
         return None

@@ -82,11 +82,7 @@ def pairs(strategy: Strategy, n: int) -> list[tuple[int, int]]:
 
 
 def parse_reply(text: str, default_score: float, default_ranking: float) -> tuple[float, float, float] | None:
-    """(score_1, score_2, ranking) of a judge's reply: the first valid fenced JSON, else the last valid object.
-
-    Valid: an object (or its `overall`) with at least one of the three keys, each a number in its range; an absent key
-    takes its default. None when nothing valid is there.
-    """
+    """(score_1, score_2, ranking) of a judge's reply: the first valid fenced JSON, else the last valid object."""
     for fence in _FENCE.finditer(text):
         for raw, value in json_values(fence.group(1), "{"):
             found = _scores(raw, value, default_score, default_ranking)
@@ -126,10 +122,7 @@ def _number(value: Any, bounds: tuple[float, float]) -> float | None:
 
 
 def base_scores(comparisons: Sequence[Comparison], n: int, default_score: float) -> list[float]:
-    """Mean score of each of n answers over its comparisons; ties are broken by the ranking.
-
-    Where score_1 equals score_2, score_1 gains 3.5 - ranking and score_2 loses it (simple_tiebreaker).
-    """
+    """Mean score of each of n answers over its comparisons; ties are broken by the ranking."""
     totals = [0.0] * n
     counts = [0] * n
     for item in comparisons:
@@ -142,10 +135,7 @@ def base_scores(comparisons: Sequence[Comparison], n: int, default_score: float)
 
 
 def shortest_bonus(scores: Sequence[float], lengths: Sequence[int], bonus: float, top_percentile: float) -> list[float]:
-    """`bonus` for the answer with the shortest non-zero length, if its score is among the top; zeros elsewhere.
-
-    The threshold is the sorted-descending score at max(0, int(n * top_percentile) - 1). Of equals the first wins.
-    """
+    """`bonus` for the answer with the shortest non-zero length, if its score is among the top; zeros elsewhere."""
     gained = [0.0] * len(scores)
     candidates = [index for index, length in enumerate(lengths) if length > 0]
     if not candidates or bonus == 0.0:
@@ -296,11 +286,7 @@ class GenrmCompare(Environment):
         return comparison_messages(conversation(row), answer_1, answer_2, principle, self.config.layout)
 
     def aggregate(self, responses: Sequence[Response], comparisons: Sequence[Comparison]) -> list[GradeResult]:
-        """Base scores, bonuses and group terms of a group of at least two.
-
-        An answer without content earns no bonus and never more than any answer with content: being the shortest
-        must not pay for saying nothing.
-        """
+        """Base scores, bonuses and group terms of a group of at least two."""
         config = self.config
         n = len(responses)
         empty = [is_contentless(response.text) for response in responses]

@@ -70,20 +70,14 @@ ATTACK_ANSWERS: tuple[str, ...] = (
 
 
 def neutralize(text: str) -> str:
-    """`text` with every delimiter, control token and verdict key made inert; ordinary text is unchanged.
-
-    The opening bracket becomes an entity and a verdict key loses its quotes, so a person and a judge still read it.
-    """
+    """`text` with every delimiter, control token and verdict key made inert; ordinary text is unchanged."""
     text = _CONTROL.sub("&lt;", text)
     text = _BRACKET_CONTROL.sub("&#91;", text)
     return _VERDICT_KEY.sub(lambda match: match.group(2), text)
 
 
 def is_contentless(answer: str) -> bool:
-    """Whether an answer says nothing: only punctuation, or only a stock opener such as "Thought process:".
-
-    Such strings are known to be rated highly by judges although they answer nothing.
-    """
+    """Whether an answer says nothing: only punctuation, or only a stock opener such as "Thought process:"."""
     kept = (" " if character.isspace() else character for character in answer if not _is_punctuation(character))
     said = ""
     for word, characters in itertools.groupby(kept, key=str.isspace):
@@ -105,18 +99,7 @@ def comparison_messages(
     principle: str | None,
     layout: Layout,
 ) -> list[dict[str, str]]:
-    """Messages asking a judge to compare two final answers.
-
-    Args:
-        conversation: role and text of the prompt, last turn the user's (environments.responses.conversation).
-        answer_1, answer_2: final answers without reasoning; an empty one is shown as "None".
-        principle: what to judge by, or None.
-        layout: see Layout.
-
-    Returns:
-        roles: the conversation, then response_1, response_2 and, if given, principle.
-        plain: a single user message.
-    """
+    """Messages asking a judge to compare two final answers."""
     shown_1, shown_2 = (neutralize(answer) if answer.strip() else EMPTY_ANSWER for answer in (answer_1, answer_2))
     turns = [(message["role"], neutralize(message["content"])) for message in conversation]
     if layout == "roles":

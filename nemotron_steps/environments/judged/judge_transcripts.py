@@ -75,10 +75,7 @@ def notes_from(details: Any) -> list[Note]:
 
 
 def cut(text: str, limit: int) -> str:
-    """At most `limit` characters of a text, its middle left out.
-
-    No word is shown in part: secrets are masked by their whole text, afterwards.
-    """
+    """At most `limit` characters of a text, its middle left out."""
     if len(text) <= limit:
         return text
     half = (limit - len(_GAP)) // 2

@@ -148,10 +148,7 @@ def _complete(step: dict[str, Any]) -> bool:
 
 
 def matching_ratio(first: str, second: str, floor: float) -> float:
-    """difflib's ratio of two texts; where it is below `floor`, any upper bound that is below it too.
-
-    The bounds take linear time, the ratio itself quadratic or worse: long texts belong in a GradingPool.
-    """
+    """difflib's ratio of two texts; where it is below `floor`, any upper bound that is below it too."""
     matcher = SequenceMatcher(None, first, second)
     for bound in (matcher.real_quick_ratio, matcher.quick_ratio):
         if bound() < floor:

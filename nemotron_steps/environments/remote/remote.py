@@ -108,11 +108,7 @@ class RemoteEnvironment(Environment):
         self._clients: dict[str, JsonClient] = {}
 
     async def start(self) -> None:
-        """Wait for the server, or for the head server that knows it.
-
-        Raises:
-            WorkerLostError: it does not answer. ConfigError: see HeadServer.
-        """
+        """Wait for the server, or for the head server that knows it."""
         if (head := self._head) is not None:
             await asyncio.to_thread(lambda: head.known)
             return
@@ -145,11 +141,7 @@ class RemoteEnvironment(Environment):
         return self._clients[url]
 
     def _address(self, head: HeadServer, row: Row) -> str:
-        """URL of the server that a row goes to.
-
-        Raises:
-            RowError: the head server does not know its agent. ConfigError: nor server_name.
-        """
+        """URL of the server that a row goes to."""
         name = self.config.server_name or lookup(row, "agent_ref.name")
         key = f"env.nemo_gym.environments.{self.name}.server_name"
         kind = "agents" if self.runs_agent else "resources servers, or agents that use one"
@@ -176,11 +168,7 @@ class RemoteEnvironment(Environment):
                 raise RowError(path, f"a value at `{path}`", "nothing")
 
     async def seed(self, row: Row) -> Session:
-        """Open the server's session; which server it is and its cookie are the state.
-
-        Raises:
-            WorkerLostError: the server did not open one.
-        """
+        """Open the server's session; which server it is and its cookie are the state."""
         session, client = await super().seed(row), self._client_of(row)
         try:
             answer, cookies = await client.post("/seed_session", {**row, **self.policy_fields()})

@@ -354,17 +354,7 @@ ROLLOUT_INDEX = "_ng_rollout_index"
 
 
 def aggregate(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The body of NeMo-Gym's AggregateMetrics: what a set of verify answers comes to, per task and over all.
-
-    Every number of an answer (and of its `response.usage`) is described under keys like `mean/reward`. An answer that
-    could not be judged counts as masked and adds nothing else.
-
-    Args:
-        answers: verify answers, each with `reward`; those of one prompt share their `_ng_task_index`.
-
-    Raises:
-        TypeError, AttributeError: an answer is not an object.
-    """
+    """The body of NeMo-Gym's AggregateMetrics: what a set of verify answers comes to, per task and over all."""
     tasks: dict[int, list[dict[str, float]]] = defaultdict(list)
     masked = 0
     for answer in answers:
@@ -414,15 +404,7 @@ _NOT_FOR_THE_MODEL = ("background", "stream", "store", "previous_response_id")
 async def run_rollout(
     environment: Environment, row: Mapping[str, Any], session: Session, client: JsonClient, model: str, max_steps: int
 ) -> dict[str, Any]:
-    """The Responses object of a whole rollout; its `output` has every turn.
-
-    Args:
-        client: of the model server, at its `/v1`.
-        max_steps: assistant turns.
-
-    Raises:
-        WorkerLostError: the model server does not answer, or not with a response.
-    """
+    """The Responses object of a whole rollout; its `output` has every turn."""
     asked = {k: v for k, v in row["responses_create_params"].items() if v is not None and k not in _NOT_FOR_THE_MODEL}
     begun = asked["input"]
     begun = [{"type": "message", "role": "user", "content": begun}] if isinstance(begun, str) else list(begun)

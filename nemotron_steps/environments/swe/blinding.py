@@ -178,13 +178,7 @@ class Blinded:
     def findings(
         self, passed: Iterable[str], others: Iterable[str], records: str, orders: Orders | None = None
     ) -> Findings:
-        """What the records of a run prove.
-
-        Args:
-            passed: names of tests that the runner reports as passed, and others: as something else.
-            records: what is at `record_path` after the run.
-            orders: the run's candidates; None: there were none yet.
-        """
+        """What the records of a run prove."""
         by_site: dict[str, list[tuple[str, Any]]] = {}
         broken = len(records) >= RECORD_BYTES
         for line in records.splitlines():

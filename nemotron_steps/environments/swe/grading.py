@@ -100,12 +100,7 @@ def prepared(
     changes: Changes,
     tests: HiddenTests,
 ) -> Prepare:
-    """What a Grader needs, for changes to a fresh check-out.
-
-    Args:
-        session: makes one that is not entered yet.
-        copy: the check-out in a session.
-    """
+    """What a Grader needs, for changes to a fresh check-out."""
 
     @asynccontextmanager
     async def prepare(solved: bool) -> AsyncIterator[Ready | None]:
@@ -161,15 +156,7 @@ class Grader:
         self._tasks: OrderedDict[str, _Task] = OrderedDict()
 
     async def grade(self, task: str, prepare: Prepare, command: str, wall_s: float | None) -> Graded:
-        """How an answer to a task does.
-
-        Args:
-            task: the same for the same tests, repository and solution.
-            wall_s: for the test command; None: the session's.
-
-        Raises:
-            SandboxError: the sandbox could not be set up. SessionOverError: it ended, other than by the tests.
-        """
+        """How an answer to a task does."""
         known = self._tasks.setdefault(task, _Task())
         if len(self._tasks) > REMEMBERED:
             self._tasks.popitem(last=False)

@@ -53,11 +53,7 @@ def dotted(name: str) -> str:
 
 
 def tests_of(row: Any, key: str) -> frozenset[str]:
-    """FAIL_TO_PASS or PASS_TO_PASS of a row: a list, or one as JSON text.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """FAIL_TO_PASS or PASS_TO_PASS of a row: a list, or one as JSON text."""
     value = row.get(key) or []
     if isinstance(value, str):
         value = json.loads(value)
@@ -121,11 +117,7 @@ def task_prompt(issue: str) -> str:
 
 
 def view_text(path: str, content: str, view_range: Any = None) -> str:
-    """A file as `view` shows it.
-
-    Args:
-        view_range: first and last line, counted from 1; -1 for the end. None shows everything.
-    """
+    """A file as `view` shows it."""
     lines = content.split("\n")
     if lines[-1] == "":
         lines.pop()
@@ -149,11 +141,7 @@ def replaced(path: str, content: str, old: str, new: str) -> tuple[str | None, s
 
 
 def command_text(result: SandboxResult, limit: int) -> str:
-    """What `bash` answers: output, how it ended where that was not with 0.
-
-    Args:
-        limit: characters of the output that are shown: its begin and its end.
-    """
+    """What `bash` answers: output, how it ended where that was not with 0."""
     shown = shortened(result.stdout + result.stderr, limit)
     if result.outcome is Outcome.TIMEOUT:
         shown += f"\n[stopped after {result.wall_s:.0f} s]"

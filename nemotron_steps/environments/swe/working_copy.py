@@ -44,12 +44,7 @@ SOURCE_FOLDERS = frozenset({"src", "lib"})
 
 
 def is_protected(path: str, known: Collection[str]) -> bool:
-    """Whether a change to a file does not count.
-
-    Args:
-        path: relative to the repository.
-        known: every file of the repository as it was.
-    """
+    """Whether a change to a file does not count."""
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts:
         return True

@@ -82,13 +82,7 @@ def last_event_list(text: str) -> list[Event] | None:
 
 
 def bounds(event: Event) -> tuple[int, int, int | None]:
-    """(earliest start, latest end, exact start or None) in minutes, from an expected event's window and constraint.
-
-    Constraints: "before T" (ends by T), "after T" (starts at or after T), "between T and U", "at T", or null.
-
-    Raises:
-        KeyError, TypeError, ValueError: a field is absent or unreadable.
-    """
+    """(earliest start, latest end, exact start or None) in minutes, from an expected event's window and constraint."""
     if not isinstance(event["duration"], int):
         raise TypeError("duration is not an integer")
     earliest, latest = minutes(event["min_time"]), minutes(event["max_time"])
@@ -109,11 +103,7 @@ def bounds(event: Event) -> tuple[int, int, int | None]:
 
 
 def minutes(clock: str) -> int:
-    """Minutes since midnight of "14:05", "2:05pm" or "2pm".
-
-    Raises:
-        ValueError: not a time of day.
-    """
+    """Minutes since midnight of "14:05", "2:05pm" or "2pm"."""
     match = _CLOCK.fullmatch(clock.strip()) if isinstance(clock, str) else None
     if match is None or (match.group(2) is None and match.group(3) is None):
         raise ValueError(f"not a time: {clock!r}")

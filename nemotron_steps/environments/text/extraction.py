@@ -57,10 +57,7 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 
 
 def json_values(text: str, opener: Literal["[", "{"]) -> Iterator[tuple[str, Any]]:
-    """(source, value) of every outermost JSON value that begins with `opener`, from left to right.
-
-    Ends early when READ_LIMIT is used up, or where something is nested deeper than the parser goes.
-    """
+    """(source, value) of every outermost JSON value that begins with `opener`, from left to right."""
     beginning = _JSON_BEGINNING[opener]
     decoder = json.JSONDecoder()
     left = READ_LIMIT

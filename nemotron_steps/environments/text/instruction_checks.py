@@ -358,11 +358,7 @@ CHECKS: Mapping[str, Check] = {
 
 
 def arguments_of(check: Check, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The arguments of `check` among a row's kwargs, nulls dropped.
-
-    Raises:
-        ValueError: one is missing.
-    """
+    """The arguments of `check` among a row's kwargs, nulls dropped."""
     import inspect
 
     names = list(inspect.signature(check).parameters)[1:]

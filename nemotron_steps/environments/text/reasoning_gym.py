@@ -135,11 +135,7 @@ def score_answer(answer: str, entry: dict[str, Any]) -> tuple[float | None, str]
 
 @cache
 def scorer_of(source: str) -> Scorer | None:
-    """The library's scorer of a data set, None if it has none.
-
-    Raises:
-        UnsupportedError: the library is not installed.
-    """
+    """The library's scorer of a data set, None if it has none."""
     try:
         import reasoning_gym
     except ImportError as error:

@@ -30,12 +30,7 @@ class FormatError(ValueError):
 
 
 def parse(text: str, kind: str, schema: Schema) -> Any:
-    """Plain data of `text`.
-
-    Raises:
-        FormatError: not valid in that format, empty, longer than MAX_LENGTH characters, or with a number that is not
-            finite.
-    """
+    """Plain data of `text`."""
     if not text.strip():
         raise FormatError("nothing was answered")
     if len(text) > MAX_LENGTH:
@@ -204,12 +199,7 @@ class StructuredOutputs(Environment):
 
 
 def problem_of(text: str, kind: str, schema_text: str, key: str | None, is_call: bool) -> tuple[bool, str | None]:
-    """(whether a text is of its format, what is wrong with it or None).
-
-    Args:
-        text: the document, or a call's arguments.
-        key: the only argument a call may have, whose value is graded; None for all of them as one object.
-    """
+    """(whether a text is of its format, what is wrong with it or None)."""
     validator = _validator(schema_text)
     try:
         value = parse(text, kind, validator.schema)

@@ -94,11 +94,7 @@ def expected_calls(row: Row) -> list[ToolCall]:
 
 
 def argument_problem(expected: Any, actual: Any, config: SingleStepToolUseConfig) -> str | None:
-    """Why an argument value does not match the expected one, or None; recursive over objects and lists.
-
-    Types must be equal; key sets equal; lists of equal length in order; floats within the threshold; strings with
-    fewer than two words on either side exact, others by word_similarity.
-    """
+    """Why an argument value does not match the expected one, or None; recursive over objects and lists."""
     if isinstance(expected, bool) != isinstance(actual, bool) or not isinstance(actual, type(expected)):
         return "argument_type_differs"
     if isinstance(expected, dict):
@@ -121,10 +117,7 @@ def argument_problem(expected: Any, actual: Any, config: SingleStepToolUseConfig
 
 
 def word_similarity(expected: str, actual: str) -> float | None:
-    """Sum of the smaller word counts over the sum of both totals (so 0.5 for equal texts), case ignored.
-
-    None when either side has fewer than two words.
-    """
+    """Sum of the smaller word counts over the sum of both totals (so 0.5 for equal texts), case ignored."""
     first, second = Counter(expected.lower().split()), Counter(actual.lower().split())
     if first.total() < 2 or second.total() < 2:
         return None

@@ -38,11 +38,7 @@ class WorkplaceAssistant(Environment):
         self._loaded: dict[str, Table] | None = None
 
     async def start(self) -> None:
-        """Read the databases.
-
-        Raises:
-            UnsupportedError: they are not there.
-        """
+        """Read the databases."""
         self._tables()
 
     def check_values(self, row: Row) -> None:
@@ -90,11 +86,7 @@ class WorkplaceAssistant(Environment):
         )
 
     def _wanted(self, row: Row) -> Workplace:
-        """The databases after the ground truth.
-
-        Raises:
-            RowError: a call of it fails on them.
-        """
+        """The databases after the ground truth."""
         workplace = Workplace(self._tables())
         for index, call in enumerate(row["ground_truth"]):
             arguments = _call(call).parsed_arguments()

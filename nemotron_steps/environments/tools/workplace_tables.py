@@ -150,11 +150,7 @@ PAGE_SIZE = 5
 
 
 def load(folder: Path) -> dict[str, Table]:
-    """The five tables.
-
-    Raises:
-        OSError: a file is missing or empty.
-    """
+    """The five tables."""
     tables = {}
     for name, file in FILES.items():
         with (folder / file).open(newline="", encoding="utf-8") as handle:
