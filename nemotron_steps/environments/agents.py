@@ -37,24 +37,28 @@ class Agent:
     needs: str | None = None
 
 
-def _single_step(threshold: float) -> Agent:
-    return Agent("single_step_tool_use_with_argument_comparison", {"word_count_similarity_threshold": threshold})
-
-
 _SWE_AGENT = Agent(
     "remote_agent", needs="an agent server with the repositories' container images, which is not part of this package"
 )
-_SINGLE_STEP = "single_step_tool_use_with_argument_comparison_agent"
+_SINGLE_STEP = "single_step_tool_use_with_argument_comparison"
+_THRESHOLDS = {"": 0.1, "search_pivot_": 0.3, "toolcall_schema_": 0.1, "swe_pivot_": 0.0}
+_JAILBREAK = (
+    "detection_simple_agent",
+    "engagement_with_disclaimer",
+    "refusal_with_explanation",
+    "hard_refusal_no_redirection",
+    "hard_refusal_with_helplines",
+)
 
 _RUBRICS = {"judge_responses_create_params": {"temperature": 0.7, "top_p": 0.8, "max_output_tokens": 8192}}
 _SAFETY = {"judge_responses_create_params": {"temperature": 0.0, "max_output_tokens": 1024}, "max_steps": 1}
 
 
 AGENTS: dict[str, Agent] = {
-    _SINGLE_STEP: _single_step(0.1),
-    f"search_pivot_{_SINGLE_STEP}": _single_step(0.3),
-    f"toolcall_schema_{_SINGLE_STEP}": _single_step(0.1),
-    f"swe_pivot_{_SINGLE_STEP}": _single_step(0.0),
+    **{
+        f"{prefix}{_SINGLE_STEP}_agent": Agent(_SINGLE_STEP, {"word_count_similarity_threshold": threshold})
+        for prefix, threshold in _THRESHOLDS.items()
+    },
     "equivalence_llm_judge_simple_agent": Agent(
         "equivalence_llm_judge",
         {
@@ -77,11 +81,7 @@ AGENTS: dict[str, Agent] = {
     "genrm_simple_agent_reasoning_off": Agent("genrm_compare", {"chat_template_kwargs": {"enable_thinking": False}}),
     "inverse_if_simple_agent": Agent("inverse_if", _RUBRICS),
     "multichallenge_simple_agent": Agent("multichallenge", _RUBRICS),
-    "jailbreak_detection_simple_agent": Agent("jailbreak_detection", _SAFETY),
-    "jailbreak_engagement_with_disclaimer": Agent("jailbreak_detection", _SAFETY),
-    "jailbreak_refusal_with_explanation": Agent("jailbreak_detection", _SAFETY),
-    "jailbreak_hard_refusal_no_redirection": Agent("jailbreak_detection", _SAFETY),
-    "jailbreak_hard_refusal_with_helplines": Agent("jailbreak_detection", _SAFETY),
+    **{f"jailbreak_{name}": Agent("jailbreak_detection", _SAFETY) for name in _JAILBREAK},
     "over_refusal_detection_simple_agent": Agent("over_refusal_detection", _SAFETY),
     "xstest_eval_agent": Agent("over_refusal_detection", _SAFETY),
     "workplace_assistant_simple_agent": Agent("workplace_assistant", {"max_steps": 6}),
@@ -151,12 +151,18 @@ def stands_for(name: str) -> str | None:
 
 def misspelt(name: str) -> str | None:
     """The known agent or environment whose misspelling a name is: the same words, each alike, or joined otherwise."""
-    known, words = _known(), _words(name)
+    known = _known()
     if name in known:
         return None
+
+    def alike(word: str, other: str) -> bool:  # but for a slip; a digit more or less is another word
+        if re.sub(r"\D", "", word) != re.sub(r"\D", "", other):
+            return False
+        return SequenceMatcher(None, word, other, autojunk=False).ratio() >= _SLIP
+
     for other in get_close_matches(name.casefold(), known, n=5, cutoff=0.8):
-        others = _words(other)
-        if "".join(words) == "".join(others) or (len(words) == len(others) and all(map(_alike, words, others))):
+        words, others = (re.split(r"[_\W]+", each.casefold()) for each in (name, other))
+        if "".join(words) == "".join(others) or (len(words) == len(others) and all(map(alike, words, others))):
             return other
     return None
 
@@ -204,17 +210,6 @@ def _known() -> list[str]:
     """Every name of an environment or of an agent that follows no rule for variants."""
     stems = [*names(), *AGENT_ALIASES]
     return [*AGENTS, *stems, *(stem + suffix for stem in stems for suffix in AGENT_SUFFIXES)]
-
-
-def _words(name: str) -> list[str]:
-    return re.split(r"[_\W]+", name.casefold())
-
-
-def _alike(word: str, other: str) -> bool:
-    """Whether two words are alike but for a slip; a digit more or less is another word."""
-    if re.sub(r"\D", "", word) != re.sub(r"\D", "", other):
-        return False
-    return SequenceMatcher(None, word, other, autojunk=False).ratio() >= _SLIP
 
 
 def _merged(settings: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:

@@ -130,7 +130,10 @@ class WorkerPool:
 
 
 def serve(answer: Callable[[Any], Any]) -> None:
-    """The worker's side: an empty line when it is ready, then answers to lines of standard input until it closes."""
+    """The worker's side: an empty line when it is ready, then answers to lines of standard input until it closes.
+
+    Whatever the library prints goes to standard error, so it cannot be taken for an answer.
+    """
     parent, seconds = int(sys.argv[1]), float(sys.argv[2])
     # By the kernel: a thread that watched a pipe would wait for the interpreter's lock, which one operation can hold.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -79,7 +79,8 @@ class RowsByPrompt:
 
 
 async def regrade(environment: Environment, rollouts: Iterable[Placed]) -> AsyncIterator[Regraded]:
-    """Grade recorded rollouts, in their order, some at once; the environment is started and closed."""
+    """Grade recorded rollouts, in their order, some at once; neighbours of one prompt together where groups are judged.
+    The environment is started and closed."""
     if environment.runs_agent:
         raise UnsupportedError(
             f"`{environment.name}` cannot grade recorded rollouts again: each carries its agent's own verdict",

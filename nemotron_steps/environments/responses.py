@@ -140,7 +140,8 @@ class Response:
 
 
 def split_reasoning(text: str, open_tag: str = THINK_OPEN, close_tag: str = THINK_CLOSE) -> tuple[str, str]:
-    """(reasoning, answer) of one assistant turn."""
+    """(reasoning, answer) of one assistant turn. A lone closing tag ends the reasoning, as templates put the opening
+    one into the prompt; one that is never closed means that the thinking was cut, and the answer is empty."""
     before, closed, after = text.partition(close_tag)
     if closed:
         return before.replace(open_tag, "", 1).strip(), after.strip()

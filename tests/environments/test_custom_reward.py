@@ -230,11 +230,11 @@ def test_columns_are_the_rows_fields_but_its_prompt_and_agent(monkeypatch: pytes
     environment: Any = create("reward_function", {"functions": [{"function": f"{FILE}:length"}]})
     asked: list[Any] = []
 
-    async def called(function: str, *arguments: Any) -> list[float]:
+    async def in_helper(grader: Any, function: str, *arguments: Any, **limits: Any) -> list[float]:
         asked.append(arguments)
         return [3.0]
 
-    monkeypatch.setattr(environment, "_called", called)
+    monkeypatch.setattr(environment, "in_helper", in_helper)
     row = {**CHAT, "agent_ref": {"name": "a"}, "more": [1]}
     verdict = asyncio.run(environment.verify(row, Response.from_text("x"), Session()))
     assert verdict.reward == 3.0  # a weight of one where none is given

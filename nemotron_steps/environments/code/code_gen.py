@@ -316,7 +316,7 @@ def extract_program(text: str) -> str | None:
 
 
 def breaks_thinking_tags(response: Response) -> bool:
-    """Thinking tags in the answer, or more than one pair in the reasoning."""
+    """Thinking tags in the answer, or more than one pair in the reasoning; a tag beside a reasoning item is stray."""
     tags = (THINK_OPEN, THINK_CLOSE)
     answers = [response.text]
     if any(item.get("type") == "reasoning" for item in response.output):

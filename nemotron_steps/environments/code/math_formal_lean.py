@@ -222,7 +222,10 @@ class MathFormalLean(Environment):
 
 
 def extract_proof(text: str) -> str | None:
-    """What follows `:=` in the last theorem of the last Lean block (of the whole text, where it has no block)."""
+    """What follows `:=` in the last theorem of the last Lean block, or of the whole text; None where nothing does.
+
+    Only the proof, up to the next command: the statement is the row's, so restating an easier one gains nothing.
+    """
     blocks = fenced_blocks(text)
     tagged = ([content for info, content in blocks if info.lower() in tags] for tags in LEAN_TAGS)
     code = next((found[-1] for found in tagged if found), None if blocks else text)

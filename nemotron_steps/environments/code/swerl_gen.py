@@ -238,7 +238,10 @@ def edits_in(body: str) -> list[tuple[str, str, str]] | None:
 
 
 def make_patch(files: Mapping[str, str], body: str, strip: int = 0) -> str | None:
-    """SEARCH/REPLACE edits as one unified diff."""
+    """SEARCH/REPLACE edits as one unified diff, None where it changes nothing or names what is not there.
+
+    The first place counts where a search text begins a line; all are looked for in the files as they were.
+    """
     edits = edits_in(body)
     if not edits:
         return None

@@ -286,7 +286,8 @@ class GenrmCompare(Environment):
         return comparison_messages(conversation(row), answer_1, answer_2, principle, self.config.layout)
 
     def aggregate(self, responses: Sequence[Response], comparisons: Sequence[Comparison]) -> list[GradeResult]:
-        """Base scores, bonuses and group terms of a group of at least two."""
+        """Scores of a group. Being the shortest must not pay for saying nothing: an answer without content earns no
+        bonus and never more than any with content."""
         config = self.config
         n = len(responses)
         empty = [is_contentless(response.text) for response in responses]

@@ -77,7 +77,7 @@ def neutralize(text: str) -> str:
 
 
 def is_contentless(answer: str) -> bool:
-    """Whether an answer says nothing: only punctuation, or only a stock opener such as "Thought process:"."""
+    """Only punctuation or a stock opener like "Thought process:", which judges are known to rate highly."""
     kept = (" " if character.isspace() else character for character in answer if not _is_punctuation(character))
     said = ""
     for word, characters in itertools.groupby(kept, key=str.isspace):

@@ -75,7 +75,8 @@ def notes_from(details: Any) -> list[Note]:
 
 
 def cut(text: str, limit: int) -> str:
-    """At most `limit` characters of a text, its middle left out."""
+    """At most `limit` characters of a text, its middle left out; no word in part, as secrets are masked by their
+    whole text, afterwards."""
     if len(text) <= limit:
         return text
     half = (limit - len(_GAP)) // 2

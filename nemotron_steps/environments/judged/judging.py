@@ -114,7 +114,8 @@ def last_label(labels: Sequence[str]) -> Callable[[str], str | None]:
 
 
 def least_label(labels: Sequence[str]) -> Callable[[str], str | None]:
-    """A reader: of the labels that a reply names first and last, the one later in `labels`, which begin with the best."""
+    """A reader: of the labels that a reply names first and last, the one later in `labels` (best to worst). NeMo-Gym
+    takes the first, which a judge may name only to say what it has to choose from."""
 
     def read(reply: str) -> str | None:
         named = _named(reply, labels)

@@ -148,7 +148,7 @@ def _complete(step: dict[str, Any]) -> bool:
 
 
 def matching_ratio(first: str, second: str, floor: float) -> float:
-    """difflib's ratio of two texts; where it is below `floor`, any upper bound that is below it too."""
+    """difflib's ratio, quadratic or worse; where it is below `floor`, any linear-time bound that is below it too."""
     matcher = SequenceMatcher(None, first, second)
     for bound in (matcher.real_quick_ratio, matcher.quick_ratio):
         if bound() < floor:

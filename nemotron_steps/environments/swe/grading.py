@@ -17,7 +17,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from nemotron_steps.environments.swe.blinding import RECORD_BYTES, Blinded, Findings
+from nemotron_steps.environments.swe.blinding import Blinded
+from nemotron_steps.environments.swe.expectations import RECORD_BYTES, Findings
 from nemotron_steps.environments.swe.harness import test_run
 from nemotron_steps.environments.swe.working_copy import Changes, WorkingCopy, is_test
 from nemotron_steps.sandbox.base import Outcome
@@ -200,7 +201,7 @@ async def _ask(task: _Task, tests: Blinded, prepare: Prepare, command: str, wall
 async def _run(
     laid: Ready, tests: Blinded, command: str, wall_s: float | None, opaque: frozenset[str] | None = None
 ) -> _Run:
-    orders = None if opaque is None else tests.orders(opaque)
+    orders = None if opaque is None else tests.expected.orders(opaque)
     if texts := tests.texts(orders):
         await laid.session.write({f"{laid.root}/{path}": text for path, text in texts.items()})
     result = await laid.session.run(["/bin/bash", "-c", command], cwd=laid.root, wall_s=wall_s)
@@ -210,9 +211,11 @@ async def _run(
         records = (await laid.session.run(argv, cwd="/", wall_s=READ_S)).stdout
 
     def read() -> _Run:
-        output = tests.as_written(f"{result.stdout}\n{result.stderr}")
+        output = tests.expected.as_written(f"{result.stdout}\n{result.stderr}")
         told = test_run(output)
-        return _Run(told.passed, tests.findings(told.passed, told.others, records, orders), result.outcome, output)
+        return _Run(
+            told.passed, tests.expected.findings(told.passed, told.others, records, orders), result.outcome, output
+        )
 
     return await asyncio.to_thread(read)
 

@@ -32,7 +32,7 @@ from nemotron_steps.environments.base import (
     RowError,
     Session,
 )
-from nemotron_steps.environments.swe.blinding import RECORD_BYTES
+from nemotron_steps.environments.swe.expectations import RECORD_BYTES
 from nemotron_steps.environments.swe.grading import Grader, HiddenTests, prepared
 from nemotron_steps.environments.swe.harness import GONE, TOOLS, tests_of
 from nemotron_steps.environments.swe.working_copy import Changes, FilesCopy, ImageCopy, WorkingCopy

@@ -140,7 +140,10 @@ def strip_delimiters(text: str) -> str:
 
 
 def compare(answer: str, expected: str, boxed: bool = True) -> bool | None:
-    """Whether math-verify calls the two equal; None when the expected answer itself cannot be parsed."""
+    """Whether math-verify calls the two equal; None when the expected answer itself cannot be parsed.
+
+    Both are LaTeX or plain expressions without a box; if not `boxed`, `answer` is a text with such an expression in it.
+    """
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)

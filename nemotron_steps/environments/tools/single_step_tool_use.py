@@ -117,7 +117,7 @@ def argument_problem(expected: Any, actual: Any, config: SingleStepToolUseConfig
 
 
 def word_similarity(expected: str, actual: str) -> float | None:
-    """Sum of the smaller word counts over the sum of both totals (so 0.5 for equal texts), case ignored."""
+    """Sum of the smaller word counts over both totals (0.5 for equal texts), case ignored; None under two words."""
     first, second = Counter(expected.lower().split()), Counter(actual.lower().split())
     if first.total() < 2 or second.total() < 2:
         return None

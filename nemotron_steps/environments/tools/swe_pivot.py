@@ -119,7 +119,7 @@ def same_target(category: str | None, expected: dict[str, Any], actual: dict[str
 
 
 def similarity(category: str | None, expected: dict[str, Any], actual: dict[str, Any]) -> float:
-    """Similarity in [0, 1] of what two calls would do; 1 for tools without content to compare."""
+    """Similarity in [0, 1] of what two calls would do, the worse of old and new text; 1 without content to compare."""
     if category == "edit":
         if any(key in side for side in (expected, actual) for key in ("old_str", "new_str")):
             return min(
