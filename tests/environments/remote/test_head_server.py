@@ -152,7 +152,7 @@ def test_our_own_server_is_found_through_its_own_head_server() -> None:
 def test_a_head_server_that_is_busy_is_asked_again(retries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client.random, "uniform", lambda low, high: 0.0)
     with busy_once(GLOBAL_CONFIG) as (settings, _):
-        known = HeadServer(HeadServerConfig(**settings), ready_timeout_s=10.0, timeout_s=10.0, retries=retries)
+        known = HeadServer(HeadServerConfig(**settings), ready_timeout_s=10.0, retries=retries)
         if retries:
             assert known.known == {"a": 1}
         else:
