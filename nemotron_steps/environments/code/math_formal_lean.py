@@ -106,11 +106,10 @@ class MathFormalLean(Environment):
             told = subprocess.run([launcher, "--print-prefix"], cwd=folder, capture_output=True, text=True)
             prefix = told.stdout.strip()
         shown = tuple(filter(None, (prefix, folder)))
-        options: dict[str, Any] = (
-            {"image": self.config.sandbox_image} if self.config.sandbox_image else {"read_only": shown}
-        )
+        image = self.config.sandbox_image
+        options: dict[str, Any] = {"image": image} if image else {"read_only": shown}
         self.sandbox = create_sandbox(self.config.sandbox, **options)
-        self._found = bool(prefix or self.config.sandbox_image)
+        self._found = bool(prefix or image)
         tools = f"{prefix}/bin/" if prefix else ""
         self._lean = [f"{tools}lake", "--dir", folder, "env", f"{tools}lean"] if folder else [f"{tools}lean"]
         self._stated: dict[str, bytes] = {}
@@ -165,19 +164,15 @@ class MathFormalLean(Environment):
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 if the last proof is accepted, else 0."""
         state: dict[str, Any] = session.state or {"corrections": 0, "last": None}
-        last = state["last"]
-        if last is not None and last[0] == response.text:
-            _, accepted, message = last
-        else:
-            accepted, message = await self._grade(row, response.text)
+        text, *graded = state["last"] or (None,)
+        accepted, message = graded if text == response.text else await self._grade(row, response.text)
         components = {"corrections": float(state["corrections"])}
         return GradeResult(float(accepted), components, details={"compiler": message[-2000:]})
 
     async def _grade(self, row: Row, text: str) -> tuple[bool, str]:
+        """(whether Lean accepts the proof in a text, what it says)"""
         proof = extract_proof(text)
-        if proof is None:
-            return False, "The answer holds no proof."
-        return await self._compile(row, proof)
+        return (False, "The answer holds no proof.") if proof is None else await self._compile(row, proof)
 
     async def _compile(self, row: Row, proof: str) -> tuple[bool, str]:
         source = assemble(row, "sorry")

@@ -103,12 +103,9 @@ def _scores(
     present = [key for key in ("score_1", "score_2", "ranking") if key in value and f'"{key}"' in raw]
     if not present:
         return None
-    score_1 = _number(value.get("score_1", default_score), SCORE_RANGE)
-    score_2 = _number(value.get("score_2", default_score), SCORE_RANGE)
+    score_1, score_2 = (_number(value.get(key, default_score), SCORE_RANGE) for key in ("score_1", "score_2"))
     ranking = _number(value.get("ranking", default_ranking), RANKING_RANGE)
-    if score_1 is None or score_2 is None or ranking is None:
-        return None
-    return score_1, score_2, ranking
+    return None if score_1 is None or score_2 is None or ranking is None else (score_1, score_2, ranking)
 
 
 def _number(value: Any, bounds: tuple[float, float]) -> float | None:
@@ -138,12 +135,10 @@ def shortest_bonus(scores: Sequence[float], lengths: Sequence[int], bonus: float
     """`bonus` for the answer with the shortest non-zero length, if its score is among the top; zeros elsewhere."""
     gained = [0.0] * len(scores)
     candidates = [index for index, length in enumerate(lengths) if length > 0]
-    if not candidates or bonus == 0.0:
-        return gained
-    threshold = sorted(scores, reverse=True)[max(0, int(len(scores) * top_percentile) - 1)]
-    shortest = min(candidates, key=lambda index: lengths[index])
-    if scores[shortest] >= threshold:
-        gained[shortest] = bonus
+    if candidates and bonus:
+        threshold = sorted(scores, reverse=True)[max(0, int(len(scores) * top_percentile) - 1)]
+        shortest = min(candidates, key=lambda index: lengths[index])
+        gained[shortest] = bonus if scores[shortest] >= threshold else 0.0
     return gained
 
 
@@ -165,10 +160,8 @@ def style_density(text: str) -> float:
 
 
 class GenrmCompareConfig(EnvironmentConfig):
-    """Settings, named as in public NeMo-Gym configs.
-
-    Lengths are characters of the stripped text, as there. Style is markdown marks per character.
-    """
+    """Settings, named as in public NeMo-Gym configs. Lengths are characters of the stripped text, as there; style is
+    markdown marks per character."""
 
     comparison_strategy: Strategy = "circular"
     """Which answers are compared: each with the next one, in a circle, or all pairs."""
@@ -314,12 +307,16 @@ class GenrmCompare(Environment):
             "tiebreak_rate": sum(c.score_1 == c.score_2 for c in comparisons) / len(comparisons),
             "parse_failure_rate": sum(not c.parsed for c in comparisons) / len(comparisons),
         }
+        notes: list[list[Note]] = [[] for _ in responses]
+        for c in comparisons:
+            for place, k in ((1, c.i), (2, c.j)):
+                notes[k].append({"compared": f"as answer {place} of 2", **c.note} if c.note else {})
         return [
             GradeResult(
                 rewards[k],
                 {"base_score": base[k], "contentless": float(empty[k]), **shared}
                 | {key: term[k] for key, term in terms.items()},
-                details={JUDGE_NOTES: _notes_on(k, comparisons)},
+                details={JUDGE_NOTES: [note for note in notes[k] if note][:MAX_NOTES]},
             )
             for k in range(n)
         ]
@@ -332,9 +329,3 @@ class GenrmCompare(Environment):
             if found is not None:
                 return Comparison(i, j, *found, note=note_of(reply))
         return Comparison(i, j, config.default_score, config.default_score, config.default_ranking, parsed=False)
-
-
-def _notes_on(k: int, comparisons: Sequence[Comparison]) -> list[Note]:
-    """What the judge said in the first comparisons of answer k, and as which of the two it was shown k."""
-    own = [c for c in comparisons if k in (c.i, c.j) and c.note]
-    return [{"compared": f"as answer {1 if c.i == k else 2} of 2", **c.note} for c in own[:MAX_NOTES]]

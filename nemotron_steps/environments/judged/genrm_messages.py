@@ -78,7 +78,8 @@ def neutralize(text: str) -> str:
 
 def is_contentless(answer: str) -> bool:
     """Only punctuation or a stock opener like "Thought process:", which judges are known to rate highly."""
-    kept = (" " if character.isspace() else character for character in answer if not _is_punctuation(character))
+    marks = (each.isspace() or unicodedata.category(each)[0] not in "PC" for each in answer)
+    kept = (" " if each.isspace() else each for each in itertools.compress(answer, marks))
     said = ""
     for word, characters in itertools.groupby(kept, key=str.isspace):
         if not word:
@@ -88,16 +89,8 @@ def is_contentless(answer: str) -> bool:
     return not said or said.lower() in _STOCK_OPENERS
 
 
-def _is_punctuation(character: str) -> bool:
-    return unicodedata.category(character)[0] in "PC" and not character.isspace()
-
-
 def comparison_messages(
-    conversation: Sequence[dict[str, str]],
-    answer_1: str,
-    answer_2: str,
-    principle: str | None,
-    layout: Layout,
+    conversation: Sequence[dict[str, str]], answer_1: str, answer_2: str, principle: str | None, layout: Layout
 ) -> list[dict[str, str]]:
     """Messages asking a judge to compare two final answers."""
     shown_1, shown_2 = (neutralize(answer) if answer.strip() else EMPTY_ANSWER for answer in (answer_1, answer_2))
@@ -109,8 +102,6 @@ def comparison_messages(
         if principle is not None:
             messages.append({"role": "principle", "content": principle})
         return messages
-    if layout != "plain":
-        raise ValueError(f"unknown layout {layout!r}, expected 'roles' or 'plain'")
     parts = [PLAIN_INSTRUCTION]
     known = {"system", "developer", "user", "assistant", "tool"}
     parts += [_tagged(role if role in known else "user", text) for role, text in turns]
