@@ -82,14 +82,12 @@ class Described:
 
 def listed() -> list[Listed]:
     """Every environment by name, none imported."""
-    return [_listed(name) for name in names()]
-
-
-def _listed(name: str) -> Listed:
-    if name in BUILT_IN:
-        return Listed(name, _summary(BUILT_IN[name]), "built-in", agents_of(name))
-    entry = plugin(name)
-    return Listed(name, "", entry.value if entry is not None else "", agents_of(name))
+    found = []
+    for name in names():
+        entry = plugin(name)
+        origin = "built-in" if name in BUILT_IN else entry.value if entry is not None else ""
+        found.append(Listed(name, _summary(BUILT_IN[name]) if name in BUILT_IN else "", origin, agents_of(name)))
+    return found
 
 
 def agents_of(environment: str) -> tuple[str, ...]:
@@ -174,23 +172,13 @@ def _summary(reference: str) -> str:
 def _settings(config: type[EnvironmentConfig]) -> tuple[Setting, ...]:
     from pydantic_core import to_jsonable_python
 
-    texts = field_texts(config)
-    return tuple(
-        Setting(
-            name,
-            _type_name(field.annotation),
-            None
-            if field.is_required()
-            else to_jsonable_python(field.get_default(call_default_factory=True), fallback=str),
-            field.is_required(),
-            texts.get(name, ""),
-        )
-        for name, field in config.model_fields.items()
-    )
-
-
-def _type_name(annotation: Any) -> str:
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+    texts, settings = field_texts(config), []
+    for name, field in config.model_fields.items():
+        kind, required = field.annotation, field.is_required()
+        kind = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+        default = None if required else field.get_default(call_default_factory=True)
+        settings.append(Setting(name, kind, to_jsonable_python(default, fallback=str), required, texts.get(name, "")))
+    return tuple(settings)
 
 
 def field_texts(model: type[BaseModel]) -> dict[str, str]:

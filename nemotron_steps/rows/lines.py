@@ -42,10 +42,22 @@ def parse_row(line: bytes, where: str) -> tuple[Row, bool]:
             found=f"more, beginning with {_excerpt(line[:60])}",
             hints=(f"head -c 200 {shlex.quote(where.rpartition(':')[0])}   # how the file begins",),
         )
+    strict = True
     try:
-        row, strict = _decode(line), True
+        row = _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        row, strict = _parse_leniently(line, where), False
+        strict = False
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            cut_off = not line.endswith(b"\n")
+            raise DataError(
+                "the last line is cut off: the file is truncated" if cut_off else "the line is not JSON",
+                where=where,
+                expected="one complete JSON object a line",
+                found=f"{_excerpt(line)} ({error.msg if isinstance(error, json.JSONDecodeError) else error})",
+                hints=(*without_line(where), *show_line(where)),
+            ) from error
     if not isinstance(row, dict):
         raise DataError(
             "the row is not a JSON object",
@@ -75,20 +87,6 @@ def agent_name(row: Row) -> str | None:
     """The agent (environment) an RL prompt names, if any."""
     reference = row.get("agent_ref")
     return reference.get("name") if isinstance(reference, dict) else None
-
-
-def _parse_leniently(line: bytes, where: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        cut_off = not line.endswith(b"\n")
-        raise DataError(
-            "the last line is cut off: the file is truncated" if cut_off else "the line is not JSON",
-            where=where,
-            expected="one complete JSON object a line",
-            found=f"{_excerpt(line)} ({error.msg if isinstance(error, json.JSONDecodeError) else error})",
-            hints=(*without_line(where), *show_line(where)),
-        ) from error
 
 
 def _excerpt(line: bytes) -> str:

@@ -63,42 +63,25 @@ def tests_of(row: Any, key: str) -> frozenset[str]:
 
 
 def _tool(name: str, description: str, required: dict[str, str], optional: dict[str, Any] | None = None) -> Any:
-    properties: dict[str, Any] = {key: {"type": "string", "description": said} for key, said in required.items()}
-    return {
-        "type": "function",
-        "name": name,
-        "description": description,
-        "parameters": {
-            "type": "object",
-            "properties": {**properties, **(optional or {})},
-            "required": list(required),
-        },
-        "strict": False,
-    }
+    texts = {key: {"type": "string", "description": said} for key, said in required.items()}
+    parameters = {"type": "object", "properties": {**texts, **(optional or {})}, "required": list(required)}
+    tool = {"type": "function", "name": name, "description": description}
+    return {**tool, "parameters": parameters, "strict": False}
 
 
+_PATH, _RANGE = "relative to the repository", "first and last line; -1 for the end of the file"
 TOOLS: tuple[dict[str, Any], ...] = (
     _tool("bash", "Run a shell command in the repository.", {"command": "the command"}),
     _tool(
         "view",
         "Show a file with line numbers, or what a folder holds.",
-        {"path": "relative to the repository"},
-        {
-            "view_range": {
-                "type": "array",
-                "items": {"type": "integer"},
-                "description": "first and last line; -1 for the end of the file",
-            }
-        },
+        {"path": _PATH},
+        {"view_range": {"type": "array", "items": {"type": "integer"}, "description": _RANGE}},
     ),
     _tool(
         "edit",
         "Replace text in a file. An empty old_str makes a new file.",
-        {
-            "path": "relative to the repository",
-            "old_str": "text that occurs exactly once",
-            "new_str": "what replaces it",
-        },
+        {"path": _PATH, "old_str": "text that occurs exactly once", "new_str": "what replaces it"},
     ),
 )
 
@@ -123,7 +106,7 @@ def view_text(path: str, content: str, view_range: Any = None) -> str:
         lines.pop()
     first, last = 1, len(lines)
     if view_range is not None:
-        if not _is_range(view_range):
+        if not isinstance(view_range, Sequence) or [*map(type, view_range)] != [int, int]:
             return "error: view_range must be two integers, the first and the last line"
         first, last = view_range[0], len(lines) if view_range[1] == -1 else min(view_range[1], len(lines))
         if not 1 <= first <= last:
@@ -158,7 +141,3 @@ def shortened(text: str, limit: int) -> str:
         return text
     half = limit // 2
     return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
-
-
-def _is_range(value: Any) -> bool:
-    return isinstance(value, Sequence) and len(value) == 2 and all(type(item) is int for item in value)

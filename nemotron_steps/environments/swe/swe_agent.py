@@ -163,7 +163,7 @@ class SweAgent(Environment):
 
     async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
         """Run one tool. CannotJudgeError ends the rollout when the agent's time or memory is used up."""
-        agent: _Agent = session.state
+        agent = session.state
         agent.calls += 1
         if agent.lost is not None:
             return GONE
@@ -171,12 +171,16 @@ class SweAgent(Environment):
         if problem is not None:
             return problem
         try:
-            copy = await self._copy(agent)
+            if agent.copy is None:
+                entered = self._session(agent.row, self.config.agent_timeout_s)
+                await entered.__aenter__()
+                agent.copy = self._copy_in(agent.row, entered)
+                await agent.copy.lay()
             if name == "bash":
-                return await copy.bash(arguments["command"], self.config.command_timeout_s)
+                return await agent.copy.bash(arguments["command"], self.config.command_timeout_s)
             if name == "view":
-                return await copy.view(arguments["path"], arguments.get("view_range"))
-            return await copy.edit(arguments["path"], arguments["old_str"], arguments["new_str"])
+                return await agent.copy.view(arguments["path"], arguments.get("view_range"))
+            return await agent.copy.edit(arguments["path"], arguments["old_str"], arguments["new_str"])
         except SessionOverError as error:
             agent.lost = error.outcome
             self._refuse_used_up(error.outcome)
@@ -240,14 +244,6 @@ class SweAgent(Environment):
         if len(self._verdicts) > REMEMBERED:
             self._verdicts.popitem(last=False)
         return verdict
-
-    async def _copy(self, agent: _Agent) -> WorkingCopy:
-        if agent.copy is None:
-            session = self._session(agent.row, self.config.agent_timeout_s)
-            await session.__aenter__()
-            agent.copy = self._copy_in(agent.row, session)
-            await agent.copy.lay()
-        return agent.copy
 
     def _copy_in(self, row: Row, session: SandboxSession) -> WorkingCopy:
         shown = self.config.shown_characters

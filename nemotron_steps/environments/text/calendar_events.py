@@ -31,9 +31,8 @@ class CalendarEvents(Environment):
             try:
                 bounds(event)
             except (ValueError, KeyError, TypeError) as error:
-                raise RowError(
-                    f"exp_cal_state.{key}", "duration, min_time, max_time, constraint", repr(error)
-                ) from error
+                expected = "duration, min_time, max_time, constraint"
+                raise RowError(f"exp_cal_state.{key}", expected, repr(error)) from error
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 if everything holds, else 0; `problem` in the details says what does not."""
@@ -46,9 +45,10 @@ def _problem(text: str, expected: dict[str, Event]) -> str | None:
         return "think_found"
     if not expected:
         return None if text.strip() else "no_answer"
-    events = last_event_list(text)
-    if not events:
+    lists = [found for _, found in json_values(text, "[") if found and all(isinstance(item, dict) for item in found)]
+    if not lists:
         return "no_event_list"
+    events: list[Event] = lists[-1]
     try:
         spans = {str(event["event_id"]): (minutes(event["start_time"]), event["duration"]) for event in events}
     except (KeyError, ValueError, TypeError):
@@ -70,15 +70,6 @@ def _problem(text: str, expected: dict[str, Event]) -> str | None:
         if start < earliest or start + length > latest_end or (exact is not None and start != exact):
             return "constraint_violated"
     return None
-
-
-def last_event_list(text: str) -> list[Event] | None:
-    """The last JSON list of objects in a text, None when there is none."""
-    found = None
-    for _, value in json_values(text, "["):
-        if value and all(isinstance(item, dict) for item in value):
-            found = value
-    return found
 
 
 def bounds(event: Event) -> tuple[int, int, int | None]:

@@ -106,8 +106,8 @@ def last_captures(text: str, patterns: Sequence[str], flags: int = 0) -> list[st
     captures: list[str | None] = []
     for pattern in patterns:
         last = None
-        for match in re.finditer(pattern, text, flags):
-            last = match
+        for last in re.finditer(pattern, text, flags):  # noqa: B007
+            pass
         groups = [group for group in last.groups() if group and group.strip()] if last is not None else []
         captures.append(None if last is None else (groups[0] if groups else last.group(0)).strip())
     return captures

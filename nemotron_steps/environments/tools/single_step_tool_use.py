@@ -105,15 +105,12 @@ def argument_problem(expected: Any, actual: Any, config: SingleStepToolUseConfig
         if len(expected) != len(actual):
             return "argument_list_length_differs"
         return _first(argument_problem(want, have, config) for want, have in zip(expected, actual, strict=True))
+    same = expected == actual
     if isinstance(expected, float):
-        close = abs(actual - expected) < config.floating_point_comparison_threshold
-        return None if close else "argument_value_differs"
-    if isinstance(expected, str):
-        similarity = word_similarity(expected, actual)
-        if similarity is None:
-            return None if expected == actual else "argument_value_differs"
-        return None if similarity >= config.word_count_similarity_threshold else "argument_value_differs"
-    return None if expected == actual else "argument_value_differs"
+        same = abs(actual - expected) < config.floating_point_comparison_threshold
+    elif isinstance(expected, str) and (similarity := word_similarity(expected, actual)) is not None:
+        same = similarity >= config.word_count_similarity_threshold
+    return None if same else "argument_value_differs"
 
 
 def word_similarity(expected: str, actual: str) -> float | None:

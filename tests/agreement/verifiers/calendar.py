@@ -8,10 +8,9 @@ from typing import Any
 
 from nemotron_steps.environments.text.calendar_events import bounds
 from nemotron_steps.environments.text.extraction import json_values
-from tests.agreement.answers import Items, mutated_value, pick, styled
+from tests.agreement.answers import Items, mutated_value, pick, read, styled
 from tests.agreement.compare import FINAL_MESSAGE, MASKED, Rule
 from tests.agreement.gym import Gym
-from tests.agreement.rows import read
 
 
 def rows(gym: Gym, rng: random.Random) -> list[dict[str, Any]]:
