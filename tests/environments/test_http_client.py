@@ -134,49 +134,6 @@ def test_a_redirect_and_an_answer_without_end_are_refused(monkeypatch: pytest.Mo
         client.close()
 
 
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses of the client, which take no time and have no jitter."""
-    taken: list[float] = []
-    sleep = asyncio.sleep
-
-    async def note(seconds: float) -> None:
-        taken.extend([seconds] if seconds else [])
-        await sleep(0)
-
-    monkeypatch.setattr(http_client.asyncio, "sleep", note)
-    monkeypatch.setattr(http_client.random, "uniform", lambda low, high: high)
-    return taken
-
-
-def test_pauses_between_attempts_double_up_to_half_a_minute(pauses: list[float]) -> None:
-    async def busy(request: Request) -> Reply:
-        return Reply(503, {})
-
-    with serving(busy) as server:
-        client = JsonClient(server.url, retries=7, backoff_s=1.0)
-        with pytest.raises(ServerUnreachableError, match="failed 8 times"):
-            asyncio.run(client.get("/"))
-        client.close()
-    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
-
-
-@pytest.mark.parametrize(("status", "asked"), [(404, 1), (499, 1), (500, 2), (503, 2)])
-def test_a_server_is_ready_with_its_first_answer_that_is_no_failure_of_its_own(
-    status: int, asked: int, pauses: list[float]
-) -> None:
-    answers = [status, 200]
-
-    async def starting(request: Request) -> Reply:
-        return Reply(answers.pop(0), {})
-
-    with serving(starting) as server:
-        client = JsonClient(server.url, ready_path="/health")
-        client.wait_until_ready(60.0)
-        client.close()
-    assert len(answers) == 2 - asked and pauses == [1.0] * (asked - 1)
-
-
 @pytest.mark.parametrize(
     ("status", "asked"),
     [

@@ -116,26 +116,3 @@ def test_what_still_runs_is_cancelled_before_the_last_word_and_the_thread_ends(s
     thread._thread.join(10)
     assert done == ["cancelled", "last", "generator"] and task.cancelled()
     assert not thread._thread.is_alive() and thread.loop.is_closed()
-
-
-def test_what_runs_there_is_awaited_on_another_loop_and_cancelled_with_who_awaits_it() -> None:
-    thread = LoopThread("kept")
-    ended = threading.Event()
-
-    async def there() -> str:
-        return threading.current_thread().name
-
-    async def never() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    async def ask() -> None:
-        assert await thread.answer(there()) == "kept"
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(thread.answer(never()), 0.05)
-
-    asyncio.run(ask())
-    assert ended.wait(10)
-    thread.stop()

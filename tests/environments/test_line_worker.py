@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import signal
 import subprocess
@@ -15,9 +14,8 @@ from typing import Any
 import pytest
 
 from nemotron_steps.environments.base import GraderFailedError
-from nemotron_steps.environments.grading_pool import GradingPool, answer_request
+from nemotron_steps.environments.grading_pool import GradingPool
 from nemotron_steps.environments.line_worker import (
-    MEMORY_BYTES,
     WorkerCrashedError,
     WorkerPool,
     WorkerTimeoutError,
@@ -89,20 +87,6 @@ def test_a_worker_that_sleeps_is_lost_by_the_clock(monkeypatch: pytest.MonkeyPat
     assert gone_within(20, os.getpid())
 
 
-def test_what_cannot_be_written_down_costs_no_worker() -> None:
-    deep: list[Any] = []
-    for _ in range(100_000):
-        deep = [deep]
-
-    async def use(pool: WorkerPool) -> None:
-        await pool.call(1)
-        with pytest.raises(RecursionError):
-            await pool.call(deep)
-        assert len(pool._free) == 1
-
-    with_pool(use)
-
-
 @pytest.fixture
 def slow_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module whose import takes two seconds."""
@@ -139,15 +123,6 @@ def test_a_worker_that_does_not_start_is_lost_and_ended(slow_import: str, monkey
     assert died.value.found == "exit code 1"
 
 
-def test_no_more_workers_than_asked_for_are_started_and_each_is_used_again() -> None:
-    async def use(pool: WorkerPool) -> None:
-        assert await asyncio.gather(*(pool.call(n) for n in range(5))) == [*range(5)]
-        assert len(pool._free) == len(workers_of(os.getpid())) == 2
-
-    with_pool(use, size=2)
-    assert gone_within(20, os.getpid())
-
-
 def test_a_call_that_nobody_waits_for_any_more_ends_its_worker() -> None:
     async def use(pool: WorkerPool) -> None:
         await pool.call(1)
@@ -179,27 +154,6 @@ def test_a_worker_that_ends_itself_is_told_from_one_that_is_killed(
             await pool.call(request_)
 
     with_pool(use)
-
-
-@pytest.mark.parametrize("size", [1, 5_000_000])
-def test_a_worker_that_died_between_two_calls_is_said_to_be_lost(size: int) -> None:
-    async def use(pool: WorkerPool) -> Any:
-        await pool.call(1)
-        pool._free[0].kill()
-        with pytest.raises(WorkerLostError):
-            await pool.call("x" * size)
-        return await pool.call(2)
-
-    assert with_pool(use) == 2
-
-
-def test_limits_of_a_worker() -> None:
-    async def use(pool: WorkerPool) -> tuple[Any, list[float]]:
-        return await pool.call("limits"), [await pool.call("processor time left") for _ in range(3)]
-
-    limits, left = with_pool(use, cpu_s=10.0)
-    assert limits == [0, MEMORY_BYTES]
-    assert all(9.5 < seconds < 10.1 for seconds in left), "renewed for each answer"
 
 
 PARENT = f"""
@@ -251,27 +205,3 @@ def test_a_grader_that_does_not_end_or_dies_or_raises_is_a_failure_of_its_own(
     with pytest.raises(GraderFailedError, match=told) as caught:
         asyncio.run(pool.call("1", "2"))
     assert caught.value.failure == failure
-
-
-def test_a_grader_is_called_by_its_name_and_what_it_raises_is_told() -> None:
-    called = {"grader": "builtins:divmod", "arguments": [7, 2]}
-    assert answer_request(called) == {"value": (3, 1)}
-    assert "ZeroDivisionError" in answer_request({**called, "arguments": [7, 0]})["error"]
-
-
-def test_a_grader_is_imported_before_its_time_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = "import traceback\nBY = [frame.name for frame in traceback.extract_stack()]\ndef imported_by(): return BY\n"
-    (tmp_path / "tells_its_import.py").write_text(told)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-
-    async def ask() -> Any:
-        pool = GradingPool(importlib.import_module("tells_its_import").imported_by, size=1, cpu_s=60.0)
-        try:
-            return await pool.call()
-        finally:
-            await pool.close()
-
-    by = asyncio.run(ask())
-    del sys.modules["tells_its_import"]
-    assert "serve" in by and "answer_request" not in by

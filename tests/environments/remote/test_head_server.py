@@ -20,7 +20,6 @@ from nemotron_steps.environments.remote.head_server import (
     GLOBAL_CONFIG,
     HeadServer,
     HeadServerConfig,
-    UnknownServerError,
 )
 from nemotron_steps.environments.remote.serving import EnvironmentServer
 from nemotron_steps.environments.responses import message_item
@@ -112,18 +111,6 @@ def test_a_resources_server_is_found_by_the_agent_that_the_row_names(host: str) 
     assert asked.count("/global_config_dict_yaml") == 1
 
 
-def test_a_server_is_found_by_its_name_where_rows_name_no_agent() -> None:
-    row = {key: value for key, value in ROW.items() if key != "agent_ref"}
-    with gym() as (settings, _):
-        named = create("remote", {"head_server": settings, "server_name": "sums"})
-        assert asyncio.run(rollout(named, row)) == 1.0
-        with pytest.raises(DataError, match=r"rows.jsonl:1(.|\n)*server_name=NAME"):
-            create("remote", {"head_server": settings}).check_row_with_resources(row, "rows.jsonl:1")
-        with pytest.raises(ConfigError, match="knows no `nobody`") as caught:
-            create("remote", {"head_server": settings, "server_name": "nobody"}).check_row_with_resources(row, "f:1")
-    assert caught.value.hints == ("env.nemo_gym.environments.remote.server_name=sums",)
-
-
 def test_an_agent_server_is_found_by_the_agent_that_the_row_names() -> None:
     with model_server(TURNS) as (model_url, _), gym() as (settings, _):
         options = {"remote_agent": {"head_server": settings, "policy_base_url": model_url}}
@@ -160,14 +147,6 @@ def test_a_head_server_that_is_busy_is_asked_again(retries: int, monkeypatch: py
                 _ = known.known
 
 
-def test_a_head_server_that_is_not_there_yet_is_waited_for_before_rows_are_checked() -> None:
-    with busy_once("/") as (settings, asked):
-        row = {**ROW, "agent_ref": {"name": "nobody"}}
-        with pytest.raises(DataError, match=r"agent_ref\.name"):  # it was read, and has no agents
-            create("remote", {"head_server": settings, "retries": 0}).check_row_with_resources(row, "f:1")
-        assert asked == ["/", "/", GLOBAL_CONFIG]
-
-
 def test_no_head_server_is_an_error_and_no_failed_rollout() -> None:
     with head("") as (settings, _):
         pass
@@ -201,13 +180,6 @@ def test_a_config_that_does_not_say_where_the_server_is_is_refused(answer: Any) 
         with pytest.raises(ConfigError, match="does not say where") as caught:
             found.resources_server("sums")
     assert caught.value.hints == (f"curl http://127.0.0.1:{settings['port']}/global_config_dict_yaml",)
-
-
-def test_a_name_of_too_many_digits_to_be_written_out_is_none_of_the_servers() -> None:
-    with head(f"? 0x{'f' * 9999}\n: {{resources_servers: {{}}}}") as (settings, _):
-        found = HeadServer(HeadServerConfig(**settings), ready_timeout_s=10.0, retries=0)
-        with pytest.raises(UnknownServerError):
-            found.resources_server("sums")
 
 
 @pytest.mark.parametrize(
@@ -252,7 +224,3 @@ def test_an_address_is_a_host_and_a_port_and_everywhere_is_where_the_head_server
             found.resources_server("sums")
     else:
         assert found.resources_server("sums") == url
-
-
-def test_the_head_server_is_where_nemo_gym_has_it_by_default() -> None:
-    assert HeadServerConfig().url == "http://127.0.0.1:11000"
