@@ -74,6 +74,7 @@ def _divided(text: str, divider: str) -> list[str] | None:
 
 
 ASTERISKS = r"\s?\*\*\*\s?"
+_POSTSCRIPTS = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
 _BULLETS = (r"^[^\S\n]*\*[^*].*$", r"^[^\S\n]*-.*$")
 
 
@@ -82,15 +83,17 @@ def _has_parts(text: str, divider: str, count: int) -> bool:
     return parts is not None and len(parts) == count
 
 
-def _keyword_frequency(text: str, keyword: str, frequency: int, relation: str) -> bool:
+def keyword_frequency(text: str, keyword: str, frequency: int, relation: str) -> bool:
+    """The keyword occurs so often."""
     return _related(_occurrences(keyword, text), frequency, relation)
 
 
-def _letter_frequency(text: str, letter: str, let_frequency: int, let_relation: str) -> bool:
+def letter_frequency(text: str, letter: str, let_frequency: int, let_relation: str) -> bool:
+    """The letter occurs so often, case ignored."""
     return _related(text.lower().count(letter.strip().lower()), let_frequency, let_relation)
 
 
-def _response_language(text: str, language: str) -> bool:
+def response_language(text: str, language: str) -> bool:
     """By langdetect, as an ISO 639-1 code."""
     import langdetect
 
@@ -101,7 +104,7 @@ def _response_language(text: str, language: str) -> bool:
         return True  # nothing to detect a language from: IFEval counts it as followed
 
 
-def _nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
+def nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
     """Exactly so many paragraphs between blank lines, and the nth (from 1) begins with the word."""
     paragraphs = text.split("\n\n")
     if sum(bool(paragraph.strip()) for paragraph in paragraphs) != num_paragraphs:
@@ -112,20 +115,14 @@ def _nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int
     return found.lower() == first_word.lower()
 
 
-def _postscript(text: str, postscript_marker: str) -> bool:
-    marker = postscript_marker.strip()
-    patterns = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
-    return re.search(patterns.get(marker, re.escape(marker.lower())), text.lower()) is not None
-
-
-def _number_highlighted_sections(text: str, num_highlights: int) -> bool:
+def number_highlighted_sections(text: str, num_highlights: int) -> bool:
     """At least so many *highlighted* or **highlighted** pieces."""
     single = re.findall(r"\*[^\n*]*\*", text)
     double = re.findall(r"\*\*[^\n*]*\*\*", text)
     return sum(bool(piece.strip("*").strip()) for piece in [*single, *double]) >= num_highlights
 
 
-def _json_format(text: str) -> bool:
+def json_format(text: str) -> bool:
     """The whole text, in a code fence or not."""
     bare = re.sub(r"^```(?:json)?|```$", "", text.strip(), flags=re.IGNORECASE)
     try:
@@ -135,7 +132,7 @@ def _json_format(text: str) -> bool:
     return True
 
 
-def _title(text: str) -> bool:
+def title(text: str) -> bool:
     """A <<title>> occurs: in some line, text between the first << and the last >>."""
     for line in text.split("\n"):
         begin, end = line.find("<<"), line.rfind(">>")
@@ -144,17 +141,12 @@ def _title(text: str) -> bool:
     return False
 
 
-def _two_responses(text: str) -> bool:
-    parts = _divided(text, r"\*{6}")
-    return parts is not None and len(parts) == 2 and parts[0] != parts[1]
-
-
 def _is_latin(text: str) -> bool:
     letters = [character for character in text if character.isalpha()]
     return sum(character.isascii() for character in letters) >= 0.9 * len(letters)
 
 
-def _repeat_phrase(text: str, phrase: str, small_n: int) -> bool:
+def repeat_phrase(text: str, phrase: str, small_n: int) -> bool:
     """The phrase occurs exactly small_n times, each time with at most one word changed and at least one change."""
     reference = phrase.split()
     found = [piece for line in text.split("\n") for piece in _from_to(line, reference[0] + " ", " " + reference[-1])]
@@ -180,26 +172,6 @@ def _copy(text: str, prompt_to_repeat: str) -> bool:
     return text.strip().lower() == prompt_to_repeat.strip().lower()
 
 
-def _copying_multiple(text: str, prompt_to_repeat: str, N: int) -> bool:
-    parts = text.split("******")
-    return len(parts) == N and all(_copy(part, prompt_to_repeat) for part in parts)
-
-
-def _sentence_hyphens(text: str) -> bool:
-    expected = sentences(text.replace("-", " "))
-    return all(part == want for part, want in zip(text.split("-"), expected, strict=False))
-
-
-def _no_adjacent_consecutive(text: str) -> bool:
-    initials = [word[0].lower() for word in text.split()]
-    return all(ord(b) - ord(a) != 1 for a, b in itertools.pairwise(initials))
-
-
-def _last_word_answer(text: str, last_word: str) -> bool:
-    parts = text.split()
-    return bool(parts) and _bare(parts[-1]) == last_word.strip().lower()
-
-
 def _bare(word: str) -> str:
     return re.sub(r"[^\w\s]", "", word).lower()
 
@@ -208,13 +180,13 @@ def _one(word: str | list[str]) -> str:
     return (word if isinstance(word, str) else word[0]).strip()
 
 
-def _bigram_wrapping(text: str) -> bool:
-    parts = text.split()
-    pairs = zip(parts[::2], parts[1::2], strict=False)
-    return all(first.startswith("<<") and second.endswith(">>") for first, second in pairs)
+def postscript(text: str, postscript_marker: str) -> bool:
+    """A postscript with the marker."""
+    marker = postscript_marker.strip()
+    return re.search(_POSTSCRIPTS.get(marker, re.escape(marker.lower())), text.lower()) is not None
 
 
-def _counting_composition(text: str, n_sent: int, n_words: int) -> bool:
+def counting_composition(text: str, n_sent: int, n_words: int) -> bool:
     """Three paragraphs between *** dividers, each of n_sent sentences of n_words words."""
     parts = _divided(text, ASTERISKS)
     if parts is None or len(parts) != 3:
@@ -223,33 +195,36 @@ def _counting_composition(text: str, n_sent: int, n_words: int) -> bool:
     return all(found == [n_words] * n_sent for found in counts)
 
 
-def _keyword_specific_position(text: str, keyword: str | list[str], n: int, m: int) -> bool:
+def keyword_specific_position(text: str, keyword: str | list[str], n: int, m: int) -> bool:
     """The keyword is the m-th word of the n-th sentence (from 1)."""
     found = sentences(text)
     inside = words(found[n - 1]) if 1 <= n <= len(found) else []
     return 1 <= m <= len(inside) and inside[m - 1] == _one(keyword)
 
 
-def _start_end(text: str) -> bool:
+def start_end(text: str) -> bool:
+    """The text begins and ends with the same word, with nothing after it."""
     found = words(text)
     return len(found) > 1 and found[0].lower() == found[-1].lower() and text.strip().endswith(found[-1])
 
 
 CHECKS: Mapping[str, Check] = {
     "keywords:existence": lambda text, keywords: all(_occurrences(keyword, text) > 0 for keyword in keywords),
-    "keywords:frequency": _keyword_frequency,
+    "keywords:frequency": keyword_frequency,
     "keywords:forbidden_words": lambda text, forbidden_words: (
         not any(re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in forbidden_words)
     ),
-    "keywords:letter_frequency": _letter_frequency,
-    "keywords:no_adjacent_consecutive": _no_adjacent_consecutive,
+    "keywords:letter_frequency": letter_frequency,
+    "keywords:no_adjacent_consecutive": lambda text: all(
+        ord(second[0].lower()) - ord(first[0].lower()) != 1 for first, second in itertools.pairwise(text.split())
+    ),
     "keywords:word_once": lambda text, keyword: _occurrences(keyword, text) == 1,
-    "keywords:word_count_different_numbers": _keyword_frequency,
+    "keywords:word_count_different_numbers": keyword_frequency,
     "keywords:exclude_word_harder": lambda text, keyword: f" {keyword.strip()} " not in text,
     "keywords:palindrome": lambda text: any(len(word) > 1 and word == word[::-1] for word in text.split()),
-    "keywords:keyword_specific_position": _keyword_specific_position,
-    "keywords:start_end": _start_end,
-    "language:response_language": _response_language,
+    "keywords:keyword_specific_position": keyword_specific_position,
+    "keywords:start_end": start_end,
+    "language:response_language": response_language,
     "length_constraints:number_sentences": lambda text, num_sentences, relation: _related(
         len(sentences(text)), num_sentences, relation
     ),
@@ -258,27 +233,34 @@ CHECKS: Mapping[str, Check] = {
     "length_constraints:number_words": lambda text, num_words, relation: _related(
         len(re.findall(r"\w+", text)), num_words, relation
     ),
-    "length_constraints:nth_paragraph_first_word": _nth_paragraph_first_word,
+    "length_constraints:nth_paragraph_first_word": nth_paragraph_first_word,
     "detectable_content:number_placeholders": lambda text, num_placeholders: (
         sum(len(_from_to(line, "[", "]")) for line in text.split("\n")) >= num_placeholders
     ),
-    "detectable_content:postscript": _postscript,
+    "detectable_content:postscript": postscript,
     "detectable_format:number_bullet_lists": lambda text, num_bullets: (
         sum(len(re.findall(bullet, text, re.MULTILINE)) for bullet in _BULLETS) == num_bullets
     ),
     "detectable_format:constrained_response": lambda text: any(option in text for option in CONSTRAINED_RESPONSES),
-    "detectable_format:number_highlighted_sections": _number_highlighted_sections,
+    "detectable_format:number_highlighted_sections": number_highlighted_sections,
     "detectable_format:multiple_sections": lambda text, section_spliter, num_sections: (
         len(re.findall(rf"{re.escape(section_spliter.strip())}\s?\d+", text)) >= num_sections
     ),
-    "detectable_format:json_format": _json_format,
-    "detectable_format:title": _title,
-    "detectable_format:sentence_hyphens": _sentence_hyphens,
+    "detectable_format:json_format": json_format,
+    "detectable_format:title": title,
+    "detectable_format:sentence_hyphens": lambda text: all(
+        part == want for part, want in zip(text.split("-"), sentences(text.replace("-", " ")), strict=False)
+    ),
     "detectable_format:square_brackets": lambda text: all(
         word.startswith("[") and word.endswith("]") for word in text.split()
     ),
-    "detectable_format:bigram_wrapping": _bigram_wrapping,
-    "combination:two_responses": _two_responses,
+    "detectable_format:bigram_wrapping": lambda text: all(
+        first.startswith("<<") and second.endswith(">>")
+        for first, second in zip(text.split()[::2], text.split()[1::2], strict=False)
+    ),
+    "combination:two_responses": lambda text: (
+        _has_parts(text, r"\*{6}", 2) and len({*(_divided(text, r"\*{6}") or ())}) == 2
+    ),
     "combination:repeat_prompt": lambda text, prompt_to_repeat: (
         text.strip().lower().startswith(prompt_to_repeat.strip().lower())
     ),
@@ -294,10 +276,12 @@ CHECKS: Mapping[str, Check] = {
     "punctuation:no_comma": lambda text: "," not in text,
     "punctuation:punctuation_dot": lambda text: "." not in text,
     "punctuation:punctuation_exclamation": lambda text: "!" not in text,
-    "copy:repeat_phrase": _repeat_phrase,
+    "copy:repeat_phrase": repeat_phrase,
     "copy:copy": _copy,
     "copy:copying_simple": _copy,
-    "copy:copying_multiple": _copying_multiple,
+    "copy:copying_multiple": lambda text, prompt_to_repeat, N: (
+        [part.strip().lower() for part in text.split("******")] == [prompt_to_repeat.strip().lower()] * N
+    ),
     "new:copy_span_idx": lambda text, prompt_to_repeat, n_start, n_end: _copy(text, prompt_to_repeat[n_start:n_end]),
     "paragraphs:paragraphs": lambda text: _has_parts(text, ASTERISKS, 2),
     "paragraphs:paragraphs2": lambda text: _has_parts(text, r"\n\n", 2),
@@ -310,15 +294,17 @@ CHECKS: Mapping[str, Check] = {
     "last_word:last_word_sent": lambda text, last_word: all(
         _bare(sentence.split()[-1]) == _one(last_word).lower() for sentence in sentences(text)
     ),
-    "last_word:last_word_answer": _last_word_answer,
+    "last_word:last_word_answer": lambda text, last_word: (
+        text.split()[:1] != [] and _bare(text.split()[-1]) == last_word.strip().lower()
+    ),
     "count:lowercase_counting": lambda text, N: len(re.findall(r"\b[a-z]+\b", text)) <= N,
-    "count:counting_composition": _counting_composition,
+    "count:counting_composition": counting_composition,
     "count:count_unique": lambda text: max(Counter(words(text)).values(), default=1) == 1,
     "count:count_increment_word": lambda text, keyword1, keyword2: (
         _occurrences(keyword1, text) == 1 and _occurrences(keyword2, text) == 2
     ),
     "letters:letter_counting": lambda text, N, relation: _related(len(re.findall(r"[a-zA-Z]", text)), N, relation),
-    "letters:letter_counting2": _letter_frequency,
+    "letters:letter_counting2": letter_frequency,
 }
 
 
