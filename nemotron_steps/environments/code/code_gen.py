@@ -27,7 +27,7 @@ from nemotron_steps.environments.base import (
     RowError,
     Session,
 )
-from nemotron_steps.environments.line_worker import WALL_FACTOR
+from nemotron_steps.environments.grading_pool import WALL_FACTOR
 from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN, content_text
 from nemotron_steps.environments.text.extraction import fenced_blocks
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, create_sandbox
