@@ -6,28 +6,13 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from nemotron_steps.environments import http_client
 from nemotron_steps.environments.http_client import HttpStatusError, JsonClient, ServerUnreachableError
-from nemotron_steps.environments.http_server import EventStream, HttpServer, Reply, Request
-from nemotron_steps.environments.loop_thread import LoopThread
-
-Answer = Callable[[Request], Awaitable[Reply | EventStream]]
-
-
-@contextmanager
-def serving(answer: Answer) -> Iterator[HttpServer]:
-    server, thread = HttpServer(answer), LoopThread("test-server")
-    thread.run(server.start())
-    try:
-        yield server
-    finally:
-        thread.run(server.stop())
-        thread.stop()
+from nemotron_steps.environments.http_server import EventStream, Reply, Request
+from tests.environments.served import serving
 
 
 async def echo(request: Request) -> Reply:

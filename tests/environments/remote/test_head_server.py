@@ -13,8 +13,7 @@ import yaml
 from nemotron_steps.environments import http_client
 from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response
 from nemotron_steps.environments.environment_set import EnvironmentSet
-from nemotron_steps.environments.http_server import HttpServer, Reply, Request
-from nemotron_steps.environments.loop_thread import LoopThread
+from nemotron_steps.environments.http_server import Reply, Request
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.remote.head_server import (
     GLOBAL_CONFIG,
@@ -25,6 +24,7 @@ from nemotron_steps.environments.remote.serving import EnvironmentServer
 from nemotron_steps.environments.responses import message_item
 from nemotron_steps.errors import ConfigError, DataError, WorkerLostError
 from tests.environments.remote.test_nemo_gym import ROW, TURNS, Ledger, model_server
+from tests.environments.served import serving
 
 CONFIG = """
 head_server: {host: 127.0.0.1, port: 11000}
@@ -47,41 +47,20 @@ policy_model:
 
 
 @contextmanager
-def head(answer: Any) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """A head server on a port of its own: its settings, and the paths that it was asked for."""
+def head(answer: Any, *, busy: int = 0) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """A head server on a port of its own that has no time for the first `busy` who ask for its config: its settings,
+    and the paths that it was asked for."""
     asked: list[str] = []
 
     async def reply(request: Request) -> Reply:
         asked.append(request.path)
-        known = {"/": {"status": "ok"}, "/global_config_dict_yaml": answer}
+        if asked.count(GLOBAL_CONFIG) <= busy and request.path == GLOBAL_CONFIG:
+            return Reply(503, {})
+        known = {"/": {"status": "ok"}, GLOBAL_CONFIG: answer}
         return Reply(200, known[request.path]) if request.path in known else Reply(404, {})
 
-    server, thread = HttpServer(reply), LoopThread("test-head")
-    thread.run(server.start())
-    try:
+    with serving(reply) as server:
         yield {"host": "127.0.0.1", "port": int(server.url.rpartition(":")[2])}, asked
-    finally:
-        thread.run(server.stop())
-        thread.stop()
-
-
-@contextmanager
-def busy_once(path: str) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """A head server that has no time for the first who asks for a path."""
-    asked: list[str] = []
-
-    async def reply(request: Request) -> Reply:
-        asked.append(request.path)
-        busy = request.path == path and asked.count(path) == 1
-        return Reply(503, {}) if busy else Reply(200, "a: 1")
-
-    server, thread = HttpServer(reply), LoopThread("test-head")
-    thread.run(server.start())
-    try:
-        yield {"host": "127.0.0.1", "port": int(server.url.rpartition(":")[2])}, asked
-    finally:
-        thread.run(server.stop())
-        thread.stop()
 
 
 @contextmanager
@@ -138,7 +117,7 @@ def test_our_own_server_is_found_through_its_own_head_server() -> None:
 @pytest.mark.parametrize("retries", [0, 1])
 def test_a_head_server_that_is_busy_is_asked_again(retries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client.random, "uniform", lambda low, high: 0.0)
-    with busy_once(GLOBAL_CONFIG) as (settings, _):
+    with head("a: 1", busy=1) as (settings, _):
         known = HeadServer(HeadServerConfig(**settings), ready_timeout_s=10.0, retries=retries)
         if retries:
             assert known.known == {"a": 1}

@@ -27,12 +27,12 @@ from nemotron_steps.environments.base import (
 )
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.http_client import HttpStatusError, JsonClient
-from nemotron_steps.environments.http_server import HttpServer, Reply, Request
+from nemotron_steps.environments.http_server import Reply, Request
 from nemotron_steps.environments.judged.genrm_messages import verdict_text
-from nemotron_steps.environments.loop_thread import LoopThread
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.remote.serving import EnvironmentServer, aggregate
 from nemotron_steps.environments.responses import message_item
+from tests.environments.served import serving
 
 
 class Ledger(Environment):
@@ -110,13 +110,8 @@ def model_server(turns: list[list[dict[str, Any]]]) -> Iterator[tuple[str, list[
         outputs = sum(item.get("type") == "function_call_output" for item in body["input"])
         return Reply(200, response_of(*turns[outputs]))
 
-    server, thread = HttpServer(answer), LoopThread("model")
-    thread.run(server.start())
-    try:
+    with serving(answer) as server:
         yield f"{server.url}/v1", asked
-    finally:
-        thread.run(server.stop())
-        thread.stop()
 
 
 @contextmanager
