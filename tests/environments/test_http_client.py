@@ -119,6 +119,21 @@ def test_a_redirect_and_an_answer_without_end_are_refused(monkeypatch: pytest.Mo
         client.close()
 
 
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses of the client, which take no time and have no jitter."""
+    taken: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        taken.extend([seconds] if seconds else [])
+        await sleep(0)
+
+    monkeypatch.setattr(http_client.asyncio, "sleep", note)
+    monkeypatch.setattr(http_client.random, "uniform", lambda low, high: high)
+    return taken
+
+
 @pytest.mark.parametrize(
     ("status", "asked"),
     [
