@@ -189,12 +189,8 @@ def field_texts(model: type[BaseModel]) -> dict[str, str]:
             continue
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
         assert isinstance(body, ast.ClassDef)
-        for field, below in zip(body.body, body.body[1:], strict=False):
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and isinstance(below, ast.Expr)
-                and isinstance(below.value, ast.Constant)
-            ):
-                texts[field.target.id] = " ".join(str(below.value.value).split())
+        for pair in zip(body.body, body.body[1:], strict=False):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=field)), ast.Expr(value=ast.Constant(value=text)):
+                    texts[field] = " ".join(str(text).split())
     return texts

@@ -96,14 +96,7 @@ class Response:
         if reasoning:
             output.append(reasoning_item(reasoning))
         output.append(message_item(answer))
-        return cls(
-            text=answer,
-            reasoning=reasoning,
-            output=output,
-            num_answer_tokens=num_answer_tokens,
-            num_reasoning_tokens=num_reasoning_tokens,
-            truncated=truncated,
-        )
+        return cls(answer, reasoning, [], output, num_answer_tokens, num_reasoning_tokens, truncated)
 
     @classmethod
     def from_output(
@@ -128,15 +121,8 @@ class Response:
                 thought, text = split_reasoning(content_text(item.get("content")))
                 if thought:
                     reasoning.append(thought)
-        return cls(
-            text=text,
-            reasoning="\n".join(part for part in reasoning if part),
-            tool_calls=calls,
-            output=[dict(item) for item in output],
-            num_answer_tokens=num_answer_tokens,
-            num_reasoning_tokens=num_reasoning_tokens,
-            truncated=truncated,
-        )
+        thoughts, items = "\n".join(filter(None, reasoning)), [dict(item) for item in output]
+        return cls(text, thoughts, calls, items, num_answer_tokens, num_reasoning_tokens, truncated)
 
 
 def split_reasoning(text: str, open_tag: str = THINK_OPEN, close_tag: str = THINK_CLOSE) -> tuple[str, str]:
@@ -153,20 +139,15 @@ def split_reasoning(text: str, open_tag: str = THINK_OPEN, close_tag: str = THIN
 
 def content_text(content: Any) -> str:
     """Text of a message's content, which may be a string, a list of strings or parts, or None."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, Mapping):
-        return _part_text(content)
-    return "".join(part if isinstance(part, str) else _part_text(part) for part in content)
-
-
-def _part_text(part: Mapping[str, Any]) -> str:
-    if part.get("type", "text") not in TEXT_PART_TYPES:
-        return ""
-    text = part.get("text")
-    return text if isinstance(text, str) else ""
+    if content is None or isinstance(content, str):
+        return content or ""
+    said = ""
+    for part in [content] if isinstance(content, Mapping) else content:
+        text = part
+        if not isinstance(part, str):
+            text = part.get("text") if part.get("type", "text") in TEXT_PART_TYPES else ""
+        said += text if isinstance(text, str) else ""
+    return said
 
 
 def text_of(value: Any, limit: int | None = None, form: Callable[[Any], str] = str) -> str:
@@ -190,12 +171,8 @@ def last_user_text(row: Mapping[str, Any]) -> str:
 
 def message_item(text: str, role: str = "assistant") -> dict[str, Any]:
     """A Responses message item."""
-    return {
-        "type": "message",
-        "role": role,
-        "status": "completed",
-        "content": [{"type": "output_text", "text": text, "annotations": []}],
-    }
+    content = [{"type": "output_text", "text": text, "annotations": []}]
+    return {"type": "message", "role": role, "status": "completed", "content": content}
 
 
 def reasoning_item(text: str) -> dict[str, Any]:

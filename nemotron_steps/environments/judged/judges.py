@@ -11,7 +11,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from nemotron_steps.environments.http_client import HttpStatusError, JsonClient, ServerUnreachableError
 from nemotron_steps.environments.responses import content_text, text_of
@@ -129,13 +129,8 @@ class HttpJudge:
 
     async def complete(self, messages: Messages, *, temperature: float, top_p: float, max_tokens: int) -> str:
         """See Judge.complete."""
-        body = {
-            "model": self.model,
-            "messages": list(messages),
-            "temperature": temperature,
-            "top_p": top_p,
-            "max_tokens": max_tokens,
-        }
+        body: dict[str, Any] = {"model": self.model, "messages": list(messages)}
+        body |= {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
         headers: dict[str, str] = {}
         if self._seed is not None:
             body["seed"] = self._seed
@@ -196,9 +191,6 @@ def _authorization(api_key_env: str | None) -> dict[str, str]:
         return {}
     key = os.environ.get(api_key_env)
     if not key:
-        raise ConfigError(
-            "the judge's API key is not set",
-            where=f"environment variable {api_key_env}",
-            hints=(f"export {api_key_env}=...",),
-        )
+        where = f"environment variable {api_key_env}"
+        raise ConfigError("the judge's API key is not set", where=where, hints=(f"export {api_key_env}=...",))
     return {"Authorization": f"Bearer {key}"}
