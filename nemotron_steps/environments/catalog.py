@@ -174,8 +174,8 @@ def _settings(config: type[EnvironmentConfig]) -> tuple[Setting, ...]:
 
     texts, settings = field_texts(config), []
     for name, field in config.model_fields.items():
-        kind, required = field.annotation, field.is_required()
-        kind = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+        kind, required = str(field.annotation).replace("typing.", ""), field.is_required()
+        kind = field.annotation.__name__ if isinstance(field.annotation, type) else kind
         default = None if required else field.get_default(call_default_factory=True)
         settings.append(Setting(name, kind, to_jsonable_python(default, fallback=str), required, texts.get(name, "")))
     return tuple(settings)

@@ -162,7 +162,7 @@ class Expectations:
 
     def _named(self) -> Callable[[str], Test | None]:
         """Finds the test that a runner calls so, in the words of pytest or of unittest."""
-        by_end = {}  # unittest's name and each of its ends
+        by_end: dict[str, Test] = {}  # unittest's name and each of its ends
         for path, test in self.tests:
             parts = [*path.removesuffix(".py").split("/"), *test.split(".")]
             by_end |= {".".join(parts[begin:]): (path, test) for begin in range(len(parts))}

@@ -163,7 +163,7 @@ class SweAgent(Environment):
 
     async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
         """Run one tool. CannotJudgeError ends the rollout when the agent's time or memory is used up."""
-        agent = session.state
+        agent: _Agent = session.state
         agent.calls += 1
         if agent.lost is not None:
             return GONE

@@ -163,9 +163,10 @@ class WorkingCopy(ABC):
 
     async def edit(self, path: str, old: str, new: str) -> str:
         """The tool of that name."""
+        changed: str | None = new
         content, problem = await self._read(path)
         if old == "" and content is None and problem == f"there is no file {path}":
-            changed, answer = new, f"made {path}"
+            answer = f"made {path}"
         elif content is None:
             return f"error: {'it is a folder' if problem == 'folder' else problem}"
         else:

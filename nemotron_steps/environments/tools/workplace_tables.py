@@ -184,8 +184,8 @@ class Workplace:
             "project_management_search_tasks": lambda **values: self._match("project_management", values),
             "customer_relationship_manager_search_customers": self._search_customers,
         }
-        made = {"get": self._get, "delete": self._delete, "update": self._update, "create": self._create}
-        made["add"] = self._create
+        made: dict[str, Tool] = {"get": self._get, "delete": self._delete, "update": self._update}
+        made |= {"create": self._create, "add": self._create}
         for table, tools in _ON_ROWS.items():
             for tool in tools.split():
                 self._tools[f"{table}_{tool}"] = partial(made[tool.partition("_")[0]], table)
