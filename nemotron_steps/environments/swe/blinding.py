@@ -114,11 +114,8 @@ class _Condition:
         return next((side for side in sides if isinstance(side, ast.Name)), None)
 
 
-@dataclass
-class _Assertion:
-    statement: ast.stmt
-    conditions: list[_Condition]
-    required: bool
+_Assertion = tuple[ast.stmt, list[_Condition], bool]
+"""(statement, its conditions, whether a test that passes has run it)"""
 
 
 class _Names:
@@ -191,13 +188,18 @@ class _Module:
         scanned = []
         for name, function in _test_functions(self._tree.body, ""):
             names = _Names(function)
-            assertions = list(_assertions(function.body, not _may_leave(function)))
+            leaves = any(
+                isinstance(node, ast.Return | ast.Yield | ast.YieldFrom | ast.Break | ast.Continue)
+                or (isinstance(node, ast.Call) and _called(node) in ("skip", "skipTest", "importorskip", "xfail"))
+                for node in ast.walk(function)
+            )  # before its last line, and still passes
+            assertions = list(_assertions(function.body, not leaves))
             self._bind(names, function)
-            for condition in (c for a in assertions for c in a.conditions):
+            for condition in (each for _, conditions, _ in assertions for each in conditions):
                 self._globals.harmless.add(id(condition.name()))
                 names.harmless.add(id(condition.name()))
-            for assertion in assertions:  # messages are not kept
-                names.harmless |= {id(n) for m in _messages(assertion.statement) for n in ast.walk(m)}
+            for statement, _, _ in assertions:  # messages are not kept
+                names.harmless |= {id(node) for message in _messages(statement) for node in ast.walk(message)}
             scanned.append((name, names, assertions))
         for name, names, assertions in scanned:
             self._expected.tests.add((self._path, name))
@@ -252,15 +254,15 @@ class _Module:
                 columns([target for target in targets if target], table or [])
 
     def _assertion(self, test: Test, assertion: _Assertion, blind: _Blind) -> None:
-        statement = assertion.statement
+        statement, conditions, required = assertion
         if isinstance(statement, ast.With | ast.AsyncWith):
             for item in statement.items:
                 if _raises(item.context_expr):
-                    key, negated = self._truth(test, assertion.required, True)
+                    key, negated = self._truth(test, required, True)
                     block = self._text(item.context_expr)
                     self._edit(item.context_expr, f"{self._recorder}['Raises']({key!r}, {block}, {negated})")
             return
-        calls = [self._recorded(test, assertion.required, each, blind) for each in assertion.conditions]
+        calls = [self._recorded(test, required, each, blind) for each in conditions]
         self._edit(statement, "; ".join(f"{self._recorder}['record']({call})" for call in calls))
 
     def _recorded(self, test: Test, required: bool, condition: _Condition, blind: _Blind) -> str:
@@ -334,10 +336,10 @@ def _assertions(body: Iterable[ast.stmt], required: bool) -> Iterator[_Assertion
     """Those of a test that are run by it and not caught."""
     for node in body:
         if conditions := _conditions(node):
-            yield _Assertion(node, conditions, required)
+            yield node, conditions, required
         elif isinstance(node, ast.With | ast.AsyncWith):
             if any(_raises(item.context_expr) for item in node.items):
-                yield _Assertion(node, [], required)
+                yield node, [], required
             elif not any(_called(item.context_expr) == "suppress" for item in node.items):
                 yield from _assertions(node.body, required)
         elif isinstance(node, ast.For | ast.AsyncFor):
@@ -448,15 +450,6 @@ def _is_literal(node: ast.expr) -> bool:
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return False
     return True
-
-
-def _may_leave(function: ast.AST) -> bool:
-    """Whether a test may end before its last line and still pass."""
-    return any(
-        isinstance(node, ast.Return | ast.Yield | ast.YieldFrom | ast.Break | ast.Continue)
-        or (isinstance(node, ast.Call) and _called(node) in ("skip", "skipTest", "importorskip", "xfail"))
-        for node in ast.walk(function)
-    )
 
 
 def _test_id(value: Any, argument: str, row: int) -> str:
