@@ -37,24 +37,28 @@ class Agent:
     needs: str | None = None
 
 
-def _single_step(threshold: float) -> Agent:
-    return Agent("single_step_tool_use_with_argument_comparison", {"word_count_similarity_threshold": threshold})
-
-
 _SWE_AGENT = Agent(
     "remote_agent", needs="an agent server with the repositories' container images, which is not part of this package"
 )
-_SINGLE_STEP = "single_step_tool_use_with_argument_comparison_agent"
+_SINGLE_STEP = "single_step_tool_use_with_argument_comparison"
+_THRESHOLDS = {"": 0.1, "search_pivot_": 0.3, "toolcall_schema_": 0.1, "swe_pivot_": 0.0}
+_JAILBREAK = (
+    "detection_simple_agent",
+    "engagement_with_disclaimer",
+    "refusal_with_explanation",
+    "hard_refusal_no_redirection",
+    "hard_refusal_with_helplines",
+)
 
 _RUBRICS = {"judge_responses_create_params": {"temperature": 0.7, "top_p": 0.8, "max_output_tokens": 8192}}
 _SAFETY = {"judge_responses_create_params": {"temperature": 0.0, "max_output_tokens": 1024}, "max_steps": 1}
 
 
 AGENTS: dict[str, Agent] = {
-    _SINGLE_STEP: _single_step(0.1),
-    f"search_pivot_{_SINGLE_STEP}": _single_step(0.3),
-    f"toolcall_schema_{_SINGLE_STEP}": _single_step(0.1),
-    f"swe_pivot_{_SINGLE_STEP}": _single_step(0.0),
+    **{
+        f"{prefix}{_SINGLE_STEP}_agent": Agent(_SINGLE_STEP, {"word_count_similarity_threshold": threshold})
+        for prefix, threshold in _THRESHOLDS.items()
+    },
     "equivalence_llm_judge_simple_agent": Agent(
         "equivalence_llm_judge",
         {
@@ -77,11 +81,7 @@ AGENTS: dict[str, Agent] = {
     "genrm_simple_agent_reasoning_off": Agent("genrm_compare", {"chat_template_kwargs": {"enable_thinking": False}}),
     "inverse_if_simple_agent": Agent("inverse_if", _RUBRICS),
     "multichallenge_simple_agent": Agent("multichallenge", _RUBRICS),
-    "jailbreak_detection_simple_agent": Agent("jailbreak_detection", _SAFETY),
-    "jailbreak_engagement_with_disclaimer": Agent("jailbreak_detection", _SAFETY),
-    "jailbreak_refusal_with_explanation": Agent("jailbreak_detection", _SAFETY),
-    "jailbreak_hard_refusal_no_redirection": Agent("jailbreak_detection", _SAFETY),
-    "jailbreak_hard_refusal_with_helplines": Agent("jailbreak_detection", _SAFETY),
+    **{f"jailbreak_{name}": Agent("jailbreak_detection", _SAFETY) for name in _JAILBREAK},
     "over_refusal_detection_simple_agent": Agent("over_refusal_detection", _SAFETY),
     "xstest_eval_agent": Agent("over_refusal_detection", _SAFETY),
     "workplace_assistant_simple_agent": Agent("workplace_assistant", {"max_steps": 6}),
@@ -96,11 +96,7 @@ name: see registry.environment_name."""
 
 
 def agent_of(row: Mapping[str, Any], where: str) -> str:
-    """The agent that a row names.
-
-    Raises:
-        DataError: it names none.
-    """
+    """The agent that a row names."""
     reference = row.get("agent_ref")
     agent = reference.get("name") if isinstance(reference, Mapping) else None
     if agent is None:
@@ -115,11 +111,7 @@ def agent_of(row: Mapping[str, Any], where: str) -> str:
 
 
 def resolve(name: str, options: Options) -> tuple[str, dict[str, Any]] | None:
-    """(environment, its settings) of an agent's or an environment's name; None if there is none of that name.
-
-    Raises:
-        UnsupportedError: the agent needs what is not configured. ConfigError: `environment` is not a string.
-    """
+    """(environment, its settings) of an agent's or an environment's name; None if there is none of that name."""
     own = dict(options.get(name, {}))
     chosen = own.pop(ENVIRONMENT_KEY, None)
     if chosen is not None and not isinstance(chosen, str):
@@ -158,26 +150,25 @@ def stands_for(name: str) -> str | None:
 
 
 def misspelt(name: str) -> str | None:
-    """The known agent or environment whose misspelling a name is: the same words, each alike, or joined otherwise.
-
-    A name with words of its own (`structured_outputs_v4_simple_agent`) is a variant and not a misspelling.
-    """
-    known, words = _known(), _words(name)
+    """The known agent or environment whose misspelling a name is: the same words, each alike, or joined otherwise."""
+    known = _known()
     if name in known:
         return None
+
+    def alike(word: str, other: str) -> bool:  # but for a slip; a digit more or less is another word
+        if re.sub(r"\D", "", word) != re.sub(r"\D", "", other):
+            return False
+        return SequenceMatcher(None, word, other, autojunk=False).ratio() >= _SLIP
+
     for other in get_close_matches(name.casefold(), known, n=5, cutoff=0.8):
-        others = _words(other)
-        if "".join(words) == "".join(others) or (len(words) == len(others) and all(map(_alike, words, others))):
+        words, others = (re.split(r"[_\W]+", each.casefold()) for each in (name, other))
+        if "".join(words) == "".join(others) or (len(words) == len(others) and all(map(alike, words, others))):
             return other
     return None
 
 
 def refuse_unread_settings(options: Options) -> None:
-    """Refuse settings under a name that stands for nothing: no environment would read them.
-
-    Raises:
-        ConfigError: the name is misspelt, or a new agent's without its environment.
-    """
+    """Refuse settings under a name that stands for nothing: no environment would read them."""
     for name, settings in options.items():
         if ENVIRONMENT_KEY in settings or stands_for(name) is not None:
             continue
@@ -196,11 +187,7 @@ def refuse_unread_settings(options: Options) -> None:
 
 
 def unknown_agent(agent: str, where: str, hints: Sequence[str] | None = None) -> DataError:
-    """The error of a row whose agent stands for no environment.
-
-    Args:
-        hints: in place of a training step's keys.
-    """
+    """The error of a row whose agent stands for no environment."""
     meant = misspelt(agent)
     if hints is None:
         stem = next((agent.removesuffix(suffix) for suffix in AGENT_SUFFIXES if agent.endswith(suffix)), agent)
@@ -225,17 +212,6 @@ def _known() -> list[str]:
     return [*AGENTS, *stems, *(stem + suffix for stem in stems for suffix in AGENT_SUFFIXES)]
 
 
-def _words(name: str) -> list[str]:
-    return re.split(r"[_\W]+", name.casefold())
-
-
-def _alike(word: str, other: str) -> bool:
-    """Whether two words are alike but for a slip; a digit more or less is another word."""
-    if re.sub(r"\D", "", word) != re.sub(r"\D", "", other):
-        return False
-    return SequenceMatcher(None, word, other, autojunk=False).ratio() >= _SLIP
-
-
 def _merged(settings: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with later ones over them, key by key in groups as well (`judge_responses_create_params`)."""
     merged = dict(settings)
@@ -248,11 +224,7 @@ def _merged(settings: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, 
 
 
 def route(row: Mapping[str, Any], where: str, options: Options | None = None) -> str:
-    """Environment name of a row.
-
-    Raises:
-        DataError: it names no agent, or one that stands for no environment. UnsupportedError: as resolve.
-    """
+    """Environment name of a row."""
     agent = agent_of(row, where)
     found = resolve(agent, options or {})
     if found is None:

@@ -144,11 +144,7 @@ class GradeResult:
 
     @classmethod
     def of_error(cls, error: Exception, failure: str = VERIFY_FAILED) -> GradeResult:
-        """A verdict that an exception prevented the judgement; its details have `message` and `traceback`.
-
-        Args:
-            failure: the class of exceptions that do not stand for one of their own.
-        """
+        """A verdict that an exception prevented the judgement; `failure` is for one without a class of its own."""
         if isinstance(error, JudgeUnavailableError):
             hint = next(iter(error.hints), None)
             return cls.failed(JUDGE_UNAVAILABLE, message=error.what, found=error.found, hint=hint)
@@ -178,7 +174,7 @@ class AgentRun:
 
 
 class InvalidVerdictError(ConfigError):
-    """An environment's verify did not return a GradeResult, or one with a number that is not finite."""
+    """A verdict with a number that is not finite."""
 
 
 class NoVerdictError(InvalidVerdictError):
@@ -286,36 +282,25 @@ class Environment(ABC):
         return await self._pools[grade].call(*arguments)
 
     def check_row(self, row: Row, where: str) -> None:
-        """Refuse a row the environment could not score.
-
-        Args:
-            row: one parsed JSON Lines row.
-            where: "file:line" of the row, named in the error.
-
-        Raises:
-            DataError: naming file, line and field.
-        """
-        for path in ("responses_create_params.input", *self.required_fields):
+        """DataError for a row the environment could not score; `where` is its "file:line"."""
+        prompt = "responses_create_params.input"
+        required = (prompt, *self.required_fields)
+        for path in required:
             if lookup(row, path) is None:
                 raise MissingFieldError(
                     f"row lacks the field `{path}`, which environment `{self.name}` needs",
                     where=f"{where} field {path}",
-                    expected=f"values at: {', '.join(('responses_create_params.input', *self.required_fields))}",
+                    expected=f"values at: {', '.join(required)}",
                     found=f"fields: {', '.join(sorted(row)) or 'none'}",
                     hints=show_line(where),
                 )
         if read_request(row, where).messages[-1]["role"] == "assistant" and not self.runs_agent:
             expected = "a user's or a tool's message last; say there how the answer is to begin"
-            place = "responses_create_params.input"
-            raise wrong("must not end with an assistant message", where, place, expected=expected)
+            raise wrong("must not end with an assistant message", where, prompt, expected=expected)
         self._name_row(self.check_values, row, where)
 
     def check_row_with_resources(self, row: Row, where: str) -> None:
-        """check_row, and what only the run's own settings can tell: before the first rollout of a run.
-
-        Raises:
-            DataError: naming file, line and field.
-        """
+        """check_row, and what only the run's own settings can tell: before the first rollout of a run."""
         self.check_row(row, where)
         self._name_row(self.check_resources, row, where)
 
@@ -396,12 +381,8 @@ class Environment(ABC):
     ) -> list[GradeResult]:
         """verify_group, and its verdicts checked: what callers use.
 
-        A reward outside `reward_range` becomes the failure REWARD_OUT_OF_RANGE. Where verify_group raises over some
-        answers, the others are judged without them. An answer to blame for an error earns the low end of the range;
-        where that is infinite 0, or what the worst of the others earns if that is less.
-
-        Raises:
-            InvalidVerdictError: the environment gave something else than one GradeResult a response.
+        Where verify_group raises over some answers, the others are judged without them. An answer to blame for an
+        error earns the low end of the range; where that is infinite 0, or what the worst of the others earns if less.
         """
         verdicts = await self._group(row, responses, sessions)
         if math.isfinite(self.reward_range[0]):
@@ -489,11 +470,7 @@ class Environment(ABC):
         return False
 
     def checked(self, method: str, verdict: Any) -> GradeResult:
-        """What `method` gave, if it is a verdict with a reward in `reward_range`; else the failure that it is.
-
-        Raises:
-            InvalidVerdictError: it is not a GradeResult.
-        """
+        """What `method` gave, if it is a verdict with a reward in `reward_range`; else the failure that it is."""
         if not isinstance(verdict, GradeResult):
             raise self._broken(method, "a GradeResult", verdict)
         low, high = self.reward_range

@@ -82,14 +82,12 @@ class Described:
 
 def listed() -> list[Listed]:
     """Every environment by name, none imported."""
-    return [_listed(name) for name in names()]
-
-
-def _listed(name: str) -> Listed:
-    if name in BUILT_IN:
-        return Listed(name, _summary(BUILT_IN[name]), "built-in", agents_of(name))
-    entry = plugin(name)
-    return Listed(name, "", entry.value if entry is not None else "", agents_of(name))
+    found = []
+    for name in names():
+        entry = plugin(name)
+        origin = "built-in" if name in BUILT_IN else entry.value if entry is not None else ""
+        found.append(Listed(name, _summary(BUILT_IN[name]) if name in BUILT_IN else "", origin, agents_of(name)))
+    return found
 
 
 def agents_of(environment: str) -> tuple[str, ...]:
@@ -100,11 +98,7 @@ def agents_of(environment: str) -> tuple[str, ...]:
 
 
 def described(name: str) -> Described:
-    """All that can be told of what a name of an environment or of an agent stands for.
-
-    Raises:
-        UnknownNameError: it stands for nothing.
-    """
+    """All that can be told of what a name of an environment or of an agent stands for."""
     needs = None
     try:
         found = resolve(name, {})
@@ -178,23 +172,13 @@ def _summary(reference: str) -> str:
 def _settings(config: type[EnvironmentConfig]) -> tuple[Setting, ...]:
     from pydantic_core import to_jsonable_python
 
-    texts = field_texts(config)
-    return tuple(
-        Setting(
-            name,
-            _type_name(field.annotation),
-            None
-            if field.is_required()
-            else to_jsonable_python(field.get_default(call_default_factory=True), fallback=str),
-            field.is_required(),
-            texts.get(name, ""),
-        )
-        for name, field in config.model_fields.items()
-    )
-
-
-def _type_name(annotation: Any) -> str:
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+    texts, settings = field_texts(config), []
+    for name, field in config.model_fields.items():
+        kind, required = str(field.annotation).replace("typing.", ""), field.is_required()
+        kind = field.annotation.__name__ if isinstance(field.annotation, type) else kind
+        default = None if required else field.get_default(call_default_factory=True)
+        settings.append(Setting(name, kind, to_jsonable_python(default, fallback=str), required, texts.get(name, "")))
+    return tuple(settings)
 
 
 def field_texts(model: type[BaseModel]) -> dict[str, str]:
@@ -205,12 +189,8 @@ def field_texts(model: type[BaseModel]) -> dict[str, str]:
             continue
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
         assert isinstance(body, ast.ClassDef)
-        for field, below in zip(body.body, body.body[1:], strict=False):
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and isinstance(below, ast.Expr)
-                and isinstance(below.value, ast.Constant)
-            ):
-                texts[field.target.id] = " ".join(str(below.value.value).split())
+        for pair in zip(body.body, body.body[1:], strict=False):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=field)), ast.Expr(value=ast.Constant(value=text)):
+                    texts[field] = " ".join(str(text).split())
     return texts

@@ -83,8 +83,7 @@ class RewardFunctionEnvironment(Environment):
     async def start(self) -> None:
         """Load every function here, so that a wrong name is told before the first rollout."""
         for each in self.config.functions:
-            loaded = load(each.function)
-            _refuse_unfillable(loaded, each.function)
+            _refuse_unfillable(load(each.function), each.function)
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """One answer, as a group of its own."""
@@ -98,96 +97,85 @@ class RewardFunctionEnvironment(Environment):
         texts = [response.text for response in responses]
         columns = {key: value for key, value in row.items() if key not in ("responses_create_params", "agent_ref")}
         prompt = columns.pop("prompt", None) or row["responses_create_params"]["input"]
-        given = await asyncio.gather(
-            *(self._called(each.function, prompt, texts, columns) for each in self.config.functions)
-        )
-        return [self._verdict(rewards) for rewards in zip(*given, strict=True)]
 
-    async def _called(
-        self, function: str, prompt: Any, texts: list[str], columns: dict[str, Any]
-    ) -> list[float | None]:
-        try:
-            given: list[float | None] = await self.in_helper(
-                call, function, prompt, texts, columns, size=self.config.workers, cpu_s=self.config.timeout_s
-            )
-        except GraderFailedError as error:
-            hint = _alone(function, prompt, texts[:2], columns)
-            raise GraderFailedError(error.failure, f"reward={function}: {error.message}", hint) from error
-        return given
+        async def called(function: str) -> list[float | None]:
+            given = (function, prompt, texts, columns)
+            try:
+                return await self.in_helper(  # type: ignore[no-any-return]
+                    call, *given, size=self.config.workers, cpu_s=self.config.timeout_s
+                )
+            except GraderFailedError as error:
+                hint = _command(*given)
+                raise GraderFailedError(error.failure, f"reward={function}: {error.message}", hint) from error
+
+        rewards = await asyncio.gather(*(called(each.function) for each in self.config.functions))
+        return [self._verdict(of_one_answer) for of_one_answer in zip(*rewards, strict=True)]
 
     def _verdict(self, rewards: tuple[float | None, ...]) -> GradeResult:
-        """Of one answer."""
-        pairs = [(each, reward) for each, reward in zip(self.config.functions, rewards, strict=True)]
+        pairs = list(zip(self.config.functions, rewards, strict=True))
         told = {each.function.rpartition(":")[2]: reward for each, reward in pairs if reward is not None}
         if not told:
             return GradeResult.failed("no_reward", message="every reward function gave None")
         total = sum(each.weight * reward for each, reward in pairs if reward is not None)
         if not abs(total) <= FLOAT32_MAX:
             parts = ", ".join(f"{each.weight} * {each.function} {reward}" for each, reward in pairs)
-            return GradeResult.failed(
-                VERIFIER_CRASHED, message=f"the sum of the rewards must be a finite float32, found {total}: {parts}"
-            )
+            message = f"the sum of the rewards must be a finite float32, found {total}: {parts}"
+            return GradeResult.failed(VERIFIER_CRASHED, message=message)
         return GradeResult(total, told)
 
 
-def _alone(function: str, prompt: Any, completions: list[str], columns: dict[str, Any]) -> str:
+def _command(function: str, prompt: Any, completions: list[str], columns: dict[str, Any]) -> str:
     """The command that calls a function as `call` did; long values are left out."""
-    given = [function, _short(prompt), [_short(each) for each in completions]]
-    given.append({name: _short(value) for name, value in columns.items()})
+
+    def short(value: Any) -> Any:
+        return value if len(json.dumps(value)) <= _SHOWN else "..."
+
+    values = {name: short(value) for name, value in columns.items()}
+    given = [function, short(prompt), [short(each) for each in completions[:2]], values]
     program = f"import json, sys; from {__name__} import call; print(call(*json.loads(sys.argv[1])))"
     return f"{shlex.join(['python', '-c', program, json.dumps(given, ensure_ascii=False)])}   # the function alone"
 
 
-def _short(value: Any) -> Any:
-    return value if len(json.dumps(value)) <= _SHOWN else "..."
-
-
 def call(function: str, prompt: Any, completions: list[str], columns: dict[str, Any]) -> list[float | None]:
-    """Call one function on all answers to a prompt (in a helper process).
-
-    Args:
-        prompt: a text, or a list of messages.
-        completions: texts of the answers.
-        columns: the row's other fields.
-
-    Raises:
-        TypeError: it gave something else than a number or None for each answer.
-        ValueError: a number that it gave is not a finite float32.
-    """
-    loaded = load(function)
+    """Call one function on all answers to a prompt (in a helper process)."""
+    loaded, count = load(function), len(completions)
     if set(inspect.signature(loaded).parameters) >= _VERL:
-        given = [_awaited(loaded(**_verl_arguments(loaded, text, columns))) for text in completions]
-        rewards: Any = [_score(each, function) for each in given]
+        model = columns.get("reward_model")
+        truth = model.get("ground_truth") if isinstance(model, Mapping) else columns.get("ground_truth")
+        known = {"data_source": columns.get("data_source"), "extra_info": columns.get("extra_info")}
+        rewards: Any = []
+        for text in completions:
+            given = _called(loaded, {**known, "solution_str": text, "ground_truth": truth})
+            if isinstance(given, Mapping) and "score" not in given:
+                keys = ", ".join(map(repr, given)) or "no keys"
+                raise TypeError(f"{function} gave a dict without 'score': it has {text_of(keys, 200, str)}")
+            rewards.append(given["score"] if isinstance(given, Mapping) else given)
     else:
-        count = len(completions)
         chat = not isinstance(prompt, str)
         answers = [[{"role": "assistant", "content": text}] for text in completions] if chat else completions
         repeated = {key: [value] * count for key, value in columns.items()}
-        rewards = _awaited(loaded(**_taken(loaded, {**repeated, "prompts": [prompt] * count, "completions": answers})))
+        rewards = _called(loaded, {**repeated, "prompts": [prompt] * count, "completions": answers})
         rewards = rewards.tolist() if hasattr(rewards, "tolist") else rewards  # an array's, which may have no dimension
         rewards = list(rewards) if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
-    if len(rewards) != len(completions):
-        counts = f"{len(rewards)} rewards for {len(completions)} completions"
+    if len(rewards) != count:
+        counts = f"{len(rewards)} rewards for {count} completions"
         raise TypeError(f"{function} gave {counts}: {text_of(rewards, 200, repr)}")
     return [None if reward is None else _number(reward, function) for reward in rewards]
 
 
-def _score(given: Any, function: str) -> Any:
-    """What verl's signature gives for one answer: a number, or the `score` of a dict."""
-    if not isinstance(given, Mapping):
-        return given
-    if "score" not in given:
-        keys = ", ".join(map(repr, given)) or "no keys"
-        raise TypeError(f"{function} gave a dict without 'score': it has {text_of(keys, 200, str)}")
-    return given["score"]
-
-
-def _taken(function: Callable[..., Any], columns: dict[str, Any]) -> dict[str, Any]:
-    """The columns that a function has parameters for: all, where it takes any."""
+def _called(function: Callable[..., Any], known: dict[str, Any]) -> Any:
+    """What a function gives for those of the arguments that it has parameters for; awaited if it is asynchronous."""
     parameters = inspect.signature(function).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return columns
-    return {key: value for key, value in columns.items() if key in parameters}
+    if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
+        known = {key: value for key, value in known.items() if key in parameters}
+    given = function(**known)
+    if not inspect.isawaitable(given):
+        return given
+
+    async def wait() -> Any:
+        return await given
+
+    return asyncio.run(wait())
 
 
 def _refuse_unfillable(function: Callable[..., Any], name: str) -> None:
@@ -196,12 +184,8 @@ def _refuse_unfillable(function: Callable[..., Any], name: str) -> None:
         signature = inspect.signature(function)
     except ValueError:  # of a function in C that does not say
         return
-    required = [
-        parameter.name
-        for parameter in signature.parameters.values()
-        if parameter.default is parameter.empty and parameter.name in _TRAINERS_OWN
-    ]
-    if required:
+    empty = [each.name for each in signature.parameters.values() if each.default is each.empty]
+    if required := [name for name in empty if name in _TRAINERS_OWN]:
         plain = name.rpartition(":")[2]
         raise ConfigError(
             f"the reward function takes {' and '.join(required)}, which it is not given",
@@ -210,28 +194,6 @@ def _refuse_unfillable(function: Callable[..., Any], name: str) -> None:
             found=f"{plain}{signature}",
             hints=(f"def {plain}(prompts, completions, **columns)",),
         )
-
-
-def _verl_arguments(function: Callable[..., Any], text: str, columns: dict[str, Any]) -> dict[str, Any]:
-    model = columns.get("reward_model")
-    known = {
-        "data_source": columns.get("data_source"),
-        "solution_str": text,
-        "ground_truth": model.get("ground_truth") if isinstance(model, Mapping) else columns.get("ground_truth"),
-        "extra_info": columns.get("extra_info"),
-    }
-    return _taken(function, known)
-
-
-def _awaited(value: Any) -> Any:
-    """The result of a call, awaited where the function is asynchronous."""
-    if not inspect.isawaitable(value):
-        return value
-
-    async def wait() -> Any:
-        return await value
-
-    return asyncio.run(wait())
 
 
 def _number(reward: Any, function: str) -> float:
@@ -249,15 +211,15 @@ def _number(reward: Any, function: str) -> float:
 
 
 def load(function: str) -> Callable[..., Any]:
-    """The function of a name.
-
-    Raises:
-        ConfigError: there is no such file, module or function, or the module does not load.
-    """
+    """The function of a name."""
     place, _, name = function.rpartition(":")
     path = Path(place) if place.endswith(".py") else None
     try:
-        module: Any = _module_of(path, _stamp(path)) if path is not None else importlib.import_module(place)
+        if path is not None:
+            status = path.stat()
+            module: Any = _module_of(path, (status.st_ctime_ns, status.st_size))
+        else:
+            module = importlib.import_module(place)
     except Exception as error:  # the user's own code may raise anything
         raise ConfigError(
             f"the reward function's {'file' if path is not None else 'module'} does not load",
@@ -288,10 +250,7 @@ def load(function: str) -> Callable[..., Any]:
 
 @lru_cache(maxsize=64)
 def _module_of(path: Path, stamp: tuple[int, int]) -> Any:
-    """The module of a file, loaded under a name of its own; what is beside the file can be imported.
-
-    Loaded again when the file changed: a notebook's process outlives many of its versions.
-    """
+    """A file as a module of its own, loaded again when it changed; what is beside the file can be imported."""
     module = ModuleType(f"reward_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}")
     module.__file__ = str(path.absolute())
     sys.modules[module.__name__] = module
@@ -300,9 +259,3 @@ def _module_of(path: Path, stamp: tuple[int, int]) -> Any:
     # Not through Python's cache, which tells versions of a file apart by whole seconds and sizes alone.
     exec(compile(path.read_bytes(), module.__file__, "exec", dont_inherit=True), vars(module))
     return module
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    """Changes when a file does."""
-    status = path.stat()
-    return status.st_ctime_ns, status.st_size

@@ -39,19 +39,14 @@ class EnvironmentSet:
         self.needs: set[str] = set()
         """What grading the rows that were checked needs of the machine, see Environment.needs."""
         self.first_offer: tuple[Row, str, Environment] | None = None
-        """Of the rows that were checked, the first that offers the policy tools."""
+        """The first of the rows that were checked to offer the policy tools."""
 
     def offer_policy(self, base_url: str, model_name: str) -> None:
         """Tell environments that can use it where the policy is served; called before any is created."""
         self._policy = {"policy_base_url": base_url, "policy_model_name": model_name}
 
     def get(self, name: str) -> Environment:
-        """The environment that an agent's or an environment's name stands for.
-
-        Raises:
-            UnknownNameError: there is none. ConfigError: its options are wrong or a judge is missing.
-            UnsupportedError: the agent needs what is not configured.
-        """
+        """The environment that an agent's or an environment's name stands for."""
         if name not in self._named:
             environment, settings = resolve(name, self._options) or (name, {})
             fields = environment_class(environment).config_class.model_fields
@@ -82,17 +77,8 @@ class EnvironmentSet:
         return frozenset(role for environment in self._environments.values() for role in environment.needed_judges())
 
     def check_rows(self, rows: Iterable[tuple[Row, str]], *, environment: str | None = None) -> set[str]:
-        """Check every (row, file:line) against its environment, before anything is sampled.
-
-        Args:
-            environment: the name of the one that grades these rows, whatever they name.
-
-        Returns:
-            Names of the environments the rows need.
-
-        Raises:
-            DataError: the first row that its environment could not score.
-        """
+        """Check every (row, file:line) against its environment, or the one named, before anything is sampled; returns
+        the names of the environments that the rows need."""
         needed: set[str] = set()
         for row, where in rows:
             graded_by = self.route(row, where) if environment is None else self.get(environment)

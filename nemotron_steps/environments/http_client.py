@@ -112,15 +112,36 @@ class HttpStatusError(Exception):
 
 
 class ServerUnreachableError(Exception):
-    """No usable answer within the retries; carries the last cause.
-
-    Attributes:
-        over_request: the servers took the request, and failed or did not end every time. It may be what they fail over.
-    """
+    """No usable answer within the retries; carries the last cause. `over_request`: the servers took the request, and
+    failed or did not end every time, so it may be what they fail over."""
 
     def __init__(self, message: str, over_request: bool = False) -> None:
         super().__init__(message)
         self.over_request = over_request
+
+
+class _NoAnswerError(ServerUnreachableError):
+    """One attempt brought no answer; says why."""
+
+
+class _LostMeanwhileError(Exception):
+    """The server was lost while a question waited for it; the question was not sent."""
+
+
+@dataclass
+class _Held:
+    """What a client has to end."""
+
+    thread: LoopThread | None = None
+    session: aiohttp.ClientSession | None = None
+
+    def end(self, wait: bool) -> None:
+        thread, self.thread = self.thread, None
+        last = self.session.close if self.session is not None else None
+        if thread is not None and wait:
+            thread.stop(last)
+        elif thread is not None:
+            thread.stop_soon(last)
 
 
 READY_GRACE_S = 5.0
@@ -128,7 +149,8 @@ READY_GRACE_S = 5.0
 
 
 class JsonClient:
-    """A JSON client of one server, or of equal ones.
+    """A JSON client of one server, or of equal ones. Its thread and connections begin with the first request, so that
+    one that is never used costs nothing, and end with the client at the latest.
 
     Args:
         base_url: http(s) URL, or those of equal servers; paths are appended to it.
@@ -157,30 +179,25 @@ class JsonClient:
             if not _well_formed(url):
                 raise ConfigError("a server URL is malformed", expected="http://HOST:PORT or https://HOST", found=url)
         self.base_urls = tuple(url.rstrip("/") for url in urls)
+        self.base_url = ", ".join(self.base_urls)
         self._timeout_s = timeout_s
         self._retries = retries
         self._backoff_s = backoff_s
-        accepted = {"Accept": "application/json", **(headers or {})}
-        self._line = _Line(self.base_urls, accepted, max_concurrency, ready_path)
-        weakref.finalize(self, self._line.close, wait=False)
-
-    @property
-    def base_url(self) -> str:
-        """Where it asks, as messages have it."""
-        return ", ".join(self.base_urls)
+        self._headers = {"Accept": "application/json", **(headers or {})}
+        self._ready_path = ready_path
+        self._servers = Replicas(self.base_urls, max_concurrency, lambda server: self._ready(server, math.inf))
+        self._starting = threading.Lock()
+        self._held = _Held()
+        self._closed = False
+        weakref.finalize(self, self._held.end, wait=False)
 
     async def post(
         self, path: str, body: Any, *, cookies: str | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[Any, str | None]:
         """POST `body` as JSON. Returns the parsed answer and the cookies the server set ("a=b; c=d") or None.
 
-        Args:
-            cookies: to send, in the form they are returned in.
-            headers: of this request, besides the client's own.
-
-        Raises:
-            HttpStatusError: the server refused the request (3xx, 4xx), or its answer is nested too deep to be read.
-            ServerUnreachableError: every attempt failed, or the answer was not JSON.
+        HttpStatusError: the server refused the request (3xx, 4xx), or its answer is nested too deep to be read.
+        ServerUnreachableError: every attempt failed, or the answer was not JSON.
         """
         return await self._request("POST", path, json.dumps(body).encode(), cookies, headers or {})
 
@@ -190,26 +207,26 @@ class JsonClient:
 
     def read(self, path: str) -> Any:
         """As get, for blocking callers."""
-        return self._line.thread().run(self.get(path))
-
-    async def wait_ready(self, timeout_s: float) -> None:
-        """As wait_until_ready, without blocking the event loop."""
-        thread = self._line.thread()
-        await thread.answer(self._line.ready(timeout_s))
+        return self._running().run(self.get(path))
 
     def wait_until_ready(self, timeout_s: float) -> None:
         """Poll `ready_path` once a second until it answers below 500. Of several servers one is enough: those that are
-        not ready within READY_GRACE_S of the first are reported, and used as soon as they are.
-
-        Raises:
-            ServerUnreachableError: nothing answered within timeout_s.
-        """
-        thread = self._line.thread()
-        thread.run(self._line.ready(timeout_s))
+        not ready within READY_GRACE_S of the first are reported, and used as soon as they are."""
+        self._running().run(self._some_ready(timeout_s))
 
     def close(self) -> None:
-        """Close the connections. Requests in flight are broken off: ServerUnreachableError."""
-        self._line.close()
+        """Close the connections and end the thread. Requests in flight are broken off: ServerUnreachableError."""
+        self._closed = True
+        self._held.end(wait=True)
+
+    def _running(self) -> LoopThread:
+        """The thread where servers are to be asked."""
+        if self._closed:
+            raise ServerUnreachableError(f"{self.base_url}: the client is closed")
+        with self._starting:
+            if self._held.thread is None:
+                self._held.thread = LoopThread("json-http")
+            return self._held.thread
 
     async def _request(
         self, method: str, path: str, body: bytes | None, cookies: str | None, headers: Mapping[str, str]
@@ -220,11 +237,9 @@ class JsonClient:
             if attempt:
                 pause = min(30.0, self._backoff_s * 2 ** (attempt - 1))
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            thread = self._line.thread()
+            thread = self._running()
             try:
-                status, raw, new_cookies = await thread.answer(
-                    self._line.ask(method, path, body, sent, self._timeout_s)
-                )
+                status, raw, new_cookies = await thread.answer(self._any(method, path, body, sent))
             except _NoAnswerError as error:
                 cause, over_request = str(error), over_request and error.over_request
                 continue
@@ -236,57 +251,13 @@ class JsonClient:
                 cause, over_request = f"answer is not JSON: {raw[:200]!r}", False
             except RecursionError as error:
                 raise HttpStatusError(status, "the answer is nested too deep") from error
-        if len(self.base_urls) > 1:
-            raise ServerUnreachableError(
-                f"none of {len(self.base_urls)} servers answers {path} ({cause})", over_request
-            )
         message = f"{self.base_url}{path} failed {self._retries + 1} times ({cause})"
+        if len(self.base_urls) > 1:
+            message = f"none of {len(self.base_urls)} servers answers {path} ({cause})"
         raise ServerUnreachableError(message, over_request)
 
-
-def _well_formed(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port beyond 65535, half of an IPv6 address
-        return False
-
-
-class _NoAnswerError(ServerUnreachableError):
-    """One attempt brought no answer; says why."""
-
-
-class _LostMeanwhileError(Exception):
-    """The server was lost while a question waited for it; the question was not sent."""
-
-
-class _Line:
-    """The connections to the servers. They begin with the first request, so that a client that is never used costs
-    nothing, and end with the client at the latest."""
-
-    def __init__(
-        self, base_urls: Sequence[str], headers: Mapping[str, str], max_concurrency: int, ready_path: str
-    ) -> None:
-        self._where = ", ".join(base_urls)
-        self._headers = headers
-        self._ready_path = ready_path
-        self._servers = Replicas(base_urls, max_concurrency, lambda server: self._ready(server, math.inf))
-        self._starting = threading.Lock()
-        self._thread: LoopThread | None = None
-        self._session: aiohttp.ClientSession | None = None
-        self._closed = False
-
-    def thread(self) -> LoopThread:
-        """Where `ask` is to be awaited."""
-        if self._closed:
-            raise ServerUnreachableError(f"{self._where}: the client is closed")
-        with self._starting:
-            if self._thread is None:
-                self._thread = LoopThread("json-http")
-            return self._thread
-
-    async def ask(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float
+    async def _any(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> tuple[int, bytes, str | None]:
         """Status, body and new cookies of the first answer; no status is in RETRIED_STATUS. _NoAnswerError when no
         server gives one."""
@@ -297,7 +268,9 @@ class _Line:
             server.in_flight += 1
             though_lost = server.lost or server in left
             try:
-                status, raw, cookies = await self._ask(server, method, path, body, headers, timeout_s, though_lost)
+                status, raw, cookies = await self._ask(
+                    server, method, path, body, headers, self._timeout_s, though_lost
+                )
             except _LostMeanwhileError:
                 left.add(server)
                 asking.append(server)  # where no other server answers, it has the last word
@@ -331,6 +304,12 @@ class _Line:
         import aiohttp
         from yarl import URL
 
+        if self._held.session is None:
+            self._held.session = aiohttp.ClientSession(
+                headers=self._headers,
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+                cookie_jar=aiohttp.DummyCookieJar(),  # sessions are the callers'
+            )
         sent = {**headers, "Content-Type": "application/json"} if body is not None else headers
         url = URL(server.url + path, encoded=True)
         try:
@@ -338,7 +317,7 @@ class _Line:
                 if server.lost and not though_lost:
                     raise _LostMeanwhileError
                 with waiting(f"an answer from {url.with_query(None)}", timeout_s):
-                    async with self._open().request(
+                    async with self._held.session.request(
                         method,
                         url,
                         data=body,
@@ -362,12 +341,11 @@ class _Line:
                 raise ServerUnreachableError(f"{server.url}{path}: the client was closed") from error
             raise
 
-    async def ready(self, timeout_s: float) -> None:
-        """See JsonClient.wait_until_ready."""
+    async def _some_ready(self, timeout_s: float) -> None:
         asked = {asyncio.ensure_future(self._ready(server, timeout_s)): server for server in self._servers.all}
         late = set(asked)
         try:
-            with waiting(f"{self._where} to be ready", timeout_s):
+            with waiting(f"{self.base_url} to be ready", timeout_s):
                 while late and not any(task.done() and task.exception() is None for task in asked):
                     _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
             if late:
@@ -399,26 +377,10 @@ class _Line:
                 raise ServerUnreachableError(f"{where} not ready after {timeout_s:g} s ({cause})")
             await asyncio.sleep(1.0)
 
-    def close(self, *, wait: bool = True) -> None:
-        """Break off what is under way and end the thread."""
-        self._closed = True
-        thread, self._thread = self._thread, None
-        if thread is not None and wait:
-            thread.stop(self._end)
-        elif thread is not None:
-            thread.stop_soon(self._end)
 
-    def _open(self) -> aiohttp.ClientSession:
-        import aiohttp
-
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                headers=self._headers,
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
-                cookie_jar=aiohttp.DummyCookieJar(),  # sessions are the callers'
-            )
-        return self._session
-
-    async def _end(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+def _well_formed(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port beyond 65535, half of an IPv6 address
+        return False

@@ -49,19 +49,12 @@ def most_connections() -> int:
 
 
 def stranger(host: str | None, origin: str | None, *, bound: str) -> tuple[HTTPStatus, str] | None:
-    """Why a request is refused, as a status and a message; None when it is not.
-
-    Args:
-        host: the Host header. Only HTTP/1.0 may do without it, which no browser speaks.
-        origin: the Origin header; only the server's own passes.
-        bound: the name or address that the server was told to listen on.
-    """
+    """Why a request is refused, as a status and a message; None when it is not."""
     if host is not None and not _is_own(host, bound):
         message = f"this server is not {host!r}: use its IP address, localhost or {socket.gethostname()}"
         return HTTPStatus.MISDIRECTED_REQUEST, message
-    if origin is not None and (
-        host is None or origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower())
-    ):
+    own = {f"{scheme}://{host}".lower() for scheme in ("http", "https")} if host is not None else set()
+    if origin is not None and origin.lower() not in own:
         return HTTPStatus.FORBIDDEN, f"web pages of {origin!r} may not ask this server"
     return None
 
@@ -189,7 +182,7 @@ class HttpServer:
         answer = await self._handler(Request(request.method, request.rel_url.raw_path, headers, body))
         if isinstance(answer, EventStream):
             return await _stream(request, answer)
-        return _json(answer.status, answer.body, dict(answer.headers))
+        return _json(answer.status, answer.body, answer.headers)
 
 
 class _Connection(web.RequestHandler):
@@ -228,10 +221,9 @@ def _bounded_request(message: Any, payload: Any, protocol: Any, writer: Any, tas
     return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY)
 
 
-def _json(status: int, body: Any, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(
-        status=status, body=json.dumps(body).encode(), headers={"Content-Type": "application/json", **(headers or {})}
-    )
+def _json(status: int, body: Any, headers: tuple[tuple[str, str], ...] = ()) -> web.Response:
+    kept = {"Content-Type": "application/json", **dict(headers)}
+    return web.Response(status=status, body=json.dumps(body).encode(), headers=kept)
 
 
 def _refusal(status: int, message: str) -> web.Response:

@@ -79,14 +79,8 @@ class RowsByPrompt:
 
 
 async def regrade(environment: Environment, rollouts: Iterable[Placed]) -> AsyncIterator[Regraded]:
-    """Grade recorded rollouts, in their order, some at once; the environment is started and closed.
-
-    An environment that judges groups gets the neighbouring rollouts of one prompt together.
-
-    Raises:
-        DataError: a rollout lacks `response`, or what the environment needs.
-        UnsupportedError: the environment is an agent server, which grades nothing but its own rollouts.
-    """
+    """Grade recorded rollouts, in their order, some at once; neighbours of one prompt together where groups are judged.
+    The environment is started and closed."""
     if environment.runs_agent:
         raise UnsupportedError(
             f"`{environment.name}` cannot grade recorded rollouts again: each carries its agent's own verdict",
@@ -114,17 +108,21 @@ async def regrade(environment: Environment, rollouts: Iterable[Placed]) -> Async
 
 async def _grade(environment: Environment, group: list[Placed]) -> list[Regraded]:
     row = group[0][0]
-    responses = [Response.from_output(rollout["response"]["output"], truncated=_cut(rollout)) for rollout, _ in group]
+    recorded = [rollout["response"] for rollout, _ in group]
+    cut = [bool(each.get("incomplete_details")) for each in recorded]
+    responses = [Response.from_output(each["output"], truncated=t) for each, t in zip(recorded, cut, strict=True)]
     sessions = [await environment.seed_recorded(row) for _ in group]
     try:
         verdicts = await environment.judge_group(row, responses, sessions)
     finally:
         for session in sessions:
             await environment.release(session)
-    return [
-        Regraded(where, _recorded_reward(rollout), verdict)
-        for (rollout, where), verdict in zip(group, verdicts, strict=True)
-    ]
+    graded = []
+    for (rollout, where), verdict in zip(group, verdicts, strict=True):
+        instance, reward = rollout.get("instance_config"), rollout.get("reward")
+        masked = rollout.get("mask_sample") or (isinstance(instance, Mapping) and instance.get("mask_sample"))
+        graded.append(Regraded(where, None if masked or reward is None else float(reward), verdict))
+    return graded
 
 
 def _groups(environment: Environment, rollouts: Iterable[Placed]) -> Iterator[list[Placed]]:
@@ -132,18 +130,18 @@ def _groups(environment: Environment, rollouts: Iterable[Placed]) -> Iterator[li
     for rollout, where in rollouts:
         _check(rollout, where)
         environment.check_row_with_resources(rollout, where)
-        if group and not (environment.judges_groups and _same_prompt(group[0][0], rollout, where)):
-            yield group
-            group = []
+        if group:
+            first = group[0][0]
+            if TASK_INDEX in first or TASK_INDEX in rollout:
+                same = first.get(TASK_INDEX) == rollout.get(TASK_INDEX)
+            else:
+                same = prompt_key(first, where) == prompt_key(rollout, where)
+            if not (environment.judges_groups and same):
+                yield group
+                group = []
         group.append((rollout, where))
     if group:
         yield group
-
-
-def _same_prompt(one: Mapping[str, Any], other: Mapping[str, Any], where: str) -> bool:
-    if TASK_INDEX in one or TASK_INDEX in other:
-        return one.get(TASK_INDEX) == other.get(TASK_INDEX)
-    return prompt_key(one, where) == prompt_key(other, where)
 
 
 def _check(rollout: Mapping[str, Any], where: str) -> None:
@@ -170,17 +168,6 @@ def _check(rollout: Mapping[str, Any], where: str) -> None:
             found=text_of(reward, 80, repr),
             hints=('"reward": null   # where it could not be judged', *show_line(where)),
         )
-
-
-def _recorded_reward(rollout: Mapping[str, Any]) -> float | None:
-    instance = rollout.get("instance_config")
-    masked = rollout.get("mask_sample") or (isinstance(instance, Mapping) and instance.get("mask_sample"))
-    reward = rollout.get("reward")
-    return None if masked or reward is None else float(reward)
-
-
-def _cut(rollout: Mapping[str, Any]) -> bool:
-    return bool(rollout["response"].get("incomplete_details"))
 
 
 def prompt_key(row: Mapping[str, Any], where: str) -> str:

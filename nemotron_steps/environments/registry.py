@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,6 @@ from nemotron_steps.errors.plugins import load_object
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
-
-    from pydantic import ValidationError
 
     from nemotron_steps.environments.base import Environment, EnvironmentConfig
     from nemotron_steps.environments.judged.judges import Judge
@@ -76,12 +74,7 @@ def names() -> list[str]:
 
 
 def environment_class(name: str) -> type[Environment]:
-    """Import the class of an environment.
-
-    Raises:
-        UnknownNameError: no environment of that name.
-        ConfigError: a plug-in's entry point is not an Environment class.
-    """
+    """Import the class of an environment."""
     from nemotron_steps.environments.base import Environment
 
     if name in BUILT_IN:
@@ -125,16 +118,7 @@ def environment_class(name: str) -> type[Environment]:
 def create(
     name: str, config: Mapping[str, Any] | None = None, judges: Mapping[str, Judge] | None = None
 ) -> Environment:
-    """Build an environment from its settings.
-
-    Args:
-        name: environment name.
-        config: settings of its config_class; an unknown key is refused.
-        judges: judge of every role the environment asks; see Environment.needed_judges.
-
-    Raises:
-        UnknownNameError, ConfigError.
-    """
+    """Build an environment from its settings."""
     environment = environment_class(name)(settings_of(name, config), judges or {})
     missing = [role for role in environment.needed_judges() if role not in environment.judges]
     if missing:
@@ -149,47 +133,35 @@ def create(
 
 
 def settings_of(name: str, config: Mapping[str, Any] | None) -> EnvironmentConfig:
-    """The validated settings of an environment.
-
-    Raises:
-        UnknownNameError: no environment of that name. ConfigError: a key is unknown or a value wrong.
-    """
+    """The validated settings of an environment."""
     from pydantic import ValidationError
 
-    found = environment_class(name)
+    model, where = environment_class(name).config_class, f"env.nemo_gym.environments.{name}"
     try:
-        return found.config_class.model_validate(dict(config or {}))
+        return model.model_validate(dict(config or {}))
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, item['loc'])) or '(root)'}: {item['msg']}" for item in error.errors()]
+        problems, hints = [], []
+        for item in error.errors():
+            key = ".".join(map(str, item["loc"]))
+            problems.append(f"{key or '(root)'}: {item['msg']}")
+            if item["type"] == "missing":
+                hints.append(f"{where}.{key}=VALUE")
+            elif item["type"] == "extra_forbidden":
+                meant = get_close_matches(key, model.model_fields, n=1, cutoff=0.85)
+                hints += [f"{where}.{match}={item['input']}" for match in meant]
+            hints += [f"{where}.{hint}" for hint in item.get("ctx", {}).get("hints", ())]
         raise ConfigError(
             f"the settings of environment `{name}` are wrong: {'; '.join(problems)}",
-            where=f"env.nemo_gym.environments.{name}",
-            expected=f"keys: {', '.join(sorted(found.config_class.model_fields)) or 'none'}",
+            where=where,
+            expected=f"keys: {', '.join(sorted(model.model_fields))}",
             found=", ".join(sorted(config or {})) or "none",
-            hints=_settings_hints(name, error, list(found.config_class.model_fields)),
+            hints=hints,
         ) from error
 
 
-def _settings_hints(name: str, error: ValidationError, known: Sequence[str]) -> list[str]:
-    """What to add for a key that is missing, and to write for one that is misspelt."""
-    where, hints = f"env.nemo_gym.environments.{name}", []
-    for item in error.errors():
-        key = ".".join(map(str, item["loc"]))
-        if item["type"] == "missing":
-            hints.append(f"{where}.{key}=VALUE")
-        elif item["type"] == "extra_forbidden":
-            hints += [f"{where}.{match}={item['input']}" for match in get_close_matches(key, known, n=1, cutoff=0.85)]
-        hints += [f"{where}.{hint}" for hint in item.get("ctx", {}).get("hints", ())]
-    return hints
-
-
 def environment_name(agent: str) -> str | None:
-    """The environment an agent name stands for, or None.
-
-    An exact environment name stands for itself; otherwise a suffix of AGENT_SUFFIXES is removed and AGENT_ALIASES
-    applied ("reasoning_gym_simple_agent" → "reasoning_gym", "genrm_simple_agent" → "genrm_compare"). What is left may
-    be a variant: the longest environment name it begins or ends with ("structured_outputs_v4" → "structured_outputs").
-    """
+    """The environment an agent name stands for, or None: "reasoning_gym_simple_agent", "genrm_simple_agent" (an alias),
+    and variants like "structured_outputs_v4", which is of the longest name that it begins or ends with."""
     if agent in BUILT_IN:
         return agent
     known = {name: name for name in names()} | AGENT_ALIASES

@@ -22,20 +22,12 @@ TEXT_PART_TYPES = frozenset({"input_text", "output_text", "text", "summary_text"
 
 
 def json_of(text: str) -> Any:
-    """JSON that a model wrote.
-
-    Raises:
-        ValueError: it is not JSON, or see `finite`. RecursionError: nested too deep.
-    """
+    """JSON that a model wrote."""
     return finite(json.loads(text))
 
 
 def finite(value: Any) -> Any:
-    """Parsed data as it is: no bound of a schema and no tolerance is for numbers that no float holds.
-
-    Raises:
-        ValueError: it has NaN, an infinity, an integer beyond every float, or a key that is not a string.
-    """
+    """Parsed data as it is: no bound of a schema and no tolerance is for numbers that no float holds."""
     left = [value]
     while left:
         each = left.pop()
@@ -104,14 +96,7 @@ class Response:
         if reasoning:
             output.append(reasoning_item(reasoning))
         output.append(message_item(answer))
-        return cls(
-            text=answer,
-            reasoning=reasoning,
-            output=output,
-            num_answer_tokens=num_answer_tokens,
-            num_reasoning_tokens=num_reasoning_tokens,
-            truncated=truncated,
-        )
+        return cls(answer, reasoning, [], output, num_answer_tokens, num_reasoning_tokens, truncated)
 
     @classmethod
     def from_output(
@@ -122,10 +107,7 @@ class Response:
         num_answer_tokens: int | None = None,
         num_reasoning_tokens: int | None = None,
     ) -> Response:
-        """A rollout of any number of turns from its Responses output items.
-
-        Think tags left inside a message (no reasoning parser upstream) are split off as well.
-        """
+        """A rollout of any number of turns from its Responses output items."""
         text = ""
         reasoning: list[str] = []
         calls: list[ToolCall] = []
@@ -139,23 +121,13 @@ class Response:
                 thought, text = split_reasoning(content_text(item.get("content")))
                 if thought:
                     reasoning.append(thought)
-        return cls(
-            text=text,
-            reasoning="\n".join(part for part in reasoning if part),
-            tool_calls=calls,
-            output=[dict(item) for item in output],
-            num_answer_tokens=num_answer_tokens,
-            num_reasoning_tokens=num_reasoning_tokens,
-            truncated=truncated,
-        )
+        thoughts, items = "\n".join(filter(None, reasoning)), [dict(item) for item in output]
+        return cls(text, thoughts, calls, items, num_answer_tokens, num_reasoning_tokens, truncated)
 
 
 def split_reasoning(text: str, open_tag: str = THINK_OPEN, close_tag: str = THINK_CLOSE) -> tuple[str, str]:
-    """(reasoning, answer) of one assistant turn.
-
-    A chat template may put the opening tag into the prompt, so a lone closing tag ends the reasoning. An opening tag
-    that is never closed means the thinking was cut: everything is reasoning and the answer is empty.
-    """
+    """(reasoning, answer) of one assistant turn. A lone closing tag ends the reasoning, as templates put the opening
+    one into the prompt; one that is never closed means that the thinking was cut, and the answer is empty."""
     before, closed, after = text.partition(close_tag)
     if closed:
         return before.replace(open_tag, "", 1).strip(), after.strip()
@@ -167,28 +139,19 @@ def split_reasoning(text: str, open_tag: str = THINK_OPEN, close_tag: str = THIN
 
 def content_text(content: Any) -> str:
     """Text of a message's content, which may be a string, a list of strings or parts, or None."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, Mapping):
-        return _part_text(content)
-    return "".join(part if isinstance(part, str) else _part_text(part) for part in content)
-
-
-def _part_text(part: Mapping[str, Any]) -> str:
-    if part.get("type", "text") not in TEXT_PART_TYPES:
-        return ""
-    text = part.get("text")
-    return text if isinstance(text, str) else ""
+    if content is None or isinstance(content, str):
+        return content or ""
+    said = ""
+    for part in [content] if isinstance(content, Mapping) else content:
+        text = part
+        if not isinstance(part, str):
+            text = part.get("text") if part.get("type", "text") in TEXT_PART_TYPES else ""
+        said += text if isinstance(text, str) else ""
+    return said
 
 
 def text_of(value: Any, limit: int | None = None, form: Callable[[Any], str] = str) -> str:
-    """The beginning of a value that others sent, as text: a text itself, and the type of what cannot be written out.
-
-    Args:
-        form: `str` or `repr`.
-    """
+    """The beginning of a value that others sent, as text: a text itself, and the type of what cannot be written out."""
     try:
         return form(value)[:limit]
     except (ValueError, RecursionError):  # too many digits, or too deep
@@ -208,12 +171,8 @@ def last_user_text(row: Mapping[str, Any]) -> str:
 
 def message_item(text: str, role: str = "assistant") -> dict[str, Any]:
     """A Responses message item."""
-    return {
-        "type": "message",
-        "role": role,
-        "status": "completed",
-        "content": [{"type": "output_text", "text": text, "annotations": []}],
-    }
+    content = [{"type": "output_text", "text": text, "annotations": []}]
+    return {"type": "message", "role": role, "status": "completed", "content": content}
 
 
 def reasoning_item(text: str) -> dict[str, Any]:

@@ -63,12 +63,7 @@ A_PAIR = '{"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}'
 
 @dataclass(frozen=True)
 class Chat:
-    """A conversation, and what its template is given besides.
-
-    Attributes:
-        messages, tools: see messages.py.
-        template_kwargs: variables of the template.
-    """
+    """A conversation, its tools (messages.py) and the variables of its template."""
 
     messages: list[Message]
     tools: list[Tool]
@@ -82,12 +77,7 @@ class Chat:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two answers to one prompt.
-
-    Attributes:
-        prompt: its messages, tools and template variables.
-        chosen, rejected: messages of each answer, without the prompt.
-    """
+    """Two answers to one prompt, as messages without the prompt."""
 
     prompt: Chat
     chosen: list[Message]
@@ -95,11 +85,7 @@ class Pair:
 
 
 def read_chat(row: Mapping[str, Any], where: str) -> Chat:
-    """The chat of a row, with at least one answer.
-
-    Raises:
-        DataError: E410.
-    """
+    """The chat of a row, with at least one answer."""
     tools, kwargs = row_tools(row, where), read_template_kwargs(row.get("chat_template_kwargs"), where)
     column, question = _chat_column(row), _question_column(row)
     answer = next((name for name in ANSWERS if not is_blank(row.get(name)) and name != question), None)
@@ -121,14 +107,7 @@ def read_chat(row: Mapping[str, Any], where: str) -> Chat:
 
 
 def read_prompt(row: Mapping[str, Any], where: str, column: str | None = None) -> Chat:
-    """What the policy is asked by a row: a NeMo-Gym request, or another trainer's prompt.
-
-    Args:
-        column: what holds the prompt; None: told from the columns' names.
-
-    Raises:
-        DataError: E410.
-    """
+    """What the policy is asked by a row: a NeMo-Gym request, or another trainer's prompt."""
     if column in (None, REQUEST) and row.get(REQUEST) is not None:
         return read_request(row, where)
     tools, kwargs = row_tools(row, where), read_template_kwargs(row.get("chat_template_kwargs"), where)
@@ -136,13 +115,16 @@ def read_prompt(row: Mapping[str, Any], where: str, column: str | None = None) -
 
 
 def read_pair(row: Mapping[str, Any], where: str) -> Pair:
-    """The preference pair of a row. The prompt stands once, whether the answers repeat it or not.
-
-    Raises:
-        DataError: E410.
-    """
+    """The preference pair of a row. The prompt stands once, whether the answers repeat it or not."""
     tools, kwargs = row_tools(row, where), read_template_kwargs(row.get("chat_template_kwargs"), where)
-    chosen, rejected = (_side(row, side, where, tools) for side in ("chosen", "rejected"))
+    sides = []
+    for side in ("chosen", "rejected"):
+        value = row.get(side)
+        if value is None or value == "" or value == []:
+            raise wrong(f"the row has no {side} answer", where, side, expected=f"a row like {A_PAIR}")
+        is_text = _is_transcript(value)
+        sides.append(_transcript(value, where, side) if is_text else _answer(value, where, side, tools))
+    chosen, rejected = sides
     column = _question_column(row) or _chat_column(row) or ("context" if row.get("context") else None)
     shared = _shared(chosen, rejected)
     if column is None:
@@ -159,19 +141,14 @@ def read_pair(row: Mapping[str, Any], where: str) -> Pair:
         prompts, answers = zip(*(_split(prompt, side) for side in (chosen, rejected)), strict=True)
         (prompt, other), (chosen, rejected) = prompts, answers
         if [*map(_said, prompt)] != [*map(_said, other)]:
-            raise wrong(
-                "the two answers repeat different prompts", where, "chosen", found=[m["content"] for m in prompt]
-            )
+            found = [message["content"] for message in prompt]
+            raise wrong("the two answers repeat different prompts", where, "chosen", found=found)
     prompt = with_system(row, prompt, where) if prompt else prompt
     for side, answer in (("chosen", chosen), ("rejected", rejected)):
         if not answer or answer[0]["role"] not in ("assistant", "tool"):
             begins = f"a message of the {answer[0]['role']}" if answer else "nothing"
-            raise wrong(
-                f"the {side} answer begins with {begins} after the prompt",
-                where,
-                side,
-                expected="the assistant's answer, or the prompt's messages as in `prompt` and then the answer",
-            )
+            expected = "the assistant's answer, or the prompt's messages as in `prompt` and then the answer"
+            raise wrong(f"the {side} answer begins with {begins} after the prompt", where, side, expected=expected)
     if not prompt:
         raise _unknown("a prompt", A_PAIR, row, where)
     if chosen == rejected:
@@ -181,11 +158,7 @@ def read_pair(row: Mapping[str, Any], where: str) -> Pair:
 
 def imported_prompt(row: Mapping[str, Any], where: str, column: str | None = None, system: str | None = None) -> Row:
     """A row in NeMo-Gym's shape, every column kept: prompt and tools in `responses_create_params`, and of a chat whose
-    last message is the assistant's, that one as `completion`.
-
-    Args:
-        column: see read_prompt. system: a system message before a prompt that has none.
-    """
+    last message is the assistant's, that one as `completion`."""
     chat = read_prompt(row, where, column)
     held = decoded(row.get(REQUEST))
     request = held if isinstance(held, Mapping) else {}
@@ -226,13 +199,11 @@ def text_columns(row: Mapping[str, Any]) -> list[str]:
     """Columns that hold messages, then texts, the longest first: the prompt is likely to be one of them. Only those
     whose name can be pasted as the value of an override."""
     named = {name: value for name, value in row.items() if _NAME.fullmatch(name)}
-    chats = [name for name, value in named.items() if not isinstance(value, str) and is_list(value) and _turned(value)]
     texts = [name for name, value in named.items() if isinstance(value, str) and value.strip()]
+    lists = {name: value for name, value in named.items() if is_list(value) and value}
+    turns = {"role", "from"}
+    chats = [n for n, value in lists.items() if all(isinstance(m, Mapping) and turns & m.keys() for m in value)]
     return [*chats, *sorted(texts, key=lambda name: -len(row[name]))]
-
-
-def _turned(value: Sequence[Any]) -> bool:
-    return bool(value) and all(isinstance(each, Mapping) and ("role" in each or "from" in each) for each in value)
 
 
 def without_padding(row: Row) -> Row:
@@ -270,11 +241,7 @@ def sniff_row(row: Mapping[str, Any]) -> str:
 
 
 def read_request(row: Mapping[str, Any], where: str) -> Chat:
-    """The prompt of a row in NeMo-Gym's shape: `instructions`, and `input` as a text or items.
-
-    Raises:
-        DataError: E410.
-    """
+    """The prompt of a row in NeMo-Gym's shape: `instructions`, and `input` as a text or items."""
     if "_hf_placeholder" in row:
         raise wrong("the row is a placeholder that data preparation has not filled in (`_hf_placeholder`)", where)
     request = decoded(row.get(REQUEST))
@@ -284,11 +251,8 @@ def read_request(row: Mapping[str, Any], where: str) -> Chat:
     metadata = request.get("metadata")
     own = metadata.get("chat_template_kwargs") if isinstance(metadata, Mapping) else None
     kwargs = read_template_kwargs(row.get("chat_template_kwargs") or own, where)
-    beside = decoded(row.get("tools"))
-    schemas = [
-        isinstance(each, Mapping) and ("function" in each or "parameters" in each)
-        for each in (beside if is_list(beside) else ())
-    ]
+    beside, keys = decoded(row.get("tools")), {"function", "parameters"}
+    schemas = [isinstance(each, Mapping) and keys & each.keys() for each in (beside if is_list(beside) else ())]
     if not tools and schemas and all(schemas):
         raise wrong(f"the row has tools beside `{REQUEST}`, which offers none", where, "tools")
     given = request.get("input")
@@ -352,15 +316,10 @@ def _question(row: Mapping[str, Any], column: str, where: str, tools: Sequence[T
         if not isinstance(more, str | int | float):
             raise wrong("must be a text beside a question", where, name, found=more)
         text = text if str(more) in text else f"{text}\n\n{more}"
-    told = (
-        _turns(row[column_of_chat], where, column_of_chat, tools)[:2] if (column_of_chat := _chat_column(row)) else []
-    )
-    if (
-        column == "prompt"
-        and len(told) == 2
-        and told[0]["role"] == "system"
-        and told[1]["content"].strip() == text.strip()
-    ):
+    chat = _chat_column(row)
+    told = _turns(row[chat], where, chat, tools)[:2] if chat else []
+    begins = len(told) == 2 and told[0]["role"] == "system" and told[1]["content"].strip() == text.strip()
+    if column == "prompt" and begins:
         messages.insert(0, told[0])  # the system prompt of a chat that begins with this question
     return read_messages([*messages, {"role": "user", "content": text}], where, column, tools)
 
@@ -387,11 +346,7 @@ def _refuse_python(value: Any, where: str, column: str) -> None:
 
 
 def _as_messages(value: Any, *, alone: bool = False) -> Any:
-    """What is meant to be messages: a list, an object, or messages as JSON text; None for any other text.
-
-    Args:
-        alone: a single message as JSON text is one, too.
-    """
+    """What is meant to be messages: a list, an object, or messages as JSON text; None for any other text."""
     if not isinstance(value, str):
         return [value] if isinstance(value, Mapping) else value if is_list(value) else None
     given = decoded(value)
@@ -400,9 +355,9 @@ def _as_messages(value: Any, *, alone: bool = False) -> Any:
     items = ("reasoning", "function_call", "function_call_output")
 
     def is_message(each: Any) -> bool:
-        return isinstance(each, Mapping) and (
-            any(shape <= each.keys() for shape in shapes) or each.get("type") in items
-        )
+        if not isinstance(each, Mapping):
+            return False
+        return any(shape <= each.keys() for shape in shapes) or each.get("type") in items
 
     return given if is_list(given) and given and all(map(is_message, given)) else None
 
@@ -412,15 +367,13 @@ def _turns(value: Any, where: str, column: str, tools: Sequence[Tool]) -> list[M
     given = decoded(value)
     if isinstance(given, str):
         return _transcript(given, where, column)
-    if is_list(given) and given and all(isinstance(each, str) and isinstance(decoded(each), Mapping) for each in given):
+    if not is_list(given) or not given:
+        return read_messages(given, where, column, tools)
+    if all(isinstance(each, str) and isinstance(decoded(each), Mapping) for each in given):
         given = [decoded(each) for each in given]
-    elif is_list(given) and given and all(isinstance(each, str) for each in given):
+    elif all(isinstance(each, str) for each in given):
         given = [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(given)]
-    elif (
-        is_list(given)
-        and given
-        and all(isinstance(each, Mapping) and {"input", "output"} <= each.keys() for each in given)
-    ):
+    elif all(isinstance(each, Mapping) and {"input", "output"} <= each.keys() for each in given):
         roles = (("user", "input"), ("assistant", "output"))
         given = [{"role": role, "content": each[key]} for each in given for role, key in roles]
     return read_messages(given, where, column, tools)
@@ -430,24 +383,13 @@ def _transcript(text: Any, where: str, column: str) -> list[Message]:
     """The turns of a text that names who speaks."""
     before, *parts = _SPEAKER.split(text) if isinstance(text, str) else ("",)
     if not parts or before.strip():
-        raise wrong(
-            "plain text has no turns: a trainer of chats cannot tell what is an answer",
-            where,
-            column,
-            expected=f"a row like {A_CHAT}, or a text of turns that begin with Human: and Assistant:",
-            found=text,
-        )
-    said = zip(parts[::2], parts[1::2], strict=True)
+        said = "plain text has no turns: a trainer of chats cannot tell what is an answer"
+        expected = f"a row like {A_CHAT}, or a text of turns that begin with Human: and Assistant:"
+        raise wrong(said, where, column, expected=expected, found=text)
     roles = {"System": "system", "Assistant": "assistant"}
-    turns = [{"role": roles.get(who, "user"), "content": each.strip()} for who, each in said]
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    turns = [{"role": roles.get(who, "user"), "content": each.strip()} for who, each in pairs]
     return read_messages(turns, where, column)
-
-
-def _side(row: Mapping[str, Any], side: str, where: str, tools: Sequence[Tool]) -> list[Message]:
-    value = row.get(side)
-    if value is None or value == "" or value == []:
-        raise wrong(f"the row has no {side} answer", where, side, expected=f"a row like {A_PAIR}")
-    return _transcript(value, where, side) if _is_transcript(value) else _answer(value, where, side, tools)
 
 
 def _is_transcript(value: Any) -> bool:
@@ -501,13 +443,8 @@ def with_system(row: Mapping[str, Any], messages: list[Message], where: str) -> 
         if messages[0]["role"] != "system":
             messages = [told, *messages]
         elif messages[0]["content"].strip() != told["content"].strip():
-            raise wrong(
-                f"the messages begin with another system prompt than the column `{name}` has",
-                where,
-                name,
-                expected="one system prompt",
-                found=row[name],
-            )
+            what = f"the messages begin with another system prompt than the column `{name}` has"
+            raise wrong(what, where, name, expected="one system prompt", found=row[name])
     return messages
 
 

@@ -22,11 +22,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    """Yield (line number from 1, row) of a JSON Lines file. Blank lines are skipped.
-
-    Raises DataError naming file and line for a line that is not a JSON object, telling a line that was cut off
-    (the last one, without its newline) from one that is malformed, or that is longer than any row.
-    """
+    """Yield (line number from 1, row) of a JSON Lines file. Blank lines are skipped."""
     with path.open("rb") as file:
         # Bounded, so that a file of another kind is told before it is in memory.
         for number, raw in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
@@ -37,11 +33,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def parse_row(line: bytes, where: str) -> tuple[Row, bool]:
-    """(row, whether it is strict JSON). The same lines are rows as for Python's json, which takes NaN for a number.
-
-    Raises:
-        DataError: the line is not a JSON object.
-    """
+    """(row, whether it is strict JSON). The same lines are rows as for Python's json, which takes NaN for a number."""
     if len(line) > LONGEST_LINE:
         raise DataError(
             "the line is too long for a row",
@@ -50,10 +42,22 @@ def parse_row(line: bytes, where: str) -> tuple[Row, bool]:
             found=f"more, beginning with {_excerpt(line[:60])}",
             hints=(f"head -c 200 {shlex.quote(where.rpartition(':')[0])}   # how the file begins",),
         )
+    strict = True
     try:
-        row, strict = _decode(line), True
+        row = _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        row, strict = _parse_leniently(line, where), False
+        strict = False
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            cut_off = not line.endswith(b"\n")
+            raise DataError(
+                "the last line is cut off: the file is truncated" if cut_off else "the line is not JSON",
+                where=where,
+                expected="one complete JSON object a line",
+                found=f"{_excerpt(line)} ({error.msg if isinstance(error, json.JSONDecodeError) else error})",
+                hints=(*without_line(where), *show_line(where)),
+            ) from error
     if not isinstance(row, dict):
         raise DataError(
             "the row is not a JSON object",
@@ -83,20 +87,6 @@ def agent_name(row: Row) -> str | None:
     """The agent (environment) an RL prompt names, if any."""
     reference = row.get("agent_ref")
     return reference.get("name") if isinstance(reference, dict) else None
-
-
-def _parse_leniently(line: bytes, where: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        cut_off = not line.endswith(b"\n")
-        raise DataError(
-            "the last line is cut off: the file is truncated" if cut_off else "the line is not JSON",
-            where=where,
-            expected="one complete JSON object a line",
-            found=f"{_excerpt(line)} ({error.msg if isinstance(error, json.JSONDecodeError) else error})",
-            hints=(*without_line(where), *show_line(where)),
-        ) from error
 
 
 def _excerpt(line: bytes) -> str:

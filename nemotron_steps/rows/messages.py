@@ -53,12 +53,7 @@ _OF_ITEMS = frozenset({"type", "status", "id"})
 
 
 def wrong(what: str, where: str, field: str = "", *, expected: str | None = None, found: Any = None) -> DataError:
-    """The error of a row that cannot be read.
-
-    Args:
-        what: a sentence, or what is said of the field: "must be ...", "has ...".
-        found: shown as the beginning of its JSON.
-    """
+    """The error of a row that cannot be read."""
     if field and what.startswith(("must ", "has ", "is ")):
         what = f"`{_PLACE.sub('', field)}` {what}"  # without its place, so that rows are counted by reason
     shown = None if found is None else json.dumps(found, ensure_ascii=True, default=str)[:120]
@@ -84,17 +79,7 @@ def decoded(value: Any) -> Any:
 def read_messages(
     value: Any, where: str, field: str, tools: Sequence[Tool] | None = (), *, start: int = 0
 ) -> list[Message]:
-    """A list of messages or Responses items, also as JSON text.
-
-    Args:
-        where: `file:line`, for errors. field: what holds them.
-        tools: what the row offers, as `read_tools` gave it: arguments of calls that are null go unless a tool takes
-            null there. None: all of them stay.
-        start: number of the first, for errors.
-
-    Raises:
-        DataError: E410.
-    """
+    """A list of messages or Responses items, also as JSON text."""
     items = decoded(value)
     if not is_list(items) or not items:
         raise wrong("must be a non-empty list of messages", where, field, found=value)
@@ -120,12 +105,8 @@ def read_messages(
         elif kind == "message" or "role" in item or "from" in item:
             messages.append(_message(item, where, at, tools))
         else:
-            raise wrong(
-                f"unknown input item of type '{kind}'",
-                where,
-                at,
-                expected="message, reasoning, function_call or function_call_output",
-            )
+            expected = "message, reasoning, function_call or function_call_output"
+            raise wrong(f"unknown input item of type '{kind}'", where, at, expected=expected)
         if reasoning and messages[-1]["role"] == "assistant":
             messages[-1].setdefault("reasoning_content", reasoning)
         elif reasoning:
@@ -140,11 +121,7 @@ def read_messages(
 
 def read_tools(value: Any, where: str, field: str) -> list[Tool]:
     """Function tools, each as OpenAI's chat API nests it; the Responses API's flat ones, bare schemas and JSON text are
-    read too. `strict` is an option of an API and goes, as in NeMo-Gym.
-
-    Raises:
-        DataError: E410.
-    """
+    read too. `strict` is an option of an API and goes, as in NeMo-Gym."""
     if value in _NOTHING:
         return []
     tools = decoded(value)
@@ -179,12 +156,11 @@ def flat(tool: Tool) -> dict[str, Any]:
 def read_template_kwargs(value: Any, where: str) -> dict[str, Any]:
     """Variables of the chat template that a row asks for, also as JSON text. DataError: E410."""
     found = decoded(value) if value else {}
+    field = "chat_template_kwargs"
     if not isinstance(found, Mapping):
-        raise wrong(
-            "must be an object", where, "chat_template_kwargs", expected='{"enable_thinking": false}', found=value
-        )
+        raise wrong("must be an object", where, field, expected='{"enable_thinking": false}', found=value)
     for name in sorted(RENDERING.intersection(found)):
-        raise wrong(f"must not have `{name}`, which is not a template variable", where, "chat_template_kwargs")
+        raise wrong(f"must not have `{name}`, which is not a template variable", where, field)
     return {key: each for key, each in found.items() if each is not None}
 
 
@@ -196,11 +172,7 @@ def texts_of(message: Mapping[str, Any]) -> str:
 
 
 def unpadded(value: Any, kept: Sequence[str] = ()) -> Any:
-    """A value of a columnar file without the keys that are null: they are there because another row has them.
-
-    Args:
-        kept: keys whose values stay as they are.
-    """
+    """A value of a columnar file without the keys that are null: they are there because another row has them."""
     if isinstance(value, Mapping):
         some = ((key, each) for key, each in value.items() if each is not None)
         return {key: each if key in kept else unpadded(each, kept) for key, each in some}
@@ -256,9 +228,8 @@ def _message(item: Mapping[str, Any], where: str, at: str, tools: Sequence[Tool]
         others["weight"] = 0
     message = {**others, "role": role, "content": text, **_given(reasoning_content=reasoning)}
     if calls:
-        message["tool_calls"] = [
-            _call(call, where, f"{at}.tool_calls[{place}]", tools) for place, call in enumerate(calls)
-        ]
+        places = enumerate(calls)
+        message["tool_calls"] = [_call(call, where, f"{at}.tool_calls[{place}]", tools) for place, call in places]
     return message
 
 
@@ -291,27 +262,22 @@ def _text(content: Any, where: str, at: str) -> tuple[str, str]:
         elif kind in _TEXT_PARTS and isinstance(text, str):
             said += text
         else:
-            raise wrong(
-                f"content of type '{kind}' cannot be shown to a language model"
-                if kind
-                else "a part of the content must be a text",
-                where,
-                f"{at}[{place}]",
-                expected='text: {"type": "text", "text": ...}',
-                found=parts[place],
-            )
+            what = f"content of type '{kind}' cannot be shown to a language model"
+            what = what if kind else "a part of the content must be a text"
+            expected = 'text: {"type": "text", "text": ...}'
+            raise wrong(what, where, f"{at}[{place}]", expected=expected, found=parts[place])
     return said, thought
 
 
 def _tool_text(content: Any, where: str, at: str) -> str:
     """What a tool gave: text, parts of text, or a value, which becomes JSON."""
-    if is_list(content) and content and all(isinstance(part, str) or _is_part(part) for part in content):
+    parts = content if is_list(content) else ()
+    texts = [
+        isinstance(each.get("type"), str) if isinstance(each, Mapping) else isinstance(each, str) for each in parts
+    ]
+    if texts and all(texts):
         return _text(content, where, at)[0]
     return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-
-
-def _is_part(value: Any) -> bool:
-    return isinstance(value, Mapping) and isinstance(value.get("type"), str)
 
 
 def _call(value: Any, where: str, at: str, tools: Sequence[Tool] | None) -> dict[str, Any]:
@@ -328,9 +294,8 @@ def _call(value: Any, where: str, at: str, tools: Sequence[Tool] | None) -> dict
         arguments = {str(key): each for key, each in arguments}
     arguments = {} if arguments in _NOTHING else arguments
     if not isinstance(arguments, Mapping):
-        raise wrong(
-            "the arguments of a call must be a JSON object", where, f"{at}.arguments", expected="an object", found=given
-        )
+        what = "the arguments of a call must be a JSON object"
+        raise wrong(what, where, f"{at}.arguments", expected="an object", found=given)
     if tools is not None and not isinstance(given, str) and not isinstance(value, str):  # JSON text has no padding
         schemas = (tool["function"].get("parameters") for tool in tools if tool["function"]["name"] == name)
         arguments = _without_padding(arguments, next(schemas, None))
@@ -380,10 +345,6 @@ def _require_utf8(value: Mapping[str, Any], where: str, at: str) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise wrong(
-            "the text has half of a surrogate pair, which no tokenizer can read",
-            where,
-            at,
-            expected="text that can be written as UTF-8",
-            found=error.object[max(error.start - 20, 0) : error.end + 20],
-        ) from error
+        what, expected = "the text has half of a surrogate pair, which no tokenizer can read", "text in UTF-8"
+        found = error.object[max(error.start - 20, 0) : error.end + 20]
+        raise wrong(what, where, at, expected=expected, found=found) from error

@@ -5,8 +5,10 @@ Most answers are one message, with the reasoning in an item of its own, as a ser
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from nemotron_steps.environments.responses import message_item, reasoning_item
@@ -128,3 +130,13 @@ def mutated_value(value: Any, rng: random.Random) -> Any:
 def sample(rng: random.Random, items: Sequence[T], count: int) -> list[T]:
     """Some of the items, at most all."""
     return rng.sample(list(items), min(count, len(items)))
+
+
+def read(*paths: Path) -> list[dict[str, Any]]:
+    """Rows of JSON Lines files, NeMo-Gym's own examples."""
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines() if line.strip()]
+
+
+def asking(text: str, /, **fields: Any) -> dict[str, Any]:
+    """A made-up row with one user message."""
+    return {"responses_create_params": {"input": [{"role": "user", "content": text}]}, **fields}

@@ -78,20 +78,12 @@ def names() -> list[str]:
 
 
 async def compare(gym: Gym, name: str, count: int, seed: int) -> list[Answer]:
-    """Both verdicts on `count` answers to the rows of a verifier, whose module may do it by itself (`compared`)."""
+    """Both verdicts on `count` answers to the rows of a verifier."""
     module = importlib.import_module(f"tests.agreement.verifiers.{name}")
-    if hasattr(module, "compared"):
-        return list(await module.compared(gym, count, seed))
-    return await graded(gym, name, module, count, seed)
-
-
-async def graded(gym: Gym, name: str, module: Any, count: int, seed: int) -> list[Answer]:
-    """Both verdicts on `count` answers to the rows of a module, or of what has the names of one, for an environment."""
     rng = random.Random(f"{name} {seed}")
     rows = module.rows(gym, rng)
     theirs = module.theirs(gym)
-    settings = module.settings(gym) if hasattr(module, "settings") else {}
-    environment = create(name, settings, getattr(module, "JUDGES", {}))
+    environment = create(name, getattr(module, "SETTINGS", {}), getattr(module, "JUDGES", {}))
     refused = [_refused(environment, row, f"{name}:{number + 1}") for number, row in enumerate(rows)]
     await environment.start()
     try:
@@ -132,33 +124,26 @@ async def _both(
 
 
 def line_of(name: str, answers: list[Answer], examples: int) -> Line:
-    """The table's line of a verifier; prints the mix, the rules and examples of each."""
+    """The table's line of a verifier; prints the rules with examples of each."""
     module = importlib.import_module(f"tests.agreement.verifiers.{name}")
-    differing = [answer for answer in answers if not answer.agrees()]
-    paid = sum(answer.theirs == 1.0 for answer in answers)
-    print(f"\n{name}: {len(answers)} answers, {paid} of them 1 there, {len(answers) - len(differing)} agree", end="")
-    print(f" ({100 - 100 * len(differing) / len(answers):.1f} %)")
-    mix, apart = Counter(answer.label for answer in answers), Counter(answer.label for answer in differing)
-    print("  mix (answers, differing): " + ", ".join(f"{label} {n}, {apart[label]}" for label, n in mix.most_common()))
     rules = [*module.RULES, Rule("unexplained", lambda answer: True)]
     by_rule: dict[str, list[Answer]] = {rule.why: [] for rule in rules}
-    for answer in differing:
-        by_rule[next(rule.why for rule in rules if rule.holds(answer))].append(answer)
+    for answer in answers:
+        if not answer.agrees():
+            by_rule[next(rule.why for rule in rules if rule.holds(answer))].append(answer)
     deviations = []
     for why, group in by_rule.items():
         if not group:
             continue
-        verdicts = Counter((_shown(answer.ours), _shown(answer.theirs)) for answer in group)
-        print(f"  {why}: {len(group)}")
-        for (ours, theirs), number in verdicts.most_common():
-            print(f"    ours {ours}, theirs {theirs}: {number}")
-            shown = [answer for answer in group if (_shown(answer.ours), _shown(answer.theirs)) == (ours, theirs)]
-            for answer in shown[:examples]:
-                print(f"      [{answer.label}] {json.dumps(answer.items, ensure_ascii=False)[-900:]}")
-                print(f"         details {json.dumps(answer.details, default=str)[:400]}")
-        (ours, theirs), _ = verdicts.most_common(1)[0]
+        print(f"{name}: {why}: {len(group)}")
+        for answer in group[:examples]:
+            print(f"  [{answer.label}] ours {_shown(answer.ours)}, theirs {_shown(answer.theirs)}")
+            print(f"  {json.dumps(answer.items, ensure_ascii=False)[-900:]}")
+        (ours, theirs), _ = Counter((_shown(each.ours), _shown(each.theirs)) for each in group).most_common(1)[0]
         deviations.append(Deviation(len(group), ours, theirs, why))
-    return Line(name, len(answers), len(answers) - len(differing), tuple(deviations))
+    agree = len(answers) - sum(each.count for each in deviations)
+    print(f"{name}: {len(answers)} answers, {agree} agree")
+    return Line(name, len(answers), agree, tuple(deviations))
 
 
 def _shown(reward: Reward) -> str:

@@ -47,19 +47,10 @@ class Case:
         return Response("", tool_calls=[ToolCall(self.tool, text, "c")])
 
 
-def structured(kind: str, wrap: tuple[str, ...] = ("%s",), **row: Any) -> Case:
-    schema = {
-        "type": "array",
-        "items": {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}},
-    }
-    return Case(
-        "structured_outputs",
-        {**PROMPT, "schema_str": json.dumps(schema), "schema_type": kind, **row},
-        {},
-        wrap,
-        None,
-        kind,
-    )
+def structured(kind: str, *wrap: str) -> Case:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}}
+    row = {**PROMPT, "schema_str": json.dumps({"type": "array", "items": schema}), "schema_type": kind}
+    return Case("structured_outputs", row, wrap=("%s", *wrap), label=kind)
 
 
 INSTRUCTIONS: list[tuple[str, dict[str, Any]]] = [
@@ -121,67 +112,60 @@ REPOSITORY = {
     "mode": "eval",
 }
 EDIT = "<solution>```python\n### pkg/a.py\n<<<<<<< SEARCH\n    return 1\n=======\n%s\n>>>>>>> REPLACE\n```</solution>"
-OPTIONS = [{"A": "one"}, {"B": "two"}]
-BOX, TAG = "\\boxed{%s}", "<answer>%s</answer>"
+BOX, TAG, THOUGHT = "\\boxed{%s}", "<answer>%s</answer>", "<think>%s</think>x"
+SINGLE = "single_step_tool_use_with_argument_comparison"
+NODES = {**PROMPT, "expected_answer": '["a"]'}
+MATHS = {**PROMPT, "question": "q", "expected_answer": "7"}
+CHOICE = {**PROMPT, "options": [{"A": "one"}, {"B": "two"}], "expected_answer": "A"}
+TERMS = {"knight": "knight", "knave": "knave", "a_knight": "a knight", "a_knave": "a knave"}
+KNIGHTS = {"statements": [], "solution": [True, False], "names": ["Zoey", "Riley"]}
+KNIGHTS["knight_knave_terms"] = {**TERMS, "Knight": "Knight", "Knave": "Knave"}
+REPLACED = {"command": "str_replace", "path": "/a/b.py", "old_str": "x = 1\n" * 400, "new_str": "y"}
+TOOL_SCHEMA = '{"type": "object", "properties": {"a": {"type": "string"}}}'
 
 
-def gym(dataset: str, answer: str | None, label: str = "", **metadata: Any) -> Case:
+def gym(dataset: str, answer: str | None, **metadata: Any) -> Case:
     row = {**PROMPT, "question": "q", "answer": answer, "metadata": {"source_dataset": dataset, **metadata}}
-    return Case("reasoning_gym", row, {}, ("%s", TAG), None, label or dataset)
+    return Case("reasoning_gym", row, wrap=("%s", TAG), label=dataset)
+
+
+def action(name: str, arguments: Any) -> dict[str, Any]:
+    made = {"type": "function_call", "name": name, "arguments": json.dumps(arguments)}
+    return {**PROMPT, "expected_action": made}
 
 
 CASES: tuple[Case, ...] = (
-    Case("calendar", {**PROMPT, "exp_cal_state": CALENDAR}, {}, ("%s", EVENT, "[%s]")),
+    Case("calendar", {**PROMPT, "exp_cal_state": CALENDAR}, wrap=("%s", EVENT, "[%s]")),
     Case(
         "code_gen",
         {**PROMPT, "verifier_metadata": {"unit_tests": {"inputs": ["1"], "outputs": ["1"]}}},
-        {},
-        ("%s", "```python\n%s\n```"),
+        wrap=("%s", "```python\n%s\n```"),
     ),
     Case(
         "equivalence_llm_judge",
         {**PROMPT, "question": "q", "expected_answer": "a"},
         {"response_extract_regex": r"Answer:\s*```(?:\w+)?\s*([\s\S]*?)\s*```(?=[\s\S]*$)"},
-        ("%s", "Answer: ```%s```"),
+        wrap=("%s", "Answer: ```%s```"),
     ),
     Case("genrm_compare", PROMPT),
     *(
         Case(
             "instruction_following",
             {**PROMPT, "instruction_id_list": [name], "kwargs": [kwargs]},
-            {},
-            ("%s",),
-            None,
-            name.partition(":")[2],
+            label=name.partition(":")[2],
         )
         for name, kwargs in INSTRUCTIONS
     ),
     Case("inverse_if", {**PROMPT, "rubric": [{"id": "1", "criteria": "c"}]}),
     Case("jailbreak_detection", {**PROMPT, "adversarial_prompt": "p"}),
-    Case("lc_niah", {**PROMPT, "expected_answer": '["a"]'}, {}, ("%s", "Final Answer: [%s]", "<think>%s</think>x")),
-    Case(
-        "lc_niah",
-        {**PROMPT, "expected_answer": '["a"]'},
-        {"overlap_metric_rule": "ngram16"},
-        ("<think>%s</think>x",),
-        None,
-        "ngram16",
-    ),
-    Case(
-        "lc_niah",
-        {**PROMPT, "expected_answer": '["a"]'},
-        {"overlap_metric_rule": "seq_match"},
-        ("<think>%s</think>x",),
-        None,
-        "seq_match",
-    ),
-    Case("math_formal_lean", LEAN, {}, ("%s", "```lean4\n%s\n```", "```lean\ntheorem t : 1 = 1 := by\n%s\n```")),
-    Case(
-        "math_with_judge", {**PROMPT, "question": "q", "expected_answer": "7"}, {"should_use_judge": False}, ("%s", BOX)
-    ),
-    Case("mcqa", {**PROMPT, "options": OPTIONS, "expected_answer": "A"}, {}, ("%s", BOX)),
+    Case("lc_niah", NODES, wrap=("%s", "Final Answer: [%s]", THOUGHT)),
+    Case("lc_niah", NODES, {"overlap_metric_rule": "ngram16"}, (THOUGHT,), label="ngram16"),
+    Case("lc_niah", NODES, {"overlap_metric_rule": "seq_match"}, (THOUGHT,), label="seq_match"),
+    Case("math_formal_lean", LEAN, wrap=("%s", "```lean4\n%s\n```", "```lean\ntheorem t : 1 = 1 := by\n%s\n```")),
+    Case("math_with_judge", MATHS, {"should_use_judge": False}, ("%s", BOX)),
+    Case("mcqa", CHOICE, wrap=("%s", BOX)),
     *(
-        Case("mcqa", {**PROMPT, "options": OPTIONS, "expected_answer": "A", "grading_mode": mode}, {}, wrap, None, mode)
+        Case("mcqa", {**CHOICE, "grading_mode": mode}, wrap=wrap, label=mode)
         for mode, wrap in (
             ("lenient_boxed", (BOX,)),
             ("lenient_answer_colon", ("%s", "Answer: %s")),
@@ -190,108 +174,47 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "mcqa",
-        {
-            **PROMPT,
-            "options": OPTIONS,
-            "expected_answer": "A",
-            "template_metadata": {"output_regex": r"(?:\s*Option\s*)+:\s*([A-Z])"},
-        },
-        {},
-        ("%s",),
-        None,
-        "regex",
+        {**CHOICE, "template_metadata": {"output_regex": r"(?:\s*Option\s*)+:\s*([A-Z])"}},
+        label="regex",
     ),
     Case("multichallenge", {**PROMPT, "rubric": [{"question": "q", "pass_criteria": "YES"}]}),
-    Case("ns_tools", {**PROMPT, "question": "q", "expected_answer": "7"}, {"should_use_judge": False}, ("%s", BOX)),
+    Case("ns_tools", MATHS, {"should_use_judge": False}, ("%s", BOX)),
     Case("over_refusal_detection", {**PROMPT, "safe_prompt": "p"}),
-    gym(
-        "knights_knaves",
-        "Zoey is a knight, and Riley is a knave.",
-        statements=[],
-        solution=[True, False],
-        names=["Zoey", "Riley"],
-        knight_knave_terms={
-            "knight": "knight",
-            "knave": "knave",
-            "a_knight": "a knight",
-            "a_knave": "a knave",
-            "Knight": "Knight",
-            "Knave": "Knave",
-        },
-    ),
+    gym("knights_knaves", "Zoey is a knight, and Riley is a knave.", **KNIGHTS),
     gym("basic_arithmetic", "7"),
-    Case(
-        "single_step_tool_use_with_argument_comparison",
-        {**PROMPT, "expected_action": {"type": "function_call", "name": "f", "arguments": '{"x": ["a b c", 1.0]}'}},
-        {},
-        ("%s", '{"x": ["%s", 1.0]}', '{"x": [%s]}'),
-        "f",
-    ),
-    Case(
-        "single_step_tool_use_with_argument_comparison",
-        {**PROMPT, "expected_action": {"type": "message", "content": "m"}},
-        {},
-        ("%s",),
-        None,
-        "message",
-    ),
-    structured("json", ("%s", "[%s]", '[{"a": "%s", "n": 1}]', '[{"a": "x", "n": %s}]')),
-    structured("yaml", ("%s", "- a: %s\n  n: 1")),
-    structured("xml", ("%s", "<r>%s</r>", "<r><i><a>%s</a><n>1</n></i></r>")),
-    structured("toml", ("%s", "a = %s", "[%s]")),
-    structured("csv", ("%s", "a,n\n%s")),
+    Case(SINGLE, action("f", {"x": ["a b c", 1.0]}), wrap=("%s", '{"x": ["%s", 1.0]}', '{"x": [%s]}'), tool="f"),
+    Case(SINGLE, {**PROMPT, "expected_action": {"type": "message", "content": "m"}}, label="message"),
+    structured("json", "[%s]", '[{"a": "%s", "n": 1}]', '[{"a": "x", "n": %s}]'),
+    structured("yaml", "- a: %s\n  n: 1"),
+    structured("xml", "<r>%s</r>", "<r><i><a>%s</a><n>1</n></i></r>"),
+    structured("toml", "a = %s", "[%s]"),
+    structured("csv", "a,n\n%s"),
     Case(
         "structured_outputs",
-        {
-            **PROMPT,
-            "schema_str": '{"type": "object", "properties": {"a": {"type": "string"}}}',
-            "schema_type": "json",
-            "response_mode": "tool_call",
-            "tool_name": "f",
-        },
-        {},
-        ("%s", '{"a": "%s"}'),
-        "f",
-        "tool_call",
+        {**PROMPT, "schema_str": TOOL_SCHEMA, "schema_type": "json", "response_mode": "tool_call", "tool_name": "f"},
+        wrap=("%s", '{"a": "%s"}'),
+        tool="f",
+        label="tool_call",
     ),
     Case(
         "swe_pivot",
-        {
-            **PROMPT,
-            "expected_action": {
-                "type": "function_call",
-                "name": "bash",
-                "arguments": json.dumps({"command": "grep -rn x ./src/a.py"}),
-            },
-        },
-        {},
-        ("%s", '{"command": "grep %s ./src/a.py"}', '{"command": "%s"}'),
-        "bash",
+        action("bash", {"command": "grep -rn x ./src/a.py"}),
+        wrap=("%s", '{"command": "grep %s ./src/a.py"}', '{"command": "%s"}'),
+        tool="bash",
     ),
     Case(
         "swe_pivot",
-        {
-            **PROMPT,
-            "expected_action": {
-                "type": "function_call",
-                "name": "str_replace_editor",
-                "arguments": json.dumps(
-                    {"command": "str_replace", "path": "/a/b.py", "old_str": "x = 1\n" * 400, "new_str": "y"}
-                ),
-            },
-        },
-        {},
-        ('{"command": "str_replace", "path": "/a/b.py", "old_str": "%s", "new_str": "y"}', '{"path": "%s"}'),
-        "str_replace_editor",
-        "edit",
+        action("str_replace_editor", REPLACED),
+        wrap=('{"command": "str_replace", "path": "/a/b.py", "old_str": "%s", "new_str": "y"}', '{"path": "%s"}'),
+        tool="str_replace_editor",
+        label="edit",
     ),
-    Case("swerl_gen", REPOSITORY, {}, ("%s", "<solution>%s</solution>", EDIT)),
-    Case("swerl_gen", {**REPOSITORY, "mode": "repro-gen"}, {}, ("%s", "```python\n%s\n```"), None, "repro"),
+    Case("swerl_gen", REPOSITORY, wrap=("%s", "<solution>%s</solution>", EDIT)),
+    Case("swerl_gen", {**REPOSITORY, "mode": "repro-gen"}, wrap=("%s", "```python\n%s\n```"), label="repro"),
     Case(
         "terminus_judge",
         {**PROMPT, "expected_answer": json.dumps(STEP_1), "metadata": {"harness": "terminus_1"}},
-        {},
-        (
+        wrap=(
             "%s",
             json.dumps(STEP_1).replace("ls -la\\n", "%s"),
             json.dumps(STEP_1).replace('"commands": [', '"commands": [%s, '),

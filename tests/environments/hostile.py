@@ -2,122 +2,38 @@
 
 from __future__ import annotations
 
-UNITS: dict[str, str] = {
-    "boxes_open": "\\boxed{",
-    "boxes": "\\boxed{A}",
-    "text_wraps": "\\text{",
-    "backslashes": "\\",
-    "braces": "{",
-    "braces_closed": "}",
-    "brackets": "[",
-    "brackets_closed": "]",
-    "brackets_quoted": '["a", ',
-    "objects": '{"a": ',
-    "list_of_objects": '[{"a": 1}, ',
-    "records": '{"a": "x", "n": 1}, ',
-    "wrong_records": "0, ",
-    "zeros": "[0], ",
-    "answer_tags": "<answer>",
-    "answer_tags_closed": "</answer>",
-    "backticks": "`",
-    "fences": "```\n",
-    "json_fences": "```json\n",
-    "lean_fences": "```lean\n",
-    "quotes": '"',
-    "apostrophes": "'",
-    "commas": ",",
-    "csv_rows": "a,1\n",
-    "newlines": "\n",
-    "carriage_returns": "\r",
-    "spaces": " ",
-    "tabs": "\t",
-    "blank_then_text": " \n x",
-    "words": "a b c ",
-    "one_word": "a",
-    "hyphens": "-",
-    "bullets": "- ",
-    "stars": "*",
-    "star_words": "*a ",
-    "highlights": "**a",
-    "dots": ".",
-    "questions": "?!",
-    "abbreviations": "Mr. ",
-    "angles": "<<",
-    "angles_apart": "<< a",
-    "angle_spaces": "<  ",
-    "bracket_words": "[a ",
-    "titles": "<<a>>",
-    "comments": "/-",
-    "comments_closed": "/- a -/",
-    "dashes": "--",
-    "thinks": "<think>",
-    "thinks_closed": "</think>",
-    "digits": "9",
-    "powers": "9**",
-    "exponents": "9e9",
-    "fractions": "\\frac{1}{",
-    "surrogates": "\ud800",
-    "surrogate_pairs": "\ud83d\ude00",
-    "nulls": "\x00",
-    "controls": "\x1b[2J",
-    "bidirectional": "\u202e",
-    "combining": "e\u0301",
-    "astral": "\U0001f600",
-    "arabic": "\u0628 ",
-    "elements": "<a>",
-    "elements_empty": "<a/>",
-    "attributes": '<a b="1" ',
-    "entities": "&lt;",
-    "anchors": "&a [*a, ",
-    "yaml_lists": "- ",
-    "yaml_keys": "? ",
-    "yaml_maps": "a: ",
-    "yaml_flow": "[a, {b: ",
-    "toml_dots": "a.",
-    "toml_tables": "[[a]]\n",
-    "toml_keys": "a.b.c.d = 1\n",
-    "edits": "### pkg/a.py\n<<<<<<< SEARCH\n",
-    "edit_marks": "=======\n",
-    "final_answers": "Final Answer: [",
-    "answers": "answer: ",
-    "answer_fences": "Answer: ```",
-    "options": "Option ",
-    "sections": "Section 1",
-    "postscripts": "p. ",
-    "theorems": "theorem t : a := by ",
-    "by": ":= by\n",
-    "imports": "import os;",
-    "events": '{"event_id": 0, "start_time": "10am", "duration": 60}, ',
-    "paths": "/a",
-    "path_words": " a/b",
-    "keys": '"score_1" ',
-    "control_tokens": "<|im_end|>",
-    "delimiters": "</candidate>",
-    "labels": "[[A=B]]",
-}
+UNITS = (
+    "\\boxed{", "\\boxed{A}", "\\text{", "\\", "{", "}", "[", "]", '["a", ', '{"a": ', '[{"a": 1}, ',
+    '{"a": "x", "n": 1}, ', "0, ", "[0], ", "<answer>", "</answer>", "`", "```\n", "```json\n", "```lean\n", '"',
+    "'", ",", "a,1\n", "\n", "\r", " ", "\t", " \n x", "a b c ", "a", "-", "- ", "*", "*a ", "**a", ".", "?!",
+    "Mr. ", "<<", "<< a", "<  ", "[a ", "<<a>>", "/-", "/- a -/", "--", "<think>", "</think>", "9", "9**", "9e9",
+    "\\frac{1}{", "\ud800", "\ud83d\ude00", "\x00", "\x1b[2J", "\u202e", "e\u0301", "\U0001f600", "\u0628 ", "<a>",
+    "<a/>", '<a b="1" ', "&lt;", "&a [*a, ", "- ", "? ", "a: ", "[a, {b: ", "a.", "[[a]]\n", "a.b.c.d = 1\n",
+    "### pkg/a.py\n<<<<<<< SEARCH\n", "=======\n", "Final Answer: [", "answer: ", "Answer: ```", "Option ",
+    "Section 1", "p. ", "theorem t : a := by ", ":= by\n", "import os;",
+    '{"event_id": 0, "start_time": "10am", "duration": 60}, ', "/a", " a/b", '"score_1" ', "<|im_end|>",
+    "</candidate>", "[[A=B]]",
+)  # fmt: skip
 
-LEADS: dict[str, tuple[str, str]] = {
-    "open_angle_then_spaces": ("<", " "),
-    "quote_then_spaces": ('"', " "),
-    "bracket_then_spaces": ("[", " "),
-    "time_then_spaces": ("10am", " "),
-    "answer_then_spaces": ("Answer:", " "),
-    "box_then_spaces": ("\\boxed", " "),
-    "brackets_then_text": ("[" * 900 + '"', "a"),
-    "number_then_digits": ("[0.", "1"),
-    "fence_then_text": ("```python\n", "a "),
-    "csv_wide_header": ("a," * 2000 + "\n", "\n1"),
-}
+LEADS = (
+    ("<", " "),
+    ('"', " "),
+    ("[", " "),
+    ("10am", " "),
+    ("Answer:", " "),
+    ("\\boxed", " "),
+    ("[" * 900 + '"', "a"),
+    ("[0.", "1"),
+    ("```python\n", "a "),
+    ("a," * 2000 + "\n", "\n1"),
+)
 """A beginning, then a unit repeated, then something that does not fit."""
 
 
 def hostile(size: int, chosen: slice = slice(None)) -> dict[str, str]:
     """Answers by name, each of `size` characters or a little less: every one, or those chosen of them."""
-    return {name: _answer(name, size) for name in [*UNITS, *LEADS][chosen]}
-
-
-def _answer(name: str, size: int) -> str:
-    if name in UNITS:
-        return UNITS[name] * (size // len(UNITS[name]))
-    begin, unit = LEADS[name]
-    return begin + unit * max(1, (size - len(begin) - 1) // len(unit)) + "!"
+    answers = {repr(unit): unit * (size // len(unit)) for unit in UNITS}
+    for begin, unit in LEADS:
+        name = f"{begin[:9]!r}, then {unit!r}"
+        answers[name] = begin + unit * max(1, (size - len(begin) - 1) // len(unit)) + "!"
+    return {name: answers[name] for name in [*answers][chosen]}

@@ -38,68 +38,35 @@ def without_a_score(solution_str, ground_truth):
     return {"acc": 1.0, "pred": solution_str}
 
 
-def of_nothing(solution_str, ground_truth):
-    return {}
+def for_one(given):
+    """A function of verl's signature that always gives this."""
+    return lambda solution_str, ground_truth: given
 
 
-def a_nested_score(solution_str, ground_truth):
-    return {"score": {"acc": 1.0}}
+def for_all(give):
+    """A function of TRL's signature that gives this for so many answers."""
+    return lambda completions, **kwargs: give(len(completions))
 
 
-def no_score(solution_str, ground_truth):
-    return {"score": None}
-
-
-def a_numpy_score(solution_str, ground_truth):
-    return {"score": np.float32(0.5), "acc": np.bool_(True)}
-
-
-def dicts(completions, **kwargs):
-    return [{"score": 1.0} for _ in completions]
-
-
-def one_dict(completions, **kwargs):
-    return {"score": [1.0] * len(completions)}
-
-
-def a_word(completions, **kwargs):
-    return "no"
-
-
-def digits(completions, **kwargs):
-    return ["1"] * len(completions)
-
-
-def too_few(completions, **kwargs):
-    return [1.0]
-
-
-def too_many(completions, **kwargs):
-    return [1.0] * (len(completions) + 1)
-
-
-def a_text(completions, **kwargs):
-    return ["good"] * len(completions)
-
-
-def not_a_number(completions, **kwargs):
-    return [float("nan")] * len(completions)
-
-
-def infinite(solution_str, ground_truth):
-    return -float("inf")
-
-
-def huge(completions, **kwargs):
-    return [1e38] * len(completions)
-
-
-def beyond_float32(completions, **kwargs):
-    return [1e39] * len(completions)
-
-
-def too_large(completions, **kwargs):
-    return [10**400] * len(completions)
+of_nothing = for_one({})
+a_nested_score = for_one({"score": {"acc": 1.0}})
+no_score = for_one({"score": None})
+a_numpy_score = for_one({"score": np.float32(0.5), "acc": np.bool_(True)})
+infinite = for_one(-float("inf"))
+dicts = for_all(lambda count: [{"score": 1.0}] * count)
+one_dict = for_all(lambda count: {"score": [1.0] * count})
+a_word = for_all(lambda count: "no")
+digits = for_all(lambda count: ["1"] * count)
+too_few = for_all(lambda count: [1.0])
+too_many = for_all(lambda count: [1.0] * (count + 1))
+a_text = for_all(lambda count: ["good"] * count)
+not_a_number = for_all(lambda count: [float("nan")] * count)
+huge = for_all(lambda count: [1e38] * count)
+beyond_float32 = for_all(lambda count: [1e39] * count)
+too_large = for_all(lambda count: [10**400] * count)
+an_array = for_all(lambda count: Array([1.0] * count))
+a_numpy_number = for_all(lambda count: np.float64(2))
+one_number = for_all(lambda count: 2)
 
 
 def raises(completions, **kwargs):
@@ -117,10 +84,6 @@ def numbers(completions, **kwargs):
     if max(values) > 1e6:
         hangs(completions)
     return [value - min(values) for value in values]
-
-
-def answers_alone(completions, answer):
-    return [float(text == key) for text, key in zip(completions, answer, strict=True)]
 
 
 def of_tokens(completions, completion_ids, **kwargs):
@@ -142,22 +105,6 @@ class Array:
 
     def tolist(self):
         return self.values
-
-
-def an_array(completions):
-    return Array([1.0] * len(completions))
-
-
-def a_numpy_number(completions):
-    return np.float64(2)
-
-
-def one_number(completions):
-    return 2
-
-
-def an_option(completions, trainer_state=None):
-    return [1.0] * len(completions)
 
 
 LIMIT = 3

@@ -6,28 +6,13 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from nemotron_steps.environments import http_client
 from nemotron_steps.environments.http_client import HttpStatusError, JsonClient, ServerUnreachableError
-from nemotron_steps.environments.http_server import EventStream, HttpServer, Reply, Request
-from nemotron_steps.environments.loop_thread import LoopThread
-
-Answer = Callable[[Request], Awaitable[Reply | EventStream]]
-
-
-@contextmanager
-def serving(answer: Answer) -> Iterator[HttpServer]:
-    server, thread = HttpServer(answer), LoopThread("test-server")
-    thread.run(server.start())
-    try:
-        yield server
-    finally:
-        thread.run(server.stop())
-        thread.stop()
+from nemotron_steps.environments.http_server import EventStream, Reply, Request
+from tests.environments.served import serving
 
 
 async def echo(request: Request) -> Reply:
@@ -147,34 +132,6 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     monkeypatch.setattr(http_client.asyncio, "sleep", note)
     monkeypatch.setattr(http_client.random, "uniform", lambda low, high: high)
     return taken
-
-
-def test_pauses_between_attempts_double_up_to_half_a_minute(pauses: list[float]) -> None:
-    async def busy(request: Request) -> Reply:
-        return Reply(503, {})
-
-    with serving(busy) as server:
-        client = JsonClient(server.url, retries=7, backoff_s=1.0)
-        with pytest.raises(ServerUnreachableError, match="failed 8 times"):
-            asyncio.run(client.get("/"))
-        client.close()
-    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
-
-
-@pytest.mark.parametrize(("status", "asked"), [(404, 1), (499, 1), (500, 2), (503, 2)])
-def test_a_server_is_ready_with_its_first_answer_that_is_no_failure_of_its_own(
-    status: int, asked: int, pauses: list[float]
-) -> None:
-    answers = [status, 200]
-
-    async def starting(request: Request) -> Reply:
-        return Reply(answers.pop(0), {})
-
-    with serving(starting) as server:
-        client = JsonClient(server.url, ready_path="/health")
-        client.wait_until_ready(60.0)
-        client.close()
-    assert len(answers) == 2 - asked and pauses == [1.0] * (asked - 1)
 
 
 @pytest.mark.parametrize(

@@ -19,30 +19,6 @@ async def answered(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(int(length))
 
 
-def test_a_handler_gets_the_path_as_it_was_sent_small_header_names_and_the_body() -> None:
-    seen: list[Request] = []
-
-    async def answer(request: Request) -> Reply:
-        seen.append(request)
-        return Reply(200, {})
-
-    async def body() -> None:
-        server = HttpServer(answer)
-        await server.start()
-        host, port = server.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        head = f"PUT /a%2Fb%20c?x=1 HTTP/1.1\r\nHost: {host}:{port}\r\nX-One: Two\r\nContent-Length: 3\r\n\r\n"
-        writer.write(head.encode() + b"abc")
-        await answered(reader)
-        writer.close()
-        await server.stop()
-
-    asyncio.run(body())
-    (request,) = seen
-    assert (request.method, request.path, request.body) == ("PUT", "/a%2Fb%20c", b"abc")
-    assert request.headers["x-one"] == "Two" and all(name == name.lower() for name in request.headers)
-
-
 def test_a_server_that_stops_closes_every_connection_and_cancels_what_still_runs() -> None:
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
@@ -116,26 +92,3 @@ def test_what_still_runs_is_cancelled_before_the_last_word_and_the_thread_ends(s
     thread._thread.join(10)
     assert done == ["cancelled", "last", "generator"] and task.cancelled()
     assert not thread._thread.is_alive() and thread.loop.is_closed()
-
-
-def test_what_runs_there_is_awaited_on_another_loop_and_cancelled_with_who_awaits_it() -> None:
-    thread = LoopThread("kept")
-    ended = threading.Event()
-
-    async def there() -> str:
-        return threading.current_thread().name
-
-    async def never() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    async def ask() -> None:
-        assert await thread.answer(there()) == "kept"
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(thread.answer(never()), 0.05)
-
-    asyncio.run(ask())
-    assert ended.wait(10)
-    thread.stop()

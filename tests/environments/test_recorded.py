@@ -18,10 +18,9 @@ from nemotron_steps.environments.base import (
     RowError,
     Session,
 )
-from nemotron_steps.environments.judged.judges import JudgeLostError
 from nemotron_steps.environments.recorded import Regraded, RowsByPrompt, prompt_key, regrade
 from nemotron_steps.environments.responses import message_item
-from nemotron_steps.errors import DataError, UnsupportedError
+from nemotron_steps.errors import DataError
 
 
 def rollout(question: str = "q", answer: str = "a", **more: Any) -> dict[str, Any]:
@@ -117,24 +116,6 @@ def test_a_recorded_reward_that_is_no_finite_float32_is_refused_with_its_line(re
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "agrees"),
-    [
-        (1.0, 1.0, True),
-        (1.0, 0.9, True),
-        (1.0, 0.89, False),
-        (None, None, True),
-        (None, 0.0, False),
-        (0.0, None, False),
-    ],
-)
-def test_rewards_agree_within_the_tolerance_or_where_neither_is_there(
-    before: float | None, now: float | None, agrees: bool
-) -> None:
-    verdict = GradeResult(now) if now is not None else GradeResult.failed("lost")
-    assert Regraded("f:1", before, verdict).agrees(0.1 + 1e-12) is agrees
-
-
-@pytest.mark.parametrize(
     ("broken", "field"),
     [
         ({"response": None}, "response.output"),
@@ -150,13 +131,6 @@ def test_what_is_no_recording_is_refused(broken: dict[str, Any], field: str) -> 
     assert caught.value.where == f"f:0 field {field}"
 
 
-def test_an_agent_server_grades_no_recording() -> None:
-    environment = Grader(agent=True)
-    with pytest.raises(UnsupportedError, match="its agent's own verdict"):
-        graded(environment, [rollout()])
-    assert environment.done == []
-
-
 def test_a_rollout_gets_back_the_fields_of_the_row_that_it_begins_with() -> None:
     rows = [({"responses_create_params": {"input": text}, "key": text, "reward": 9}, f"f:{text}") for text in "ab"]
     known = RowsByPrompt([*rows, rows[0]])
@@ -169,40 +143,6 @@ def test_a_rollout_gets_back_the_fields_of_the_row_that_it_begins_with() -> None
     with pytest.raises(DataError, match="must be an object with `input`"):
         prompt_key({}, "f:1")
     assert prompt_key(rollout("a", "b"), "") == prompt_key(rows[0][0], "") != prompt_key(rows[1][0], "")
-
-
-def test_sessions_are_released_where_judging_raises() -> None:
-    class Raises(Grader):
-        async def verify_group(self, *_: Any) -> list[GradeResult]:
-            raise JudgeLostError("it is dead")
-
-    environment = Raises(groups=True)
-    with pytest.raises(JudgeLostError):
-        graded(environment, [rollout(), rollout()])
-    assert environment.done == ["start", "release", "release", "close"]
-
-
-def test_who_stops_listening_ends_what_is_still_graded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "_AT_ONCE", 2)
-
-    class Slow(Grader):
-        async def verify_group(self, row: Row, responses: Any, sessions: Any) -> list[GradeResult]:
-            if self.seen:
-                try:
-                    await asyncio.Event().wait()
-                finally:
-                    self.done.append("ended")
-            return await super().verify_group(row, responses, sessions)
-
-    environment = Slow()
-
-    async def run() -> None:
-        rollouts = regrade(environment, [(rollout(), f"f:{n}") for n in range(4)])
-        await anext(rollouts)
-        await rollouts.aclose()
-
-    asyncio.run(asyncio.wait_for(run(), 10))
-    assert environment.done[-1] == "close" and environment.done.count("release") == 1 + environment.done.count("ended")
 
 
 def test_rows_are_checked_with_what_the_environment_is_configured_with() -> None:

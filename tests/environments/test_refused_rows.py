@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from nemotron_steps.errors import DataError
-from tests.environments.cases import CASES, build
+from tests.environments.cases import CASES, SINGLE, build
 
 WITHOUT_TEXT = {"responses_create_params": {"input": [{"role": "user", "content": " "}]}}
+
+
+def call(name: str, arguments: str) -> dict[str, str]:
+    return {"type": "function_call", "name": name, "arguments": arguments}
 
 
 BEGUN = {"responses_create_params": {"input": [{"role": role, "content": "x"} for role in ("user", "assistant")]}}
@@ -38,22 +42,10 @@ BEGUN = {"responses_create_params": {"input": [{"role": role, "content": "x"} fo
         ("math_formal_lean", {"formal_statement": "theorem t : a = a"}, "formal_statement"),
         ("multichallenge", {"rubric": [{"question": "q", "pass_criteria": "MAYBE"}]}, "rubric[0].pass_criteria"),
         ("over_refusal_detection", {"safe_prompt": "", **WITHOUT_TEXT}, "safe_prompt"),
-        ("single_step_tool_use_with_argument_comparison", {"expected_action": {"type": "x"}}, "expected_action.type"),
-        (
-            "single_step_tool_use_with_argument_comparison",
-            {"expected_action": {"type": "function_call_batch", "calls": []}},
-            "expected_action.calls",
-        ),
-        (
-            "single_step_tool_use_with_argument_comparison",
-            {"expected_action": {"type": "function_call", "name": "f", "arguments": "[1]"}},
-            "expected_action",
-        ),
-        (
-            "single_step_tool_use_with_argument_comparison",
-            {"expected_action": {"type": "function_call", "name": "", "arguments": "{}"}},
-            "expected_action",
-        ),
+        (SINGLE, {"expected_action": {"type": "x"}}, "expected_action.type"),
+        (SINGLE, {"expected_action": {"type": "function_call_batch", "calls": []}}, "expected_action.calls"),
+        (SINGLE, {"expected_action": call("f", "[1]")}, "expected_action"),
+        (SINGLE, {"expected_action": call("", "{}")}, "expected_action"),
         *(
             ("code_gen", {"verifier_metadata": {"unit_tests": tests}}, field)
             for tests, field in (
@@ -95,16 +87,8 @@ BEGUN = {"responses_create_params": {"input": [{"role": role, "content": "x"} fo
         ("math_with_judge", {"expected_answer": r"$\text{}$"}, "expected_answer"),
         ("math_with_judge", {"expected_answer": "}"}, "expected_answer"),
         ("reasoning_gym/knights_knaves", {"metadata": {"source_dataset": "complex_arithmetic"}}, "metadata"),
-        (
-            "single_step_tool_use_with_argument_comparison",
-            {"expected_action": {"type": "function_call_batch", "calls": ["f"]}},
-            "expected_action.calls",
-        ),
-        (
-            "single_step_tool_use_with_argument_comparison",
-            {"expected_action": {"type": "function_call", "name": "f", "arguments": '{"x": NaN}'}},
-            "expected_action",
-        ),
+        (SINGLE, {"expected_action": {"type": "function_call_batch", "calls": ["f"]}}, "expected_action.calls"),
+        (SINGLE, {"expected_action": call("f", '{"x": NaN}')}, "expected_action"),
         *(
             ("structured_outputs/json", {"schema_str": json.dumps(schema)}, "schema_str")
             for schema in (
@@ -123,11 +107,7 @@ BEGUN = {"responses_create_params": {"input": [{"role": role, "content": "x"} fo
         ("structured_outputs/json", {"schema_str": "[1]"}, "schema_str"),
         ("structured_outputs/json", {"schema_str": '{"type": "nothing"}'}, "schema_str"),
         ("structured_outputs/tool_call", {"tool_name": ""}, "tool_name"),
-        (
-            "swe_pivot",
-            {"expected_action": {"type": "function_call", "name": "f", "arguments": "no object"}},
-            "expected_action.arguments",
-        ),
+        ("swe_pivot", {"expected_action": call("f", "no object")}, "expected_action.arguments"),
         ("swerl_gen", {"mode": "guess"}, "mode"),
         ("terminus_judge", {"metadata": {"harness": "mine"}}, "metadata.harness"),
         ("terminus_judge", {"expected_answer": "ls"}, "expected_answer"),

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic_core import to_jsonable_python
 
-from nemotron_steps.environments import agents, catalog, registry
+from nemotron_steps.environments import catalog, registry
 from nemotron_steps.environments.base import Environment, EnvironmentConfig
-from nemotron_steps.errors import ConfigError, DataError, UnknownNameError, UnsupportedError
+from nemotron_steps.errors import ConfigError, UnknownNameError, UnsupportedError
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
 from nemotron_steps.sandbox.containers import ContainerSandbox
 
@@ -20,34 +20,6 @@ def test_every_built_in_name_is_its_class(name: str) -> None:
     found = registry.environment_class(name)
     assert issubclass(found, Environment)
     assert found.name == name
-
-
-@pytest.mark.parametrize(
-    ("agent", "environment"),
-    [
-        ("genrm_compare", "genrm_compare"),
-        ("genrm_compare_simple_agent", "genrm_compare"),
-        ("reasoning_gym", "reasoning_gym"),
-        ("structured_outputs_v4_simple_agent", "structured_outputs"),
-        ("swe_pivot_tool_simulation_agent", "swe_pivot"),
-        ("terminal_pivot_simple_agent", "terminus_judge"),
-        ("remote_agent_v2", "remote_agent"),  # not remote, which is shorter
-        ("mcqa_resources_server", "mcqa"),
-        ("my_mcqa_agent", "mcqa"),
-    ],
-)
-def test_agents_are_routed_to_environments(agent: str, environment: str) -> None:
-    row = {"agent_ref": {"type": "responses_api_agents", "name": agent}}
-    assert agents.route(row, "f:1") == environment
-
-
-def test_a_row_without_an_agent_or_with_an_unknown_one_is_refused() -> None:
-    with pytest.raises(DataError) as caught:
-        agents.route({}, "f.jsonl:3")
-    assert caught.value.where == "f.jsonl:3 field agent_ref.name"
-    with pytest.raises(DataError, match="no environment here serves") as caught:
-        agents.route({"agent_ref": {"name": "nobody_simple_agent"}}, "f:1")
-    assert "nobody_simple_agent.environment=NAME" in caught.value.hints[0]
 
 
 def test_an_unknown_name_gets_the_nearest_ones() -> None:
@@ -84,13 +56,6 @@ def test_programs_run_in_the_sandbox_and_the_image_that_the_settings_name(name: 
     assert (made.sandbox.engine, made.sandbox.image) == ("podman", "an/image:1")
     plain = environment(registry.settings_of(name, {}), {})
     assert isinstance(plain.sandbox, BubblewrapSandbox)
-
-
-def test_judges_that_are_missing_are_named() -> None:
-    with pytest.raises(ConfigError) as caught:
-        registry.create("multichallenge")
-    (hint,) = caught.value.hints
-    assert hint.startswith("env.nemo_gym.") and hint.endswith(".responses_api_models.vllm_model.model=PATH")
 
 
 def test_the_layer_is_light() -> None:
@@ -134,17 +99,6 @@ def test_settings_are_told_with_their_defaults_and_whether_they_are_needed(name:
         default = None if field.is_required() else field.get_default(call_default_factory=True)
         assert told[key].default == to_jsonable_python(default)
         assert told[key].text or not told[key].required
-
-
-def test_a_needed_setting_and_one_with_a_default() -> None:
-    told = {setting.name: setting for setting in catalog.described("reward_function").settings}
-    assert told["functions"].required and not told["max_steps"].required
-
-
-def test_the_agents_of_an_environment_are_those_that_lead_to_it() -> None:
-    assert catalog.agents_of("genrm_compare") == ("genrm_simple_agent_reasoning_off", "genrm_simple_agent")
-    assert catalog.agents_of("workplace_assistant") == ("workplace_assistant_simple_agent",)
-    assert catalog.agents_of("calendar") == ()
 
 
 def test_an_agent_that_needs_a_server_says_so_and_what_it_would_be() -> None:

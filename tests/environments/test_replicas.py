@@ -94,16 +94,6 @@ def test_questions_go_to_the_least_loaded_server_and_in_turn() -> None:
         judge.close()
 
 
-def test_a_lost_server_is_asked_last_however_much_the_others_have_to_do() -> None:
-    async def order() -> list[str]:
-        equal = http_client.Replicas(["a", "b", "c"], 4, lambda _: asyncio.sleep(60))
-        first, second, third = equal.all
-        first.lost, second.in_flight, third.in_flight = True, 3, 2
-        return [each.url for each in equal.in_order()]
-
-    assert asyncio.run(order()) == ["c", "b", "a"]
-
-
 def test_a_server_killed_under_its_questions_is_routed_around_and_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -151,38 +141,6 @@ def test_a_server_lost_while_a_question_waited_has_the_last_word_where_no_other_
         client = JsonClient([a.url, b.url], timeout_s=1.0, retries=0, max_concurrency=1)
         assert asyncio.run(body(b, client)) == "b"
         client.close()
-
-
-def test_a_server_lost_again_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_client, "LOST_FOR_S", 0.0)
-    waiting: list[str] = []
-
-    async def ready(replica: http_client.Replica) -> None:
-        waiting.append(replica.url)
-        try:
-            await asyncio.Event().wait()
-        finally:
-            waiting.remove(replica.url)
-
-    async def body() -> None:
-        equal = http_client.Replicas(["http://a", "http://b"], 1, ready)
-        (a, _) = equal.all
-        for _ in range(3):
-            equal.find(a)
-            equal.lose(a, "it hangs")
-            await asyncio.sleep(0.05)
-            assert waiting == ["http://a"]
-
-    asyncio.run(body())
-
-
-def test_a_server_that_fails_every_question_is_routed_around(caplog: pytest.LogCaptureFixture) -> None:
-    with servers("a", "b") as ((a, b), asked):
-        b.status = 500
-        judge = HttpJudge([a.url, b.url], "judge", retries=0)
-        assert [asyncio.run(ask(judge)) for _ in range(5)] == ["a"] * 5
-        judge.close()
-    assert asked["b"] == 1 and "HTTP 500" in warnings(caplog)[0]
 
 
 def test_all_servers_dead_is_one_error_that_names_each_and_never_a_reward() -> None:
@@ -247,41 +205,3 @@ def test_a_run_begins_with_the_servers_that_are_ready(
     assert [text.partition(";")[0] for text in warnings(caplog)] == [f"{b.url} gives no answer (not ready yet)"]
     assert str(caught.value.found).count("not ready after 0.2 s") == 2
     assert "`judge` gave no answer" in caught.value.what
-
-
-def test_a_server_that_is_ready_soon_after_the_first_is_waited_for(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Slow(Server):
-        async def _answer(self, request: Request) -> Reply:
-            await asyncio.sleep(0.2)
-            return await super()._answer(request)
-
-    monkeypatch.setattr(http_client, "READY_GRACE_S", 30.0)
-    asked: Counter[str] = Counter()
-    a, b = Server("a", asked), Slow("b", asked)
-    try:
-        judge = HttpJudge([a.url, b.url], "judge", retries=0)
-        started = time.monotonic()
-        judge.wait_until_ready(60.0)
-        assert time.monotonic() - started < 15.0  # the rest of the grace is nobody's
-        assert sorted(asyncio.run(ask(judge)) for _ in range(2)) == ["a", "b"]
-        judge.close()
-    finally:
-        a.kill()
-        b.kill()
-    assert warnings(caplog) == []
-
-
-def test_a_judge_without_a_name_is_called_what_its_servers_list() -> None:
-    with servers("a", "b") as ((a, b), _):
-        judge = HttpJudge([a.url, b.url], "", retries=0)
-        judge.ask_for_listed_model()
-        assert judge.model == "judge"
-        judge.close()
-    nameless = HttpJudge(a.url, "", retries=0)
-    with pytest.raises(JudgeUnavailableError, match="lists no model"):
-        nameless.ask_for_listed_model()
-    with pytest.raises(JudgeUnavailableError, match="a judge gave no answer"):
-        nameless.wait_until_ready(0.1)
-    nameless.close()

@@ -109,22 +109,3 @@ def test_a_rollout_is_read_from_its_items_in_their_order() -> None:
     assert (found.truncated, found.num_answer_tokens, found.num_reasoning_tokens) == (True, 2, 3)
     assert found.output == items and found.output[0] is not items[0]
     assert Response.from_output([]).text == "" and not Response.from_output([]).truncated
-
-
-def test_a_call_whose_arguments_are_no_text_is_read_all_the_same() -> None:
-    deep: Any = {}
-    for _ in range(5000):
-        deep = [deep]
-    calls = [{"type": "function_call", "name": "f", "arguments": value} for value in ({"a": 1}, deep, 10**5000)]
-    assert [call.arguments for call in Response.from_output(calls).tool_calls] == ["{'a': 1}", "list", "int"]
-
-
-def test_a_text_is_an_answer_after_its_reasoning() -> None:
-    found = Response.from_text("<think>r</think>a", truncated=True, num_answer_tokens=2, num_reasoning_tokens=3)
-    assert (found.text, found.reasoning, [item["type"] for item in found.output]) == (
-        "a",
-        "r",
-        ["reasoning", "message"],
-    )
-    assert (found.truncated, found.num_answer_tokens, found.num_reasoning_tokens) == (True, 2, 3)
-    assert [item["type"] for item in Response.from_text("a").output] == ["message"]

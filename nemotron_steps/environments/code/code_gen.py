@@ -27,7 +27,7 @@ from nemotron_steps.environments.base import (
     RowError,
     Session,
 )
-from nemotron_steps.environments.line_worker import WALL_FACTOR
+from nemotron_steps.environments.grading_pool import WALL_FACTOR
 from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN, content_text
 from nemotron_steps.environments.text.extraction import fenced_blocks
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, create_sandbox
@@ -223,15 +223,15 @@ class CodeGen(Environment):
             raise RowError(where, "texts as inputs, outputs and fn_name", repr(tests)[:80])
         if not tests.inputs or len(tests.inputs) != len(tests.outputs):
             raise RowError(where, "as many inputs as outputs", f"{len(tests.inputs)} and {len(tests.outputs)}")
-        if tests.function is not None:
-            lines = [
-                ("inputs", i, line) for i, each in enumerate(tests.inputs) for line in each.split("\n") if line.strip()
-            ]
-            for name, index, text in (*lines, *(("outputs", i, each) for i, each in enumerate(tests.outputs))):
-                try:
-                    json.loads(text)
-                except (ValueError, RecursionError) as error:
-                    raise RowError(f"{where}.{name}[{index}]", "JSON", text[:80]) from error
+        if tests.function is None:
+            return
+        texts = [("inputs", i, line) for i, each in enumerate(tests.inputs) for line in each.split("\n")]
+        texts = [(name, i, line) for name, i, line in texts if line.strip()]
+        for name, index, text in (*texts, *(("outputs", i, each) for i, each in enumerate(tests.outputs))):
+            try:
+                json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise RowError(f"{where}.{name}[{index}]", "JSON", text[:80]) from error
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 if every test passes, 0 if not, the penalty for broken thinking tags."""
@@ -267,17 +267,13 @@ class CodeGen(Environment):
             "output": OUTPUT_PER_TEST,
         }
         seconds = config.unit_test_timeout_secs * (len(tests.inputs) + WALL_FACTOR) + 10.0
-        result = await self.sandbox.run(
-            code=HARNESS,
-            stdin=json.dumps(job),
-            files=files,
-            limits=Limits(
-                wall_s=seconds,
-                cpu_s=int(seconds) + 1,
-                memory_bytes=config.memory_mib * MIB,
-                output_bytes=OUTPUT_PER_TEST * 2 * len(tests.inputs),
-            ),
+        limits = Limits(
+            wall_s=seconds,
+            cpu_s=int(seconds) + 1,
+            memory_bytes=config.memory_mib * MIB,
+            output_bytes=OUTPUT_PER_TEST * 2 * len(tests.inputs),
         )
+        result = await self.sandbox.run(code=HARNESS, stdin=json.dumps(job), files=files, limits=limits)
         # Outputs may have megabytes, so they are compared off the event loop.
         return await asyncio.to_thread(_first_problem, result, tests)
 
@@ -316,10 +312,7 @@ def extract_program(text: str) -> str | None:
 
 
 def breaks_thinking_tags(response: Response) -> bool:
-    """Thinking tags in the answer, or more than one pair in the reasoning.
-
-    Where the reasoning was taken apart upstream (a reasoning item), a tag in any message is a stray one.
-    """
+    """Thinking tags in the answer, or more than one pair in the reasoning; a tag beside a reasoning item is stray."""
     tags = (THINK_OPEN, THINK_CLOSE)
     answers = [response.text]
     if any(item.get("type") == "reasoning" for item in response.output):
@@ -346,18 +339,14 @@ def _matches(output: str, expected: str, is_json: bool) -> bool:
             return bool(json.loads(output) == json.loads(expected))
         except (ValueError, RecursionError):
             return False
-    got, want = _lines(output), _lines(expected)
-    return len(got) == len(want) and all(map(_same_line, got, want))
-
-
-def _lines(text: str) -> list[str]:
-    return [line.strip() for line in text.strip().split("\n")]
-
-
-def _same_line(got: str, want: str) -> bool:
-    if got == want:
-        return True
+    got, want = ([line.strip() for line in text.strip().split("\n")] for text in (output, expected))
+    if len(got) != len(want):
+        return False
     try:
-        return [Decimal(token) for token in got.split()] == [Decimal(token) for token in want.split()]
+        return all(mine == right or _numbers(mine) == _numbers(right) for mine, right in zip(got, want, strict=True))
     except InvalidOperation:
         return False
+
+
+def _numbers(line: str) -> list[Decimal]:
+    return [Decimal(token) for token in line.split()]

@@ -106,21 +106,16 @@ class MathFormalLean(Environment):
             told = subprocess.run([launcher, "--print-prefix"], cwd=folder, capture_output=True, text=True)
             prefix = told.stdout.strip()
         shown = tuple(filter(None, (prefix, folder)))
-        options: dict[str, Any] = (
-            {"image": self.config.sandbox_image} if self.config.sandbox_image else {"read_only": shown}
-        )
+        image = self.config.sandbox_image
+        options: dict[str, Any] = {"image": image} if image else {"read_only": shown}
         self.sandbox = create_sandbox(self.config.sandbox, **options)
-        self._found = bool(prefix or self.config.sandbox_image)
+        self._found = bool(prefix or image)
         tools = f"{prefix}/bin/" if prefix else ""
         self._lean = [f"{tools}lake", "--dir", folder, "env", f"{tools}lean"] if folder else [f"{tools}lean"]
         self._stated: dict[str, bytes] = {}
 
     async def start(self) -> None:
-        """Probe the sandbox and check a trivial proof in it.
-
-        Raises:
-            UnsupportedError: Lean is not installed, or does not run there.
-        """
+        """Probe the sandbox and check a trivial proof in it."""
         found = "no `lean` on PATH, or no folder `lean_project`"
         if self._found:
             await self.sandbox.start()
@@ -169,19 +164,15 @@ class MathFormalLean(Environment):
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 if the last proof is accepted, else 0."""
         state: dict[str, Any] = session.state or {"corrections": 0, "last": None}
-        last = state["last"]
-        if last is not None and last[0] == response.text:
-            _, accepted, message = last
-        else:
-            accepted, message = await self._grade(row, response.text)
+        text, *graded = state["last"] or (None,)
+        accepted, message = graded if text == response.text else await self._grade(row, response.text)
         components = {"corrections": float(state["corrections"])}
         return GradeResult(float(accepted), components, details={"compiler": message[-2000:]})
 
     async def _grade(self, row: Row, text: str) -> tuple[bool, str]:
+        """(whether Lean accepts the proof in a text, what it says)"""
         proof = extract_proof(text)
-        if proof is None:
-            return False, "The answer holds no proof."
-        return await self._compile(row, proof)
+        return (False, "The answer holds no proof.") if proof is None else await self._compile(row, proof)
 
     async def _compile(self, row: Row, proof: str) -> tuple[bool, str]:
         source = assemble(row, "sorry")
@@ -226,10 +217,9 @@ class MathFormalLean(Environment):
 
 
 def extract_proof(text: str) -> str | None:
-    """What follows `:=` in the last theorem of the last Lean block (of the whole text, where it has no block).
+    """What follows `:=` in the last theorem of the last Lean block, or of the whole text; None where nothing does.
 
-    Where there is no theorem, the whole is taken for tactics. Only the proof is taken, up to the next command: the
-    statement is the row's, so restating an easier one gains nothing. None where nothing is left.
+    Only the proof, up to the next command: the statement is the row's, so restating an easier one gains nothing.
     """
     blocks = fenced_blocks(text)
     tagged = ([content for info, content in blocks if info.lower() in tags] for tags in LEAN_TAGS)
@@ -257,10 +247,7 @@ def extract_proof(text: str) -> str | None:
 
 
 def without_comments(code: str) -> str:
-    """Lean code with its comments, which nest, turned into spaces; every other character keeps its place.
-
-    Strings are not known here: what looks like a comment inside of one is taken for one.
-    """
+    """Lean code with its comments, which nest, turned into spaces; every other character keeps its place."""
     kept, end = [], 0
     while (comment := _COMMENT_BEGIN.search(code, end)) is not None:
         kept.append(code[end : comment.start()])

@@ -131,23 +131,18 @@ class SwerlGen(Environment):
 
         task = hashlib.sha256(json.dumps([row["metadata"]["image"], instance], sort_keys=True).encode()).hexdigest()
         graded = await self._grader.grade(task, prepare, str(instance["test_script"]), None)
-        components = {
-            "extracted": 1.0,
-            "finished": float(graded.outcome is Outcome.EXITED),
-            "proved": len(asked & graded.proved) / len(asked),
-        }
-        if graded.outcome is not Outcome.EXITED:
-            return GradeResult(0.0, components, details={"patch": patch, "outcome": graded.outcome.value})
-        return GradeResult(resolution(graded.passed, asked, kept), components, details={"patch": patch})
+        finished = graded.outcome is Outcome.EXITED
+        components = {"extracted": 1.0, "finished": float(finished), "proved": len(asked & graded.proved) / len(asked)}
+        reward = resolution(graded.passed, asked, kept) if finished else 0.0
+        return GradeResult(reward, components, details={"patch": patch, "outcome": graded.outcome.value})
 
     async def _reproduction(self, row: Row, text: str) -> GradeResult:
         blocks = [content for info, content in fenced_blocks(text) if info.lower() in ("", "python")]
         if not blocks:
             return GradeResult(0.0, {"extracted": 0.0})
         known = str(row["instance"]["patch"])
-        codes = {
-            name: await self._exit_code(row, blocks[-1], patch) for name, patch in (("as it is", ""), ("mended", known))
-        }
+        patches = {"as it is": "", "mended": known}
+        codes = {name: await self._exit_code(row, blocks[-1], patch) for name, patch in patches.items()}
         if codes == REPRODUCED:
             # A script that only looks whether something has been changed calls this mended, too.
             codes["with a comment"] = await self._exit_code(row, blocks[-1], "", commented=_PATCHED.findall(known))
@@ -238,16 +233,9 @@ def edits_in(body: str) -> list[tuple[str, str, str]] | None:
 
 
 def make_patch(files: Mapping[str, str], body: str, strip: int = 0) -> str | None:
-    """SEARCH/REPLACE edits as one unified diff.
+    """SEARCH/REPLACE edits as one unified diff, None where it changes nothing or names what is not there.
 
-    A search text is looked for where lines begin, and the first place is taken; all are looked for in the files as
-    they were.
-
-    Args:
-        strip: leading parts of the files' paths that the repository's own paths lack.
-
-    Returns:
-        None when there are no edits, one names another file or nothing that is there, or nothing changes.
+    The first place counts where a search text begins a line; all are looked for in the files as they were.
     """
     edits = edits_in(body)
     if not edits:

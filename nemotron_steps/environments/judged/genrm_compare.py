@@ -82,11 +82,7 @@ def pairs(strategy: Strategy, n: int) -> list[tuple[int, int]]:
 
 
 def parse_reply(text: str, default_score: float, default_ranking: float) -> tuple[float, float, float] | None:
-    """(score_1, score_2, ranking) of a judge's reply: the first valid fenced JSON, else the last valid object.
-
-    Valid: an object (or its `overall`) with at least one of the three keys, each a number in its range; an absent key
-    takes its default. None when nothing valid is there.
-    """
+    """(score_1, score_2, ranking) of a judge's reply: the first valid fenced JSON, else the last valid object."""
     for fence in _FENCE.finditer(text):
         for raw, value in json_values(fence.group(1), "{"):
             found = _scores(raw, value, default_score, default_ranking)
@@ -107,12 +103,9 @@ def _scores(
     present = [key for key in ("score_1", "score_2", "ranking") if key in value and f'"{key}"' in raw]
     if not present:
         return None
-    score_1 = _number(value.get("score_1", default_score), SCORE_RANGE)
-    score_2 = _number(value.get("score_2", default_score), SCORE_RANGE)
+    score_1, score_2 = (_number(value.get(key, default_score), SCORE_RANGE) for key in ("score_1", "score_2"))
     ranking = _number(value.get("ranking", default_ranking), RANKING_RANGE)
-    if score_1 is None or score_2 is None or ranking is None:
-        return None
-    return score_1, score_2, ranking
+    return None if score_1 is None or score_2 is None or ranking is None else (score_1, score_2, ranking)
 
 
 def _number(value: Any, bounds: tuple[float, float]) -> float | None:
@@ -126,10 +119,7 @@ def _number(value: Any, bounds: tuple[float, float]) -> float | None:
 
 
 def base_scores(comparisons: Sequence[Comparison], n: int, default_score: float) -> list[float]:
-    """Mean score of each of n answers over its comparisons; ties are broken by the ranking.
-
-    Where score_1 equals score_2, score_1 gains 3.5 - ranking and score_2 loses it (simple_tiebreaker).
-    """
+    """Mean score of each of n answers over its comparisons; ties are broken by the ranking."""
     totals = [0.0] * n
     counts = [0] * n
     for item in comparisons:
@@ -142,18 +132,13 @@ def base_scores(comparisons: Sequence[Comparison], n: int, default_score: float)
 
 
 def shortest_bonus(scores: Sequence[float], lengths: Sequence[int], bonus: float, top_percentile: float) -> list[float]:
-    """`bonus` for the answer with the shortest non-zero length, if its score is among the top; zeros elsewhere.
-
-    The threshold is the sorted-descending score at max(0, int(n * top_percentile) - 1). Of equals the first wins.
-    """
+    """`bonus` for the answer with the shortest non-zero length, if its score is among the top; zeros elsewhere."""
     gained = [0.0] * len(scores)
     candidates = [index for index, length in enumerate(lengths) if length > 0]
-    if not candidates or bonus == 0.0:
-        return gained
-    threshold = sorted(scores, reverse=True)[max(0, int(len(scores) * top_percentile) - 1)]
-    shortest = min(candidates, key=lambda index: lengths[index])
-    if scores[shortest] >= threshold:
-        gained[shortest] = bonus
+    if candidates and bonus:
+        threshold = sorted(scores, reverse=True)[max(0, int(len(scores) * top_percentile) - 1)]
+        shortest = min(candidates, key=lambda index: lengths[index])
+        gained[shortest] = bonus if scores[shortest] >= threshold else 0.0
     return gained
 
 
@@ -175,10 +160,8 @@ def style_density(text: str) -> float:
 
 
 class GenrmCompareConfig(EnvironmentConfig):
-    """Settings, named as in public NeMo-Gym configs.
-
-    Lengths are characters of the stripped text, as there. Style is markdown marks per character.
-    """
+    """Settings, named as in public NeMo-Gym configs. Lengths are characters of the stripped text, as there; style is
+    markdown marks per character."""
 
     comparison_strategy: Strategy = "circular"
     """Which answers are compared: each with the next one, in a circle, or all pairs."""
@@ -296,11 +279,8 @@ class GenrmCompare(Environment):
         return comparison_messages(conversation(row), answer_1, answer_2, principle, self.config.layout)
 
     def aggregate(self, responses: Sequence[Response], comparisons: Sequence[Comparison]) -> list[GradeResult]:
-        """Base scores, bonuses and group terms of a group of at least two.
-
-        An answer without content earns no bonus and never more than any answer with content: being the shortest
-        must not pay for saying nothing.
-        """
+        """Scores of a group. Being the shortest must not pay for saying nothing: an answer without content earns no
+        bonus and never more than any with content."""
         config = self.config
         n = len(responses)
         empty = [is_contentless(response.text) for response in responses]
@@ -327,12 +307,16 @@ class GenrmCompare(Environment):
             "tiebreak_rate": sum(c.score_1 == c.score_2 for c in comparisons) / len(comparisons),
             "parse_failure_rate": sum(not c.parsed for c in comparisons) / len(comparisons),
         }
+        notes: list[list[Note]] = [[] for _ in responses]
+        for c in comparisons:
+            for place, k in ((1, c.i), (2, c.j)):
+                notes[k].append({"compared": f"as answer {place} of 2", **c.note} if c.note else {})
         return [
             GradeResult(
                 rewards[k],
                 {"base_score": base[k], "contentless": float(empty[k]), **shared}
                 | {key: term[k] for key, term in terms.items()},
-                details={JUDGE_NOTES: _notes_on(k, comparisons)},
+                details={JUDGE_NOTES: [note for note in notes[k] if note][:MAX_NOTES]},
             )
             for k in range(n)
         ]
@@ -345,9 +329,3 @@ class GenrmCompare(Environment):
             if found is not None:
                 return Comparison(i, j, *found, note=note_of(reply))
         return Comparison(i, j, config.default_score, config.default_score, config.default_ranking, parsed=False)
-
-
-def _notes_on(k: int, comparisons: Sequence[Comparison]) -> list[Note]:
-    """What the judge said in the first comparisons of answer k, and as which of the two it was shown k."""
-    own = [c for c in comparisons if k in (c.i, c.j) and c.note]
-    return [{"compared": f"as answer {1 if c.i == k else 2} of 2", **c.note} for c in own[:MAX_NOTES]]

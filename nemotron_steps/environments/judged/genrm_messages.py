@@ -70,21 +70,16 @@ ATTACK_ANSWERS: tuple[str, ...] = (
 
 
 def neutralize(text: str) -> str:
-    """`text` with every delimiter, control token and verdict key made inert; ordinary text is unchanged.
-
-    The opening bracket becomes an entity and a verdict key loses its quotes, so a person and a judge still read it.
-    """
+    """`text` with every delimiter, control token and verdict key made inert; ordinary text is unchanged."""
     text = _CONTROL.sub("&lt;", text)
     text = _BRACKET_CONTROL.sub("&#91;", text)
     return _VERDICT_KEY.sub(lambda match: match.group(2), text)
 
 
 def is_contentless(answer: str) -> bool:
-    """Whether an answer says nothing: only punctuation, or only a stock opener such as "Thought process:".
-
-    Such strings are known to be rated highly by judges although they answer nothing.
-    """
-    kept = (" " if character.isspace() else character for character in answer if not _is_punctuation(character))
+    """Only punctuation or a stock opener like "Thought process:", which judges are known to rate highly."""
+    marks = (each.isspace() or unicodedata.category(each)[0] not in "PC" for each in answer)
+    kept = (" " if each.isspace() else each for each in itertools.compress(answer, marks))
     said = ""
     for word, characters in itertools.groupby(kept, key=str.isspace):
         if not word:
@@ -94,29 +89,10 @@ def is_contentless(answer: str) -> bool:
     return not said or said.lower() in _STOCK_OPENERS
 
 
-def _is_punctuation(character: str) -> bool:
-    return unicodedata.category(character)[0] in "PC" and not character.isspace()
-
-
 def comparison_messages(
-    conversation: Sequence[dict[str, str]],
-    answer_1: str,
-    answer_2: str,
-    principle: str | None,
-    layout: Layout,
+    conversation: Sequence[dict[str, str]], answer_1: str, answer_2: str, principle: str | None, layout: Layout
 ) -> list[dict[str, str]]:
-    """Messages asking a judge to compare two final answers.
-
-    Args:
-        conversation: role and text of the prompt, last turn the user's (environments.responses.conversation).
-        answer_1, answer_2: final answers without reasoning; an empty one is shown as "None".
-        principle: what to judge by, or None.
-        layout: see Layout.
-
-    Returns:
-        roles: the conversation, then response_1, response_2 and, if given, principle.
-        plain: a single user message.
-    """
+    """Messages asking a judge to compare two final answers."""
     shown_1, shown_2 = (neutralize(answer) if answer.strip() else EMPTY_ANSWER for answer in (answer_1, answer_2))
     turns = [(message["role"], neutralize(message["content"])) for message in conversation]
     if layout == "roles":
@@ -126,8 +102,6 @@ def comparison_messages(
         if principle is not None:
             messages.append({"role": "principle", "content": principle})
         return messages
-    if layout != "plain":
-        raise ValueError(f"unknown layout {layout!r}, expected 'roles' or 'plain'")
     parts = [PLAIN_INSTRUCTION]
     known = {"system", "developer", "user", "assistant", "tool"}
     parts += [_tagged(role if role in known else "user", text) for role, text in turns]

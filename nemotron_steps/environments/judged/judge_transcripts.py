@@ -61,24 +61,18 @@ def notes_from(details: Any) -> list[Note]:
     given = details.get(JUDGE_NOTES) if isinstance(details, Mapping) else None
     if not isinstance(given, list):
         return []
-    limits = {"reasoning": REASONING_CHARACTERS}
-    notes = (
-        {
-            name: cut(text, limits.get(name, VERDICT_CHARACTERS))
-            for name, text in list(note.items())[:MAX_NOTES]
-            if isinstance(text, str) and len(name) < 40
-        }
-        for note in given[:MAX_NOTES]
-        if isinstance(note, dict)
-    )
+    notes = []
+    for note in given[:MAX_NOTES]:
+        items = list(note.items())[:MAX_NOTES] if isinstance(note, dict) else []
+        limits = {"reasoning": REASONING_CHARACTERS}
+        texts = [(name, text) for name, text in items if isinstance(text, str) and len(name) < 40]
+        notes.append({name: cut(text, limits.get(name, VERDICT_CHARACTERS)) for name, text in texts})
     return [note for note in notes if note]
 
 
 def cut(text: str, limit: int) -> str:
-    """At most `limit` characters of a text, its middle left out.
-
-    No word is shown in part: secrets are masked by their whole text, afterwards.
-    """
+    """At most `limit` characters of a text, its middle left out; no word in part, as secrets are masked by their
+    whole text, afterwards."""
     if len(text) <= limit:
         return text
     half = (limit - len(_GAP)) // 2

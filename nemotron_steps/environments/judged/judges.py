@@ -11,7 +11,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from nemotron_steps.environments.http_client import HttpStatusError, JsonClient, ServerUnreachableError
 from nemotron_steps.environments.responses import content_text, text_of
@@ -35,12 +35,7 @@ class Judge(Protocol):
     """Completes a conversation. Implementations are safe to call concurrently."""
 
     async def complete(self, messages: Messages, *, temperature: float, top_p: float, max_tokens: int) -> str:
-        """The completion's text, reasoning included when the model writes it into its text.
-
-        Raises:
-            JudgeUnavailableError: no answer within the judge's own bounded retries.
-            JudgeLostError: it is part of this run, and dead.
-        """
+        """The completion's text, reasoning included when the model writes it into its text."""
 
 
 @runtime_checkable
@@ -48,14 +43,7 @@ class MeasuringJudge(Protocol):
     """A judge that knows beforehand whether a question fits it."""
 
     def refuse_longer(self, messages: Messages, where: str, *, max_tokens: int) -> None:
-        """Refuse a question about the row at `where` that fills the judge's context.
-
-        Args:
-            max_tokens: of the judge's answer.
-
-        Raises:
-            DataError: it does.
-        """
+        """Refuse a question about the row at `where` that fills the judge's context."""
 
     def unwritten(self, messages: Messages) -> tuple[str, ...]:
         """Roles of a question whose messages the judge would never see: its chat template refuses or drops them."""
@@ -129,33 +117,20 @@ class HttpJudge:
         self._labels.start_step(step)
 
     def wait_until_ready(self, timeout_s: float = 600.0) -> None:
-        """Return once the server, or the first replica, lists its models; blocks.
-
-        Raises:
-            JudgeUnavailableError: none did within timeout_s.
-        """
+        """Return once the server, or the first replica, lists its models; blocks."""
         try:
             self._client.wait_until_ready(timeout_s)
         except ServerUnreachableError as error:
             raise self._unavailable(str(error)) from error
 
     def ask_for_listed_model(self) -> None:
-        """Ask for the first model that the server lists, whatever the name given before; blocks.
-
-        Raises:
-            JudgeUnavailableError: it lists none.
-        """
+        """Ask for the first model that the server lists, whatever the name given before; blocks."""
         self.model = _listed_model(self._client)
 
     async def complete(self, messages: Messages, *, temperature: float, top_p: float, max_tokens: int) -> str:
         """See Judge.complete."""
-        body = {
-            "model": self.model,
-            "messages": list(messages),
-            "temperature": temperature,
-            "top_p": top_p,
-            "max_tokens": max_tokens,
-        }
+        body: dict[str, Any] = {"model": self.model, "messages": list(messages)}
+        body |= {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
         headers: dict[str, str] = {}
         if self._seed is not None:
             body["seed"] = self._seed
@@ -184,11 +159,7 @@ class HttpJudge:
 
 
 def served_model(base_url: str, api_key_env: str | None = None) -> str:
-    """The first model that a server lists; blocks.
-
-    Raises:
-        JudgeUnavailableError: it lists none.
-    """
+    """The first model that a server lists; blocks."""
     client = JsonClient(base_url, headers=_authorization(api_key_env), timeout_s=30.0, retries=1)
     try:
         return _listed_model(client)
@@ -220,9 +191,6 @@ def _authorization(api_key_env: str | None) -> dict[str, str]:
         return {}
     key = os.environ.get(api_key_env)
     if not key:
-        raise ConfigError(
-            "the judge's API key is not set",
-            where=f"environment variable {api_key_env}",
-            hints=(f"export {api_key_env}=...",),
-        )
+        where = f"environment variable {api_key_env}"
+        raise ConfigError("the judge's API key is not set", where=where, hints=(f"export {api_key_env}=...",))
     return {"Authorization": f"Bearer {key}"}

@@ -94,14 +94,7 @@ async def ask(
     retries: int,
     unclear: Value | None = None,
 ) -> Value:
-    """Ask until `read` finds a verdict in the reply's text after its reasoning. That reply is noted.
-
-    Args:
-        unclear: what retries + 1 replies that hold none count as.
-
-    Raises:
-        CannotJudgeError: they hold none, and count as nothing. JudgeUnavailableError: from the judge.
-    """
+    """Ask until `read` finds a verdict in the reply's text after its reasoning. That reply is noted."""
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
     reply, verdict, note = "", None, begun_note()
@@ -121,10 +114,8 @@ def last_label(labels: Sequence[str]) -> Callable[[str], str | None]:
 
 
 def least_label(labels: Sequence[str]) -> Callable[[str], str | None]:
-    """A reader: of the labels that a reply names first and last, the one later in `labels`, which begin with the best.
-
-    NeMo-Gym takes the first, which a judge may name only to say what it has to choose from.
-    """
+    """A reader: of the labels that a reply names first and last, the one later in `labels` (best to worst). NeMo-Gym
+    takes the first, which a judge may name only to say what it has to choose from."""
 
     def read(reply: str) -> str | None:
         named = _named(reply, labels)

@@ -66,11 +66,7 @@ def _weights(rubric: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def check_rubric(row: Row, key: str) -> None:
-    """The row's rubric is a list of objects with `key` text, and weights that can be averaged.
-
-    Raises:
-        RowError: it is not.
-    """
+    """The row's rubric is a list of objects with `key` text, and weights that can be averaged."""
     rubric = row["rubric"]
     if not isinstance(rubric, list) or not rubric:
         raise RowError("rubric", "at least one item", repr(rubric)[:80])

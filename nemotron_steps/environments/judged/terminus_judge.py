@@ -28,41 +28,27 @@ MAX_LENGTH = 100_000
 INLINE_LENGTH = 2_000
 """Keystrokes of either side that are compared at once; more are compared in a helper process."""
 
-_NUMBER = {"type": "number"}
-_TEXT = {"type": "string"}
+_NUMBER, _TEXT, _FLAG = {"type": "number"}, {"type": "string"}, {"type": "boolean"}
 
 
-def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+def _object(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
+    properties = {**required, **optional}
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
 
+_COMMAND_1 = _object({"keystrokes": _TEXT, "is_blocking": _FLAG, "timeout_sec": _NUMBER})
+_COMMAND_2 = _object({"keystrokes": _TEXT}, duration=_NUMBER)
 SCHEMAS: dict[str, dict[str, Any]] = {
     "terminus_1": _object(
         {
             "state_analysis": _TEXT,
             "explanation": _TEXT,
-            "commands": {
-                "type": "array",
-                "items": _object(
-                    {"keystrokes": _TEXT, "is_blocking": {"type": "boolean"}, "timeout_sec": _NUMBER},
-                    ["keystrokes", "is_blocking", "timeout_sec"],
-                ),
-            },
-            "is_task_complete": {"type": "boolean"},
-        },
-        ["state_analysis", "explanation", "commands", "is_task_complete"],
+            "commands": {"type": "array", "items": _COMMAND_1},
+            "is_task_complete": _FLAG,
+        }
     ),
     "terminus_2": _object(
-        {
-            "analysis": _TEXT,
-            "plan": _TEXT,
-            "commands": {
-                "type": "array",
-                "items": _object({"keystrokes": _TEXT, "duration": _NUMBER}, ["keystrokes"]),
-            },
-            "task_complete": {"type": "boolean"},
-        },
-        ["analysis", "plan", "commands"],
+        {"analysis": _TEXT, "plan": _TEXT, "commands": {"type": "array", "items": _COMMAND_2}}, task_complete=_FLAG
     ),
 }
 """Harness → JSON Schema of one step."""
@@ -117,7 +103,13 @@ class TerminusJudge(JudgedEnvironment):
             return GradeResult(0.0, details={"gate": "task_complete"})
         threshold = row.get("threshold")
         threshold = self.config.string_similarity_threshold if threshold is None else threshold
-        score = await self._similarity(keystrokes(expected), keystrokes(step), threshold)
+        wanted, given = keystrokes(expected), keystrokes(step)
+        if not wanted or not given:
+            score = float(wanted == given)
+        elif max(len(wanted), len(given)) <= INLINE_LENGTH:
+            score = matching_ratio(wanted, given, threshold)
+        else:
+            score = float(await self.in_helper(matching_ratio, wanted, given, threshold))
         if score >= threshold:
             return GradeResult(1.0, {"similarity": score}, details={"gate": "none"})
         equal = await self._equal(str(row["expected_answer"]), response.text)
@@ -125,13 +117,6 @@ class TerminusJudge(JudgedEnvironment):
             equal = await self._equal(response.text, str(row["expected_answer"]))
         components = {"similarity": score, "judge_reward": float(equal)}
         return GradeResult(float(equal), components, details={"gate": "none" if equal else "judge"})
-
-    async def _similarity(self, expected: str, actual: str, threshold: float) -> float:
-        if not expected or not actual:
-            return float(expected == actual)
-        if max(len(expected), len(actual)) <= INLINE_LENGTH:
-            return matching_ratio(expected, actual, threshold)
-        return float(await self.in_helper(matching_ratio, expected, actual, threshold))
 
     async def _equal(self, reference: str, candidate: str) -> bool:
         prompt = blocks(reference=reference, candidate=candidate)
@@ -148,10 +133,7 @@ def _complete(step: dict[str, Any]) -> bool:
 
 
 def matching_ratio(first: str, second: str, floor: float) -> float:
-    """difflib's ratio of two texts; where it is below `floor`, any upper bound that is below it too.
-
-    The bounds take linear time, the ratio itself quadratic or worse: long texts belong in a GradingPool.
-    """
+    """difflib's ratio, quadratic or worse; where it is below `floor`, any linear-time bound that is below it too."""
     matcher = SequenceMatcher(None, first, second)
     for bound in (matcher.real_quick_ratio, matcher.quick_ratio):
         if bound() < floor:

@@ -50,25 +50,12 @@ class UnknownServerError(Exception):
 
 
 class HeadServer:
-    """See the module docstring. Blocks while it asks for the config.
+    """See the module docstring. Blocks while it asks for the config, for which the head server may take
+    `ready_timeout_s` to be there."""
 
-    Args:
-        ready_timeout_s: how long it may take to be there when it is first asked.
-        timeout_s: of one attempt to read the config.
-        retries: further attempts.
-
-    Raises (every method):
-        WorkerLostError: the head server does not answer.
-        ConfigError: its answer is not a config, or does not say where the server is.
-        UnknownServerError: there is no such server.
-    """
-
-    def __init__(
-        self, config: HeadServerConfig, *, ready_timeout_s: float, timeout_s: float = 30.0, retries: int = 3
-    ) -> None:
+    def __init__(self, config: HeadServerConfig, *, ready_timeout_s: float, retries: int = 3) -> None:
         self.config = config
         self._ready_timeout_s = ready_timeout_s
-        self._timeout_s = timeout_s
         self._retries = retries
 
     def agent(self, name: str) -> str:
@@ -89,7 +76,7 @@ class HeadServer:
         """The whole config."""
         import yaml
 
-        client = JsonClient(self.config.url, timeout_s=self._timeout_s, retries=self._retries)
+        client = JsonClient(self.config.url, timeout_s=30.0, retries=self._retries)
         try:
             client.wait_until_ready(self._ready_timeout_s)
             answer = client.read(GLOBAL_CONFIG)

@@ -101,26 +101,20 @@ class RemoteEnvironment(Environment):
     def _setup(self) -> None:
         self.reward_range = (self.config.reward_low, self.config.reward_high)
         self.judges_groups = self.config.judges_groups  # type: ignore[misc]
-        head = self.config.head_server
-        self._head: HeadServer | None = None
-        if head is not None:
-            self._head = HeadServer(head, ready_timeout_s=self.config.ready_timeout_s, retries=self.config.retries)
+        head, ready_s = self.config.head_server, self.config.ready_timeout_s
+        self._head = None if head is None else HeadServer(head, ready_timeout_s=ready_s, retries=self.config.retries)
         self._clients: dict[str, JsonClient] = {}
 
     async def start(self) -> None:
-        """Wait for the server, or for the head server that knows it.
-
-        Raises:
-            WorkerLostError: it does not answer. ConfigError: see HeadServer.
-        """
-        if (head := self._head) is not None:
-            await asyncio.to_thread(lambda: head.known)
+        """Wait for the server, or for the head server that knows it."""
+        if self._head is not None:
+            await asyncio.to_thread(getattr, self._head, "known")
             return
         client = self._client_at(str(self.config.url))
         try:
-            await client.wait_ready(self.config.ready_timeout_s)
+            await asyncio.to_thread(client.wait_until_ready, self.config.ready_timeout_s)
         except ServerUnreachableError as error:
-            raise self._lost(client, error) from error
+            raise _lost(client, error) from error
 
     async def close(self) -> None:
         """Stop the clients' threads."""
@@ -133,7 +127,6 @@ class RemoteEnvironment(Environment):
             self._address(self._head, row)
 
     def _client_of(self, row: Row) -> JsonClient:
-        """Whom to ask about a row."""
         return self._client_at(self._address(self._head, row) if self._head is not None else str(self.config.url))
 
     def _client_at(self, url: str) -> JsonClient:
@@ -145,11 +138,7 @@ class RemoteEnvironment(Environment):
         return self._clients[url]
 
     def _address(self, head: HeadServer, row: Row) -> str:
-        """URL of the server that a row goes to.
-
-        Raises:
-            RowError: the head server does not know its agent. ConfigError: nor server_name.
-        """
+        """URL of the server that a row goes to."""
         name = self.config.server_name or lookup(row, "agent_ref.name")
         key = f"env.nemo_gym.environments.{self.name}.server_name"
         kind = "agents" if self.runs_agent else "resources servers, or agents that use one"
@@ -176,16 +165,12 @@ class RemoteEnvironment(Environment):
                 raise RowError(path, f"a value at `{path}`", "nothing")
 
     async def seed(self, row: Row) -> Session:
-        """Open the server's session; which server it is and its cookie are the state.
-
-        Raises:
-            WorkerLostError: the server did not open one.
-        """
+        """Open the server's session; which server it is and its cookie are the state."""
         session, client = await super().seed(row), self._client_of(row)
         try:
             answer, cookies = await client.post("/seed_session", {**row, **self.policy_fields()})
         except (ServerUnreachableError, HttpStatusError) as error:
-            raise self._lost(client, error) from error
+            raise _lost(client, error) from error
         session.state = _Opened(client, cookies)
         if isinstance(answer, dict) and isinstance(answer.get("tools"), list) and answer["tools"]:
             session.tools = answer["tools"]
@@ -195,10 +180,8 @@ class RemoteEnvironment(Environment):
         """What the server is told of the policy's endpoint, under NeMo-Gym's names."""
         if self.config.policy_base_url is None:
             return {}
-        return {
-            "policy_base_url": self.config.policy_base_url,
-            "policy_model_name": self.config.policy_model_name,
-        }
+        url, name = self.config.policy_base_url, self.config.policy_model_name
+        return {"policy_base_url": url, "policy_model_name": name}
 
     async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
         """POST the arguments to /{name}. What the server refuses is the tool's output; a dead server is an error."""
@@ -209,7 +192,7 @@ class RemoteEnvironment(Environment):
         except HttpStatusError as error:
             return f"error: {error}"
         except ServerUnreachableError as error:
-            raise self._lost(opened.client, error) from error
+            raise _lost(opened.client, error) from error
         opened.cookies = cookies or opened.cookies
         output = answer.get("output") if isinstance(answer, dict) and set(answer) == {"output"} else answer
         try:
@@ -261,32 +244,23 @@ class RemoteEnvironment(Environment):
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not low <= reward <= high:
             return _refused(f"reward outside [{low}, {high}]", reward)
         components = answer.get("components")
-        numbers = {}
-        for key, value in components.items() if isinstance(components, dict) else ():
-            if isinstance(value, int | float):
-                if not abs(value) <= FLOAT32_MAX:
-                    return _refused(f"component {key}", value)
-                numbers[key] = float(value)
+        given = components if isinstance(components, dict) else {}
+        numbers = {key: value for key, value in given.items() if isinstance(value, int | float)}
+        for key, value in numbers.items():
+            if not abs(value) <= FLOAT32_MAX:
+                return _refused(f"component {key}", value)
+        numbers = {key: float(value) for key, value in numbers.items()}
         notes = notes_from(answer.get("details"))
         return GradeResult(float(reward), numbers, details={JUDGE_NOTES: notes} if notes else {})
-
-    def _lost(self, client: JsonClient, error: Exception) -> WorkerLostError:
-        return WorkerLostError(
-            "the remote environment does not answer",
-            where=client.base_url,
-            found=str(error),
-            hints=(f"curl {client.base_url}/",),
-        )
 
 
 class RemoteAgent(RemoteEnvironment):
     """remote_agent: an agent server that runs whole rollouts against the policy's endpoint.
 
-    Settings are those of `remote`. The server answers POST /run as NeMo-Gym's agents do: given a row, it samples from
-    the policy as often as it likes, uses whatever tools it has, and returns `{"response": {"output": [...]},
-    "reward": ...}`. The row it gets also names `policy_base_url` and `policy_model_name`: the OpenAI-compatible
-    endpoint of the run that asks. Output items must keep the token fields that the endpoint put on them; they are what
-    is trained.
+    Settings are those of `remote`. The server answers POST /run as NeMo-Gym's agents do: given a row with
+    `policy_base_url` and `policy_model_name`, the run's OpenAI-compatible endpoint, it samples as often as it likes and
+    returns `{"response": {"output": [...]}, "reward": ...}`. Output items must keep the token fields that the endpoint
+    put on them; they are what is trained.
     """
 
     name: ClassVar[str] = "remote_agent"
@@ -315,9 +289,8 @@ class RemoteAgent(RemoteEnvironment):
         response = (answer.get("response") if isinstance(answer, dict) else None) or {}
         output = response.get("output") if isinstance(response, dict) else None
         if not isinstance(output, list) or not all(isinstance(item, dict) for item in output):
-            return AgentRun(
-                [], GradeResult.failed(ENVIRONMENT_REFUSED, message=f"no output items: {text_of(answer, 200)}")
-            )
+            message = f"no output items: {text_of(answer, 200)}"
+            return AgentRun([], GradeResult.failed(ENVIRONMENT_REFUSED, message=message))
         return AgentRun(output, self._verdict(answer), truncated=bool(response.get("incomplete_details")))
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
@@ -332,6 +305,11 @@ def no_verdict(error: ServerUnreachableError | HttpStatusError) -> CannotJudgeEr
         return GraderFailedError(ENVIRONMENT_REFUSED, str(error))
     kind = GraderFailedError if error.over_request else CannotJudgeError
     return kind(ENVIRONMENT_UNAVAILABLE, str(error))
+
+
+def _lost(client: JsonClient, error: Exception) -> WorkerLostError:
+    message, url = "the remote environment does not answer", client.base_url
+    return WorkerLostError(message, where=url, found=str(error), hints=(f"curl {url}/",))
 
 
 def _refused(what: str, found: Any) -> GradeResult:

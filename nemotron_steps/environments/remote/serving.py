@@ -19,7 +19,7 @@ import secrets
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from types import TracebackType
@@ -61,10 +61,9 @@ class _Waiting:
 
 
 class EnvironmentServer:
-    """An environment on a port, from `with` to its end.
+    """An environment on a port, from `with` to its end; it runs on an event loop in a thread of its own.
 
     Args:
-        environment: started by the server, on the server's own event loop, in a thread of its own.
         host, port: where to listen; port 0 picks a free one, see `url`.
         agent: what the head server calls the agent; default: `NAME_simple_agent`.
         model_url: of the model server that /run samples from, up to `/v1`; a request may name another one.
@@ -134,7 +133,11 @@ class EnvironmentServer:
         except (ValueError, RecursionError) as error:
             return Reply(400, {"error": f"the body must be a JSON object: {error}"})
         try:
-            return await self._post(unquote(request.path.strip("/")), body, _cookie(request))
+            cookie = SimpleCookie(request.headers.get("cookie") or "").get(COOKIE)
+        except CookieError:
+            cookie = None
+        try:
+            return await self._post(unquote(request.path.strip("/")), body, cookie.value if cookie else None)
         except DataError as error:
             return Reply(422, {"error": error.to_dict()})
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -155,16 +158,28 @@ class EnvironmentServer:
         return Reply(404, {"error": f"no {request.path} here"})
 
     async def _post(self, path: str, body: dict[str, Any], cookie: str | None) -> Reply:
-        await self._expire()
+        limit = time.monotonic() - self._ttl
+        old = [key for key, held in self._sessions.items() if held.used < limit]
+        for expired in [self._sessions.pop(key) for key in old]:
+            await self.environment.release(expired.session)
         held = self._sessions.get(cookie or "")
-        if held is not None and _is_tool(path, held.session):
+        offered = [tool.get("name") for tool in held.session.tools] if held is not None else []
+        if held is not None and path not in _OF_SESSIONS and (path not in _OF_THE_SERVER or path in offered):
             held.used = time.monotonic()
             output = await self.environment.call_tool(held.session, path, body)
             return Reply(200, {"output": output}, _set_cookie(cookie))
         if path == "seed_session":
-            return await self._seed(body)
+            self.environment.check_row_with_resources(body, "request")
+            session = await self.environment.seed(body)
+            key = secrets.token_urlsafe(24)
+            self._sessions[key] = _Held(session, time.monotonic())
+            return Reply(200, {"tools": session.tools}, _set_cookie(key))
         if path == "verify":
-            return await self._verify(body, cookie)
+            self.environment.check_row_with_resources(body, "request")
+            response = _response(body["response"])
+            held = self._sessions.pop(cookie or "", None)
+            session = held.session if held is not None else await self.environment.seed_recorded(body)
+            return await self._graded(body, response, session)
         if path == "verify_group":
             return await self._verify_group(body)
         if path == "run":
@@ -172,20 +187,6 @@ class EnvironmentServer:
         if path == "aggregate_metrics":
             return Reply(200, aggregate(body["verify_responses"]))
         return Reply(404, {"error": f"no session for tool {path!r}; POST /seed_session first and send its cookie"})
-
-    async def _seed(self, body: dict[str, Any]) -> Reply:
-        self.environment.check_row_with_resources(body, "request")
-        session = await self.environment.seed(body)
-        key = secrets.token_urlsafe(24)
-        self._sessions[key] = _Held(session, time.monotonic())
-        return Reply(200, {"tools": session.tools}, _set_cookie(key))
-
-    async def _verify(self, body: dict[str, Any], cookie: str | None) -> Reply:
-        self.environment.check_row_with_resources(body, "request")
-        response = _response(body["response"])
-        held = self._sessions.pop(cookie or "", None)
-        session = held.session if held is not None else await self.environment.seed_recorded(body)
-        return await self._graded(body, response, session)
 
     async def _run(self, body: dict[str, Any]) -> Reply:
         url = body.get("policy_base_url") or self._model_url
@@ -214,21 +215,19 @@ class EnvironmentServer:
                 message = f"{self.environment.name} judges groups: POST /verify_group, or serve it with a group size"
                 return Reply(400, {"error": message})
             else:
-                verdict = await self._verdict_in_group(body, response, session, self._group_size)
+                verdict = await self._verdict_in_group(body, response, session)
         finally:
             await self.environment.release(session)
         return Reply(200, {**body, **_as_json(verdict)})
 
-    async def _verdict_in_group(
-        self, row: dict[str, Any], response: Response, session: Session, size: int
-    ) -> GradeResult:
+    async def _verdict_in_group(self, row: dict[str, Any], response: Response, session: Session) -> GradeResult:
         """Wait until the group is whole; whoever comes last has it judged."""
         key = f"{row.get(TASK_INDEX)} {prompt_key(row, 'request')}"
         group = self._groups.setdefault(key, [])
         mine = _Waiting(response, session, asyncio.get_running_loop().create_future())
         group.append(mine)
         try:
-            if len(group) == size:
+            if len(group) == self._group_size:
                 del self._groups[key]
                 judging = asyncio.ensure_future(self._judge(row, group))  # not the last client's, who may leave
                 self._judging.add(judging)
@@ -241,18 +240,18 @@ class EnvironmentServer:
                     del self._groups[key]
 
     async def _judge(self, row: dict[str, Any], group: list[_Waiting]) -> None:
+        waiting = [each.verdict for each in group]
         try:
-            verdicts = await self.environment.judge_group(
-                row, [each.response for each in group], [each.session for each in group]
-            )
+            sessions = [each.session for each in group]
+            verdicts = await self.environment.judge_group(row, [each.response for each in group], sessions)
         except Exception as error:  # each of them answers with it
-            for each in group:
-                if not each.verdict.done():
-                    each.verdict.set_exception(error)
+            for future in waiting:
+                if not future.done():
+                    future.set_exception(error)
             return
-        for each, verdict in zip(group, verdicts, strict=True):
-            if not each.verdict.done():
-                each.verdict.set_result(verdict)
+        for future, verdict in zip(waiting, verdicts, strict=True):
+            if not future.done():
+                future.set_result(verdict)
 
     async def _verify_group(self, body: dict[str, Any]) -> Reply:
         row = body["row"]
@@ -290,14 +289,15 @@ class EnvironmentServer:
 
     def _instances(self, request: Request) -> list[dict[str, Any]]:
         config = self._global_config(request)
+        host, port = config["head_server"]["host"], config["head_server"]["port"]
         return [
             {
                 "process_name": instance,
                 "server_type": kind,
                 "name": next(iter(config[instance][kind])),
-                "host": config["head_server"]["host"],
-                "port": config["head_server"]["port"],
-                "url": f"http://{config['head_server']['host']}:{config['head_server']['port']}",
+                "host": host,
+                "port": port,
+                "url": f"http://{host}:{port}",
                 "pid": os.getpid(),
                 "entrypoint": "app.py",
                 "config_path": instance,
@@ -307,29 +307,9 @@ class EnvironmentServer:
             for instance, kind in ((self.environment.name, RESOURCES), (self._agent, AGENTS))
         ]
 
-    async def _expire(self) -> None:
-        limit = time.monotonic() - self._ttl
-        old = [key for key, held in self._sessions.items() if held.used < limit]
-        for held in [self._sessions.pop(key) for key in old]:
-            await self.environment.release(held.session)
-
 
 def _set_cookie(key: str | None) -> tuple[tuple[str, str], ...]:
     return (("Set-Cookie", f"{COOKIE}={key}; HttpOnly; SameSite=Strict"),)
-
-
-def _is_tool(path: str, session: Session) -> bool:
-    if path in _OF_THE_SERVER:
-        return any(offered.get("name") == path for offered in session.tools)
-    return path not in _OF_SESSIONS
-
-
-def _cookie(request: Request) -> str | None:
-    try:
-        morsel = SimpleCookie(request.headers.get("cookie") or "").get(COOKIE)
-    except CookieError:
-        return None
-    return morsel.value if morsel is not None else None
 
 
 def _response(body: Mapping[str, Any]) -> Response:
@@ -337,42 +317,34 @@ def _response(body: Mapping[str, Any]) -> Response:
 
 
 def _as_json(verdict: GradeResult) -> dict[str, Any]:
-    answer: dict[str, Any] = {
-        "reward": verdict.reward,
-        "components": verdict.components,
-        "failure": verdict.failure,
-        "details": verdict.details,
-    }
-    if verdict.failure is not None:
-        answer["failure_kind"] = answer["failure_reason"] = verdict.failure
-        answer["mask_sample"] = True
-        answer["instance_config"] = {"mask_sample": True}
-    return answer
+    failure = verdict.failure
+    if failure is None:
+        return vars(verdict)
+    masked = {"failure_kind": failure, "failure_reason": failure, "mask_sample": True}
+    return {**vars(verdict), **masked, "instance_config": {"mask_sample": True}}
 
 
-ROLLOUT_INDEX = "_ng_rollout_index"
+_STATISTICS: dict[str, Callable[[list[float]], float]] = {
+    "mean": statistics.fmean,
+    "max": max,
+    "min": min,
+    "median": statistics.median,
+    "std": lambda values: statistics.stdev(values) if len(values) > 1 else 0.0,
+}
 
 
 def aggregate(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The body of NeMo-Gym's AggregateMetrics: what a set of verify answers comes to, per task and over all.
-
-    Every number of an answer (and of its `response.usage`) is described under keys like `mean/reward`. An answer that
-    could not be judged counts as masked and adds nothing else.
-
-    Args:
-        answers: verify answers, each with `reward`; those of one prompt share their `_ng_task_index`.
-
-    Raises:
-        TypeError, AttributeError: an answer is not an object.
-    """
+    """The body of NeMo-Gym's AggregateMetrics: each number of a set of verify answers, per task and over all."""
     tasks: dict[int, list[dict[str, float]]] = defaultdict(list)
     masked = 0
     for answer in answers:
-        numbers = _numbers(answer)
-        if "reward" not in numbers or answer.get("mask_sample"):
+        usage = (answer.get("response") or {}).get("usage") or {}
+        fields = {**usage, **(answer.get("components") or {}), **answer}
+        if answer.get("mask_sample") or not isinstance(fields.get("reward"), int | float):
             masked += 1
-        else:
-            tasks[int(answer.get(TASK_INDEX, 0))].append(numbers)
+            continue
+        numbers = {name: float(value) for name, value in fields.items() if isinstance(value, int | float)}
+        tasks[int(answer.get(TASK_INDEX, 0))].append(numbers)
     everything = _described([numbers for rollouts in tasks.values() for numbers in rollouts])
     if masked:
         everything["masked"] = masked
@@ -383,28 +355,11 @@ def aggregate(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _numbers(answer: Mapping[str, Any]) -> dict[str, float]:
-    response = answer.get("response") or {}
-    fields = {**(response.get("usage") or {}), **(answer.get("components") or {}), **answer}
-    return {
-        name: float(value)
-        for name, value in fields.items()
-        if isinstance(value, int | float) and name not in (TASK_INDEX, ROLLOUT_INDEX)
-    }
-
-
 def _described(rollouts: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    columns: dict[str, list[float]] = defaultdict(list)
-    for numbers in rollouts:
-        for name, value in numbers.items():
-            columns[name].append(value)
     described: dict[str, Any] = {}
-    for name, values in sorted(columns.items()):
-        described[f"mean/{name}"] = statistics.fmean(values)
-        described[f"max/{name}"] = max(values)
-        described[f"min/{name}"] = min(values)
-        described[f"median/{name}"] = statistics.median(values)
-        described[f"std/{name}"] = statistics.stdev(values) if len(values) > 1 else 0.0
+    for name in sorted({name for numbers in rollouts for name in numbers} - {TASK_INDEX, "_ng_rollout_index"}):
+        values = [numbers[name] for numbers in rollouts if name in numbers]
+        described |= {f"{kind}/{name}": statistic(values) for kind, statistic in _STATISTICS.items()}
     return described
 
 
@@ -414,15 +369,7 @@ _NOT_FOR_THE_MODEL = ("background", "stream", "store", "previous_response_id")
 async def run_rollout(
     environment: Environment, row: Mapping[str, Any], session: Session, client: JsonClient, model: str, max_steps: int
 ) -> dict[str, Any]:
-    """The Responses object of a whole rollout; its `output` has every turn.
-
-    Args:
-        client: of the model server, at its `/v1`.
-        max_steps: assistant turns.
-
-    Raises:
-        WorkerLostError: the model server does not answer, or not with a response.
-    """
+    """The Responses object of a whole rollout; its `output` has every turn."""
     asked = {k: v for k, v in row["responses_create_params"].items() if v is not None and k not in _NOT_FOR_THE_MODEL}
     begun = asked["input"]
     begun = [{"type": "message", "role": "user", "content": begun}] if isinstance(begun, str) else list(begun)
@@ -456,19 +403,16 @@ async def run_rollout(
 async def _ask(client: JsonClient, body: dict[str, Any]) -> dict[str, Any]:
     try:
         answer, _ = await client.post("/responses", body)
+        output = answer.get("output") if isinstance(answer, dict) else None
+        if isinstance(output, list) and all(isinstance(item, dict) for item in output):
+            return dict(answer)
+        found, cause = f"no output items: {text_of(answer, 200)}", None
     except (HttpStatusError, ServerUnreachableError) as error:
-        raise _lost(client, str(error)) from error
-    output = answer.get("output") if isinstance(answer, dict) else None
-    if not isinstance(output, list) or not all(isinstance(item, dict) for item in output):
-        raise _lost(client, f"no output items: {text_of(answer, 200)}")
-    return dict(answer)
-
-
-def _lost(client: JsonClient, found: str) -> WorkerLostError:
-    return WorkerLostError(
+        found, cause = str(error), error
+    raise WorkerLostError(
         "the model server does not answer",
         where=f"{client.base_url}/responses",
         expected="an OpenAI Responses object",
         found=found,
         hints=(f"curl {client.base_url}/models",),
-    )
+    ) from cause

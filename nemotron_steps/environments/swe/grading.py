@@ -17,7 +17,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from nemotron_steps.environments.swe.blinding import RECORD_BYTES, Blinded, Findings
+from nemotron_steps.environments.swe.blinding import Blinded
+from nemotron_steps.environments.swe.expectations import RECORD_BYTES, Findings
 from nemotron_steps.environments.swe.harness import test_run
 from nemotron_steps.environments.swe.working_copy import Changes, WorkingCopy, is_test
 from nemotron_steps.sandbox.base import Outcome
@@ -100,12 +101,7 @@ def prepared(
     changes: Changes,
     tests: HiddenTests,
 ) -> Prepare:
-    """What a Grader needs, for changes to a fresh check-out.
-
-    Args:
-        session: makes one that is not entered yet.
-        copy: the check-out in a session.
-    """
+    """What a Grader needs, for changes to a fresh check-out."""
 
     @asynccontextmanager
     async def prepare(solved: bool) -> AsyncIterator[Ready | None]:
@@ -161,15 +157,7 @@ class Grader:
         self._tasks: OrderedDict[str, _Task] = OrderedDict()
 
     async def grade(self, task: str, prepare: Prepare, command: str, wall_s: float | None) -> Graded:
-        """How an answer to a task does.
-
-        Args:
-            task: the same for the same tests, repository and solution.
-            wall_s: for the test command; None: the session's.
-
-        Raises:
-            SandboxError: the sandbox could not be set up. SessionOverError: it ended, other than by the tests.
-        """
+        """How an answer to a task does."""
         known = self._tasks.setdefault(task, _Task())
         if len(self._tasks) > REMEMBERED:
             self._tasks.popitem(last=False)
@@ -213,7 +201,7 @@ async def _ask(task: _Task, tests: Blinded, prepare: Prepare, command: str, wall
 async def _run(
     laid: Ready, tests: Blinded, command: str, wall_s: float | None, opaque: frozenset[str] | None = None
 ) -> _Run:
-    orders = None if opaque is None else tests.orders(opaque)
+    orders = None if opaque is None else tests.expected.orders(opaque)
     if texts := tests.texts(orders):
         await laid.session.write({f"{laid.root}/{path}": text for path, text in texts.items()})
     result = await laid.session.run(["/bin/bash", "-c", command], cwd=laid.root, wall_s=wall_s)
@@ -223,9 +211,11 @@ async def _run(
         records = (await laid.session.run(argv, cwd="/", wall_s=READ_S)).stdout
 
     def read() -> _Run:
-        output = tests.as_written(f"{result.stdout}\n{result.stderr}")
+        output = tests.expected.as_written(f"{result.stdout}\n{result.stderr}")
         told = test_run(output)
-        return _Run(told.passed, tests.findings(told.passed, told.others, records, orders), result.outcome, output)
+        return _Run(
+            told.passed, tests.expected.findings(told.passed, told.others, records, orders), result.outcome, output
+        )
 
     return await asyncio.to_thread(read)
 
@@ -241,7 +231,8 @@ async def run_as_written(prepare: Prepare, command: str, wall_s: float) -> Grade
 
 def test_modules(paths: Iterable[str]) -> list[str]:
     """Those of some files that a runner is given."""
-    return sorted(path for path in set(paths) if path.endswith(".py") and is_test(path) and _runs(path))
+    tests = [path for path in set(paths) if path.endswith(".py") and is_test(path)]
+    return sorted(path for path in tests if re.search(r"(^|/)(test[^/]*|[^/]*_test\.py)$", path))
 
 
 async def _read(laid: Ready) -> dict[str, str]:
@@ -251,8 +242,3 @@ async def _read(laid: Ready) -> dict[str, str]:
         if result.ok:
             found[path] = result.stdout
     return found
-
-
-def _runs(path: str) -> bool:
-    name = path.rsplit("/", 1)[-1]
-    return name.startswith("test") or name.endswith("_test.py")

@@ -53,11 +53,7 @@ def dotted(name: str) -> str:
 
 
 def tests_of(row: Any, key: str) -> frozenset[str]:
-    """FAIL_TO_PASS or PASS_TO_PASS of a row: a list, or one as JSON text.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """FAIL_TO_PASS or PASS_TO_PASS of a row: a list, or one as JSON text."""
     value = row.get(key) or []
     if isinstance(value, str):
         value = json.loads(value)
@@ -67,42 +63,25 @@ def tests_of(row: Any, key: str) -> frozenset[str]:
 
 
 def _tool(name: str, description: str, required: dict[str, str], optional: dict[str, Any] | None = None) -> Any:
-    properties: dict[str, Any] = {key: {"type": "string", "description": said} for key, said in required.items()}
-    return {
-        "type": "function",
-        "name": name,
-        "description": description,
-        "parameters": {
-            "type": "object",
-            "properties": {**properties, **(optional or {})},
-            "required": list(required),
-        },
-        "strict": False,
-    }
+    texts = {key: {"type": "string", "description": said} for key, said in required.items()}
+    parameters = {"type": "object", "properties": {**texts, **(optional or {})}, "required": list(required)}
+    tool = {"type": "function", "name": name, "description": description}
+    return {**tool, "parameters": parameters, "strict": False}
 
 
+_PATH, _RANGE = "relative to the repository", "first and last line; -1 for the end of the file"
 TOOLS: tuple[dict[str, Any], ...] = (
     _tool("bash", "Run a shell command in the repository.", {"command": "the command"}),
     _tool(
         "view",
         "Show a file with line numbers, or what a folder holds.",
-        {"path": "relative to the repository"},
-        {
-            "view_range": {
-                "type": "array",
-                "items": {"type": "integer"},
-                "description": "first and last line; -1 for the end of the file",
-            }
-        },
+        {"path": _PATH},
+        {"view_range": {"type": "array", "items": {"type": "integer"}, "description": _RANGE}},
     ),
     _tool(
         "edit",
         "Replace text in a file. An empty old_str makes a new file.",
-        {
-            "path": "relative to the repository",
-            "old_str": "text that occurs exactly once",
-            "new_str": "what replaces it",
-        },
+        {"path": _PATH, "old_str": "text that occurs exactly once", "new_str": "what replaces it"},
     ),
 )
 
@@ -121,17 +100,13 @@ def task_prompt(issue: str) -> str:
 
 
 def view_text(path: str, content: str, view_range: Any = None) -> str:
-    """A file as `view` shows it.
-
-    Args:
-        view_range: first and last line, counted from 1; -1 for the end. None shows everything.
-    """
+    """A file as `view` shows it."""
     lines = content.split("\n")
     if lines[-1] == "":
         lines.pop()
     first, last = 1, len(lines)
     if view_range is not None:
-        if not _is_range(view_range):
+        if not isinstance(view_range, Sequence) or [*map(type, view_range)] != [int, int]:
             return "error: view_range must be two integers, the first and the last line"
         first, last = view_range[0], len(lines) if view_range[1] == -1 else min(view_range[1], len(lines))
         if not 1 <= first <= last:
@@ -149,11 +124,7 @@ def replaced(path: str, content: str, old: str, new: str) -> tuple[str | None, s
 
 
 def command_text(result: SandboxResult, limit: int) -> str:
-    """What `bash` answers: output, how it ended where that was not with 0.
-
-    Args:
-        limit: characters of the output that are shown: its begin and its end.
-    """
+    """What `bash` answers: output, how it ended where that was not with 0."""
     shown = shortened(result.stdout + result.stderr, limit)
     if result.outcome is Outcome.TIMEOUT:
         shown += f"\n[stopped after {result.wall_s:.0f} s]"
@@ -170,7 +141,3 @@ def shortened(text: str, limit: int) -> str:
         return text
     half = limit // 2
     return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
-
-
-def _is_range(value: Any) -> bool:
-    return isinstance(value, Sequence) and len(value) == 2 and all(type(item) is int for item in value)

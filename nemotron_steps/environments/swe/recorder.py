@@ -34,11 +34,7 @@ HOLD: Any = {
 
 
 def plain(value: Any, left: Any, depth: int = 0) -> Any:
-    """A value of built-in types as JSON, by what it holds and not by what it says of itself.
-
-    Raises:
-        ValueError: it has a comparison of its own, or more than `left[0]` parts.
-    """
+    """A value of built-in types as JSON, by what it holds and not by what it says of itself."""
     left[0] -= 1
     kind = type(value)
     if value is None or kind is bool:

@@ -32,7 +32,7 @@ from nemotron_steps.environments.base import (
     RowError,
     Session,
 )
-from nemotron_steps.environments.swe.blinding import RECORD_BYTES
+from nemotron_steps.environments.swe.expectations import RECORD_BYTES
 from nemotron_steps.environments.swe.grading import Grader, HiddenTests, prepared
 from nemotron_steps.environments.swe.harness import GONE, TOOLS, tests_of
 from nemotron_steps.environments.swe.working_copy import Changes, FilesCopy, ImageCopy, WorkingCopy
@@ -171,12 +171,16 @@ class SweAgent(Environment):
         if problem is not None:
             return problem
         try:
-            copy = await self._copy(agent)
+            if agent.copy is None:
+                entered = self._session(agent.row, self.config.agent_timeout_s)
+                await entered.__aenter__()
+                agent.copy = self._copy_in(agent.row, entered)
+                await agent.copy.lay()
             if name == "bash":
-                return await copy.bash(arguments["command"], self.config.command_timeout_s)
+                return await agent.copy.bash(arguments["command"], self.config.command_timeout_s)
             if name == "view":
-                return await copy.view(arguments["path"], arguments.get("view_range"))
-            return await copy.edit(arguments["path"], arguments["old_str"], arguments["new_str"])
+                return await agent.copy.view(arguments["path"], arguments.get("view_range"))
+            return await agent.copy.edit(arguments["path"], arguments["old_str"], arguments["new_str"])
         except SessionOverError as error:
             agent.lost = error.outcome
             self._refuse_used_up(error.outcome)
@@ -240,14 +244,6 @@ class SweAgent(Environment):
         if len(self._verdicts) > REMEMBERED:
             self._verdicts.popitem(last=False)
         return verdict
-
-    async def _copy(self, agent: _Agent) -> WorkingCopy:
-        if agent.copy is None:
-            session = self._session(agent.row, self.config.agent_timeout_s)
-            await session.__aenter__()
-            agent.copy = self._copy_in(agent.row, session)
-            await agent.copy.lay()
-        return agent.copy
 
     def _copy_in(self, row: Row, session: SandboxSession) -> WorkingCopy:
         shown = self.config.shown_characters

@@ -44,22 +44,22 @@ SOURCE_FOLDERS = frozenset({"src", "lib"})
 
 
 def is_protected(path: str, known: Collection[str]) -> bool:
-    """Whether a change to a file does not count.
-
-    Args:
-        path: relative to the repository.
-        known: every file of the repository as it was.
-    """
+    """Whether a change to a file does not count."""
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts:
         return True
-    return (
-        pure.name in STEERING
-        or is_test(path)
-        or pure.suffix in COMPILED
-        or not HIDDEN_FOLDERS.isdisjoint(pure.parts)
-        or (path not in known and _shadows(pure, known))
-    )
+    if pure.name in STEERING or is_test(path) or pure.suffix in COMPILED or not HIDDEN_FOLDERS.isdisjoint(pure.parts):
+        return True
+    if path in known:
+        return False
+    # A new file must not be imported instead of a module that runs the tests.
+    parts = pure.parts[1:] if pure.parts[0] in SOURCE_FOLDERS and len(pure.parts) > 1 else pure.parts
+    module = parts[0].partition(".")[0]
+    if module not in sys.stdlib_module_names and module not in RUNNERS:
+        return False
+    # A package that the repository has itself, under a name of the standard library, is not shadowed by one more file.
+    root = "/".join((*pure.parts[: len(pure.parts) - len(parts)], module))
+    return not any(known_path == f"{root}.py" or known_path.startswith(f"{root}/") for known_path in known)
 
 
 def is_test(path: str) -> bool:
@@ -70,17 +70,6 @@ def is_test(path: str) -> bool:
     return not TEST_FOLDERS.isdisjoint(folders) or (
         stem.endswith(".py") and (stem.startswith("test_") or stem.endswith("_test.py") or stem == "tests.py")
     )
-
-
-def _shadows(pure: PurePosixPath, known: Collection[str]) -> bool:
-    """Whether a new file would be imported instead of a module that runs the tests."""
-    parts = pure.parts[1:] if pure.parts[0] in SOURCE_FOLDERS and len(pure.parts) > 1 else pure.parts
-    module = parts[0].partition(".")[0]
-    if module not in sys.stdlib_module_names and module not in RUNNERS:
-        return False
-    # A package that the repository has itself, under a name of the standard library, is not shadowed by one more file.
-    root = "/".join((*pure.parts[: len(pure.parts) - len(parts)], module))
-    return not any(path == f"{root}.py" or path.startswith(f"{root}/") for path in known)
 
 
 FILES_ROOT = "/scratch/repo"
@@ -174,18 +163,18 @@ class WorkingCopy(ABC):
 
     async def edit(self, path: str, old: str, new: str) -> str:
         """The tool of that name."""
+        changed: str | None = new
         content, problem = await self._read(path)
         if old == "" and content is None and problem == f"there is no file {path}":
-            content, answer = new, f"made {path}"
+            answer = f"made {path}"
         elif content is None:
             return f"error: {'it is a folder' if problem == 'folder' else problem}"
         else:
             changed, answer = replaced(path, content, old, new)
-            if changed is None:
-                return answer
-            content = changed
+        if changed is None:
+            return answer
         script = 'mkdir -p "$(dirname -- "$1")" && cat > "$1"'
-        written = await self._run("/bin/sh", "-c", script, "sh", path, stdin=content)
+        written = await self._run("/bin/sh", "-c", script, "sh", path, stdin=changed)
         return answer if written.ok else f"error: {written.stderr.strip()[-200:] or 'the file cannot be written'}"
 
     async def _read(self, path: str) -> tuple[str | None, str]:

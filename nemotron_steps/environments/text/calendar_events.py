@@ -31,9 +31,8 @@ class CalendarEvents(Environment):
             try:
                 bounds(event)
             except (ValueError, KeyError, TypeError) as error:
-                raise RowError(
-                    f"exp_cal_state.{key}", "duration, min_time, max_time, constraint", repr(error)
-                ) from error
+                expected = "duration, min_time, max_time, constraint"
+                raise RowError(f"exp_cal_state.{key}", expected, repr(error)) from error
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 if everything holds, else 0; `problem` in the details says what does not."""
@@ -46,9 +45,10 @@ def _problem(text: str, expected: dict[str, Event]) -> str | None:
         return "think_found"
     if not expected:
         return None if text.strip() else "no_answer"
-    events = last_event_list(text)
-    if not events:
+    lists = [found for _, found in json_values(text, "[") if found and all(isinstance(item, dict) for item in found)]
+    if not lists:
         return "no_event_list"
+    events: list[Event] = lists[-1]
     try:
         spans = {str(event["event_id"]): (minutes(event["start_time"]), event["duration"]) for event in events}
     except (KeyError, ValueError, TypeError):
@@ -72,23 +72,8 @@ def _problem(text: str, expected: dict[str, Event]) -> str | None:
     return None
 
 
-def last_event_list(text: str) -> list[Event] | None:
-    """The last JSON list of objects in a text, None when there is none."""
-    found = None
-    for _, value in json_values(text, "["):
-        if value and all(isinstance(item, dict) for item in value):
-            found = value
-    return found
-
-
 def bounds(event: Event) -> tuple[int, int, int | None]:
-    """(earliest start, latest end, exact start or None) in minutes, from an expected event's window and constraint.
-
-    Constraints: "before T" (ends by T), "after T" (starts at or after T), "between T and U", "at T", or null.
-
-    Raises:
-        KeyError, TypeError, ValueError: a field is absent or unreadable.
-    """
+    """(earliest start, latest end, exact start or None) in minutes, from an expected event's window and constraint."""
     if not isinstance(event["duration"], int):
         raise TypeError("duration is not an integer")
     earliest, latest = minutes(event["min_time"]), minutes(event["max_time"])
@@ -109,11 +94,7 @@ def bounds(event: Event) -> tuple[int, int, int | None]:
 
 
 def minutes(clock: str) -> int:
-    """Minutes since midnight of "14:05", "2:05pm" or "2pm".
-
-    Raises:
-        ValueError: not a time of day.
-    """
+    """Minutes since midnight of "14:05", "2:05pm" or "2pm"."""
     match = _CLOCK.fullmatch(clock.strip()) if isinstance(clock, str) else None
     if match is None or (match.group(2) is None and match.group(3) is None):
         raise ValueError(f"not a time: {clock!r}")

@@ -23,6 +23,11 @@ FUNCTIONS = frozenset(
 )
 CONSTANTS = frozenset({"pi", "E"})
 
+_INERT = (
+    *(ast.Expression, ast.Constant, ast.Name, ast.Load),
+    *(ast.List, ast.Tuple, ast.Set, ast.Dict),
+    *(ast.UnaryOp, ast.USub, ast.UAdd),
+)
 _NON_FINITE = re.compile(r"nan|inf(?:inity)?", re.IGNORECASE)
 _NOT_OF_NUMBERS = re.compile(r"[^\s\d.,ij+*/()\[\]-]", re.IGNORECASE)
 _HUGE_EXPONENT = re.compile(r"\d[eE][+-]?\d{4,}")
@@ -46,20 +51,7 @@ def is_inert_literal(text: str) -> bool:
     tree = _parse(text)
     if tree is None:
         return True
-    allowed = (
-        ast.Expression,
-        ast.Constant,
-        ast.Name,
-        ast.List,
-        ast.Tuple,
-        ast.Set,
-        ast.Dict,
-        ast.Load,
-        ast.UnaryOp,
-        ast.USub,
-        ast.UAdd,
-    )
-    return all(isinstance(node, allowed) for node in ast.walk(tree))
+    return all(isinstance(node, _INERT) for node in ast.walk(tree))
 
 
 def is_bounded_arithmetic(text: str) -> bool:
@@ -68,9 +60,7 @@ def is_bounded_arithmetic(text: str) -> bool:
     if len(text) > MAX_EXPRESSION_LENGTH or not is_plain_number_text(text):
         return False
     tree = _parse(text)
-    if tree is None:
-        return False
-    if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
+    if tree is None or sum(1 for _ in ast.walk(tree)) > MAX_NODES:
         return False
     return _is_arithmetic(tree.body, power_depth=0)
 
@@ -88,9 +78,7 @@ def _is_arithmetic(node: ast.expr, power_depth: int) -> bool:
     match node:
         case ast.Constant(value=bool()):
             return False
-        case ast.Constant(value=int(value)):
-            return abs(value) <= MAX_INTEGER
-        case ast.Constant(value=float(value)):
+        case ast.Constant(value=int(value) | float(value)):
             return abs(value) <= MAX_INTEGER
         case ast.Name(id=name):
             return len(name) == 1 or name in CONSTANTS

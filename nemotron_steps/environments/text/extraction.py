@@ -57,10 +57,7 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 
 
 def json_values(text: str, opener: Literal["[", "{"]) -> Iterator[tuple[str, Any]]:
-    """(source, value) of every outermost JSON value that begins with `opener`, from left to right.
-
-    Ends early when READ_LIMIT is used up, or where something is nested deeper than the parser goes.
-    """
+    """(source, value) of every outermost JSON value that begins with `opener`, from left to right."""
     beginning = _JSON_BEGINNING[opener]
     decoder = json.JSONDecoder()
     left = READ_LIMIT
@@ -109,8 +106,8 @@ def last_captures(text: str, patterns: Sequence[str], flags: int = 0) -> list[st
     captures: list[str | None] = []
     for pattern in patterns:
         last = None
-        for match in re.finditer(pattern, text, flags):
-            last = match
+        for last in re.finditer(pattern, text, flags):  # noqa: B007
+            pass
         groups = [group for group in last.groups() if group and group.strip()] if last is not None else []
         captures.append(None if last is None else (groups[0] if groups else last.group(0)).strip())
     return captures

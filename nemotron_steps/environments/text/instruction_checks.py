@@ -73,18 +73,19 @@ def _divided(text: str, divider: str) -> list[str] | None:
     return parts if all(parts) else None
 
 
-def _asterisk_parts(text: str) -> list[str] | None:
-    return _divided(text, r"\s?\*\*\*\s?")
+ASTERISKS = r"\s?\*\*\*\s?"
+_POSTSCRIPTS = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
+_BULLETS = (r"^[^\S\n]*\*[^*].*$", r"^[^\S\n]*-.*$")
+
+
+def _has_parts(text: str, divider: str, count: int) -> bool:
+    parts = _divided(text, divider)
+    return parts is not None and len(parts) == count
 
 
 def keyword_frequency(text: str, keyword: str, frequency: int, relation: str) -> bool:
     """The keyword occurs so often."""
     return _related(_occurrences(keyword, text), frequency, relation)
-
-
-def forbidden_words(text: str, forbidden_words: list[str]) -> bool:
-    """None of the words occurs as a whole word, case ignored."""
-    return not any(re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in forbidden_words)
 
 
 def letter_frequency(text: str, letter: str, let_frequency: int, let_relation: str) -> bool:
@@ -93,7 +94,7 @@ def letter_frequency(text: str, letter: str, let_frequency: int, let_relation: s
 
 
 def response_language(text: str, language: str) -> bool:
-    """The text is in that ISO 639-1 language, by langdetect."""
+    """By langdetect, as an ISO 639-1 code."""
     import langdetect
 
     langdetect.DetectorFactory.seed = 0  # else it draws its own, and a grade is not the same twice
@@ -101,12 +102,6 @@ def response_language(text: str, language: str) -> bool:
         return bool(langdetect.detect(text[:LANGUAGE_LENGTH]) == language)
     except langdetect.LangDetectException:
         return True  # nothing to detect a language from: IFEval counts it as followed
-
-
-def number_paragraphs(text: str, num_paragraphs: int) -> bool:
-    """Exactly so many paragraphs between *** dividers."""
-    parts = _asterisk_parts(text)
-    return parts is not None and len(parts) == num_paragraphs
 
 
 def nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
@@ -120,19 +115,6 @@ def nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int,
     return found.lower() == first_word.lower()
 
 
-def postscript(text: str, postscript_marker: str) -> bool:
-    """A postscript with the marker."""
-    marker = postscript_marker.strip()
-    patterns = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
-    return re.search(patterns.get(marker, re.escape(marker.lower())), text.lower()) is not None
-
-
-def number_bullet_lists(text: str, num_bullets: int) -> bool:
-    """Exactly so many lines that begin with a * or - bullet."""
-    stars = re.findall(r"^[^\S\n]*\*[^*].*$", text, re.MULTILINE)
-    return len(stars) + len(re.findall(r"^[^\S\n]*-.*$", text, re.MULTILINE)) == num_bullets
-
-
 def number_highlighted_sections(text: str, num_highlights: int) -> bool:
     """At least so many *highlighted* or **highlighted** pieces."""
     single = re.findall(r"\*[^\n*]*\*", text)
@@ -141,7 +123,7 @@ def number_highlighted_sections(text: str, num_highlights: int) -> bool:
 
 
 def json_format(text: str) -> bool:
-    """The whole text is JSON, in a code fence or not."""
+    """The whole text, in a code fence or not."""
     bare = re.sub(r"^```(?:json)?|```$", "", text.strip(), flags=re.IGNORECASE)
     try:
         json.loads(bare)
@@ -157,18 +139,6 @@ def title(text: str) -> bool:
         if begin != -1 and end > begin + 2 and line[begin:end].strip("<>").strip():
             return True
     return False
-
-
-def two_responses(text: str) -> bool:
-    """Two different responses between ****** dividers."""
-    parts = _divided(text, r"\*{6}")
-    return parts is not None and len(parts) == 2 and parts[0] != parts[1]
-
-
-def quotation(text: str) -> bool:
-    """The whole text is in double quotation marks."""
-    bare = text.strip()
-    return len(bare) > 1 and bare[0] == bare[-1] == '"'
 
 
 def _is_latin(text: str) -> bool:
@@ -198,74 +168,38 @@ def _from_to(line: str, opening: str, closing: str) -> list[str]:
     return pieces
 
 
-def copy(text: str, prompt_to_repeat: str) -> bool:
-    """The text is the prompt, case ignored."""
+def _copy(text: str, prompt_to_repeat: str) -> bool:
     return text.strip().lower() == prompt_to_repeat.strip().lower()
 
 
-def copying_multiple(text: str, prompt_to_repeat: str, N: int) -> bool:
-    """The text is the prompt N times between ****** dividers."""
-    parts = text.split("******")
-    return len(parts) == N and all(copy(part, prompt_to_repeat) for part in parts)
-
-
-def sentence_hyphens(text: str) -> bool:
-    """Sentences are joined by hyphens without spaces."""
-    expected = sentences(text.replace("-", " "))
-    return all(part == want for part, want in zip(text.split("-"), expected, strict=False))
-
-
-def no_adjacent_consecutive(text: str) -> bool:
-    """No two adjacent words begin with consecutive letters of the alphabet."""
-    initials = [word[0].lower() for word in text.split()]
-    return all(ord(b) - ord(a) != 1 for a, b in itertools.pairwise(initials))
-
-
-def paragraphs(text: str) -> bool:
-    """Two paragraphs between *** dividers."""
-    return number_paragraphs(text, 2)
-
-
-def paragraphs2(text: str) -> bool:
-    """Two paragraphs between blank lines."""
-    parts = _divided(text, r"\n\n")
-    return parts is not None and len(parts) == 2
-
-
-def last_word_answer(text: str, last_word: str) -> bool:
-    """The text ends with the word, punctuation ignored."""
-    parts = text.split()
-    return bool(parts) and re.sub(r"[^\w\s]", "", parts[-1]).lower() == last_word.strip().lower()
+def _bare(word: str) -> str:
+    return re.sub(r"[^\w\s]", "", word).lower()
 
 
 def _one(word: str | list[str]) -> str:
-    return (word if isinstance(word, str) else word[0]).strip().lower()
+    return (word if isinstance(word, str) else word[0]).strip()
 
 
-def bigram_wrapping(text: str) -> bool:
-    """Every two words are in <<double angular brackets>>."""
-    parts = text.split()
-    return all(
-        first.startswith("<<") and second.endswith(">>") for first, second in zip(parts[::2], parts[1::2], strict=False)
-    )
+def postscript(text: str, postscript_marker: str) -> bool:
+    """A postscript with the marker."""
+    marker = postscript_marker.strip()
+    return re.search(_POSTSCRIPTS.get(marker, re.escape(marker.lower())), text.lower()) is not None
 
 
 def counting_composition(text: str, n_sent: int, n_words: int) -> bool:
     """Three paragraphs between *** dividers, each of n_sent sentences of n_words words."""
-    parts = _asterisk_parts(text)
+    parts = _divided(text, ASTERISKS)
     if parts is None or len(parts) != 3:
         return False
-    return all(
-        len(found := sentences(part)) == n_sent and all(len(words(sentence)) == n_words for sentence in found)
-        for part in parts
-    )
+    counts = [[len(words(sentence)) for sentence in sentences(part)] for part in parts]
+    return all(found == [n_words] * n_sent for found in counts)
 
 
 def keyword_specific_position(text: str, keyword: str | list[str], n: int, m: int) -> bool:
     """The keyword is the m-th word of the n-th sentence (from 1)."""
     found = sentences(text)
     inside = words(found[n - 1]) if 1 <= n <= len(found) else []
-    return 1 <= m <= len(inside) and inside[m - 1] == (keyword if isinstance(keyword, str) else keyword[0]).strip()
+    return 1 <= m <= len(inside) and inside[m - 1] == _one(keyword)
 
 
 def start_end(text: str) -> bool:
@@ -277,9 +211,13 @@ def start_end(text: str) -> bool:
 CHECKS: Mapping[str, Check] = {
     "keywords:existence": lambda text, keywords: all(_occurrences(keyword, text) > 0 for keyword in keywords),
     "keywords:frequency": keyword_frequency,
-    "keywords:forbidden_words": forbidden_words,
+    "keywords:forbidden_words": lambda text, forbidden_words: (
+        not any(re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in forbidden_words)
+    ),
     "keywords:letter_frequency": letter_frequency,
-    "keywords:no_adjacent_consecutive": no_adjacent_consecutive,
+    "keywords:no_adjacent_consecutive": lambda text: all(
+        ord(second[0].lower()) - ord(first[0].lower()) != 1 for first, second in itertools.pairwise(text.split())
+    ),
     "keywords:word_once": lambda text, keyword: _occurrences(keyword, text) == 1,
     "keywords:word_count_different_numbers": keyword_frequency,
     "keywords:exclude_word_harder": lambda text, keyword: f" {keyword.strip()} " not in text,
@@ -290,7 +228,7 @@ CHECKS: Mapping[str, Check] = {
     "length_constraints:number_sentences": lambda text, num_sentences, relation: _related(
         len(sentences(text)), num_sentences, relation
     ),
-    "length_constraints:number_paragraphs": number_paragraphs,
+    "length_constraints:number_paragraphs": lambda text, num_paragraphs: _has_parts(text, ASTERISKS, num_paragraphs),
     # Runs of letters, digits and underscores, as IFEval counts words here.
     "length_constraints:number_words": lambda text, num_words, relation: _related(
         len(re.findall(r"\w+", text)), num_words, relation
@@ -300,7 +238,9 @@ CHECKS: Mapping[str, Check] = {
         sum(len(_from_to(line, "[", "]")) for line in text.split("\n")) >= num_placeholders
     ),
     "detectable_content:postscript": postscript,
-    "detectable_format:number_bullet_lists": number_bullet_lists,
+    "detectable_format:number_bullet_lists": lambda text, num_bullets: (
+        sum(len(re.findall(bullet, text, re.MULTILINE)) for bullet in _BULLETS) == num_bullets
+    ),
     "detectable_format:constrained_response": lambda text: any(option in text for option in CONSTRAINED_RESPONSES),
     "detectable_format:number_highlighted_sections": number_highlighted_sections,
     "detectable_format:multiple_sections": lambda text, section_spliter, num_sections: (
@@ -308,19 +248,26 @@ CHECKS: Mapping[str, Check] = {
     ),
     "detectable_format:json_format": json_format,
     "detectable_format:title": title,
-    "detectable_format:sentence_hyphens": sentence_hyphens,
+    "detectable_format:sentence_hyphens": lambda text: all(
+        part == want for part, want in zip(text.split("-"), sentences(text.replace("-", " ")), strict=False)
+    ),
     "detectable_format:square_brackets": lambda text: all(
         word.startswith("[") and word.endswith("]") for word in text.split()
     ),
-    "detectable_format:bigram_wrapping": bigram_wrapping,
-    "combination:two_responses": two_responses,
+    "detectable_format:bigram_wrapping": lambda text: all(
+        first.startswith("<<") and second.endswith(">>")
+        for first, second in zip(text.split()[::2], text.split()[1::2], strict=False)
+    ),
+    "combination:two_responses": lambda text: (
+        _has_parts(text, r"\*{6}", 2) and len({*(_divided(text, r"\*{6}") or ())}) == 2
+    ),
     "combination:repeat_prompt": lambda text, prompt_to_repeat: (
         text.strip().lower().startswith(prompt_to_repeat.strip().lower())
     ),
     "startend:end_checker": lambda text, end_phrase: (
         text.strip().strip('"').lower().endswith(end_phrase.strip().lower())
     ),
-    "startend:quotation": quotation,
+    "startend:quotation": lambda text: re.fullmatch(r'".*"', text.strip(), re.DOTALL) is not None,
     "change_case:capital_word_frequency": lambda text, capital_frequency, capital_relation: _related(
         sum(word.isupper() for word in words(text)), capital_frequency, capital_relation
     ),
@@ -330,22 +277,26 @@ CHECKS: Mapping[str, Check] = {
     "punctuation:punctuation_dot": lambda text: "." not in text,
     "punctuation:punctuation_exclamation": lambda text: "!" not in text,
     "copy:repeat_phrase": repeat_phrase,
-    "copy:copy": copy,
-    "copy:copying_simple": copy,
-    "copy:copying_multiple": copying_multiple,
-    "new:copy_span_idx": lambda text, prompt_to_repeat, n_start, n_end: copy(text, prompt_to_repeat[n_start:n_end]),
-    "paragraphs:paragraphs": paragraphs,
-    "paragraphs:paragraphs2": paragraphs2,
+    "copy:copy": _copy,
+    "copy:copying_simple": _copy,
+    "copy:copying_multiple": lambda text, prompt_to_repeat, N: (
+        [part.strip().lower() for part in text.split("******")] == [prompt_to_repeat.strip().lower()] * N
+    ),
+    "new:copy_span_idx": lambda text, prompt_to_repeat, n_start, n_end: _copy(text, prompt_to_repeat[n_start:n_end]),
+    "paragraphs:paragraphs": lambda text: _has_parts(text, ASTERISKS, 2),
+    "paragraphs:paragraphs2": lambda text: _has_parts(text, r"\n\n", 2),
     "first_word:first_word_sent": lambda text, first_word: all(
-        sentence.split()[0].lower() == _one(first_word) for sentence in sentences(text)
+        sentence.split()[0].lower() == _one(first_word).lower() for sentence in sentences(text)
     ),
     "first_word:first_word_answer": lambda text, first_word: (
         text.split()[:1] != [] and text.split()[0].lower() == first_word.strip().lower()
     ),
     "last_word:last_word_sent": lambda text, last_word: all(
-        re.sub(r"[^\w\s]", "", sentence.split()[-1]).lower() == _one(last_word) for sentence in sentences(text)
+        _bare(sentence.split()[-1]) == _one(last_word).lower() for sentence in sentences(text)
     ),
-    "last_word:last_word_answer": last_word_answer,
+    "last_word:last_word_answer": lambda text, last_word: (
+        text.split()[:1] != [] and _bare(text.split()[-1]) == last_word.strip().lower()
+    ),
     "count:lowercase_counting": lambda text, N: len(re.findall(r"\b[a-z]+\b", text)) <= N,
     "count:counting_composition": counting_composition,
     "count:count_unique": lambda text: max(Counter(words(text)).values(), default=1) == 1,
@@ -358,11 +309,7 @@ CHECKS: Mapping[str, Check] = {
 
 
 def arguments_of(check: Check, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The arguments of `check` among a row's kwargs, nulls dropped.
-
-    Raises:
-        ValueError: one is missing.
-    """
+    """The arguments of `check` among a row's kwargs, nulls dropped."""
     import inspect
 
     names = list(inspect.signature(check).parameters)[1:]

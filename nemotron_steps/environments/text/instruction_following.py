@@ -49,9 +49,8 @@ class InstructionFollowing(Environment):
             except (TypeError, ValueError, IndexError, AttributeError, KeyError) as error:
                 raise RowError(f"kwargs[{index}]", f"the arguments of {name}", str(error)) from error
             if name == LANGUAGE and importlib.util.find_spec("langdetect") is None:
-                raise UnsupportedError(
-                    f"the instruction {LANGUAGE} needs the langdetect package", hints=("pip install langdetect",)
-                )
+                message = f"the instruction {LANGUAGE} needs the langdetect package"
+                raise UnsupportedError(message, hints=("pip install langdetect",))
         mode = _field(row, "grading_mode")
         if mode not in (None, "binary", "fraction"):
             raise RowError("grading_mode", "binary or fraction", repr(mode))

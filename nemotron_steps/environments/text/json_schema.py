@@ -73,10 +73,7 @@ def problem_with(value: Any, validator: Any) -> str | None:
 
 
 def strictify(schema: Any) -> Any:
-    """A copy of a schema in which every object requires all its properties and allows no others.
-
-    `additionalProperties` written as the string "true" or "false", as some data sets have it, becomes the boolean.
-    """
+    """A copy of a schema in which every object requires all its properties and allows no others."""
     if isinstance(schema, list):
         return [strictify(item) for item in schema]
     if not isinstance(schema, dict):

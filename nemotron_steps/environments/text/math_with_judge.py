@@ -95,25 +95,18 @@ class MathWithJudge(Environment):
             details = {"extracted_answer": answer[:MAX_LENGTH]}
             return GradeResult(0.0, {**components, "library_reward": 0.0}, details=details)
         details = {"extracted_answer": answer}
-        problem = None
+        problem, compared = None, (answer, strip_delimiters(expected), bool(components["boxed"]))
+        size, cpu_s = self.config.library_verifier_max_concurrency, self.config.library_verifier_timeout_seconds
         try:
-            equal = await self.in_helper(
-                compare,
-                answer,
-                strip_delimiters(expected),
-                bool(components["boxed"]),
-                size=self.config.library_verifier_max_concurrency,
-                cpu_s=self.config.library_verifier_timeout_seconds,
-            )
-        except CannotJudgeError as error:
-            problem = error
-        else:
+            equal = await self.in_helper(compare, *compared, size=size, cpu_s=cpu_s)
             if equal is None:
                 problem = CannotJudgeError(EXPECTED_UNPARSEABLE)
             else:
                 components["library_reward"] = float(equal)
-                if equal:
-                    return GradeResult(1.0, components, details=details)
+        except CannotJudgeError as error:
+            problem, equal = error, None
+        if equal:
+            return GradeResult(1.0, components, details=details)
         if not self.config.should_use_judge or not components["boxed"]:
             if problem is not None:
                 raise problem

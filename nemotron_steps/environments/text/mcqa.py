@@ -74,21 +74,23 @@ class Mcqa(Environment):
         patterns = output_regexes(row)
         if patterns and text.strip():
             found = await self.in_helper(last_captures, text, patterns, re.IGNORECASE)
-            letters = (_by_template(capture, options) for capture in found if capture is not None)
-            letter = next((letter for letter in letters if letter is not None), None)
+            for local in [_localized(capture) for capture in found if capture is not None]:
+                # A single letter is believed even where the options lack it: these rows may list them incompletely.
+                single = local.upper() if len(local) == 1 and local.isalpha() else None
+                letter = letter or single or _letter_or_text(_unwrap(local), options)
         if letter is None:
             mode = self.config.grading_mode or row.get("grading_mode")
             if mode == "lenient_answer_colon":
-                letter = _by_answer_colon(text, options)
+                matches = _ANSWER_COLON.findall(text)
+                letter = _letter_or_text(_unwrap(matches[-1]), options) if matches else None
             elif mode == "lenient_answer_colon_md":
                 payloads = reversed(_ANSWER_COLON_MARKDOWN.findall(text))
                 letter = next(filter(None, (_single_letter(payload, options) for payload in payloads)), None)
             else:
                 letter = _by_box(text, options, lenient=mode == "lenient_boxed")
         correct = letter is not None and letter == _key(row)
-        return GradeResult(
-            float(correct), {"extracted": float(letter is not None)}, details={"extracted_answer": letter}
-        )
+        components = {"extracted": float(letter is not None)}
+        return GradeResult(float(correct), components, details={"extracted_answer": letter})
 
 
 def options_of(row: Row) -> dict[str, str]:
@@ -106,12 +108,6 @@ def _key(row: Row) -> str:
     return str(row["expected_answer"]).strip().upper()
 
 
-def _by_template(capture: str, options: dict[str, str]) -> str | None:
-    """A single letter is believed even where the options lack it: rows with a regex may list them incompletely."""
-    local = _localized(capture)
-    return local.upper() if len(local) == 1 and local.isalpha() else _letter_or_text(_unwrap(local), options)
-
-
 def _by_box(text: str, options: dict[str, str], *, lenient: bool) -> str | None:
     box = last_boxed(text)
     if box is None:
@@ -125,11 +121,6 @@ def _by_box(text: str, options: dict[str, str], *, lenient: bool) -> str | None:
     shown = _normalized(inside)
     found = {letter for letter, option in options.items() if _normalized(option) and _normalized(option) in shown}
     return found.pop() if len(found) == 1 else None
-
-
-def _by_answer_colon(text: str, options: dict[str, str]) -> str | None:
-    matches = _ANSWER_COLON.findall(text)
-    return _letter_or_text(_unwrap(matches[-1]), options) if matches else None
 
 
 def _single_letter(payload: str, options: dict[str, str]) -> str | None:

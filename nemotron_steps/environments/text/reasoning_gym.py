@@ -48,6 +48,8 @@ MAX_LENGTH = 20_000
 UNPARSEABLE = "?"
 """Stands in for a refused answer: no scorer can read it as anything."""
 
+_BITWISE = frozenset("0123456789abcdefABCDEFxX+-*&|^~<>() ")
+
 SCORER_FAILED = "scorer_failed"
 """Failure class: the library's scorer raised on this row even for the row's own answer."""
 
@@ -71,7 +73,8 @@ class ReasoningGym(Environment):
             raise RowError("metadata.source_dataset", "a data set of the installed reasoning-gym", repr(source))
         if source == "number_sorting" and not is_inert_literal(str(row["answer"])):
             raise RowError("answer", "a list of numbers", repr(row["answer"])[:80])
-        if source == "bitwise_arithmetic" and not _is_bitwise(str(row["metadata"].get("problem", ""))):
+        problem = str(row["metadata"].get("problem", ""))
+        if source == "bitwise_arithmetic" and (not problem or set(problem) - _BITWISE or "**" in problem):
             raise RowError("metadata.problem", "an expression of hexadecimal numbers", repr(row["metadata"])[:80])
         _, vetted, entry = _vetted(row, f"<answer>{row['answer']}</answer>")
         score, failure = score_answer(vetted, entry)
@@ -122,7 +125,8 @@ def score_answer(answer: str, entry: dict[str, Any]) -> tuple[float | None, str]
     if source in COMPARED_AS_TUPLES:
         entry["metadata"]["output"] = _as_tuples(entry["metadata"].get("output"))
     try:
-        return _unit(scorer(answer=answer, entry=entry)), ""
+        score = float(scorer(answer=answer, entry=entry))
+        return min(1.0, max(0.0, score)) if math.isfinite(score) else 0.0, ""
     except Exception as error:
         cause = repr(error)
     # Whose fault? A scorer that also fails on the reference answer cannot judge this row at all.
@@ -135,11 +139,7 @@ def score_answer(answer: str, entry: dict[str, Any]) -> tuple[float | None, str]
 
 @cache
 def scorer_of(source: str) -> Scorer | None:
-    """The library's scorer of a data set, None if it has none.
-
-    Raises:
-        UnsupportedError: the library is not installed.
-    """
+    """The library's scorer of a data set, None if it has none."""
     try:
         import reasoning_gym
     except ImportError as error:
@@ -156,11 +156,9 @@ def scorer_of(source: str) -> Scorer | None:
 
 def extract_answer(text: str) -> str:
     """The answer of a response: the last <answer> tag, else the last box, else the whole text."""
-    tagged = last_answer_tag(text)
-    if tagged is not None:
-        return tagged
-    box = last_boxed(text)
-    return text.strip() if box is None else box
+    found = last_answer_tag(text)
+    found = last_boxed(text) if found is None else found
+    return text.strip() if found is None else found
 
 
 def is_safe_answer(source: str, answer: str) -> bool:
@@ -181,12 +179,3 @@ def _is_same(answer: str, expected: str) -> bool:
 
 def _as_tuples(value: Any) -> Any:
     return tuple(_as_tuples(item) for item in value) if isinstance(value, list) else value
-
-
-def _is_bitwise(problem: str) -> bool:
-    return bool(problem) and not set(problem) - set("0123456789abcdefABCDEFxX+-*&|^~<>() ") and "**" not in problem
-
-
-def _unit(score: Any) -> float:
-    value = float(score)
-    return min(1.0, max(0.0, value)) if math.isfinite(value) else 0.0

@@ -30,12 +30,7 @@ class FormatError(ValueError):
 
 
 def parse(text: str, kind: str, schema: Schema) -> Any:
-    """Plain data of `text`.
-
-    Raises:
-        FormatError: not valid in that format, empty, longer than MAX_LENGTH characters, or with a number that is not
-            finite.
-    """
+    """Plain data of `text`."""
     if not text.strip():
         raise FormatError("nothing was answered")
     if len(text) > MAX_LENGTH:
@@ -48,7 +43,10 @@ def parse(text: str, kind: str, schema: Schema) -> Any:
         if kind == "toml":
             return finite(tomllib.loads(text))
         if kind == "xml":
-            return finite(coerce(_xml(text), schema))
+            if "<!DOCTYPE" in text or "<!ENTITY" in text:
+                raise FormatError("document type declarations are not accepted")
+            root = ElementTree.fromstring(text.strip())
+            return finite(coerce({root.tag: _element(root)}, schema))
         if kind == "csv":
             return finite(_csv(text, schema))
     except FormatError:
@@ -114,13 +112,6 @@ def _yaml(text: str) -> Any:
         raise FormatError(str(error)[:200]) from error
 
 
-def _xml(text: str) -> dict[str, Any]:
-    if "<!DOCTYPE" in text or "<!ENTITY" in text:
-        raise FormatError("document type declarations are not accepted")
-    root = ElementTree.fromstring(text.strip())
-    return {root.tag: _element(root)}
-
-
 def _element(element: ElementTree.Element) -> Any:
     """Attributes as "@name", repeated children as a list, mixed text as "#text", a bare text as a string."""
     data: dict[str, Any] = {f"@{name}": value for name, value in element.attrib.items()}
@@ -144,16 +135,12 @@ def _csv(text: str, schema: Schema) -> list[Any]:
     items = schema.get("items", schema)
     lines = csv.reader(io.StringIO(text), strict=True)
     header = next(lines, [])
-    rows = []
-    for line in lines:
-        if not line:
-            continue
-        if len(line) != len(header):
-            raise FormatError("a row has more or fewer fields than the header")
-        rows.append(coerce(dict(zip(header, line, strict=True)), items))
+    rows = [line for line in lines if line]
+    if any(len(line) != len(header) for line in rows):
+        raise FormatError("a row has more or fewer fields than the header")
     if not rows:
         raise FormatError("a header and no row")
-    return rows
+    return [coerce(dict(zip(header, line, strict=True)), items) for line in rows]
 
 
 INLINE_LENGTH = 10_000
@@ -187,30 +174,23 @@ class StructuredOutputs(Environment):
 
     async def verify(self, row: Row, response: Response, session: Session) -> GradeResult:
         """1 or 0; `details` names what was wrong."""
-        schema, key = str(row["schema_str"]), row.get("tool_payload_key") if _is_tool_call(row) else None
-        if _is_tool_call(row):
+        schema, text, kind, key = str(row["schema_str"]), response.text, _format(row), None
+        if is_call := _is_tool_call(row):
             names = [call.name for call in response.tool_calls]
             if names != [row["tool_name"]]:
                 wrong = f"expected one call of {row['tool_name']}, found {names}"[:300]
                 return GradeResult(0.0, {"parsed": 0.0}, details={"problem": wrong})
-            text, kind = response.tool_calls[0].arguments, "json"
-        else:
-            text, kind = response.text, _format(row)
+            text, kind, key = response.tool_calls[0].arguments, "json", row.get("tool_payload_key")
         if len(text) <= INLINE_LENGTH and '"pattern' not in schema:
-            parsed, problem = problem_of(text, kind, schema, key, _is_tool_call(row))
+            parsed, problem = problem_of(text, kind, schema, key, is_call)
         else:
-            parsed, problem = await self.in_helper(problem_of, text, kind, schema, key, _is_tool_call(row))
+            parsed, problem = await self.in_helper(problem_of, text, kind, schema, key, is_call)
         return GradeResult(float(problem is None), {"parsed": float(parsed)}, details={"problem": problem})
 
 
 def problem_of(text: str, kind: str, schema_text: str, key: str | None, is_call: bool) -> tuple[bool, str | None]:
-    """(whether a text is of its format, what is wrong with it or None).
-
-    Args:
-        text: the document, or a call's arguments.
-        key: the only argument a call may have, whose value is graded; None for all of them as one object.
-    """
-    validator = _validator(schema_text)
+    """(whether a text is of its format, what is wrong with it or None)."""
+    validator = _strict_validator(schema_text)
     try:
         value = parse(text, kind, validator.schema)
     except FormatError as error:
@@ -225,7 +205,7 @@ def problem_of(text: str, kind: str, schema_text: str, key: str | None, is_call:
 
 
 @lru_cache(maxsize=64)
-def _validator(schema_text: str) -> Any:
+def _strict_validator(schema_text: str) -> Any:
     return validator_of(strictify(json.loads(schema_text)))
 
 

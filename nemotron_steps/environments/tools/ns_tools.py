@@ -125,15 +125,10 @@ class NsTools(MathWithJudge):
         if state["calls"] >= self.config.max_tool_calls:
             return f"error: the limit of {self.config.max_tool_calls} tool calls is used up"
         state["calls"] += 1
-        result = await self.sandbox.run(
-            code=NOTEBOOK,
-            files={"cells.json": json.dumps({"before": state["cells"], "cell": code})},
-            limits=Limits(
-                wall_s=self.config.tool_timeout_s,
-                cpu_s=int(self.config.tool_timeout_s) + 1,
-                memory_bytes=self.config.tool_memory_mib * MIB,
-            ),
-        )
+        seconds, memory = self.config.tool_timeout_s, self.config.tool_memory_mib * MIB
+        limits = Limits(wall_s=seconds, cpu_s=int(seconds) + 1, memory_bytes=memory)
+        files = {"cells.json": json.dumps({"before": state["cells"], "cell": code})}
+        result = await self.sandbox.run(code=NOTEBOOK, files=files, limits=limits)
         if result.outcome is Outcome.EXITED and result.exit_code == 0:
             state["cells"].append(code)
         shown = result.stdout[:SHOWN] + ("\n[output cut]" if len(result.stdout) > SHOWN else "")

@@ -94,11 +94,7 @@ def expected_calls(row: Row) -> list[ToolCall]:
 
 
 def argument_problem(expected: Any, actual: Any, config: SingleStepToolUseConfig) -> str | None:
-    """Why an argument value does not match the expected one, or None; recursive over objects and lists.
-
-    Types must be equal; key sets equal; lists of equal length in order; floats within the threshold; strings with
-    fewer than two words on either side exact, others by word_similarity.
-    """
+    """Why an argument value does not match the expected one, or None; recursive over objects and lists."""
     if isinstance(expected, bool) != isinstance(actual, bool) or not isinstance(actual, type(expected)):
         return "argument_type_differs"
     if isinstance(expected, dict):
@@ -109,22 +105,16 @@ def argument_problem(expected: Any, actual: Any, config: SingleStepToolUseConfig
         if len(expected) != len(actual):
             return "argument_list_length_differs"
         return _first(argument_problem(want, have, config) for want, have in zip(expected, actual, strict=True))
+    same = expected == actual
     if isinstance(expected, float):
-        close = abs(actual - expected) < config.floating_point_comparison_threshold
-        return None if close else "argument_value_differs"
-    if isinstance(expected, str):
-        similarity = word_similarity(expected, actual)
-        if similarity is None:
-            return None if expected == actual else "argument_value_differs"
-        return None if similarity >= config.word_count_similarity_threshold else "argument_value_differs"
-    return None if expected == actual else "argument_value_differs"
+        same = abs(actual - expected) < config.floating_point_comparison_threshold
+    elif isinstance(expected, str) and (similarity := word_similarity(expected, actual)) is not None:
+        same = similarity >= config.word_count_similarity_threshold
+    return None if same else "argument_value_differs"
 
 
 def word_similarity(expected: str, actual: str) -> float | None:
-    """Sum of the smaller word counts over the sum of both totals (so 0.5 for equal texts), case ignored.
-
-    None when either side has fewer than two words.
-    """
+    """Sum of the smaller word counts over both totals (0.5 for equal texts), case ignored; None under two words."""
     first, second = Counter(expected.lower().split()), Counter(actual.lower().split())
     if first.total() < 2 or second.total() < 2:
         return None

@@ -43,6 +43,8 @@ CATEGORIES = {tool.replace("_", ""): category for category, tools in _CATEGORY_T
 
 SHELL_TARGET_FLOOR = 0.3
 """Two shell commands of the same program less similar than this have different targets."""
+VIEWED_SHARE = 0.8
+"""Of the expected lines that a view has to show."""
 COMPARED_CHARACTERS = 2000
 """Similarity is quadratic in the length, so only so much of each text is compared."""
 
@@ -100,9 +102,14 @@ def same_target(category: str | None, expected: dict[str, Any], actual: dict[str
         commands = str(expected.get("command", "")), str(actual.get("command", ""))
         if all(commands) and commands[0] != commands[1]:
             return False
-        if not _same_suffix(_file(expected), _file(actual), 2):
+        if not _same_file(expected, actual, 2):
             return False
-        return commands != ("view", "view") or _covers(actual.get("view_range"), expected.get("view_range"))
+        ranges = [_line_range(side.get("view_range")) for side in (actual, expected)]
+        if commands != ("view", "view") or ranges[0] is None or ranges[1] is None:
+            return True  # no range views the whole file
+        (begin, end), (want_begin, want_end) = ranges[0], ranges[1]
+        overlap = max(0, min(end, want_end) - max(begin, want_begin))
+        return overlap / max(1, want_end - want_begin) >= VIEWED_SHARE
     if category == "bash":
         first, second = _command(expected), _command(actual)
         if not first or not second:
@@ -113,23 +120,16 @@ def same_target(category: str | None, expected: dict[str, Any], actual: dict[str
         if paths and others and not paths & others:
             return False
         return text_similarity(first, second) >= SHELL_TARGET_FLOOR
-    if category in ("search", "read"):
-        return _same_suffix(_file(expected), _file(actual), 3)
-    return True
+    return category not in ("search", "read") or _same_file(expected, actual, 3)
 
 
 def similarity(category: str | None, expected: dict[str, Any], actual: dict[str, Any]) -> float:
-    """Similarity in [0, 1] of what two calls would do; 1 for tools without content to compare.
-
-    Edits by replacement count the worse of old and new text: the right place and the right change.
-    """
+    """Similarity in [0, 1] of what two calls would do, the worse of old and new text; 1 without content to compare."""
     if category == "edit":
-        if any(key in side for side in (expected, actual) for key in ("old_str", "new_str")):
-            return min(
-                text_similarity(str(expected.get(key) or ""), str(actual.get(key) or ""))
-                for key in ("old_str", "new_str")
-            )
-        return text_similarity(_content(expected), _content(actual))
+        keys = ("old_str", "new_str")
+        if any(key in side for side in (expected, actual) for key in keys):
+            return min(text_similarity(str(expected.get(key) or ""), str(actual.get(key) or "")) for key in keys)
+        return text_similarity(*(_first_of(side, _CONTENT) for side in (expected, actual)))
     if category == "bash":
         return text_similarity(_command(expected), _command(actual))
     return 1.0
@@ -148,22 +148,16 @@ def _expected(row: Row) -> ToolCall:
     return ToolCall(str(row["expected_action"]["name"]), text)
 
 
-def _file(arguments: dict[str, Any]) -> str:
-    for key in ("path", "file", "file_path", "filename", "file_name"):
-        if key in arguments:
-            return str(arguments[key]).strip()
-    return ""
+_FILE = ("path", "file", "file_path", "filename", "file_name")
+_CONTENT = ("patch", "diff", "content", "file_text")
+
+
+def _first_of(arguments: dict[str, Any], keys: tuple[str, ...]) -> str:
+    return next((str(arguments[key]) for key in keys if key in arguments), "")
 
 
 def _command(arguments: dict[str, Any]) -> str:
-    return str(arguments.get("command", arguments.get("cmd", ""))).strip()
-
-
-def _content(arguments: dict[str, Any]) -> str:
-    for key in ("patch", "diff", "content", "file_text"):
-        if key in arguments:
-            return str(arguments[key])
-    return ""
+    return _first_of(arguments, ("command", "cmd")).strip()
 
 
 def _program(command: str) -> str:
@@ -178,18 +172,9 @@ def _suffix(path: str, parts: int) -> str:
     return "/".join(path.strip("/").split("/")[-parts:])
 
 
-def _same_suffix(first: str, second: str, parts: int) -> bool:
+def _same_file(expected: dict[str, Any], actual: dict[str, Any], parts: int) -> bool:
+    first, second = (_first_of(side, _FILE).strip() for side in (expected, actual))
     return not first or not second or _suffix(first, parts) == _suffix(second, parts)
-
-
-def _covers(actual: Any, expected: Any) -> bool:
-    """Whether the viewed lines hold at least 80 % of the expected ones; no range views the whole file."""
-    ranges = [_line_range(actual), _line_range(expected)]
-    if ranges[0] is None or ranges[1] is None:
-        return True
-    (begin, end), (want_begin, want_end) = ranges[0], ranges[1]
-    overlap = max(0, min(end, want_end) - max(begin, want_begin))
-    return overlap / max(1, want_end - want_begin) >= 0.8
 
 
 def _line_range(value: Any) -> tuple[int, int] | None:

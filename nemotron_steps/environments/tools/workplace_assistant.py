@@ -38,11 +38,7 @@ class WorkplaceAssistant(Environment):
         self._loaded: dict[str, Table] | None = None
 
     async def start(self) -> None:
-        """Read the databases.
-
-        Raises:
-            UnsupportedError: they are not there.
-        """
+        """Read the databases."""
         self._tables()
 
     def check_values(self, row: Row) -> None:
@@ -82,19 +78,18 @@ class WorkplaceAssistant(Environment):
             return GradeResult.failed(GROUND_TRUTH_FAILS, message=str(error))
         reached = session.state
         if reached is None:
-            reached = self._replay(response.tool_calls)
+            reached = Workplace(self._tables())
+            for call in response.tool_calls:
+                arguments = call.parsed_arguments()
+                if arguments is not None:
+                    reached.call(call.name, arguments)
         got, want = reached.state(), wanted.state()
         wrong = [name for name in want if got[name] != want[name]]
-        return GradeResult(
-            float(not wrong), {"tool_calls": float(len(response.tool_calls))}, details={"differs": wrong}
-        )
+        components = {"tool_calls": float(len(response.tool_calls))}
+        return GradeResult(float(not wrong), components, details={"differs": wrong})
 
     def _wanted(self, row: Row) -> Workplace:
-        """The databases after the ground truth.
-
-        Raises:
-            RowError: a call of it fails on them.
-        """
+        """The databases after the ground truth."""
         workplace = Workplace(self._tables())
         for index, call in enumerate(row["ground_truth"]):
             arguments = _call(call).parsed_arguments()
@@ -112,32 +107,19 @@ class WorkplaceAssistant(Environment):
                 )
         return workplace
 
-    def _replay(self, calls: list[ToolCall]) -> Workplace:
-        workplace = Workplace(self._tables())
-        for call in calls:
-            arguments = call.parsed_arguments()
-            if arguments is not None:
-                workplace.call(call.name, arguments)
-        return workplace
-
     def _tables(self) -> dict[str, Table]:
         folder = self.config.databases
-        if self._loaded is None and folder is None:
-            self._loaded = company()
         if self._loaded is None:
-            assert folder is not None
             try:
-                self._loaded = load(Path(folder))
+                self._loaded = company() if folder is None else load(Path(folder))
             except OSError as error:
+                key = "env.nemo_gym.environments.workplace_assistant.databases"
                 raise UnsupportedError(
                     "the workplace databases are not there",
                     where=folder,
                     expected=f"a folder with {', '.join(FILES.values())}",
                     found=str(error),
-                    hints=(
-                        "env.nemo_gym.environments.workplace_assistant.databases=FOLDER",
-                        "env.nemo_gym.environments.workplace_assistant.databases=null   # a made-up company",
-                    ),
+                    hints=(f"{key}=FOLDER", f"{key}=null   # a made-up company"),
                 ) from error
         return self._loaded
 

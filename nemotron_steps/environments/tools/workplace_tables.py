@@ -125,21 +125,12 @@ KEYS = {
 """Database → its id column."""
 
 _ON_ROWS = {
-    "email_get_email_information_by_id": ("_get", "email"),
-    "email_delete_email": ("_delete", "email"),
-    "calendar_get_event_information_by_id": ("_get", "calendar"),
-    "calendar_create_event": ("_create", "calendar"),
-    "calendar_update_event": ("_update", "calendar"),
-    "calendar_delete_event": ("_delete", "calendar"),
-    "project_management_get_task_information_by_id": ("_get", "project_management"),
-    "project_management_create_task": ("_create", "project_management"),
-    "project_management_update_task": ("_update", "project_management"),
-    "project_management_delete_task": ("_delete", "project_management"),
-    "customer_relationship_manager_add_customer": ("_create", "customer_relationship_manager"),
-    "customer_relationship_manager_update_customer": ("_update", "customer_relationship_manager"),
-    "customer_relationship_manager_delete_customer": ("_delete", "customer_relationship_manager"),
+    "email": "get_email_information_by_id delete_email",
+    "calendar": "get_event_information_by_id create_event update_event delete_event",
+    "project_management": "get_task_information_by_id create_task update_task delete_task",
+    "customer_relationship_manager": "add_customer update_customer delete_customer",
 }
-"""Tools on one row of a database."""
+"""Tools on one row of a database, without its name before them."""
 
 CHOICES = frozenset({"status", "list_name", "board"})
 """Columns whose values are words of a fixed list, as it writes them."""
@@ -150,11 +141,7 @@ PAGE_SIZE = 5
 
 
 def load(folder: Path) -> dict[str, Table]:
-    """The five tables.
-
-    Raises:
-        OSError: a file is missing or empty.
-    """
+    """The five tables."""
     tables = {}
     for name, file in FILES.items():
         with (folder / file).open(newline="", encoding="utf-8") as handle:
@@ -184,16 +171,24 @@ class Workplace:
             "calendar_search_events": self._search_events,
             "analytics_get_visitor_information_by_id": self._visitor,
             "analytics_create_plot": self._plot,
-            "analytics_total_visits_count": lambda **span: self._visits(lambda row: 1.0, **span),
-            "analytics_engaged_users_count": lambda **span: self._visits(
-                lambda row: float(row["user_engaged"].lower() == "true"), **span
+            "analytics_total_visits_count": partial(self._per_day, lambda row: 1.0),
+            "analytics_engaged_users_count": partial(
+                self._per_day, lambda row: float(row["user_engaged"].lower() == "true")
             ),
-            "analytics_traffic_source_count": self._traffic,
-            "analytics_get_average_session_duration": self._duration,
+            "analytics_traffic_source_count": lambda traffic_source="", **span: self._per_day(
+                lambda row: float(not traffic_source or row["traffic_source"] == traffic_source), **span
+            ),
+            "analytics_get_average_session_duration": partial(
+                self._per_day, lambda row: float(row["session_duration_seconds"]), mean=True
+            ),
             "project_management_search_tasks": lambda **values: self._match("project_management", values),
             "customer_relationship_manager_search_customers": self._search_customers,
-            **{tool: partial(getattr(self, method), table) for tool, (method, table) in _ON_ROWS.items()},
         }
+        made: dict[str, Tool] = {"get": self._get, "delete": self._delete, "update": self._update}
+        made |= {"create": self._create, "add": self._create}
+        for table, tools in _ON_ROWS.items():
+            for tool in tools.split():
+                self._tools[f"{table}_{tool}"] = partial(made[tool.partition("_")[0]], table)
 
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
         """Result of a tool call, or a text that says what was wrong with it."""
@@ -250,9 +245,8 @@ class Workplace:
             raise ValueError(f"unknown {', '.join(unknown)}")
         highest = max((int(row[key]) for row in self.tables[table]), default=0)
         identity = str(highest + 1).zfill(8)
-        self.tables[table].append(
-            {column: identity if column == key else str(values.get(column, "")) for column in columns}
-        )
+        row = {column: str(values.get(column, "")) for column in columns}
+        self.tables[table].append({**row, key: identity})
         return identity
 
     def _match(self, table: str, values: dict[str, Any]) -> Any:
@@ -316,35 +310,21 @@ class Workplace:
     def _search_customers(self, page: int = 1, page_size: int = PAGE_SIZE, **values: Any) -> Any:
         spans = {key: values.pop(key) for key in list(values) if key.endswith(("_min", "_max"))}
         found = self._match("customer_relationship_manager", values)
-        rows = [
-            row
-            for row in (found if isinstance(found, list) else [])
-            if all(
-                row[key[:-4]] >= str(bound) if key.endswith("_min") else row[key[:-4]] <= str(bound)
-                for key, bound in spans.items()
-            )
-        ]
+        rows = found if isinstance(found, list) else []
+        for key, bound in spans.items():
+            column, least = key[:-4], key.endswith("_min")
+            rows = [row for row in rows if (row[column] >= str(bound) if least else row[column] <= str(bound))]
         return _page(rows, page, page_size)
 
-    def _visits(
-        self, value: Callable[[dict[str, str]], float], time_min: str = "", time_max: str = ""
+    def _per_day(
+        self, value: Callable[[dict[str, str]], float], time_min: str = "", time_max: str = "", mean: bool = False
     ) -> dict[str, float]:
-        counts: dict[str, float] = {}
+        days: dict[str, list[float]] = {}
         for row in self.tables["analytics"]:
             day = row["date_of_visit"]
             if (not time_min or day >= time_min) and (not time_max or day <= time_max):
-                counts[day] = counts.get(day, 0.0) + value(row)
-        return counts
-
-    def _traffic(self, time_min: str = "", time_max: str = "", traffic_source: str = "") -> dict[str, float]:
-        return self._visits(
-            lambda row: float(not traffic_source or row["traffic_source"] == traffic_source), time_min, time_max
-        )
-
-    def _duration(self, time_min: str = "", time_max: str = "") -> dict[str, float]:
-        totals = self._visits(lambda row: float(row["session_duration_seconds"]), time_min, time_max)
-        counts = self._visits(lambda row: 1.0, time_min, time_max)
-        return {day: totals[day] / counts[day] for day in totals}
+                days.setdefault(day, []).append(value(row))
+        return {day: sum(values) / (len(values) if mean else 1) for day, values in days.items()}
 
     def _plot(self, time_min: str, time_max: str, value_to_plot: str, plot_type: str) -> str:
         path = f"plots/{time_min}_{time_max}_{value_to_plot}_{plot_type}.png"

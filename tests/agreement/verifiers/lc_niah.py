@@ -7,10 +7,9 @@ import random
 from typing import Any
 
 from nemotron_steps.environments.responses import last_user_text, reasoning_item
-from tests.agreement.answers import Items, pick, sample, styled
+from tests.agreement.answers import Items, pick, read, sample, styled
 from tests.agreement.compare import FINAL_MESSAGE
 from tests.agreement.gym import Gym
-from tests.agreement.rows import read
 
 FINALS = {
     "Final Answer: [%N]": 60,

@@ -5,14 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.agreement.answers import Items, pick, styled
+from tests.agreement.answers import Items, asking, pick, read, styled
 from tests.agreement.compare import FINAL_MESSAGE, MASKED, Rule
 from tests.agreement.gym import Gym
-from tests.agreement.rows import asking, read
 
-
-def settings(gym: Gym) -> dict[str, Any]:
-    return {"should_use_judge": False}
+SETTINGS = {"should_use_judge": False}
 
 
 PROBLEMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

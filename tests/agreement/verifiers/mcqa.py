@@ -6,10 +6,9 @@ import random
 import re
 from typing import Any
 
-from tests.agreement.answers import Items, pick, styled
+from tests.agreement.answers import Items, pick, read, styled
 from tests.agreement.compare import FINAL_MESSAGE, Rule
 from tests.agreement.gym import Gym
-from tests.agreement.rows import read
 
 MARKDOWN = "lenient_answer_colon_md"
 MODES = ("strict_single_letter_boxed", "lenient_boxed", "lenient_answer_colon", MARKDOWN)

@@ -6,60 +6,20 @@ import json
 import random
 from typing import Any
 
-from tests.agreement.answers import Items, mutated_text, pick, styled
+from tests.agreement.answers import Items, asking, mutated_text, pick, read, styled
 from tests.agreement.compare import FINAL_MESSAGE, Rule
 from tests.agreement.gym import Gym
-from tests.agreement.rows import asking, read
 
 DATA_SETS = (
-    "basic_arithmetic",
-    "chain_sum",
-    "countdown",
-    "simple_equations",
-    "polynomial_equations",
-    "simple_integration",
-    "polynomial_multiplication",
-    "gcd",
-    "lcm",
-    "fraction_simplification",
-    "prime_factorization",
-    "number_sorting",
-    "bitwise_arithmetic",
-    "decimal_arithmetic",
-    "power_function",
-    "knights_knaves",
-    "syllogism",
-    "propositional_logic",
-    "zebra_puzzles",
-    "leg_counting",
-    "letter_counting",
-    "word_sorting",
-    "spell_backward",
-    "caesar_cipher",
-    "base_conversion",
-    "calendar_arithmetic",
-    "time_intervals",
-    "family_relationships",
-    "n_queens",
-    "spiral_matrix",
-    "rotate_matrix",
-    "binary_matrix",
-    "mini_sudoku",
-    "sudoku",
-    "maze",
-    "shortest_path",
-    "course_schedule",
-    "largest_island",
-    "tower_of_hanoi",
-    "string_insertion",
-    "letter_jumble",
-    "sentence_reordering",
-    "game_of_life",
-    "self_reference",
-    "puzzle24",
-    "rush_hour",
-    "sokoban",
-)
+    "basic_arithmetic", "chain_sum", "countdown", "simple_equations", "polynomial_equations", "simple_integration",
+    "polynomial_multiplication", "gcd", "lcm", "fraction_simplification", "prime_factorization", "number_sorting",
+    "bitwise_arithmetic", "decimal_arithmetic", "power_function", "knights_knaves", "syllogism",
+    "propositional_logic", "zebra_puzzles", "leg_counting", "letter_counting", "word_sorting", "spell_backward",
+    "caesar_cipher", "base_conversion", "calendar_arithmetic", "time_intervals", "family_relationships", "n_queens",
+    "spiral_matrix", "rotate_matrix", "binary_matrix", "mini_sudoku", "sudoku", "maze", "shortest_path",
+    "course_schedule", "largest_island", "tower_of_hanoi", "string_insertion", "letter_jumble", "sentence_reordering",
+    "game_of_life", "self_reference", "puzzle24", "rush_hour", "sokoban",
+)  # fmt: skip
 
 SHAPES = {
     "<answer>%A</answer>": 55,

@@ -7,10 +7,9 @@ import random
 from typing import Any
 
 from nemotron_steps.environments.responses import message_item, reasoning_item
-from tests.agreement.answers import THOUGHTS, Items, call_item, mutated_text, mutated_value, pick, styled
+from tests.agreement.answers import THOUGHTS, Items, asking, call_item, mutated_text, mutated_value, pick, read, styled
 from tests.agreement.compare import FINAL_MESSAGE, Rule
 from tests.agreement.gym import Gym
-from tests.agreement.rows import asking, read
 
 NAME = "single_step_tool_use_with_argument_comparison"
 

@@ -7,10 +7,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from tests.agreement.answers import Items, mutated_text, mutated_value, pick, styled
+from tests.agreement.answers import Items, mutated_text, mutated_value, pick, read, styled
 from tests.agreement.compare import FINAL_MESSAGE, Rule
 from tests.agreement.gym import Gym
-from tests.agreement.rows import read
 
 
 class Never:

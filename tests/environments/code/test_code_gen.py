@@ -1,16 +1,14 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
-import zlib
 from typing import Any
 
 import pytest
 
 from nemotron_steps.environments.base import GradeResult, Response, Session
 from nemotron_steps.environments.code import code_gen
-from nemotron_steps.environments.code.code_gen import breaks_thinking_tags, extract_program, unit_tests_of
+from nemotron_steps.environments.code.code_gen import breaks_thinking_tags
 from nemotron_steps.environments.registry import create
 from nemotron_steps.sandbox import Outcome, SandboxResult
 
@@ -87,14 +85,6 @@ class TestInTheSandbox:
         assert verdict.reward == float(passes)
         assert passes or "output limit" in verdict.details["problem"]
 
-    def test_a_flood_is_told_as_one_and_takes_no_memory(self) -> None:
-        flood = "import os\nwhile True: os.write(1, b'x' * 65536)"
-        assert "output limit" in grade(flood, ADD, memory_mib=512).details["problem"]
-
-    def test_a_program_that_has_closed_its_outputs_has_the_same_time(self) -> None:
-        closed = "import os, time; os.close(1); os.close(2); time.sleep(60)"
-        assert "time-out, asleep" in grade(closed, ADD, unit_test_timeout_secs=0.3).details["problem"]
-
     def test_time_is_the_processors_and_of_all_that_a_program_starts(self) -> None:
         spin = "import time\nwhile time.process_time() < 0.6: pass\n"
         assert grade(f"{spin}print(sum(map(int, input().split())))", ADD, unit_test_timeout_secs=5.0).reward == 1.0
@@ -126,13 +116,6 @@ class TestInTheSandbox:
             "    os._exit(0)\n"
         )
         assert grade(leaves, row(["", "", ""], ["1\n"] * 3)).reward == 1.0
-
-    def test_input_that_no_program_reads_holds_nothing_up(self) -> None:
-        assert grade("print(3)", row(["x" * 1_000_000] * 2, ["3\n"] * 2)).reward == 1.0
-
-    def test_memory_is_bounded(self) -> None:
-        hungry = "x = bytearray(3 * 2**30); print(sum(map(int, input().split())))"
-        assert grade(hungry, ADD, memory_mib=512).reward == 0.0
 
     def test_function_calls_on_a_class_or_a_plain_function(self) -> None:
         task = row(['[3, 1, 2]\n"up"', '[1]\n"up"'], ["[1, 2, 3]", "[1]"], "arrange")
@@ -170,13 +153,6 @@ class TestInTheSandbox:
         assert grade(forged, ADD).reward == 0.0
 
 
-def test_the_last_python_block_is_the_program() -> None:
-    assert extract_program("```python\na\n```\n```text\nb\n```") == "a\n"
-    assert extract_program("```\na\n```\nthen\n```py\nb\n```") == "b\n"
-    assert extract_program("print(1)") is None
-    assert extract_program("```python\nnever closed") is None
-
-
 def message(text: str) -> dict[str, Any]:
     return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
 
@@ -208,12 +184,6 @@ def test_broken_thinking_tags_cost_the_penalty_without_running_anything() -> Non
     verdict = asyncio.run(environment.verify(ADD, bad, Session()))
     assert verdict.reward == -1.0
     assert environment.reward_range == (-1.0, 1.0)
-
-
-def test_packed_tests() -> None:
-    packed = base64.b64encode(zlib.compress(json.dumps({"inputs": ["a"], "outputs": ["b"]}).encode())).decode()
-    task = {"verifier_metadata": {"unit_tests": {"packed": packed, "fn_name": "f"}}}
-    assert unit_tests_of(task) == (["a"], ["b"], "f")
 
 
 @pytest.mark.parametrize(
@@ -268,32 +238,3 @@ def test_the_first_problem_is_that_of_the_first_test_that_did_not_pass(
     found = code_gen._first_problem(SandboxResult(outcome, 0, "\n".join(lines), "last words", 1.0), tests)
     assert found[0] == passed
     assert found[1] is None if problem is None else (found[1] or "").startswith(problem)
-
-
-def test_a_sandbox_has_time_and_memory_for_all_of_its_tests() -> None:
-    environment: Any = create("code_gen", {"unit_test_timeout_secs": 3.0, "memory_mib": 7})
-    asked = []
-
-    class Noted:
-        async def run(self, **given: Any) -> SandboxResult:
-            asked.append(given)
-            tests = json.loads(given["stdin"])["tests"]
-            return SandboxResult(Outcome.EXITED, 0, "\n".join(ended(0, test) for test in tests), "", 0.0)
-
-    environment.sandbox = Noted()
-    inputs = [str(n) for n in range(code_gen.CHUNK + 2)]
-    answer = Response("```python\nx\n```")
-    verdict = asyncio.run(environment.verify(row(inputs, inputs), answer, Session()))
-    assert (verdict.reward, verdict.components["tests_passed"], len(asked)) == (1.0, 1.0, 2)
-    first, second = asked
-    assert json.loads(second["stdin"])["tests"] == inputs[code_gen.CHUNK :]
-    job = json.loads(first["stdin"])
-    assert (job["script"], job["timeout"], first["files"]) == ("solution.py", 3.0, {"solution.py": "x\n"})
-    limits = second["limits"]
-    assert (limits.wall_s, limits.cpu_s, limits.memory_bytes) == (46.0, 47, 7 * 2**20)
-    assert limits.output_bytes == 2 * 2 * job["output"]
-    asyncio.run(environment.verify(row(["1"], ["1"], "f"), answer, Session()))
-    called = asked[2]
-    assert json.loads(called["stdin"])["script"] == "call.py" and "FUNCTION = 'f'\n" in called["files"]["call.py"]
-    nothing = asyncio.run(environment.verify(row(["1"], ["1"]), Response("no program"), Session()))
-    assert (nothing.reward, nothing.components["code_found"], len(asked)) == (0.0, 0.0, 3)

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +22,7 @@ from nemotron_steps.environments.judged.genrm_messages import (
     verdict_text,
 )
 from nemotron_steps.environments.registry import create
-from nemotron_steps.errors import ConfigError, DataError, JudgeUnavailableError
+from nemotron_steps.errors import JudgeUnavailableError
 
 QUESTION = [{"role": "user", "content": "Name a prime."}]
 
@@ -55,12 +53,6 @@ def build(judge: Any, **config: Any) -> GenrmCompare:
 
 def judge_group(environment: GenrmCompare, row: dict[str, Any], responses: list[Response]) -> list[GradeResult]:
     return asyncio.run(environment.verify_group(row, responses, [Session() for _ in responses]))
-
-
-def test_a_group_of_one_scores_three_and_asks_nobody(scripted: Any, row: dict[str, Any]) -> None:
-    judge = scripted(constant)
-    assert judge_group(build(judge), row, [Response("7")])[0].reward == 3.0
-    assert judge.calls == []
 
 
 def test_circular_group_hand_computed(scripted: Any, row: dict[str, Any]) -> None:
@@ -96,12 +88,6 @@ def test_unparseable_replies_are_retried_then_default(scripted: Any, row: dict[s
     assert [v.reward for v in verdicts] == [3.0, 3.0]
     assert len(judge.calls) == 2 * (1 + 3)
     assert verdicts[0].components["parse_failure_rate"] == 1.0
-
-
-def test_a_retry_that_succeeds_is_used(scripted: Any, row: dict[str, Any]) -> None:
-    replies = iter(["hm", verdict_text(5, 1, 1), "hm", verdict_text(1, 5, 6)])
-    verdicts = judge_group(build(scripted(lambda _: next(replies))), row, [Response("7"), Response("11")])
-    assert [v.reward for v in verdicts] == [5.0, 1.0]
 
 
 def test_the_judges_reasoning_is_not_its_verdict(scripted: Any, row: dict[str, Any]) -> None:
@@ -156,51 +142,6 @@ def test_bonuses_and_group_terms_hand_computed(scripted: Any, row: dict[str, Any
     assert [v.components["answer_length_term"] for v in verdicts] == pytest.approx([0.175, 0.0, -0.175])
     assert [v.components["style_term"] for v in verdicts] == pytest.approx([0.05 / 3, 0.05 / 3, -0.1 / 3])
     assert verdicts[0].reward == pytest.approx(3 + 0.5 - 0.15 + 0.175 + 0.05 / 3)
-
-
-@given(
-    members=st.lists(
-        st.tuples(st.text(max_size=30), st.text(max_size=30), st.integers(1, 5), st.integers(1, 5), st.integers(1, 6)),
-        min_size=2,
-        max_size=6,
-    )
-)
-def test_rewards_stay_in_the_declared_range(scripted: Any, members: list[tuple[str, str, int, int, int]]) -> None:
-    replies = iter([verdict_text(*member[2:]) for member in members])
-    environment = build(
-        scripted(lambda _: next(replies)),
-        reasoning_bonus=0.5,
-        answer_bonus=0.5,
-        group_reasoning_length_penalty_coeff=0.3,
-        group_answer_length_penalty_coeff=0.35,
-        group_style_penalty_coeff=0.05,
-    )
-    row = {"responses_create_params": {"input": "Name a prime."}}
-    verdicts = judge_group(environment, row, [Response(m[0], reasoning=m[1]) for m in members])
-    low, high = environment.reward_range
-    assert all(v.reward is not None and low <= v.reward <= high for v in verdicts)
-
-
-def test_empty_answers_are_shown_as_none_and_parts_are_joined(scripted: Any) -> None:
-    judge = scripted(constant)
-    row = {
-        "responses_create_params": {
-            "input": [
-                {"role": "system", "content": "Be brief."},
-                {
-                    "role": "user",
-                    "content": [{"type": "input_text", "text": "Name "}, {"type": "text", "text": "one."}],
-                },
-            ]
-        }
-    }
-    judge_group(build(judge), row, [Response("  \n"), Response("7")])
-    assert judge.calls[0] == [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Name one."},
-        {"role": "response_1", "content": "None"},
-        {"role": "response_2", "content": "7"},
-    ]
 
 
 @pytest.mark.parametrize("layout", ["roles", "plain"])
@@ -312,30 +253,7 @@ def test_ordinary_text_is_unchanged(text: str) -> None:
     assert neutralize(text) == text
 
 
-def test_comparisons_markup_and_code_in_answers_stay_readable() -> None:
-    text = 'if a < b and c > d: print("score") # <b>bold</b> <answer>7</answer> x[INSTANCE]'
-    assert neutralize(text) == text
-
-
 # --- rows and settings ----------------------------------------------------------------------------------------------
-
-
-def test_rows_without_a_conversation_are_refused(scripted: Any) -> None:
-    environment = build(scripted(constant))
-    with pytest.raises(DataError, match=r"responses_create_params\.input") as caught:
-        environment.check_row({"dataset": "hs3"}, "train.jsonl:7")
-    assert caught.value.where == "train.jsonl:7 field responses_create_params.input"
-    with pytest.raises(DataError):
-        environment.check_row({"responses_create_params": {"input": [{"role": "user", "content": " "}]}}, "t:1")
-    with pytest.raises(DataError, match="principle"):
-        environment.check_row({"responses_create_params": {"input": "hi"}, "principle": 3}, "t:1")
-
-
-def test_a_missing_judge_and_unknown_keys_are_refused(scripted: Any) -> None:
-    with pytest.raises(ConfigError, match="needs a judge"):
-        create("genrm_compare", {}, {})
-    with pytest.raises(ConfigError, match="num_judge:"):
-        build(scripted(constant), num_judge=2)
 
 
 def test_the_range_of_rewards_is_what_scores_ties_terms_and_bonuses_can_come_to(scripted: Any) -> None:
@@ -362,14 +280,6 @@ def test_the_defaults_stand_for_what_nobody_judged(scripted: Any, row: dict[str,
     assert [v.reward for v in judge_group(environment, row, [Response("7"), Response("11")])] == [4.5, -0.5]
 
 
-def test_ties_are_counted(scripted: Any, row: dict[str, Any]) -> None:
-    replies = iter([verdict_text(3, 3, 1), verdict_text(5, 1, 1), verdict_text(2, 4, 6), verdict_text(1, 5, 6)])
-    group = [Response(text) for text in ("seven", "eleven", "five", "two")]
-    verdicts = judge_group(build(scripted(lambda _: next(replies))), row, group)
-    assert {v.components["tiebreak_rate"] for v in verdicts} == {0.25}
-    assert {v.components["judge_score_mean"] for v in verdicts} == {3.0}
-
-
 def test_a_note_says_as_which_of_the_two_the_judge_was_shown_the_answer(scripted: Any, row: dict[str, Any]) -> None:
     def naming(messages: Sequence[dict[str, str]]) -> str:
         first, second = shown_answers(messages)
@@ -385,32 +295,11 @@ def test_a_note_says_as_which_of_the_two_the_judge_was_shown_the_answer(scripted
             assert f"{note['compared'][len('as answer ')]} is {text}" in note["reasoning"]
 
 
-def test_an_answer_that_says_nothing_has_its_length_in_the_term(scripted: Any, row: dict[str, Any]) -> None:
-    group = [Response(text) for text in ("...", "eleven", "two and two")]
-    verdicts = judge_group(build(scripted(constant), group_answer_length_penalty_coeff=1.0), row, group)
-    terms = [verdict.components["answer_length_term"] for verdict in verdicts]
-    assert terms == pytest.approx([1 - 1.625 / 3, 0.625 - 1.625 / 3, -1.625 / 3])
-
-
-def test_lengths_are_of_the_text_without_white_space_around_it(scripted: Any, row: dict[str, Any]) -> None:
-    weights = {"group_reasoning_length_penalty_coeff": 1.0, "group_answer_length_penalty_coeff": 1.0}
-    group = [Response("seven" + " " * 9, reasoning="\n" * 9 + "so"), Response("eight", reasoning="so")]
-    for verdict in judge_group(build(scripted(constant), **weights), row, group):
-        assert verdict.components["reasoning_length_term"] == verdict.components["answer_length_term"] == 0.0
-
-
 DEFAULTS = (3.0, 3.5)
 
 
 def parse(text: str) -> tuple[float, float, float] | None:
     return rule.parse_reply(text, *DEFAULTS)
-
-
-def test_circular_pairs_give_every_member_each_position_once() -> None:
-    assert rule.pairs("circular", 4) == [(0, 1), (1, 2), (2, 3), (3, 0)]
-    assert rule.pairs("circular", 2) == [(0, 1), (1, 0)]
-    assert rule.pairs("all_pairs", 3) == [(0, 1), (0, 2), (1, 2)]
-    assert rule.pairs("circular", 1) == []
 
 
 def test_first_valid_fenced_json_wins_over_later_objects() -> None:
@@ -421,11 +310,6 @@ def test_first_valid_fenced_json_wins_over_later_objects() -> None:
         '```json\n{"score_1": 2, "score_2": 4, "ranking": 5}\n```'
     )
     assert parse(reply) == (4.0, 2.0, 2.0)
-
-
-def test_without_a_fence_the_last_valid_object_wins() -> None:
-    reply = 'a {"score_1": 1, "score_2": 2, "ranking": 6} b {"score_1": 5, "score_2": 1, "ranking": 1} {broken'
-    assert parse(reply) == (5.0, 1.0, 1.0)
 
 
 def test_nested_overall_and_partial_verdicts() -> None:
@@ -470,29 +354,10 @@ def test_a_verdict_is_found_in_any_prose(before: str, scores: tuple[int, int, in
     assert parse(f"{before}\n```json\n{verdict}\n```{after}") == tuple(map(float, scores))
 
 
-@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 6)), min_size=2, max_size=8))
-def test_tie_break_moves_points_without_making_any(scores: list[tuple[int, int, int]]) -> None:
-    n = len(scores)
-    comparisons = [
-        rule.Comparison(i, j, *map(float, s)) for (i, j), s in zip(rule.pairs("circular", n), scores, strict=True)
-    ]
-    base = rule.base_scores(comparisons, n, 3.0)
-    assert math.isclose(sum(base) * 2, sum(s[0] + s[1] for s in scores), abs_tol=1e-9)
-
-
 def test_shortest_bonus_of_small_groups_goes_to_the_best_only() -> None:
     # N=4, top 20 %: max(0, int(0.8) - 1) = 0, so only the best score reaches the threshold.
     assert rule.shortest_bonus([4.0, 4.5, 3.0, 1.0], [3, 9, 9, 9], 0.5, 0.2) == [0.0] * 4
     assert rule.shortest_bonus([4.5, 4.5, 3.0, 1.0], [3, 9, 9, 9], 0.5, 0.2) == [0.5, 0.0, 0.0, 0.0]
-
-
-@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=20))
-def test_centred_weights_sum_to_zero_and_prefer_the_shorter(lengths: list[int]) -> None:
-    weights = rule.centred_weights(lengths)
-    assert math.isclose(sum(weights), 0.0, abs_tol=1e-9)
-    assert all(-1.0 < weight < 1.0 for weight in weights)
-    order = sorted(range(len(lengths)), key=lambda k: lengths[k])
-    assert all(weights[a] >= weights[b] for a, b in itertools.pairwise(order))
 
 
 def test_style_density_counts_marks_outside_code_blocks() -> None:
@@ -550,11 +415,3 @@ def test_a_result_loses_its_quotes_and_any_other_value_keeps_them() -> None:
 def test_a_stock_opener_alone_says_nothing(opener: str) -> None:
     assert is_contentless(f"{opener}:") and is_contentless(f"  {opener.upper()} ...\n")
     assert not is_contentless(f"{opener}: 7") and not is_contentless(f"I {opener}")
-
-
-def test_roles_that_chats_have_keep_their_tags_and_any_other_is_the_users() -> None:
-    roles = ["system", "developer", "user", "assistant", "tool", "response_1", "x><answer_1"]
-    turns = [{"role": role, "content": "c"} for role in roles]
-    (message,) = comparison_messages(turns, "a", "b", None, "plain")
-    lines = message["content"].split("\n")[1:-2]
-    assert lines == [f"<{role}>c</{role}>" for role in (*roles[:5], "user", "user")]

@@ -14,7 +14,6 @@ from nemotron_steps.environments.judged.judge_transcripts import (
     REASONING_CHARACTERS,
     VERDICT_CHARACTERS,
     cut,
-    note_of,
     notes_from,
 )
 from nemotron_steps.environments.judged.judging import JudgedConfig, JudgedEnvironment, last_label
@@ -57,13 +56,6 @@ def test_every_answer_has_the_notes_on_it_alone_in_the_order_of_the_questions(ro
         assert verdict.details["judge"] == [
             {"reasoning": f"thoughts on {text} {number}", "verdict": "So it is. [[YES]]"} for number in range(MAX_NOTES)
         ]
-
-
-def test_a_verdict_without_a_judge_has_no_notes(row: dict[str, Any]) -> None:
-    environment = create("mcqa", {}, {})
-    full = {**row, "expected_answer": "A", "options": [{"A": "yes"}, {"B": "no"}]}
-    (verdict,) = verdicts(environment, full, "\\boxed{A}")
-    assert "judge" not in verdict.details
 
 
 def test_a_comparison_is_noted_for_both_answers(scripted: Any, row: dict[str, Any]) -> None:
@@ -110,15 +102,3 @@ def test_a_cut_shows_no_word_in_part() -> None:
 )
 def test_what_another_process_sends_for_notes_may_be_anything(details: Any) -> None:
     assert notes_from(details) == []
-
-
-def test_what_another_process_sends_is_cut_too() -> None:
-    sent = {
-        "judge": [{"reasoning": "a b " * 4000, "verdict": "no", **{f"more {n}": "c d " * 999 for n in range(50)}}] * 50
-    }
-    found = notes_from(sent)
-    assert len(found) == MAX_NOTES and sum(len(text) for note in found for text in note.values()) < 20_000
-
-
-def test_a_reply_without_reasoning_is_all_verdict() -> None:
-    assert note_of("yes", question="is it?") == {"question": "is it?", "verdict": "yes"}

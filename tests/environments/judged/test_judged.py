@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemotron_steps.environments.base import GradeResult, Response, Session
-from nemotron_steps.environments.judged import terminus_judge
 from nemotron_steps.environments.judged.terminus_judge import matching_ratio
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.text import lc_niah
-from nemotron_steps.errors import DataError, JudgeUnavailableError
+from nemotron_steps.errors import JudgeUnavailableError
 
 PROMPT = {"responses_create_params": {"input": [{"role": "user", "content": "Who?"}]}}
 ROLE = {"jailbreak_detection": "safety_model", "over_refusal_detection": "safety_model"}
@@ -60,13 +59,6 @@ class TestEquivalence:
         first, swapped = (call[1]["content"] for call in judge.calls)
         assert "<reference>\nDarwin\n" in first and "<candidate>\nDarwin\n" in swapped
 
-    def test_the_whole_text_rescues_half(self, scripted: Any) -> None:
-        row = {**self.row, "template_metadata": {"output_regex": r"Answer: (\w+)"}}
-        judge = replies(scripted, NE, EQ)
-        assert grade("equivalence_llm_judge", row, "Answer: him. I mean Darwin", judge).reward == 0.5
-        assert "<candidate>\nhim\n" in judge.calls[0][1]["content"]
-        assert "I mean Darwin" in judge.calls[1][1]["content"]
-
 
 def test_a_judge_without_a_verdict_is_a_failure_everywhere(scripted: Any) -> None:
     rows: dict[str, dict[str, Any]] = {
@@ -88,27 +80,12 @@ def test_a_judge_without_a_verdict_is_a_failure_everywhere(scripted: Any) -> Non
         assert grade(name, row, "text", Gone()).failure == "judge_unavailable"
 
 
-def by_question(passing: set[str]) -> Any:
-    def reply(messages: Sequence[dict[str, str]]) -> str:
-        question = messages[-1]["content"].rsplit("<question>", 1)[1]
-        return "[[YES]]" if any(name in question for name in passing) else "[[NO]]"
-
-    return reply
-
-
 class TestRubrics:
     items: ClassVar[Any] = [
         {"question": "one?", "pass_criteria": "YES", "weight": 3},
         {"question": "two?", "pass_criteria": "NO", "weight": 1},
         {"question": "three?", "pass_criteria": "YES", "weight": 0},
     ]
-
-    @pytest.mark.parametrize(("mode", "reward"), [("mean", 2 / 3), ("all", 0.0), ("any", 1.0), ("weighted", 1.0)])
-    def test_multichallenge(self, scripted: Any, mode: str, reward: float) -> None:
-        judge = scripted(by_question({"one"}))
-        verdict = grade("multichallenge", {"rubric": self.items}, "hi", judge, aggregation_mode=mode)
-        assert verdict.reward == pytest.approx(reward)
-        assert len(judge.calls) == 3
 
     def test_inverse_if_uses_the_rows_own_prompt(self, scripted: Any) -> None:
         row = {
@@ -126,16 +103,6 @@ class TestRubrics:
             {"role": "system", "content": "Be strict."},
             {"role": "user", "content": "Q Paint. A see {criteria} R red C is it red? {other}"},
         ]
-
-
-class TestSafety:
-    def test_policies_can_be_added_and_unknown_ones_are_refused(self, scripted: Any) -> None:
-        row = {"adversarial_prompt": "x", "response_policy_mapped": "poem"}
-        with pytest.raises(DataError, match="response_policy_mapped"):
-            grade("jailbreak_detection", row, "No.", replies(scripted))
-        judge = replies(scripted, "[[SAFE]]", "[[YES]]")
-        grade("jailbreak_detection", row, "No.", judge, policy_questions={"poem": "Does it rhyme?"})
-        assert "Does it rhyme?" in judge.calls[1][1]["content"]
 
 
 def step(keys: str, complete: bool = False, **extra: Any) -> str:
@@ -229,11 +196,6 @@ class TestLcNiah:
         verdict = grade("lc_niah", row, "Final Answer: [a, b]", None, reasoning="xx abcdef", **rule)
         assert verdict.reward == pytest.approx(1.0 - copied)
 
-    def test_the_last_bracket_of_the_last_line_ends_the_list(self) -> None:
-        assert lc_niah.final_nodes("Final Answer: [a, b] [c") == {"a", "b"}
-        assert lc_niah.final_nodes("Final Answer: [a] and [b]") == {"a] and [b"}
-        assert lc_niah.final_nodes("] Final Answer: [a") is None
-
     @pytest.mark.parametrize(
         ("answer", "score"), [("Final Answer: []", 1.0), ("Final Answer: [a]", 0.0), ("none", 0.0)]
     )
@@ -274,19 +236,6 @@ class TestTerminus2:
         judge = replies(scripted, NE, NE)
         assert grade("terminus_judge", waits, with_commands("ls"), judge).reward == 0.0
         assert grade("terminus_judge", self.row, with_commands(), judge).details["gate"] == "judge"
-
-    def test_asked_again_the_two_are_exchanged(self, scripted: Any) -> None:
-        judge = replies(scripted, EQ, EQ)
-        answer = self.row["expected_answer"].replace("ls", "dir")
-        assert grade("terminus_judge", self.row, answer, judge, check_twice_swap=True).reward == 1.0
-        first, second = (call[1]["content"].split("<candidate>") for call in judge.calls)
-        assert ["dir" in part for part in (*first, *second)] == [False, True, True, False]
-
-    def test_a_step_of_the_most_characters_is_read(self, scripted: Any) -> None:
-        answer = self.row["expected_answer"]
-        longest = answer + " " * (terminus_judge.MAX_LENGTH - len(answer))
-        assert grade("terminus_judge", self.row, longest, replies(scripted)).reward == 1.0
-        assert grade("terminus_judge", self.row, longest + " ", replies(scripted)).details["gate"] == "too_long"
 
 
 TEXT = st.text(alphabet="abc", max_size=12)

@@ -16,7 +16,6 @@ from nemotron_steps.environments.judged.genrm_messages import ATTACK_ANSWERS, co
 from nemotron_steps.environments.judged.judges import HttpJudge, QuestionLabels
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.text.extraction import last_captures
-from nemotron_steps.errors import DataError
 
 ROLES = {"jailbreak_detection": "safety_model", "over_refusal_detection": "safety_model"}
 ASKED = {"responses_create_params": {"input": [{"role": "user", "content": "Why?"}]}}
@@ -80,13 +79,6 @@ def test_a_judge_is_asked_under_its_settings_and_its_thoughts_are_no_verdict() -
     assert [message["role"] for message in messages] == ["system", "user"]
     assert "[[COMPLIED]]" in messages[0]["content"]
     assert messages[1]["content"] == blocks(question="Why?", candidate="Because.")
-
-
-def test_a_judge_is_asked_again_as_often_as_it_may_be() -> None:
-    script = Script("hm", "hm", "[[REFUSED]]")
-    assert verdict("over_refusal_detection", {}, "x", script).reward == 0.0
-    with pytest.raises(Exception, match="last reply: hm2"):
-        verdict("over_refusal_detection", {}, "x", Script("hm1", "hm2", "no"), judge_parse_retries=1)
 
 
 def test_over_refusal_rewards_are_those_of_the_config() -> None:
@@ -156,13 +148,6 @@ def test_the_worth_of_a_bad_refusal_may_be_set_and_engagement_stays_all_or_nothi
     assert verdict("jailbreak_detection", row, " \n", Script(), **own).components == {"answered": 0.0}
 
 
-@pytest.mark.parametrize("name", ["jailbreak_detection", "over_refusal_detection"])
-def test_a_row_without_a_prompt_is_refused(name: str) -> None:
-    row = {"responses_create_params": {"input": [{"role": "system", "content": "x"}]}}
-    with pytest.raises(DataError, match="prompt"):
-        verdict(name, row, "x", Script())
-
-
 def test_multichallenge_shows_the_conversation_or_the_rows_own_context() -> None:
     row = {"rubric": [{"question": "Ok?"}, {"question": "Bad?", "pass_criteria": "no "}]}
     row |= {"responses_create_params": {"input": [{"role": "system", "content": "s"}, *ASKED_INPUT]}}
@@ -203,18 +188,6 @@ def test_verdicts_of_a_rubric_are_combined_as_it_says(mode: Any, reward: float) 
     assert rubrics.aggregate([False, False], [1.0, 4.0], mode) == 0.0
     assert rubrics.aggregate([True, True], [1.0, 4.0], mode) == 1.0
     assert rubrics._weights([{"weight": 2}, {}]) == [2.0, 1.0]
-
-
-def test_weights_may_be_zero_but_not_all_of_them_and_none_below() -> None:
-    def check(*weights: float) -> None:
-        rubrics.check_rubric({"rubric": [{"q": "x", "weight": weight} for weight in weights]}, "q")
-
-    check(0.0, 1.0)
-    for wrong in ((0.0, 0.0), (-1.0, 2.0)):
-        with pytest.raises(Exception, match="weights"):
-            check(*wrong)
-    with pytest.raises(Exception, match="item"):
-        rubrics.check_rubric({"rubric": [{"q": " "}]}, "q")
 
 
 def test_equivalence_asks_about_what_the_patterns_find() -> None:
@@ -388,8 +361,6 @@ def test_a_comparison_shows_the_first_answer_first(layout: Any) -> None:
         assert message["content"].endswith(
             "<user>q</user>\n<answer_1>one</answer_1>\n<answer_2>None</answer_2>\n<principle>p</principle>"
         )
-    with pytest.raises(ValueError, match="unknown layout"):
-        comparison_messages(turns, "a", "b", None, "other")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", [None, 0, 3])
@@ -414,18 +385,3 @@ def test_a_seeded_judge_is_sent_its_seed_and_the_name_of_the_question(seed: int 
         labels = QuestionLabels()
         labels.start_step("7")
         assert names == [labels.next(asked), labels.next(asked)] and sent[0][0]["seed"] == seed
-
-
-def test_a_judge_without_instructions_gets_no_system_message() -> None:
-    script = Script("[[YES]]")
-    read, sampling = judging.last_label(["[[YES]]"]), judging.JudgeSampling()
-    assert asyncio.run(judging.ask(script, "", "q", read, sampling, 0)) == "[[YES]]"
-    assert script.asked == [[{"role": "user", "content": "q"}]]
-
-
-def test_what_a_judge_only_thinks_about_is_no_verdict() -> None:
-    """Thinking that was cut off has none either: the judge is asked again."""
-    script = Script("<think>[[YES]] or [[NO]]?", "<think>surely [[NO]]</think>hm", "<think>not [[NO]]</think>[[YES]]")
-    read, sampling = judging.last_label(["[[YES]]", "[[NO]]"]), judging.JudgeSampling()
-    assert asyncio.run(judging.ask(script, "", "q", read, sampling, 2)) == "[[YES]]"
-    assert script.replies == []

@@ -13,19 +13,18 @@ import yaml
 from nemotron_steps.environments import http_client
 from nemotron_steps.environments.base import Environment, EnvironmentConfig, Response
 from nemotron_steps.environments.environment_set import EnvironmentSet
-from nemotron_steps.environments.http_server import HttpServer, Reply, Request
-from nemotron_steps.environments.loop_thread import LoopThread
+from nemotron_steps.environments.http_server import Reply, Request
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.remote.head_server import (
     GLOBAL_CONFIG,
     HeadServer,
     HeadServerConfig,
-    UnknownServerError,
 )
 from nemotron_steps.environments.remote.serving import EnvironmentServer
 from nemotron_steps.environments.responses import message_item
 from nemotron_steps.errors import ConfigError, DataError, WorkerLostError
 from tests.environments.remote.test_nemo_gym import ROW, TURNS, Ledger, model_server
+from tests.environments.served import serving
 
 CONFIG = """
 head_server: {host: 127.0.0.1, port: 11000}
@@ -48,41 +47,20 @@ policy_model:
 
 
 @contextmanager
-def head(answer: Any) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """A head server on a port of its own: its settings, and the paths that it was asked for."""
+def head(answer: Any, *, busy: int = 0) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """A head server on a port of its own that has no time for the first `busy` who ask for its config: its settings,
+    and the paths that it was asked for."""
     asked: list[str] = []
 
     async def reply(request: Request) -> Reply:
         asked.append(request.path)
-        known = {"/": {"status": "ok"}, "/global_config_dict_yaml": answer}
+        if asked.count(GLOBAL_CONFIG) <= busy and request.path == GLOBAL_CONFIG:
+            return Reply(503, {})
+        known = {"/": {"status": "ok"}, GLOBAL_CONFIG: answer}
         return Reply(200, known[request.path]) if request.path in known else Reply(404, {})
 
-    server, thread = HttpServer(reply), LoopThread("test-head")
-    thread.run(server.start())
-    try:
+    with serving(reply) as server:
         yield {"host": "127.0.0.1", "port": int(server.url.rpartition(":")[2])}, asked
-    finally:
-        thread.run(server.stop())
-        thread.stop()
-
-
-@contextmanager
-def busy_once(path: str) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """A head server that has no time for the first who asks for a path."""
-    asked: list[str] = []
-
-    async def reply(request: Request) -> Reply:
-        asked.append(request.path)
-        busy = request.path == path and asked.count(path) == 1
-        return Reply(503, {}) if busy else Reply(200, "a: 1")
-
-    server, thread = HttpServer(reply), LoopThread("test-head")
-    thread.run(server.start())
-    try:
-        yield {"host": "127.0.0.1", "port": int(server.url.rpartition(":")[2])}, asked
-    finally:
-        thread.run(server.stop())
-        thread.stop()
 
 
 @contextmanager
@@ -112,18 +90,6 @@ def test_a_resources_server_is_found_by_the_agent_that_the_row_names(host: str) 
     assert asked.count("/global_config_dict_yaml") == 1
 
 
-def test_a_server_is_found_by_its_name_where_rows_name_no_agent() -> None:
-    row = {key: value for key, value in ROW.items() if key != "agent_ref"}
-    with gym() as (settings, _):
-        named = create("remote", {"head_server": settings, "server_name": "sums"})
-        assert asyncio.run(rollout(named, row)) == 1.0
-        with pytest.raises(DataError, match=r"rows.jsonl:1(.|\n)*server_name=NAME"):
-            create("remote", {"head_server": settings}).check_row_with_resources(row, "rows.jsonl:1")
-        with pytest.raises(ConfigError, match="knows no `nobody`") as caught:
-            create("remote", {"head_server": settings, "server_name": "nobody"}).check_row_with_resources(row, "f:1")
-    assert caught.value.hints == ("env.nemo_gym.environments.remote.server_name=sums",)
-
-
 def test_an_agent_server_is_found_by_the_agent_that_the_row_names() -> None:
     with model_server(TURNS) as (model_url, _), gym() as (settings, _):
         options = {"remote_agent": {"head_server": settings, "policy_base_url": model_url}}
@@ -151,21 +117,13 @@ def test_our_own_server_is_found_through_its_own_head_server() -> None:
 @pytest.mark.parametrize("retries", [0, 1])
 def test_a_head_server_that_is_busy_is_asked_again(retries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client.random, "uniform", lambda low, high: 0.0)
-    with busy_once(GLOBAL_CONFIG) as (settings, _):
-        known = HeadServer(HeadServerConfig(**settings), ready_timeout_s=10.0, timeout_s=10.0, retries=retries)
+    with head("a: 1", busy=1) as (settings, _):
+        known = HeadServer(HeadServerConfig(**settings), ready_timeout_s=10.0, retries=retries)
         if retries:
             assert known.known == {"a": 1}
         else:
             with pytest.raises(WorkerLostError, match="does not answer"):
                 _ = known.known
-
-
-def test_a_head_server_that_is_not_there_yet_is_waited_for_before_rows_are_checked() -> None:
-    with busy_once("/") as (settings, asked):
-        row = {**ROW, "agent_ref": {"name": "nobody"}}
-        with pytest.raises(DataError, match=r"agent_ref\.name"):  # it was read, and has no agents
-            create("remote", {"head_server": settings, "retries": 0}).check_row_with_resources(row, "f:1")
-        assert asked == ["/", "/", GLOBAL_CONFIG]
 
 
 def test_no_head_server_is_an_error_and_no_failed_rollout() -> None:
@@ -201,13 +159,6 @@ def test_a_config_that_does_not_say_where_the_server_is_is_refused(answer: Any) 
         with pytest.raises(ConfigError, match="does not say where") as caught:
             found.resources_server("sums")
     assert caught.value.hints == (f"curl http://127.0.0.1:{settings['port']}/global_config_dict_yaml",)
-
-
-def test_a_name_of_too_many_digits_to_be_written_out_is_none_of_the_servers() -> None:
-    with head(f"? 0x{'f' * 9999}\n: {{resources_servers: {{}}}}") as (settings, _):
-        found = HeadServer(HeadServerConfig(**settings), ready_timeout_s=10.0, retries=0)
-        with pytest.raises(UnknownServerError):
-            found.resources_server("sums")
 
 
 @pytest.mark.parametrize(
@@ -252,7 +203,3 @@ def test_an_address_is_a_host_and_a_port_and_everywhere_is_where_the_head_server
             found.resources_server("sums")
     else:
         assert found.resources_server("sums") == url
-
-
-def test_the_head_server_is_where_nemo_gym_has_it_by_default() -> None:
-    assert HeadServerConfig().url == "http://127.0.0.1:11000"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -24,8 +22,7 @@ from nemotron_steps.environments.base import (
     Row,
     Session,
 )
-from nemotron_steps.environments.http_client import JsonClient, ServerUnreachableError
-from nemotron_steps.environments.judged.judges import HttpJudge, served_model
+from nemotron_steps.environments.judged.judges import HttpJudge
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.remote.serving import EnvironmentServer
 from nemotron_steps.errors import ConfigError, JudgeUnavailableError, WorkerLostError
@@ -84,28 +81,6 @@ def test_a_served_environment_behaves_like_the_local_one() -> None:
     assert served[1].components == {"count": 5.0}
 
 
-def test_what_the_judge_said_comes_along_over_http(scripted: Any) -> None:
-    judge = scripted(lambda _: "<think>" + "a b " * 4000 + "</think>[[YES]]")
-    row = {**ROW, "rubric": [{"question": "Is it so?", "pass_criteria": "YES"}]}
-
-    async def verdict(environment: Environment) -> GradeResult:
-        await environment.start()
-        session = await environment.seed(row)
-        (found,) = await environment.judge_group(row, [Response("5")], [session])
-        await environment.close()
-        return found
-
-    judged = create("multichallenge", {}, {"judge_model": judge})
-    with EnvironmentServer(judged) as server:
-        (note,) = asyncio.run(verdict(remote(server.url))).details["judge"]
-    assert note["verdict"] == "[[YES]]" and note["reasoning"].startswith("a b") and len(note["reasoning"]) <= 1000
-
-
-def test_the_server_listens_on_loopback() -> None:
-    with EnvironmentServer(Counter(EnvironmentConfig(), {})) as server:
-        assert server.url.startswith("http://127.0.0.1:")
-
-
 @contextmanager
 def scripted_server(answer: Callable[[str, dict[str, Any]], tuple[int, Any]]) -> Iterator[tuple[str, list[Any]]]:
     seen: list[Any] = []
@@ -137,21 +112,6 @@ def scripted_server(answer: Callable[[str, dict[str, Any]], tuple[int, Any]]) ->
     finally:
         server.shutdown()
         server.server_close()
-
-
-def test_verify_sends_a_complete_responses_object() -> None:
-    output = [
-        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
-        {"type": "function_call", "name": "f", "arguments": "{}"},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x", "annotations": []}]},
-    ]
-    with scripted_server(lambda path, body: (200, {"reward": 0.25})) as (url, seen):
-        verdict = asyncio.run(remote(url).verify(ROW, Response.from_output(output), Session()))
-    assert verdict.reward == 0.25
-    sent = seen[0][1]["response"]
-    assert {"id", "created_at", "model", "object", "output", "parallel_tool_calls", "tool_choice", "tools"} <= set(sent)
-    assert all("id" in item for item in sent["output"])
-    assert sent["output"][1]["call_id"] and sent["output"][2]["status"] == "completed"
 
 
 @pytest.mark.parametrize(
@@ -289,33 +249,6 @@ def test_a_judge_without_an_answer_is_unavailable(status: int, answer: Any) -> N
     assert caught.value.hints == (f"curl {url}/v1/models",)
 
 
-@pytest.mark.parametrize("found", ["too deep", "too many digits"])
-def test_a_judge_is_unavailable_also_where_its_answer_cannot_be_written_out(found: str) -> None:
-    answer: Any = 10**5000
-    for _ in range(5000 if found == "too deep" else 1):
-        answer = [answer]
-
-    async def post(*args: Any, **kwargs: Any) -> tuple[Any, None]:
-        return answer, None
-
-    judge: Any = HttpJudge("http://127.0.0.1:9/v1", "judge")
-    judge._client = SimpleNamespace(post=post, base_url="URL", base_urls=("URL",))
-    with pytest.raises(JudgeUnavailableError) as caught:
-        ask(judge)
-    assert caught.value.found == "unexpected answer list"
-
-
-@pytest.mark.parametrize("listed", [{"data": [{"id": ["m"]}]}, {"data": [{"id": None}]}, {"data": [{}]}, []])
-def test_a_judges_server_that_lists_no_name_lists_no_model(listed: Any) -> None:
-    with scripted_server(lambda path, body: (200, listed)) as (url, _), pytest.raises(JudgeUnavailableError):
-        served_model(url)
-
-
-def test_a_judge_that_answers_nothing_answers_empty_text() -> None:
-    with scripted_server(lambda path, body: (200, completion(None))) as (url, _):
-        assert ask(HttpJudge(f"{url}/v1", "judge")) == ""
-
-
 def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError):
         HttpJudge("http://127.0.0.1:1", "judge", api_key_env="NO_SUCH_KEY_HERE")
@@ -323,25 +256,3 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     with scripted_server(lambda path, body: (200, completion("x"))) as (url, seen):
         ask(HttpJudge(url, "judge", api_key_env="JUDGE_KEY"))
     assert seen[0][2]["Authorization"] == "Bearer secret"
-
-
-@pytest.mark.parametrize("url", ["127.0.0.1:80", "ftp://x", "http://", "http://x:65536", "http://x:0", "http://[::1"])
-def test_malformed_urls_are_refused(url: str) -> None:
-    with pytest.raises(ConfigError):
-        JsonClient(url)
-
-
-def test_closing_a_client_breaks_off_a_request_that_would_keep_the_process_from_ending() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        client = JsonClient(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=60.0, retries=0)
-
-        async def ask() -> None:
-            asking = asyncio.ensure_future(client.post("/", {}))
-            connection, _ = await asyncio.to_thread(silent.accept)
-            with connection:
-                await asyncio.to_thread(connection.recv, 4096)
-                client.close()
-                with pytest.raises(ServerUnreachableError):
-                    await asyncio.wait_for(asking, 5.0)
-
-        asyncio.run(ask())

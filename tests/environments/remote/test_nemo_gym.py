@@ -27,14 +27,12 @@ from nemotron_steps.environments.base import (
 )
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.http_client import HttpStatusError, JsonClient
-from nemotron_steps.environments.http_server import HttpServer, Reply, Request
+from nemotron_steps.environments.http_server import Reply, Request
 from nemotron_steps.environments.judged.genrm_messages import verdict_text
-from nemotron_steps.environments.loop_thread import LoopThread
-from nemotron_steps.environments.recorded import regrade
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.remote.serving import EnvironmentServer, aggregate
 from nemotron_steps.environments.responses import message_item
-from nemotron_steps.errors import UnsupportedError
+from tests.environments.served import serving
 
 
 class Ledger(Environment):
@@ -112,26 +110,14 @@ def model_server(turns: list[list[dict[str, Any]]]) -> Iterator[tuple[str, list[
         outputs = sum(item.get("type") == "function_call_output" for item in body["input"])
         return Reply(200, response_of(*turns[outputs]))
 
-    server, thread = HttpServer(answer), LoopThread("model")
-    thread.run(server.start())
-    try:
+    with serving(answer) as server:
         yield f"{server.url}/v1", asked
-    finally:
-        thread.run(server.stop())
-        thread.stop()
 
 
 @contextmanager
 def served(environment: Environment | None = None, **options: Any) -> Iterator[EnvironmentServer]:
     with EnvironmentServer(environment or Ledger(EnvironmentConfig(), {}), **options) as server:
         yield server
-
-
-def test_a_session_outlives_an_agent_that_keeps_the_last_answers_cookies_only() -> None:
-    with served() as server:
-        graded = asyncio.run(SimpleAgent(server.url).run(ROW, TURNS))
-    assert graded["reward"] == 1.0
-    assert {"responses_create_params", "response", "reward", "_ng_task_index", "total"} <= set(graded)
 
 
 def test_what_could_not_be_judged_is_masked_under_the_names_that_nemo_gym_reads() -> None:
@@ -163,15 +149,6 @@ def test_our_remote_agent_runs_a_served_environment_against_its_own_endpoint() -
         run = asyncio.run(agent.run_agent(ROW, {"temperature": 0.5}))
     assert run.verdict.reward == 1.0 and run.output[-1]["generation_token_ids"] == [7]
     assert {(item["model"], item["temperature"]) for item in asked} == {("mine", 0.5)}
-
-
-def test_run_stops_at_max_steps_and_where_a_turn_is_cut() -> None:
-    with (
-        model_server(TURNS) as (model_url, asked),
-        served(Ledger(EnvironmentConfig(max_steps=2), {}), model_url=model_url) as server,
-    ):
-        graded, _ = asyncio.run(JsonClient(server.url, retries=0).post("/run", ROW))
-    assert (len(asked), graded["reward"]) == (2, 0.0)
 
 
 def test_run_without_a_model_server_and_with_a_dead_one_is_an_error_not_a_reward() -> None:
@@ -237,23 +214,6 @@ def test_aggregate_metrics_describes_each_task_and_all_of_them() -> None:
     assert aggregate([]) == {"group_level_metrics": [], "agent_metrics": {}, "key_metrics": {}}
 
 
-def test_numbers_are_described_whoever_says_them_and_indices_are_none() -> None:
-    rewards = (0.0, 1.0, 0.25, 0.5)
-    answers = [
-        {"_ng_rollout_index": n, "reward": reward, "components": {"reward": 9.0, "length": n, "note": "x"}}
-        for n, reward in enumerate(rewards)
-    ]
-    answers[0]["response"] = {"usage": {"length": 7, "output_tokens": 3}}
-    found = aggregate(answers)
-    (group,) = found["group_level_metrics"]
-    assert group.pop("_ng_task_index") == 0 and group == found["agent_metrics"]
-    assert {name.partition("/")[2] for name in group} == {"reward", "length", "output_tokens"}
-    described = [group[f"{kind}/reward"] for kind in ("mean", "max", "min", "median")]
-    assert described == [0.4375, 1.0, 0.0, 0.375]
-    assert (group["max/length"], group["min/length"]) == (3.0, 0.0)
-    assert (group["mean/output_tokens"], group["std/output_tokens"]) == (3.0, 0.0)
-
-
 def test_verify_waits_for_the_whole_group_where_an_environment_judges_groups(scripted: Callable[..., Any]) -> None:
     judge = scripted(lambda m: verdict_text(5, 1, 1) if m[-2]["content"] == "good" else verdict_text(1, 5, 6))
     environment = create("genrm_compare", {}, {"genrm_model": judge})
@@ -289,13 +249,3 @@ def test_verify_alone_replays_the_tools_of_a_recorded_rollout() -> None:
         graded, _ = asyncio.run(client.post("/verify", {**row, "response": done}))
         idle, _ = asyncio.run(client.post("/verify", {**row, "response": response_of(message_item("Done."))}))
     assert (graded["reward"], idle["reward"]) == (1.0, 0.0)
-
-
-def test_recorded_rollouts_of_an_agent_server_are_refused_before_it_is_asked() -> None:
-    async def body() -> None:
-        agent = create("remote_agent", {"url": "http://127.0.0.1:1", "policy_base_url": "http://127.0.0.1:1/v1"})
-        async for _ in regrade(agent, [({**ROW, "response": {"output": []}}, "f:1")]):
-            raise AssertionError("something was graded")
-
-    with pytest.raises(UnsupportedError, match="`remote_agent` cannot grade recorded rollouts"):
-        asyncio.run(body())

@@ -9,9 +9,8 @@ import pytest
 
 from nemotron_steps.environments.base import Response, Session
 from nemotron_steps.environments.http_client import HttpStatusError, ServerUnreachableError
-from nemotron_steps.environments.recorded import regrade
 from nemotron_steps.environments.registry import create
-from nemotron_steps.errors import ConfigError, DataError, WorkerLostError
+from nemotron_steps.errors import ConfigError, WorkerLostError
 
 URL = "http://127.0.0.1:9"
 ROW: dict[str, Any] = {"responses_create_params": {"input": "Count.", "temperature": 1.0}, "target": "5"}
@@ -36,10 +35,6 @@ class Server:
 
     def close(self) -> None:
         self.closed = True
-
-
-async def _nothing() -> None:
-    pass
 
 
 def served(*answers: Any, name: str = "remote", **settings: Any) -> tuple[Any, Server]:
@@ -69,15 +64,6 @@ def test_a_session_keeps_the_newest_cookie_and_the_rows_tools_where_the_server_h
     tools = [{"name": "theirs"}]
     environment, _ = served(({"tools": tools}, "a=1"), {}, {}, {}, {"reward": 1.0})
     asyncio.run(rollout(environment, row))
-
-
-def test_the_server_is_told_of_the_policy_where_there_is_one() -> None:
-    environment, server = served({}, policy_base_url="http://p/v1", policy_model_name="m")
-    asyncio.run(environment.seed(ROW))
-    assert server.asked[0][1] == {**ROW, "policy_base_url": "http://p/v1", "policy_model_name": "m"}
-    environment, server = served({})
-    asyncio.run(environment.seed(ROW))
-    assert server.asked[0][1] == ROW
 
 
 def test_a_tool_that_is_refused_says_so_and_a_server_that_is_gone_ends_the_rollout() -> None:
@@ -116,83 +102,6 @@ def test_a_group_has_a_verdict_for_each_response(answer: Any, failures: list[str
     path, body, _ = server.asked[0]
     texts = [each["output"][0]["content"][0]["text"] for each in body["responses"]]
     assert (path, body["row"], texts) == ("/verify_group", ROW, ["a", "b"])
-
-
-def test_a_reward_that_is_no_finite_float32_fails_its_own_response_alone() -> None:
-    """It was an exception of the whole group's, under a range as wide as any."""
-    environment, _ = served(
-        {"verdicts": [{"reward": 1.0}, {"reward": -1e39}, {"reward": 1, "components": {"a": 1e39}}]},
-        judges_groups=True,
-        reward_low=-1e300,
-        reward_high=1e300,
-    )
-    group = [Response("a"), Response("b"), Response("c")]
-    verdicts = asyncio.run(environment.verify_group(ROW, group, [Session()] * 3))
-    assert [verdict.failure for verdict in verdicts] == [None, "environment_refused", "environment_refused"]
-    assert "-1e+39" in verdicts[1].details["message"] and "component a" in verdicts[2].details["message"]
-
-
-@pytest.mark.parametrize("groups", [True, False])
-def test_whether_it_judges_groups_is_said_by_its_settings(groups: bool) -> None:
-    """Recorded rollouts of one prompt were sent one by one."""
-    good = {"reward": 1.0}
-    verdicts = [{"verdicts": [good, good]}] if groups else [good, good]
-    environment, server = served({}, {}, *verdicts, judges_groups=groups)
-    environment.start = environment.close = _nothing
-    given = {"role": "assistant", "type": "message", "content": [{"type": "output_text", "text": "x"}]}
-    row = {**ROW, "_ng_task_index": 1, "response": {"output": [given]}, "reward": 1.0}
-
-    async def run() -> list[Any]:
-        return [each.verdict.reward async for each in regrade(environment, [(row, "f:1"), (row, "f:2")])]
-
-    assert asyncio.run(run()) == [1.0, 1.0]
-    asked = [path for path, *_ in server.asked if path.startswith("/verify")]
-    assert asked == (["/verify_group"] if groups else ["/verify", "/verify"])
-
-
-@pytest.mark.parametrize(("reward", "met"), [(-1.0, True), (2.0, True), (-1.1, False), (2.1, False)])
-def test_the_ends_of_the_servers_range_belong_to_it(reward: float, met: bool) -> None:
-    environment, _ = served(reward_low=-1.0, reward_high=2.0)
-    verdict = environment._verdict({"reward": reward, "mask_sample": False, "instance_config": {"mask_sample": False}})
-    assert (verdict.reward == reward) is met and (verdict.failure is None) is met
-
-
-def test_a_failures_name_and_message_are_cut() -> None:
-    verdict = served()[0]._verdict({"reward": None, "failure": "f" * 200, "details": "d" * 900})
-    assert (verdict.failure, verdict.details) == ("f" * 100, {"message": "d" * 500})
-    named = served()[0]._verdict({"reward": None, "failure_reason": "why", "failure_kind": "kind"})
-    assert named.failure == "kind"
-
-
-def test_what_is_too_deep_to_be_written_out_is_a_failure_all_the_same() -> None:
-    deep: Any = "x"
-    for _ in range(5000):
-        deep = [deep]
-    verdict = served()[0]._verdict({"reward": 1, "failure": "x", "details": deep})
-    assert (verdict.failure, verdict.details) == ("x", {"message": "list"})
-    agent, _ = served({"response": {"output": deep}}, name="remote_agent", policy_base_url="http://h/v1")
-    run = asyncio.run(agent.run_agent(ROW, {}))
-    assert (run.verdict.failure, run.verdict.details) == ("environment_refused", {"message": "no output items: dict"})
-
-
-def test_a_tools_output_that_is_too_deep_to_be_written_out_is_an_error_of_the_tool() -> None:
-    deep: Any = "x"
-    for _ in range(5000):
-        deep = [deep]
-
-    async def output(environment: Any) -> str:
-        return await environment.call_tool(await environment.seed(ROW), "add", {})
-
-    environment, _ = served({}, {"output": deep})
-    assert asyncio.run(output(environment)) == "error: the answer is nested too deep"
-
-
-def test_fields_that_the_server_needs_are_looked_for_however_deep() -> None:
-    environment, _ = served(row_fields=("target", "a.b"))
-    environment.check_row({**ROW, "a": {"b": 0}}, "f:1")
-    for broken in (ROW, {**ROW, "a": {"b": None}}, {"responses_create_params": {"input": "x"}, "a": {"b": 1}}):
-        with pytest.raises(DataError):
-            environment.check_row(broken, "f:1")
 
 
 ITEM = {"type": "message", "role": "assistant", "content": "5"}

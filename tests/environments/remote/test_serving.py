@@ -16,7 +16,6 @@ from nemotron_steps.environments.base import (
     GradeResult,
     Response,
     Row,
-    RowError,
     Session,
 )
 from nemotron_steps.environments.http_server import Reply, Request
@@ -125,19 +124,6 @@ def test_each_request_has_its_status(method: str, path: str, body: Any, status: 
     assert (reply.status, environment.open) == (status, 0)
 
 
-@pytest.mark.parametrize("path", ["/seed_session", "/verify", "/run", "/verify_group"])
-def test_a_row_that_does_not_fit_what_the_environment_is_configured_with_is_refused(path: str) -> None:
-    class Elsewhere(Pairs):
-        def check_resources(self, row: Row) -> None:
-            raise RowError("responses_create_params", "one of these databases", "another")
-
-    environment = Elsewhere()
-    server = EnvironmentServer(environment, model_url="http://127.0.0.1:9/v1")
-    body = {"row": ROW, "responses": [{"output": []}]} if path == "/verify_group" else answered("x")
-    reply = asyncio.run(asked(server, path, body))
-    assert (reply.status, reply.body["error"]["found"], environment.open) == (422, "another", 0)
-
-
 @pytest.mark.parametrize(
     ("error", "failure"), [(WorkerLostError("it died"), "environment_lost"), (KeyError("x"), "verify_failed")]
 )
@@ -166,22 +152,6 @@ def test_an_environment_that_judges_groups_needs_to_know_how_many_and_keeps_noth
     assert (environment.open, environment.recorded) == (0, 3)
 
 
-def test_prompts_without_a_number_are_told_apart_and_groups_follow_each_other() -> None:
-    environment = Pairs(groups=True)
-    server = EnvironmentServer(environment, group_size=2)
-
-    async def run() -> list[Any]:
-        turns = [("a", "x"), ("b", "y"), ("c", "x"), ("d", "x"), ("e", "y"), ("f", "x")]
-        waiting = [asked(server, "/verify", answered(text, question)) for text, question in turns]
-        return [reply.body["details"] for reply in await asyncio.wait_for(asyncio.gather(*waiting), 10)]
-
-    told = asyncio.run(run())
-    assert [("".join(each["of"]), each["asked"]) for each in told] == [
-        ("ac", "x"), ("be", "y"), ("ac", "x"), ("df", "x"), ("be", "y"), ("df", "x"),
-    ]  # fmt: skip
-    assert environment.open == 0
-
-
 def test_who_leaves_a_group_leaves_its_place_to_another() -> None:
     environment = Pairs(groups=True)
     server = EnvironmentServer(environment, group_size=3)
@@ -198,18 +168,6 @@ def test_who_leaves_a_group_leaves_its_place_to_another() -> None:
 
     assert asyncio.run(run()) == [["a", "c", "d"]] * 3
     assert environment.open == 0 and server._groups == {}
-
-
-@pytest.mark.parametrize(("url", "port"), [("https://m/v1", 443), ("http://m/v1", 80), ("https://m:8/v1", 8)])
-def test_the_head_server_tells_the_address_that_was_asked_for_and_the_models_port(url: str, port: int) -> None:
-    server = EnvironmentServer(Pairs(), model_url=url)
-    here = int(server.url.rpartition(":")[2])
-    for host, told in ((f"node-7:{here}", "node-7"), ("[::1]:5", "::1"), (None, "127.0.0.1")):
-        headers = {} if host is None else {"host": host}
-        config = server._global_config(Request("GET", "/", headers, b""))
-        assert config["head_server"] == {"host": told, "port": here}
-    model = config["policy_model"]["responses_api_models"]["vllm_model"]
-    assert (model["host"], model["port"]) == ("m", port)
 
 
 def test_a_server_that_closes_breaks_off_what_is_judged_and_releases_its_sessions() -> None:

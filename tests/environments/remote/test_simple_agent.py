@@ -8,10 +8,8 @@ from typing import Any, ClassVar
 import pytest
 
 from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Response, Session
-from nemotron_steps.environments.http_client import HttpStatusError, ServerUnreachableError
 from nemotron_steps.environments.remote.serving import run_rollout
 from nemotron_steps.environments.responses import message_item
-from nemotron_steps.errors import WorkerLostError
 
 
 class Model:
@@ -88,19 +86,6 @@ def test_calls_are_run_in_order_and_the_environments_question_is_asked_next() ->
     ]  # fmt: skip
 
 
-def test_the_prompts_messages_and_settings_are_the_models_and_what_is_not_for_it_is_left_out() -> None:
-    begun = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    hidden = {"background": True, "stream": True, "store": True, "previous_response_id": "x", "seed": None}
-    tools = [{"name": "f"}]
-    model = Model(said("x"), said("x"))
-    rollout(Asks(), model, input=begun, temperature=0.5, **hidden)
-    rollout(Asks(), model, input=begun, tools=tools)
-    assert model.asked == [
-        {"input": begun, "temperature": 0.5, "model": "m"},
-        {"input": begun, "tools": tools, "model": "m"},
-    ]
-
-
 def test_arguments_that_are_no_object_are_told_to_the_model_and_none_are_an_empty_one() -> None:
     environment, model = Asks(), Model(calls("f", arguments="[1]"), calls("g", arguments=""), said("x"))
     done = rollout(environment, model)
@@ -115,25 +100,3 @@ def test_the_last_turn_that_there_may_be_is_neither_answered_nor_asked_about(mos
         done = rollout(environment, Model(*[turn] * most), most)
         assert done["output"][-1] == turn[0]
         assert len(environment.called) + len(environment.heard) == most - 1
-
-
-def test_a_turn_that_was_cut_is_the_last() -> None:
-    environment = Asks("more?")
-    cut = {"output": calls("f"), "incomplete_details": {"reason": "max_output_tokens"}}
-    assert rollout(environment, Model(cut)) == cut
-    assert environment.called == environment.heard == []
-
-
-def test_a_session_offers_its_own_tools_in_place_of_the_rows() -> None:
-    model = Model(said("x"))
-    rollout(Asks(), model, tools=[{"name": "theirs"}])
-    assert model.asked[0]["tools"] == [{"name": "theirs"}]
-
-
-@pytest.mark.parametrize(
-    "turn", [HttpStatusError(500, "x"), ServerUnreachableError("gone"), {"output": "x"}, {"output": ["x"]}, {}, "x"]
-)
-def test_what_is_no_response_is_a_lost_server(turn: Any) -> None:
-    with pytest.raises(WorkerLostError) as caught:
-        rollout(Asks(), Model(turn))
-    assert caught.value.where == "http://model/v1/responses"

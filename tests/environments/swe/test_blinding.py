@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.swe.blinding import Blinded, Findings
+from nemotron_steps.environments.swe.blinding import Blinded
+from nemotron_steps.environments.swe.expectations import Findings
 
 NAME = "tests/test_m.py::T::test_it"
 
@@ -28,12 +29,12 @@ def run(source: str, value: Any) -> Findings:
         result = space["T"]("test_it").run()
         passed = [NAME] if result is not None and result.wasSuccessful() else []
         records = Path(tests.record_path)
-        found = tests.findings(passed, [], records.read_text() if records.exists() else "", orders)
+        found = tests.expected.findings(passed, [], records.read_text() if records.exists() else "", orders)
         records.unlink(missing_ok=True)
         return found
 
     findings = once(None)
-    return once(tests.orders(findings.opaque)) if findings.opaque else findings
+    return once(tests.expected.orders(findings.opaque)) if findings.opaque else findings
 
 
 class Money:
@@ -171,13 +172,13 @@ def test_tables_and_constants_of_a_module_hold_no_values_and_the_names_of_its_te
     (tmp_path / "test_m.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", "test_m.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    output = tests.as_written(done.stdout)
+    output = tests.expected.as_written(done.stdout)
     expected = ["test_it[1-2]", "test_it[two]", "test_it[3-want2]", "test_named[a-1]", "test_named[b-2]", "test_limit"]
     names = [f"test_m.py::{name}" for name in expected]
     assert all(f"PASSED {name}\n" in output for name in names), done.stdout
     records = Path(tests.record_path).read_text()
     Path(tests.record_path).unlink()
-    found = tests.findings(names, [], records)
+    found = tests.expected.findings(names, [], records)
     assert found.proved == set(names)
     # A row's record that is missing, wrong, another row's or said to have been computed proves nothing.
     lines = records.splitlines(keepends=True)
@@ -189,7 +190,7 @@ def test_tables_and_constants_of_a_module_hold_no_values_and_the_names_of_its_te
         "[" * 99 + "\n",
     ):
         changed = "".join(lines).replace(second, forged)
-        assert f"{names[1]}" not in tests.findings(names, [], changed).right, forged
+        assert f"{names[1]}" not in tests.expected.findings(names, [], changed).right, forged
 
 
 @pytest.mark.parametrize(
@@ -197,8 +198,8 @@ def test_tables_and_constants_of_a_module_hold_no_values_and_the_names_of_its_te
 )
 def test_a_test_is_known_by_the_name_that_any_runner_gives_it(name: str) -> None:
     source = "class T:\n    def test_it(self):\n        assert f() == 1\n"
-    assert Blinded({"tests/test_m.py": source}).findings([name], [], "").right == frozenset()
-    assert Blinded({"tests/test_m.py": source}).findings([f"{name}_2"], [], "").right == {f"{name}_2"}
+    assert Blinded({"tests/test_m.py": source}).expected.findings([name], [], "").right == frozenset()
+    assert Blinded({"tests/test_m.py": source}).expected.findings([f"{name}_2"], [], "").right == {f"{name}_2"}
 
 
 def test_what_cannot_be_parsed_or_has_nothing_to_record_stays_as_it_is() -> None:
@@ -210,7 +211,7 @@ def test_no_candidate_is_told_apart_by_its_place_among_the_others() -> None:
     middles = 0
     for _ in range(400):
         tests = Blinded({"a.py": "def test_a():\n    assert f() == 1000\n"})
-        (key,) = tests.sites
-        order = sorted(value for value in tests.orders([key])[key] if abs(value) < 10**8)
+        (key,) = tests.expected.sites
+        order = sorted(value for value in tests.expected.orders([key])[key] if abs(value) < 10**8)
         middles += abs(order.index(1000) - len(order) // 2) <= 2
     assert middles < 400 * 5 / 30 * 1.6

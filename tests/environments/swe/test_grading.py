@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.base import CannotJudgeError, Response, Session
+from nemotron_steps.environments.base import Response
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.swe import swe_agent
 from nemotron_steps.environments.swe.grading import Graded, Grader, HiddenTests, Ready, prepared
@@ -185,58 +185,3 @@ def test_tests_that_used_up_what_they_have_are_masked_and_run_again(
 def test_code_that_ends_the_sandbox_of_its_tests_earns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     (verdict,) = verdicts(monkeypatch, [SessionOverError(Outcome.EXITED)], ["1"])
     assert verdict.reward == 0.0
-
-
-def test_the_verdicts_that_were_used_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swe_agent, "REMEMBERED", 2)
-    ends = [of(*NAMES), of(), of(*NAMES), of(NAMES[0])]
-    # 1 and 2 are known; 1 is used again, so 3 is put in the place of 2.
-    found = verdicts(monkeypatch, ends, ["1", "2", "1", "3", "1", "2"])
-    assert [verdict.reward for verdict in found] == [1.0, 0.0, 1.0, 1.0, 1.0, 0.0]
-
-
-@pytest.mark.parametrize("key", ["image", "image_name", "docker_image"])
-def test_an_image_is_named_by_its_row_under_any_of_the_public_names_or_by_the_settings(key: str) -> None:
-    environment: Any = create("swe_agent", {"image": "x/{instance_id}:1"})
-    bare = task(files=None, test_files=None)
-    assert environment._image({**bare, key: "mine"}) == "mine"
-    assert environment._image(bare) == "x/calc-1:1"
-    assert environment._image({"instance_id": 7, "image": ""}) == "x/7:1"
-    assert create("swe_agent")._image(bare) == ""  # type: ignore[attr-defined]
-
-
-def test_a_working_copy_has_what_the_settings_allow(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"memory_mib": 3, "disk_mib": 5, "processes": 7, "command_timeout_s": 11.0, "engine": "apptainer"}
-    environment: Any = create("swe_agent", settings)
-    made: list[Any] = []
-    for name in ("BubblewrapSession", "ApptainerSession", "ContainerSession"):
-        monkeypatch.setattr(swe_agent, name, lambda *given, **more: made.append((given, more)))
-    environment._session(task(), 13.5)
-    environment._session(task(files=None, image="i"), 13.5)
-    environment.config = environment.config.model_copy(update={"engine": "podman"})
-    environment._session(task(files=None, image="i"), 13.5)
-    for _, more in made:
-        limits = more["limits"]
-        assert (limits.wall_s, limits.cpu_s, limits.processes) == (13.5, 14, 7)
-        assert (limits.memory_bytes, limits.file_bytes, limits.scratch_bytes) == (3 << 20, 5 << 20, 5 << 20)
-    assert [more.get("command_s") for _, more in made] == [11.0, 11.0, None]
-    assert made[1][0][0] == "i" and made[2][0] == ("podman", "i") and made[2][1]["session_s"] == 13.5
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "told"),
-    [
-        ("bash", {"command": "ls"}, None),
-        ("bash", {"command": "a\0b"}, "error: the argument `command` has a null character"),
-        ("edit", {"path": "a", "old_str": "", "new_str": "\0"}, "error: the argument `new_str` has a null character"),
-        ("edit", {"path": "a", "old_str": ""}, "error: the argument `new_str` must be a string"),
-        ("view", {"path": "a", "view_range": 3}, None),
-    ],
-)
-def test_what_is_wrong_with_a_call_is_its_answer(name: str, arguments: dict[str, Any], told: str | None) -> None:
-    assert swe_agent._problem(name, arguments) == told
-
-
-def test_an_agent_of_another_place_has_no_working_copy() -> None:
-    with pytest.raises(CannotJudgeError, match="no_working_copy"):
-        asyncio.run(create("swe_agent").verify(task(), Response(""), Session()))

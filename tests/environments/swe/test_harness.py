@@ -8,8 +8,8 @@ import pytest
 
 from nemotron_steps.environments.swe import harness as results
 from nemotron_steps.environments.swe.grading import HiddenTests
-from nemotron_steps.environments.swe.harness import command_text, replaced, shortened, view_text
-from nemotron_steps.environments.swe.working_copy import Changes, _path_of
+from nemotron_steps.environments.swe.harness import command_text, replaced, view_text
+from nemotron_steps.environments.swe.working_copy import Changes
 from nemotron_steps.sandbox.base import Outcome, SandboxResult
 
 CONTENT = "a\nb\nc\n"
@@ -59,12 +59,6 @@ def test_a_commands_answer_is_its_output_and_how_it_ended(outcome: Outcome, code
     assert command_text(SandboxResult(Outcome.EXITED, 0, "\n", "", 0.0), 100) == "[no output]"
 
 
-def test_a_long_text_keeps_its_begin_and_its_end() -> None:
-    assert shortened("abcdef", 6) == "abcdef"
-    assert shortened("abcdefg", 6) == "abc\n[1 characters left out]\nefg"
-    assert shortened("abcdefg", 5) == "ab\n[3 characters left out]\nfg"
-
-
 PYTEST = (
     "PASSED t.py::a\nPASSED t.py::b - said\nFAILED t.py::b - why - so\nERROR t.py::c\nSKIPPED [1] d\nXFAIL t.py::e\n"
 )
@@ -112,8 +106,3 @@ def test_a_digest_is_of_what_counts() -> None:
     others = [Changes({"a": "1"}), Changes({"a": "1", "b": ""}), Changes(patch="x"), Changes()]
     assert len({one.digest, *(other.digest for other in others)}) == 5
     assert [bool(other) for other in (*others, Changes(unread="no"))] == [True, True, True, False, False]
-
-
-def test_the_path_of_a_diff_is_told_twice_alike() -> None:
-    assert _path_of("diff --git a/x/y.py b/x/y.py\nmore") == "x/y.py"
-    assert _path_of('diff --git "a/x" "b/x"') is _path_of("diff --git a/x b/y") is None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.errors import SandboxError, UnsupportedError
+from nemotron_steps.errors import SandboxError
 from tests.containers.engines import Engines
 from tests.containers.image import REPOSITORY, commit
 from tests.environments.swe.tasks import CALC, FIXED, LIBRARIES, TESTS, Call, bash, rollout, task
@@ -90,12 +90,6 @@ def test_an_attack_in_an_apptainer_image_earns_nothing_and_what_does_not_count_s
     assert verdict.reward == 0.0, verdict
     _, fixed = graded([*FIXED, bash(ATTACKS[attack])], *place)
     assert fixed.reward == (0.0 if attack == "no git" else 1.0), fixed
-
-
-def test_a_row_may_name_its_image_by_its_instance(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnsupportedError, match="podman"):
-        monkeypatch.setenv("PATH", str(image))
-        rollout(FIXED, task(files=None, test_files=None, test_patch="x"), image="x/{instance_id}", engine="podman")
 
 
 def test_an_engine_that_does_not_start_says_why(image: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.swe.working_copy import Changes, FilesCopy, ImageCopy, is_protected, is_test
+from nemotron_steps.environments.swe.working_copy import Changes, FilesCopy, ImageCopy, is_protected
 from nemotron_steps.sandbox.base import Outcome, SandboxResult
 
 
@@ -108,8 +108,3 @@ def test_a_module_that_the_repository_has_itself_is_not_shadowed_by_one_more_fil
     assert not is_protected("json.txt", {"json.txt"})
     assert is_protected("json/more.py", {"src/json/__init__.py", "jsonic/__init__.py"})
     assert is_protected("src/json/more.py", {"json/__init__.py"})
-
-
-def test_tests_are_known_by_folder_or_name() -> None:
-    assert [path for path in ("tests/x", "a/test/x.c", "test_x.py", "x_test.py", "tests.py") if not is_test(path)] == []
-    assert [path for path in ("test_x.c", "test", "tests", "xtest.py", "a/testsuite/x.py") if is_test(path)] == []

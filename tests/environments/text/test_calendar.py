@@ -8,7 +8,7 @@ import pytest
 
 from nemotron_steps.environments.base import Response, Session
 from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.text.calendar_events import bounds, last_event_list, minutes
+from nemotron_steps.environments.text.calendar_events import bounds, minutes
 from nemotron_steps.errors import DataError
 
 
@@ -64,6 +64,7 @@ def problem(answer: str, state: dict[str, Any] = STATE) -> Any:
         (text([(0, "10:46", 60), GOOD[1], GOOD[2]]), "constraint_violated"),
         (text([GOOD[0], GOOD[1], (2, "9:59", 30)]), "constraint_violated"),
         (text([GOOD[0], GOOD[1], (2, "14:29", 30)]), "conflicting_events"),
+        (text(GOOD) + ' [1] [] [{"a": 1}', None),  # the last list of objects
         (text(GOOD) + "</think>", "think_found"),
         ("no calendar", "no_event_list"),
         ("<think>" + text(GOOD), "think_found"),
@@ -91,10 +92,6 @@ def test_times_and_constraints() -> None:
     assert bounds(expected(0, 30, "between 9am and 5pm")) == bounds(expected(0, 30, None)) == (600, 960, None)
     assert bounds(expected(0, 30, "between 11am and 1pm")) == (660, 780, None)
     assert bounds(expected(0, 30, "at 2pm")) == (600, 960, 840)
-
-
-def test_the_last_list_of_objects_is_read() -> None:
-    assert last_event_list('[1] [{"a": 1}] [] [2') == [{"a": 1}]
 
 
 def test_unreadable_constraints_are_refused() -> None:

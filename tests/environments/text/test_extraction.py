@@ -9,13 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemotron_steps.environments.text.extraction import (
-    fenced_blocks,
     json_values,
     last_answer_tag,
     last_boxed,
     last_captures,
-    output_regexes,
-    regex_problem,
 )
 
 
@@ -50,11 +47,6 @@ def test_the_last_complete_box(text: str, found: str | None) -> None:
 )
 def test_the_last_complete_tag(text: str, found: str | None) -> None:
     assert last_answer_tag(text) == found
-
-
-def test_fenced_blocks() -> None:
-    text = "```python\na\n```\nb\n  ``` json\nc\n  ```\n```\nnever closed"
-    assert fenced_blocks(text) == [("python", "a\n"), ("json", "c\n")]
 
 
 def values(text: str, opener: Any) -> list[Any]:
@@ -97,17 +89,3 @@ def test_a_capture_is_the_first_group_with_text_of_the_last_match(pattern: str, 
     assert last_captures(text, [pattern]) == [found]
     assert last_captures(text, ["zz", pattern, pattern]) == [None, found, found]
     assert last_captures(text.upper(), [pattern], re.IGNORECASE) == [found if found is None else found.upper()]
-
-
-@pytest.mark.parametrize(
-    ("metadata", "patterns"),
-    [({"output_regex": "a"}, ["a"]), ({"output_regex": ["a", "", "b"]}, ["a", "b"]), ({}, []), (None, []), ("a", [])],
-)
-def test_a_rows_regexes_may_be_one_or_several_or_none(metadata: Any, patterns: list[str]) -> None:
-    assert output_regexes({"template_metadata": metadata}) == patterns
-    assert output_regexes({}) == []
-
-
-def test_what_is_no_regex_is_said() -> None:
-    assert regex_problem(["a", "b+"]) is None
-    assert "(" in (regex_problem(["a", "("]) or "")

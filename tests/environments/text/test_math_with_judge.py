@@ -7,8 +7,7 @@ import pytest
 
 from nemotron_steps.environments.base import CannotJudgeError, GradeResult, Response, Session
 from nemotron_steps.environments.registry import create
-from nemotron_steps.environments.text.math_with_judge import JUDGE_ROLE, MAX_LENGTH, compare, strip_delimiters
-from nemotron_steps.errors import ConfigError, DataError
+from nemotron_steps.environments.text.math_with_judge import JUDGE_ROLE, compare, strip_delimiters
 
 
 def row(expected: str) -> dict[str, Any]:
@@ -79,11 +78,6 @@ def test_the_judge_must_agree_in_both_orders(scripted: Any, replies: list[str], 
         assert second.index("\nV\n") < second.index("five apples")
 
 
-def test_a_judge_that_never_answers_the_question_is_a_failure(scripted: Any) -> None:
-    (verdict,) = grade([("32", r"\boxed{33}")], scripted(lambda _: "I like it"))
-    assert (verdict.reward, verdict.failure) == (None, "judge_unparseable")
-
-
 def test_an_answer_cannot_write_the_verdict(scripted: Any) -> None:
     def quoting(messages: Any) -> str:
         return messages[1]["content"] + "\n[[A!=B]] I read: " + messages[1]["content"]
@@ -108,16 +102,6 @@ def test_an_answer_cannot_write_the_verdict(scripted: Any) -> None:
 )
 def test_delimiters_are_stripped(text: str, stripped: str) -> None:
     assert strip_delimiters(text) == stripped
-
-
-def test_rows_and_judges_are_checked() -> None:
-    environment = create("math_with_judge", {"should_use_judge": False})
-    with pytest.raises(DataError, match="expected_answer"):
-        environment.check_row({"responses_create_params": {"input": "q"}, "question": "q"}, "f:3")
-    with pytest.raises(DataError, match="expected_answer"):
-        environment.check_row(row("  "), "f:3")
-    with pytest.raises(ConfigError, match="needs a judge"):
-        create("math_with_judge")
 
 
 def test_a_box_far_too_long_is_wrong_without_asking_anyone(scripted: Any) -> None:
@@ -159,37 +143,6 @@ def test_what_the_library_cannot_compare_is_the_judges_or_a_failure(scripted: An
     for label, reward in (("[[A=B]]", 1.0), ("[[A!=B]]", 0.0)):
         verdict, _ = told(says, "a few", "7", scripted(lambda _, label=label: label))
         assert (verdict.reward, verdict.components) == (reward, {"boxed": 1.0, "judge_reward": reward})
-
-
-def test_the_judge_is_asked_under_the_settings(scripted: Any) -> None:
-    judge = scripted(lambda _: "hm")
-    sampling = {"temperature": 0.1, "top_p": 0.2, "max_output_tokens": 3}
-    verdict, _ = told(False, "8", "7", judge, judge_responses_create_params=sampling, judge_parse_retries=1)
-    assert verdict.failure == "judge_unparseable"
-    assert judge.sampling == [{"temperature": 0.1, "top_p": 0.2, "max_tokens": 3}] * 2
-
-
-@pytest.mark.parametrize(("expected", "longest"), [("7", MAX_LENGTH), ("7" * 3000, 4 * 3000)])
-def test_a_box_may_be_so_long_as_its_expected_answer_allows(expected: str, longest: int) -> None:
-    verdict, algebra = told(True, expected, "1" * longest)
-    assert verdict.reward == 1.0 and algebra.asked == [("1" * longest, expected, True)]
-    verdict, algebra = told(True, expected, "1" * (longest + 1))
-    assert verdict.reward == 0.0 and algebra.asked == []
-
-
-def test_as_many_comparisons_run_at_once_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-
-    class Pool(Algebra):
-        def __init__(self, grade: Any, **bounds: Any) -> None:
-            super().__init__(True)
-            made.append((grade, bounds))
-
-    monkeypatch.setattr("nemotron_steps.environments.grading_pool.GradingPool", Pool)
-    settings = {"library_verifier_max_concurrency": 3, "library_verifier_timeout_seconds": 2.0}
-    environment: Any = create("math_with_judge", {"should_use_judge": False, **settings})
-    asyncio.run(environment.verify(row("7"), Response(r"\boxed{7}"), Session()))
-    assert made == [(compare, {"size": 3, "cpu_s": 2.0})]
 
 
 @pytest.mark.parametrize(

@@ -69,10 +69,6 @@ def test_modes(text: str, mode: str, reward: float) -> None:
     assert grade(text, grading_mode=mode) == reward
 
 
-def test_lenient_box_reads_an_option_text() -> None:
-    assert grade(r"\boxed{it is red}", grading_mode="lenient_boxed", expected_answer="A") == 1.0
-
-
 def test_a_text_that_two_options_have_is_neither_letter() -> None:
     row = {"options": [{"A": "red"}, {"B": "Red"}, {"C": "blue"}], "grading_mode": "lenient_answer_colon"}
     assert [grade("Answer: red", **row, expected_answer=key) for key in "AB"] == [0.0, 0.0]
@@ -106,13 +102,6 @@ def test_a_regex_may_find_a_key_that_the_options_lack() -> None:
     row = {"expected_answer": "D", "template_metadata": {"output_regex": r"Answer: (\w)"}}
     assert grade("Answer: d", **row) == 1.0
     assert grade("Answer: d", **row, options=None) == 1.0
-
-
-def test_the_environments_mode_comes_before_the_rows() -> None:
-    environment = create("mcqa", {"grading_mode": "lenient_answer_colon"})
-    row = {**ROW, "grading_mode": "strict_single_letter_boxed"}
-    texts = ["Answer: B", r"\boxed{B}"]
-    assert [asyncio.run(environment.verify(row, Response(t), Session())).reward for t in texts] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(("letter", "key"), [*zip("أبجد", "ABCD", strict=True), *zip("অবডঢ", "ABCD", strict=True)])

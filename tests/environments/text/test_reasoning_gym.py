@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.environments.base import GradeResult, Response, Session
+from nemotron_steps.environments.base import GradeResult, Response
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.text import expression_guard as guard
 from nemotron_steps.environments.text import reasoning_gym as module
@@ -50,23 +49,6 @@ def test_answer_comes_from_the_tag_then_the_box_then_the_text() -> None:
     assert module.extract_answer(r"so \boxed{1} or \boxed{\frac{1}{2}}") == r"\frac{1}{2}"
     assert module.extract_answer("  7\n") == "7"
     assert module.extract_answer(r"\boxed{never closed") == r"\boxed{never closed"
-
-
-def test_thinking_is_not_the_answer(environment: module.ReasoningGym) -> None:
-    row = rows_of("chain_sum", 1)[0]
-    good = f"<think><answer>0</answer></think><answer>{row['answer']}</answer>"
-    assert score(environment, row, good).reward == 1.0
-    assert score(environment, row, f"<think><answer>{row['answer']}</answer></think>no").reward != 1.0
-    cut = Response.from_text(f"<think>so <answer>{row['answer']}</answer>", truncated=True)
-    assert asyncio.run(environment.verify(row, cut, Session())).reward == 0.0
-
-
-def test_a_row_without_the_answer_key_is_refused_but_null_is_fine(environment: module.ReasoningGym) -> None:
-    row = rows_of("chain_sum", 1)[0]
-    environment.check_row({**row, "answer": None}, "f:1")
-    del row["answer"]
-    with pytest.raises(DataError, match="answer"):
-        environment.check_row(row, "f:1")
 
 
 def test_rows_whose_fields_the_scorer_would_execute_are_refused(environment: module.ReasoningGym) -> None:
@@ -172,12 +154,6 @@ def test_literals_are_inert_and_nothing_else_is(accepted: str, refused: str) -> 
     assert not guard.is_inert_literal(refused)
 
 
-def test_exponents_of_four_digits_are_no_plain_numbers() -> None:
-    assert all(map(guard.is_plain_number_text, ("1e999", "1E-10", "e9999", "12345")))
-    assert not any(map(guard.is_plain_number_text, ("1e1000", "a 2E+9999 b", "1e-1000")))
-    assert not guard.is_bounded_arithmetic("1e-1000")
-
-
 @given(st.text(max_size=60))
 @settings(max_examples=300)
 def test_guards_accept_or_refuse_any_text_without_raising(text: str) -> None:
@@ -206,12 +182,6 @@ def test_scores_lie_between_0_and_1_and_what_is_no_number_is_0() -> None:
     assert module._as_tuples([[1, [2]], "a"]) == ((1, (2,)), "a")
 
 
-def test_an_answer_may_be_so_long_and_no_longer(environment: module.ReasoningGym) -> None:
-    row = rows_of("letter_counting", 1)[0]
-    for size, refused in ((module.MAX_LENGTH, 0.0), (module.MAX_LENGTH + 1, 1.0)):
-        assert score(environment, row, "x" * size).components["answer_refused"] == refused
-
-
 @pytest.mark.parametrize(
     ("source", "answer", "safe"),
     [
@@ -225,19 +195,6 @@ def test_an_answer_may_be_so_long_and_no_longer(environment: module.ReasoningGym
 )
 def test_what_a_scorer_may_see_depends_on_what_it_does_with_it(source: str, answer: str, safe: bool) -> None:
     assert module.is_safe_answer(source, answer) is safe
-
-
-def test_grading_leaves_the_row_as_it_is(environment: module.ReasoningGym) -> None:
-    (row,) = rows_of("arc_agi", 1)
-    before = json.dumps(row)
-    output = row["metadata"]["output"]
-    assert score(environment, row, f"<answer>{row['answer']}</answer>").reward == 1.0
-    assert json.dumps(row) == before and row["metadata"]["output"] is output and type(output) is list
-
-
-def test_of_a_long_answer_the_begin_is_kept_beside_the_verdict(environment: module.ReasoningGym) -> None:
-    (row,) = rows_of("letter_counting", 1)
-    assert len(score(environment, row, "x" * 99_999).details["extracted_answer"]) == module.MAX_LENGTH
 
 
 @pytest.mark.parametrize(

@@ -23,16 +23,6 @@ ROW: dict[str, Any] = {
 }
 
 
-def test_only_the_proof_is_taken_from_the_answer() -> None:
-    answer = (
-        "Plan := by hand\n```lean4\ntheorem easier : 1 = 1 := by\n  rfl\n```\n"
-        "then\n```lean\nlemma t : True := by\n  trivial\n```"
-    )
-    proof = lean.extract_proof(answer)
-    assert proof == "by\n  trivial"
-    assert lean.assemble(ROW, proof) == "import Mathlib\n\ntheorem t (a : ℕ) : a = a := by\n  trivial\n"
-
-
 @pytest.mark.parametrize(
     ("text", "proof"),
     [
@@ -306,13 +296,6 @@ def test_a_statement_must_end_where_its_proof_begins() -> None:
             create("math_formal_lean").check_row({**ROW, "formal_statement": statement}, "f:1")
 
 
-@pytest.mark.sandbox
-def test_sessions_are_optional_for_a_single_proof() -> None:
-    environment = create("math_formal_lean")
-    verdict = asyncio.run(environment.verify(ROW, Response("```python\n```"), Session()))
-    assert verdict.reward == 0.0
-
-
 class Compiler:
     """Accepts proofs with `rfl`; notes what it is given."""
 
@@ -380,12 +363,6 @@ def test_what_the_answer_brings_about_is_its_fault_alone(
     for command, given in asked:
         assert ["--dir", str(tmp_path), "env"] == [word for word in command if word in ("--dir", str(tmp_path), "env")]
         assert (given["limits"].wall_s, given["limits"].cpu_s) == (12.0, 3)
-
-
-def test_the_last_block_and_the_last_by_of_a_statement_count() -> None:
-    assert lean.extract_proof(f"{block('  simp')}\nor\n{block('  rfl')}") == "by\n  rfl"
-    row = {**ROW, "formal_statement": "theorem t (h : P := by simp) : Q := by\n"}
-    assert lean.assemble(row, "by rfl").endswith("theorem t (h : P := by simp) : Q := by rfl\n")
 
 
 @pytest.mark.parametrize(

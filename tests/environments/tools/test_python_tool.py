@@ -9,7 +9,7 @@ import pytest
 from nemotron_steps.environments.base import Response, ToolCall
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.tools.ns_tools import TOOL
-from nemotron_steps.sandbox import Outcome, SandboxResult
+from nemotron_steps.sandbox import SandboxResult
 
 MATH = {"responses_create_params": {"input": "How many?"}, "question": "How many?", "expected_answer": "70"}
 
@@ -85,23 +85,6 @@ class Notebook:
 
     async def close(self) -> None:
         self.closed = True
-
-
-def test_cells_that_failed_are_not_replayed_and_what_they_print_to_stderr_is_shown() -> None:
-    environment: Any = create("ns_tools", {"should_use_judge": False})
-    ends = [("1", "", 0), ("", "boom", 1), ("", "killed", 137), ("x" * 10_001, "", 0)]
-    told = [SandboxResult(Outcome.EXITED, code, out, err, 0.0) for out, err, code in ends]
-    told.insert(3, SandboxResult(Outcome.MEMORY_LIMIT, None, "some", "", 0.0))
-    environment.sandbox = Notebook(*told)
-
-    async def run() -> list[str]:
-        session = await environment.seed(MATH)
-        return [await environment.call_tool(session, TOOL, {"code": each}) for each in "abcde"]
-
-    outputs = asyncio.run(run())
-    assert outputs[:4] == ["1", "boom", "killed", "some\nerror: stopped by memory limit"]
-    assert outputs[4] == "x" * 10_000 + "\n[output cut]"
-    assert [cell["before"] for cell in environment.sandbox.cells] == [[], *[["a"]] * 4]
 
 
 def test_a_rows_own_tools_are_offered_and_a_recording_is_counted_by_its_calls() -> None:

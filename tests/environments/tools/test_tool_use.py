@@ -70,15 +70,6 @@ def test_arguments(want: dict[str, Any], have: dict[str, Any], reward: float) ->
     assert grade(call("f", **want), [call("f", **have)]).reward == reward
 
 
-def test_thresholds_of_the_variants() -> None:
-    want, have = call("f", q="a b c d e"), [call("f", q="a b x y z")]
-    assert rule.word_similarity("a b c d e", "a b x y z") == 0.2
-    assert grade(want, have).reward == 1.0
-    assert grade(want, have, word_count_similarity_threshold=0.2).reward == 1.0
-    assert grade(want, have, word_count_similarity_threshold=0.3).reward == 0.0
-    assert grade(call("f", q="a b"), [call("f", q="c d")], word_count_similarity_threshold=0.0).reward == 1.0
-
-
 def test_wrong_tool_and_broken_arguments() -> None:
     assert grade(call("f"), [call("g")]).details == {"category": "unexpected_tool"}
     broken = {"type": "function_call", "name": "f", "arguments": "{"}
@@ -103,11 +94,6 @@ def test_matching_equals_brute_force(matches: list[list[bool]]) -> None:
     for chosen in itertools.permutations(list(range(columns)) + [-1] * rows, rows):
         best = max(best, sum(c >= 0 and matches[r][c] for r, c in enumerate(chosen)))
     assert rule.maximum_matching(matches) == best
-
-
-@given(st.text(max_size=40))
-def test_identical_strings_always_match(text: str) -> None:
-    assert grade(call("f", q=text), [call("f", q=text)], word_count_similarity_threshold=0.5).reward == 1.0
 
 
 EDIT = {"command": "str_replace", "path": "/repo/src/foo.py", "old_str": "    return None", "new_str": "    return 1"}
@@ -144,10 +130,6 @@ def test_swe_pivot_gates(want: dict[str, Any], have: dict[str, Any], gate: str) 
     verdict = grade(want, [have], name="swe_pivot")
     assert verdict.details == {"gate": gate}
     assert verdict.reward == float(gate == "none")
-
-
-def test_swe_pivot_without_a_call() -> None:
-    assert grade(call("bash", command="ls"), [MESSAGE], name="swe_pivot").details == {"gate": "no_call"}
 
 
 @pytest.mark.parametrize(
@@ -211,32 +193,3 @@ def test_edits_are_as_alike_as_the_worse_of_place_and_change() -> None:
     assert [swe_pivot.category_of(name) for name in ("Str_Replace_Editor", "strReplaceEditor", "what")] == [
         "edit", "edit", None,
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("key", ["path", "file", "file_path", "filename", "file_name"])
-def test_a_file_is_named_under_any_of_the_usual_keys(key: str) -> None:
-    assert not swe_pivot.same_target("read", {"path": "a/b/c.py"}, {key: "a/b/d.py"})
-    assert swe_pivot.same_target("read", {"path": "a/b/c.py"}, {key: " a/b/c.py "})
-
-
-@pytest.mark.parametrize("key", ["patch", "diff", "content", "file_text"])
-def test_what_is_written_is_under_any_of_the_usual_keys(key: str) -> None:
-    assert swe_pivot.similarity("edit", {"content": "abcd"}, {key: "abxx"}) == 0.5
-
-
-def test_of_several_calls_the_first_is_compared() -> None:
-    right, other = call("bash", command="ls src"), call("bash", command="pwd")
-    assert grade(right, [right, other], name="swe_pivot").reward == 1.0
-    assert grade(right, [other, right], name="swe_pivot").reward == 0.0
-
-
-@pytest.mark.parametrize(("written", "reward"), [("abcdefgh--", 1.0), ("abcdefg---", 0.0)])
-def test_arguments_that_are_four_fifths_alike_are_the_same(written: str, reward: float) -> None:
-    want = call("write_file", path="a/b.py", content="abcdefghij")
-    assert grade(want, [call("write_file", path="a/b.py", content=written)], name="swe_pivot").reward == reward
-
-
-def test_numbers_that_differ_by_less_than_the_threshold_are_the_same() -> None:
-    for value, reward in ((1.25, 1.0), (0.75, 1.0), (1.5, 0.0), (0.5, 0.0)):
-        found = grade(call("f", a=1.0), [call("f", a=value)], floating_point_comparison_threshold=0.5)
-        assert found.reward == reward

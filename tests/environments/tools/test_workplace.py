@@ -11,7 +11,7 @@ from nemotron_steps.environments.base import Environment, GradeResult, Response,
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.registry import create
 from nemotron_steps.environments.tools.workplace_tables import FILES, company
-from nemotron_steps.errors import DataError, UnsupportedError
+from nemotron_steps.errors import DataError
 
 TABLES = {
     "email": "email_id,inbox/outbox,sender/recipient,subject,sent_datetime,body\n"
@@ -80,10 +80,6 @@ def test_the_final_state_decides_not_the_way(
     assert grade(environment, [REPLY], made).reward == reward
 
 
-def test_nothing_to_do_is_right_when_nothing_changed(environment: Environment) -> None:
-    assert grade(environment, [], [call("company_directory_find_email_address", name="carlos")]).reward == 1.0
-
-
 CHANGES = [
     call("email_delete_email", email_id="00000009"),
     call("email_forward_email", email_id="00000009", recipient="sam@x.com"),
@@ -147,13 +143,6 @@ def test_rollouts_do_not_share_databases_and_recorded_calls_are_replayed(environ
     recorded = Response("done", tool_calls=[ToolCall(REPLY["name"], REPLY["arguments"])])
     verdict = asyncio.run(environment.verify(row(REPLY), recorded, Session()))
     assert (verdict.reward, verdict.components) == (1.0, {"tool_calls": 1.0})
-
-
-def test_missing_databases_and_broken_rows_are_refused(environment: Environment, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="databases"):
-        asyncio.run(create("workplace_assistant", {"databases": str(tmp_path / "no")}).start())
-    with pytest.raises(DataError, match=r"ground_truth\[0\]"):
-        environment.check_row(row({"name": "x", "arguments": "{"}), "f:1")
 
 
 def test_without_databases_there_is_a_made_up_company() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.environments.tools.workplace_tables import FILES, PAGE_SIZE, Workplace, load
+from nemotron_steps.environments.tools.workplace_tables import PAGE_SIZE, Workplace
 
 DAYS = ("2023-11-28", "2023-11-29", "2023-11-30")
 
@@ -189,12 +189,3 @@ def test_a_state_knows_no_order_of_rows_and_no_case_but_every_plot(workplace: Wo
     other.call("analytics_create_plot", plot)
     assert workplace.state() == other.state()
     assert TABLES["project_management"][0]["task_name"] == "Fix"  # a rollout has a copy of its own
-
-
-def test_a_database_without_rows_is_no_database(tmp_path: Any) -> None:
-    for file in FILES.values():
-        (tmp_path / file).write_text("a,b\n1,2\n3\n")
-    assert load(tmp_path)["email"] == [{"a": "1", "b": "2"}, {"a": "3", "b": ""}]
-    (tmp_path / FILES["calendar"]).write_text("a,b\n")
-    with pytest.raises(OSError, match="no rows"):
-        load(tmp_path)

@@ -1,15 +1,12 @@
-"""A worker that does what a request says."""
+"""A grader that does what it is told."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import signal
 import time
 from typing import Any
-
-from nemotron_steps.environments.line_worker import serve
 
 
 def answer(request: Any) -> Any:
@@ -29,14 +26,8 @@ def answer(request: Any) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
         case "sleep":
             time.sleep(600)
-        case "limits":
-            return [resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_CORE, resource.RLIMIT_AS)]
-        case "processor time left":
-            return signal.getitimer(signal.ITIMER_PROF)[0]
+        case "raise":
+            raise KeyError("gold")
         case "print":
             print("not an answer")
     return request
-
-
-if __name__ == "__main__":
-    serve(answer)
