@@ -114,7 +114,7 @@ def compare(
 
 def use_scan(runs: Runs, chunk_size: int) -> Callable[[Any, Sequence[torch.Tensor]], torch.Tensor]:
     def use(candidate: Any, given: Sequence[torch.Tensor]) -> torch.Tensor:
-        scan_module.scan_for = lambda x, b, plain: candidate
+        scan_module.library_for = lambda *_: candidate
         return scan(*given, runs, chunk_size)[0]
 
     return use
@@ -122,14 +122,14 @@ def use_scan(runs: Runs, chunk_size: int) -> Callable[[Any, Sequence[torch.Tenso
 
 def use_conv(runs: Runs) -> Callable[[Any, Sequence[torch.Tensor]], torch.Tensor]:
     def use(candidate: Any, given: Sequence[torch.Tensor]) -> torch.Tensor:
-        conv_module.conv_for = lambda states, kernel, plain: candidate
+        conv_module.library_for = lambda *_: candidate
         return conv(*given, runs)
 
     return use
 
 
 def use_norm(candidate: Any, given: Sequence[torch.Tensor]) -> torch.Tensor:
-    norm_module.norm_for = lambda y, groups, plain: candidate
+    norm_module.library_for = lambda *_: candidate
     return norm_module.gated_norm(*given, GROUPS, 1e-5)
 
 
@@ -174,17 +174,17 @@ def main() -> int:
         given = scan_inputs(asked.tokens, device)
         floor = floor_ms(given, given[0].numel() * 2, speed)
         for chunk in asked.chunks:
-            found = compare(libraries.SCANS, use_scan(runs, chunk), given)
+            found = compare({"mamba_ssm": libraries.mamba_ssm_scan}, use_scan(runs, chunk), given)
             results[f"scan, {rows} rows, chunk {chunk}"] = show(f"scan, {rows} rows, chunk {chunk}", found, floor)
         shapes = (asked.tokens, CHANNELS), (CHANNELS, 1, KERNEL), (CHANNELS,)
         given = [torch.randn(shape, device=device).bfloat16().requires_grad_() for shape in shapes]
         floor = floor_ms(given, given[0].numel() * 2, speed)
-        found = compare(libraries.CONVS, use_conv(runs), given)
+        found = compare({"fla": libraries.fla_conv}, use_conv(runs), given)
         results[f"convolution, {rows} rows"] = show(f"convolution, {rows} rows", found, floor)
     shapes = (asked.tokens, HEADS * HEAD_DIM), (asked.tokens, HEADS * HEAD_DIM), (HEADS * HEAD_DIM,)
     given = [torch.randn(shape, device=device).bfloat16().requires_grad_() for shape in shapes]
     floor = floor_ms(given, given[0].numel() * 2, speed)
-    results["norm"] = show("norm", compare(libraries.NORMS, use_norm, given), floor)
+    results["norm"] = show("norm", compare({"mamba_ssm": libraries.mamba_ssm_norm}, use_norm, given), floor)
     if asked.json:
         print(json.dumps(results))
     wrong = [

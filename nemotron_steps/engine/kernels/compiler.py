@@ -72,14 +72,7 @@ def kernel_folder() -> Path:
 
 
 def load(command: Sequence[str], folder: Path) -> ctypes.CDLL:
-    """Load the kernels, compiled where `folder` lacks them.
-
-    What others could have written is never loaded: where `folder` is not this user's alone, or cannot be written, the
-    kernels are compiled for this process alone.
-
-    Raises:
-        UnsupportedError: the compiler refuses or cannot be run, or the library cannot be loaded.
-    """
+    """The kernels, compiled where `folder` lacks them; what others could have written is never loaded."""
     import torch  # noqa: F401  the kernels' OpenMP is that which torch has loaded
 
     try:
@@ -97,12 +90,7 @@ def load(command: Sequence[str], folder: Path) -> ctypes.CDLL:
 
 
 def build(command: Sequence[str], folder: Path) -> Path:
-    """The compiled kernels in `folder`, compiled now unless they are there.
-
-    Raises:
-        OSError: the folder cannot be written, or others may write there.
-        UnsupportedError: the compiler refuses or cannot be run.
-    """
+    """The compiled kernels in `folder`, compiled now unless they are there. OSError where others may write there."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _refuse_shared(folder)
     flags = _FLAGS + (_WIDE if platform.machine() == "x86_64" else ())
@@ -175,11 +163,7 @@ def _processor() -> str:
 
 
 def _run(*command: str) -> str:
-    """What a command of the compiler prints.
-
-    Raises:
-        UnsupportedError: it fails, hangs or is not there.
-    """
+    """What a command of the compiler prints; UnsupportedError where it fails, hangs or is not there."""
     try:
         with waiting(f"{command[0]} to compile the kernels for CPU", _SECONDS):
             done = subprocess.run(

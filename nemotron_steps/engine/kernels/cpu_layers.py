@@ -4,12 +4,7 @@
     feed_forward      hidden + W_down f(W_up u),  f = swiglu, or relu² where the MLP has no gate
                       u = w · rms_norm(hidden)
 
-A tiny model on CPU spends as long on passes over memory as on products. Written as one, the norm's weight goes into the
-first product's, which is smaller than the states, the residual is added by the last product, and its gradient needs no
-pass of its own: 9 passes over states of the widths hidden and ffn in place of 19. Norms and activations read and write
-memory once in C (passes.c), in three to six passes of torch's without a C compiler; attention is attention.c: any
-layout, nothing padded, no scores kept.
-
+A tiny model on CPU spends as long on passes over memory as on products: written as one, there are 9 in place of 19.
 Shapes: T tokens, H hidden, h key-value heads, R query heads for each, D head size, W width.
 """
 
@@ -35,8 +30,7 @@ def runs_natively(states: Tensor) -> bool:
 
 
 def feed_forward(hidden: Tensor, norm: Tensor, up: Tensor, down: Tensor, eps: float, *, gated: bool = True) -> Tensor:
-    """The residual stream [..., H] after the MLP: norm [H], up [2 · ffn, H] (gate, then up; [ffn, H] with relu²), down
-    [H, ffn]."""
+    """The residual stream [..., H] after the MLP: norm [H], up [(2 ·) ffn, H] (gate, then up), down [H, ffn]."""
     return _FeedForward.apply(hidden, norm, up, down, eps, gated)
 
 
@@ -52,14 +46,7 @@ def attention_half(
 ) -> Tensor:
     """The residual stream [T, ..., H] after attention; where `runs_natively`.
 
-    Args:
-        norm: [H].
-        qkv: [h · (R + 2) · D, H]; of each key-value head its queries, its key, its value.
-        head_norm: [R + 1, D], norm weights of a key-value head's queries and key; None for models without.
-        out: [H, h · R · D].
-        cos_sin: [2, T, 1, 1, D].
-        spans: where each token belongs.
-        eps: of both norms.
+    qkv [h · (R + 2) · D, H]; head_norm [R + 1, D], of queries and key; out [H, h · R · D]; cos_sin [2, T, 1, 1, D].
     """
     return _AttentionHalf.apply(hidden, norm, qkv, head_norm, out, cos_sin, spans, eps)
 
@@ -228,16 +215,7 @@ def _threads() -> c_int64:
 
 
 def attend(mixed: Tensor, norm: Tensor | None, cos_sin: Tensor, spans: RowSpans, eps: float) -> tuple[Tensor, Tensor]:
-    """Attention of every token over its prompt and what precedes it in its row, QK-norm and rotary embedding included.
-
-    Args:
-        mixed: [T, h, R + 2, D], a key-value head's queries, its key, its value; contiguous.
-        norm: [R + 1, D], norm weights of the queries and the key; None for models without.
-        cos_sin: [2, T, 1, 1, D].
-
-    Returns:
-        [T, h, R · D], 0 for tokens that pad the layout; and log-sum-exps [T, h, R] for `attend_backward`.
-    """
+    """Attention of mixed [T, h, R + 2, D], norm and rotation included: [T, h, R · D], and log-sum-exps [T, h, R]."""
     tokens, heads, slots, dim = mixed.shape
     attended = mixed.new_empty(tokens, heads, (slots - 2) * dim)
     lse = mixed.new_empty(tokens, heads, slots - 2)
@@ -250,7 +228,7 @@ def attend(mixed: Tensor, norm: Tensor | None, cos_sin: Tensor, spans: RowSpans,
 def attend_backward(
     grad: Tensor, mixed: Tensor, lse: Tensor, norm: Tensor | None, cos_sin: Tensor, spans: RowSpans, eps: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of `mixed` and `norm` from that of the output, [T, h, R · D], contiguous; lse as from `attend`."""
+    """Gradients of `mixed` and `norm` from that of the output, [T, h, R · D], contiguous."""
     tokens, heads, slots, dim = mixed.shape
     grad_mixed = torch.empty_like(mixed)
     grad_norm = mixed.new_empty(spans.whole_rows * heads, slots - 1, dim)

@@ -1,10 +1,4 @@
-"""Elementwise pieces of a transformer layer with their gradients written out.
-
-On CPU autograd would run each as five to ten passes over memory and keep every intermediate result; these take two or
-three. On CUDA torch's own kernels are used where there are any. Formulas are the usual
-ones: RMSNorm (arXiv 1910.07467), SwiGLU (arXiv 2002.05202), relu² (arXiv 2109.08668), rotary embedding (arXiv
-2104.09864).
-"""
+"""Elementwise pieces of a transformer layer with their gradients written out: two or three passes, not ten."""
 
 from __future__ import annotations
 
@@ -45,25 +39,14 @@ def squared_relu(states: Tensor) -> Tensor:
 
 
 def activation(kind: str) -> tuple[Callable[[Tensor], Tensor], int]:
-    """What an MLP does between its products, and how many rows of the first product make one of its inner width.
-
-    Args:
-        kind: `Architecture.activation`.
-    """
+    """What an MLP does between its products, and how many rows of the first make one of its inner width."""
     return (swiglu, 2) if kind == "swiglu" else (squared_relu, 1)
 
 
 def split_heads(mixed: Tensor, scale: Tensor | None, cos_sin: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """From the QKV projection to what attention takes: norm queries and keys, rotate them, part them.
+    """Norm queries and keys, rotate them, part them: mixed [T, groups, heads + 2, D] of queries, key and value.
 
-    Args:
-        mixed: [T, groups, heads + 2, head_dim], a group's queries, its key, its value.
-        scale: [heads + 1, head_dim] norm weights of a group's queries and key; None for models without QK-norm.
-        cos_sin: [2, T, 1, 1, head_dim].
-        eps: of the norm.
-
-    Returns:
-        query [T, groups · heads, head_dim], key and value [T, groups, head_dim].
+    scale [heads + 1, D] of the norm, or None. Query [T, groups · heads, D], key and value [T, groups, D].
     """
     tokens, groups, slots, width = mixed.shape
     if mixed.is_cuda and width & (width - 1) == 0:

@@ -1,10 +1,4 @@
-"""Matrix products of linear layers: oneDNN's where those are faster than torch's own, with their gradients.
-
-torch hands float32 products on CPU to MKL, which leaves the AVX-512 units of AMD processors unused and there takes
-twice as long as oneDNN (217 against 95 GFLOP/s a core on Zen 5). torch carries oneDNN anyway, and calls it for 16-bit
-products and from compiled models; this module calls the same operator for float32. Results differ by rounding alone.
-Everything else (16 bits, CUDA, processors without AVX-512, no rows) goes to `torch.nn.functional.linear`.
-"""
+"""Linear layers by oneDNN, where float32 on CPU with AVX-512 makes that twice as fast as torch's MKL (AMD)."""
 
 from __future__ import annotations
 
@@ -18,16 +12,7 @@ from torch.autograd.function import once_differentiable
 
 
 def linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """states Wᵀ + bias, with gradients.
-
-    Args:
-        states: [..., in].
-        weight: [out, in].
-        bias: [out].
-
-    Returns:
-        [..., out].
-    """
+    """states Wᵀ + bias, with gradients."""
     if states.is_cuda and torch.is_grad_enabled() and getattr(weight, "main_grad", None) is not None:
         return _MainGradLinear.apply(states, weight, bias)
     if not _by_onednn(states):
@@ -36,13 +21,7 @@ def linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def linear_forward(states: Tensor, weight: Tensor, plus: Tensor | None = None) -> Tensor:
-    """states Wᵀ (+ plus). Call without gradients.
-
-    Args:
-        states: [..., in].
-        weight: [out, in], of any strides.
-        plus: [rows, out]; states are then [rows, in].
-    """
+    """states Wᵀ (+ plus), without gradients; with `plus` [rows, out], states are [rows, in]."""
     if not _by_onednn(states):
         return F.linear(states, weight) if plus is None else torch.addmm(plus, states, weight.t())
     return _onednn(states, weight) if plus is None else _onednn_plus(states, weight, plus)
@@ -78,8 +57,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _MainGradLinear(torch.autograd.Function):
-    """The weight's gradient goes straight into its float32 `main_grad` (Megatron's gradient accumulation fusion): it is
-    neither rounded to 16 bits nor passed through memory once more."""
+    """The weight's gradient goes into its float32 `main_grad` (Megatron's gradient accumulation fusion)."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -106,10 +84,7 @@ def _has_onednn() -> bool:
 
 
 def row_multiple(device: torch.device, dtype: torch.dtype) -> int:
-    """What to round numbers of rows to when they differ from call to call.
-
-    oneDNN generates code for every shape, which takes 0.4 ms, and keeps the last thousand.
-    """
+    """What to round varying numbers of rows to: oneDNN generates code for every shape, for 0.4 ms."""
     return 64 if uses_onednn(device, dtype) else 1
 
 

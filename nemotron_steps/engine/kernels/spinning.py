@@ -6,13 +6,10 @@ import os
 from collections.abc import MutableMapping
 
 SPIN_COUNT = 2000
-"""Iterations of libgomp: a few microseconds, about what lies between two small operations. Without spinning a tiny
-model trains 1.6 times slower on two idle cores; with the default, 150 times as long, ten times slower where another
-program wants a core."""
+"""Iterations of libgomp, a few microseconds: without, a tiny model trains 1.6 times slower on idle cores."""
 
 
 def bound_spinning(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set GOMP_SPINCOUNT in the environment of a process that has not loaded torch yet. What its user says, with that
-    or OMP_WAIT_POLICY, stays."""
+    """Set GOMP_SPINCOUNT, before torch is loaded, unless the user has set it or OMP_WAIT_POLICY."""
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))

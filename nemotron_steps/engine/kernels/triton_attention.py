@@ -1,12 +1,7 @@
-"""Causal attention of packed rows whose prompts are shared, in Triton: one kernel forward, two backward.
+"""Causal attention of packed rows whose prompts are shared, in Triton (docs/internals/packed_attention.md).
 
-    row     its prompt's keys, if it has one, all of them, then its own up to each query
-
-FlashAttention needs two calls for that, whose results are merged (attention/flash.py), and its backward pass goes three
-more times over the memory of queries. Over rows of a few hundred tokens that is most of its time. Imported only where
-there is a CUDA device (and by the tests, which run the kernels in Triton's interpreter).
-
-Shapes: T tokens, H heads, h key-value heads, D head size. A row of `rows` [n, 6] int32 is FIELDS, in tokens.
+A row sees all of its prompt's keys, if it has one, then its own up to each query. Shapes: T tokens, H heads, h
+key-value heads, D head size. A row of `rows` [n, 6] int32 is FIELDS, in tokens.
 """
 
 from __future__ import annotations
@@ -35,8 +30,7 @@ class Tile(NamedTuple):
 FORWARD = Tile(128, 32, 4, 3)
 FOR_QUERIES = Tile(64, 32, 4, 3)
 FOR_KEYS = Tile(64, 128, 8, 1)
-"""The fastest of nine or ten on an H200. Of the first two, `queries` is a multiple of `keys`; of the third it is the
-other way round."""
+"""The fastest of ten on an H200. Of the first two, `queries` is a multiple of `keys`; of this the other way."""
 
 _LOG2_E = math.log2(math.e)
 
@@ -233,17 +227,9 @@ def _backward_for_keys(
 
 
 def attention_forward(query: Tensor, key: Tensor, value: Tensor, rows: Tensor, longest: int, out: Tensor) -> Tensor:
-    """Attend within each row and to its prompt.
+    """Fill `out` [T, H, D] by attention within each row and to its prompt; returns log-sum-exps, float32 [H, T].
 
-    Args:
-        query: [T, H, D], contiguous like all of them. D: a power of 2, at least 16.
-        key, value: [T, h, D].
-        rows: see FIELDS. Tokens of no row are left alone.
-        longest: tokens of the longest row, without its prompt.
-        out: as query; filled.
-
-    Returns:
-        float32 [H, T], the log-sum-exp of each query's scores.
+    All contiguous, key and value [T, h, D]; tokens of no row are left alone; `longest` row, without its prompt.
     """
     tokens, heads, width = query.shape
     kv_heads, tile = key.shape[1], FORWARD

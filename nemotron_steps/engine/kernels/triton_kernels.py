@@ -1,8 +1,7 @@
-"""CUDA kernels in Triton: SwiGLU, relu², QKV projection to rotated heads, merging attention, softmax of logits.
+"""CUDA kernels in Triton: SwiGLU, relu², QKV projection to rotated heads, softmax of logits.
 
-One pass over memory each, forward and backward, in float32 inside. Numbers of tokens are not specialised on: a kernel
-would be compiled again, for a second or more, in the first step whose count is a multiple of 16. Imported only where
-there is a CUDA device (and by the tests, which run the kernels in Triton's interpreter).
+One pass over memory each, in float32 inside. Not specialised on numbers of tokens, or kernels would be compiled again
+in the first step whose count is a multiple of 16. Imported only on CUDA, and by tests in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -311,43 +310,6 @@ class _SplitHeads(torch.autograd.Function):
         return grad_mixed, None if scale is None else grad_scale.sum(0).to(scale.dtype), None, None
 
 
-@triton.jit(do_not_specialize=["tokens"])
-def _merge(
-    over, own, over_lse, own_lse, out, lse, tokens, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
-):
-    token = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
-    head = tl.program_id(1)
-    inside = token < tokens
-    first = tl.load(over_lse + head * tokens + token, mask=inside, other=0.0)
-    second = tl.load(own_lse + head * tokens + token, mask=inside, other=0.0)
-    largest = tl.maximum(first, second)
-    both = largest + tl.log(tl.exp(first - largest) + tl.exp(second - largest))
-    tl.store(lse + head * tokens + token, both, mask=inside)
-    at = (token[:, None] * HEADS + head) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    mixed = tl.load(over + at, mask=inside[:, None], other=0.0).to(tl.float32) * tl.exp(first - both)[:, None]
-    mixed += tl.load(own + at, mask=inside[:, None], other=0.0).to(tl.float32) * tl.exp(second - both)[:, None]
-    tl.store(out + at, mixed.to(out.dtype.element_ty), mask=inside[:, None])
-
-
-def merge_attention(over: Tensor, own: Tensor, over_lse: Tensor, own_lse: Tensor, out: Tensor) -> Tensor:
-    """Two attention results over different keys → the result over all of them.
-
-    Args:
-        over, own: contiguous [tokens, heads, head_dim].
-        over_lse, own_lse: contiguous float32 [heads, tokens].
-        out: contiguous, as `over`; filled.
-
-    Returns:
-        float32 [heads, tokens], the log-sum-exp over all keys.
-    """
-    tokens, heads, width = over.shape
-    lse = torch.empty_like(own_lse)
-    _merge[(triton.cdiv(tokens, 32), heads)](
-        over, own, over_lse, own_lse, out, lse, tokens, HEADS=heads, WIDTH=width, BLOCK=32
-    )
-    return lse
-
-
 @triton.jit
 def _softmax_statistics(logits, targets, largest, total, chosen, columns, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -385,8 +347,7 @@ def softmax_statistics(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor,
 
 
 def to_residuals(logits: Tensor, highest: Tensor, log_mass: Tensor, targets: Tensor) -> Tensor:
-    """onehot(targets) − exp(logits − highest − log_mass), in place, rounded to the logits' type last; `highest` and
-    `log_mass` float32 [n]. A target below 0 stands for no token."""
+    """onehot(targets) − exp(logits − highest − log_mass), in place; a target below 0 stands for no token."""
     rows, columns = logits.shape
     if rows:
         _to_residuals[(rows, triton.cdiv(columns, 4096))](logits, highest, log_mass, targets, columns, BLOCK=4096)

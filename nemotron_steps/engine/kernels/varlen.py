@@ -23,33 +23,24 @@ def size(of: Range) -> int:
 class Spans:
     """Consecutive runs of flat tokens."""
 
-    cu_seqlens: Tensor
-    """int32 [runs + 1], first token of each, relative to the first run's"""
+    cu_seqlens: Tensor  # int32 [runs + 1], first token of each
     max_seqlen: int
 
 
 @dataclass
 class RowSpans:
-    """The rows of a layout as runs, for attention kernels that need no padding."""
+    """The rows of a layout as runs: first whole rows (shared prompts first), then suffixes."""
 
     whole: Spans
     prompt: Spans | None
-    """Shared prompts: the first whole rows."""
     prompt_tokens: int
     suffix: Spans | None
-    family: Spans | None
-    """All suffixes of one prompt, run by run in the order of `prompt`."""
-    first_suffix: Tensor
-    """int64 [whole rows + 1], where the suffixes of each whole row begin among all; on CPU."""
-    lengths: Tensor
-    """int64 [whole rows + suffix rows]; on CPU."""
-    rows: Tensor
-    """int32 [whole rows + suffix rows, 6]: where each row begins and its length, the same of its prompt (0, 0 without
-    one), and the range of the tokens whose prompt it is."""
+    family: Spans | None  # all suffixes of one prompt, run by run
+    first_suffix: Tensor  # int64 [whole rows + 1], on CPU: where each one's suffixes begin
+    lengths: Tensor  # int64 [rows], on CPU
+    rows: Tensor  # int32 [rows, 6]: triton_attention.FIELDS
     whole_tokens: int
-    """Tokens of the whole rows, which come first."""
-    padding: int
-    """Tokens after the last row, which belong to none."""
+    padding: int  # tokens after the last row
 
     ON_CPU = ("first_suffix", "lengths")
 
@@ -65,8 +56,7 @@ class RowSpans:
 
 
 def to_device(of: Moved, device: torch.device) -> Moved:
-    """A dataclass of tensors (and of such dataclasses, and tuples of them) on another device; itself on the CPU.
-    Fields that are named in its ON_CPU stay there; those that its constructor does not take start anew."""
+    """A dataclass of tensors, nested or in tuples, on another device; but for its ON_CPU. Itself on the CPU."""
     if device.type == "cpu":
         return of
 
@@ -85,13 +75,7 @@ def to_device(of: Moved, device: torch.device) -> Moved:
 
 
 def pad(tokens: Tensor, source: Tensor | None, cells: Tensor | None) -> Tensor:
-    """[tokens, …] → [cells, …].
-
-    Args:
-        source: int64 [cells], token of each; None where every cell is a token, in order.
-        cells: int64 [tokens], the cell whose gradient is the token's. Other cells hold copies that nothing may depend
-            on.
-    """
+    """[tokens, …] → [cells, …]: `source` is the token of each cell, `cells` the cell of each token; None: the same."""
     if source is None:
         return tokens
     return _Pad.apply(tokens, source, cells)

@@ -6,13 +6,9 @@ Per position, p the policy's and q the teacher's next-token distribution:
     reverse = sum_v p (log p - log q)        the policy avoids what the teacher would not say
     mixed   = mixed_kl_weight forward + (1 - mixed_kl_weight) reverse
 
-Of a teacher's top-k tokens S alone, q is its softmax over S, and p is (NeMo-RL's DistillationLossFn)
-- the policy's softmax over S too, or
-- under `zero_outside_topk` its softmax over everything, log q being -100 outside of S: the reverse KL then is
-  sum_v p log p - sum_S p log q + 100 (1 - sum_S p).
-
-Gradients are written out here and not left to autograd, so that logits exist for a chunk of tokens at a time, and so
-that each rank of a vocabulary-parallel group can form its own columns (engine/policy/teacher_logprob.py).
+Of a teacher's top-k tokens S alone, q is its softmax over S, and p the policy's softmax over S too, or under
+`zero_outside_topk` over everything, with log q = -100 outside of S (NeMo-RL's DistillationLossFn). Gradients are
+written out, so that logits exist for a chunk of tokens at a time (engine/policy/teacher_logprob.py).
 """
 
 from __future__ import annotations
@@ -42,7 +38,6 @@ if TYPE_CHECKING:
 TeacherKlType = Literal["forward", "reverse", "mixed"]
 
 LOG_INFINITESIMAL = -100.0
-"""log q of a token that is not among the teacher's top-k, under `zero_outside_topk`."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +56,7 @@ class TeacherKl:
     def of_all(
         self, log_p: torch.Tensor, log_q: torch.Tensor, add: Callable[[torch.Tensor], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The divergence over whole distributions.
-
-        Args:
-            log_p, log_q: [n, rows] the policy's and the teacher's, of this rank's part of the vocabulary.
-            add: sum over the ranks that hold the other parts.
-
-        Returns:
-            (nats [n], its gradient in the policy's logits of this part [n, rows]).
-        """
+        """Nats [n] over whole distributions, [n, rows] of this rank's vocabulary, and the gradient in its logits."""
         weight, p, q, ratio = self.forward, log_p.exp(), log_q.exp(), log_p - log_q
         forward, reverse = add(torch.stack(((-q * ratio).sum(-1), (p * ratio).sum(-1))))
         value = weight * forward + (1 - weight) * reverse
@@ -78,17 +65,11 @@ class TeacherKl:
     def of_chosen(
         self, chosen: torch.Tensor, teacher: torch.Tensor, lse: torch.Tensor, negative_entropy: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """The divergence over a teacher's top-k tokens.
+        """The divergence over a teacher's top-k tokens: nats [n], and its gradient in the chosen logits [n, k].
 
-        Args:
-            chosen: [n, k] the policy's logits of those tokens.
-            teacher: [n, k] the teacher's log softmax over them.
-            lse: [n] log-sum-exp of all the policy's logits.
-            negative_entropy: [n] sum_v p log p of the policy's whole distribution.
-
-        Returns:
-            (nats [n]; its gradient in the chosen logits [n, k]; and a [n], where p (a + (1 - `forward`) log p) is to be
-            added to the gradient in every logit, or None where nothing is).
+        chosen [n, k]: the policy's logits; teacher [n, k]: its log softmax over them; lse [n] of all the policy's
+        logits; negative_entropy [n]: sum_v p log p. Last comes None, or a [n], where p (a + (1 - `forward`) log p)
+        is to be added to the gradient in every logit.
         """
         weight = self.forward
         q = teacher.exp()
@@ -111,11 +92,7 @@ class TeacherKl:
 
 
 class DistillationLoss(Loss):
-    """Sum over trained tokens of the divergence from the teacher, / N_tokens of the global batch.
-
-    Rewards and advantages have no part in it. Where rollouts are older than the policy, its states are those that an
-    older policy visits; the divergence at each of them is exact, so nothing is reweighted.
-    """
+    """Sum over trained tokens of the divergence from the teacher, / N_tokens of the global batch."""
 
     def __init__(self, divergence: TeacherKl) -> None:
         self.divergence = divergence
@@ -128,15 +105,7 @@ class DistillationLoss(Loss):
         entropy: torch.Tensor | None = None,
         divergence: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, MetricSums]:
-        """Loss and metric sums of one micro-batch; arguments as `Loss.__call__`, and
-
-        Args:
-            logprobs: for the metrics only.
-            divergence: [n, T] from the teacher at each token, nats, with gradient.
-
-        Raises:
-            EngineError: no divergence: the policy cannot compute one, or nothing scored the batch.
-        """
+        """As `Loss.__call__`; logprobs for metrics only, divergence [n, T] in nats, with gradient."""
         if divergence is None:
             raise EngineError("distillation needs the divergence from a teacher", where="engine/losses/distillation.py")
         mask = loss_mask(batch.token_mask, batch.sample_mask)

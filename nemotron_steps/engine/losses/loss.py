@@ -30,14 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SampledFrom:
-    """What rollouts are sampled from, given a policy's logits. A ratio of probabilities is one of these distributions,
-    so a policy's logprobs are of them too."""
+    """What rollouts are sampled from, given a policy's logits, and what its logprobs are of."""
 
     temperature: float = 1.0
     top_p: float = 1.0
-    """Of the tokens left by top_k, the fewest most likely ones whose share reaches this; 1: all."""
     top_k: int = 0
-    """So many most likely tokens; 0: all."""
 
     @classmethod
     def of(cls, config: GenerationConfig) -> SampledFrom:
@@ -53,12 +50,9 @@ class SampledFrom:
 class Loss(ABC):
     """A loss over logprobs. The attributes are what a policy plans its micro-batches and its output layer by."""
 
-    rows_per_unit: int = 1
-    """Consecutive rows that are read together and never split over micro-batches (2 for DPO's pairs)."""
-    gradient_needs_advantage: bool = False
-    """Whether a row whose advantages are all 0 has no gradient, so that a policy need not compute it."""
+    rows_per_unit: int = 1  # consecutive rows read together: 2 for DPO's pairs
+    gradient_needs_advantage: bool = False  # rows whose advantages are all 0 then have no gradient
     sampled_from: SampledFrom = SampledFrom()
-    """What `logprobs` are of."""
 
     @abstractmethod
     def __call__(
@@ -68,20 +62,10 @@ class Loss(ABC):
         normalizers: LossNormalizers,
         entropy: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, MetricSums]:
-        """Loss and metric sums of one micro-batch.
+        """The scalar loss of one micro-batch, and its detached metric sums (see MetricKind).
 
-        Args:
-            logprobs: [n, T] logprobs of batch.input_ids under the current weights, with gradient, token-aligned; -inf
-                for tokens that a truncated distribution leaves out.
-            batch: the same n sequences, on the same device.
-            normalizers: counts over the global batch.
-            entropy: [n, T] entropy of the policy's distribution at each token, nats, for the metric only.
-
-        Returns:
-            (scalar loss, detached metric sums; see MetricKind).
-
-        Raises:
-            EngineError: the batch lacks something that the loss needs.
+        logprobs [n, T]: of batch.input_ids under the current weights, with gradient, -inf for tokens that a truncated
+        distribution leaves out; entropy [n, T] of the distribution at each token, nats, for the metric only.
         """
 
 
@@ -91,24 +75,14 @@ EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class LossNormalizers:
-    """Counts over the global batch: every micro-batch of every data-parallel rank of one optimizer step."""
+    """Trained tokens and sequences of the global batch."""
 
     tokens: float
-    """Trained tokens: the sum of `loss_mask`."""
     sequences: float
-    """Trained sequences: the sum of `sample_mask`."""
 
 
 def loss_mask(token_mask: torch.Tensor, sample_mask: torch.Tensor) -> torch.Tensor:
-    """Which tokens are trained: token mask x sample mask, without column 0, which nothing predicts.
-
-    Args:
-        token_mask: [n, T].
-        sample_mask: [n].
-
-    Returns:
-        float32 [n, T] of zeros and ones.
-    """
+    """float32 [n, T], which tokens are trained: [n, T] x [n], without column 0, which nothing predicts."""
     mask = token_mask.float() * sample_mask.float().unsqueeze(-1)
     mask[:, :1] = 0.0
     return mask
@@ -142,17 +116,10 @@ def sequence_means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def reduce_over_batch(
     values: torch.Tensor, mask: torch.Tensor, normalizers: LossNormalizers, *, token_level: bool
 ) -> torch.Tensor:
-    """This micro-batch's share of the global-batch mean of `values`, a scalar.
+    """This micro-batch's share of the global-batch mean of `values` [n, T], a scalar.
 
-    Token level: sum(values * mask) / (N_tokens + 1e-8), every token of the batch weighs the same (DAPO,
-    arXiv:2503.14476). Sequence level: the masked mean of each sequence, summed, / N_sequences (GRPO,
-    arXiv:2402.03300), so that a token of a long sequence weighs less.
-
-    Args:
-        values: [n, T].
-        mask: [n, T], from `loss_mask`.
-        normalizers: global-batch counts.
-        token_level: which of the two.
+    Token level: every token of the batch weighs the same (DAPO, arXiv:2503.14476). Sequence level: the mean of each
+    sequence does (GRPO, arXiv:2402.03300).
     """
     if token_level:
         return masked_sum(values, mask) / (normalizers.tokens + EPSILON)
@@ -163,22 +130,15 @@ MetricSums = dict[str, torch.Tensor]
 
 
 class MetricKind(StrEnum):
-    """How one metric combines over micro-batches and ranks, and what it is divided by in the end."""
+    """How one metric combines over micro-batches and ranks; means are then divided by what is trained of the batch."""
 
     TOKEN_MEAN = "token_mean"
-    """Adds up; divided by the trained tokens of the global batch."""
     SEQUENCE_MEAN = "sequence_mean"
-    """Adds up; divided by the trained sequences of the global batch."""
     PAIR_MEAN = "pair_mean"
-    """Adds up; divided by the trained pairs of the global batch, two sequences each (DPO)."""
     TOTAL = "total"
-    """Adds up; is the value (losses, already normalised over the global batch). Of several updates, their mean."""
     COUNT = "count"
-    """Adds up, over the updates of a step too."""
     MINIMUM = "minimum"
-    """Smallest over everything; left out when nothing was trained."""
     MAXIMUM = "maximum"
-    """Largest over everything; left out when nothing was trained."""
 
 
 METRIC_KINDS: dict[str, MetricKind] = {
@@ -196,13 +156,11 @@ METRIC_KINDS: dict[str, MetricKind] = {
     }.items()
     for name in names.split()
 }
-"""Every metric a loss may return."""
 _WEIGHTS = {
     MetricKind.TOKEN_MEAN: "num_valid_tokens",
     MetricKind.SEQUENCE_MEAN: "num_valid_samples",
     MetricKind.PAIR_MEAN: "num_valid_samples",
 }
-"""What the mean of one update counts for."""
 
 
 def merge_metric_sums(parts: Iterable[Mapping[str, torch.Tensor]]) -> MetricSums:
@@ -233,12 +191,7 @@ def all_reduce_metric_sums(sums: Mapping[str, torch.Tensor], group: dist.Process
 
 
 def finalize_metrics(sums: Mapping[str, torch.Tensor], normalizers: LossNormalizers) -> dict[str, float]:
-    """Global-batch metrics from sums that cover the whole global batch.
-
-    Args:
-        sums: merged over every micro-batch and reduced over every data-parallel rank.
-        normalizers: the same global counts the loss was given.
-    """
+    """Global-batch metrics from sums over every micro-batch and data-parallel rank."""
     metrics: dict[str, float] = {}
     for name, value in sums.items():
         kind = METRIC_KINDS[name]
@@ -256,11 +209,9 @@ def finalize_metrics(sums: Mapping[str, torch.Tensor], normalizers: LossNormaliz
 
 
 def combine_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Metrics of a step from those of its updates, one after the other on parts of its batch.
+    """Metrics of a step from those of its updates on parts of its batch: of means, the mean of the whole batch.
 
-    Means are weighted with what they are means over, so that they are those of the whole batch; extrema and counts are
-    the whole batch's too. Losses, and what is not in METRIC_KINDS (gradient norm, learning rate), are averaged. A NaN
-    counts for nothing, unless there is nothing else.
+    Losses and what is not in METRIC_KINDS are averaged. A NaN counts for nothing, unless there is nothing else.
     """
     combined: dict[str, float] = {}
     for name in dict.fromkeys(chain.from_iterable(updates)):

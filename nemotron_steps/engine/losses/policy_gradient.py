@@ -1,7 +1,4 @@
-"""The clipped policy-gradient loss: GRPO and its relatives.
-
-Not here: advantages (engine/grpo/advantages.py), the formulas of KL and of importance weights (ratios.py).
-"""
+"""The clipped policy-gradient loss: GRPO and its relatives."""
 
 from __future__ import annotations
 
@@ -42,8 +39,7 @@ class _Ratio:
 
     raw: torch.Tensor
     clipped: torch.Tensor
-    is_ratio: bool
-    """False for REINFORCE, where the factor is the logprob itself."""
+    is_ratio: bool  # False for REINFORCE, where the factor is the logprob itself
 
 
 class PolicyGradientLoss(Loss):
@@ -84,11 +80,7 @@ class PolicyGradientLoss(Loss):
         normalizers: LossNormalizers,
         entropy: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, MetricSums]:
-        """Loss and metric sums of one micro-batch; arguments as `Loss.__call__`.
-
-        Raises:
-            EngineError: the batch lacks prev or reference logprobs that this config needs.
-        """
+        """As `Loss.__call__`."""
         config = self.config
         whole = mask = loss_mask(batch.token_mask, batch.sample_mask)
         prev = self._prev(logprobs, batch)
@@ -172,7 +164,6 @@ class PolicyGradientLoss(Loss):
     def _kl(
         self, logprobs: torch.Tensor, generation: torch.Tensor, batch: TrainBatch, trained: torch.Tensor
     ) -> torch.Tensor:
-        """Weighted KL per token, [n, T]."""
         if batch.reference_logprobs is None:
             expected = f"they are needed: loss_fn.reference_policy_kl_penalty is {self.kl_coefficient}"
             raise EngineError("the batch has no reference_logprobs", expected=expected)
@@ -200,9 +191,7 @@ def _fill(values: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
 def mismatch_sums(prev: torch.Tensor, generation: torch.Tensor, mask: torch.Tensor, kind: KlType) -> MetricSums:
     """How far generator and trainer disagree on the tokens the generator sampled.
 
-    gen_kl_error estimates KL(generator || trainer) and policy_kl_error KL(trainer || generator), by
-    `loss_fn.reference_policy_kl_type`. js_divergence_error is, with M the mean of both, half the sum of
-    exp(p - m) - 1 - (p - m) over p in (prev, generation): as NeMo-RL has it, with p over m and not m over p.
+    js_divergence_error is as NeMo-RL has it, with p over the mean m and not m over p.
     """
     log_mixture = torch.logaddexp(prev, generation) - math.log(2.0)
     jensen_shannon = 0.5 * (_free_kl(log_mixture, prev, "k3") + _free_kl(log_mixture, generation, "k3"))

@@ -21,22 +21,11 @@ def kl_divergence(
     output_clamp: float | None = 10.0,
     weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Per-token KL(policy || reference), times `weights` where they are given.
+    """Nats of KL(policy || reference) per token, any shape, times `weights` where they are given.
 
     log r = clamp(lp_ref - lp, +-input_clamp); k1 = -log r; k2 = (log r)^2 / 2; k3 = exp(log r) - 1 - log r. Then the
-    weights are multiplied in, and the product is clamped to +-output_clamp.
-
-    Args:
-        logprobs: logprobs of the sampled tokens under the policy, any shape.
-        reference_logprobs: the same tokens under the reference, same shape.
-        kind: which estimator.
-        input_clamp: bound of |log r|; None for none.
-        output_clamp: bound of the result's size; None for none.
-        weights: of each token, same shape. A token whose log ratio is clamped has its weight detached, or the weight's
-            gradient would go on pushing where the clamp means to stop.
-
-    Returns:
-        Nats per token, same shape. Differentiable in all arguments; a clamped element has gradient 0.
+    weights are multiplied in, and the product is clamped to +-output_clamp. A token whose log ratio is clamped has its
+    weight detached, or the weight's gradient would go on pushing where the clamp means to stop.
     """
     unbounded = log_ratio = reference_logprobs - logprobs
     if input_clamp is not None:
@@ -64,12 +53,10 @@ TruncationType = Literal["tis", "icepop", "seq-mask-tis"]
 
 @dataclass(frozen=True)
 class ImportanceWeights:
-    """Weights and what truncation did to them."""
+    """Weights, [n, T] or one per sequence [n, 1]; 1 where one was cut or dropped, None without truncation."""
 
     weights: torch.Tensor
-    """[n, T] (token level) or [n, 1] (one weight per sequence)."""
     out_of_bounds: torch.Tensor | None
-    """Like `weights` ([n, 1] for seq-mask-tis), 1 where a weight was cut or dropped; None without truncation."""
 
 
 def importance_weights(
@@ -79,17 +66,7 @@ def importance_weights(
     *,
     sequence_level: bool = False,
 ) -> torch.Tensor:
-    """w = exp(lp_prev - lp_gen) per token, or exp(sum over trained tokens) per sequence; NaN and infinity become 0.
-
-    Args:
-        prev_logprobs: [n, T].
-        generation_logprobs: [n, T].
-        mask: [n, T]; positions with mask 0 have weight 1 (token level) or do not count (sequence level).
-        sequence_level: one weight per sequence, the exact ratio of the sequences' probabilities.
-
-    Returns:
-        [n, T], or [n, 1] at sequence level.
-    """
+    """exp(lp_prev - lp_gen) per token [n, T], or over trained tokens per sequence [n, 1]; 0 where not finite."""
     difference = torch.where(mask > 0, prev_logprobs - generation_logprobs, torch.zeros_like(prev_logprobs))
     if sequence_level:
         difference = difference.sum(dim=-1, keepdim=True)
@@ -106,22 +83,12 @@ def truncate_weights(
     upper: float,
     lower: float | None,
 ) -> ImportanceWeights:
-    """Bound importance weights.
+    """Bound importance weights, [n, T] or [n, 1].
 
     - tis: clamp to [lower or 0, upper] (truncated importance sampling, Yao et al. 2025). A weight that was not finite,
       hence 0, stays 0.
     - icepop: 0 outside [lower, upper] (arXiv:2510.18855).
-    - seq-mask-tis: a sequence whose geometric mean exp(mean_t(lp_prev - lp_gen)) leaves [lower, upper] is dropped;
-      the others keep their token weights as they are.
-
-    Args:
-        weights: from `importance_weights`, [n, T] or [n, 1].
-        prev_logprobs: [n, T].
-        generation_logprobs: [n, T].
-        mask: [n, T].
-        kind: which rule.
-        upper: `truncated_importance_sampling_ratio`.
-        lower: `truncated_importance_sampling_ratio_min`; icepop and seq-mask-tis need it.
+    - seq-mask-tis: a sequence whose geometric mean exp(mean_t(lp_prev - lp_gen)) leaves [lower, upper] is dropped.
     """
     if kind == "tis":
         floor = lower if lower is not None else 0.0
@@ -144,11 +111,7 @@ def truncate_weights(
 def sequence_logprob_error(
     prev_logprobs: torch.Tensor, generation_logprobs: torch.Tensor, token_mask: torch.Tensor
 ) -> torch.Tensor:
-    """mean_t exp|lp_gen - lp_prev| of each sequence, [n]: 1 when both agree; infinity when a logprob is not finite.
-
-    A sequence above `grpo.seq_logprob_error_threshold` is dropped: trainer and generator disagree so much on it that it
-    teaches noise.
-    """
+    """mean_t exp|lp_gen - lp_prev| of each sequence, [n]: 1 when both agree, infinite where a logprob is not finite."""
     error = (generation_logprobs - prev_logprobs).abs().exp()
     error = torch.nan_to_num(error, nan=torch.inf, posinf=torch.inf)
     return sequence_means(error, token_mask.float())

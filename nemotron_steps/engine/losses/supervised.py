@@ -34,7 +34,7 @@ class NegativeLogLikelihood(Loss):
         normalizers: LossNormalizers,
         entropy: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, MetricSums]:
-        """Loss and metric sums of one micro-batch; arguments as `Loss.__call__`."""
+        """As `Loss.__call__`."""
         mask = loss_mask(batch.token_mask, batch.sample_mask)
         loss = reduce_over_batch(-logprobs.float(), mask, normalizers, token_level=True)
         with torch.no_grad():
@@ -49,10 +49,7 @@ class DpoLoss(Loss):
 
     delta = sum over trained tokens of (lp - lp_ref), or their mean under `preference_average_log_probs`. With
     `sft_loss_weight`, the negative log likelihood of chosen answers is added. The first step starts on the reference,
-    so its preference loss is log 2 = 0.693147 whatever the data.
-
-    Metrics: preference_loss, sft_loss, accuracy (share of pairs with a positive margin; a tie counts half), and the
-    implicit rewards beta x delta of chosen and rejected answers with their margin.
+    so its preference loss is log 2 whatever the data. Of accuracy, a tie counts half.
     """
 
     rows_per_unit = 2
@@ -67,17 +64,7 @@ class DpoLoss(Loss):
         normalizers: LossNormalizers,
         entropy: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, MetricSums]:
-        """Loss and metric sums of one micro-batch.
-
-        Args:
-            logprobs: [2k, T] under the current weights, with gradient, token-aligned.
-            batch: the same rows, with reference_logprobs. Both rows of a pair have the same sample mask.
-            normalizers: counts over the global batch; `sequences` / 2 pairs.
-            entropy: [2k, T] for the metric only.
-
-        Raises:
-            EngineError: an odd number of rows, a half-masked pair, or no reference logprobs.
-        """
+        """As `Loss.__call__`, of 2k rows with reference_logprobs; chosen and rejected alternate."""
         check_units(len(batch), self.rows_per_unit)
         if batch.reference_logprobs is None:
             raise EngineError("DPO needs reference_logprobs", where="engine/losses/supervised.py", found="None")

@@ -4,10 +4,8 @@
     weights/      weights under megatron-core's names; moments and master weights under `optimizer.<state>.<name>`
     policy.json   optimizer steps and random generator state
 
-Of a policy with adapters the weights are theirs alone: the frozen ones are where the policy was started from.
-
-Optimizer tensors are saved under the sharding of their parameter, so any parallel layout can load them. Without the
-optimizer the same folder is a `checkpoint_megatron` artifact.
+Optimizer tensors have the sharding of their parameter, so any parallel layout can load them. Of adapters the weights
+are theirs alone. Without the optimizer the same folder is a `checkpoint_megatron` artifact.
 """
 
 from __future__ import annotations
@@ -41,19 +39,12 @@ class PolicySnapshot:
     """The `Snapshot` of a policy in this process (or of this rank's part of it)."""
 
     tensors: StagedSave
-    position: dict[str, Any]
-    """JSON-able: optimizer steps and random generator state."""
+    position: dict[str, Any]  # JSON-able: optimizer steps and random generator state
     source: Path
-    """Folder of config.json and tokenizer."""
-    carries: bool = True
-    """Whether tensors that are not weights of this policy travel along."""
+    carries: bool = True  # whether tensors that are not this policy's travel along
 
     def write(self, path: str) -> None:
-        """Write `hf/`, `policy.json` and `weights/`. Collective; returns once every rank is done.
-
-        Raises:
-            StorageError: writing failed.
-        """
+        """Write `hf/`, `policy.json` and `weights/`. Collective; returns once every rank is done."""
         folder = Path(path)
 
         def beside() -> None:
@@ -70,7 +61,6 @@ def write_model_files(source: Path, folder: Path, *, carries: bool = True) -> No
 
 
 def _unreadable(folder: Path, error: Exception) -> ArtifactError:
-    """`folder` is the policy's part of a training checkpoint."""
     step = folder.parent
     aside = step.with_name(f"broken_{step.name}")  # a name that no checkpoint has
     return ArtifactError(
@@ -82,18 +72,13 @@ def _unreadable(folder: Path, error: Exception) -> ArtifactError:
 
 
 def position(steps: int, layout: Sequence[int]) -> dict[str, Any]:
-    """Of a run after so many optimizer steps, JSON-able; `layout` are the parallel sizes that the ranks are in.
-    Collective over the default process group."""
+    """Steps and random states, JSON-able; `layout` are parallel sizes. Collective over all ranks."""
     return {"optimizer_steps": steps, KEY: random_states(layout)}
 
 
 @contextmanager
 def restored_position(folder: Path, layout: Sequence[int]) -> Iterator[int]:
-    """The optimizer steps that a checkpoint was written after; random states are restored once its tensors are.
-
-    Raises:
-        ArtifactError: the folder cannot be gone on from.
-    """
+    """The optimizer steps of a checkpoint; random states are restored once its tensors are. ArtifactError."""
     try:
         saved = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
         steps, states = int(saved["optimizer_steps"]), saved_random_states(saved)
@@ -110,11 +95,7 @@ KEY = "random_states"
 
 
 def random_states(layout: Sequence[int]) -> dict[str, Any]:
-    """Of all ranks, JSON-able. Collective over the default process group.
-
-    Args:
-        layout: the parallel sizes that the ranks are in.
-    """
+    """Of all ranks, JSON-able. Collective."""
     own = [get() for get, _ in _generators()]
     together, ranks = torch.cat(own), dist.get_world_size()
     found = [together]
@@ -132,11 +113,7 @@ def random_states(layout: Sequence[int]) -> dict[str, Any]:
 
 
 def saved_random_states(position: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What `random_states` made, out of a checkpoint's state file; of an earlier version, rank 0's torch generator.
-
-    Raises:
-        KeyError: there is neither.
-    """
+    """Out of a checkpoint's state file; of an earlier version, rank 0's torch generator."""
     if KEY in position:
         return dict(position[KEY])
     earlier = position["torch_rng"]  # base64, or a list of bytes of the dtensor policy
@@ -145,12 +122,7 @@ def saved_random_states(position: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def restore_random_states(saved: Mapping[str, Any], layout: Sequence[int]) -> None:
-    """Go on from this rank's saved state; from rank 0's in another layout. A generator that was not saved stays as it
-    is (a checkpoint of a CPU that goes on on a GPU).
-
-    Raises:
-        KeyError, ValueError, IndexError, TypeError, RuntimeError: not what `random_states` made; torch raises the last.
-    """
+    """This rank's saved state, rank 0's in another layout. A generator that was not saved stays as it is."""
     same = list(saved["layout"]) == [dist.get_world_size(), *layout]
     number = saved["of_rank"][dist.get_rank() if same else 0]
     together = torch.frombuffer(bytearray(base64.b64decode(saved["states"][number])), dtype=torch.uint8)
@@ -159,7 +131,7 @@ def restore_random_states(saved: Mapping[str, Any], layout: Sequence[int]) -> No
 
 
 def _generators() -> list[tuple[Any, Any]]:
-    """How the state of each generator is read and set, uint8 on CPU: of torch, and of this rank's GPU."""
+    """How the state of torch's generator, and of this rank's GPU, is read and set."""
     found: list[tuple[Any, Any]] = [(torch.get_rng_state, torch.set_rng_state)]
     if torch.cuda.is_available():
         found.append((torch.cuda.get_rng_state, torch.cuda.set_rng_state))
@@ -178,11 +150,7 @@ def save_model(shards: ModelShards, source: Path, folder: Path) -> None:
 
 
 def load_model(shards: ModelShards, folder: Path) -> None:
-    """Weights alone, from a Megatron checkpoint written in any layout. Collective.
-
-    Multi-token prediction comes from among the carried tensors where the checkpoint was written without training it;
-    ArtifactError where it has none.
-    """
+    """Weights alone, from a Megatron checkpoint written in any layout. Collective."""
     stored = stored_tensors(folder / WEIGHTS, shards.architecture)
     state = {_MODEL: shards.sharded_state(lambda _, tensor: tensor, of=shards.parameters)}
     for parameter in shards.parameters:
@@ -207,11 +175,7 @@ def load_model(shards: ModelShards, folder: Path) -> None:
 
 
 def snapshot(shards: ModelShards, optimizer: FlatAdamW, source: Path, *, copy: bool) -> PolicySnapshot:
-    """Everything needed to go on training. Collective.
-
-    Args:
-        copy: copy the tensors to host memory, so that training may go on before they are written.
-    """
+    """Everything needed to go on training; with `copy` in host memory, to be written meanwhile. Collective."""
     state = {**_model_state(shards), **_optimizer_state(shards, optimizer.whole_state())}
     carries = not shards.architecture.trains_mtp
     return PolicySnapshot(stage_sharded(state, copy=copy), position(optimizer.steps, _layout(shards)), source, carries)

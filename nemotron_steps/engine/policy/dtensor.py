@@ -1,9 +1,7 @@
 """The policy on a plain Hugging Face model: FSDP2 over data-parallel ranks, DTensor tensor parallelism.
 
-For any causal LM that transformers knows, including those without a Megatron mapping. Float32 master weights; under
-`precision: bfloat16` FSDP2 computes in bfloat16 and reduces gradients in float32. The few parameters of a hybrid that
-are float32 in every precision (A_log, D, dt_bias) are then whole on every rank, since FSDP2 knows one precision a
-layer. Losses, metrics and checkpoints mean the same as the Megatron policy's.
+For any causal LM that transformers knows. Float32 master weights; under `precision: bfloat16` FSDP2 computes in
+bfloat16 and reduces gradients in float32. A hybrid's float32 parameters (A_log, D, dt_bias) are whole on every rank.
 """
 
 from __future__ import annotations
@@ -60,22 +58,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class DTensorPolicy:
-    """A trainable Hugging Face causal LM.
-
-    Args:
-        config: `policy.*`.
-        checkpoint_path: a Hugging Face or Megatron checkpoint folder.
-        loss_fn: as MegatronPolicy's.
-        reference: keep a frozen copy of the starting weights (this rank's shards); with adapters they are there.
-        seed: of torch's generator on this rank.
-        total_steps: as MegatronPolicy's; torch's schedulers say themselves how long they are.
-
-    Raises:
-        ConfigError: the number of ranks is not a multiple of `dtensor_cfg.tensor_parallel_size`.
-        UnsupportedError: the model has dropout, or no tensor-parallel plan when one is asked for, or rows may be so
-            long that they would change each other.
-        ArtifactError: see load_hf_model.
-    """
+    """A trainable Hugging Face causal LM; arguments as MegatronPolicy's."""
 
     def __init__(
         self,
@@ -156,7 +139,7 @@ class DTensorPolicy:
     # ------------------------------------------------------------------------------------------------ training
 
     def train_step(self, batch: TrainBatch) -> dict[str, float]:
-        """One optimizer step over the global batch; see MegatronPolicy.train_step."""
+        """One optimizer step over the global batch."""
         normalizers = count_normalizers(batch)
         use = row_use(batch, needs_advantage=self.loss_fn.gradient_needs_advantage)
         parts: list[MetricSums] = []
@@ -205,8 +188,7 @@ class DTensorPolicy:
     # ------------------------------------------------------------------------------------------ weights and files
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Hugging Face-named whole tensors in the precision of computation, one at a time. With adapters,
-        `AdaptedWeights`. Collective."""
+        """Hugging Face-named whole tensors as computed with, or `AdaptedWeights`. Collective."""
         if self._adapters is None:
             return self._split()
         return AdaptedWeights(
@@ -389,11 +371,7 @@ class DTensorPolicy:
             )
 
     def _agree_on_replicas(self) -> None:
-        """Average gradients of what several ranks hold whole.
-
-        Those of tensor-parallel ranks are the same but for the order of additions on a GPU; without this, replicas
-        would drift apart.
-        """
+        """Average gradients of what several ranks hold whole, or replicas would drift apart on a GPU."""
         for parameter in self.parameters:
             if parameter.grad is not None and not isinstance(parameter, DTensor) and self.data_size > 1:
                 dist.all_reduce(parameter.grad, group=self.data_group)

@@ -1,4 +1,4 @@
-"""A transformers causal LM that answers with logprobs of chosen tokens, and how it is cut for tensor parallelism."""
+"""A transformers causal LM that answers with logprobs, and how it is cut for tensor parallelism."""
 
 from __future__ import annotations
 
@@ -18,14 +18,11 @@ from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import WeightReader, two_for_one
 
 _ON_DISK = {"nemotron_h": "backbone."}
-"""Family → what checkpoints say where transformers has `model.` in memory, for those that differ."""
+"""What checkpoints say where transformers has `model.` in memory."""
 
 
 class LogprobModel(torch.nn.Module):
-    """The model's decoder, then logprobs straight from hidden states.
-
-    One module around both, so that FSDP gathers the output layer while its weight is read.
-    """
+    """The decoder, then logprobs: one module, so that FSDP gathers the output layer while its weight is read."""
 
     def __init__(self, hf: Any, *, chunk: int, sampled_from: SampledFrom) -> None:
         super().__init__()
@@ -37,16 +34,7 @@ class LogprobModel(torch.nn.Module):
         return list(self.hf.model.layers)
 
     def forward(self, input_ids: Tensor, source: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Logprobs and entropies.
-
-        Args:
-            input_ids: int64 [n, W], padded on the right: causal attention never sees padding from a token.
-            source: int64 [R], cells of the flattened [n, W] whose hidden states predict.
-            targets: int64 [R].
-
-        Returns:
-            float32 [R] and [R].
-        """
+        """float32 [R] logprobs and entropies of targets [R], read at cells `source` [R] of ids [n, W]."""
         hidden = self.hf.model(input_ids=input_ids, use_cache=False).last_hidden_state
         chosen = hidden.flatten(0, 1).index_select(0, source)
         weight = self.hf.get_output_embeddings().weight
@@ -56,12 +44,7 @@ class LogprobModel(torch.nn.Module):
 
 
 def load_hf_model(folder: Path, *, activation_checkpointing: bool) -> Any:
-    """A float32 causal LM on CPU.
-
-    Raises:
-        UnsupportedError: it has dropout, or an unusual shape or output layer, or rows would change each other.
-        ArtifactError: the folder's tensors are not all that the model has, and no more.
-    """
+    """A float32 causal LM on CPU. UnsupportedError or ArtifactError where its logprobs would be wrong."""
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
@@ -97,7 +80,7 @@ def load_hf_model(folder: Path, *, activation_checkpointing: bool) -> Any:
 
 
 def _check_tensors(hf: Any, loaded: Mapping[str, Any], folder: Path) -> None:
-    """Refuse weights of which transformers would draw some at random, leave some out, or keep two for one."""
+    """Refuse weights of which transformers would draw some, leave some out, or keep two for one."""
     WeightReader(folder)  # refuses what nobody could read
     missing, extra = sorted(loaded["missing_keys"]), sorted(loaded["unexpected_keys"])
     if missing or extra:
@@ -123,11 +106,7 @@ def logit_factor(config: Any) -> float:
 
 @torch.no_grad()
 def _check_output_layer(hf: Any, folder: Path) -> None:
-    """Refuse a model whose logits are not `logit_factor` times hidden states times the output layer's weight.
-
-    A bias (Phi) or a soft cap (Gemma 2) would be left out, and every logprob be wrong. Asked of the model itself, since
-    each family says it in keys of its own.
-    """
+    """Refuse a bias (Phi) or a soft cap (Gemma 2) of the output layer, of which every logprob would be wrong."""
     ids = torch.arange(8).remainder(hf.get_output_embeddings().weight.shape[0]).unsqueeze(0)
     logits = hf(input_ids=ids, use_cache=False).logits
     hidden = hf.model(input_ids=ids, use_cache=False).last_hidden_state
@@ -196,8 +175,7 @@ def checkpoint_tensors(name: str, tensor: Tensor, family: str) -> Iterator[tuple
 
 
 def _bound_time_steps(hf: Any, folder: Path) -> None:
-    """Bound Mamba-2's time steps as generators do: by time_step_limit, not by the least one that weights are drawn for,
-    which transformers takes."""
+    """Bound Mamba-2's time steps as generators do, by time_step_limit."""
     if hf.config.model_type == "nemotron_h":
         mamba = Architecture.from_folder(folder).mamba
         for layer in hf.model.layers:

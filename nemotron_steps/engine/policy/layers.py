@@ -39,13 +39,7 @@ class RmsNorm(torch.nn.RMSNorm):
 
 
 class Mlp(torch.nn.Module):
-    """linear_fc2 · activation(linear_fc1 · x), without biases.
-
-    Args:
-        config: megatron-core's.
-        kind: of activation, as `kernels.fused.activation` knows it.
-        width: inner size of the whole MLP.
-    """
+    """linear_fc2 · activation(linear_fc1 · x), without biases; `width`: inner size of the whole MLP."""
 
     def __init__(self, config: Any, kind: str, width: int) -> None:
         super().__init__()
@@ -71,8 +65,7 @@ class Mlp(torch.nn.Module):
 
 
 def column_linear(module: Any, hidden: Tensor) -> Tensor:
-    """megatron-core's column-parallel linear, and its adapter; on one rank a plain one, without its Python autograd
-    function."""
+    """megatron-core's column-parallel linear, and its adapter; on one rank a plain one."""
     plain = module.tp_group.size() == 1
     return _adapted(module, linear(hidden, module.weight, module.bias) if plain else module(hidden)[0], hidden)
 

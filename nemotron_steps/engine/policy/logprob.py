@@ -1,13 +1,9 @@
 """Logprobs of chosen tokens straight from hidden states, without ever holding logits of the whole batch.
 
-The output layer, log-softmax and gather are one autograd function over chunks of tokens, so memory grows with
-chunk × vocabulary instead of tokens × vocabulary. With p = softmax(W h) and r = onehot(target) − p: d lp/d h = Wᵀ r
-does not depend on the loss, so it is formed in the forward pass, where it also gives the entropy, H = h · Wᵀ r − lp.
-
-r is formed in float32 and then rounded, never as a difference of rounded products: a token that the policy is sure of
-has p = 1 in 16 bits, and W_target − Wᵀ p would be nothing but rounding.
-
-Vocabulary-parallel weights (Megatron) are handled here as well: each rank holds some rows of W.
+Output layer, log-softmax and gather are one autograd function over chunks of tokens. With p = softmax(W h) and
+r = onehot(target) − p, d lp/d h = Wᵀ r does not depend on the loss, so it is formed in the forward pass, where it also
+gives the entropy, H = h · Wᵀ r − lp. r is formed in float32 and then rounded, never as a difference of rounded
+products: of a token that the policy is sure of, W_target − Wᵀ p would be nothing but rounding.
 """
 
 from __future__ import annotations
@@ -35,14 +31,10 @@ Results = tuple[Tensor, ...]
 class OutputLayer:
     """The vocabulary that a rank's rows of an output layer are of."""
 
-    chunk: int
-    """Tokens whose logits exist at once."""
-    vocab_size: int
-    """Of the whole model, without padding."""
-    vocab_start: int = 0
-    """Token id of this rank's first row."""
-    group: dist.ProcessGroup | None = None
-    """Ranks that hold the other rows; None when this rank holds all."""
+    chunk: int  # tokens whose logits exist at once
+    vocab_size: int  # of the whole model, without padding
+    vocab_start: int = 0  # token id of this rank's first row
+    group: dist.ProcessGroup | None = None  # ranks that hold the other rows
 
     def rows(self, weight: Tensor) -> Tensor:
         """This rank's rows that stand for tokens: padded ones have no probability."""
@@ -84,13 +76,7 @@ class OutputLayer:
 
 @dataclass(frozen=True)
 class TokenOutputs:
-    """Applies functions of the output layer to tokens of a micro-batch, on the ranks that have them.
-
-    Args:
-        groups: of this rank; `context` of them share the tokens.
-        chunk: tokens whose logits exist at once.
-        vocab_size: of the whole model, without padding.
-    """
+    """Applies functions of the output layer to tokens of a micro-batch, on the ranks that have them."""
 
     groups: Groups
     context: int
@@ -106,15 +92,7 @@ class TokenOutputs:
         source: Tensor,
         *given: Tensor,
     ) -> Results:
-        """Results of R tokens, [R, ...] each; only the first has a gradient.
-
-        Args:
-            of: (states, weight, *given, layer) to results.
-            select: positions among this rank's tokens to the states there.
-            weight: this rank's rows of the output layer.
-            source: flat token of all ranks whose state predicts each target.
-            given: [R, ...] each, what else `of` needs of each token.
-        """
+        """What `of` makes of R tokens' states (`select` of `source`), [R, ...] each; the first has a gradient."""
         if self.context == 1:
             return self._here(of, select, weight, source, *given)
         share = layout.token_ids.shape[0] // self.context
@@ -145,10 +123,10 @@ class TokenOutputs:
 
 
 KEPT_RESIDUAL_BYTES = 64 * 2**20
-"""Residuals are kept for the backward pass up to this size, and recomputed chunk by chunk above it."""
+"""Residuals up to this size are kept for the backward pass; others are computed again."""
 
 NOT_HERE = -1
-"""Column of a target that another rank of a vocabulary-parallel group holds."""
+"""Column of a target that another rank holds."""
 
 
 def linear_logprobs(
@@ -163,25 +141,10 @@ def linear_logprobs(
     with_entropy: bool = True,
     sampled_from: SampledFrom = SampledFrom(),  # noqa: B008  (frozen)
 ) -> tuple[Tensor, Tensor]:
-    """Logprobs of `targets` under softmax(hidden Wᵀ / temperature), with gradients to hidden and weight.
+    """float32 [R] logprobs of `targets` under softmax(hidden Wᵀ / temperature), with gradients; [R] entropies.
 
-    Under top_p or top_k the softmax is over the tokens they keep, ties with the lightest of them included; which they
-    are has no gradient. Each chunk is then sorted, and gathered over the group.
-
-    Args:
-        hidden: [R, hidden]; under a group, the same on every rank.
-        weight: [V, hidden], this rank's rows of the output layer.
-        targets: int64 [R], token ids of the whole vocabulary.
-        chunk: tokens whose logits exist at once.
-        vocab_size: size of the whole vocabulary when the weight is padded; padded rows get no probability.
-        vocab_start: token id of this rank's first row.
-        group: ranks that hold the other rows; None when this rank holds all.
-        with_entropy: without gradients, entropies take extra work; False leaves them at 0.
-        sampled_from: how the targets were sampled.
-
-    Returns:
-        float32 [R] logprobs, -inf without a gradient for targets that are not kept; and float32 [R] entropies (nats,
-        without gradient).
+    Under top_p or top_k the softmax is over the tokens they keep, ties with the lightest of them included; others have
+    -inf and no gradient. Without gradients entropies take extra work: `with_entropy` False leaves them at 0.
     """
     rows = weight.shape[0] if vocab_size is None else max(0, min(weight.shape[0], vocab_size - vocab_start))
     if sampled_from.temperature != 1.0:
@@ -202,12 +165,7 @@ def linear_predictions(
     vocab_start: int = 0,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Logprobs of `targets` under the whole softmax(hidden Wᵀ), as `linear_logprobs`, and which of them are its mode.
-
-    Returns:
-        float32 [R] logprobs; and float32 [R] without gradient, 1 where the target is the most likely token (of equals
-        the one that `argmax` finds), else 0.
-    """
+    """Logprobs of `targets` under the whole softmax, and 1.0 [R] where the target is what `argmax` finds."""
     rows = max(0, min(weight.shape[0], vocab_size - vocab_start))
     local = targets - vocab_start if vocab_start else targets
     logprobs, _, hits = _apply(hidden, weight, local, chunk, rows, group, False, None, True)
@@ -320,11 +278,9 @@ class _LinearLogprobs(torch.autograd.Function):
 
 
 def _normalize(logits: Tensor, local: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Over the whole vocabulary, float32 [n]: the largest logit, log Σ exp(logit − largest), and the target's logit.
+    """Over the whole vocabulary, float32 [n]: the largest logit, log Σ exp(logit − largest), the target's logit.
 
     The first two are never added: of a token with p near 1, what 1 − p is would be lost to rounding.
-
-    Under a group, `logits` are this rank's columns and `local` is NOT_HERE for targets that another rank holds.
     """
     column = local if group is None else local.clamp(min=0)
     if logits.is_cuda and logits.dtype is not torch.float32:
@@ -361,14 +317,7 @@ def _hits(logits: Tensor, local: Tensor, group: dist.ProcessGroup | None) -> Ten
 
 
 def _lightest_kept(logits: Tensor, truncation: SampledFrom, group: dist.ProcessGroup | None, width: int) -> Tensor:
-    """float32 [n] smallest logit that top_k and then top_p keep, of the whole vocabulary.
-
-    Args:
-        logits: [n, rows], this rank's.
-        truncation: what is kept.
-        group: ranks that hold the other columns.
-        width: columns of every rank, padding included.
-    """
+    """float32 [n] smallest logit that top_k and then top_p keep; `width`: columns of every rank."""
     values = logits.float()
     if group is not None:
         values = F.pad(values, (0, width - values.shape[1]), value=-torch.inf)
@@ -391,8 +340,7 @@ def _leave_out(logits: Tensor, lightest: Tensor) -> None:
 
 
 def _residuals(logits: Tensor, highest: Tensor, log_mass: Tensor, local: Tensor) -> Tensor:
-    """onehot(local) − exp(logits − highest − log_mass), formed in float32, in the logits' type; may overwrite the
-    logits. A row whose target is NOT_HERE has no one."""
+    """onehot(local) − exp(logits − highest − log_mass), formed in float32; may overwrite the logits."""
     if logits.is_cuda and logits.dtype is not torch.float32:
         from nemotron_steps.engine.kernels.triton_kernels import to_residuals
 

@@ -1,9 +1,8 @@
-"""Low-rank adapters beside the frozen linears of a megatron-core policy (LoRA, arXiv 2106.09685).
+"""Low-rank adapters beside the frozen linears of a policy (LoRA, arXiv 2106.09685).
 
     y = W x + alpha / dim · B A x        A drawn at random, B zero: the model starts as it was, bit for bit
 
-Under tensor parallelism a column-parallel linear has all of A and its rows of B; a row-parallel one has its columns of
-A and all of B, and what ranks exchange is `dim` wide. Not here: which linears (models/adapters.py).
+A column-parallel linear has all of A and its rows of B; a row-parallel one its columns of A and all of B.
 """
 
 from __future__ import annotations
@@ -35,17 +34,7 @@ Weights = Iterator[tuple[str, Tensor]]
 
 @dataclass(frozen=True)
 class AdaptedWeights:
-    """What `Policy.weights` returns where adapters are trained. Iterated, all weights with adapters added.
-
-    Attributes:
-        source: the same object for all of one policy, whose frozen weights never change.
-        whole: every weight, adapters added.
-        changed: those that have one.
-        frozen: every weight, without adapters.
-        adapters: A, and B times its scale, of each that has one.
-        whole_modules: whether those that have one are all of the modules that vLLM fuses them into; a generator that
-            loads modules whole is given `whole` otherwise.
-    """
+    """What `Policy.weights` returns where adapters are trained. Iterated, all weights with adapters added."""
 
     source: object
     whole: Callable[[], Weights]
@@ -82,15 +71,7 @@ def after(weights: object, source: object) -> Iterable[tuple[str, Tensor]]:
 
 
 class LowRank(torch.nn.Module):
-    """One linear's adapter.
-
-    Args:
-        of: megatron-core's linear.
-        pair: its parameters in the whole model.
-        config: dim, alpha, dropout and how A is drawn.
-        sequence_parallel: the residual stream is cut over the tensor-parallel ranks by tokens.
-        seed: of A, which depends on it and on the linear's name alone, not on the layout.
-    """
+    """One linear's adapter. Its A depends on the seed and on the linear's name alone, not on the layout."""
 
     def __init__(self, of: Any, pair: AdapterPair, config: PeftConfig, *, sequence_parallel: bool, seed: int) -> None:
         super().__init__()
@@ -140,7 +121,6 @@ class LowRank(torch.nn.Module):
         return mappings.reduce_from_tensor_model_parallel_region(inner)
 
     def _dropped(self, states: Tensor) -> Tensor:
-        """A pass without gradients measures, and drops nothing."""
         return F.dropout(states, self._dropout) if self._dropout and torch.is_grad_enabled() else states
 
 
@@ -154,11 +134,7 @@ def drawn(shape: tuple[int, ...], method: str, name: str) -> Tensor:
 
 
 def attach_adapters(model: PolicyModel, pairs: Sequence[AdapterPair], config: PeftConfig, *, seed: int) -> None:
-    """Freeze a model and give the linears that this rank has of `pairs` their adapters.
-
-    Raises:
-        ConfigError: a pipeline stage has none, and so nothing to train.
-    """
+    """Freeze a model and give the linears that this rank has of `pairs` their adapters."""
     model.requires_grad_(False)
     own = {layer.layer_number - 1: number for number, layer in enumerate(model.decoder.layers)}
     model.adapters, model.adapter_scale = tuple(pairs), config.alpha / config.dim
@@ -184,7 +160,7 @@ def attach_adapters(model: PolicyModel, pairs: Sequence[AdapterPair], config: Pe
 
 @contextmanager
 def without_adapters(model: PolicyModel) -> Iterator[None]:
-    """The model that the adapters were added to: the reference of KL and DPO, without a second copy."""
+    """The model that the adapters were added to: the reference, without a second copy."""
     adapters = [module for module in model.modules() if isinstance(module, LowRank)]
     for adapter in adapters:
         adapter.active = False
@@ -196,18 +172,7 @@ def without_adapters(model: PolicyModel) -> Iterator[None]:
 
 
 class HfAdapters:
-    """The adapters of one model; freezes the rest of it.
-
-    Args:
-        hf: before it is sharded.
-        seed: of every A.
-
-    Attributes:
-        names: Hugging Face names of the weights that have one.
-
-    Raises:
-        ConfigError: a name matches no linear layer, or one that cannot have an adapter.
-    """
+    """The adapters of one model, not yet sharded; freezes the rest of it. `names` are of weights that have one."""
 
     def __init__(self, hf: Any, config: LoraConfig, *, seed: int) -> None:
         self.scale, self._config, self._active = config.alpha / config.dim, config, True

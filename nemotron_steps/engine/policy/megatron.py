@@ -1,8 +1,6 @@
 """The policy on megatron-core: one rank's part of the model, trained and queried collectively.
 
-Every rank is given the same global batch, computes its own micro-batches of it, and returns the same result. Not
-here: the model (model.py), who holds what (shards.py), logprobs from hidden states (logprob.py), schedules
-(pipeline.py), a rank's micro-batches (rank_work.py), the optimizer (optimizer.py), files (checkpoint.py).
+Every rank is given the same global batch, computes its own micro-batches of it, and returns the same result.
 """
 
 from __future__ import annotations
@@ -64,17 +62,9 @@ class MegatronPolicy:
     """A trainable megatron-core model.
 
     Args:
-        config: `policy.*`.
-        checkpoint_path: a Megatron or Hugging Face checkpoint folder.
-        loss_fn: what a training step minimises.
         reference: keep a frozen copy of the starting weights for `reference_logprobs`; with adapters they are there.
-        seed: of torch's generator on this rank. The model itself draws nothing at random.
-        total_steps: optimizer steps of the run, for decay styles without `lr_decay_iters`.
+        total_steps: of the run, for decay styles without `lr_decay_iters`.
         frozen: it never trains, so it has no gradients and no optimizer: a teacher.
-
-    Raises:
-        ArtifactError: the checkpoint cannot be loaded.
-        ConfigError: the parallel layout does not fit the model or the number of ranks.
     """
 
     def __init__(
@@ -108,7 +98,6 @@ class MegatronPolicy:
             and generation.backend == "vllm"
             and generation.colocated.enabled
         )
-        """A vLLM on this GPU, in another process, takes its memory next: when it is loaded, and after each step."""
         if self.device.type == "cpu":
             keep_freed_memory()
         self.groups = parallel.Groups()
@@ -140,7 +129,6 @@ class MegatronPolicy:
         )
         self._leave_memory_to_vllm()  # that which the weights were loaded into, before they moved to the buffers
         self.teacher_weights: list[Tensor] = []
-        """This rank's rows of the teachers' output layers, where whole distributions are compared."""
         self._outputs = TokenOutputs(
             self.groups, self.layout.context, config.logprob_chunk_size, self.architecture.vocab_size
         )
@@ -164,12 +152,7 @@ class MegatronPolicy:
         return self._inferred(batch, of, [torch.zeros(batch.input_ids.shape)])[0]
 
     def outputs(self, batch: TrainBatch, of: Callable[..., Results], results: list[Tensor]) -> list[Tensor]:
-        """What a function of the output layer makes of the trained tokens under the current weights.
-
-        Args:
-            of: (states, weight, targets, layer) to results; see TokenOutputs.
-            results: [N, T, …] of zeros, on CPU, to be filled at trained tokens.
-        """
+        """results [N, T, …] of zeros, filled with what a function of the output layer makes of trained tokens."""
 
         return self._inferred(batch, partial(self._predicted, of), results)
 
@@ -201,8 +184,7 @@ class MegatronPolicy:
         return results
 
     def reference_logprobs(self, batch: TrainBatch) -> Tensor:
-        """The same under the frozen starting weights, whose routers choose their experts themselves. EngineError when
-        the policy was built without them."""
+        """The same under the frozen starting weights, whose routers choose their experts themselves."""
         if self._reference is None:
             raise EngineError(
                 "no reference weights are kept",
@@ -216,15 +198,9 @@ class MegatronPolicy:
     # ------------------------------------------------------------------------------------------------ training
 
     def train_step(self, batch: TrainBatch) -> dict[str, float]:
-        """One optimizer step over the global batch.
-
-        Returns:
-            The loss's metrics over the global batch, `grad_norm` (before clipping) and `lr`; with replayed experts
-            what `replay_metrics` says; with multi-token prediction what `PredictionLoss.metrics` says, and
-            `mtp_grad_norm` where that is clipped by itself.
+        """One optimizer step over the global batch; its metrics, `grad_norm` (before clipping) and `lr`.
 
         Raises:
-            EngineError: `routed_experts` are not those of this model.
             NonFiniteLossError: the loss or the gradient is NaN or infinite; weights and optimizer are unchanged.
         """
         normalizers = count_normalizers(batch)
@@ -291,8 +267,7 @@ class MegatronPolicy:
     # ------------------------------------------------------------------------------------------ weights and files
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Hugging Face-named whole tensors that generate, one at a time: views of the live weights where layouts allow
-        it. With adapters, `AdaptedWeights`. Collective."""
+        """Hugging Face-named whole tensors that generate, one at a time, or `AdaptedWeights`. Collective."""
         if self.model.adapters:
             return self.shards.adapted_weights()
         return self.shards.hf_tensors(with_mtp=False)
@@ -393,7 +368,6 @@ class MegatronPolicy:
             yield self._outputs(of, partial(self.model.select, states), weight, layout, ahead.source, ahead.targets)
 
     def _moving(self) -> list[Tensor]:
-        """Everything that training changes."""
         biases = [router.expert_bias.data for router in self.model.routers() if router.expert_bias is not None]
         return [*(buffer.values for buffer in self.buffers), *biases]
 
@@ -423,7 +397,6 @@ def _scatter(values: Tensor, layout: TokenLayout) -> Tensor:
 
 
 def _off_device(tensor: Tensor) -> Tensor:
-    """A copy in host memory, pinned where that makes the way back faster."""
     copy = tensor.to("cpu", copy=True)
     return copy.pin_memory() if tensor.is_cuda else copy
 

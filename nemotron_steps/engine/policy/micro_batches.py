@@ -1,7 +1,4 @@
-"""Which sequences of a global batch a rank computes together: by count, or under a budget of tokens.
-
-Every rank plans the whole batch, so no communication is needed to agree. The loss does not depend on the plan.
-"""
+"""Which sequences of a global batch a rank computes together: by count, or under a budget of tokens."""
 
 from __future__ import annotations
 
@@ -26,22 +23,14 @@ from nemotron_steps.models.architecture import Architecture
 
 @dataclass(frozen=True)
 class RowUse:
-    """What a training step needs of each row of the batch."""
+    """Rows that can move a weight, and rows whose gradient is exactly zero, of which only metrics count."""
 
     gradient: list[int]
-    """Rows that can move a weight."""
     metrics: list[int]
-    """Rows whose gradient is exactly zero: their metrics count, their backward pass would be for nothing."""
 
 
 def row_use(batch: TrainBatch, *, needs_advantage: bool) -> RowUse:
-    """Sort rows by use. Masked rows (sample_mask 0) take part in nothing and are left out.
-
-    Args:
-        batch: the global batch.
-        needs_advantage: the loss's gradient is a sum over tokens of something times the advantage, so a row whose
-            advantages are all 0 (a group whose rewards are all equal) has none.
-    """
+    """Sort rows by use, without masked ones; where the gradient needs an advantage, rows of 0 have none."""
     kept = batch.sample_mask > 0
     if not needs_advantage:
         return RowUse(torch.nonzero(kept).flatten().tolist(), [])
@@ -60,33 +49,16 @@ def plan_micro_batches(
     padded: bool = False,
     ahead: int = 0,
 ) -> list[list[list[int]]]:
-    """Row indices of each micro-batch of each data-parallel rank.
+    """Row indices of each micro-batch of each data-parallel rank; every rank plans the whole batch.
 
-    Under a token budget (`sequence_packing` or `dynamic_batching`), rollouts that share a prompt stay together as far
-    as the budget allows, since a policy over flat tokens computes the prompt once for all of them.
+    Under a token budget, rollouts that share a prompt stay together as far as it allows, and ranks share less than a
+    budget's worth for each. Rows that were packed ahead of training stay as they were packed. Without a budget of its
+    own, a micro-batch holds as many tokens as its number of longest rows would.
 
     Args:
-        batch: the global batch.
-        rows: the rows to compute.
-        config: `train_micro_batch_size` and `logprob_batch_size`, which count units, `sequence_packing`,
-            `dynamic_batching`.
-        data_ranks: number of data-parallel ranks.
-        train: whether gradients are kept (else the logprob settings apply).
         unit: consecutive rows that the loss reads together (2 for the pairs of DPO).
-        padded: the policy pads rows to the longest of their micro-batch, so that is what the budget must bound, with
-            widths rounded up to `sequence_length_round`.
+        padded: rows are padded to the longest of their micro-batch, which is what the budget must bound.
         ahead: last tokens of a prompt that are not shared (token_layout.build_layout).
-
-    Rows that were packed ahead of training stay as they were packed, next ones sharing a micro-batch where the budget
-    has room for both. A policy that pads takes their sequences one by one.
-
-    Where there is less than a budget's worth for every rank, the ranks share it.
-
-    Without a budget of its own, a micro-batch holds as many tokens as its number of longest rows would: those of the
-    last step, where `max_total_sequence_length_end` raises the length.
-
-    Raises:
-        ConfigError: a row exceeds the token budget.
     """
     size = (config.train_micro_batch_size if train else config.logprob_batch_size) * unit
     budgeted = config.sequence_packing if config.sequence_packing.enabled else config.dynamic_batching
@@ -129,8 +101,7 @@ def plan_micro_batches(
 def _over_ranks(
     cut: Callable[[int], list[list[int]]], sizes: Sequence[int], budget: int, ranks: int
 ) -> list[list[int]]:
-    """Bins under about the smallest budget that gives no rank more of them than the whole budget does: few full bins
-    would leave ranks without work, and a last one that is nearly empty would have the others wait for a full one."""
+    """Bins under about the smallest budget that makes no rank compute more of them than the whole budget does."""
     bins = cut(budget)
     if ranks == 1 or not bins:
         return bins
@@ -145,20 +116,17 @@ def _over_ranks(
 
 
 def token_multiple(config: PolicyConfig) -> int:
-    """What a policy over flat tokens rounds the tokens of a micro-batch up to: `make_sequence_length_divisible_by`, and
-    `sequence_length_round` of the budget it is cut by. Kernels then meet fewer and aligned sizes; nothing is padded
-    between sequences."""
+    """What the tokens of a micro-batch are rounded up to, so that kernels meet fewer and aligned sizes."""
     rounds = [each.sequence_length_round for each in (config.sequence_packing, config.dynamic_batching) if each.enabled]
     return math.lcm(config.make_sequence_length_divisible_by, *rounds)
 
 
 @dataclass
 class _Family:
-    """Neighbouring rows that stay together: with one prompt, as far as they fit into one micro-batch, or packed."""
+    """Neighbouring rows that stay together; tokens count their prompt once."""
 
     positions: list[int]
     tokens: int
-    """Flat tokens: the prompt once, and every rest."""
 
 
 def _packed(batch: TrainBatch, rows: Sequence[int], lengths: Sequence[int]) -> list[_Family]:
@@ -206,15 +174,7 @@ def _by_count(rows: Sequence[int], size: int, data_ranks: int, unit: int) -> lis
 
 @dataclass
 class RankWork:
-    """This rank's micro-batches of one pass over some rows.
-
-    Past the end of its own it has idle ones: a masked unit of rows, computed only to keep step with other ranks.
-
-    Args:
-        own: rows of each of its micro-batches. count: micro-batches with the idle ones. unit: rows of an idle one.
-        shares: ranks that divide a micro-batch's tokens. divisible_by: of what its tokens are a multiple.
-        ahead: depths of multi-token prediction that look further than the next token.
-    """
+    """This rank's micro-batches of one pass over some rows; past its own it has idle ones, to keep step."""
 
     batch: TrainBatch
     own: list[list[int]]

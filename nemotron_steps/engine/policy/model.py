@@ -1,9 +1,7 @@
-"""The megatron policy's model, from flat tokens to the last hidden states: layers of attention and MLP, or a hybrid's.
+"""The megatron policy's model, from flat tokens to the last hidden states.
 
-Parameters, their names, their tensor-parallel linears and their sharded checkpoints are megatron-core's. The forward
-pass is written out here because it takes a TokenLayout and ends at hidden states: the output layer belongs to
-logprob.py. megatron-core's own hybrid model needs mamba_ssm and CUDA; this one has its names, and pipeline stages of
-unequal length.
+Parameters, names, tensor-parallel linears and sharded checkpoints are megatron-core's; its forward pass takes no
+TokenLayout, and its hybrid model needs mamba_ssm and CUDA.
 """
 
 from __future__ import annotations
@@ -49,13 +47,11 @@ from megatron.core.transformer import TransformerConfig  # noqa: E402
 class Layer(torch.nn.Module):
     """A layer of the residual stream; `number` is its place in the whole model, from 1.
 
-    forward takes the stream and what is still to be added to it, [T, 1, hidden] each, the layout and the positions'
-    angles, and returns the first two after this layer: the last addition is left to the next layer, where it shares a
-    pass over memory with the norm, or is already made by the last product (None).
+    forward takes the stream and what is still to be added to it, [T, 1, hidden] each, and returns both: the last
+    addition is left to the next layer's norm, or made already (None).
     """
 
     adapted = False
-    """Whether any of its linears has an adapter: those are not among what is computed as one function."""
 
     def __init__(self, config: Any, number: int) -> None:
         super().__init__()
@@ -141,21 +137,7 @@ class HybridLayer(Layer):
 
 
 class PolicyModel(torch.nn.Module):
-    """This rank's part of the model over flat tokens, up to the last hidden states.
-
-    Args:
-        freeze_router: keep the layers' routers as they are, in float32. Those of multi-token prediction are trained all
-            the same, as NeMo-RL has it: nothing generates with them.
-        detach_mtp: see MultiTokenPrediction.
-
-    Attributes:
-        embedding: on the first stage, and where multi-token prediction reads it.
-        decoder: `layers`, and on the last stage a norm.
-        output_layer: on the last stage, unless it is the embedding there.
-        mtp: on the last stage of a model that trains it.
-        adapters: of the whole model, where its weights are frozen and adapters beside them are trained (lora.py).
-        adapter_scale: what B A is multiplied with.
-    """
+    """This rank's part of the model over flat tokens, up to the last hidden states."""
 
     embedding: Any
     output_layer: Any
@@ -230,12 +212,7 @@ class PolicyModel(torch.nn.Module):
             self.mtp = MultiTokenPrediction(blocks, detach=detach_mtp)
 
     def forward(self, tokens: TokenLayout, received: Tensor | None = None) -> Tensor:
-        """Hidden states after this rank's layers, before the final norm: [T, 1, hidden].
-
-        Args:
-            tokens: on this rank's device.
-            received: hidden states of the previous pipeline stage; None on the first.
-        """
+        """Hidden states after this rank's layers, before the final norm: [T, 1, hidden]."""
         hidden = self._embed(tokens.token_ids) if received is None else received
         angles = self.angles(tokens)
         added: Tensor | None = None
@@ -244,8 +221,7 @@ class PolicyModel(torch.nn.Module):
         return hidden if added is None else hidden + added
 
     def _run(self, block: torch.nn.Module, *inputs: Any) -> Any:
-        """A block's outputs; with activation checkpointing computed again in the backward pass, which is not counted as
-        another pass through its experts."""
+        """With activation checkpointing computed again in the backward pass, which counts no experts."""
         if not (self.activation_checkpointing and torch.is_grad_enabled()):
             return block(*inputs)
 
@@ -311,7 +287,6 @@ class PolicyModel(torch.nn.Module):
         return getattr(self.decoder, self._last_norm)(states)
 
     def _of_all_tokens(self, hidden: Tensor) -> Tensor:
-        """Without sequence parallelism."""
         if not self.layout.sequence_parallel:
             return hidden
         return gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)

@@ -1,13 +1,10 @@
 """Multi-token prediction: blocks after the last layer that predict tokens further on (DeepSeek-V3, arXiv 2412.19437).
 
-Depth k = 1, 2, … continues depth k − 1, whose first input are the model's own last states, after the last norm:
-
     h_i^k    = block(eh_proj · [enorm(embedding of t_{i+k}), hnorm(h_i^{k−1})])
     loss_k   = − mean over trained tokens of log p(t_{i+k+1} | output_layer · h_i^k)
     gradient of    mtp_loss_scaling_factor / depths · Σ_k loss_k    is added to that of the policy's own loss
 
-Embedding and output layer are the model's. The means are over the whole batch, so that they do not depend on how it is
-cut into micro-batches. Which token is i + k, and that it is of the same sequence, is token_layout.py's.
+h^0 are the model's last states, after the last norm. The means are over the whole batch.
 """
 
 from __future__ import annotations
@@ -32,12 +29,7 @@ if TYPE_CHECKING:
 
 
 class PredictionBlock(torch.nn.Module):
-    """One block, under megatron-core's names.
-
-    Args:
-        config: megatron-core's.
-        layers: of the hybrid pattern.
-    """
+    """One block, under megatron-core's names."""
 
     def __init__(self, config: Any, layers: Sequence[torch.nn.Module]) -> None:
         super().__init__()
@@ -63,12 +55,7 @@ class PredictionBlock(torch.nn.Module):
 
 
 class MultiTokenPrediction(torch.nn.Module):
-    """The blocks of a model: one for each depth that a layout is made for, or one for all of them.
-
-    Args:
-        blocks: in the order of the depths.
-        detach: whether the model itself gets no gradient from here: neither layers nor embedding nor output layer.
-    """
+    """One block for each depth, or one for all; `detach`: the model itself gets no gradient from here."""
 
     def __init__(self, blocks: Sequence[PredictionBlock], *, detach: bool) -> None:
         super().__init__()
@@ -90,13 +77,7 @@ class MultiTokenPrediction(torch.nn.Module):
         *,
         run: Callable[..., Tensor],
     ) -> Iterator[Tensor]:
-        """States [T, 1, hidden] of each depth, ready for the output layer.
-
-        Args:
-            hidden: [T, 1, hidden], the model's, after its last norm.
-            embed: token ids [T] of the whole layout → embeddings [T, 1, hidden] of this rank's share of them.
-            run: computes a block from its inputs, and again in the backward pass if that saves memory.
-        """
+        """States [T, 1, hidden] of each depth, ready for the output layer, from those after the last norm."""
         if self.detach:
             hidden = hidden.detach()
         for depth, ahead in enumerate(layout.ahead):
@@ -109,13 +90,7 @@ class MultiTokenPrediction(torch.nn.Module):
 
 
 class PredictionLoss:
-    """The loss of every depth over one global batch, summed over micro-batches.
-
-    Args:
-        batch: the global batch.
-        config: `policy.megatron_cfg`.
-        on: device of the logprobs.
-    """
+    """The loss of every depth over one global batch, summed over micro-batches."""
 
     def __init__(self, batch: TrainBatch, config: MegatronConfig, on: torch.device) -> None:
         mask = loss_mask(batch.token_mask, batch.sample_mask)
@@ -125,13 +100,7 @@ class PredictionLoss:
         self._sums = torch.zeros(2, len(self._counts), dtype=torch.float64, device=on)
 
     def __call__(self, predicted: Sequence[Results], layout: TokenLayout, micro: TrainBatch) -> Tensor:
-        """This micro-batch's share of what is added to the policy's loss, a scalar.
-
-        Args:
-            predicted: of each depth's targets, float32 [R] each: logprobs, and 1 where they are its most likely tokens.
-            layout: of the micro-batch.
-            micro: its rows.
-        """
+        """This micro-batch's share of the loss; `predicted` [R]: logprobs, and 1 where the target is the mode."""
         mask = loss_mask(micro.token_mask, micro.sample_mask).flatten()
         losses, taken = [], []
         for (logprobs, hits), ahead, count in zip(predicted, layout.ahead, self._counts, strict=True):
@@ -143,14 +112,7 @@ class PredictionLoss:
         return self._scale * by_depth.sum()
 
     def metrics(self, groups: Groups) -> dict[str, float]:
-        """Of every depth that predicted something, under NeMo-RL's names and in its units.
-
-        `mtp_1_loss`, `mtp_2_loss`, …: mean negative log likelihood of the tokens that a depth predicts, nats.
-        `mtp_1_acceptance_rate`, …: how many of these, in percent, are the depth's most likely ones: as a draft they
-        would have been accepted.
-
-        Collective over the data-parallel ranks of the last pipeline stage.
-        """
+        """Of every depth: its loss in nats, and in percent how many tokens would be accepted. Collective."""
         if groups.data_size > 1:
             dist.all_reduce(self._sums, group=groups.data)
         found: dict[str, float] = {}

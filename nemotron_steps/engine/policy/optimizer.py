@@ -1,8 +1,6 @@
 """AdamW over flat buffers, each data-parallel rank updating its shard (the distributed optimizer); learning rates.
 
 float32 master weights and moments; precision-aware, they take less room (docs/decisions/optimizer-precision.md).
-megatron-core's optimizers assert CUDA tensors, so this one serves CPU and CUDA; its state is saved in float32, under
-the parameters' own shardings, and so loads in any layout and precision.
 """
 
 from __future__ import annotations
@@ -34,15 +32,7 @@ ClipGroup = Sequence[tuple[Sequence[ParameterBuffer], Sequence[dist.ProcessGroup
 
 
 class FlatAdamW:
-    """Decoupled weight decay Adam (arXiv 1711.05101).
-
-    Args:
-        buffers: parameters and gradients.
-        config: betas, eps, weight decay, and how the state is kept.
-        clip_groups: of what is clipped together: buffers, and the ranks over which squared gradient norms of their
-            shards add up.
-        first_tensor_rank: whether this rank counts replicated parameters in the norm.
-    """
+    """Decoupled weight decay Adam (arXiv 1711.05101), on CPU and CUDA."""
 
     def __init__(
         self,
@@ -56,7 +46,6 @@ class FlatAdamW:
         self.steps = 0
         self._clip_groups, self._first_tensor_rank = clip_groups, first_tensor_rank
         self.masters: list[Tensor] = []
-        """float32 master weights of this rank's shard of each buffer; or int16 remainders of them."""
         self.moments: list[dict[str, SplitTensor]] = []
         offloaded = config.optimizer_offload_fraction if config.optimizer_cpu_offload else 0.0
         kept = {"exp_avg": config.exp_avg_dtype, "exp_avg_sq": config.exp_avg_sq_dtype}
@@ -82,8 +71,7 @@ class FlatAdamW:
             buffer.start_gradients()
 
     def gradient_norms(self) -> list[float]:
-        """Norm of the reduced gradient of each clip group over the whole model; not finite if any element is not.
-        Collective."""
+        """Of the reduced gradient of each clip group over the whole model. Collective."""
         return [self._norm(group) for group in self._clip_groups]
 
     def _norm(self, clip_group: ClipGroup) -> float:
@@ -99,8 +87,7 @@ class FlatAdamW:
         return math.sqrt(total) if total >= 0 else math.nan
 
     def step(self, lr: float, scales: Sequence[float]) -> None:
-        """One update with the gradients of each clip group multiplied by its scale (the clipping coefficient).
-        Collective."""
+        """One update with the gradients of each clip group times its scale. Collective."""
         self.steps += 1
         scale_of = {
             id(buffer): scale
@@ -176,11 +163,7 @@ class FlatAdamW:
         )
 
     def whole_state(self) -> dict[str, dict[str, Tensor]]:
-        """Moments (and master weights, when the model is not float32) of this rank's parameters, unsharded.
-
-        Returns:
-            state name → parameter name → tensor of the parameter's shape. Collective over data-parallel ranks.
-        """
+        """state name → parameter name → tensor, of this rank's parameters, unsharded. Collective."""
         state: dict[str, dict[str, Tensor]] = {}
         for buffer, master, moments in zip(self.buffers, self.masters, self.moments, strict=True):
             shards = {name: moment.whole().float() for name, moment in moments.items()}
@@ -208,7 +191,6 @@ class FlatAdamW:
 
 
 def _own_shard(buffer: ParameterBuffer, tensors: dict[str, Tensor]) -> Tensor:
-    """This rank's part of the flat float32 tensor made of whole parameters' tensors."""
     whole = torch.zeros(buffer.values.numel(), dtype=torch.float32, device=buffer.values.device)
     for slot in buffer.slots:
         whole[slot.start : slot.end].copy_(tensors[slot.parameter.name].reshape(-1))
@@ -216,16 +198,10 @@ def _own_shard(buffer: ParameterBuffer, tensors: dict[str, Tensor]) -> Tensor:
 
 
 _WHOLE = ("total_iters", "T_max")
-"""Arguments that count steps."""
 
 
 class TorchLearningRate:
-    """The rate of each optimizer step.
-
-    Args:
-        lr: what the schedulers start from.
-        entries: `policy.scheduler`; none: a constant rate.
-    """
+    """The rate of each optimizer step, by `policy.scheduler`; without, a constant."""
 
     def __init__(self, lr: float, entries: Sequence[TorchSchedulerConfig]) -> None:
         self._lr, self._entries = lr, entries

@@ -1,9 +1,7 @@
-"""One flat buffer for a model's parameters and one for their gradients, on CPU and CUDA alike, kept small.
+"""One flat buffer for a model's parameters and one for their gradients, on CPU and CUDA alike.
 
-Parameters become views of the flat buffer, so that zeroing, reducing, clipping and updating are a handful of calls
-whatever the number of layers, and a copy of the weights is one tensor. megatron-core has such buffers as well, but
-with CUDA devices and streams written into them. Optimizer state may lie partly in host memory (SplitTensor), and
-float32 master weights in the space of bfloat16 (split_float32).
+Parameters become views, so that zeroing, reducing, clipping and updating are a handful of calls. Optimizer state may
+lie partly in host memory (SplitTensor), and float32 master weights in the space of bfloat16 (split_float32).
 """
 
 from __future__ import annotations
@@ -21,21 +19,17 @@ from nemotron_steps.models.mapping import Parameter
 
 _BUFFER_ALIGNMENT = 64
 _PIECE = 2**30
-"""torch.dot on CUDA refuses more elements than 31 bits count: a model of 4 B parameters has them in one segment."""
+"""torch.dot on CUDA refuses more elements than 31 bits count."""
 
 
 @dataclass(frozen=True, order=True)
 class Kind:
     """What parameters of a stretch of the buffer have in common."""
 
-    decayed: bool
-    """Weight decay applies: everything but norms and biases."""
-    replicated: bool
-    """Every tensor-parallel rank holds all of it, so it counts once in the gradient norm."""
-    partial: bool
-    """Replicated, but each tensor-parallel rank has only its share of the gradient."""
-    duplicate: bool = False
-    """A second copy of a parameter that another rank already counts (tied embeddings on the last pipeline stage)."""
+    decayed: bool  # everything but norms and biases
+    replicated: bool  # every tensor-parallel rank holds all of it: counts once in the norm
+    partial: bool  # replicated, but each rank has its share of the gradient
+    duplicate: bool = False  # tied embeddings on the last pipeline stage: the first counts them
 
 
 @dataclass(frozen=True)
@@ -58,14 +52,7 @@ class Segment:
 
 
 class ParameterBuffer:
-    """Flat weights and float32 gradients of parameters that are reduced over the same ranks.
-
-    Args:
-        parameters: (what it is, its kind, the tensor) of each; their data moves into the buffer.
-        data_group: ranks over which gradients add up.
-        tensor_group: tensor-parallel ranks.
-        sharded: split the optimizer's work over `data_group` (the distributed optimizer).
-    """
+    """Flat weights and float32 gradients of parameters that are reduced over the same ranks."""
 
     def __init__(
         self,
@@ -127,8 +114,7 @@ class ParameterBuffer:
         self.grads.zero_()
 
     def release_gradients(self) -> None:
-        """On a GPU, free the gradients: they are of no use until the next batch, and are as large as the weights in
-        float32. Views of them stay valid for `start_gradients`."""
+        """On a GPU, free the gradients, as large as weights in float32; views stay valid."""
         if self.grads.is_cuda:
             self.grads.untyped_storage().resize_(0)
 
@@ -192,18 +178,11 @@ def gather_shards(buffer: ParameterBuffer, shard: Tensor) -> Tensor:
 
 
 PIECE = 1 << 24
-"""Elements that pass through the device at once."""
 _SPLIT_ALIGNMENT = 128
 
 
 class SplitTensor:
-    """A flat tensor whose end is in host memory.
-
-    Args:
-        size: elements.
-        fraction: share of them in host memory, pinned where the device is a GPU.
-        dtype, device: of the rest.
-    """
+    """A flat tensor of which a `fraction`, its end, is in host memory, pinned where the device is a GPU."""
 
     def __init__(self, size: int, fraction: float, *, dtype: torch.dtype, device: torch.device) -> None:
         kept = -(-int(size * (1 - fraction)) // _SPLIT_ALIGNMENT) * _SPLIT_ALIGNMENT if fraction else size
@@ -233,13 +212,7 @@ class SplitTensor:
 def through_device(
     tensors: Mapping[str, SplitTensor], ranges: Sequence[slice], update: Callable[[slice, dict[str, Tensor]], None]
 ) -> None:
-    """Update host parts on the device: while one piece is computed, the next comes and the one before goes back.
-
-    Args:
-        tensors: alike in size and split; by name.
-        ranges: of elements of the whole tensors; what lies on the device is left out.
-        update: given a range and its elements on the device, to be changed in place.
-    """
+    """Update host parts on the device: while one piece is computed, the next comes and the one before goes back."""
     first = next(iter(tensors.values()))
     kept, device = first.on_device.numel(), first.on_device.device
     pieces = [
@@ -283,7 +256,6 @@ class _Lane:
                 tensor.on_host[host].copy_(here[name], non_blocking=True)
 
     def finish(self) -> None:
-        """Host memory holds what was computed."""
         if self._stream is not None:
             self._stream.synchronize()
 

@@ -1,8 +1,4 @@
-"""A teacher's top-k tokens, and the policy's divergence from them, straight from hidden states.
-
-As logprob.py: the output layer goes over chunks of tokens, so that [chunk, vocabulary] logits are all that ever exist;
-of a teacher k logprobs a token are kept, or its hidden state. Weights may be vocabulary-parallel.
-"""
+"""A teacher's top-k tokens, and the policy's divergence from it, straight from hidden states, as logprob.py does."""
 
 from __future__ import annotations
 
@@ -26,18 +22,7 @@ from nemotron_steps.errors import EngineError
 def linear_topk(
     k: int, hidden: Tensor, weight: Tensor, targets: Tensor, layer: OutputLayer
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What a teacher says of each token, without gradient.
-
-    Args:
-        k: tokens to keep of the whole vocabulary; 0: the targets' logprobs alone.
-        hidden: [R, hidden].
-        weight: [V, hidden], this rank's rows of the output layer.
-        targets: int64 [R], the tokens that were sampled.
-
-    Returns:
-        float32 [R] logprobs of the targets; float32 [R, k] logprobs of the top-k tokens, the most likely first, and
-        int32 [R, k] those tokens.
-    """
+    """A teacher's float32 [R] logprobs of targets, [R, k] of its top k (0: none), and int32 [R, k] those tokens."""
     weight, total = layer.rows(weight), hidden.shape[0]
     logprobs = torch.empty(total, device=hidden.device)
     topk = torch.empty(total, k, device=hidden.device)
@@ -73,24 +58,12 @@ def linear_divergence(
     second: Tensor,
     layer: OutputLayer,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The policy's divergence from a teacher, with gradients to hidden and weight.
-
-    Args:
-        comparison: what is compared.
-        hidden: [R, hidden]; under a group, the same on every rank.
-        weight: [V, hidden], this rank's rows of the output layer.
-        targets: int64 [R], the tokens that were sampled.
-        first, second: [R, ...], what else the comparison needs of each token.
-
-    Returns:
-        float32 [R] nats; and without gradient float32 [R] logprobs of the targets and [R] entropies.
-    """
+    """float32 [R] nats, with gradients to hidden and weight; and without, [R] logprobs of targets and entropies."""
     return _LinearDivergence.apply(hidden, weight, targets, first, second, comparison, layer)
 
 
 Comparison = Callable[..., tuple[Tensor, Tensor]]
-"""From the policy's logits [n, rows] of this rank, their log-sum-exp [n] over the vocabulary and their entropies [n],
-what is known of each token (twice) and the layer, to the divergence [n] and its gradient in the logits."""
+"""(logits [n, rows], lse [n], entropies [n], what is known of each token, twice, layer) → divergence, its gradient."""
 
 
 @dataclass(frozen=True)
@@ -117,11 +90,7 @@ class TopkTokens:
 
 @dataclass(frozen=True)
 class WholeDistributions:
-    """Compares every token: given float32 [R, hidden] states of the teachers and int64 [R], of which teacher each is.
-
-    Args:
-        weights: [V, hidden of the teacher] each, this rank's rows of the teachers' output layers.
-    """
+    """Compares whole distributions, of a teacher's hidden states and number."""
 
     kl: TeacherKl
     weights: Sequence[Tensor]
@@ -141,14 +110,7 @@ class WholeDistributions:
 def compared(
     kl: TeacherKl, layout: TokenLayout, micro: TrainBatch, weights: Sequence[Tensor]
 ) -> tuple[Comparison, Tensor, Tensor]:
-    """How a micro-batch is compared, and what its teachers have left of each trained token, [R, ...] twice.
-
-    Args:
-        weights: of WholeDistributions.
-
-    Raises:
-        EngineError: no teacher has scored the batch.
-    """
+    """How a micro-batch is compared, and what its teachers have left of each trained token, [R, ...] twice."""
     if micro.teacher_states is not None and micro.teacher_number is not None:
         numbers = micro.teacher_number[layout.cells // layout.shape[1]]
         return WholeDistributions(kl, weights), micro.teacher_states.flatten(0, 1)[layout.cells], numbers

@@ -1,8 +1,4 @@
-"""The teachers of on-policy distillation, on the policy's own ranks and in its parallel layout.
-
-One after the other they score the rows that are theirs. On GPUs a teacher's weights are in host memory between its
-turns (`on_policy_distillation.offload`), so that however many there are, one lies on the device beside the policy.
-"""
+"""The teachers of on-policy distillation, on the policy's own ranks and in its parallel layout."""
 
 from __future__ import annotations
 
@@ -27,16 +23,8 @@ class FrozenTeachers:
     """The `Teachers` of this rank.
 
     Args:
-        policy: on this rank: layout, precision and batch sizes of inference are its. Where whole distributions are
-            compared, it is given the teachers' output layers.
-        checkpoints: name to Megatron or Hugging Face folder.
-        topk: tokens kept of each distribution, at most all of them, 0 for the sampled token's logprob alone; None:
-            whole distributions, as hidden states.
+        topk: tokens kept of each distribution, 0 for the sampled token's logprob alone; None: whole distributions.
         offload: keep weights in host memory between turns.
-
-    Raises:
-        ConfigError: a teacher has another vocabulary than the policy, or the layout does not fit it.
-        ArtifactError: a checkpoint cannot be loaded.
     """
 
     def __init__(
@@ -93,17 +81,7 @@ class FrozenTeachers:
 
 
 def frozen_teacher(config: PolicyConfig, name: str, checkpoint: Path, vocab_size: int) -> MegatronPolicy:
-    """A teacher on this rank.
-
-    Args:
-        config: the policy's, or one with a layout of the teacher's own.
-        name: the teacher's.
-        vocab_size: the policy's.
-
-    Raises:
-        ConfigError: it has another vocabulary than the policy, or the layout does not fit it.
-        ArtifactError: the checkpoint cannot be loaded.
-    """
+    """A teacher on this rank. ConfigError where it has another vocabulary than the policy."""
     plain = config.megatron_cfg.peft.model_copy(update={"enabled": False})
     inference = config.megatron_cfg.model_copy(
         update={"mtp_num_layers": 0, "moe_router_bias_update_rate": 0.0, "peft": plain}
@@ -122,14 +100,13 @@ def frozen_teacher(config: PolicyConfig, name: str, checkpoint: Path, vocab_size
 
 
 def rows_of(name: str, batch: TrainBatch, names: Sequence[str | None]) -> tuple[list[int], TrainBatch]:
-    """The trained rows that are a teacher's, and the batch of these; routers are its own, not the policy's."""
+    """The trained rows that are a teacher's, and their batch; routers are its own, not the policy's."""
     rows = [row for row, chosen in enumerate(names) if chosen == name and batch.sample_mask[row] > 0]
     return rows, select_rows(dataclasses.replace(batch, routed_experts=None), rows)
 
 
 def topk_tokens(teacher: MegatronPolicy, batch: TrainBatch, k: int) -> list[Tensor]:
-    """What a teacher says of its rows: float32 [N, T] logprobs of the tokens, float32 [N, T, k] of its top k, and int32
-    [N, T, k] those. Collective over its ranks."""
+    """[N, T] logprobs of the tokens, [N, T, k] of the teacher's top k, and int32 [N, T, k] those. Collective."""
     results = [*_zeros(batch, (), (k,)), *_zeros(batch, (k,), dtype=torch.int32)]
     return teacher.outputs(batch, partial(linear_topk, k), results)
 

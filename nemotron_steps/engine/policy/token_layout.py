@@ -1,12 +1,9 @@
 """How the sequences of a micro-batch become one flat run of tokens, without padding and without repeated prompts.
 
-All linear layers see `[tokens, hidden]`: no padding, and the prompt of a group of rollouts once instead of G times.
-Only attention needs to know which token belongs where:
+Only attention and scans need to know which token belongs where:
 
     whole rows   causal attention within each row: unshared sequences, and shared prompts
     suffixes     the rest of a sequence whose prompt is shared: attends to that prompt, then causally to itself
-
-The result is the same as for padded rows, to rounding; only the work is less.
 """
 
 from __future__ import annotations
@@ -38,30 +35,23 @@ class Grid:
 
     rows: int
     width: int
-    pad: Tensor | None
-    """int64 [rows · width], flat token (relative to the grid's first) of each cell; None when there is no padding."""
-    unpad: Tensor | None
-    """int64 [tokens], cell of each flat token."""
-    valid: Tensor | None
-    """bool [rows, width]; None when every cell is a token."""
+    pad: Tensor | None  # int64 [rows · width], token of each cell; None without padding
+    unpad: Tensor | None  # int64 [tokens], cell of each
+    valid: Tensor | None  # bool [rows, width]
 
 
 @dataclass
 class Ahead:
     """What one depth of multi-token prediction reads and predicts, `depth` tokens further on than the model itself."""
 
-    token_ids: Tensor
-    """int64 [T], the token that many places after each; 0 past the end of a sequence, where nothing is predicted"""
-    source: Tensor
-    """int64 [R], flat token whose state predicts each trained token that has enough tokens before it."""
-    targets: Tensor
-    """int64 [R], those tokens."""
-    cells: Tensor
-    """int64 [R], their index in the flattened [n, W] batch."""
+    token_ids: Tensor  # int64 [T], the token so many places after each, or 0
+    source: Tensor  # int64 [R], flat token that predicts each trained token
+    targets: Tensor  # int64 [R]
+    cells: Tensor  # int64 [R], in the flattened [n, W] batch
 
 
 Row = tuple[tuple[Range, ...], Range]
-"""(its prompt, if that is shared; its own tokens) of a sequence"""
+"""Its prompt, if that is shared; its own tokens."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +65,7 @@ class Segment:
 class VarlenSegments:
     """The queries in some ranges of the flat tokens, and which keys they see.
 
-    A segment sees its prompt, where that is shared, and its own sequence up to each of its queries: the first lacks, of
-    the keys that the last sees, as many as there are queries after it. That is a causal mask aligned at its end.
-
-    Args:
-        rows: in the order of the flat tokens.
-        ranges: ascending.
-        device: of the tensors.
+    The last query of a segment sees all its keys, each one before it one less: a causal mask aligned at its end.
     """
 
     def __init__(self, rows: Sequence[Row], ranges: Iterable[Range], device: torch.device) -> None:
@@ -121,35 +105,21 @@ def _segments(rows: Sequence[Row], ranges: Iterable[Range]) -> Iterator[Segment]
 class TokenLayout:
     """One micro-batch as flat tokens. T tokens, R trained tokens, n sequences of at most W tokens."""
 
-    token_ids: Tensor
-    """int64 [T]"""
-    positions: Tensor
-    """int64 [T]"""
+    token_ids: Tensor  # int64 [T]
+    positions: Tensor  # int64 [T]
     whole: Grid
-    """Rows of the first `whole_tokens` tokens."""
-    suffix: Grid | None
-    """Rows of the tokens after those; None when no prompt is shared."""
-    parent: Tensor | None
-    """int64 [suffix rows], the whole row each continues."""
-    source: Tensor
-    """int64 [R], flat token whose hidden state predicts each trained token."""
-    targets: Tensor
-    """int64 [R], the trained tokens."""
-    cells: Tensor
-    """int64 [R], index of each trained token in the flattened [n, W] batch."""
-    shape: tuple[int, int]
-    """(n, W)"""
+    suffix: Grid | None  # None when no prompt is shared
+    parent: Tensor | None  # int64 [suffix rows], the whole row each continues
+    source: Tensor  # int64 [R], flat token that predicts each trained token
+    targets: Tensor  # int64 [R]
+    cells: Tensor  # int64 [R], in the flattened [n, W] batch
+    shape: tuple[int, int]  # (n, W)
     spans: RowSpans
-    carried: tuple[Range, ...] = ()
-    """Flat tokens of which further sequences consist, that need none of their own."""
-    routed_experts: Tensor | None = None
-    """int16 [T, mixtures, k], the generator's choices, all -1 where there is none; None: not replayed."""
+    carried: tuple[Range, ...] = ()  # flat tokens of further sequences, that need none of their own
+    routed_experts: Tensor | None = None  # int16 [T, mixtures, k], -1: none; None: not replayed
     ahead: tuple[Ahead, ...] = ()
-    """Of each depth of multi-token prediction, from 1."""
-    idle: bool = False
-    """Its rows are another micro-batch's, computed again only to keep step with other ranks."""
-    runs: Runs | None = field(default=None, repr=False, init=False)
-    """What recurrent layers know of it; by the first of them."""
+    idle: bool = False  # computed again only to keep step with other ranks
+    runs: Runs | None = field(default=None, repr=False, init=False)  # what recurrent layers know of it
     _parts: dict[tuple[Range, ...], VarlenSegments] = field(default_factory=dict, repr=False, init=False)
 
     @property
@@ -159,13 +129,12 @@ class TokenLayout:
 
     @property
     def padding(self) -> int:
-        """Tokens added at the end to make T divisible; they belong to no row."""
+        """Tokens added at the end; they belong to no row."""
         return self.spans.padding
 
     @cached_property
     def mask(self) -> Tensor:
-        """bool [suffix rows, 1, suffix width, prompt width + suffix width], what a suffix's tokens see: its whole
-        prompt, and itself up to each token."""
+        """bool [suffix rows, 1, suffix width, prompt width + suffix width], what a suffix's tokens see."""
         assert self.suffix is not None and self.parent is not None
         rows, width, before = self.suffix.rows, self.suffix.width, self.whole.width
         own = torch.ones(width, width, dtype=torch.bool, device=self.parent.device).tril_().expand(rows, -1, -1)
@@ -177,10 +146,7 @@ class TokenLayout:
 
     @cached_property
     def occurrences(self) -> Tensor:
-        """float32 [T], in how many of the n sequences each token is: a shared prompt's in several, padding in none.
-
-        What is counted by it does not depend on how a batch is cut into micro-batches; idle ones count nothing.
-        """
+        """float32 [T], in how many of the n sequences each token is; padding in none, idle ones count nothing."""
         device, total = self.token_ids.device, self.token_ids.shape[0]
         counts = torch.ones(total, device=device)
         counts[total - self.padding :] = 0
@@ -210,13 +176,9 @@ def build_layout(
     """Flatten some rows of a batch, on CPU.
 
     Args:
-        batch: the global batch, on CPU.
-        rows: which of its sequences, in this order.
-        share_prompts: compute a prompt that several of the rows begin with only once. A prompt is what precedes the
-            first trained token.
-        divisible_by: pad T to a multiple of this (sequence parallelism cuts the tokens evenly).
-        ahead: depths of multi-token prediction. What is computed for a token then depends on as many tokens after it,
-            so the last ones of a shared prompt are each sequence's own.
+        share_prompts: compute a prompt (what precedes the first trained token) that several rows begin with only once.
+        divisible_by: pad T to a multiple of this.
+        ahead: depths of multi-token prediction; so many last tokens of a shared prompt are each sequence's own.
     """
     index = np.asarray(rows, dtype=np.int64)
     ids, lengths, trained = _needed(batch, index)
@@ -292,15 +254,11 @@ class _Places(NamedTuple):
     split: Ints
 
     def of(self, row: Ints, column: Ints) -> Ints:
-        """Flat tokens of columns of rows."""
         return np.where(column < self.split[row], self.head[row], self.tail[row]) + column
 
 
 def _needed(batch: TrainBatch, index: Ints) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-    """(token ids [n, W], lengths [n], which tokens are trained [n, W]) of rows.
-
-    Nothing is predicted from a row's last trained token or from what follows it, so its length ends there.
-    """
+    """(token ids [n, W], lengths [n] up to the last trained token, which tokens are trained [n, W]) of rows."""
     ids = batch.input_ids.numpy()[index]
     lengths = np.maximum(batch.lengths.numpy()[index].astype(np.int64), 1)
     trained = batch.token_mask.numpy()[index] > 0
@@ -337,30 +295,19 @@ def _row_spans(parents: int, whole_lengths: Ints, suffix_lengths: Ints, suffix_p
 
 
 class _Sharing(NamedTuple):
-    """Who computes what of the prompts that several rows begin with."""
-
-    parents: list[int]
-    """Row that each shared prompt is taken from."""
-    parent_of: dict[int, int]
-    """Row with a suffix → number of its prompt."""
-    carrier: dict[int, int]
-    """Row that needs nothing of its own → row that carries it."""
+    parents: list[int]  # row that each shared prompt is taken from
+    parent_of: dict[int, int]  # row with a suffix → number of its prompt
+    carrier: dict[int, int]  # row that needs nothing of its own → row that carries it
 
 
 def prompt_content(batch: TrainBatch, row: int, tokens: int) -> bytes:
-    """What a row's first `tokens` tokens must have in common with those of another to be computed once for both: their
-    ids, and the experts that are replayed for them."""
+    """What rows must have in common to be computed once: token ids, and the experts replayed for them."""
     content = batch.input_ids[row, :tokens].numpy().tobytes()
     return content if batch.routed_experts is None else content + batch.routed_experts[row, :tokens].numpy().tobytes()
 
 
 def _shared_prompts(contents: Sequence[bytes], shared: Ints, lengths: Ints, trained: npt.NDArray[np.bool_]) -> _Sharing:
-    """Who computes what of the prompts that several rows begin with. A row whose answer is one token is predicted from
-    the prompt's end and needs nothing computed of its own where another row has the same prompt.
-
-    Args:
-        contents: of each row's prompt; `shared` [n] is how many of its tokens are computed once.
-    """
+    """A row whose answer is one token is predicted from the prompt's end, where another row has that prompt."""
     by_prompt: dict[bytes, list[int]] = {}
     for row, content in enumerate(contents):
         if shared[row] > 0 and trained[row].any():
@@ -391,7 +338,6 @@ def _starts(lengths: Ints) -> Ints:
 
 
 def _ramp(lengths: Ints) -> Ints:
-    """0 … length − 1 of each row, concatenated."""
     return np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(_starts(lengths), lengths)
 
 

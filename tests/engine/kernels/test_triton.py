@@ -16,7 +16,6 @@ from tests.engine.policy.batches import grouped_batch
 
 KERNELS = """
 import torch
-from nemotron_steps.engine.policy.attention import flash
 from nemotron_steps.engine.kernels import fused
 from nemotron_steps.engine.kernels import triton_kernels
 
@@ -65,13 +64,6 @@ for norm in (True, False):
         results.append([*(part.detach() for part in parts), *(leaf.grad for leaf in leaves if leaf is not None)])
     for mine, theirs in zip(*results, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
-
-over, own, out = random(37, 2, 16), random(37, 2, 16), torch.empty(37, 2, 16)
-over_lse, own_lse = 3 * random(2, 37), 3 * random(2, 37)
-lse = triton_kernels.merge_attention(over, own, over_lse, own_lse, out)
-expected = torch.empty_like(out)
-torch.testing.assert_close(lse, flash._merge(over, own, over_lse, own_lse, expected))
-torch.testing.assert_close(out, expected)
 
 logits, targets = 20 * random(9, 5000), torch.randint(0, 5000, (9,), generator=generator)
 largest, total, chosen = triton_kernels.softmax_statistics(logits, targets)

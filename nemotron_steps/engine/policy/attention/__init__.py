@@ -1,1 +1,1 @@
-"""The policy's attention: packed rows that may share a prompt, by torch's or Transformer Engine's kernels."""
+"""The policy's attention: packed rows that may share a prompt, by our own kernels or torch's."""

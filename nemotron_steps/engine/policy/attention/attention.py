@@ -1,8 +1,4 @@
-"""Self-attention over flat tokens, with megatron-core's parameters: QK-norm, rotary positions, grouped queries, SDPA.
-
-megatron-core's own dot-product attention computes and keeps the whole score matrix, and its context parallelism needs
-Transformer Engine. This one works from a TokenLayout, on CPU and CUDA alike.
-"""
+"""Self-attention over flat tokens, on CPU and CUDA alike, with megatron-core's parameters."""
 
 from __future__ import annotations
 
@@ -41,8 +37,7 @@ if TYPE_CHECKING:
 
 
 def flat_attention(query: Tensor, key: Tensor, value: Tensor, layout: TokenLayout) -> Tensor:
-    """Scaled dot-product attention within each sequence: query [T, heads, head_dim], key and value [T, key-value heads,
-    head_dim] → [T, heads · head_dim]."""
+    """Attention in each sequence: [T, heads, head_dim] with [T, key-value heads, head_dim] → [T, heads · head_dim]."""
     if query.is_cuda and query.dtype is not torch.float32:
         return flat_flash_attention(query, key, value, layout)
     whole, count, gqa = layout.whole, layout.whole_tokens, query.shape[1] != key.shape[1]
@@ -72,13 +67,7 @@ def flat_attention(query: Tensor, key: Tensor, value: Tensor, layout: TokenLayou
 
 
 class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
-    """megatron-core's self-attention with its parameters and names, computing over flat tokens.
-
-    Args:
-        config: megatron-core's.
-        number: of the layer, from 1.
-        head_norm: the norm of queries and keys, for models that have one.
-    """
+    """megatron-core's self-attention with its parameters and names, computing over flat tokens."""
 
     def __init__(self, config: Any, number: int, head_norm: type[torch.nn.Module] | None) -> None:
         super().__init__(
@@ -96,19 +85,11 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
         )
         ranks = config.tensor_model_parallel_size
         self.shares_heads = config.num_query_groups < ranks
-        """Whether several tensor-parallel ranks attend to one key-value head."""
         self.groups = 1 if self.shares_heads else config.num_query_groups // ranks
-        """Key-value heads of this rank, and so groups of query heads."""
         self.queries = config.num_attention_heads // ranks // self.groups
-        """Query heads of a group."""
 
     def forward(self, hidden: Tensor, layout: TokenLayout, cos_sin: Tensor) -> Tensor:
-        """Attend: hidden [T, 1, hidden], or this rank's share of T under sequence parallelism → the same shape.
-
-        Args:
-            layout: where each token belongs.
-            cos_sin: [2, T, 1, 1, head_dim], cosines and sines of the tokens' positions.
-        """
+        """hidden [T, 1, hidden], or this rank's share of T → the same; cos_sin [2, T, 1, 1, head_dim]."""
         config, width = self.config, self.hidden_size_per_attention_head
         mixed = column_linear(self.linear_qkv, hidden)
         if self.shares_heads:
@@ -125,7 +106,7 @@ class FlatSelfAttention(SelfAttention):  # type: ignore[misc]
         return row_linear(self.linear_proj, out.view(mixed.shape[0], 1, -1))
 
     def _over_ranks(self, query: Tensor, key: Tensor, value: Tensor, layout: TokenLayout) -> Tensor:
-        """[T / ranks, heads or key-value heads, head_dim] of this rank's tokens → [T / ranks, heads · head_dim]."""
+        """Of this rank's tokens, with all ranks' keys and values."""
         group, tokens = self.pg_collection.cp, query.shape[0]
         ranks = dist.get_world_size(group)
         shares = head_shares(query.shape[1], key.shape[1], ranks, dist.get_rank(group))
@@ -169,5 +150,4 @@ def _pad(tokens: Tensor, grid: Grid) -> Tensor:
 
 
 def _unpad(padded: Tensor, grid: Grid) -> Tensor:
-    """[rows, width, heads, head_dim] → [tokens, heads · head_dim]."""
     return unpad(padded.flatten(2).flatten(0, 1), grid.unpad)

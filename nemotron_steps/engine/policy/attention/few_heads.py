@@ -15,16 +15,7 @@ from nemotron_steps.engine.policy.token_layout import VarlenSegments
 
 
 def gqa_kv_exchange(mixed: Tensor, heads: int, key_value_heads: int, head_dim: int, group: dist.ProcessGroup) -> Tensor:
-    """From a rank's rows of linear_qkv to the heads that it attends with.
-
-    Args:
-        mixed: [T, (heads + 2 · key_value_heads) · head_dim / ranks].
-        heads, key_value_heads: of the whole layer; fewer of the latter than ranks, which are a multiple of them.
-        group: the tensor-parallel ranks.
-
-    Returns:
-        [T, (heads / ranks + 2) · head_dim]: query heads, the key and the value that they share.
-    """
+    """From a rank's rows of linear_qkv [T, …] to [T, (heads / ranks + 2) · head_dim] that it attends with."""
     exchange = columns(heads, key_value_heads, head_dim, dist.get_world_size(group), dist.get_rank(group))
     return spread(mixed, exchange, group)
 
@@ -50,16 +41,9 @@ def columns(heads: int, key_value_heads: int, head_dim: int, ranks: int, rank: i
 
 
 def part_attention(query: Tensor, key: Tensor, value: Tensor, part: VarlenSegments) -> Tensor:
-    """Attend within each sequence.
+    """Attend within each sequence: query [queries, heads, head_dim], in the order of `part`, to keys of all T tokens.
 
     Every rank has queries, if only padding's, so that all take part in every exchange of the backward pass.
-
-    Args:
-        query: [queries, heads, head_dim], in the order of `part`.
-        key, value: [T, key-value heads, head_dim].
-
-    Returns:
-        [queries, heads · head_dim]
     """
     flash = query.is_cuda and query.dtype is not torch.float32
     return (_flash if flash else _sdpa)(query, key, value, part).flatten(1)

@@ -1,21 +1,14 @@
 """Attention over flat tokens, on CUDA in half precision: no padding, and shared prompts attended to in place.
 
-    packed_attention    our own Triton kernels, wherever they run: 1.2 to 2.5 times as fast as FlashAttention's calls
-                        and nearer to float32 (docs/benchmarks.md). Not for heads of other sizes than SIZES, and GPUs
-                        whose shared memory is too small for them
-    te_attention.py     cuDNN's attention, for rows longer than PACKED where Transformer Engine is installed
-    torch               FlashAttention 2, everywhere else
-
-By the last two a suffix attends to its prompt and to itself in two calls, whose results are merged by their
-log-sum-exp. Their gradients are again two calls, each given the merged result: the attention probabilities that
-FlashAttention's backward pass recomputes from a log-sum-exp are then those of the whole row (as in ring attention,
+Our own Triton kernels wherever they run (docs/internals/packed_attention.md), else FlashAttention 2, by which a suffix
+attends to its prompt and to itself in two calls. Their results are merged by log-sum-exp, and each gradient call is
+given the merged result: the probabilities that it recomputes are then those of the whole row (as in ring attention,
 arXiv 2310.01889).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -23,22 +16,18 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nemotron_steps.engine.policy.attention import te_attention
-
 if TYPE_CHECKING:
-    from nemotron_steps.engine.kernels.varlen import RowSpans, Spans
+    from nemotron_steps.engine.kernels.varlen import Spans
     from nemotron_steps.engine.policy.token_layout import TokenLayout
 
-
-PACKED = 2048
-"""Tokens of the longest row up to which our own kernels are faster than cuDNN's. On an H200, forward and backward: of
-1,024 tokens 3.9 ms to 5.3, of 4,096 12.2 to 10.5."""
+_LOG = logging.getLogger(__name__)
+SIZES = (64, 128)
+"""Of heads that our own kernels take; others were not tried."""
 
 
 def flat_flash_attention(query: Tensor, key: Tensor, value: Tensor, layout: TokenLayout) -> Tensor:
     """As attention.flat_attention: query [T, heads, head_dim] → [T, heads · head_dim]."""
-    long = layout.spans.longest > PACKED
-    if packed_takes(query, key) and not (long and te_attention.takes(query, key, layout.spans)):
+    if packed_takes(query, key):
         return packed_attention(query, key, value, layout).flatten(1)
     return _FlatFlash.apply(query, key, value, layout).flatten(1)
 
@@ -47,20 +36,21 @@ class _FlatFlash(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: TokenLayout) -> Tensor:
         out = torch.zeros_like(query) if layout.padding else torch.empty_like(query)
-        lses: list[Tensor] = []
         spans = layout.spans
-        attend, ctx.attend_backward = _calls(query, key, spans)
         whole = slice(0, layout.whole_tokens)
-        out[whole], lse, rng = attend(query[whole], key[whole], value[whole], spans.whole, spans.whole, causal=True)
-        lses.append(lse)
+        out[whole], lse, rng = _forward(query[whole], key[whole], value[whole], spans.whole, spans.whole, causal=True)
+        lses = [lse]
         if spans.suffix is not None:
             rest, prompts = slice(layout.whole_tokens, query.shape[0] - layout.padding), slice(0, spans.prompt_tokens)
             assert spans.family is not None and spans.prompt is not None
-            over, over_lse, _ = attend(
+            over, over_lse, _ = _forward(
                 query[rest], key[prompts], value[prompts], spans.family, spans.prompt, causal=False
             )
-            own, own_lse, _ = attend(query[rest], key[rest], value[rest], spans.suffix, spans.suffix, causal=True)
-            lses.append(_merge(over, own, over_lse, own_lse, out[rest]))
+            own, own_lse, _ = _forward(query[rest], key[rest], value[rest], spans.suffix, spans.suffix, causal=True)
+            lse = torch.logaddexp(over_lse, own_lse)
+            weights = [(part - lse).exp_().t().unsqueeze(-1) for part in (over_lse, own_lse)]
+            out[rest] = (over * weights[0] + own * weights[1]).to(out.dtype)
+            lses.append(lse)
         ctx.save_for_backward(query, key, value, out, rng, *lses)
         ctx.layout = layout
         return out
@@ -74,7 +64,7 @@ class _FlatFlash(torch.autograd.Function):
         grad = grad.contiguous()
         grads = [torch.zeros_like(t) if layout.padding else torch.empty_like(t) for t in (query, key, value)]
         whole = slice(0, layout.whole_tokens)
-        parts = ctx.attend_backward(
+        parts = _backward(
             grad[whole], query[whole], key[whole], value[whole], out[whole], lses[0], spans.whole, spans.whole, rng,
             causal=True,
         )  # fmt: skip
@@ -83,11 +73,11 @@ class _FlatFlash(torch.autograd.Function):
         if spans.suffix is not None:
             rest, prompts = slice(layout.whole_tokens, query.shape[0] - layout.padding), slice(0, spans.prompt_tokens)
             assert spans.family is not None and spans.prompt is not None
-            over = ctx.attend_backward(
+            over = _backward(
                 grad[rest], query[rest], key[prompts], value[prompts], out[rest], lses[1], spans.family, spans.prompt,
                 rng, causal=False,
             )  # fmt: skip
-            own = ctx.attend_backward(
+            own = _backward(
                 grad[rest], query[rest], key[rest], value[rest], out[rest], lses[1], spans.suffix, spans.suffix, rng,
                 causal=True,
             )  # fmt: skip
@@ -96,25 +86,6 @@ class _FlatFlash(torch.autograd.Function):
                 into[prompts] += to_prompt
                 into[rest] = to_own
         return grads[0], grads[1], grads[2], None
-
-
-def _merge(over: Tensor, own: Tensor, over_lse: Tensor, own_lse: Tensor, out: Tensor) -> Tensor:
-    """Fill `out` with the attention over both sets of keys; returns its log-sum-exp [heads, tokens]."""
-    if over.is_cuda:
-        from nemotron_steps.engine.kernels.triton_kernels import merge_attention
-
-        return merge_attention(over, own, over_lse.contiguous(), own_lse.contiguous(), out)
-    lse = torch.logaddexp(over_lse, own_lse)
-    weights = [(part - lse).exp_().t().unsqueeze(-1) for part in (over_lse, own_lse)]
-    out.copy_(torch.addcmul(over * weights[0], own, weights[1]))
-    return lse
-
-
-def _calls(query: Tensor, key: Tensor, spans: RowSpans) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Forward and backward for runs of a layout."""
-    if query.is_cuda and te_attention.takes(query, key, spans):
-        return te_attention.forward, te_attention.backward
-    return _forward, _backward
 
 
 def _forward(
@@ -128,18 +99,9 @@ def _forward(
 
 
 def _backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    rows: Spans,
-    columns: Spans,
-    rng: Tensor,
-    *,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, rows: Spans, columns: Spans,
+    rng: Tensor, *, causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     unused = torch.empty(0, device=query.device)
     grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
         grad, query, key, value, out, lse, rows.cu_seqlens, columns.cu_seqlens, rows.max_seqlen, columns.max_seqlen,
@@ -148,23 +110,16 @@ def _backward(
     return grads
 
 
-_LOG = logging.getLogger(__name__)
-SIZES = (64, 128)
-"""Of heads; others were not tried."""
-
-
 def packed_takes(query: Tensor, key: Tensor) -> bool:
-    """Whether the kernels run here. Compiles and tries them once for each kind of head."""
+    """Whether our own kernels run here. Compiles and tries them once for each kind of head."""
     heads, width = query.shape[1:]
     return query.is_cuda and width in SIZES and _works(query.device, query.dtype, heads, key.shape[1], width)
 
 
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, layout: TokenLayout) -> Tensor:
     """As attention.flat_attention: query [T, heads, head_dim] → [T, heads, head_dim]."""
-    spans = layout.spans
-    return _Packed.apply(
-        query.contiguous(), key.contiguous(), value.contiguous(), spans.rows, spans.longest, layout.padding
-    )
+    states = (part.contiguous() for part in (query, key, value))
+    return _Packed.apply(*states, layout.spans.rows, layout.spans.longest, layout.padding)
 
 
 class _Packed(torch.autograd.Function):

@@ -1,13 +1,7 @@
 """Context parallelism: each rank computes a share of a micro-batch's tokens.
 
-Attention needs whole sequences, so there tokens are exchanged for heads (DeepSpeed Ulysses, arXiv 2309.14509): every
-rank attends over all tokens with its share of the heads, and the exchange is undone. All other layers work token by
-token. Compared with passing keys and values around a ring, attention itself stays the same code, on CPU and CUDA, and
-every rank has the same work.
-
-Fewer key-value heads than ranks are sent to several ranks. Where the query heads do not divide over the ranks either,
-they divide over as many as they can, and the ranks that then have the same heads part the queries: each gets all keys
-and values of its heads, and attends to them from its part of the tokens (attention/part_of_queries.py).
+For attention tokens are exchanged for heads (DeepSpeed Ulysses, arXiv 2309.14509), and back. Fewer key-value heads
+than ranks are sent to several ranks; fewer query heads part the queries (docs/internals/more_ranks_than_heads.md).
 """
 
 from __future__ import annotations
@@ -27,13 +21,7 @@ from nemotron_steps.engine.policy.distributed.partial_all_to_all import Exchange
 
 @dataclass(frozen=True)
 class HeadShares:
-    """Who attends with which heads, and from which tokens.
-
-    Attributes:
-        queries: [T / ranks, heads, …] → [T · parts / ranks, heads / parts, …].
-        keys: [T / ranks, key-value heads, …] → [T, …] with the heads that those queries need.
-        of: whose tokens the queries are of, in order; all ranks' where the heads divide over them.
-    """
+    """Who attends with which heads, and from whose tokens."""
 
     queries: Exchange
     keys: Exchange
@@ -110,10 +98,7 @@ def to_tokens(states: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def sum_parts(values: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Sum over ranks that each hold part of a result and then all compute the same from it.
-
-    The gradient is passed on unchanged: every rank already has the whole of it.
-    """
+    """Sum over ranks that each hold part of a result and then all compute the same: the gradient passes unchanged."""
     return _SumParts.apply(values, group)
 
 

@@ -1,8 +1,4 @@
-"""The parallel layout of a policy: how many ranks share its tensors, layers, tokens, experts and data.
-
-megatron-core keeps its process groups in module globals, so a process has one layout at a time; a second policy with
-the same layout shares them.
-"""
+"""The parallel layout of a policy: how many ranks share its tensors, layers, tokens, experts and data."""
 
 from __future__ import annotations
 
@@ -116,18 +112,7 @@ def reduce_scatter(part: Tensor, whole: Tensor, group: dist.ProcessGroup | None)
 
 
 class Groups:
-    """This rank's process groups, in the layout that megatron-core was initialised with, and its place in them.
-
-    Attributes:
-        data: ranks that compute different rows of the global batch.
-        gradient: ranks over which gradients add up: data-parallel and context-parallel ones.
-        pipeline: `stages` of them; this rank is in `stage`.
-        model: tensor- and pipeline-parallel ranks: together they hold the dense weights once.
-        embedding: first and last pipeline stage, which both hold a tied embedding.
-        stage_ranks: every rank of this pipeline stage.
-        expert: ranks that hold different experts of the same layers.
-        expert_gradient: ranks that hold the same experts.
-    """
+    """This rank's process groups, and its place in them."""
 
     def __init__(self) -> None:
         from megatron.core import parallel_state as state
@@ -151,7 +136,7 @@ class Groups:
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether this rank computes logprobs and the loss."""
+        """Whether this rank computes the loss."""
         return self.stage == self.stages - 1
 
     def barrier(self) -> None:
@@ -175,5 +160,4 @@ class Groups:
 
 
 def _placed(group: dist.ProcessGroup) -> tuple[dist.ProcessGroup, int, int]:
-    """A group, this rank in it, and its size."""
     return group, dist.get_rank(group), dist.get_world_size(group)

@@ -1,8 +1,4 @@
-"""Parts of a dimension sent between ranks, where several ranks may want the same part.
-
-`spread` hands the parts out, `collect` is its adjoint: it brings them home and adds up what several ranks return of the
-same part. Each is the other's gradient.
-"""
+"""Parts of a dimension sent between ranks, of which several may want the same; `spread` and `collect` are adjoint."""
 
 from __future__ import annotations
 
@@ -20,15 +16,7 @@ from nemotron_steps.engine.kernels.varlen import Range, size
 
 @dataclass(frozen=True)
 class Exchange:
-    """Who gets what of dimension 1 of tensors [n, width, …], with the same n on every rank.
-
-    Attributes:
-        width: of dimension 1 on this rank.
-        sent: rank → the ranges of this rank's dimension 1 that it gets, in order.
-        received: rank → how much of dimension 1 comes from it.
-        along: dimension along which what was received is put together, in the order of the ranks: 1, or 0 where each
-            rank sends the same columns of rows of its own.
-    """
+    """Who gets what of dimension 1 of tensors [n, width, …], with the same n on every rank."""
 
     width: int
     sent: tuple[tuple[Range, ...], ...]

@@ -1,8 +1,7 @@
 """Pipeline schedules: how micro-batches move through stages that each hold some of the layers.
 
-Training runs one forward, one backward (PipeDream-flush, arXiv 2006.09503): a stage keeps at most as many micro-batches
-in flight as there are stages after it. megatron-core's schedules need CUDA streams; these need only send and receive,
-and since every stage plans the same micro-batches, shapes are never sent.
+One forward, one backward (PipeDream-flush, arXiv 2006.09503). Every stage plans the same micro-batches, so shapes are
+never sent.
 """
 
 from __future__ import annotations
@@ -23,12 +22,7 @@ Shape = Callable[[int], tuple[int, ...]]
 
 
 class Pipeline:
-    """This rank's stage.
-
-    Args:
-        groups: stages and neighbours.
-        dtype, device: of the hidden states.
-    """
+    """This rank's stage."""
 
     def __init__(self, groups: Groups, dtype: torch.dtype, device: torch.device) -> None:
         self._groups, self._dtype, self._device = groups, dtype, device
@@ -86,10 +80,7 @@ class Pipeline:
         send: list[tuple[int | None, Tensor | None]] | None = None,
         receive: list[tuple[int | None, tuple[int, ...]]] | None = None,
     ) -> list[Tensor | None]:
-        """Send and receive at once, so that neighbours that do both at the same time never wait for each other.
-
-        A peer of None (there is no such stage) sends nothing and receives None.
-        """
+        """Send and receive at once, or neighbours would wait for each other; with a peer of None nothing."""
         operations: list[dist.P2POp] = []
         buffers: list[Tensor | None] = []
         for peer, tensor in send or []:

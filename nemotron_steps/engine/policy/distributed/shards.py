@@ -25,19 +25,7 @@ _OUTPUT = "output_layer.weight"
 
 
 class ModelShards:
-    """This rank's parameters under the names they have in the whole model.
-
-    Args:
-        model: this rank's.
-        groups: its process groups.
-        mtp_apart: whether gradients of multi-token prediction are clipped by themselves.
-
-    Attributes:
-        parameters: every parameter of the whole model, in layer order, without adapters.
-        adapters: low-rank adapters of the whole model; its own parameters are then frozen.
-        saved: what a training checkpoint holds: the adapters', or all.
-        local: name in the whole model → this rank's part of it.
-    """
+    """This rank's parameters under the names they have in the whole model."""
 
     def __init__(self, model: PolicyModel, groups: Groups, *, mtp_apart: bool = False) -> None:
         self.model, self.groups, self.mtp_apart = model, groups, mtp_apart
@@ -58,14 +46,12 @@ class ModelShards:
         self.shares_embedding = groups.stages > 1 and (
             self.architecture.tied_embeddings or self.architecture.trains_mtp
         )
-        """Whether the first and the last stage both hold the embedding."""
         self.has_embedding_copy = self.shares_embedding and groups.is_last_stage
         if self.has_embedding_copy and self.architecture.tied_embeddings:
             self.local[_EMBEDDING] = self.local.pop(_OUTPUT)
 
     def make_buffers(self, *, sharded: bool) -> list[ParameterBuffer]:
-        """Move trainable parameters into flat buffers: one for dense weights, one for those of them that are float32
-        among narrower ones, one for experts; those that have any. What is clipped apart has buffers of its own."""
+        """Trainable parameters into flat buffers: by type, experts and what is clipped apart by themselves."""
         groups = self.groups
         dense: dict[tuple[bool, torch.dtype], list[tuple[Parameter, Kind, torch.nn.Parameter]]] = {}
         if not self.adapters:
@@ -85,9 +71,7 @@ class ModelShards:
         return buffers
 
     def clip_groups(self, buffers: Sequence[ParameterBuffer], *, sharded: bool) -> list[ClipGroup]:
-        """What is clipped together, the model first: buffers and the ranks over which their squared gradient norms add
-        up to the whole, one group after another. As many entries on every rank: a hybrid's pipeline stage may have no
-        experts, or no multi-token prediction."""
+        """What is clipped together, the model first; as many entries on every rank, whatever its stage has."""
         groups = self.groups
         dense = [groups.model, *([groups.gradient] if sharded else [])]
         experts = [groups.expert, groups.pipeline, *([groups.expert_gradient] if sharded else [])]
@@ -110,7 +94,7 @@ class ModelShards:
                 dist.all_reduce(buffer.grads[slot.start : slot.end], group=self.groups.embedding)
 
     def load(self, weights: Iterable[tuple[Parameter, Tensor]]) -> None:
-        """Copy this rank's parts out of whole Megatron tensors, or of those that have `own_experts` alone."""
+        """Copy this rank's parts out of whole Megatron tensors, or of those with `own_experts` alone."""
         with torch.no_grad():
             for parameter, tensor in weights:
                 target = self.local.get(parameter.name)
@@ -144,13 +128,7 @@ class ModelShards:
         )
 
     def hf_tensors(self, *, with_mtp: bool = True, adapted: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """Hugging Face-named whole tensors, one at a time, adapters added; views of live weights where the layouts
-        allow it. Collective: every rank gets all of them.
-
-        Args:
-            with_mtp: those of multi-token prediction too, where it is trained.
-            adapted: adapters added.
-        """
+        """Hugging Face-named whole tensors, one at a time, views of live weights where possible. Collective."""
         for parameter in self.parameters if with_mtp else self._of_the_model:
             yield from split(parameter, self._whole(parameter, adapted=adapted), self.architecture)
 
@@ -193,12 +171,7 @@ class ModelShards:
         *,
         of: Sequence[Parameter] | None = None,
     ) -> dict[str, list[Any]]:
-        """megatron-core ShardedTensors of something that every parameter has: its weight, or optimizer state.
-
-        Args:
-            tensors: (name, parameter) → tensor of the parameter's shape, or None to leave it out.
-            of: which parameters; default those of a training checkpoint.
-        """
+        """megatron-core ShardedTensors of what parameters (default: of a checkpoint) have; None is left out."""
         state = {}
         for parameter in self.saved if of is None else of:
             local = self.local.get(parameter.name)

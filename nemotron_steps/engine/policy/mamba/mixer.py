@@ -5,11 +5,8 @@
     y = scan(x, softplus(dt + dt_bias), −exp(A_log), B, C, D)
     out = out_proj norm(y · silu(z))
 
-Names, shapes and the order of the parts are megatron-core's, whose own mixer needs mamba_ssm and CUDA. Under tensor
-parallelism a rank has its share of every part: heads, with the groups that they belong to. Under context parallelism
-the tokens' x, B, C and dt are exchanged for heads before the convolution, as attention does with its queries, keys and
-values (context_parallel.py); a group that several ranks have heads of is sent to each of them. The gate and the norm
-stay with the tokens, so that norms may span heads of several ranks.
+Under tensor parallelism a rank has its share of every part; under context parallelism x, B, C and dt are exchanged for
+heads before the convolution. The gate and the norm stay with the tokens, so norms may span heads of several ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from nemotron_steps.engine.policy.distributed.context_parallel import to_tokens
 from nemotron_steps.engine.policy.distributed.parallel_dims import device
 from nemotron_steps.engine.policy.distributed.partial_all_to_all import Exchange, spread
 from nemotron_steps.engine.policy.layers import column_linear, row_linear
-from nemotron_steps.engine.policy.mamba.libraries import norm_for
+from nemotron_steps.engine.policy.mamba.libraries import library_for
 from nemotron_steps.engine.policy.mamba.scan import conv, scan, time_steps
 from nemotron_steps.engine.policy.mamba.segments import runs_of
 from nemotron_steps.models.architecture import Architecture
@@ -42,18 +39,9 @@ if TYPE_CHECKING:
 
 
 def gated_norm(y: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
-    """Gate, then norm each group.
-
-    Args:
-        y, gate: [T, W].
-        weight: [W].
-        groups: that the W channels are cut into, evenly.
-        eps: added to the mean square.
-
-    Returns:
-        [T, W], as y.
-    """
-    return (norm_for(y, groups, _plain) or _plain)(y, gate, weight, groups, eps)
+    """Gate y [T, W], then norm each of its groups."""
+    run = library_for("norm", y, _plain, y.shape[1], groups) or _plain
+    return run(y, gate, weight, groups, eps)
 
 
 def _plain(y: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
@@ -85,12 +73,7 @@ class _GatedNorm(torch.autograd.Function):
 
 
 class MambaMixer(torch.nn.Module):
-    """One Mamba-2 mixer; this tensor-parallel rank's share of it.
-
-    Args:
-        config: megatron-core's.
-        architecture: the model, of which `mamba` is not None.
-    """
+    """One Mamba-2 mixer; this tensor-parallel rank's share of it."""
 
     def __init__(self, config: Any, architecture: Architecture) -> None:
         super().__init__()
@@ -119,15 +102,7 @@ class MambaMixer(torch.nn.Module):
         self.context = parallel_state.get_context_parallel_group() if config.context_parallel_size > 1 else None
 
     def forward(self, normed: Tensor, layout: TokenLayout, *_: Any) -> Tensor:
-        """Mix the tokens of each row, forwards.
-
-        Args:
-            normed: [T, 1, hidden], or this rank's share of T under sequence or context parallelism.
-            layout: where each token belongs.
-
-        Returns:
-            As `normed`.
-        """
+        """Mix the tokens of each row: [T, 1, hidden], or this rank's share of T → the same shape."""
         mixed = column_linear(self.in_proj, normed).flatten(0, 1)
         gate, rest = torch.split(mixed, [self.inner, mixed.shape[1] - self.inner], dim=1)
         if self.context is None:
@@ -139,14 +114,7 @@ class MambaMixer(torch.nn.Module):
         return row_linear(self.out_proj, gated_norm(y, gate, self.norm.weight, self.groups, self.eps)[:, None])
 
     def _recur(self, rest: Tensor, layout: TokenLayout, rank: int, ranks: int) -> Tensor:
-        """Convolution and scan of all tokens with the heads of one of several context-parallel ranks.
-
-        Args:
-            rest: [T, x + B + C + dt], of those heads.
-
-        Returns:
-            [T, heads · head_dim]
-        """
+        """Convolution and scan of all tokens with the heads of one context-parallel rank → [T, heads · head_dim]."""
         runs = runs_of(layout)
         weight: Tensor = self.conv1d.weight
         bias: Tensor | None = self.conv1d.bias
@@ -170,10 +138,7 @@ class MambaMixer(torch.nn.Module):
 
 
 def head_ranges(heads: int, head_dim: int, groups: int, state: int, rank: int, ranks: int) -> tuple[Range, ...]:
-    """Where the heads of one of `ranks` ranks are among the columns x, B, C, dt: a range of each of these four.
-
-    Where there are fewer groups than ranks, several ranks have heads of the same group.
-    """
+    """Where the heads of one of `ranks` ranks are among the columns x, B, C, dt; groups may be several ranks'."""
     inner, each = heads * head_dim, heads // ranks
     first, after = rank * groups // ranks, -(-(rank + 1) * groups // ranks)
     before = inner + 2 * groups * state

@@ -2,10 +2,7 @@
 
     h_t = exp(dt_t · A) h_{t−1} + dt_t · x_t ⊗ B_t,   y_t = h_t C_t + D x_t
 
-for each head, with a state h of [head_dim, state], empty at every row's start unless given. Within a chunk the
-recurrence is a product with a lower triangular matrix; between chunks only states travel. Chunks never span two rows,
-so nothing of one row enters another's arithmetic. dt, A and states are float32 in every precision.
-
+Chunks never span two rows, so nothing of one row enters another's arithmetic. dt, A and states are float32 always.
 Shapes: T tokens, H heads of P, G groups of N (heads of a group share B and C); a chunk has Q tokens.
 """
 
@@ -23,28 +20,20 @@ from torch.utils.checkpoint import checkpoint
 
 from nemotron_steps.config.families import bounds_time_steps
 from nemotron_steps.engine.kernels.varlen import pad, unpad
-from nemotron_steps.engine.policy.mamba.libraries import conv_for, scan_for
+from nemotron_steps.engine.policy.mamba.libraries import library_for
 from nemotron_steps.engine.policy.mamba.segments import Runs, Segment
 
 
 def conv(states: Tensor, weight: Tensor, bias: Tensor | None, runs: Runs, window: Tensor | None = None) -> Tensor:
-    """silu(bias + Σ_k weight[k] · states[t − K + 1 + k]).
+    """silu(bias + Σ_k weight[k] · states[t − K + 1 + k]) of states [T, C], weight [C, 1, K] → [T, C].
 
-    Args:
-        states: [T, C].
-        weight: [C, 1, K].
-        bias: [C].
-        runs: the rows. Tokens after them get 0.
-        window: [runs.roots, C, K − 1], what precedes the rows that continue no other, the newest last.
-
-    Returns:
-        [T, C].
+    window [runs.roots, C, K − 1]: what precedes the rows that continue no other, the newest last.
     """
     taps = weight.shape[2] - 1
     gaps = runs.gaps(taps)
     spread: Tensor = _Spread.apply(states, window, runs, taps)
-    by_library = conv_for(states, weight.shape[2], _plain)
-    out = unpad((by_library or _plain)(spread, weight, bias), gaps.cells)
+    run = library_for("convolution", states, _plain, states.shape[1], weight.shape[2]) or _plain
+    out = unpad(run(spread, weight, bias), gaps.cells)
     return F.pad(out, (0, 0, 0, runs.padding)) if runs.padding else out
 
 
@@ -56,7 +45,6 @@ def last_window(states: Tensor, runs: Runs, kernel: int, window: Tensor | None =
 
 
 def _with_gaps(states: Tensor, window: Tensor | None, runs: Runs, taps: int) -> Tensor:
-    """[tokens + rows · taps, C]: before each row what precedes it."""
     gaps = runs.gaps(taps)
     spread = states.index_select(0, gaps.source)
     if window is None:
@@ -66,8 +54,6 @@ def _with_gaps(states: Tensor, window: Tensor | None, runs: Runs, taps: int) -> 
 
 
 class _Spread(torch.autograd.Function):
-    """`_with_gaps`; gathers both ways, where no prompt is shared."""
-
     @staticmethod
     def forward(ctx: Any, states: Tensor, window: Tensor | None, runs: Runs, taps: int) -> Tensor:
         ctx.runs, ctx.taps = runs, taps
@@ -94,12 +80,10 @@ class _Spread(torch.autograd.Function):
 
 
 def _plain(spread: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """silu of the convolution of one run of cells before which nothing is, [cells, C]."""
     return _Conv.apply(spread, weight, bias)
 
 
 def _before_silu(spread: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """float32 [cells, C]"""
     kernel, taps = weight.shape[2], weight[:, 0].float().t()
     spread = spread.float()
     summed = spread * taps[-1] if bias is None else torch.addcmul(bias.float(), spread, taps[-1])
@@ -109,8 +93,6 @@ def _before_silu(spread: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _Conv(torch.autograd.Function):
-    """Keeps its inputs alone."""
-
     @staticmethod
     def forward(ctx: Any, spread: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(spread, weight, bias)
@@ -120,7 +102,7 @@ class _Conv(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         spread, weight, bias = ctx.saved_tensors
-        grad = _silu_backward(grad.float(), _before_silu(spread, weight, bias))
+        grad = torch.ops.aten.silu_backward(grad.float(), _before_silu(spread, weight, bias))
         kernel, taps, exact = weight.shape[2], weight[:, 0].float().t(), spread.float()
         into = grad * taps[-1]
         grad_taps = [torch.linalg.vecdot(grad, exact, dim=0)]
@@ -132,15 +114,10 @@ class _Conv(torch.autograd.Function):
         return into.to(spread.dtype), grad_weight, None if bias is None else grad.sum(0).to(bias.dtype)
 
 
-def _silu_backward(grad: Tensor, summed: Tensor) -> Tensor:
-    return torch.ops.aten.silu_backward(grad, summed)
-
-
 _MOST_CHUNKS = 64
-"""Chunks of a segment: states go from each to each by one product."""
+"""Of a segment: states go from each to each by one product."""
 _MOST_SCORES = 2**25
-"""Elements of a segment's triangular matrices, [chunks, H, Q, Q]. More segments than one are computed again for their
-gradients, so that memory does not grow with them."""
+"""Of a segment, [chunks, H, Q, Q]; several segments are computed again, so that memory does not grow with them."""
 
 
 def scan(
@@ -156,23 +133,12 @@ def scan(
     *,
     final: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Run the recurrence over every row.
+    """y [T, H, P] of the recurrence over every row, and its final states, float32 [rows, H, P, N].
 
-    Args:
-        x: [T, H, P].
-        dt: float32 [T, H], positive.
-        a: float32 [H], negative.
-        b, c: [T, G, N].
-        d: float32 [H].
-        runs: the rows. Tokens after them get 0.
-        chunk_size: most tokens of a chunk.
-        initial: float32 [runs.roots, H, P, N], states of the rows that continue no other; empty if None.
-        final: whether the final states are wanted.
-
-    Returns:
-        y, as x; and float32 [rows, H, P, N], the state after each row's last token, or None.
+    x [T, H, P]; dt float32 [T, H], positive; a float32 [H], negative; b, c [T, G, N]; d float32 [H]; initial float32
+    [runs.roots, H, P, N]: states of the rows that continue no other.
     """
-    scan_level = scan_for(x, b, _scan_level) or _scan_level
+    scan_level = library_for("scan", x, _scan_level, tuple(x.shape[1:]), tuple(b.shape[1:])) or _scan_level
     outs: list[Tensor] = []
     ends: list[Tensor] = []
     for number, level in enumerate(runs.levels):
@@ -221,21 +187,17 @@ def _scan_level(
     ends: list[Tensor] = []
     carried: Tensor | None = None
     for segment, *parts in zip(segments, *split, strict=True):
-        entering = _entering(segment, initial, carried)
+        # States of its first rows before their first chunks here; None if all are empty.
+        entering = carried
+        if initial is not None:
+            rows = initial[segment.rows]
+            entering = rows if carried is None else torch.cat((carried, rows[1:]))
         out, end = run(*parts, a, d, entering, segment, final)
         outs.append(out)
         carried = end[-1:] if end is not None and segment.goes_on else None
         if end is not None and final:
             ends.append(end[:-1] if segment.goes_on else end)
     return torch.cat(outs) if len(outs) > 1 else outs[0], torch.cat(ends) if final else None
-
-
-def _entering(segment: Segment, initial: Tensor | None, carried: Tensor | None) -> Tensor | None:
-    """States of a segment's first rows before their first chunks here; None if all are empty."""
-    if initial is None:
-        return carried
-    rows = initial[segment.rows]
-    return rows if carried is None else torch.cat((carried, rows[1:]))
 
 
 def _segment(
@@ -249,11 +211,7 @@ def _segment(
     segment: Segment,
     final: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Outputs of a segment's tokens [tokens, H, P], and states after its rows [m, H, P, N] if those are needed.
-
-    Args:
-        entering: [e, H, P, N], states before the first e of its rows; the others begin empty.
-    """
+    """Outputs of a segment's tokens, and states after its m rows if needed; `entering`: before the first of them."""
     count, groups, state = segment.count, b.shape[1], b.shape[2]
     heads, head_dim = x.shape[1:]
     each = heads // groups
@@ -267,7 +225,9 @@ def _segment(
     logs = (dt * a).transpose(1, 2).cumsum(-1, dtype=torch.float64)
     b, c = (tensor.view(count, width, groups, state).transpose(1, 2) for tensor in (b, c))  # [K, G, Q, N]
     scaled = (values.view(count, width, heads, head_dim) * dt[..., None]).transpose(1, 2)  # [K, H, Q, P]
-    scores = torch.matmul(c, b.transpose(2, 3))[:, :, None] * _decays(logs).view(count, groups, each, width, width)
+    scores = torch.matmul(c, b.transpose(2, 3))[:, :, None] * _Decays.apply(logs).view(
+        count, groups, each, width, width
+    )
     y = torch.matmul(scores.view(count, heads, width, width).to(kind), scaled.to(kind)).float()
     last = logs[:, :, -1]
     needs_states = entering is not None or final or segment.goes_on or len(segment.row) > len(segment.first)
@@ -287,20 +247,14 @@ def _segment(
 
 
 def _factors(x: Tensor) -> torch.dtype:
-    """Type of what is multiplied in matrix products. Half precision on GPUs, which there is ten times as fast, as in
-    the kernels of libraries; sums, decays and states are float32 everywhere."""
+    """Type of products' factors; sums, decays and states are float32 everywhere."""
     return x.dtype if x.is_cuda else torch.float32
 
 
 def _between_chunks(
     added: Tensor, last: Tensor, entering: Tensor | None, segment: Segment, final: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """States before each chunk, [K, H, P, N] (None if all are empty), and after rows, as `_segment` returns them.
-
-    Args:
-        added: [K, H, P, N], by each chunk to the state at its end.
-        last: float64 [K, H], the sum of dt · A over each chunk.
-    """
+    """States before each chunk, [K, H, P, N] (None: all empty), and after rows; `added`: what each chunk adds."""
     count, rows = segment.row.shape[0], segment.first.shape[0]
     if entering is None and count == rows:  # no row has more than one chunk
         return None, added if final else added[-1:]
@@ -332,12 +286,9 @@ def _between_chunks(
     return states[:count], states[count:]
 
 
-def _decays(logs: Tensor) -> Tensor:
-    """exp(log_i − log_j) for j ≤ i, else 0: float64 [..., Q] → float32 [..., Q, Q]."""
-    return _Decays.apply(logs)
-
-
 class _Decays(torch.autograd.Function):
+    """exp(log_i − log_j) for j ≤ i, else 0: float64 [..., Q] → float32 [..., Q, Q]."""
+
     @staticmethod
     def forward(ctx: Any, logs: Tensor) -> Tensor:
         width = logs.shape[-1]

@@ -1,8 +1,6 @@
-"""Where sequences begin among flat tokens, which of them continue others, and how a scan cuts them into chunks.
+"""Where sequences begin among flat tokens, which continue others, and how a scan cuts them into chunks.
 
-What a recurrent layer has to know of a TokenLayout: its rows are runs of tokens, each beginning with an empty state,
-but for suffixes, which begin with the state that their shared prompt ended in. Everything here is computed on CPU, once
-for all layers; no length is ever read back from a GPU.
+Computed on CPU, once for all layers; no length is ever read back from a GPU.
 """
 
 from __future__ import annotations
@@ -28,65 +26,41 @@ class Segment:
     """Consecutive chunks that are computed together. K chunks, m rows that have a part in it."""
 
     tokens: slice
-    """Of the level's tokens."""
     count: int
-    """K"""
-    pad: Tensor | None
-    """int64 [K · width], token (relative to the segment's first) of each cell; None where no cell is padding."""
-    unpad: Tensor | None
-    """int64 [tokens], cell of each token."""
-    filled: Tensor | None
-    """float32 [K, width, 1]: 1 in cells that are tokens, 0 in padding."""
-    rows: slice
-    """Of the level's rows, m of them; the first may have begun in an earlier segment, the last end in a later one."""
+    pad: Tensor | None  # int64 [K · width], token of each cell; None without padding
+    unpad: Tensor | None  # int64 [tokens], cell of each token
+    filled: Tensor | None  # float32 [K, width, 1]: 1 in cells that are tokens
+    rows: slice  # the first may have begun earlier, the last end later
     continues: bool
-    """Whether the first row began in an earlier segment."""
-    goes_on: bool
-    """Whether the last row ends in a later one."""
-    row: Tensor
-    """int64 [K], the row of each chunk, counted from the segment's first."""
-    first: Tensor
-    """int64 [m], each row's first chunk here."""
-    last: Tensor
-    """int64 [m], each row's last chunk here."""
+    goes_on: bool  # the last row ends in a later segment
+    row: Tensor  # int64 [K], row of each chunk, counted from the first
+    first: Tensor  # int64 [m], each row's first chunk here
+    last: Tensor  # int64 [m], its last
 
 
 @dataclass
 class Gaps:
     """Rows with a gap of `taps` cells before each, for what precedes its first token. All int64."""
 
-    source: Tensor
-    """[tokens + rows · taps], flat token of each cell; anything where a gap is empty."""
-    cells: Tensor
-    """[tokens], cell of each flat token."""
-    prompt_cells: Tensor
-    """Cells of gaps that hold tokens of a prompt,"""
-    prompt: Tensor
-    """and which."""
-    empty_cells: Tensor
-    """Cells of gaps before which nothing is, or a window that is given,"""
-    window: Tensor
-    """and what of the windows [rows · taps] each holds then."""
-    last: Tensor
-    """[rows, taps], the cells of each row's last tokens, the newest last."""
+    source: Tensor  # [cells], flat token of each; anything where a gap is empty
+    cells: Tensor  # [tokens], cell of each
+    prompt_cells: Tensor  # cells of gaps that hold tokens of a prompt
+    prompt: Tensor  # and which
+    empty_cells: Tensor  # cells of gaps that hold nothing, or a given window
+    window: Tensor  # and what of it
+    last: Tensor  # [rows, taps], cells of the last tokens, the newest last
 
 
 @dataclass
 class Batches:
     """Rows of a level side by side, padded on the right, in batches of rows of like lengths."""
 
-    shapes: list[tuple[int, int]]
-    """Rows and width of each batch."""
-    pad: Tensor
-    """int64 [cells], token of each cell of all batches, one after the other."""
-    unpad: Tensor
-    """int64 [tokens], cell of each token."""
-    filled: Tensor
-    """float32 [cells, 1]: 1 in cells that are tokens."""
-    rows: Tensor
-    """int64 [rows], which the batches have, one after the other."""
-    places: Tensor
-    """int64 [rows], where among those each row is."""
+    shapes: list[tuple[int, int]]  # rows and width of each batch
+    pad: Tensor  # int64 [cells], token of each
+    unpad: Tensor  # int64 [tokens], cell of each
+    filled: Tensor  # float32 [cells, 1]: 1 in cells that are tokens
+    rows: Tensor  # int64, one batch after the other
+    places: Tensor  # int64, where among those each row is
 
 
 @dataclass
@@ -95,7 +69,6 @@ class Level:
 
     lengths: Ints
     tokens: slice
-    """Of all flat tokens."""
 
     @property
     def rows(self) -> int:
@@ -162,14 +135,7 @@ class Level:
 
 
 class Runs:
-    """Sequences one after another in flat tokens.
-
-    Args:
-        lengths: tokens of each row, at least one. Rows that begin empty (or with a state that is given) come first.
-        parents: the row that each of the last rows continues, one of the first.
-        padding: tokens after the last row, which belong to none.
-        device: where the tokens are.
-    """
+    """Sequences one after another in flat tokens: those that begin empty first, then those with `parents`."""
 
     def __init__(
         self,
@@ -200,12 +166,6 @@ class Runs:
     def parent(self) -> Tensor:
         """int64 [rows − roots] on the device."""
         return torch.from_numpy(self.parents).to(self.device, non_blocking=True)
-
-    @cached_property
-    def cu_seqlens(self) -> list[Tensor]:
-        """Of each level, int64 [rows + 1] on the device, counted from the level's first token."""
-        starts = [np.concatenate([[0], np.cumsum(level.lengths)]) for level in self.levels]
-        return [torch.from_numpy(start).to(self.device, non_blocking=True) for start in starts]
 
     @cached_property
     def row_of_token(self) -> list[Tensor]:

@@ -1,10 +1,7 @@
 """A mixture of experts in the place of a layer's MLP (Qwen3-MoE, Nemotron 3).
 
-    routed = up_latent(Σ_k weight_k · expert_k(down_latent(x)))        the latent projections where the model has them
-    result = routed + shared(x)                                        a shared expert where it has one
-
-The router and the shared expert see the full width. megatron-core's dispatchers need CUDA streams; under expert
-parallelism tokens travel here by plain all-to-all.
+routed = up_latent(Σ_k weight_k · expert_k(down_latent(x)))        the latent projections where the model has them
+result = routed + shared(x)                                        a shared expert where it has one
 """
 
 from __future__ import annotations
@@ -31,17 +28,7 @@ from megatron.core import parallel_state  # noqa: E402
 
 
 class MoeLayer(torch.nn.Module):
-    """Router, experts and what is around them.
-
-    Args:
-        config: megatron-core's.
-        architecture: the model.
-        layout: parallel sizes.
-        freeze_router: keep the router as it is, in float32.
-
-    Attributes:
-        number: of the whole model's mixtures, from 0; the model counts them. None in multi-token prediction.
-    """
+    """Router, experts and what is around them; `number` is of the model's mixtures, None in multi-token prediction."""
 
     def __init__(self, config: Any, architecture: Architecture, layout: ParallelDims, freeze_router: bool) -> None:
         super().__init__()
@@ -67,7 +54,7 @@ class MoeLayer(torch.nn.Module):
         return self.mix(hidden, layout.occurrences[mine], replayed)
 
     def mix(self, hidden: Tensor, occurrences: Tensor, replayed: Tensor | None = None) -> Tensor:
-        """[T, 1, hidden] → the same shape. `occurrences` and `replayed` as the router takes them."""
+        """[T, 1, hidden] → the same shape."""
         states = hidden.flatten(0, 1)
         weights, chosen = self.router(states, occurrences, replayed)
         if self.fc1_latent_proj is not None:
@@ -111,8 +98,6 @@ class Experts(torch.nn.Module):
 
 
 class _Weight(torch.nn.Module):
-    """That every tensor-parallel rank has whole."""
-
     def __init__(self, *shape: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device()))
@@ -127,8 +112,7 @@ def _grouped_linear(states: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 
 
 def on_all_ranks(experts: Experts, states: Tensor, counts: Tensor, ranks: int) -> Tensor:
-    """Send tokens [n, width], sorted by expert, to their experts' ranks, compute there, and bring the results back in
-    the same order. counts: int64 [all experts], tokens of each. Collective over expert ranks."""
+    """Tokens [n, width], sorted by expert, to their experts' ranks and back. Collective over expert ranks."""
     group = parallel_state.get_expert_model_parallel_group()
     incoming = torch.empty_like(counts)
     dist.all_to_all_single(incoming, counts, group=group)
@@ -145,18 +129,14 @@ def on_all_ranks(experts: Experts, states: Tensor, counts: Tensor, ranks: int) -
 
 
 def inverse(order: Tensor) -> Tensor:
-    """The permutation that undoes `order`, int64 [n]."""
+    """The permutation that undoes another, int64 [n]."""
     back = torch.empty_like(order)
     back[order] = torch.arange(order.numel(), device=order.device)
     return back
 
 
 def to_choices(states: Tensor, order: Tensor, back: Tensor) -> Tensor:
-    """Every token once for each of its k choices, sorted by expert: [T, width] → [T · k, width].
-
-    Args:
-        order: int64 [T · k], choices (token · k + number) sorted by expert; `back` is its inverse.
-    """
+    """Every token once for each of its k choices, sorted by expert: [T, width] → [T · k, width]."""
     if states.is_cuda:
         return _ToChoices.apply(states, order, back)
     return states.index_select(0, order // (order.shape[0] // states.shape[0]))
@@ -168,8 +148,7 @@ def permute(states: Tensor, order: Tensor, back: Tensor) -> Tensor:
 
 
 class _ToChoices(torch.autograd.Function):
-    """A gather whose gradient is a gather too, summed in float32: autograd's own would add k terms in the states' type
-    and, on a GPU, in any order."""
+    """The gradient is a gather too, summed in float32; autograd's would add in any order, in the states' type."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, order: Tensor, back: Tensor) -> Tensor:

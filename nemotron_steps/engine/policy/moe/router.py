@@ -1,9 +1,7 @@
 """Which experts compute a token, and with which weights: always in float32.
 
-Two kinds: softmax over all experts (Qwen3-MoE), and sigmoid scores (DeepSeek-V3, arXiv 2412.19437; Nemotron 3). Either
-can have a bias that only chooses, and never weighs: moved against the load after every step it balances experts without
-an auxiliary loss (arXiv 2408.15664). The router can be frozen, as RL recipes do. Experts chosen elsewhere, by the
-generator, can be replayed (arXiv 2510.11370): the router then only weighs them.
+Softmax over all experts (Qwen3-MoE) or sigmoid scores (Nemotron 3). A bias that only chooses balances experts without
+an auxiliary loss (arXiv 2408.15664). Experts that the generator chose can be replayed (arXiv 2510.11370).
 """
 
 from __future__ import annotations
@@ -41,21 +39,13 @@ class Router(torch.nn.Module):
             zeros = torch.zeros(architecture.num_experts, dtype=torch.float32, device=device())
             self.expert_bias = torch.nn.Parameter(zeros, requires_grad=False)
         self.load = torch.zeros(architecture.num_experts, dtype=torch.float32, device=device())
-        """How often each expert was taken on this rank since the last `rebalance`, where passes are counted."""
+        """Of each expert on this rank since the last `rebalance`, where passes are counted."""
         self.counts = False
-        """Whether passes are counted: see `counting`."""
         self.replays = torch.zeros(3, dtype=torch.float64, device=device())
-        """Of the tokens counted with replay on this rank: all, those whose experts were replayed, and those of them
-        for which this router would have chosen others. Whoever reads it sets it to 0."""
+        """Tokens counted with replay: all, those replayed, those this router would have sent elsewhere."""
 
     def forward(self, states: Tensor, occurrences: Tensor, replayed: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """[T, hidden] → weights float32 [T, k] and experts int64 [T, k].
-
-        Args:
-            occurrences: float32 [T], how often each token counts for the load.
-            replayed: int [T, k], experts to take instead of the router's own choice where they are not -1. Weights are
-                the router's scores of these experts, so its gradient is as ever.
-        """
+        """[T, hidden] → weights float32 [T, k] and experts int64 [T, k]; `replayed` [T, k] where they are not -1."""
         logits = F.linear(states.float(), self.weight.float())
         scores = logits.sigmoid() if self.sigmoid else logits.softmax(-1)
         with torch.no_grad():
@@ -74,10 +64,7 @@ class Router(torch.nn.Module):
         return weights, chosen
 
     def _choose(self, scores: Tensor) -> Tensor:
-        """The top k experts [T, k] by scores [T, experts]; of the best groups only, where there are groups.
-
-        A group of experts is as good as its two best.
-        """
+        """The top k experts [T, k], of the best groups only; a group is as good as its two best."""
         if self.top_groups < self.groups:
             by_group = scores.view(scores.shape[0], self.groups, -1)
             best = by_group.topk(2, dim=-1).values.sum(-1).topk(self.top_groups, dim=-1).indices
@@ -104,8 +91,7 @@ class Router(torch.nn.Module):
 
 @contextmanager
 def counting(routers: Iterable[Router], *, on: bool = True) -> Iterator[None]:
-    """Passes in here count towards `load` and `replays`: a training step's, each token once. With `on` false they do
-    not, though they lie in such a step: those that compute a layer again."""
+    """Passes in here count towards `load` and `replays`: a training step's, each token once."""
     routers = list(routers)
     before = [router.counts for router in routers]
     for router in routers:
@@ -136,12 +122,7 @@ def check_routed_experts(chosen: Tensor, architecture: Architecture) -> None:
 
 
 def replay_metrics(routers: Iterable[Router], groups: Groups, device: torch.device) -> dict[str, float]:
-    """Shares of the tokens, once for each mixture, that were counted since the last call. Collective.
-
-    Returns:
-        `router_replay_share`, those whose experts were replayed, and `router_replay_mismatch`, those among them for
-        which the policy's own router would have chosen others. Nothing where nothing was trained or replayed.
-    """
+    """Shares of the tokens, once a mixture, counted since the last call: replayed, and otherwise chosen. Collective."""
     counts = torch.zeros(3, dtype=torch.float64, device=device)
     for router in routers:
         counts += router.replays

@@ -22,7 +22,7 @@ from tests.models import hybrid_twins
 from tests.models.checkpoints import write_checkpoint
 
 triton_kernels = pytest.importorskip("nemotron_steps.engine.kernels.triton_kernels")
-KERNELS = ("_swiglu_forward", "_heads_forward", "_add_norm_forward", "_merge", "_squared_relu_forward")
+KERNELS = ("_swiglu_forward", "_heads_forward", "_add_norm_forward", "_squared_relu_forward")
 
 
 class _NotLaunched:
@@ -57,7 +57,6 @@ def on_cuda(monkeypatch):
         monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True), raising=False)
         monkeypatch.setattr(F, "rms_norm", lambda states, shape, weight, eps: _FusedNorm.apply(states, weight))
         monkeypatch.setattr(F, "grouped_mm", _grouped)
-        monkeypatch.setattr(flash.te_attention, "takes", lambda *_: False)
         monkeypatch.setattr(flash, "_forward", _attend)
         for name in KERNELS:
             monkeypatch.setattr(triton_kernels, name, _NotLaunched())

@@ -1,4 +1,4 @@
-"""Attention in half precision on a GPU, by torch's FlashAttention, Transformer Engine's and ours, against float32.
+"""Attention in half precision on a GPU, by torch's FlashAttention and our kernels, against float32.
 
 python3 -m tests.engine.policy.attention.attention_on_gpu [--time]
 
@@ -8,25 +8,23 @@ Prints a JSON object a case; ends with 1 when one is wrong.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from unittest import mock
 
 import torch
 
 from nemotron_steps.engine.kernels.varlen import to_device
-from nemotron_steps.engine.policy.attention import flash as packed_attention
-from nemotron_steps.engine.policy.attention import te_attention
+from nemotron_steps.engine.policy.attention import flash
 from nemotron_steps.engine.policy.attention.attention import flat_attention
 from nemotron_steps.engine.policy.attention.flash import flat_flash_attention
 from nemotron_steps.engine.policy.token_layout import TokenLayout, build_layout
 from nemotron_steps.engine.types import TrainBatch
 from tests.engine.policy.batches import grouped_batch
 
-KERNELS = ("torch", "packed", "transformer engine")
+KERNELS = ("torch", "packed")
 LAYOUTS = {
     "suffixes and loners": {"prompts": ((70, 5), (133, 3), (5, 1), (40, 1), (1, 2)), "width": 300, "divisible_by": 1},
     "suffixes, padded": {"prompts": ((64, 4), (9, 4)), "width": 130, "divisible_by": 8},
@@ -35,21 +33,6 @@ LAYOUTS = {
 HEADS = ((16, 8, 128), (4, 4, 64), (6, 1, 128))
 """Heads, key-value heads, size of each."""
 NAMES = ("output", "query's gradient", "key's", "value's")
-
-
-@contextlib.contextmanager
-def attention_by(kernels: str) -> Iterator[None]:
-    """Choose the kernels, whatever is installed."""
-    with (
-        mock.patch.object(te_attention, "takes", lambda *_: kernels == "transformer engine"),
-        mock.patch.object(packed_attention, "packed_takes", lambda *_: kernels == "packed"),
-    ):
-        yield
-
-
-def available() -> tuple[str, ...]:
-    """Kernels that are installed."""
-    return KERNELS if te_attention.load() is not None else KERNELS[:2]
 
 
 def layout_of(name: str) -> TokenLayout:
@@ -83,8 +66,8 @@ def errors(layout: TokenLayout, heads: tuple[int, int, int], dtype: torch.dtype)
     tensors = tensors_of(layout, heads, dtype)
     expected = run(flat_attention, tensors, layout, torch.float32)
     found = {}
-    for kernels in available():
-        with attention_by(kernels):
+    for kernels in KERNELS:
+        with mock.patch.object(flash, "packed_takes", lambda *_: kernels == "packed"):  # noqa: B023
             mine = run(flat_flash_attention, tensors, layout, dtype)
         found[kernels] = {
             name: ((a - b).norm() / b.norm()).item() for name, a, b in zip(NAMES, mine, expected, strict=True)
@@ -128,8 +111,8 @@ def timing(layout: TokenLayout, heads: tuple[int, int, int]) -> dict[str, dict[s
     tensors = tensors_of(layout, heads, torch.bfloat16)
     leaves = [tensor.requires_grad_() for tensor in tensors[:3]]
     found = {}
-    for kernels in available():
-        with attention_by(kernels):
+    for kernels in KERNELS:
+        with mock.patch.object(flash, "packed_takes", lambda *_: kernels == "packed"):  # noqa: B023
             torch.cuda.synchronize()
             before, started = torch.cuda.memory_allocated(), time.perf_counter()
             torch.cuda.reset_peak_memory_stats()

@@ -1,16 +1,14 @@
-"""Which kernels attend: our own and Transformer Engine's where they work, else torch's; a part of the queries alone."""
+"""Which kernels attend: our own where they work, else torch's; a part of the queries alone."""
 
 from __future__ import annotations
 
-import inspect
-import sys
 from itertools import pairwise
 
 import pytest
 import torch
 
-from nemotron_steps.engine.kernels.varlen import Spans, to_device
-from nemotron_steps.engine.policy.attention import flash, te_attention
+from nemotron_steps.engine.kernels.varlen import to_device
+from nemotron_steps.engine.policy.attention import flash
 from nemotron_steps.engine.policy.attention.attention import flat_attention
 from nemotron_steps.engine.policy.attention.few_heads import part_attention
 from nemotron_steps.engine.policy.token_layout import build_layout
@@ -23,12 +21,10 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def untried():
     """As a process that has not asked for any kernels, before and after."""
-    cached = flash._works, te_attention.load, te_attention._works
-    for function in cached:
-        function.cache_clear()
+    works = flash._works
+    works.cache_clear()
     yield
-    for function in cached:
-        function.cache_clear()
+    works.cache_clear()
 
 
 @pytest.mark.cuda
@@ -84,27 +80,6 @@ def test_kernels_that_compute_something_else_are_left_alone(wrong, monkeypatch, 
     assert ("a wrong result" in caplog.text) is (wrong is not None)
 
 
-@pytest.mark.parametrize(
-    ("length", "runs_here", "cudnn", "by"),
-    [
-        (300, True, True, "packed"),
-        (2100, True, True, "merged"),
-        (2100, True, False, "packed"),
-        (300, False, True, "merged"),
-    ],
-)
-def test_long_rows_are_left_to_cudnn_where_it_is_there(length, runs_here, cudnn, by, monkeypatch):
-    layout = attention_on_gpu.timing_layout(1, 2, 4, length)
-    states = torch.zeros(len(layout.token_ids), 2, 8)
-    monkeypatch.setattr(flash, "packed_takes", lambda *_: runs_here)
-    monkeypatch.setattr(te_attention, "takes", lambda *_: cudnn)
-    called = []
-    monkeypatch.setattr(flash, "packed_attention", lambda *_: called.append("packed") or states)
-    monkeypatch.setattr(flash._FlatFlash, "apply", lambda *_: called.append("merged") or states)
-    flash.flat_flash_attention(states, states, states, layout)
-    assert called == [by]
-
-
 def test_other_sizes_of_heads_are_not_taken(monkeypatch):
     monkeypatch.setattr(flash, "_works", lambda *_: True)
 
@@ -116,87 +91,6 @@ def test_other_sizes_of_heads_are_not_taken(monkeypatch):
 
     assert flash.packed_takes(OnCuda(128), OnCuda(128))
     assert not flash.packed_takes(OnCuda(80), OnCuda(80))
-
-
-# ----------------------------------------------------------------------------------------------- Transformer Engine
-
-
-def stand_in(mask_argument):
-    """What is called of a Transformer Engine, on CPU; the mask's kind is an argument of this name."""
-
-    def forward(q, k, v, cu_seqlens_q, **arguments):
-        run = torch.bucketize(torch.arange(len(q)), cu_seqlens_q[1:], right=True)
-        seen = run[:, None] == run
-        if arguments.get(mask_argument, "padding") == "padding_causal":
-            seen = seen.tril()
-        k, v = (states.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for states in (k, v))
-        scores = torch.einsum("thd,shd->hts", q, k).masked_fill(~seen, -torch.inf)
-        return torch.einsum("hts,shd->thd", scores.softmax(-1), v), (scores.logsumexp(-1).t()[..., None], None)
-
-    parameters = [*inspect.signature(forward).parameters.values()][:4]
-    named = inspect.Parameter(mask_argument, inspect.Parameter.KEYWORD_ONLY)
-    forward.__signature__ = inspect.Signature([*parameters, named])
-    return te_attention.Library(forward, lambda q, k, v: (q, k, v), None, {torch.float32: None})
-
-
-@pytest.mark.parametrize(("mask_argument", "works"), [("attn_mask_type", True), ("mask", False)])
-def test_a_version_whose_arguments_have_other_names_is_left_alone(mask_argument, works, monkeypatch, caplog):
-    with monkeypatch.context() as patched:
-        patched.setattr(te_attention, "load", lambda: stand_in(mask_argument))
-        assert te_attention._works(CPU, torch.float32, 4, 16, 2) is works
-    assert ("calls its arguments otherwise" in caplog.text) is not works
-
-
-def test_queries_and_keys_have_their_own_runs_and_gradients_the_statistics_as_they_came(monkeypatch):
-    given = {}
-
-    def noted(
-        max_seqlen_q, max_seqlen_kv, cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded, q, k, v,
-        attn_mask_type, o=None, d_o=None, aux_ctx_tensors=(),
-    ):  # fmt: skip
-        given.update(locals())
-        return (q, k, v) if aux_ctx_tensors else (q, (torch.arange(12.0).view(6, 2, 1), "rng"))
-
-    with monkeypatch.context() as patched:
-        library = te_attention.Library(noted, noted, "backend", {torch.float32: None})
-        patched.setattr(te_attention, "load", lambda: library)
-        rows, columns = Spans(torch.tensor([0, 2, 6]), 70), Spans(torch.tensor([0, 1, 3]), 300)
-        query, key, value, grad = (torch.randn(length, 2, 4) for length in (6, 3, 3, 6))
-        out, lse, rng = te_attention.forward(query, key, value, rows, columns, causal=False)
-        assert torch.equal(lse, torch.arange(12.0).view(6, 2).t()) and rng == "rng"
-        found = te_attention.backward(grad, query, key, value, out, lse, rows, columns, rng, causal=True)
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, (query, key, value), strict=True))
-    assert (given["max_seqlen_q"], given["max_seqlen_kv"]) == (128, 512)
-    for name, spans in (("q", rows), ("kv", columns)):
-        assert given[f"cu_seqlens_{name}"] is given[f"cu_seqlens_{name}_padded"] is spans.cu_seqlens
-    assert given["attn_mask_type"] == "padding_causal"
-    assert torch.equal(given["o"], query) and torch.equal(given["d_o"], grad)
-    assert torch.equal(given["aux_ctx_tensors"][0], torch.arange(12.0).view(6, 2, 1))
-
-
-@pytest.mark.parametrize("error", ["ImportError('undefined symbol')", "OSError('libcudnn')", "AssertionError('2.9')"])
-def test_a_broken_transformer_engine_is_named_once_and_left_alone(error, tmp_path, monkeypatch, caplog):
-    (tmp_path / "transformer_engine").mkdir()
-    (tmp_path / "transformer_engine/__init__.py").write_text(f"raise {error}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "transformer_engine"]:
-        monkeypatch.delitem(sys.modules, name)
-    assert te_attention.load() is None
-    assert te_attention.load() is None
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert error.split("'")[1] in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("groups", "members", "length", "taken"),
-    [(4, 8, 1100, True), (4, 8, 300, False), (1, 513, 600, False), (1, 512, 600, True), (1, 2, 8, False)],
-)
-def test_it_is_taken_for_long_work_in_no_more_runs_than_it_has_plans_for(groups, members, length, taken, monkeypatch):
-    layout = attention_on_gpu.timing_layout(groups, members, 4, length)
-    query, key = (torch.empty(len(layout.token_ids), heads, 128, device="meta") for heads in (16, 8))
-    with monkeypatch.context() as patched:
-        patched.setattr(te_attention, "_works", lambda *_: True)
-        assert te_attention.takes(query, key, layout.spans) is taken
 
 
 # ----------------------------------------------------------------------------------------------- a part of the queries

@@ -75,30 +75,6 @@ def mamba_chunk_scan_combined(
     return (torch.stack(outs), torch.stack(states)) if return_final_states else torch.stack(outs)
 
 
-def chunk_simple_gla(q, k, v, g=None, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None):
-    """q, k [1, T, heads, state], v [1, T, heads, head_dim], g [1, T, heads]; states [rows, heads, state, head_dim]."""
-    assert q.shape == k.shape and q.shape[:3] == v.shape[:3] == g.shape and cu_seqlens.dtype is torch.int64
-    heads = v.shape[2]
-    begin = None if initial_state is None else initial_state.transpose(2, 3)
-    q, k, v = (tensor[0].float() * factor for tensor, factor in ((q, scale or q.shape[3] ** -0.5), (k, 1), (v, 1)))
-    outs, finals = [], []
-    for row, (first, after) in enumerate(zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)):
-        state = v.new_zeros(heads, v.shape[2], q.shape[2]) if begin is None else begin[row]
-        for t in range(first, after):
-            state = g[0, t].exp()[:, None, None] * state + v[t][:, :, None] * k[t][:, None]
-            outs.append((state * q[t][:, None]).sum(-1))
-        finals.append(state)
-    return torch.stack(outs)[None], torch.stack(finals).transpose(2, 3) if output_final_state else None
-
-
-def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None, activation=None):
-    """x [batch, C, length], weight [C, K]"""
-    assert x.shape[0] == 1 and activation == "silu" and weight.dim() == 2
-    assert x.stride(1) == 1
-    out = naive_conv(x[0].t(), weight[:, None], bias, Runs([x.shape[2]]))[0]
-    return out.t()[None]
-
-
 def causal_conv1d(x, weight=None, bias=None, activation=None):
     """x [batch, length, C], weight [C, K]"""
     assert x.shape[0] == 1 and activation == "silu" and weight.dim() == 2

@@ -1,5 +1,5 @@
-"""Libraries' scans and convolutions, called as they document it, give the plain one's results; the first that works is
-taken, and what does not work is left alone."""
+"""Libraries' scan, convolution and norm, called as they document it, give the plain code's results; what does not
+work is left alone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from nemotron_steps.engine.policy.mamba import libraries
-from nemotron_steps.engine.policy.mamba import mixer as gated_norm
-from nemotron_steps.engine.policy.mamba import scan as conv_module
+from nemotron_steps.engine.policy.mamba import mixer as mixer_module
 from nemotron_steps.engine.policy.mamba import scan as scan_module
 from nemotron_steps.engine.policy.mamba.scan import conv, scan
 from nemotron_steps.engine.policy.mamba.segments import Runs
@@ -23,8 +22,6 @@ CPU = torch.device("cpu")
 MODULES = {
     "mamba_ssm.ops.triton.ssd_combined": "mamba_chunk_scan_combined",
     "mamba_ssm.ops.triton.layernorm_gated": "rmsnorm_fn",
-    "fla.ops.simple_gla": "chunk_simple_gla",
-    "causal_conv1d": "causal_conv1d_fn",
     "fla.modules.causal_conv1d": "causal_conv1d",
 }
 
@@ -49,9 +46,8 @@ def gradients(function, given):
     return [out, final, *torch.autograd.grad(total, given)]
 
 
-@pytest.mark.parametrize("name", libraries.SCANS)
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_library_scans_rows_suffixes_and_states(name, begun, installed, monkeypatch):
+def test_a_library_scans_rows_suffixes_and_states(begun, installed, monkeypatch):
     runs = Runs([9, 1, 4, 17, 5, 8], [0, 0], padding=2)
     given = inputs(runs.tokens + 2)
     initial = torch.randn(runs.roots, 4, 3, 5, requires_grad=True) if begun else None
@@ -59,8 +55,8 @@ def test_a_library_scans_rows_suffixes_and_states(name, begun, installed, monkey
     call = lambda: scan(**given, runs=runs, chunk_size=8, initial=initial, final=True)  # noqa: E731
     expected = gradients(call, wanted)
     used = []
-    library = libraries.SCANS[name]()
-    monkeypatch.setattr(scan_module, "scan_for", lambda x, b, plain: lambda *a: used.append(a) or library(*a))
+    library = libraries.mamba_ssm_scan()
+    monkeypatch.setattr(scan_module, "library_for", lambda *_: lambda *a: used.append(a) or library(*a))
     found = gradients(call, wanted)
     assert len(used) == len(runs.levels)
     for mine, theirs in zip(found, expected, strict=True):
@@ -70,27 +66,21 @@ def test_a_library_scans_rows_suffixes_and_states(name, begun, installed, monkey
     torch.testing.assert_close(flat, scan(**given, runs=Runs([20, 26]), chunk_size=8)[0], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", libraries.CONVS)
-def test_a_library_convolves_rows_and_suffixes(name, installed, monkeypatch):
+def test_a_library_convolves_rows_and_suffixes_and_norms_groups(installed, monkeypatch):
     runs = Runs([9, 1, 4, 5, 8], [0, 1], padding=2)
     given = [torch.randn(shape, requires_grad=True) for shape in ((29, 6), (6, 1, 4), (6,), (3, 6, 3))]
     call = lambda: (conv(*given[:3], runs, given[3]), given[0].sum())  # noqa: E731
     expected = gradients(call, given)
-    library = libraries.CONVS[name]()
-    monkeypatch.setattr(conv_module, "conv_for", lambda states, kernel, plain: library)
+    library = libraries.fla_conv()
+    monkeypatch.setattr(scan_module, "library_for", lambda *_: library)
     for mine, theirs in zip(gradients(call, given), expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", libraries.NORMS)
-def test_a_library_norms_gated_groups(name, installed):
-    libraries.try_norm(libraries.NORMS[name](), gated_norm._plain, CPU, torch.float32, 12, 3)
-
-
-def test_a_result_that_is_no_number_does_not_pass():
-    broken = lambda *given: gated_norm._plain(*given) * torch.nan  # noqa: E731
+    libraries.try_conv(library, scan_module._plain, CPU, torch.float32, 6, 4)
+    libraries.try_norm(libraries.mamba_ssm_norm(), mixer_module._plain, CPU, torch.float32, 12, 3)
     with pytest.raises(RuntimeError, match="away from the plain one"):
-        libraries.try_norm(broken, gated_norm._plain, CPU, torch.float32, 12, 3)
+        libraries.try_norm(
+            lambda *g: mixer_module._plain(*g) * torch.nan, mixer_module._plain, CPU, torch.float32, 12, 3
+        )
 
 
 def test_the_triton_part_needs_no_cuda_extension(tmp_path, monkeypatch):
@@ -121,15 +111,6 @@ def test_batches_of_rows_are_less_than_half_padding():
     assert batches.filled.sum() == sum(lengths)
 
 
-@pytest.mark.parametrize("name", libraries.SCANS)
-def test_what_works_is_taken_and_said_once(name, installed, caplog):
-    chosen = {name: libraries.SCANS[name]}
-    with caplog.at_level(logging.INFO):
-        found = libraries.first_that_works("scan", chosen, attempt)
-    assert found is not None
-    assert [record.getMessage() for record in caplog.records] == [f"the Mamba-2 scan is that of {name}"]
-
-
 def attempt(candidate):
     libraries.try_scan(candidate, scan_module._scan_level, CPU, torch.float32, (2, 3), (1, 4))
 
@@ -155,39 +136,38 @@ def broken():
     raise OSError("undefined symbol")
 
 
-def test_what_does_not_work_is_left_alone(caplog):
-    candidates = {
-        "absent": absent,
-        "broken": broken,
-        "refuses": lambda: refuses,
-        "another state": lambda: wrong_state,
-        "another gradient": lambda: wrong_gradient,
-        "good": lambda: scan_module._scan_level,
-        "never asked": lambda: pytest.fail("asked"),
-    }
+@pytest.mark.parametrize(
+    ("name", "load", "told"),
+    [
+        ("absent", absent, None),
+        ("broken", broken, "undefined symbol"),
+        ("refuses", lambda: refuses, "no gradient on this GPU"),
+        ("another state", lambda: wrong_state, "away from the plain one"),
+        ("another gradient", lambda: wrong_gradient, "away from the plain one"),
+    ],
+)
+def test_what_does_not_work_is_left_alone(name, load, told, caplog):
     with caplog.at_level(logging.INFO):
-        assert libraries.first_that_works("scan", candidates, attempt) is scan_module._scan_level
-    told = [record.getMessage() for record in caplog.records]
-    assert [message.partition(" ")[0] for message in told] == ["broken", "refuses", "another", "another", "the"]
-    assert told[1].endswith("no gradient on this GPU")
-    assert "away from the plain one" in told[2] and "away from the plain one" in told[3]
+        assert libraries.if_it_works("scan", name, load, attempt) is None
+    assert [record.getMessage().endswith(told) for record in caplog.records] == ([True] if told else [])
 
 
-def test_a_trial_leaves_the_pass_that_asks_alone():
+def test_a_trial_leaves_the_pass_that_asks_alone(installed, caplog):
     """The first pass may run without gradients, or under hooks that count what is saved, as checkpointing does."""
-    candidates = {"good": lambda: scan_module._scan_level}
     saved = []
+    given = "scan", "mamba_ssm", libraries.mamba_ssm_scan, attempt
     with torch.no_grad(), torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        assert libraries.first_that_works("scan", candidates, attempt) is not None
+        assert libraries.if_it_works(*given) is not None
     assert not saved
-    with torch.inference_mode():
-        assert libraries.first_that_works("scan", candidates, attempt) is not None
+    with torch.inference_mode(), caplog.at_level(logging.INFO):
+        assert libraries.if_it_works(*given) is not None
+    assert [record.getMessage() for record in caplog.records] == ["the Mamba-2 scan is that of mamba_ssm"]
 
 
 def test_on_cpu_and_in_float32_there_is_none():
-    assert libraries.scan_for(torch.zeros(1, 2, 3), torch.zeros(1, 1, 4), scan_module._scan_level) is None
-    assert libraries.conv_for(torch.zeros(1, 2).bfloat16(), 4, conv_module._plain) is None
-    assert libraries.norm_for(torch.zeros(1, 2).bfloat16(), 1, gated_norm._plain) is None
+    assert libraries.library_for("convolution", torch.zeros(1, 2).bfloat16(), scan_module._plain, 2, 4) is None
+    on_cuda = SimpleNamespace(is_cuda=True, dtype=torch.float32)
+    assert libraries.library_for("convolution", on_cuda, scan_module._plain, 2, 4) is None
 
 
 def test_without_memory_for_a_trial_the_plain_code_is_taken_once_and_the_library_tried_again(monkeypatch):
@@ -201,9 +181,7 @@ def test_without_memory_for_a_trial_the_plain_code_is_taken_once_and_the_library
     def library(*_):
         raise AssertionError
 
-    monkeypatch.setattr(libraries, "try_scan", attempt)
-    monkeypatch.setattr(libraries, "SCANS", {"fake": lambda: library})
-    x = SimpleNamespace(is_cuda=True, device=CPU, dtype=torch.bfloat16, shape=torch.Size((5, 3, 7)))
-    b = SimpleNamespace(shape=torch.Size((5, 1, 9)))
-    assert [libraries.scan_for(x, b, scan) for _ in range(3)] == [None, library, library]
+    monkeypatch.setitem(libraries.LIBRARIES, "scan", ("fake", lambda: library, attempt))
+    x = SimpleNamespace(is_cuda=True, device=CPU, dtype=torch.bfloat16)
+    assert [libraries.library_for("scan", x, scan, (3, 7), (1, 9)) for _ in range(3)] == [None, library, library]
     assert len(trials) == 2
