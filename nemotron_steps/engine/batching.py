@@ -87,11 +87,7 @@ def _flat(columns: Iterable[Sequence[float]], dtype: type[np.generic]) -> torch.
 
 
 def select_rows(batch: TrainBatch, rows: Sequence[int], *, width: int | None = None) -> TrainBatch:
-    """The given rows, in that order, narrowed to `width` columns (None keeps all).
-
-    Raises:
-        EngineError: `width` would cut a row.
-    """
+    """The given rows, in that order, narrowed to `width` columns (None keeps all)."""
     index = torch.as_tensor(rows, dtype=torch.long)
     if width is not None and len(index) and int(batch.lengths[index].max()) > width:
         raise EngineError(
@@ -112,11 +108,7 @@ def select_rows(batch: TrainBatch, rows: Sequence[int], *, width: int | None = N
 
 
 def split_batch(batch: TrainBatch, size: int) -> Iterator[TrainBatch]:
-    """Consecutive batches of `size` rows: the global batches of several optimizer steps on one set of rollouts.
-
-    Raises:
-        ConfigError: the rows do not divide evenly.
-    """
+    """Consecutive batches of `size` rows: the global batches of several optimizer steps on one set of rollouts."""
     if len(batch) % size:
         raise ConfigError(
             f"{len(batch)} rollouts do not divide into global batches of {size}",
@@ -130,11 +122,7 @@ def split_batch(batch: TrainBatch, size: int) -> Iterator[TrainBatch]:
 
 
 def fixed_micro_batches(rows: int, size: int, *, unit: int = 1) -> list[list[int]]:
-    """Row indices of consecutive micro-batches of `size`, at least one unit; the last may be smaller.
-
-    Raises:
-        EngineError: the rows are not whole units.
-    """
+    """Row indices of consecutive micro-batches of `size`, at least one unit; the last may be smaller."""
     check_units(rows, unit)
     size = max(size // unit, 1) * unit
     return [list(range(start, min(start + size, rows))) for start in range(0, rows, size)]

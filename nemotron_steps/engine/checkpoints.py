@@ -62,15 +62,7 @@ class Checkpoint:
 
 
 class CheckpointManager:
-    """Checkpoints of one training run under one folder.
-
-    A context manager: leaving it waits for the save in flight, so that no checkpoint and no error of one is lost.
-
-    Args:
-        folder: survives a kill; shared by all attempts of the same run.
-        config: when to save and what to keep.
-        started: when the run began (`time.monotonic()`), which checkpoint_must_save_by counts from; None for now.
-    """
+    """Checkpoints of one training run under one folder."""
 
     def __init__(self, folder: Path, config: CheckpointingConfig, *, started: float | None = None) -> None:
         self._folder = folder
@@ -91,11 +83,7 @@ class CheckpointManager:
         return sorted((c for c in found if (c.path / STATE_FILE).is_file()), key=lambda c: c.step)
 
     def latest(self) -> Checkpoint | None:
-        """The newest committed checkpoint, or None.
-
-        Raises:
-            StorageError: a link in it leads somewhere else.
-        """
+        """The newest committed checkpoint, or None."""
         committed = self.all()
         if committed:
             _refuse_links(committed[-1].path)
@@ -106,11 +94,7 @@ class CheckpointManager:
         self._deadline.step_begins()
 
     def refuse_overtime(self, step: int, total_steps: int, reporter: Reporter) -> None:
-        """End the run when its time is over; called once `step` is saved. A partly trained model is not an output.
-
-        Raises:
-            RetryableError: resuming goes on from this step.
-        """
+        """End the run when its time is over; called once `step` is saved. A partly trained model is not an output."""
         if not self._deadline.reached:
             return
         reporter.event("out_of_time", step=step)
@@ -136,19 +120,8 @@ class CheckpointManager:
         *,
         reported: Collection[str] = (),
     ) -> None:
-        """Write and commit one checkpoint, then drop those that are neither the newest nor among the keep_top_k best.
-
-        With `save_async`, returns once everything is copied; a save still in flight is waited for first. `state` is
-        read, and `tensors` are copied, before it returns.
-
-        Args:
-            state: JSON-able; `metrics` in it are the step's, and rank it.
-            reported: metrics that other steps than this one report.
-
-        Raises:
-            ConfigError: no step reports the metric checkpointing.metric_name.
-            StorageError: the disk refused this save, or the one before; earlier checkpoints are untouched.
-        """
+        """Write and commit one checkpoint, then drop those that are neither the newest nor among the keep_top_k
+        best."""
         asked = time.monotonic()
         self._refuse_unknown_metric(state, reported)
         text = json.dumps(state)
@@ -293,12 +266,7 @@ RECENT = 20
 
 
 class Deadline:
-    """When to save and stop. Written to by a checkpoint's writing thread as well.
-
-    Args:
-        seconds: from `started` on; None for no deadline.
-        started: when the run began, before anything was loaded; `time.monotonic()`.
-    """
+    """When to save and stop. Written to by a checkpoint's writing thread as well."""
 
     def __init__(self, seconds: float | None, started: float) -> None:
         self._seconds = seconds

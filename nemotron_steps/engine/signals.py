@@ -59,14 +59,7 @@ Check = Callable[["SignalMonitor"], Finding | None]
 
 
 class SignalMonitor:
-    """Watches the metrics of one run.
-
-    Args:
-        reward_range: declared (lowest, highest) reward; None, or a bound that is not finite, takes the lowest and
-            highest seen in the run.
-        max_policy_lag: `max_trajectory_age_steps` of an asynchronous run; None when lag has no bound.
-        stop_on: signals that are to end the run; they are raised though another one explains them.
-    """
+    """Watches the metrics of one run."""
 
     def __init__(
         self,
@@ -296,8 +289,8 @@ def _teacher_kl_stalled(m: SignalMonitor) -> Finding | None:
 
 
 def _logprob_drift(m: SignalMonitor) -> Finding | None:
-    """A single step whose token_mult_prob_error is not finite, or above 2, is enough. Where rollouts lag behind the
-    policy only that counts: the rest of their difference is the update between."""
+    """One step whose token_mult_prob_error is not finite, or above 2, is enough. Where rollouts lag behind the policy
+    only that counts: the rest of their difference is the update between."""
     now = m.latest("token_mult_prob_error")
     if now is not None and not now <= 2.0:
         return {"token_mult_prob_error": now}, f"token_mult_prob_error is {now:.4g} (healthy below 1.05)"
@@ -346,12 +339,7 @@ def _stragglers_high(m: SignalMonitor) -> Finding | None:
 
 @dataclass(frozen=True)
 class Rule:
-    """When a signal is raised; in words: nemotron_steps/errors/signals.toml and docs/signals.md.
-
-    Attributes:
-        check: what it found; None where it does not hold.
-        symptom_of: signals that explain it: it is not raised while one of them is active.
-    """
+    """When a signal is raised; in words: nemotron_steps/errors/signals.toml and docs/signals.md."""
 
     check: Check
     symptom_of: tuple[str, ...] = ()

@@ -133,11 +133,7 @@ class GradedRewards:
 
 
 class AdvantageEstimator(ABC):
-    """Turns a step's rewards into an advantage of every token.
-
-    Args:
-        config: `grpo`.
-    """
+    """Turns a step's rewards into an advantage of every token."""
 
     def __init__(self, config: GrpoConfig) -> None:
         self.config = config
@@ -146,16 +142,7 @@ class AdvantageEstimator(ABC):
     def __call__(
         self, graded: GradedRewards, mask: torch.Tensor, kl_penalty: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """float64 [N, T] advantages; 0 for invalid rollouts, anything outside the mask.
-
-        Args:
-            graded: the step's rewards.
-            mask: [N, T] trained tokens.
-            kl_penalty: [N, T] beta x KL of each token, taken off its reward (`loss_fn.use_kl_in_reward`).
-
-        Raises:
-            EngineError: the rollouts lack something that the estimator reads.
-        """
+        """float64 [N, T] advantages; 0 for invalid rollouts, anything outside the mask."""
 
 
 class GroupRelative(AdvantageEstimator):

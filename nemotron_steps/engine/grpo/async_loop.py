@@ -38,18 +38,7 @@ SAY_SECONDS = 30.0
 
 
 def train_async(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
-    """The asynchronous loop, from the newest checkpoint to the last step.
-
-    Args:
-        runner: as `grpo.train`'s.
-
-    Returns:
-        As `grpo.train`.
-
-    Raises:
-        WorkerLostError: the generator, an environment or a judge is dead.
-        DataError: the prompts were used up before a step was full.
-    """
+    """The asynchronous loop, from the newest checkpoint to the last step."""
     with run.checkpoints, nullcontext(runner) if runner is not None else asyncio.Runner() as runner:
         return runner.run(_AsyncLoop(run).train())
 
@@ -293,11 +282,8 @@ class _AsyncLoop:
             self.cuts[ticket.group_id].set()
 
     async def _drain(self) -> None:
-        """Without in-flight updates, everything running ends under the weights it began with.
-
-        What failed or had no signal is replaced meanwhile, so that what the buffer holds afterwards does not depend
-        on how long training took.
-        """
+        """Everything running ends under the weights it began with. What failed is replaced meanwhile, so that what the
+        buffer holds afterwards does not depend on how long training took."""
         while True:
             self._refuse_hopeless()
             self._issue()

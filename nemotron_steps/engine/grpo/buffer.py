@@ -85,15 +85,7 @@ class BufferState:
 
 
 class GroupBuffer:
-    """Prompt positions in flight and graded groups waiting for a step.
-
-    Args:
-        num_prompts_per_step: groups a step takes.
-        max_age: `grpo.async_grpo.max_trajectory_age_steps`.
-        straggler_deadline_s: seconds after which a ticket is overdue; None for never.
-        num_positions: length of the data order over all epochs; None for endless.
-        num_steps: steps of the run, beyond which nothing is promised; None for endless.
-    """
+    """Prompt positions in flight and graded groups waiting for a step."""
 
     def __init__(
         self,
@@ -137,11 +129,8 @@ class GroupBuffer:
         return target <= generator_version + self.max_age and (self.num_steps is None or target < self.num_steps)
 
     def issue(self, generator_version: int, now: float) -> Ticket:
-        """The next position to generate: an interrupted attempt first, then a retry, else the next of the data order.
-
-        Raises:
-            EngineError: `can_issue` is false.
-        """
+        """The next position to generate: an interrupted attempt first, then a retry, else the next of the data
+        order."""
         if not self.can_issue(generator_version):
             found = f"{self.metrics()}, next step {self.next_step}, generator version {generator_version}"
             raise EngineError("no group may be issued now", where="GroupBuffer.issue", found=found)
@@ -161,11 +150,7 @@ class GroupBuffer:
         return ticket
 
     def complete(self, group: RolloutGroup, *, partial: bool = False) -> None:
-        """A graded group comes back; `partial` when a deadline left rollouts out.
-
-        Raises:
-            EngineError: its id is not in flight (late, repeated or unknown), or it carries an impossible version.
-        """
+        """A graded group comes back; `partial` when a deadline left rollouts out."""
         ticket = self._in_flight.get(group.group_id)
         if ticket is None:
             found = "ready" if group.group_id in self._ready else "unknown or withdrawn"
@@ -192,15 +177,7 @@ class GroupBuffer:
         return sorted(late, key=lambda ticket: (ticket.issued_at, ticket.position))
 
     def withdraw(self, group_id: str, reason: str) -> None:
-        """Give up on an attempt (straggler, judge down); its position is retried, or dropped at last.
-
-        Args:
-            group_id: in flight or ready.
-            reason: snake_case, counted in the metrics.
-
-        Raises:
-            EngineError: unknown id.
-        """
+        """Give up on an attempt (straggler, judge down); its position is retried, or dropped at last."""
         ticket = self._remove(group_id, "withdraw")
         position = ticket.position
         self._counts[f"withdrawn_{reason}"] += 1
@@ -215,28 +192,14 @@ class GroupBuffer:
         self._retry.append(position)
 
     def discard(self, group_id: str, reason: str) -> None:
-        """Take a group's prompt out of the run: nothing is to be learned from it, and it is not tried again.
-
-        Args:
-            group_id: in flight or ready.
-            reason: snake_case, counted in the metrics.
-
-        Raises:
-            EngineError: unknown id.
-        """
+        """Take a group's prompt out of the run: nothing is to be learned from it, and it is not tried again."""
         self._end(self._remove(group_id, "discard"), reason)
         self._counts[f"discarded_{reason}"] += 1
 
     # -- training's side --------------------------------------------------------------------------------------------
 
     def take(self, step: int) -> list[RolloutGroup] | None:
-        """The groups of step `step`, or None while it has to wait for some.
-
-        First those promised to it, in data order, then ready ones of later steps where it has room.
-
-        Raises:
-            EngineError: steps are not taken in order.
-        """
+        """The groups of step `step`, or None while it has to wait for some."""
         if step != self.next_step:
             expected, found = str(self.next_step), str(step)
             raise EngineError("steps must be taken in order", where="GroupBuffer.take", expected=expected, found=found)
@@ -292,11 +255,7 @@ class GroupBuffer:
     # -- checkpoint -------------------------------------------------------------------------------------------------
 
     def state(self) -> BufferState:
-        """Everything a resumed run needs.
-
-        Groups in flight die with the process. A resumed run issues them again as the same attempts, so that with the
-        same weights a seeded generator samples them again, and for the same steps.
-        """
+        """Everything a resumed run needs."""
         ready = sorted(self._ready.values(), key=lambda entry: entry[0].position)
         interrupted = [*self._interrupted, *self._in_flight.values()]
         plain = {
@@ -318,11 +277,7 @@ class GroupBuffer:
         return BufferState(plain, [group for _, group in ready])
 
     def load_state_dict(self, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        """Go on from an encoded `state`, in a fresh buffer.
-
-        Raises:
-            EngineError: the buffer is in use, or the state is of another format or of other settings.
-        """
+        """Go on from an encoded `state`, in a fresh buffer."""
         where = "GroupBuffer.load_state_dict"
         if self._cursor or self._outstanding:
             raise EngineError("state is loaded into a buffer that is in use", where=where)
@@ -397,10 +352,7 @@ _RECORDS, _RECORD_BYTES, _EXPERTS = "records", "record_bytes", "routed_experts"
 
 
 def encode_groups(groups: Sequence[RolloutGroup]) -> dict[str, torch.Tensor]:
-    """Groups as flat tensors.
-
-    Rollout metadata must be JSON-able; a NaN reward (of a rollout that could not be graded) is written as null.
-    """
+    """Groups as flat tensors."""
     columns: dict[str, list[np.ndarray]] = {name: [np.empty(0, dtype)] for name, dtype in _DTYPES.items()}
     records = [_record(group) for group in groups]
     experts: list[np.ndarray] = []
@@ -438,11 +390,7 @@ def _record(group: RolloutGroup) -> bytes:
 
 
 def decode_groups(tensors: dict[str, torch.Tensor]) -> list[RolloutGroup]:
-    """The inverse of `encode_groups`.
-
-    Raises:
-        EngineError: the tensors do not belong together.
-    """
+    """The inverse of `encode_groups`."""
     texts = tensors[_RECORDS].numpy().tobytes()
     columns = {name: tensors[name].tolist() for name in _DTYPES}
     experts = tensors[_EXPERTS].numpy() if _EXPERTS in tensors else np.empty(0, np.int16)

@@ -50,11 +50,7 @@ def has_no_verdict(group: RolloutGroup) -> bool:
 
 
 def refuse_ungraded(groups: Sequence[RolloutGroup]) -> None:
-    """A step in which nothing was graded has nothing to learn from: stop, and say why.
-
-    Raises:
-        JudgeUnavailableError, WorkerLostError, EngineError: by what is the reason.
-    """
+    """A step in which nothing was graded has nothing to learn from: stop, and say why."""
     if all(has_no_verdict(group) for group in groups):
         failures = [failure for group in groups for failure in _failures(group, "")]
         raise _nothing_graded(failures, "no rollout of this step could be graded")
@@ -103,16 +99,7 @@ class _Together:
 
 
 class FailureWatch:
-    """Over all groups of a run, as they are begun and come back: what failed, and whether to go on.
-
-    Prompts are judged with those that were begun beside them, not with those that came back: what fails comes back
-    sooner.
-
-    Args:
-        num_prompts: groups a step trains on; so many prompts are judged together, MIN_PROMPTS at least.
-        group_size: rollouts a prompt.
-        num_rows: prompts there are.
-    """
+    """Over all groups of a run, as they are begun and come back: what failed, and whether to go on."""
 
     def __init__(self, num_prompts: int, group_size: int, num_rows: int) -> None:
         self._size = min(max(num_prompts, MIN_PROMPTS), num_rows)
@@ -133,15 +120,7 @@ class FailureWatch:
         return number
 
     def saw(self, number: int, prompt: PromptRow, group: RolloutGroup) -> None:
-        """A prompt's group came back.
-
-        Args:
-            number: from `began`.
-
-        Raises:
-            EngineError, WorkerLostError: too many rollouts broke their environments, or none was graded.
-            JudgeUnavailableError: none was graded, and the judge is the reason.
-        """
+        """A prompt's group came back."""
         failures = _failures(group, prompt.where)
         self._judged.update(rollout.environment for rollout in group.rollouts)
         for failed in failures:
@@ -244,17 +223,7 @@ def has_signal(rewards: torch.Tensor) -> bool:
 
 @dataclass
 class DynamicSampler:
-    """Collects groups with a signal until `num_prompts` are there.
-
-    One object serves one training step: `offer` each generated batch of groups, ask `complete`, then `take`. Groups
-    beyond the needed number stay in `kept` and go with it: weights older than the step's would be off-policy.
-
-    Args:
-        num_prompts: groups a step trains on.
-        max_batches: `grpo.dynamic_sampling_max_gen_batches`.
-        scaling: `grpo.reward_scaling`; the signal is looked for in the scaled, unshaped reward.
-        batch_size: groups of a generation batch, by which max_batches counts; None: num_prompts.
-    """
+    """Collects groups with a signal until `num_prompts` are there."""
 
     num_prompts: int
     max_batches: int
@@ -280,14 +249,7 @@ class DynamicSampler:
         return max(0, self.num_prompts - len(self.kept))
 
     def offer(self, groups: Sequence[RolloutGroup]) -> list[int]:
-        """Keep the groups that have a signal.
-
-        Returns:
-            Positions of the groups whose prompts are to be tried again: nobody answered what they are worth.
-
-        Raises:
-            EngineError: the step is still not full after `max_batches` generation batches' worth of graded groups.
-        """
+        """Keep the groups that have a signal."""
         self.batches += 1
         again = [position for position, group in enumerate(groups) if is_ungraded(group)]
         self.ungraded += len(again)
@@ -338,11 +300,7 @@ def too_few_groups(kept: int, needed: int, offered: int, batches: int, generatio
 
 
 def more_signal(generations: int) -> tuple[str, ...]:
-    """What makes rewards differ within a group. To stop leaving equal groups out does not: they have no gradient.
-
-    Args:
-        generations: `grpo.num_generations_per_prompt`.
-    """
+    """What makes rewards differ within a group. To stop leaving equal groups out does not: they have no gradient."""
     return (
         f"grpo.num_generations_per_prompt={2 * generations}   # larger groups differ more often",
         "--input prompts=PATH   # easier prompts where all rewards are low, harder ones where all are high",

@@ -128,17 +128,7 @@ class StepRecord:
 
 
 def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
-    """The synchronous loop, from the newest checkpoint to the last step.
-
-    Args:
-        runner: of the event loop that the environments belong to; None for one of the training's own.
-
-    Returns:
-        See `summary_of`.
-
-    Raises:
-        DataError: dynamic sampling used up the prompts before the last step was full.
-    """
+    """The synchronous loop, from the newest checkpoint to the last step."""
     restore(run)
     with run.checkpoints, nullcontext(runner) if runner is not None else asyncio.Runner() as runner:
         if run.config.grpo.val_at_start and run.step == 0:
@@ -192,11 +182,7 @@ def summary_of(run: GrpoRun) -> dict[str, Any]:
 
 
 def restore(run: GrpoRun, buffer: GroupBuffer | None = None) -> None:
-    """Load the newest checkpoint, if any, and give the generator the policy's weights.
-
-    Args:
-        buffer: of the asynchronous loop, restored as well.
-    """
+    """Load the newest checkpoint, if any, and give the generator the policy's weights."""
     latest = run.checkpoints.latest()
     if latest is not None:
         state = latest.state()
@@ -241,8 +227,7 @@ async def sample_step(run: GrpoRun, prompts: list[PromptRow], record: StepRecord
 
 
 async def _sample_prompts(run: GrpoRun, prompts: list[PromptRow], record: StepRecord) -> list[RolloutGroup]:
-    """The groups of a batch of prompts; further attempts at those that are ungraded. What stays so is masked. Where
-    nothing at all is graded, the next batch of prompts takes its place."""
+    """The groups of a batch of prompts; further attempts at those that are ungraded."""
     more = iter(run.prompts)
     groups = await sample_groups(run, prompts, _ids(f"{run.step}", prompts))
     newest: Sequence[int] = range(len(prompts))
@@ -308,15 +293,7 @@ async def sample_groups(
     group_ids: Sequence[str],
     cuts: Sequence[asyncio.Event] | None = None,
 ) -> list[RolloutGroup]:
-    """Sample and judge prompts; some rollouts gain or lose reward by how they are written: low effort, penalties.
-
-    Args:
-        group_ids: one a prompt, unique within the run.
-        cuts: setting a prompt's event ends its group with the rollouts finished by then.
-
-    Raises:
-        StepsError: too much has failed to go on (FailureWatch).
-    """
+    """Sample and judge prompts; some rollouts gain or lose reward by how they are written: low effort, penalties."""
     begun = [run.failures.began(prompt) for prompt in prompts]
     groups = await run.collector.collect(
         prompts, group_ids=group_ids, num_generations=run.config.grpo.num_generations_per_prompt, cuts=cuts
@@ -426,11 +403,7 @@ def save_step(run: GrpoRun, record: StepRecord, buffered: BufferState | None = N
 
 
 def refuse_to_go_on(run: GrpoRun, record: StepRecord, saved: bool) -> None:
-    """End the run where a signal says so, or another step would be over too late; called once a step is over.
-
-    Raises:
-        EngineError: a signal of `signals.stop_on` was raised. RetryableError: checkpoint_must_save_by has come.
-    """
+    """End the run where a signal says so, or another step would be over too late; called once a step is over."""
     signal = record.stopped_by
     if signal is not None and run.step < run.total_steps:
         raise EngineError(
@@ -466,11 +439,7 @@ async def validate(run: GrpoRun) -> dict[str, float]:
 
 
 async def evaluate_heldout(run: GrpoRun, rows: Sequence[PromptRow], label: str) -> EvaluationResult:
-    """Grade the generator's current weights on held-out prompts with `heldout.environment`.
-
-    Args:
-        label: keeps the random streams of different evaluations apart ("before", "after").
-    """
+    """Grade the generator's current weights on held-out prompts with `heldout.environment`."""
     settings = run.config.heldout
     environment = run.collector.environment_named(settings.environment) if settings.environment else None
     chosen = list(rows)[: settings.max_prompts]

@@ -38,12 +38,7 @@ if TYPE_CHECKING:
 
 
 def scale_rewards(rewards: torch.Tensor, config: RewardScalingConfig) -> torch.Tensor:
-    """Clamp to [source_min, source_max], then map that interval linearly onto [target_min, target_max].
-
-    Args:
-        rewards: [N].
-        config: `grpo.reward_scaling`; returned unchanged when it is off. Its source interval is not empty.
-    """
+    """Clamp to [source_min, source_max], then map that interval linearly onto [target_min, target_max]."""
     if not config.enabled:
         return rewards
     width = config.source_max - config.source_min
@@ -107,12 +102,7 @@ class TurnViolation:
 
 def treatments(config: GrpoConfig) -> dict[Violation, float | None]:
     """The rules that are looked at, and what becomes of a turn that breaks one: the advantage that its tokens get, or
-    None to leave them out of the loss.
-
-    Args:
-        config: `grpo.{penalize_,}{invalid_tool_call,malformed_thinking}*`. A penalty is on where its advantage is set,
-            unless its `penalize_` key says otherwise.
-    """
+    None to leave them out of the loss."""
     found: dict[Violation, float | None] = {}
     if config.invalid_tool_call_strategy == "mask":
         found[Violation.INVALID_TOOL_CALL] = None
@@ -126,13 +116,7 @@ def treatments(config: GrpoConfig) -> dict[Violation, float | None]:
 def has_invalid_tool_call(
     text: str, patterns: Sequence[str] | None = None, turn_format: TurnFormat = DEFAULT_FORMAT
 ) -> bool:
-    """Whether a decoded assistant turn tried to call a tool and failed.
-
-    Well-formed calls are taken out first, and so is the reasoning: thinking about a marker is not using it.
-
-    Args:
-        patterns: what must not be left in the text; None for what the turn's tool parser writes calls with.
-    """
+    """Whether a decoded assistant turn tried to call a tool and failed."""
     if patterns is None:
         patterns = TOOL_CALL_MARKERS[turn_format.tool_parser]
     turn = parse_assistant(text, turn_format=turn_format)
@@ -171,18 +155,7 @@ def find_violations(
     patterns: Sequence[str] | None = None,
     tags: tuple[str, str] = (THINK_OPEN, THINK_CLOSE),
 ) -> list[TurnViolation]:
-    """Every broken rule of a batch.
-
-    Args:
-        rollouts: the batch's rows; `turns` gives each assistant turn's span.
-        texts: decoded text of each of those turns.
-        kinds: the rules to look at.
-        patterns: `env.nemo_gym.invalid_tool_call_patterns`.
-        tags: `env.nemo_gym.thinking_tags`.
-
-    Raises:
-        ValueError: a rollout whose texts and turns do not match.
-    """
+    """Every broken rule of a batch."""
     found: list[TurnViolation] = []
     if not kinds:
         return found
@@ -243,13 +216,7 @@ class RewardPenalty(StrEnum):
 
 
 class RewardPenalties:
-    """Finds what the config penalises and takes the reward away.
-
-    Args:
-        config: `reward_penalties`.
-        tags: `env.nemo_gym.thinking_tags`.
-        tag_ids: their tokens, where each is one.
-    """
+    """Finds what the config penalises and takes the reward away."""
 
     def __init__(
         self, config: RewardPenaltiesConfig, *, tags: tuple[str, str], tag_ids: tuple[int, int] | None
@@ -267,18 +234,7 @@ class RewardPenalties:
     def of(
         cls, config: RewardPenaltiesConfig, tags: tuple[str, str], prompt: str, encode: Callable[[str], Sequence[int]]
     ) -> RewardPenalties:
-        """With the tags' tokens as the config gives them, or as the tokenizer has them if it writes each as one.
-
-        Args:
-            config: `reward_penalties`.
-            tags: `env.nemo_gym.thinking_tags`.
-            prompt: any chat as the policy's template renders it to be answered.
-            encode: text to the policy's tokens.
-
-        Raises:
-            ConfigError: thinking tags are to be counted, and the template leaves it to the model to open its thinking,
-                or one tag's token is known and the other's is not.
-        """
+        """With the tags' tokens as the config gives them, or as the tokenizer has them if it writes each as one."""
         if not config.penalize_malformed_think_tag:
             return cls(config, tags=tags, tag_ids=None)
         key = "reward_penalties.penalize_malformed_think_tag"

@@ -79,22 +79,7 @@ def prepare_batch(
     length_multiple: int = 1,
     untrained: Sequence[str | None] = (),
 ) -> PreparedBatch:
-    """Everything up to the logprobs.
-
-    Groups with fewer rollouts than `grpo.num_generations_per_prompt` are filled up with masked placeholders, so the
-    batch always has P x G rows; placeholders and failed rollouts have sample mask 0 and no part in any baseline.
-
-    Args:
-        groups: the step's groups, in batch order.
-        config: `grpo`.
-        step: 0-based, of the step that trains on the batch.
-        total_steps: of the run, for annealed limits.
-        version: weights that the step trains; policy lag is counted from it.
-        max_response_length: the generator's max_new_tokens, for overlong shaping.
-        pad_token_id: fills `input_ids`.
-        length_multiple: rows are padded to a multiple of it (tensor and context parallelism need one).
-        untrained: as `completion_metrics`.
-    """
+    """Everything up to the logprobs."""
     rollouts, group_index = _flatten(groups, config.num_generations_per_prompt)
     valid = torch.tensor([r.failure is None for r in rollouts])
     truncated = torch.tensor([r.truncated for r in rollouts])
@@ -153,22 +138,7 @@ def finish_batch(
     *,
     truncated: bool = False,
 ) -> tuple[TrainBatch, dict[str, float]]:
-    """Everything after the logprobs: masks, advantages, penalties, clip.
-
-    Args:
-        prepared: with `batch.prev_logprobs` and `batch.reference_logprobs` filled in where needed.
-        config: `grpo`.
-        loss_fn: `loss_fn`, for the KL penalty in the reward.
-        gym: `env.nemo_gym`, for what marks a turn as malformed.
-        truncated: rollouts are sampled under top_p or top_k: a token whose prev logprob is -inf is one that the policy
-            would not have kept, and says nothing of how well trainer and generator agree.
-
-    Returns:
-        (the batch to train on, metrics of this half and of `prepare_batch`).
-
-    Raises:
-        EngineError: logprobs that the config needs are missing.
-    """
+    """Everything after the logprobs: masks, advantages, penalties, clip."""
     batch = replace(prepared.batch)
     metrics = dict(prepared.metrics)
     if config.seq_logprob_error_threshold is not None:

@@ -71,10 +71,8 @@ class JudgeWorker(WorkerProcess):
 
 @dataclass(frozen=True)
 class PlacedJudge:
-    """A `Judge` whose model lives in actors, a copy in each; may be handed to other actors.
-
-    A worker's death is a JudgeLostError and ends the run: no rollout is graded without its judge.
-    """
+    """A `Judge` whose model lives in actors, a copy in each; may be handed to other actors. A worker's death ends the
+    run: no rollout is graded without its judge."""
 
     workers: tuple[Worker, ...]
 
@@ -119,11 +117,7 @@ class HttpJudgeRecipe:
 
 
 def start_judge(role: str, config: VllmModelConfig, options: Sequence[Mapping[str, Any]], *, seed: int) -> PlacedJudge:
-    """Start a judge, a copy for each of `options`, and wait until all are ready.
-
-    Raises:
-        JudgeUnavailableError: a model is not loaded within readiness_timeout_s.
-    """
+    """Start a judge, a copy for each of `options`, and wait until all are ready."""
     names = [f"judge {role}"] if len(options) == 1 else [f"judge {role} {number}" for number in range(len(options))]
     workers = start_workers(JudgeWorker, names, options)
     try:
@@ -305,11 +299,7 @@ class PlacedEnvironment(Environment):
         return int(number)
 
     async def _ask(self, method: str, arguments: Callable[[], tuple[Any, ...]]) -> Any:
-        """What the actor answers; asked again if it dies.
-
-        Args:
-            arguments: of the method. Called again for another actor: raises where they belong to the one that died.
-        """
+        """What the actor answers; asked again if it dies."""
         worker = self._home.worker
         try:
             return await answer(worker.call(method, self.label, *arguments()), worker)
@@ -338,13 +328,7 @@ class JudgesBehindHttp:
 
 
 class PlacedEnvironmentSet(EnvironmentSet):
-    """An EnvironmentSet whose environments work in an actor.
-
-    Args:
-        options, judges, only: as EnvironmentSet's; the judges serve for checking that none is missing.
-        worker: an EnvironmentWorker.
-        restart: starts another one in its place.
-    """
+    """An EnvironmentSet whose environments work in an actor."""
 
     def __init__(
         self,
@@ -382,11 +366,7 @@ class PlacedEnvironmentSet(EnvironmentSet):
         await answer(self.worker.call("start"), self.worker)
 
     async def replaced(self, lost: Worker) -> bool:
-        """See to it that another actor takes the place of a dead or silent one. False: it is well.
-
-        Raises:
-            WorkerLostError: it has died too often, or no other could be started.
-        """
+        """See to it that another actor takes the place of a dead or silent one. False: it is well."""
         if self.worker is not lost:
             return True
         if self._replacing is None or self._replacing.done():  # whoever comes first does it, and the others wait

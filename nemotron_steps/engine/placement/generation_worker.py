@@ -61,11 +61,7 @@ class GenerationWorker(WorkerProcess):
         self._commands.put((lambda: self._built().cancel(request_id), None))
 
     def collect(self, wait_s: float) -> tuple[int, list[Completion]]:
-        """Tokens sampled so far, and completions since the last call; waits for the first one, at most wait_s.
-
-        Raises:
-            Exception: what ended the decoding thread.
-        """
+        """Tokens sampled so far, and completions since the last call; waits for the first one, at most wait_s."""
         with self._arrived:
             self._arrived.wait_for(lambda: self._finished or self._error, timeout=wait_s)
             if self._error is not None:

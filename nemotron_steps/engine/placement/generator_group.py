@@ -65,16 +65,7 @@ class _Open:
 
 
 class RayGenerator:
-    """See the module docstring.
-
-    Args:
-        settings: of every worker's generator.
-        options: Ray's actor options, one mapping a worker.
-        name: of the workers, in messages.
-
-    Raises:
-        WorkerLostError: a worker died or has not answered for SILENT_SECONDS, in any method.
-    """
+    """See the module docstring."""
 
     def __init__(
         self, settings: GeneratorSettings, options: Sequence[Mapping[str, Any]], *, name: str = "generator"
@@ -219,11 +210,8 @@ _ENDS = 64
 
 
 class PrefixMemory:
-    """Conversations by their tokens, each with the number of its engine; the least recently noted is forgotten.
-
-    The next turn's prompt begins with the tokens of the last prompt and its answer. Prompts alone are not remembered:
-    the rollouts of one prompt would all follow the first of them to one engine.
-    """
+    """Conversations by their tokens, each with the number of its engine; the least recently noted is forgotten. Prompts
+    alone are not remembered: the rollouts of one prompt would all follow the first of them to one engine."""
 
     def __init__(self, conversations: int = CONVERSATIONS) -> None:
         self._limit = conversations

@@ -69,11 +69,7 @@ class DevicePlan:
 
     @classmethod
     def of(cls, config: RlConfig, judges: Mapping[str, VllmModelConfig]) -> DevicePlan:
-        """The plan for `cluster.*`, `policy.generation` and local judges. ConfigError when it does not come out even.
-
-        Args:
-            judges: by role.
-        """
+        """The plan for `cluster.*`, `policy.generation` and local judges."""
         local = tuple(JudgeLayout(role, judge.tensor_parallel_size, judge.replicas) for role, judge in judges.items())
         sizes = replace(parallel_config_of(config), judges=local)
         raise_if_violated(sizes, found=[*device_violations(sizes)])
@@ -144,11 +140,7 @@ def chosen_judges(
 
 
 def place(config: RlConfig, wanted: Wanted) -> Parts:
-    """Start and load everything.
-
-    Raises:
-        UnsupportedError, WorkerLostError, JudgeUnavailableError: see the modules of the parts.
-    """
+    """Start and load everything."""
     chosen, local = chosen_judges(config.env.nemo_gym, wanted.judges)
     plan = DevicePlan.of(config, local)
     with ExitStack() as resources:

@@ -55,11 +55,7 @@ class PlacedSnapshot:
 
 
 class RayPolicy(RankGroup):
-    """See the module docstring; arguments as RankGroup's.
-
-    Raises:
-        WorkerLostError: a rank died, in any method.
-    """
+    """See the module docstring; arguments as RankGroup's."""
 
     def __init__(self, options: Sequence[Mapping[str, Any]], *, local: bool) -> None:
         super().__init__("policy", PolicyWorker, options, local=local)
@@ -104,12 +100,7 @@ class RayPolicy(RankGroup):
     def transfer_to(
         self, receivers: Sequence[Worker], processes: int = 1, *, forgets: bool = False, loads_modules: bool = False
     ) -> WeightTransfer | AdapterTransfer:
-        """Open the transports from the ranks to generation workers, or to the processes that each of them runs.
-
-        Args:
-            forgets: between updates receivers lose weights that do not come again.
-            loads_modules: receivers load modules that fuse several weights, whole.
-        """
+        """Open the transports from the ranks to generation workers, or to the processes that each of them runs."""
         alone = self._adapted and not forgets
         if alone and loads_modules:
             alone = self.everywhere("adapts_whole_modules")

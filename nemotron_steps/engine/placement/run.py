@@ -34,17 +34,7 @@ from nemotron_steps.models.chat import ChatFormat
 def build_run(
     config: RlConfig, rows: RunRows, *, work: Path, reporter: Reporter, started: float
 ) -> tuple[GrpoRun, EnvironmentSet]:
-    """Every part of a training run; rows are checked against their environments before anything is loaded.
-
-    Args:
-        work: folder that survives a kill.
-        started: when this attempt began, `time.monotonic()`.
-
-    Raises:
-        DataError: a row that its environment could not score, or fewer rows than a step takes.
-        ConfigError: the layout does not come out even over the model and the devices (config/layout).
-        UnsupportedError: a part cannot do what the config asks of it, or is not where it should be.
-    """
+    """Every part of a training run; rows are checked against their environments before anything is loaded."""
     raise_if_rl_needs_ray(config)
     grpo = config.grpo
     needs = check_run_rows(config, rows)
@@ -113,12 +103,7 @@ def build_run(
 
 
 def place(config: RlConfig, wanted: Wanted) -> Parts:
-    """Load every part where `cluster` puts it.
-
-    Raises:
-        ConfigError: the layout does not come out even over the model and the devices (config/layout).
-        UnsupportedError: a part cannot do what the config asks of it, or is not where it should be.
-    """
+    """Load every part where `cluster` puts it."""
     sizes = parallel_config_of(config)
     raise_if_violated(sizes, facts_of(wanted.hf_folder))
     if wanted.teachers is not None:

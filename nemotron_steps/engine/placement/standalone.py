@@ -42,13 +42,7 @@ def open_policy(
     reference: bool,
     total_steps: int,
 ) -> Iterator[tuple[Policy, dict[str, Any]]]:
-    """A policy that trains without a generator, until the block ends; and where it is, for the journal. Further
-    arguments as `build_policy`.
-
-    Raises:
-        ConfigError: `cluster.policy_workers` is not the number of GPUs, or the layout does not divide the ranks.
-        UnsupportedError, WorkerLostError: see RayCluster and RayPolicy.
-    """
+    """A policy that trains without a generator, until the block ends; and where it is, for the journal."""
     if cluster.backend != "ray":
         here = build_policy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
         yield here, {"backend": "process"}
@@ -96,12 +90,7 @@ class SamplingParts:
 
 
 def place_sampling(cluster: ClusterConfig, wanted: SamplingWanted) -> SamplingParts:
-    """Load everything where `cluster` puts it.
-
-    Raises:
-        ConfigError: no generator fits the devices. UnsupportedError, WorkerLostError, JudgeUnavailableError: see the
-            modules of the parts.
-    """
+    """Load everything where `cluster` puts it."""
     with ExitStack() as resources:
         if cluster.backend == "ray":
             return _on_ray(cluster, wanted, resources)
@@ -144,8 +133,7 @@ def _on_ray(config: ClusterConfig, wanted: SamplingWanted, resources: ExitStack)
 def device_plan(
     cluster: ClusterConfig, generation: GenerationConfig, judge_nodes: int, local: Mapping[str, VllmModelConfig]
 ) -> DevicePlan:
-    """The devices of generators and of judges that are loaded here, by role. ConfigError: not one generator has its
-    GPUs."""
+    """The devices of generators and of judges that are loaded here, by role."""
     width, gpus = generation.devices_per_generator, cluster.gpus_per_node
     generators = (gpus // width) * (cluster.num_nodes - judge_nodes) if gpus else cluster.policy_workers or 1
     if generators < 1:

@@ -78,18 +78,7 @@ class _GroupRequest:
 
 
 class RolloutCollector:
-    """Turns prompts into graded groups.
-
-    Args:
-        sampler: the policy's generator.
-        chat: the policy's tokenizer and template.
-        environments: finds a row's environment.
-        params: how to sample; max_new_tokens is cut to what max_total_length leaves.
-        max_total_length: prompt, answers and tool results together.
-        max_turns: assistant turns a rollout may take.
-        turn_format: how the policy writes reasoning and tool calls.
-        reporter: is told of failed rollouts.
-    """
+    """Turns prompts into graded groups."""
 
     def __init__(
         self,
@@ -121,11 +110,7 @@ class RolloutCollector:
         return self._environments.get(name)
 
     def shown(self, rollout: Rollout, *, whole: bool = True) -> dict[str, str]:
-        """`prompt` as the policy saw it, and `response`: its turns.
-
-        Args:
-            whole: with the special tokens, which begin and end turns.
-        """
+        """`prompt` as the policy saw it, and `response`: its turns."""
         first_sampled = rollout.turns[0][0] if rollout.turns else len(rollout.token_ids)
         said = (self._chat.decode(rollout.token_ids[start:end], whole=whole) for start, end in rollout.turns)
         return {
@@ -143,15 +128,7 @@ class RolloutCollector:
         params: SamplingParams | None = None,
         cuts: Sequence[asyncio.Event] | None = None,
     ) -> list[RolloutGroup]:
-        """Groups of all prompts, in order.
-
-        Args:
-            group_ids: one a prompt, unique within a run; they also seed the sampling.
-            num_generations: G.
-            environment: judge with this one instead of each row's own.
-            params: sample with these instead.
-            cuts: an event a prompt; setting it ends that group with the rollouts finished by then.
-        """
+        """Groups of all prompts, in order."""
         tasks = [
             asyncio.ensure_future(
                 self.collect_group(
@@ -182,12 +159,7 @@ class RolloutCollector:
         params: SamplingParams | None = None,
         cut: asyncio.Event | None = None,
     ) -> RolloutGroup:
-        """Sample and judge one prompt's group. A rollout on which the environment breaks is a failed one of it.
-
-        Raises:
-            StragglerError: it was cut before two rollouts had finished.
-            JudgeLostError: its judge, which runs beside the policy, is dead.
-        """
+        """Sample and judge one prompt's group. A rollout on which the environment breaks is a failed one of it."""
         environment = environment or self.environment_of(prompt)
         version = self._sampler.generator.weight_version
         group = _GroupRequest(prompt, group_id, num_generations, environment, params or self.params, cut, version)
@@ -393,11 +365,7 @@ _Result = TypeVar("_Result")
 
 
 async def _finished(running: Mapping[int, asyncio.Future[_Result]], group: _GroupRequest) -> dict[int, _Result]:
-    """What the members came to that finished before the cut; the others are cancelled.
-
-    Raises:
-        StragglerError: fewer than two have.
-    """
+    """What the members came to that finished before the cut; the others are cancelled."""
     await _until_done_or_cut([*running.values()], group.cut)
     finished = {i: task.result() for i, task in running.items() if task.done()}
     for task in running.values():
@@ -410,10 +378,7 @@ async def _finished(running: Mapping[int, asyncio.Future[_Result]], group: _Grou
 async def _verdicts(
     judging: Coroutine[Any, Any, dict[int, GradeResult]], cut: asyncio.Event | None, group_id: str
 ) -> dict[int, GradeResult]:
-    """The verdicts of a group; a cut while it is judged makes it a straggler.
-
-    A group whose cut came before, while it was sampled, is judged in full: its rollouts are what the cut is to save.
-    """
+    """The verdicts of a group; a cut while it is judged makes it a straggler."""
     task = asyncio.ensure_future(judging)
     await _until_done_or_cut([task], None if cut is None or cut.is_set() else cut)
     if not task.done():

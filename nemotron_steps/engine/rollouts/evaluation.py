@@ -113,11 +113,7 @@ def preference(verdict: tuple[float, float, float]) -> int:
 def measure_agreement(
     judge: GeneratorJudge, rows: Sequence[PromptRow], *, temperature: float, max_tokens: int
 ) -> tuple[Agreement, list[dict[str, Any]]]:
-    """Ask the judge every row.
-
-    Returns:
-        The counts, and one record a pair (question, label, reply).
-    """
+    """Ask the judge every row."""
 
     async def ask_all() -> list[str]:
         return list(

@@ -94,15 +94,7 @@ class RolloutFailedError(Exception):
 
 
 async def ask(environment: Environment, call: str, answer: Awaitable[Answer]) -> Answer:
-    """What a method of an environment answers.
-
-    Args:
-        call: the method's name.
-
-    Raises:
-        RolloutFailedError: it raised something, returned something else than it should, or did not answer in time.
-        JudgeLostError: its judge, which runs beside the policy, is dead.
-    """
+    """What a method of an environment answers."""
     name, kinds = CALLS[call]
     try:
         result = await call_with_timeout(environment.name, call, answer)
@@ -175,14 +167,7 @@ AGENT_SECONDS = 6 * 3600.0
 
 
 async def call_with_timeout(name: str, call: str, answer: Awaitable[Answer]) -> Answer:
-    """What an environment answers.
-
-    Args:
-        name: of the environment. call: of its method. Both for the message.
-
-    Raises:
-        WorkerLostError: it did not answer in time.
-    """
+    """What an environment answers."""
     limit = AGENT_SECONDS if call == "run_agent" else ENVIRONMENT_SECONDS
     try:
         async with asyncio.timeout(limit) as clock:

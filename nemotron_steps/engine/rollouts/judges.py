@@ -23,15 +23,7 @@ class StepwiseJudge(Protocol):
 
 
 class GeneratorJudge:
-    """Chat completions of a local model, batched with whatever else asks it at the time.
-
-    Sampling is seeded by the question itself, how often it was asked in this training step, and the step, so a
-    resumed run is judged exactly as an unbroken one.
-
-    Args:
-        max_total_length: the judge's context; longer questions raise JudgeUnavailableError, which masks the sample.
-        length_key: the config key that says so.
-    """
+    """Chat completions of a local model, batched with whatever else asks it at the time."""
 
     def __init__(
         self, sampler: AsyncSampler, chat: ChatFormat, *, max_total_length: int, length_key: str, seed: int

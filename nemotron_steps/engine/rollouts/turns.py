@@ -79,14 +79,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class ChatSettings:
-    """How rollouts are asked and read: the chat template with a row's variables, and what follows from them.
-
-    Attributes:
-        sampler: the policy's generator.
-        chat: the policy's tokenizer and template.
-        turn_format: how the policy writes reasoning and tool calls.
-        max_turns: assistant turns a rollout may take, where its environment's `max_steps` does not say.
-    """
+    """How rollouts are asked and read: the chat template with a row's variables, and what follows from them."""
 
     sampler: AsyncSampler
     chat: ChatFormat
@@ -104,12 +97,7 @@ class ChatSettings:
         member_id: str,
         max_total_length: int,
     ) -> Trajectory:
-        """One rollout, from its first sample to its end, or to where its environment broke (Trajectory.failure).
-
-        Args:
-            first: the first turn, being sampled.
-            member_id: names its further requests and its calls.
-        """
+        """One rollout, from its first sample to its end, or to where its environment broke (Trajectory.failure)."""
         trajectory = Trajectory(list(prompt_ids), [0] * len(prompt_ids), [0.0] * len(prompt_ids))
         completion = await first
         most = environment.config.max_steps or self.max_turns
@@ -196,16 +184,7 @@ class BrokenTokensError(ValueError):
 
 
 def trajectory_of(run: AgentRun, chat: ChatFormat, version: int, params: SamplingParams) -> Trajectory:
-    """The tokens of an agent's rollout.
-
-    Args:
-        params: what its turns were sampled with by default: its stop tokens and strings end a turn.
-        version: of the weights when the rollout began: what turns that do not say theirs (another server's) count
-            as, and the oldest that a turn may say.
-
-    Raises:
-        BrokenTokensError.
-    """
+    """The tokens of an agent's rollout."""
     trajectory = Trajectory([], [], [], output=run.output)
     for item in run.output:
         if "generation_token_ids" not in item:

@@ -141,14 +141,7 @@ class TokenizeRequest(ChatPrompt):
 
 
 async def chat_completion(model: ServedModel, body: dict[str, Any], request_id: str | None) -> Reply | EventStream:
-    """Answer one chat.
-
-    Args:
-        request_id: the client's X-Request-Id, which names the random stream of a seeded request.
-
-    Raises:
-        ApiError.
-    """
+    """Answer one chat."""
     request = parse_body(ChatRequest, body)
     model.check_name(request.model)
     prompt = _prompt(model, request)
@@ -219,11 +212,7 @@ def _prompt(model: ServedModel, request: ChatPrompt) -> Prompt:
 
 
 def recorded_ids(turn: Mapping[str, Any], param: str) -> list[int]:
-    """The exact tokens that a message or item carries, of its prompt and of itself.
-
-    Raises:
-        ApiError: 400.
-    """
+    """The exact tokens that a message or item carries, of its prompt and of itself."""
     parts = [turn.get(name) for name in ("prompt_token_ids", "generation_token_ids")]
     if not all(isinstance(ids, list) and ids and all(type(i) is int for i in ids) for ids in parts):
         what = "recorded token ids need prompt_token_ids and generation_token_ids, lists of integers"

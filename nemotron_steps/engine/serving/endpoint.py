@@ -27,18 +27,7 @@ _METHODS = {"/health": "GET", "/v1/models": "GET"} | dict.fromkeys(
 
 
 class Endpoint:
-    """A generator on a loopback port, from `with` to its end.
-
-    Args:
-        sampler: shared with the training run, whose loop steps it; or used by this endpoint alone.
-        chat: the generator's tokenizer and template.
-        name: model name that requests use.
-        max_total_length: most tokens of prompt and answer together.
-        defaults: sampling of requests that say nothing.
-        own_loop: step the sampler on the endpoint's own loop, for a generator that nothing else uses (a judge).
-            Otherwise requests get 503 until a run has bound the sampler to its loop.
-        host, port: where to listen; port 0 picks a free one, see `url`.
-    """
+    """A generator on a loopback port, from `with` to its end."""
 
     def __init__(
         self,

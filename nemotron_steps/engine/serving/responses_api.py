@@ -53,11 +53,7 @@ class ResponsesRequest(SharedFields):
 
 
 async def create_response(model: ServedModel, body: dict[str, Any], request_id: str | None) -> Reply:
-    """Answer one Responses request. `request_id` as in chat_completion.
-
-    Raises:
-        ApiError.
-    """
+    """Answer one Responses request. `request_id` as in chat_completion."""
     request = parse_body(ResponsesRequest, body)
     model.check_name(request.model)
     prompt = _prompt(model, request)

@@ -40,11 +40,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is sampled from.
-
-    Attributes:
-        said, tools: what conversations are known by; None where that cannot be compared.
-    """
+    """What is sampled from."""
 
     token_ids: list[int]
     said: tuple[Said, ...] | None
@@ -53,11 +49,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Sampling:
-    """The sampling fields of a request; None takes the model's default.
-
-    `label` names the random stream of a seeded request besides its seed; requests that are equal in both, and in their
-    prompt's tokens, get equal samples.
-    """
+    """The sampling fields of a request; None takes the model's default."""
 
     n: int = 1
     max_tokens: int | None = None
@@ -85,17 +77,7 @@ class Answer:
 
 
 class ServedModel:
-    """A generator with its tokenizer under one name.
-
-    Args:
-        bridge: reaches the generator.
-        chat: its tokenizer and template.
-        name: model name that requests use.
-        max_total_length: most tokens of prompt and answer together.
-        turn_format: how the model writes reasoning and tool calls.
-        defaults: what a request that says nothing gets; its stop tokens always apply, and so does its
-            max_new_tokens where a request names none.
-    """
+    """A generator with its tokenizer under one name."""
 
     def __init__(
         self,
@@ -131,11 +113,7 @@ class ServedModel:
         return None if found is None else Begun(found[0].token_ids(), found[1])
 
     def remember(self, prompt: Prompt, answer: Answer, returned: Sequence[Said]) -> None:
-        """Keep an answer's tokens for the request that goes on after it.
-
-        Args:
-            returned: the answer as the client got it.
-        """
+        """Keep an answer's tokens for the request that goes on after it."""
         if prompt.said is not None:
             ids = answer.completion.token_ids
             self._conversations.remember(prompt.said, returned, prompt.tools, prompt.token_ids, ids)
@@ -147,15 +125,7 @@ class ServedModel:
         begun: Begun | None,
         param: str,
     ) -> list[int]:
-        """Token ids to sample from.
-
-        Args:
-            messages: the whole chat; or, with `begun`, only what came after that.
-            param: field to name when the chat cannot be used.
-
-        Raises:
-            ApiError: 400.
-        """
+        """Token ids to sample from."""
         if not messages:
             raise ApiError(400, "no message to answer", param=param, code="invalid_value")
         try:
@@ -190,14 +160,7 @@ class ServedModel:
         sampling: Sampling,
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> AsyncGenerator[Answer, None]:
-        """Samples as they finish.
-
-        Args:
-            tools: offered ones; None leaves tool calls unread.
-
-        Raises:
-            ApiError: from the generator, see SamplerBridge.
-        """
+        """Samples as they finish."""
         defaults = self._defaults
         room = self.max_total_length - len(prompt_ids)
         params = replace(
@@ -238,11 +201,7 @@ class ServedModel:
         return parse_assistant(text, prefix, turn_format, tools or ())
 
     def logprob_entries(self, completion: Completion, *, as_ids: bool) -> list[dict[str, Any]]:
-        """The sampled tokens as OpenAI's logprobs list.
-
-        Args:
-            as_ids: write tokens as "token_id:N" (vLLM's return_tokens_as_token_ids).
-        """
+        """The sampled tokens as OpenAI's logprobs list."""
         entries = []
         for token_id, logprob in zip(completion.token_ids, completion.logprobs, strict=True):
             token = f"token_id:{token_id}" if as_ids else self.chat.decode_token(token_id)
@@ -254,14 +213,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class ApiError(Exception):
-    """A request that cannot be answered.
-
-    Args:
-        status: HTTP status.
-        message: what is wrong.
-        param: dotted name of the field that is wrong.
-        code: OpenAI's machine-readable reason.
-    """
+    """A request that cannot be answered."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -281,11 +233,7 @@ class ApiError(Exception):
 
 
 def refused(error: DataError, param: str) -> ApiError:
-    """The answer to messages that cannot be read: 400, with the field.
-
-    Args:
-        param: the field where the error names none within it.
-    """
+    """The answer to messages that cannot be read: 400, with the field."""
     field = (error.where or "").partition(" field ")[2].removeprefix("responses_create_params.") or param
     what = error.what.replace("responses_create_params.", "")
     what = what if error.found is None else f"{what}, found {error.found}"
@@ -293,11 +241,7 @@ def refused(error: DataError, param: str) -> ApiError:
 
 
 def parse_body(schema: type[Model], body: Mapping[str, Any]) -> Model:
-    """A request body as its model. A field that is null counts as absent, as in OpenAI's API.
-
-    Raises:
-        ApiError: 400, naming the first field that is wrong.
-    """
+    """A request body as its model. A field that is null counts as absent, as in OpenAI's API."""
     try:
         return schema.model_validate({name: value for name, value in body.items() if value is not None})
     except ValidationError as error:
@@ -317,11 +261,7 @@ _POLL_SECONDS = 0.5
 
 
 class SamplerBridge:
-    """Asks a sampler from any event loop.
-
-    The sampler belongs to the training run's loop; the HTTP server has its own, so that it answers health checks while
-    the policy trains. Requests made meanwhile wait, and are sampled when the run samples again.
-    """
+    """Asks a sampler from any event loop: the HTTP server has its own, so that it answers while the policy trains."""
 
     def __init__(self, sampler: AsyncSampler) -> None:
         self._sampler = sampler
@@ -340,11 +280,7 @@ class SamplerBridge:
     async def samples(
         self, prompt_ids: Sequence[int], params: SamplingParams, n: int, request_id: str
     ) -> AsyncGenerator[Completion, None]:
-        """n samples as they finish. Leaving the generator early drops what is unfinished.
-
-        Raises:
-            ApiError: 503 when nothing steps the generator, 400 when it refuses the request, 500 when it broke.
-        """
+        """n samples as they finish. Leaving the generator early drops what is unfinished."""
         # The same seeded request twice at a time: the second waits, since the generator tells requests apart by id.
         while request_id in self._running:
             await self._running[request_id].wait()

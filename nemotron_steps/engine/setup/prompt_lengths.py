@@ -65,12 +65,7 @@ def longer_than(limit: int, rows: PromptRows, model: str | Path) -> dict[int, in
 
 
 def short_enough(config: RlConfig, rows: PromptRows, left_out: Callable[[int], None]) -> Sequence[PromptRow]:
-    """Rows within `data.max_input_seq_length`. Without that, all of them: DataError, naming the first, if any fills the
-    whole sequence; or if all are longer. Nothing is checked while the model does not exist yet.
-
-    Args:
-        left_out: called with the number of longer rows, if any.
-    """
+    """Rows within `data.max_input_seq_length`."""
     limit, model = config.data.max_input_seq_length, config.policy.checkpoint
     if model is None:
         return rows
@@ -128,11 +123,7 @@ def _text(row: PromptRow) -> str:
 
 
 class JudgeToBe:
-    """Stands for a judge that is not loaded yet.
-
-    Args:
-        role: one of JUDGE_ROLES.
-    """
+    """Stands for a judge that is not loaded yet."""
 
     def __init__(self, role: str, config: VllmModelConfig) -> None:
         self._role = role

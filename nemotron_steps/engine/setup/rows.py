@@ -51,14 +51,7 @@ class Needs:
 
 
 def read_data(config: RlConfig, left_out: Callable[[int], None] = lambda _: None) -> RunRows:
-    """The rows, those that are too long left out or refused (prompt_lengths.py).
-
-    Args:
-        left_out: called with the number of rows of a file that are left out.
-
-    Raises:
-        ConfigError, DataError: for what is missing, malformed or too long.
-    """
+    """The rows, those that are too long left out or refused (prompt_lengths.py)."""
     data = config.data
     if data.train.data_path is None:
         raise ConfigError(
@@ -135,18 +128,7 @@ def check_rows(
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> Needs:
     """Refuse a row that its environment could not score, that leaves its judge no room for an answer, or that offers
-    tools which the policy's chat template does not write, and an environment whose judge is not configured.
-
-    Args:
-        only: the one environment of all rows; None where each names its own.
-        heldout_environment: grades the held-out rows in its place.
-        policy_served: agents will be offered the policy's endpoint.
-        policy: folder of the model that answers; None for one that is not here yet.
-        template_kwargs: of its chat template.
-
-    Raises:
-        DataError, UnknownNameError, ConfigError, UnsupportedError: see EnvironmentSet.
-    """
+    tools which the policy's chat template does not write, and an environment whose judge is not configured."""
     gym = config.nemo_gym
     refuse_unread_settings(gym.environments)
     chosen = {role: gym.judge(role) for role in JUDGE_ROLES}

@@ -189,16 +189,7 @@ SftExample = ChatSequence | PackedRow
 
 
 class PackedRows(Rows[PackedRow]):
-    """The rows of a packed data set, read when they are asked for.
-
-    Args:
-        file: JSON Lines.
-        max_length: tokens of a chat at most.
-        vocabulary: token ids are below it.
-
-    Raises:
-        DataError: a malformed row, a chat that is too long, or a token that the tokenizer does not have.
-    """
+    """The rows of a packed data set, read when they are asked for."""
 
     def __init__(self, file: Path, *, max_length: int, vocabulary: int) -> None:
         def check(row: PromptRow) -> None:

@@ -20,11 +20,7 @@ from nemotron_steps.rows.layouts import read_chat
 
 def read_chats(path: str | Path, chat: ChatFormat, max_length: int) -> tuple[list[ChatSequence], int, int]:
     """Sequences of the chats of a JSON Lines file (chat_tokens.py), how many chats these are, and how many were left
-    out for being longer than max_length tokens.
-
-    Raises:
-        DataError: a row without messages, or a file in which every chat is too long.
-    """
+    out for being longer than max_length tokens."""
     sequences: list[ChatSequence] = []
     chats = too_long = longest = 0
     for row in read_rows(path):
@@ -50,14 +46,7 @@ def finetune(
     checkpoints: CheckpointManager,
     reporter: Reporter,
 ) -> dict[str, Any]:
-    """Train for sft.max_num_steps, resuming from the newest checkpoint.
-
-    Args:
-        train: `policy.train_global_batch_size` of them make a step: chats, or rows that chats were packed into.
-
-    Returns:
-        See `train_on_examples`; validation losses in nats a token.
-    """
+    """Train for sft.max_num_steps, resuming from the newest checkpoint."""
 
     def update(examples: Sequence[SftExample]) -> dict[str, float]:
         started = time.perf_counter()

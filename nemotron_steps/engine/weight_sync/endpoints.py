@@ -111,11 +111,7 @@ class FrozenWeights:
 
 
 class ReceivingEndpoint:
-    """A generation worker's, or that of one of its processes: opened where the weights are to arrive.
-
-    Args:
-        frozen: what adapters are added to, of all channels of one generator.
-    """
+    """A generation worker's, or that of one of its processes: opened where the weights are to arrive."""
 
     def __init__(self, offered: TransportHandle, frozen: FrozenWeights) -> None:
         self._plan, self._frozen = offered.plan, frozen

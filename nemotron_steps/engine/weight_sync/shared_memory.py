@@ -24,11 +24,7 @@ _PREFIX = "nemotron_steps_weights_"
 
 
 class SegmentWriter:
-    """The sender's side.
-
-    Args:
-        plan: of the weights to come; the segment holds all of them.
-    """
+    """The sender's side."""
 
     def __init__(self, plan: WeightPlan) -> None:
         self._plan = plan

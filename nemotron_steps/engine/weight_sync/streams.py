@@ -82,13 +82,7 @@ class _Steps:
 
 
 class StreamSender:
-    """A policy rank's side.
-
-    Args:
-        name: unique among the senders of a store.
-        ipc: names of the receivers on this rank's GPU. broadcast: names of the others, in rank order.
-        device: where buckets are filled.
-    """
+    """A policy rank's side."""
 
     def __init__(
         self,
@@ -141,13 +135,7 @@ class StreamSender:
 
 
 class StreamReceiver:
-    """A generator's side.
-
-    Args:
-        name: as the sender knows this receiver.
-        place: (rank, ranks) in the sender's broadcasts; None for CUDA IPC.
-        device: where buckets are received.
-    """
+    """A generator's side."""
 
     def __init__(
         self, offer: StreamHandle, store: Store, name: str, place: tuple[int, int] | None, device: torch.device

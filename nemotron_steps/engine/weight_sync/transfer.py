@@ -41,15 +41,7 @@ class Receiver:
 
 
 class WeightTransfer:
-    """The open transports from the ranks of one policy to the workers of one generator.
-
-    Args:
-        ranks: policy workers in rank order.
-        workers: generation workers.
-        address: host and port of the policy's store.
-        processes: of each generation worker that receive (its tensor-parallel size).
-        part: of the policy's weights: an attribute of AdaptedWeights.
-    """
+    """The open transports from the ranks of one policy to the workers of one generator."""
 
     def __init__(
         self,
@@ -116,10 +108,7 @@ class WeightTransfer:
 
 
 class AdapterTransfer:
-    """The same for a policy that trains adapters: its frozen weights travel once, and then A and B alone.
-
-    Both ways are open before the first is used: receivers keep what adapters are added to. Arguments as WeightTransfer.
-    """
+    """The same for a policy that trains adapters: its frozen weights travel once, and then A and B alone."""
 
     def __init__(
         self, ranks: Sequence[Worker], workers: Sequence[Worker], address: tuple[str, int], *, processes: int = 1

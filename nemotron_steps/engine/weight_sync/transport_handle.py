@@ -16,14 +16,7 @@ OBJECTS = "objects"
 
 @dataclass(frozen=True)
 class TransportHandle:
-    """How one process gets a policy's weights; may travel to it.
-
-    Attributes:
-        transport, offer: as the sender opened it.
-        address: host and port of the policy's store; None where nothing is agreed on through it.
-        name: of this receiver, for the sender.
-        place: (rank, ranks) in the sender's broadcasts; None for any other transport.
-    """
+    """How one process gets a policy's weights; may travel to it."""
 
     transport: str
     offer: Any

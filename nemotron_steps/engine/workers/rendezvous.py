@@ -16,11 +16,7 @@ ATTEMPTS = 5
 
 
 def bind_port(host: str) -> socket.socket:
-    """A socket bound to a free port of one address.
-
-    Raises:
-        EngineError: no port could be bound in a few attempts.
-    """
+    """A socket bound to a free port of one address."""
     problem: OSError | None = None
     for attempt in range(ATTEMPTS):
         bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)

@@ -119,16 +119,7 @@ def start_workers(
     *,
     device: bool = True,
 ) -> list[Worker]:
-    """Start one actor a name and wait until all of them answer.
-
-    Args:
-        options: Ray's actor options, one mapping a name.
-        arguments: of the constructor, the same for all.
-        device: ask which GPU each has.
-
-    Raises:
-        WorkerLostError: one does not answer within START_SECONDS.
-    """
+    """Start one actor a name and wait until all of them answer."""
     import ray
 
     threads = {"concurrency_groups": dict.fromkeys(process.THREADS, 1)}
@@ -189,12 +180,7 @@ def meaning(error: Exception, worker: Worker) -> StepsError:
 
 
 def settle(calls: Mapping[Any, Worker]) -> list[Any]:
-    """The results of calls that may depend on each other (a collective), in order.
-
-    Raises:
-        StepsError: the first failure, at once: the other workers may be waiting for the one that failed.
-        WorkerLostError: a worker died, or answers no ping for SILENT_SECONDS.
-    """
+    """The results of calls that may depend on each other (a collective), in order."""
     import ray
 
     left = list(calls)
