@@ -1,16 +1,13 @@
 """What happens to a reward between the environment and the baseline, and to turns and rollouts that break a rule.
 
-scale_rewards, shape_rewards    pure functions on float64 [N] tensors, one entry a rollout
-Violation                       a turn that breaks a format rule: another advantage for its tokens, or none of them
-RewardPenalties                 a rollout that loses its reward for how it is written
-
 Not here: rewards themselves (environments), brevity on request (rollouts/low_effort.py), advantages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -29,52 +26,42 @@ from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN
 from nemotron_steps.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.schema.grpo import (
-        GrpoConfig,
-        RewardPenaltiesConfig,
-        RewardScalingConfig,
-        RewardShapingConfig,
-    )
+    from nemotron_steps.config.schema.grpo import GrpoConfig, RewardPenaltiesConfig
 
 
-def scale_rewards(rewards: torch.Tensor, config: RewardScalingConfig) -> torch.Tensor:
-    """Clamp to [source_min, source_max], then map that interval linearly onto [target_min, target_max]."""
-    if not config.enabled:
+def scale_rewards(rewards: torch.Tensor, config: GrpoConfig) -> torch.Tensor:
+    """`grpo.reward_scaling`: clamp rewards [N] to the source interval, then map that linearly onto the target's."""
+    scaling = config.reward_scaling
+    if not scaling.enabled:
         return rewards
-    width = config.source_max - config.source_min
-    share = (rewards.clamp(config.source_min, config.source_max) - config.source_min) / width
-    return config.target_min + share * (config.target_max - config.target_min)
+    width = scaling.source_max - scaling.source_min
+    share = (rewards.clamp(scaling.source_min, scaling.source_max) - scaling.source_min) / width
+    return scaling.target_min + share * (scaling.target_max - scaling.target_min)
 
 
 def shape_rewards(
     rewards: torch.Tensor,
     lengths: torch.Tensor,
     truncated: torch.Tensor,
-    config: RewardShapingConfig,
+    config: GrpoConfig,
     *,
     max_response_length: int,
 ) -> torch.Tensor:
-    """Length-dependent shaping: DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), or a factor on the rewards
-    of truncated samples.
+    """`grpo.reward_shaping` of scaled rewards [N]: DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), or a
+    factor on the rewards of truncated samples, which answers the same question.
 
     The punishment is min(-(len - (L_max - buffer)) / buffer x penalty, 0): 0 up to L_max - buffer, then falling
-    linearly, -penalty at L_max. With `stop_properly_penalty_coef` c the reward of a truncated sample is multiplied by c
-    instead: the two answer the same question.
-
-    Args:
-        rewards: [N], already scaled.
-        lengths: [N] tokens of the first assistant message.
-        truncated: bool [N].
-        config: `grpo.reward_shaping`; rewards are returned unchanged when it is off.
-        max_response_length: L_max where the config leaves it open (the generator's max_new_tokens).
+    linearly, -penalty at L_max. Lengths [N] are tokens of the first assistant message; `max_response_length` is L_max
+    where the config leaves it open.
     """
-    if not config.enabled:
+    shaping = config.reward_shaping
+    if not shaping.enabled:
         return rewards
-    if config.stop_properly_penalty_coef is not None:
-        return torch.where(truncated, rewards * config.stop_properly_penalty_coef, rewards)
-    limit = config.max_response_length if config.max_response_length is not None else max_response_length
-    exceeded = lengths.double() - (limit - config.overlong_buffer_length)
-    return rewards + (-exceeded / config.overlong_buffer_length * config.overlong_buffer_penalty).clamp(max=0.0)
+    if shaping.stop_properly_penalty_coef is not None:
+        return torch.where(truncated, rewards * shaping.stop_properly_penalty_coef, rewards)
+    limit = shaping.max_response_length if shaping.max_response_length is not None else max_response_length
+    exceeded = lengths.double() - (limit - shaping.overlong_buffer_length)
+    return rewards + (-exceeded / shaping.overlong_buffer_length * shaping.overlong_buffer_penalty).clamp(max=0.0)
 
 
 class Violation(StrEnum):
@@ -85,19 +72,6 @@ class Violation(StrEnum):
     MALFORMED_THINKING = "malformed_thinking"
     """Thinking tags are doubled, out of order, or opened (by the turn or its template) and never closed by a turn that
     ended by itself."""
-
-
-@dataclass(frozen=True)
-class TurnViolation:
-    """One broken rule."""
-
-    row: int
-    """Index of the sequence in the batch."""
-    start: int
-    """First token of the turn."""
-    end: int
-    """One past the last."""
-    kind: Violation
 
 
 def treatments(config: GrpoConfig) -> dict[Violation, float | None]:
@@ -147,54 +121,39 @@ def has_malformed_thinking(
     return begun and not truncated
 
 
-def find_violations(
+def penalize_turns(
     rollouts: Sequence[Rollout],
-    texts: Sequence[Sequence[str]],
-    kinds: Collection[Violation] = tuple(Violation),
+    treated: Mapping[Violation, float | None],
+    advantages: torch.Tensor,
+    token_mask: torch.Tensor,
     *,
     patterns: Sequence[str] | None = None,
     tags: tuple[str, str] = (THINK_OPEN, THINK_CLOSE),
-) -> list[TurnViolation]:
-    """Every broken rule of a batch."""
-    found: list[TurnViolation] = []
-    if not kinds:
-        return found
-    for row, (rollout, turn_texts) in enumerate(zip(rollouts, texts, strict=True)):
-        if len(turn_texts) != len(rollout.turns):
-            raise ValueError(f"rollout {rollout.group_id}[{rollout.index}] has {len(rollout.turns)} turns but "
-                             f"{len(turn_texts)} texts")  # fmt: skip
+) -> Counter[Violation]:
+    """Give the tokens of every turn that breaks a rule another advantage, or none: in place, both [N, T].
+
+    Returns how often each rule is broken. `patterns` and `tags` are `env.nemo_gym`'s.
+    """
+    found: Counter[Violation] = Counter()
+    for row, rollout in enumerate(rollouts if treated else ()):
         turn_format = TurnFormat(*rollout.metadata.get(FORMAT_KEY, ()))
-        for index, ((start, end), text) in enumerate(zip(rollout.turns, turn_texts, strict=True)):
-            truncated = rollout.truncated and index == len(rollout.turns) - 1
+        texts = rollout.metadata.get("turn_texts", ())
+        for index, ((start, end), text) in enumerate(zip(rollout.turns, texts, strict=True)):
+            cut = rollout.truncated and index == len(rollout.turns) - 1
             broken = {
-                Violation.INVALID_TOOL_CALL: not truncated and has_invalid_tool_call(text, patterns, turn_format),
+                Violation.INVALID_TOOL_CALL: not cut and has_invalid_tool_call(text, patterns, turn_format),
                 Violation.MALFORMED_THINKING: has_malformed_thinking(
-                    text, truncated=truncated, turn_format=turn_format, tags=tags
+                    text, truncated=cut, turn_format=turn_format, tags=tags
                 ),
             }
-            found += [TurnViolation(row, start, end, kind) for kind in broken if broken[kind] and kind in kinds]
+            for kind in reversed([kind for kind in treated if broken[kind]]):  # the first rule has the last word
+                found[kind] += 1
+                advantage = treated[kind]
+                if advantage is None:
+                    token_mask[row, start:end] = 0.0
+                else:
+                    advantages[row, start:end] = advantage
     return found
-
-
-def apply_penalties(
-    advantages: torch.Tensor, violations: Sequence[TurnViolation], penalties: Mapping[Violation, float | None]
-) -> torch.Tensor:
-    """A copy of `advantages` [N, T] in which every violating turn's tokens have the advantage of the broken rule."""
-    advantages = advantages.clone()
-    for kind in reversed(Violation):  # the first rule has the last word
-        penalty = penalties.get(kind)
-        for violation in violations:
-            if violation.kind is kind and penalty is not None:
-                advantages[violation.row, violation.start : violation.end] = penalty
-    return advantages
-
-
-def mask_turns(token_mask: torch.Tensor, violations: Sequence[TurnViolation]) -> torch.Tensor:
-    """A copy of `token_mask` [N, T] with every violating turn's tokens set to 0: they teach nothing, good or bad."""
-    token_mask = token_mask.clone()
-    for violation in violations:
-        token_mask[violation.row, violation.start : violation.end] = 0.0
-    return token_mask
 
 
 REWARD_PENALTIES_KEY = "reward_penalties"
@@ -247,9 +206,11 @@ class RewardPenalties:
                 hints=(f"{key}=false", "grpo.malformed_thinking_advantage=-5"),
             )
         given = (config.token_ids.think_open, config.token_ids.think_close)
-        opening, closing = (
-            known if known is not None else _single(encode(tag)) for known, tag in zip(given, tags, strict=True)
-        )
+        known: list[int | None] = []
+        for token, tag in zip(given, tags, strict=True):
+            ids = encode(tag)
+            known.append(token if token is not None or len(ids) != 1 else ids[0])
+        opening, closing = known
         if opening is not None and closing is not None:
             return cls(config, tags=tags, tag_ids=(opening, closing))
         if given != (None, None):
@@ -263,7 +224,15 @@ class RewardPenalties:
 
     def apply(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """The groups, with the reward of penalised rollouts at 0. One that is below 0 stays: no penalty is a gain."""
-        return [replace(group, rollouts=[self._penalised(rollout) for rollout in group.rollouts]) for group in groups]
+
+        def penalised(rollout: Rollout) -> Rollout:
+            if rollout.failure is not None:
+                return rollout
+            found = self.found(rollout)
+            metadata = {**rollout.metadata, REWARD_PENALTIES_KEY: [penalty.value for penalty in found]}
+            return replace(rollout, reward=min(rollout.reward, 0.0) if found else rollout.reward, metadata=metadata)
+
+        return [replace(group, rollouts=[penalised(rollout) for rollout in group.rollouts]) for group in groups]
 
     def found(self, rollout: Rollout) -> list[RewardPenalty]:
         """What a graded rollout is penalised for."""
@@ -284,13 +253,6 @@ class RewardPenalties:
         }
         return [penalty for penalty, is_broken in broken.items() if is_broken and self._looked_for[penalty]]
 
-    def _penalised(self, rollout: Rollout) -> Rollout:
-        if rollout.failure is not None:
-            return rollout
-        found = self.found(rollout)
-        metadata = {**rollout.metadata, REWARD_PENALTIES_KEY: [penalty.value for penalty in found]}
-        return replace(rollout, reward=min(rollout.reward, 0.0) if found else rollout.reward, metadata=metadata)
-
     def _has_malformed_tags(self, rollout: Rollout, texts: Sequence[str], turn_format: TurnFormat) -> bool:
         opening, closing = self._tags
         before = 0
@@ -303,14 +265,8 @@ class RewardPenalties:
             if self._tag_ids is not None:
                 prompt, said = rollout.token_ids[before:start], rollout.token_ids[start:end]
                 left_open = prompt.count(self._tag_ids[0]) - prompt.count(self._tag_ids[1])
-                if left_open not in (0, 1) or (said.count(self._tag_ids[0]), said.count(self._tag_ids[1])) != (
-                    0,
-                    left_open,
-                ):
+                written = (said.count(self._tag_ids[0]), said.count(self._tag_ids[1]))
+                if left_open not in (0, 1) or written != (0, left_open):
                     return True
             before = end
         return False
-
-
-def _single(ids: Sequence[int]) -> int | None:
-    return ids[0] if len(ids) == 1 else None

@@ -1,7 +1,6 @@
 """The Ray cluster of a run: an existing one by address, or one on this machine that ends with the run.
 
-A cluster started here is quiet and has no dashboard. Devices are reserved as one placement group, a bundle a device,
-so that what is meant to share a GPU does and what is not does not.
+Devices are reserved as one placement group, a bundle a device, so that what is meant to share a GPU does.
 """
 
 from __future__ import annotations
@@ -129,13 +128,8 @@ class RayCluster:
 def node_by_node(bundles: Sequence[Mapping[str, float]], nodes: Sequence[str]) -> list[int]:
     """Which of Ray's bundles to use as bundle 0, 1, 2, ..., so that neighbours share a node.
 
-    Ray spreads a group's bundles over its nodes in any order, while the ranks of a tensor-, context- or expert-parallel
-    group are consecutive and talk the most. Bundles change places only with those that ask for the same. The node
-    with the most of them comes first: leftovers of nodes that others use too then break up the fewest groups.
-
-    Args:
-        bundles: what each asks for.
-        nodes: where Ray put each.
+    Ray spreads a group's bundles over its nodes in any order, while consecutive ranks talk the most. Bundles change
+    places only with those that ask for the same. The node with the most of them comes first.
     """
     alike: dict[tuple[tuple[str, float], ...], list[int]] = {}
     for index, bundle in enumerate(bundles):

@@ -42,7 +42,10 @@ def build_run(
         raise ConfigError("no policy to train", where="policy.checkpoint", hints=["--input policy=PATH"])
     folder = hf_folder(config.policy.checkpoint)
     chat = ChatFormat.from_folder(folder, config.policy.tokenizer.chat_template_kwargs)
-    penalties = _reward_penalties(config, chat)
+    penalties = None
+    if config.reward_penalties.any_enabled:
+        asked = chat.render_text([{"role": "user", "content": "x"}])
+        penalties = RewardPenalties.of(config.reward_penalties, config.env.nemo_gym.thinking_tags, asked, chat.encode)
     prompts = prompt_stream(config, rows.train)
     updates = grpo.num_prompts_per_step * grpo.num_generations_per_prompt // config.policy.train_global_batch_size
     wanted = Wanted(
@@ -133,15 +136,4 @@ def _teachers(config: RlConfig) -> WantedTeachers | None:
         topk=0 if config.grpo.adv_estimator.name == "opd" else settings.topk_logits_k,
         offload=settings.offload,
         apart={name: teacher_config(config.policy, apart.of(name)) for name in settings.teachers if apart.enabled},
-    )
-
-
-def _reward_penalties(config: RlConfig, chat: ChatFormat) -> RewardPenalties | None:
-    if not config.reward_penalties.any_enabled:
-        return None
-    return RewardPenalties.of(
-        config.reward_penalties,
-        config.env.nemo_gym.thinking_tags,
-        chat.render_text([{"role": "user", "content": "x"}]),
-        chat.encode,
     )

@@ -29,7 +29,6 @@ from nemotron_steps.engine.workers.workers import places
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.chat import ChatFormat
-from nemotron_steps.models.huggingface import load_hf_weights
 
 
 @contextmanager
@@ -80,11 +79,10 @@ class SamplingWanted:
 
 @dataclass
 class SamplingParts:
-    """The live parts. `resources` frees them."""
+    """The live parts, with environments of which none is created yet. `resources` frees them."""
 
     sampler: AsyncSampler
     environments: EnvironmentSet
-    """None is created yet."""
     resources: ExitStack
     where: dict[str, Any]
 
@@ -121,7 +119,7 @@ def _on_ray(config: ClusterConfig, wanted: SamplingWanted, resources: ExitStack)
     )
     generator = RayGenerator(settings, generator_options(plan, cluster, []))
     resources.callback(generator.close)
-    generator.update_weights(load_hf_weights(wanted.hf_folder).items(), 0)
+    generator.load()
     judges, environments = place_graders(
         gym, chosen, plan, cluster, generator.workers, resources, seed=wanted.seed, only=wanted.only
     )

@@ -110,29 +110,6 @@ class PromptRows(Rows[PromptRow]):
             yield file
 
 
-class JoinedRows(Rows[PromptRow]):
-    """Several sequences of rows as one, without a copy of them."""
-
-    def __init__(self, *parts: Sequence[PromptRow]) -> None:
-        self._parts = parts
-
-    def __len__(self) -> int:
-        """Rows of all parts."""
-        return sum(len(part) for part in self._parts)
-
-    def at(self, place: int) -> PromptRow:
-        """See Rows."""
-        for part in self._parts:
-            if place < len(part):
-                return part[place]
-            place -= len(part)
-        raise IndexError(place)
-
-    def __iter__(self) -> Iterator[PromptRow]:
-        """Every row, part after part."""
-        return chain(*self._parts)
-
-
 def read_rows(path: str | Path) -> PromptRows:
     """Every row of a JSON Lines file. DataError names file and line of the first malformed one."""
     file = Path(path)
@@ -155,7 +132,8 @@ def _stamp(file: Path) -> tuple[int, int]:
 
 
 class PromptStream:
-    """Batches of rows, epoch after epoch; each epoch is a permutation drawn from (seed, epoch)."""
+    """Batches of rows, epoch after epoch. Each epoch is a permutation drawn from (seed, epoch): the state is two
+    numbers."""
 
     def __init__(
         self, rows: Sequence[PromptRow], *, batch_size: int, max_epochs: int, seed: int, shuffle: bool
@@ -209,11 +187,6 @@ class PromptStream:
         """The prompt at a place of the whole order, as iterating would serve it."""
         per_epoch = self.steps_per_epoch() * self._batch_size
         return self._rows[self._order(position // per_epoch)[position % per_epoch]]
-
-    @property
-    def epoch(self) -> int:
-        """Epochs completed."""
-        return self._epoch
 
     def steps_per_epoch(self) -> int:
         """Full batches in one epoch."""

@@ -34,7 +34,6 @@ class GeneratorJudge:
         self._length_key = length_key
         self._seed = seed
         self._labels = QuestionLabels()
-        self.calls = 0
 
     def start_step(self, step: str) -> None:
         """Name the training step that the following questions belong to."""
@@ -52,7 +51,6 @@ class GeneratorJudge:
                 expected=f"fewer than {self._max_total_length} tokens",
                 hints=[longer_context(self._length_key, len(prompt_ids) + max_tokens)],
             )
-        self.calls += 1
         params = SamplingParams(
             max_new_tokens=min(max_tokens, room),
             temperature=temperature,

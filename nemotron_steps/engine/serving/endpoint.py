@@ -95,7 +95,14 @@ class Endpoint:
             raise ApiError(404, f"no such path: {request.path}", code="not_found")
         if request.method != _METHODS[path]:
             raise ApiError(405, f"{request.method} is not allowed for {path}", code="method_not_allowed")
-        body = {} if request.method == "GET" else _json_object(request.body)
+        body: Any = {}
+        if request.method == "POST":
+            try:
+                body = json.loads(request.body)
+            except (ValueError, RecursionError) as error:
+                raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
+        if not isinstance(body, dict):
+            raise ApiError(400, "the body must be a JSON object", code="invalid_json")
         if path.endswith("/tokenize"):
             return tokenize(model, body)
         if not model.bridge.ready:
@@ -107,13 +114,3 @@ class Endpoint:
             return Reply(200, {"object": "list", "data": [{**card, "max_model_len": model.max_total_length}]})
         answer = create_response if path == "/v1/responses" else chat_completion
         return await answer(model, body, request.headers.get("x-request-id"))
-
-
-def _json_object(raw: bytes) -> dict[str, Any]:
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
-    if not isinstance(body, dict):
-        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-    return body

@@ -1,7 +1,5 @@
 """Generators and judges from their configs, in this process. The only place that chooses between embedded and vLLM, and
 between a judge behind HTTP and one in a generator of this process.
-
-Policies are policy_backends.py's, so that an edit of a loss makes no finished evaluation stale.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """The driver's side of a weight transfer: by which transport each generator gets its weights, and one update at a time.
 
-    policy on CPU   shared memory when every generator is on rank 0's machine, else gloo broadcasts from it
-    policy on GPU   CUDA IPC from the rank on the generator's own GPU, else NCCL from rank 0
-
-Chosen by where the workers turned out to be, not by a setting. A tensor-parallel generator receives in each of its
-processes.
+Chosen by where the workers turned out to be: on CPU shared memory on one machine, else gloo; on GPU CUDA IPC from the
+rank on the generator's own GPU, else NCCL from rank 0.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def estimate(
     parts = {name: torch.tensor(values, dtype=torch.float64) for name, values in (components or {}).items()}
     graded = GradedRewards(r, parts, index, ok, statistics)
     mask = torch.ones(len(rewards), 2) if mask is None else mask
-    return ESTIMATORS[grpo.adv_estimator.name](grpo)(graded, mask, kl_penalty)
+    return ESTIMATORS[grpo.adv_estimator.name](grpo, graded, mask, kl_penalty)
 
 
 def test_every_estimator_of_the_schema_has_a_row_in_the_table() -> None:

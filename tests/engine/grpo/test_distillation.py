@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.grpo_task import make_checkpoint
 from nemotron_steps.config.schema.opd import OpdConfig
+from nemotron_steps.engine.grpo.distillation import METADATA_KEY, Distillation
 from nemotron_steps.engine.rollouts.data import read_rows
+from tests.engine.engine_samples import random_batch, rollout
 from tests.engine.grpo.grpo_runs import config_of, marked, metrics_of, run_loop, start, stop_after
 
 LOOPS = {"sync": False, "async": True}
@@ -132,3 +136,51 @@ def test_the_buffer_of_a_killed_asynchronous_run_remembers_the_teachers(task, te
     run_loop(again)
     assert len(metrics_of(records)) == 3
     assert {name for names in asked for name in names} == {"a", "b"}
+
+
+def test_the_kl_to_the_teachers_is_a_mean_over_trained_tokens_of_each_environment() -> None:
+    batch, _ = random_batch(rows=4, width=6, seed=2, noise_in_padding=False)
+    batch.sample_mask[:] = torch.tensor([1.0, 1.0, 0.0, 1.0])
+    batch.generation_logprobs = torch.arange(24.0).view(4, 6)
+    rollouts = [
+        rollout(index=n, environment=name, metadata={METADATA_KEY: teacher})
+        for n, (name, teacher) in enumerate((("maths", "a"), ("code", "b"), ("code", None), ("maths", "a")))
+    ]
+    asked = []
+
+    class Teachers:
+        def score(self, given: Any, names: Any) -> Any:
+            asked.append(names)
+            given.teacher_logprobs = torch.zeros(4, 6)
+            return given
+
+    prepared: Any = SimpleNamespace(batch=batch, rollouts=rollouts, metrics={"kept": 1.0})
+    distillation = Distillation(choice=None, teachers=Teachers())  # type: ignore[arg-type]
+    distillation.score(prepared)
+    assert asked == [["a", "b", None, "a"]]
+    mask = batch.token_mask * batch.sample_mask[:, None]
+    mask[:, 0] = 0
+    nats, tokens = (batch.generation_logprobs * mask).sum(1), mask.sum(1)
+    assert prepared.metrics == {
+        "kept": 1.0,
+        "teacher_kl/code": pytest.approx(float(nats[1] / tokens[1])),
+        "teacher_kl/maths": pytest.approx(float((nats[0] + nats[3]) / (tokens[0] + tokens[3]))),
+        "teacher_kl/mean": pytest.approx(float(nats.sum() / tokens.sum())),
+    }
+    assert distillation.own_metrics({"advantages/mean": 1.0, "groups/count": 1.0, "loss": 2.0}) == {"loss": 2.0}
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_where_advantages_are_the_teachers_the_divergence_is_what_is_trained_if_anything_is(trained: bool) -> None:
+    batch, _ = random_batch(rows=2, width=6, seed=2, noise_in_padding=False)
+    batch.sample_mask[:] = float(trained)
+
+    class Teachers:
+        def score(self, given: Any, names: Any) -> Any:
+            given.teacher_logprobs = given.generation_logprobs - 2.0
+            return given
+
+    prepared: Any = SimpleNamespace(batch=batch, rollouts=[rollout(index=n) for n in range(2)], metrics={})
+    Distillation(choice=None, teachers=Teachers(), gives_advantages=True).score(prepared)  # type: ignore[arg-type]
+    found = dict.fromkeys(("teacher_kl/maths", "teacher_kl/mean", "teacher_divergence"), pytest.approx(2.0))
+    assert prepared.metrics == (found if trained else {})

@@ -9,14 +9,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from nemotron_steps.config.schema.grpo import GrpoConfig
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.grpo.async_loop import train_async
-from nemotron_steps.engine.grpo.loop import GrpoRun, train
+from nemotron_steps.engine.grpo.loop import GrpoRun, train, validation_due
 from nemotron_steps.engine.reporting import first_and_last
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream
 from nemotron_steps.engine.signals import SignalMonitor
@@ -195,6 +197,28 @@ def test_the_summary_of_a_resumed_run_is_of_all_its_steps_and_a_run_that_is_over
         assert trained(run) == {"steps": 12, "reward_first_5_steps": 2.0, "reward_last_5_steps": 9.0}
         assert run.signals.state_dict()["history"]["reward/mean"][1] == [float(step) for step in range(12)]
     assert "train" not in parts.calls and parts.told == []
+
+
+@pytest.mark.parametrize(
+    ("grpo", "steps"),
+    [
+        ({"val_period": 2, "val_at_end": False}, [2, 4, 6]),
+        ({"val_period": 2, "val_start_at": 4, "val_at_end": False}, [4, 6]),
+        ({"val_period": 4, "val_at_end": False}, [4]),
+        ({"val_period": 4, "val_at_end": True}, [4, 6]),
+        ({"val_period": -1, "val_at_end": True}, [6]),
+        ({"val_period": 0, "val_at_end": False}, []),
+    ],
+)
+def test_validation_comes_every_so_many_steps_from_where_it_begins_and_at_the_end(
+    grpo: dict[str, Any], steps: list[int]
+) -> None:
+    def due(step: int) -> bool:
+        config = SimpleNamespace(grpo=GrpoConfig.model_validate(grpo))
+        run: Any = SimpleNamespace(step=step, total_steps=6, config=config)
+        return validation_due(run)
+
+    assert [step for step in range(1, 7) if due(step)] == steps
 
 
 @BOTH

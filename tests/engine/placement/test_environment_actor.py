@@ -14,6 +14,7 @@ from nemotron_steps.engine.placement import environment_actor
 from nemotron_steps.engine.placement.environment_actor import (
     MAX_RESTARTS,
     EnvironmentWorker,
+    Place,
     PlacedEnvironmentSet,
     copy_for,
 )
@@ -177,9 +178,11 @@ def test_a_sessions_state_stays_in_the_worker_until_it_is_released() -> None:
         (first, tools), (second, _) = [await worker.seed("c 0", {}) for _ in range(2)]
         assert tools == [{"name": "add"}] and first != second
         states = [worker._sessions[number].state for number in (first, second)]
-        assert await worker.call_tool("c 0", second, "add", {"a": 1}) == f"{states[1]} add {{'a': 1}}"
-        assert await worker.follow_up("c 0", {}, Response("x"), first) == f"{states[0]} x"
-        verdicts = await worker.verify_group("c 0", {}, [Response("x")] * 3, [second, first, Session(state=99)])
+        here = [Place(0, number) for number in (first, second)]
+        assert await worker.ask("c 0", "call_tool", here[1], "add", {"a": 1}) == f"{states[1]} add {{'a': 1}}"
+        assert await worker.ask("c 0", "follow_up", {}, Response("x"), here[0]) == f"{states[0]} x"
+        sessions = [here[1], here[0], Session(state=99)]
+        verdicts = await worker.ask("c 0", "judge_group", {}, [Response("x")] * 3, sessions)
         assert [verdict.components["state"] for verdict in verdicts] == [states[1], states[0], 99]
         kept = worker._sessions[first]
         await worker.release("c 0", first)

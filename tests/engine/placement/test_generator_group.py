@@ -14,6 +14,7 @@ import torch
 from nemotron_steps.engine.placement import generator_group
 from nemotron_steps.engine.placement.generation_worker import GenerationWorker
 from nemotron_steps.engine.placement.generator_group import AFFINITY_MARGIN, BLOCK, PrefixMemory, RayGenerator
+from nemotron_steps.engine.placement.policy_group import PlacedWeights
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams
 
 
@@ -65,7 +66,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> tuple[GenerationWorker, Noted]:
 
     monkeypatch.setattr(GenerationWorker, "_build", build)
     made = GenerationWorker(cast(Any, None))
-    sent = SimpleNamespace(weights=lambda references: [("w", torch.zeros(2, 3))], bytes=24, is_adapter=False)
+    sent = SimpleNamespace(weights=lambda: [("w", torch.zeros(2, 3))], bytes=24, is_adapter=False)
     made._receiving["policy"] = cast(Any, sent)
     assert made.update_weights("policy", 3) == 2 * 3 * 4
     return made, generator
@@ -194,14 +195,12 @@ def test_an_engine_that_is_too_busy_gives_a_conversation_away(generator):
     assert submit(generator, "turn 2 again", [*SYSTEM, 5, 6]) != engine
 
 
-def test_an_update_of_the_weights_forgets_who_has_what(generator, monkeypatch):
-    monkeypatch.setattr(generator_group, "put_plain", lambda weights: (None, []))
-    monkeypatch.setattr(generator_group, "settle", lambda calls: [0])
-    generator.workers = [SimpleNamespace(call=lambda *_: object())]
+def test_an_update_of_the_weights_forgets_who_has_what(generator):
+    generator._transfer = SimpleNamespace(update=lambda version: 0)
     engine = submit(generator, "turn 1", SYSTEM)
     finish(generator, "turn 1", [5])
     generator._engines[engine].pending = 1
-    generator.update_weights([("w", torch.zeros(1))], 1)
+    generator.update_weights(PlacedWeights(None), 1)
     assert submit(generator, "turn 2", [*SYSTEM, 5, 6]) != engine
 
 

@@ -56,7 +56,7 @@ def test_a_group_cut_while_it_is_judged_straggles_and_releases_its_sessions(task
 
     monkeypatch.setitem(registry.BUILT_IN, "three_sessions", f"{__name__}:ThreeSessions")
     run = start(config_of(task, 1, environment="three_sessions"), tmp_path)
-    environment = NeverJudged(run.collector.environment_named("three_sessions").config, {})
+    environment = NeverJudged(run.collector.environments.get("three_sessions").config, {})
     prompt = read_rows(task / "train.jsonl")[0]
 
     asked = asyncio.Event()

@@ -15,7 +15,7 @@ from nemotron_steps.engine.serving.chat_api import MAX_CHOICES, chat_completion,
 from nemotron_steps.engine.serving.endpoint import Endpoint
 from nemotron_steps.engine.serving.known_conversations import KnownConversations, said_in_chat
 from nemotron_steps.engine.serving.responses_api import create_response
-from nemotron_steps.engine.serving.served_model import ApiError, SamplerBridge, Sampling, ServedModel
+from nemotron_steps.engine.serving.served_model import ApiError, Prompt, SamplerBridge, ServedModel, SharedFields
 from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
 from nemotron_steps.environments.http_server import EventStream, Request
 from tests.models.stock_chats import stock_chat
@@ -52,20 +52,23 @@ def model_of(bridge: Bridge, **defaults: Any) -> ServedModel:
     )  # type: ignore[arg-type]
 
 
-def answers(model: ServedModel, prompt: list[int], sampling: Sampling, tools: Any = None) -> list[Any]:
-    async def run() -> list[Any]:
-        return [answer async for answer in model.answers(prompt, sampling, tools)]
-
-    return asyncio.run(run())
-
-
 def test_a_request_may_say_how_it_is_sampled_within_the_context() -> None:
     bridge = Bridge()
     model = model_of(bridge, stop_strings=("x",), seed=9)
-    answers(model, [2] * 5, Sampling())
-    answers(model, [2] * 15, Sampling())
-    own = Sampling(n=2, max_tokens=12, temperature=0.0, top_p=0.1, top_k=0, stop=("y",), seed=3, label="mine")
-    assert len(answers(model, [2] * 5, own)) == 2
+
+    def answers(length: int, n: int = 1, stop: tuple[str, ...] = (), label: str | None = None, **fields: Any) -> int:
+        async def run() -> int:
+            most = fields.pop("max_tokens", None)
+            request = SharedFields(**fields)
+            asked = model.answers(Prompt([2] * length, None, ()), request, max_tokens=most, n=n, stop=stop, label=label)
+            return len([answer async for answer in asked])
+
+        return asyncio.run(run())
+
+    answers(5)
+    answers(15)
+    own = {"max_tokens": 12, "temperature": 0.0, "top_p": 0.1, "top_k": 0, "seed": 3}
+    assert answers(5, 2, ("y",), "mine", **own) == 2
     plain, long, asked = (params for params, _, _ in bridge.asked)
     assert (plain.max_new_tokens, plain.temperature, plain.top_p, plain.top_k) == (8, 0.5, 0.9, 4)
     assert (plain.stop_strings, plain.stop_token_ids, plain.seed) == (("x",), (7,), None)
