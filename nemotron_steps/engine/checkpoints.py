@@ -1,9 +1,7 @@
 """Training checkpoints: when to write, how to commit, which to keep, where to resume.
 
-A checkpoint is a folder `step_00000042/` with `policy/` (written by the policy) and `state.json` (data position,
-RNG, buffer, metrics). It is written beside its final name and renamed, so a reader sees all of it or none. With
-`checkpointing.save_async` training waits only for a copy of its state in host memory; a thread writes and commits that.
-Not for: the tensors themselves (engine/policy).
+A checkpoint is a folder `step_00000042/` with `policy/` and `state.json`, written beside its final name and renamed, so
+that a reader sees all of it or none. With `checkpointing.save_async` training waits only for a copy in host memory.
 """
 
 from __future__ import annotations
@@ -182,7 +180,11 @@ class CheckpointManager:
             partial.rename(final)
             _flush(self._folder)
             self._deadline.saved(time.monotonic() - asked)
-            self._prune(Checkpoint(step, final))
+            keep = self._config.keep_top_k
+            best = sorted(self.all(), key=self._rank, reverse=True)[:keep]
+            for checkpoint in self.all():  # the newest is always kept: without it a kill would lose work
+                if checkpoint not in best and checkpoint.path != final:
+                    shutil.rmtree(checkpoint.path)
         except (OSError, StorageError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             reason = error.found if isinstance(error, StorageError) else error.strerror
@@ -205,16 +207,6 @@ class CheckpointManager:
             found=name,
             hints=[f"checkpointing.metric_name={near}" for near in (*meant(name, sorted(reported)), "null")],
         )
-
-    def _prune(self, newest: Checkpoint) -> None:
-        keep = self._config.keep_top_k
-        if keep is None:
-            return
-        best = sorted(self.all(), key=self._rank, reverse=True)[:keep]
-        for checkpoint in self.all():
-            # The newest is always kept, besides the best: without it a kill would lose work.
-            if checkpoint != newest and checkpoint not in best:
-                shutil.rmtree(checkpoint.path)
 
     def _rank(self, checkpoint: Checkpoint) -> tuple[bool, float, int]:
         """Better checkpoints have larger ranks: by the metric, or by age; without the metric, or with NaN, last."""

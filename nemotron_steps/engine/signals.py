@@ -307,7 +307,7 @@ def _judge_unavailable(m: SignalMonitor) -> Finding | None:
 def _judge_unreadable(m: SignalMonitor) -> Finding | None:
     names = (n for n in m.metrics if n.startswith("reward/") and n.endswith("/parse_failure_rate"))
     found = (_above(m, name, 0.2, "of the judge's comparisons could not be read") for name in names)
-    return next((each for each in found if each is not None), None)
+    return next(filter(None, found), None)
 
 
 def _grad_norm_spike(m: SignalMonitor) -> Finding | None:

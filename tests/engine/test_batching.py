@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemotron_steps.engine.batching import (
-    expand_units,
     fixed_micro_batches,
     pad_rows,
     round_up,
@@ -38,9 +37,9 @@ def test_rollouts_that_are_not_token_aligned_are_refused() -> None:
         {"token_mask": [0, 0, 1]},
         {"token_ids": [], "token_mask": [], "logprobs": []},
     ):
-        with pytest.raises(EngineError, match="not token-aligned"):
+        with pytest.raises(AssertionError):
             pad_rows([rollout(), rollout(**columns)], torch.ones(2))
-    with pytest.raises(EngineError, match="first token"):
+    with pytest.raises(AssertionError):
         pad_rows([rollout(prompt=0)], torch.ones(1))
 
 
@@ -77,10 +76,6 @@ def test_splitting_gives_consecutive_global_batches_or_refuses() -> None:
 )
 def test_fixed_micro_batches_part_no_unit(rows: int, size: int, unit: int, batches: list[list[int]]) -> None:
     assert fixed_micro_batches(rows, size, unit=unit) == batches
-    assert expand_units([[0, 2], [1]], unit) == [
-        [*range(unit), *range(2 * unit, 3 * unit)],
-        list(range(unit, 2 * unit)),
-    ]
     with pytest.raises(EngineError, match="whole units of 2"):
         fixed_micro_batches(5, 2, unit=2)
 

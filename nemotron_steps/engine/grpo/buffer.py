@@ -354,11 +354,12 @@ def decode_groups(tensors: dict[str, torch.Tensor]) -> list[RolloutGroup]:
                 count = math.prod(item[_EXPERTS])
                 routed = experts[:count].reshape(item[_EXPERTS]).copy()
                 experts = experts[count:]
+            tokens: dict[str, Any] = {name: list(islice(columns[name], lengths[name])) for name in columns}
             rollouts.append(
                 Rollout(
                     group_id=record["group_id"],
                     **{name: item[name] for name in _AS_THEY_ARE},
-                    **{name: list(islice(columns[name], lengths[name])) for name in columns},
+                    **tokens,
                     reward=math.nan if item["reward"] is None else float(item["reward"]),
                     turns=[(start, stop) for start, stop in item["turns"]],
                     routed_experts=routed,

@@ -84,9 +84,7 @@ def completion_metrics(rollouts: Sequence[Rollout], untrained: Sequence[str | No
     if not rollouts:
         return {}
     sampled = [r for r in rollouts if r.weight_versions]
-    metrics = {
-        "truncation_rate": fmean([float(r.truncated) for r in sampled]) if sampled else 0.0,
-    }
+    metrics = {"truncation_rate": fmean([float(r.truncated) for r in sampled]) if sampled else 0.0}
     outcomes = [*(r.failure for r in rollouts), *untrained]
     failures = Counter(failure for failure in outcomes if failure is not None)
     metrics["failure_rate"] = failures.total() / len(outcomes)

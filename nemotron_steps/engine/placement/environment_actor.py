@@ -225,18 +225,6 @@ class PlacedEnvironment(Environment):
         kind = type(local)
         self._stateless = kind.seed is Environment.seed and kind.release is Environment.release
 
-    def needed_judges(self) -> tuple[str, ...]:
-        """See Environment."""
-        return self.local.needed_judges()
-
-    def check_row(self, row: Row, where: str) -> None:
-        """See Environment."""
-        self.local.check_row(row, where)
-
-    def check_resources(self, row: Row) -> None:
-        """See Environment."""
-        self.local.check_resources(row)
-
     async def seed(self, row: Row) -> Session:
         """See Environment; the state is the actor's and the session's number in it."""
         if self._stateless:
@@ -363,7 +351,9 @@ class PlacedEnvironmentSet(EnvironmentSet):
         return await asyncio.shield(self._replacing)
 
     async def _replace(self, lost: Worker) -> bool:
-        if await _is_well(lost):
+        ping = asyncio.wrap_future(lost.beside("ping").future())
+        done, _ = await asyncio.wait({ping}, timeout=PING_SECONDS)
+        if done and ping.exception() is None:
             return False
         if self.restarts >= MAX_RESTARTS:
             raise lost.lost(f"it has died {self.restarts + 1} times")
@@ -393,9 +383,3 @@ class PlacedEnvironmentSet(EnvironmentSet):
             await answer(self.worker.call("close"), self.worker)
         except WorkerLostError as error:  # nothing of it is left to close
             _LOG.warning("%s", error.what)
-
-
-async def _is_well(worker: Worker) -> bool:
-    ping = asyncio.wrap_future(worker.beside("ping").future())
-    done, _ = await asyncio.wait({ping}, timeout=PING_SECONDS)
-    return bool(done) and ping.exception() is None

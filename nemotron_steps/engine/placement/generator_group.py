@@ -26,7 +26,6 @@ from nemotron_steps.engine.workers.workers import (
     start_workers,
     stop_workers,
 )
-from nemotron_steps.errors import EngineError
 
 COLLECT_SECONDS = 1.0
 """A worker answers `collect` after this time even when nothing has finished, which shows that it lives."""
@@ -65,7 +64,6 @@ class RayGenerator:
         self, settings: GeneratorSettings, options: Sequence[Mapping[str, Any]], *, name: str = "generator"
     ) -> None:
         self.weight_version = 0
-        self._max_total_length = settings.max_total_length
         self._config = settings.config
         names = [f"{name} {number}" for number in range(len(options))]
         self.workers = start_workers(GenerationWorker, names, options, [settings])
@@ -76,13 +74,6 @@ class RayGenerator:
 
     def submit(self, request: GenerationRequest) -> None:
         """See Generator. The request leaves with the next `step`."""
-        if not 0 < len(request.prompt_ids) < self._max_total_length:
-            raise EngineError(
-                "the prompt is empty or leaves no room for a token",
-                where=f"request {request.request_id}",
-                expected=f"1 to {self._max_total_length - 1} tokens",
-                found=str(len(request.prompt_ids)),
-            )
         least = min(self._engines, key=lambda e: e.pending)
         known = self._prefixes.find(request.prompt_ids)
         engine = least if known is None else self._engines[known]

@@ -1,9 +1,5 @@
-"""How often a policy solves each prompt.
-
-Prompts are begun in their order, a bounded number at a time, and told as they finish. What is sampled for a prompt
-follows from the seed and its place in the file, so that a cut-off rating goes on where it was and ends as an unbroken
-one. Not for: what to do with the rates (steps/data_prep/difficulty.py).
-"""
+"""How often a policy solves each prompt. What is sampled for one follows from the seed and its place in the file, so
+that a cut-off rating goes on where it was."""
 
 from __future__ import annotations
 

@@ -180,36 +180,30 @@ def trajectory_of(run: AgentRun, chat: ChatFormat, version: int, params: Samplin
         if "generation_token_ids" not in item:
             continue
         prompt = _ids(item, "prompt_token_ids", chat)
-        completion = _completion(item, version, chat, params)
+        ids, logprobs = _ids(item, "generation_token_ids", chat), item.get("generation_log_probs")
+        if not isinstance(logprobs, list) or len(logprobs) != len(ids):
+            raise BrokenTokensError("generation_log_probs must have one number a token")
+        for logprob in logprobs:  # rounding may leave a certain token a little above 0
+            if not isinstance(logprob, int | float) or not math.isfinite(logprob) or logprob >= 1e-3:
+                raise BrokenTokensError("generation_log_probs must be finite and at most 0")
+        versions = item.get("generation_weight_versions", [version] * len(ids))
+        if not isinstance(versions, list) or len(versions) != len(ids) or not all(type(v) is int for v in versions):
+            raise BrokenTokensError("generation_weight_versions must have one number a token")
+        if min(versions) < version:
+            raise BrokenTokensError(f"a token is of version {min(versions)}, and the rollout began under {version}")
         known = len(trajectory.token_ids)
         if prompt[:known] != trajectory.token_ids:
             raise BrokenTokensError(f"turn {len(trajectory.turns)} does not continue the tokens before it")
         trajectory.append_context(prompt[known:])
-        trajectory.append_sampled(completion)
-        trajectory.texts.append(chat.decode(completion.token_ids))
+        text = chat.decode(ids)
+        ended = ids[-1] in (*chat.end_ids, *params.stop_token_ids) or any(stop in text for stop in params.stop_strings)
+        reason = FinishReason.STOP if ended else FinishReason.LENGTH
+        trajectory.append_sampled(Completion("", 0, ids, [float(value) for value in logprobs], reason, versions))
+        trajectory.texts.append(text)
     if not trajectory.turns:
         raise BrokenTokensError("no output item has generation_token_ids")
     trajectory.truncated = trajectory.truncated or run.truncated
     return trajectory
-
-
-def _completion(item: Mapping[str, Any], version: int, chat: ChatFormat, params: SamplingParams) -> Completion:
-    ids = _ids(item, "generation_token_ids", chat)
-    logprobs = item.get("generation_log_probs")
-    if not isinstance(logprobs, list) or len(logprobs) != len(ids):
-        raise BrokenTokensError("generation_log_probs must have one number a token")
-    for logprob in logprobs:  # rounding may leave a certain token a little above 0
-        if not isinstance(logprob, int | float) or not math.isfinite(logprob) or logprob >= 1e-3:
-            raise BrokenTokensError("generation_log_probs must be finite and at most 0")
-    versions = item.get("generation_weight_versions", [version] * len(ids))
-    if not isinstance(versions, list) or len(versions) != len(ids) or not all(type(v) is int for v in versions):
-        raise BrokenTokensError("generation_weight_versions must have one number a token")
-    if min(versions) < version:
-        raise BrokenTokensError(f"a token is of version {min(versions)}, and the rollout began under {version}")
-    ended = ids[-1] in (*chat.end_ids, *params.stop_token_ids)
-    ended = ended or any(stop in chat.decode(ids) for stop in params.stop_strings)
-    reason = FinishReason.STOP if ended else FinishReason.LENGTH
-    return Completion("", 0, ids, [float(value) for value in logprobs], reason, versions)
 
 
 def _ids(item: Mapping[str, Any], name: str, chat: ChatFormat) -> list[int]:

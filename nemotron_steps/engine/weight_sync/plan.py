@@ -92,9 +92,6 @@ class WeightPlan:
         for name, view in bucket.views(buffer):
             got, tensor = next(weights, ("nothing", view))
             if got != name or tensor.shape != view.shape or tensor.dtype is not view.dtype:
-                raise EngineError(
-                    "the policy's weights changed their names, shapes or types between two transfers",
-                    expected=f"{name} {tuple(view.shape)} {view.dtype}",
-                    found=f"{got} {tuple(tensor.shape)} {tensor.dtype}",
-                )
+                expected = f"{name} {tuple(view.shape)} {view.dtype}"
+                raise EngineError("the policy's weights changed between two transfers", expected=expected, found=got)
             view.copy_(tensor.detach())

@@ -59,7 +59,12 @@ class WeightTransfer:
         if self._streams:
             self._open_streams(receivers, address)
         else:
-            self._open_segment(len(receivers))
+            opening = (self._channel, SHARED_MEMORY, (), (), part)
+            offer = settle({rank.call("open_sender", *opening): rank for rank in self._ranks})[0]
+            try:
+                self._open_receivers([TransportHandle(SHARED_MEMORY, offer)] * len(receivers))
+            finally:  # memory under a name would outlive every process
+                settle({self._ranks[0].call("hide_segment", self._channel): self._ranks[0]})
 
     def update(self, version: int) -> int:
         """Give every receiver the policy's weights as this version. Returns the bytes received, over all of them."""
@@ -69,14 +74,6 @@ class WeightTransfer:
             sends = {}
         takes = {worker.call("update_weights", self._channel, version): worker for worker in self._workers}
         return sum(settle({**takes, **sends})[: len(takes)])
-
-    def _open_segment(self, receivers: int) -> None:
-        opening = (self._channel, SHARED_MEMORY, (), (), self._part)
-        offer = settle({rank.call("open_sender", *opening): rank for rank in self._ranks})[0]
-        try:
-            self._open_receivers([TransportHandle(SHARED_MEMORY, offer)] * receivers)
-        finally:  # memory under a name would outlive every process
-            settle({self._ranks[0].call("hide_segment", self._channel): self._ranks[0]})
 
     def _open_streams(self, receivers: Sequence[Receiver], address: tuple[str, int]) -> None:
         names = [receiver.name for receiver in receivers]

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import statistics
-from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.config.schema.grpo import AdvantageEstimatorConfig, GrpoConfig, LossFnConfig
+from nemotron_steps.config.schema.grpo import GrpoConfig, LossFnConfig
 from nemotron_steps.engine.grpo.advantages import (
     ESTIMATORS,
     GradedRewards,
@@ -19,7 +18,6 @@ from nemotron_steps.engine.grpo.advantages import (
 from nemotron_steps.engine.losses.loss import LossNormalizers
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.types import TrainBatch
-from nemotron_steps.errors import EngineError
 
 
 def advantages(
@@ -87,11 +85,6 @@ def estimate(
     return ESTIMATORS[grpo.adv_estimator.name](grpo, graded, mask, kl_penalty)
 
 
-def test_every_estimator_of_the_schema_has_a_row_in_the_table() -> None:
-    names = AdvantageEstimatorConfig.model_fields["name"].annotation
-    assert set(ESTIMATORS) == set(get_args(names))
-
-
 @given(
     rewards=st.lists(st.sampled_from([0.0, 0.2, 1.0, -5.0]), min_size=4, max_size=9),
     seed=st.integers(0, 99),
@@ -145,13 +138,6 @@ def test_estimators_agree_with_their_formulas_written_out(
     mean, std = statistics.fmean(tokens.values()), max(statistics.pvariance(tokens.values()), 1e-8) ** 0.5
     expected = [(tokens[i, t] - mean) / std if (i, t) in tokens else 0.0 for i in range(n) for t in range(3)]
     assert got.flatten().tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
-
-
-def test_gdpo_names_the_component_that_rollouts_lack() -> None:
-    gdpo = {"name": "gdpo", "components": ["a", "nope"]}
-    with pytest.raises(EngineError, match="components that every rollout carries") as caught:
-        estimate({"adv_estimator": gdpo}, [0.0] * 2, [0] * 2, components={"a": [1.0, 1.0]})
-    assert "nope" in (caught.value.found or "")
 
 
 @settings(max_examples=25)

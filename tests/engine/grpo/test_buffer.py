@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from safetensors.torch import load_file, save_file
 
 from nemotron_steps.engine.grpo.buffer import (
     MAX_FAILURES,
@@ -68,44 +64,6 @@ def outstanding(buffer: GroupBuffer) -> set[int]:
     return {saved[0] for saved in [*state["interrupted"], *state["ready"]]} | set(state["retry"])
 
 
-def test_generation_runs_ahead_exactly_as_far_as_the_age_bound_allows() -> None:
-    buffer = GroupBuffer(4, 1)
-    issued = 0
-    while buffer.can_issue(0):
-        buffer.issue(0, 0.0)
-        issued += 1
-    assert issued == 8  # steps 0 and 1 may train on version 0
-    buffer = GroupBuffer(4, 2)
-    while buffer.can_issue(0):
-        buffer.issue(0, 0.0)
-    assert buffer.metrics()["async/in_flight"] == 12
-
-
-def test_a_step_waits_for_every_group_promised_to_it_however_many_others_are_ready() -> None:
-    buffer = GroupBuffer(2, 1)
-    long, *others = [buffer.issue(0, 0.0) for _ in range(4)]
-    assert [t.target_step for t in [long, *others]] == [0, 0, 1, 1]
-    for ticket in others:
-        buffer.complete(graded(ticket))
-    assert buffer.take() is None and buffer.awaited() == [long]
-    buffer.complete(graded(long))
-    for positions in ([0, 1], [2, 3]):
-        taken = buffer.take()
-        assert taken is not None and [g.prompt_index for g in taken] == positions
-
-
-def test_room_that_a_step_gains_goes_to_whatever_is_ready_and_can_be_spared() -> None:
-    buffer = GroupBuffer(2, 2)
-    first, gone, *others = [buffer.issue(0, 0.0) for _ in range(6)]
-    buffer.complete(graded(first))
-    buffer.discard(gone.group_id, "no_signal")
-    assert buffer.take() is None and buffer.awaited() == others  # any of them will do
-    last = others[-1]
-    buffer.complete(graded(last))
-    taken = buffer.take()
-    assert taken is not None and [g.prompt_index for g in taken] == [first.position, last.position]
-
-
 def test_no_step_takes_a_group_whose_place_another_ones_promise_needs() -> None:
     buffer = GroupBuffer(2, 2)
     kept, gone, *second = [buffer.issue(0, 0.0) for _ in range(3)]
@@ -139,23 +97,6 @@ def test_stragglers_are_found_withdrawn_counted_and_retried_first() -> None:
     assert buffer.take() is not None
 
 
-def test_a_prompt_that_always_fails_is_dropped_and_a_kill_is_not_its_fault() -> None:
-    buffer = GroupBuffer(1, 1)
-    for failure in range(MAX_FAILURES):
-        buffer = resumed(buffer)  # a kill between attempts neither counts nor forgives
-        ticket = buffer.issue(0, 0.0)
-        assert (ticket.position, ticket.attempt) == (0, failure)
-        buffer.withdraw(ticket.group_id, "straggler")
-    assert buffer.dropped == [0] and outstanding(buffer) == set()
-    assert buffer.metrics()["async/dropped"] == 1.0
-    assert buffer.metrics()["async/withdrawn_straggler"] == float(MAX_FAILURES)
-    assert buffer.issue(0, 0.0).position == 1
-    for _ in range(2 * MAX_FAILURES):
-        buffer = resumed(buffer)
-        assert buffer.dropped == [0]
-        assert buffer.issue(0, 0.0).group_id == "1.0"
-
-
 def ended(position: int, attempt: int, outcome: str) -> dict[str, object]:
     return {"position": position, "attempt": attempt, "outcome": outcome}
 
@@ -182,29 +123,6 @@ def test_tokens_older_than_the_weights_of_their_ticket_are_refused() -> None:
     late.weight_version = 0  # a stamp that lies: the bound is on every token
     with pytest.raises(EngineError, match="older than the weights"):
         buffer.complete(late)
-
-
-def test_state_survives_json_and_safetensors_bit_by_bit(tmp_path: Path) -> None:
-    buffer = GroupBuffer(4, 1)
-    done = filled(buffer, 2, 0)
-    failed = buffer.issue(0, 0.0)
-    broken = graded(failed)
-    broken.rollouts[0] = replace(broken.rollouts[0], reward=math.nan, failure="judge_failed", logprobs=[0.1 + 0.2] * 6)
-    buffer.complete(broken)
-    flying = buffer.issue(0, 0.0)
-    state, tensors = encoded(buffer)
-    save_file(tensors, tmp_path / "groups.safetensors")
-    back = GroupBuffer(4, 1)
-    back.load_state_dict(state, load_file(tmp_path / "groups.safetensors"))
-    assert outstanding(back) == outstanding(buffer) == {0, 1, 2, 3}
-    retry = back.issue(0, 0.0)
-    # The same attempt under the same id: a seeded generator samples again what died with the process.
-    assert retry.group_id == flying.group_id
-    back.complete(graded(retry))
-    taken = back.take()
-    assert taken is not None and [g.group_id for g in taken] == [*(t.group_id for t in [*done, failed, flying])]
-    assert taken[0] == graded(done[0])
-    assert taken[2].rollouts[0].logprobs == [0.1 + 0.2] * 6 and math.isnan(taken[2].rollouts[0].reward)
 
 
 class AsyncRun(RuleBasedStateMachine):

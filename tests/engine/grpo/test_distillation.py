@@ -14,7 +14,7 @@ from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.engine.grpo.distillation import METADATA_KEY, Distillation
 from nemotron_steps.engine.rollouts.data import read_rows
 from tests.engine.engine_samples import random_batch, rollout
-from tests.engine.grpo.grpo_runs import config_of, marked, metrics_of, run_loop, start, stop_after
+from tests.engine.grpo.grpo_runs import config_of, marked, metrics_of, run_loop, start
 
 LOOPS = {"sync": False, "async": True}
 
@@ -124,20 +124,6 @@ def test_rollouts_are_scored_by_the_teacher_of_their_row(task, teachers, tmp_pat
     assert asked == [[wanted[group.prompt_index] for group in groups for _ in group.rollouts]]
 
 
-def test_the_buffer_of_a_killed_asynchronous_run_remembers_the_teachers(task, teachers, tmp_path):
-    config = distilling(task, 6, teachers, True, on_policy_distillation__teacher_field="teacher")
-    rows, records = two_kinds(task), []
-    broken = start(config, tmp_path, [], rows)
-    stop_after(broken, 4)
-    with pytest.raises(KeyboardInterrupt):
-        run_loop(broken)
-    again = start(config, tmp_path, records, rows)
-    asked = asked_of(again)
-    run_loop(again)
-    assert len(metrics_of(records)) == 3
-    assert {name for names in asked for name in names} == {"a", "b"}
-
-
 def test_the_kl_to_the_teachers_is_a_mean_over_trained_tokens_of_each_environment() -> None:
     batch, _ = random_batch(rows=4, width=6, seed=2, noise_in_padding=False)
     batch.sample_mask[:] = torch.tensor([1.0, 1.0, 0.0, 1.0])
@@ -168,19 +154,3 @@ def test_the_kl_to_the_teachers_is_a_mean_over_trained_tokens_of_each_environmen
         "teacher_kl/mean": pytest.approx(float(nats.sum() / tokens.sum())),
     }
     assert distillation.own_metrics({"advantages/mean": 1.0, "groups/count": 1.0, "loss": 2.0}) == {"loss": 2.0}
-
-
-@pytest.mark.parametrize("trained", [True, False])
-def test_where_advantages_are_the_teachers_the_divergence_is_what_is_trained_if_anything_is(trained: bool) -> None:
-    batch, _ = random_batch(rows=2, width=6, seed=2, noise_in_padding=False)
-    batch.sample_mask[:] = float(trained)
-
-    class Teachers:
-        def score(self, given: Any, names: Any) -> Any:
-            given.teacher_logprobs = given.generation_logprobs - 2.0
-            return given
-
-    prepared: Any = SimpleNamespace(batch=batch, rollouts=[rollout(index=n) for n in range(2)], metrics={})
-    Distillation(choice=None, teachers=Teachers(), gives_advantages=True).score(prepared)  # type: ignore[arg-type]
-    found = dict.fromkeys(("teacher_kl/maths", "teacher_kl/mean", "teacher_divergence"), pytest.approx(2.0))
-    assert prepared.metrics == (found if trained else {})

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemotron_steps.config.schema.grpo import GrpoConfig
-from nemotron_steps.engine.grpo.buffer import MAX_FAILURES
 from nemotron_steps.engine.grpo.filters import (
     DynamicSampler,
     FailureWatch,
@@ -72,14 +71,6 @@ def test_a_step_without_any_verdict_names_the_reason() -> None:
         refuse_ungraded([judged("prompt_too_long", "environment_unavailable")])
     assert "1 x math: prompt_too_long, 1 x math: environment_unavailable" in str(caught.value.found)
     refuse_ungraded([SILENT, judged("judge_unavailable", None)])
-
-
-@pytest.mark.parametrize("steps_of", [1, 2, 8])
-def test_one_bad_row_never_ends_a_run(steps_of: int) -> None:
-    watch = FailureWatch(steps_of, 2, 16)
-    for index in range(16):
-        for _ in range(MAX_FAILURES if index == 5 else 1):
-            watch.saw(watch.began(row(index)), row(index), BROKEN if index == 5 else FINE)
 
 
 def test_more_than_half_broken_ends_a_run_with_the_environment_its_row_and_the_first_traceback() -> None:

@@ -79,15 +79,6 @@ def test_trained_tokens_are_the_sampled_ones_and_prompts_only_grow(family):
     assert len(lengths) > 2 and max(lengths) == 6
 
 
-def test_a_conversation_that_outgrows_its_room_is_cut_and_truncated():
-    group = converse("qwen3", 3, max_total_length=700)[2]
-    whole = converse("qwen3", 3)[2]
-    cut = [r for r in group.rollouts if r.truncated]
-    assert cut and all(len(r.token_ids) <= 700 for r in group.rollouts)
-    assert max(len(r.token_ids) for r in whole.rollouts) > 700
-    assert all(len(r.token_ids) == len(r.token_mask) == len(r.logprobs) for r in cut)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_reasoning_is_told_from_the_answer_as_the_template_begins_the_turn(family):
     """`enable_thinking=false` closes the thinking in the prompt: a turn without tags is all answer then."""

@@ -102,14 +102,10 @@ def test_xml_values_take_their_types_from_the_offered_tool():
 
 MALFORMED = [
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": }}</tool_call>'),
-    ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {}} trailing</tool_call>'),
     ("hermes", "<tool_call>" + "[" * 100_000 + "</tool_call>"),
-    ("nemotron_json", "<TOOLCALL>[]</TOOLCALL>"),
     ("nemotron_json", '<TOOLCALL>[{"name": 3}]</TOOLCALL>'),
     ("qwen3_coder", "<tool_call><function=f><parameter=a>1</function></tool_call>"),
-    ("qwen3_coder", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
     ("llama3_json", '{"name": "f", "parameters": {}} and more'),
 ]
 

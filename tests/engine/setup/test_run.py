@@ -11,8 +11,6 @@ import pytest
 
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import RlConfig
-from nemotron_steps.engine.losses.distillation import TeacherKl
-from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.placement import run as run_module
 from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.setup import rows as rows_module
@@ -79,41 +77,6 @@ def test_the_range_of_rewards_is_known_where_one_environment_alone_gives_them(
 ) -> None:
     run, _ = built(task, tmp_path, monkeypatch, trained_on, grpo=more)
     assert run.signals.reward_range == bounds and run.signals.max_policy_lag is None
-
-
-def test_parts_have_the_sizes_of_the_run(task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "ChatFormat", SimpleNamespace(from_folder=lambda folder, more: ("chat", more)))
-    run, told = built(
-        task,
-        tmp_path,
-        monkeypatch,
-        "a",
-        grpo={"async_grpo": {"enabled": True, "max_trajectory_age_steps": 5}, "max_rollout_turns": 7, "seed": 11},
-        policy={"tokenizer": {"chat_template_kwargs": {"enable_thinking": False}}},
-        loss_fn={"reference_policy_kl_penalty": 0.1, "use_importance_sampling_correction": True},
-    )
-    wanted = told["wanted"]
-    assert run.signals.max_policy_lag == 5 and list(run.validation) == PROMPTS[:1]
-    assert (wanted.total_steps, wanted.reference, wanted.max_total_length) == (3 * 4, True, 50)
-    assert wanted.chat == ("chat", {"enable_thinking": False}) and wanted.teachers is None
-    sizes = {"seed": 11, "max_total_length": 40, "longest": 50, "max_turns": 7}
-    assert told["collector"].items() >= sizes.items()
-
-
-def test_teachers_are_asked_for_what_their_students_learn_from() -> None:
-    def wanted(topk: dict[str, Any], **changes: Any) -> tuple[Any, Any]:
-        section = {"teachers": {"a": "x"}, "offload": False, **topk}
-        config = OpdConfig.model_validate({"on_policy_distillation": section, **changes})
-        teachers = run_module._teachers(config)
-        assert teachers is not None and teachers.checkpoints == {"a": Path("x")} and not teachers.offload
-        return teachers.topk, run_module._loss(config)
-
-    kl = {"kl_type": "mixed", "mixed_kl_weight": 0.3, "zero_outside_topk": True}
-    topk, loss = wanted({"topk_logits_k": 32}, loss_fn=kl)
-    assert topk == 32 and loss.divergence == TeacherKl("mixed", 0.3, True)
-    topk, loss = wanted({}, grpo={"adv_estimator": {"name": "opd"}}, loss_fn={"force_on_policy_ratio": True})
-    assert topk == 0 and isinstance(loss, PolicyGradientLoss)
-    assert run_module._teachers(RlConfig()) is None
 
 
 def test_every_row_that_is_trained_on_has_a_teacher_and_those_of_validation_are_checked_too(

@@ -9,7 +9,6 @@ import torch
 
 from nemotron_steps.engine.weight_sync import transfer as module
 from nemotron_steps.engine.weight_sync.endpoints import FrozenWeights, ReceivingEndpoint, SendingEndpoint
-from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.transfer import WeightTransfer
 from nemotron_steps.engine.weight_sync.transport_handle import (
     SHARED_MEMORY,
@@ -19,37 +18,6 @@ from nemotron_steps.engine.weight_sync.transport_handle import (
 from nemotron_steps.errors import EngineError
 
 GIVEN = [("a", torch.arange(3.0)), ("b", torch.ones(64)), ("c", torch.arange(65, dtype=torch.bfloat16))]
-
-
-def test_weights_are_aligned_and_a_bucket_is_closed_where_the_next_would_not_fit():
-    plan = WeightPlan.of(GIVEN, 512)
-    assert [[(e.name, e.start, e.bytes) for e in b.entries] for b in plan.buckets] == [
-        [("a", 0, 12), ("b", 256, 256)],
-        [("c", 0, 130)],
-    ]
-    assert [(b.start, b.bytes) for b in plan.buckets] == [(0, 512), (512, 256)]
-    assert (plan.bytes, plan.payload, plan.largest) == (768, 398, 512)
-    assert len(WeightPlan.of(GIVEN, 511).buckets) == 3 and len(WeightPlan.of(GIVEN, 768).buckets) == 1
-    empty = WeightPlan.of([])
-    assert (empty.buckets, empty.bytes, empty.payload, empty.largest) == ((), 0, 0, 0)
-
-
-def test_a_bucket_is_filled_in_order_by_the_weights_that_were_agreed_on():
-    plan = WeightPlan.of(GIVEN)
-    (bucket,) = plan.buckets
-    buffer = torch.zeros(bucket.bytes + 7, dtype=torch.uint8)
-    plan.fill(bucket, buffer, iter(GIVEN))
-    assert all(torch.equal(view, tensor) for (_, view), (_, tensor) in zip(bucket.views(buffer), GIVEN, strict=True))
-    wrong = {
-        "another name": [("x", GIVEN[0][1])],
-        "another shape": [("a", torch.arange(4.0))],
-        "as many elements otherwise": [("a", torch.arange(3.0).view(1, 3))],
-        "another type": [("a", torch.arange(3))],
-        "too few": GIVEN[:2],
-    }
-    for given in wrong.values():
-        with pytest.raises(EngineError, match="changed"):
-            plan.fill(bucket, buffer, iter(given))
 
 
 class Noted:

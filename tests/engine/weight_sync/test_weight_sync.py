@@ -116,15 +116,6 @@ def test_the_way_follows_device_and_machine():
     assert transports(ranks, generators) == [("cuda_ipc", 1), ("nccl", 0), ("cuda_ipc", 0)]
 
 
-def test_every_process_of_a_tensor_parallel_generator_receives_on_its_own_gpu():
-    ranks = [worker(f"r{number}", "n0", f"GPU-{number}") for number in range(4)]
-    colocated = [worker("g0", "n0", "GPU-0", "GPU-1"), worker("g1", "n0", "GPU-2", "GPU-3")]
-    assert transports(ranks, colocated, processes=2) == [("cuda_ipc", number) for number in range(4)]
-    separate = worker("g0", "n1", "GPU-8", "GPU-9")
-    assert transports(ranks, [separate], processes=2) == [("nccl", 0)] * 2
-    assert [receiver.name for receiver in Receiver.of(separate, 2)] == ["g0/0", "g0/1"]
-
-
 def test_a_bound_port_cannot_be_taken_and_a_store_listens_where_it_was_told():
     first = bind_port("127.0.0.1")
     with pytest.raises(OSError):
