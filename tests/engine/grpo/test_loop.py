@@ -21,6 +21,7 @@ from tests.engine.grpo.grpo_runs import config_of, metrics_of, run_loop, start, 
 def test_reward_rises_and_generator_and_policy_agree(task, tmp_path):
     records = []
     run = start(config_of(task, 14, loss_fn__reference_policy_kl_penalty=1e-4), tmp_path, records)
+    assert run.signals.reward_range == (0.0, 1.0)  # of the one environment that it is trained on
     train(run)
     metrics = metrics_of(records)
     rewards = [m["reward/mean"] for m in metrics]

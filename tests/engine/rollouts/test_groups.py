@@ -6,14 +6,11 @@ import asyncio
 import random
 from typing import Any
 
-from nemotron_steps.engine.generation.sampler import AsyncSampler
-from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow
-from nemotron_steps.engine.types import FinishReason, SamplingParams
+from nemotron_steps.engine.types import FinishReason
 from nemotron_steps.environments.base import GradeResult, Session
-from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.judged.judges import JudgeLostError
-from tests.engine.rollouts.scripted import TOOL, ScriptedGenerator, Talk, a_call, cut_once
+from tests.engine.rollouts.scripted import TOOL, Talk, a_call, collector_of, cut_once
 from tests.models.stock_chats import stock_chat
 
 FAMILY = "qwen3"
@@ -55,18 +52,8 @@ class ByRow(Talk):
         self.released += 1
 
 
-def collector_of() -> tuple[RolloutCollector, ScriptedGenerator]:
-    chat = stock_chat(FAMILY)
-
-    def speak(request, index):
-        return (a_call(FAMILY, index) if request.request_id.endswith("/0") else "yes"), True, FinishReason.STOP
-
-    generator = ScriptedGenerator(chat, speak)
-    params = SamplingParams(max_new_tokens=99, stop_token_ids=(chat.tokenizer.eos_token_id,))
-    sampler = AsyncSampler(generator)
-    return RolloutCollector(
-        sampler, chat, EnvironmentSet({}, {}), params, max_total_length=4000, max_turns=9
-    ), generator
+def speak(request, index):
+    return (a_call(FAMILY, index) if request.request_id.endswith("/0") else "yes"), True, FinishReason.STOP
 
 
 def prompts(*rows: dict[str, Any]) -> list[PromptRow]:
@@ -79,14 +66,8 @@ async def in_time(collecting: Any) -> Any:
         return await collecting
 
 
-def said(generator: ScriptedGenerator) -> dict[str, str]:
-    """First prompts by the name of their group, as text."""
-    decode = generator.chat.tokenizer.decode
-    return {r.request_id[:-2]: decode(r.prompt_ids) for r in generator.requests if r.request_id.count("/") == 1}
-
-
 def test_a_cut_ends_its_own_group_and_what_it_waited_for() -> None:
-    collector, _ = collector_of()
+    collector, _ = collector_of(stock_chat(FAMILY), speak)
     environment = ByRow()
 
     async def collect() -> list[Any]:

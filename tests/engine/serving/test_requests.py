@@ -169,16 +169,6 @@ def test_what_breaks_in_a_stream_is_its_last_event_but_one() -> None:
     assert error["error"]["message"] == "generation broke" and end == "[DONE]"
 
 
-def test_a_response_is_sampled_as_it_asks_and_counts_its_reasoning() -> None:
-    model, bridge, _ = served("<think>why</think>c")
-    answer = respond(model, label="mine", temperature=0.5, top_p=0.25, top_k=7, seed=3, max_output_tokens=50)
-    params, n, request = bridge.asked[0]
-    assert (params.temperature, params.top_p, params.top_k, params.seed, params.max_new_tokens) == (0.5, 0.25, 7, 3, 50)
-    assert (n, request) == (1, "mine")
-    assert answer["usage"]["output_tokens_details"] == {"reasoning_tokens": 3}
-    assert (answer["temperature"], answer["top_p"], answer["max_output_tokens"]) == (0.5, 0.25, 50)
-
-
 def test_a_request_that_the_run_drops_is_answered() -> None:
     async def first(bridge: SamplerBridge) -> Any:
         return await anext(bridge.samples([2], SamplingParams(1), 1, "r"))

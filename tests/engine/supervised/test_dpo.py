@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from nemotron_steps.engine.supervised.dpo import (
     encode_pair,
     optimize_preferences,
     pair_batch,
-    read_pairs,
 )
 from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
@@ -165,24 +163,6 @@ def test_under_a_template_that_rewrites_turns_the_last_is_trained_and_an_answer_
     with pytest.raises(DataError, match="rewrites a turn of the answer") as caught:
         encode_pair(chat, {"prompt": said[:1], **longer}, "f:1")
     assert (caught.value.where, caught.value.found) == ("f:1", "an answer shown in 2 parts")
-
-
-def test_rows_that_are_no_pairs_are_refused_by_line_and_field(chat: ChatFormat, tmp_path: Path) -> None:
-    good = {"prompt": "q", "chosen": "a", "rejected": "b"}
-    begun = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "Sure,"}]
-    for broken, field in (
-        ({"prompt": begun}, "prompt"),
-        ({"prompt": ""}, "prompt"),
-        ({"chosen": ""}, "chosen"),
-        ({"rejected": None}, "rejected"),
-    ):
-        file = tmp_path / "pairs.jsonl"
-        file.write_text("\n".join(json.dumps(row) for row in (good, {**good, **broken})))
-        with pytest.raises(DataError) as caught:
-            read_pairs(file, chat, 100)
-        assert caught.value.where == f"{file}:2 field {field}"
-    with pytest.raises(DataError, match="same tokens"):
-        encode_pair(chat, {**good, "rejected": {"role": "assistant", "content": "a", "weight": 1}}, "row")
 
 
 # -- the loop on a real policy --------------------------------------------------------------------------------------

@@ -52,26 +52,6 @@ def workers(log, kind, count, answers, **where):
     return [Noted(f"{kind}{n}", log, answers, **where) for n in range(count)]
 
 
-def test_a_segment_is_written_before_anyone_reads_it_and_loses_its_name_once_all_have_it(log):
-    ranks = [Noted("r0", log, {"open_sender": "offer"}), Noted("r1", log, {"open_sender": None})]
-    generators = workers(log, "g", 2, {"update_weights": 5})
-    opened = WeightTransfer(ranks, generators, ("host", 1), part="frozen")
-    channel = log[0][2]
-    opening = (channel, SHARED_MEMORY, (), (), "frozen")
-    offers = [TransportHandle(SHARED_MEMORY, "offer")]
-    assert log == [
-        ("r0", "open_sender", *opening), ("r1", "open_sender", *opening), "settled",
-        ("g0", "open_receiver", channel, offers), ("g1", "open_receiver", channel, offers), "settled",
-        ("r0", "hide_segment", channel), "settled",
-    ]  # fmt: skip
-    del log[:]
-    assert opened.update(7) == 10
-    assert log == [
-        ("r0", "send_weights", channel), ("r1", "send_weights", channel), "settled",
-        ("g0", "update_weights", channel, 7), ("g1", "update_weights", channel, 7), "settled",
-    ]  # fmt: skip
-
-
 def test_a_segment_loses_its_name_where_a_receiver_cannot_open_it_too(log):
     ranks = workers(log, "r", 2, {"open_sender": "offer"})
     generators = workers(log, "g", 2, {"open_receiver": EngineError("no memory")})
