@@ -12,7 +12,6 @@ from nemotron_steps.engine.batching import (
     fixed_micro_batches,
     pad_rows,
     round_up,
-    select_rows,
     split_batch,
     token_budget_micro_batches,
 )
@@ -41,18 +40,6 @@ def test_rollouts_that_are_not_token_aligned_are_refused() -> None:
             pad_rows([rollout(), rollout(**columns)], torch.ones(2))
     with pytest.raises(AssertionError):
         pad_rows([rollout(prompt=0)], torch.ones(1))
-
-
-def test_selecting_rows_narrows_every_tensor_but_never_cuts_a_sequence() -> None:
-    batch, _ = random_batch(rows=5, width=9, seed=1)
-    rows = [4, 0]
-    width = int(batch.lengths[rows].max())
-    chosen = select_rows(batch, rows, width=width)
-    assert chosen.input_ids.tolist() == batch.input_ids[rows, :width].tolist()
-    assert chosen.sample_mask.tolist() == batch.sample_mask[rows].tolist()
-    assert chosen.reference_logprobs is not None and chosen.reference_logprobs.shape == (2, width)
-    with pytest.raises(EngineError, match="cut"):
-        select_rows(batch, rows, width=width - 1)
 
 
 def test_splitting_gives_consecutive_global_batches_or_refuses() -> None:
