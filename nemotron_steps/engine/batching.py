@@ -1,7 +1,6 @@
 """Rows into batches: padding rollouts, selecting rows, and cutting micro-batches by count or by token budget.
 
-A *unit* is a number of consecutive rows that a loss reads together, so that they may not be parted: 1 for GRPO, 2 for
-the pairs of DPO. How to fill packed rows is packing.py.
+A *unit* is a number of consecutive rows that a loss reads together: 1 for GRPO, 2 for the pairs of DPO.
 """
 
 from __future__ import annotations
@@ -25,26 +24,10 @@ def round_up(length: int, multiple: int) -> int:
 def pad_rows(
     rollouts: Sequence[Rollout], sample_mask: torch.Tensor, *, pad_token_id: int = 0, length_multiple: int = 1
 ) -> TrainBatch:
-    """Rollouts as a right-padded batch with advantages 0.
-
-    Args:
-        rollouts: N of them.
-        sample_mask: [N].
-        pad_token_id: fills `input_ids` past each row's end.
-        length_multiple: T is the longest row rounded up to a multiple of it.
-
-    Raises:
-        EngineError: a rollout whose tokens, mask and logprobs differ in length, or that trains its first token.
-    """
+    """Rollouts as a right-padded batch with advantages 0; its width is the longest row, rounded up."""
     for rollout in rollouts:
         size = len(rollout.token_ids)
-        if size == 0 or len(rollout.token_mask) != size or len(rollout.logprobs) != size:
-            raise EngineError(
-                f"rollout {rollout.group_id}[{rollout.index}] is not token-aligned",
-                where="engine/batching.py",
-                expected="as many mask and logprob entries as tokens, and at least one token",
-                found=f"{size} tokens, {len(rollout.token_mask)} mask, {len(rollout.logprobs)} logprobs",
-            )
+        assert size > 0 and len(rollout.token_mask) == len(rollout.logprobs) == size, "not token-aligned"
     width = round_up(max(len(r.token_ids) for r in rollouts), length_multiple)
     shape = (len(rollouts), width)
     batch = TrainBatch(
@@ -54,31 +37,19 @@ def pad_rows(
         sample_mask=sample_mask.float(),
         generation_logprobs=torch.zeros(shape),
         advantages=torch.zeros(shape),
-        routed_experts=_routed_experts(rollouts, width),
     )
+    recorded = [(row, r.routed_experts) for row, r in enumerate(rollouts) if r.routed_experts is not None]
+    if recorded:
+        batch.routed_experts = torch.full((*shape, *recorded[0][1].shape[1:]), -1, dtype=torch.int16)
+        for row, chosen in recorded:
+            batch.routed_experts.numpy()[row, : len(chosen)] = chosen
     # One conversion and one scatter a column: row by row, this took longer than the forward pass of a small model.
     inside = torch.arange(width) < batch.lengths.unsqueeze(-1)
     batch.input_ids.masked_scatter_(inside, _flat((r.token_ids for r in rollouts), np.int64))
     batch.token_mask.masked_scatter_(inside, _flat((r.token_mask for r in rollouts), np.float32))
     batch.generation_logprobs.masked_scatter_(inside, _flat((r.logprobs for r in rollouts), np.float32))
-    if bool(batch.token_mask[:, 0].any()):
-        raise EngineError(
-            "a rollout trains its first token, which nothing predicts",
-            where="engine/batching.py",
-            expected="a prompt of at least one token",
-        )
+    assert not bool(batch.token_mask[:, 0].any()), "a rollout trains its first token, which nothing predicts"
     return batch
-
-
-def _routed_experts(rollouts: Sequence[Rollout], width: int) -> torch.Tensor | None:
-    """int16 [N, width, mixtures, k], -1 where nothing is known; None where nothing was recorded."""
-    recorded = [(row, r.routed_experts) for row, r in enumerate(rollouts) if r.routed_experts is not None]
-    if not recorded:
-        return None
-    routes = torch.full((len(rollouts), width, *recorded[0][1].shape[1:]), -1, dtype=torch.int16)
-    for row, chosen in recorded:
-        routes.numpy()[row, : len(chosen)] = chosen
-    return routes
 
 
 def _flat(columns: Iterable[Sequence[float]], dtype: type[np.generic]) -> torch.Tensor:
@@ -87,19 +58,10 @@ def _flat(columns: Iterable[Sequence[float]], dtype: type[np.generic]) -> torch.
 
 
 def select_rows(batch: TrainBatch, rows: Sequence[int], *, width: int | None = None) -> TrainBatch:
-    """The given rows, in that order, narrowed to `width` columns (None keeps all).
-
-    Raises:
-        EngineError: `width` would cut a row.
-    """
+    """The given rows, in that order, narrowed to `width` columns (None keeps all)."""
     index = torch.as_tensor(rows, dtype=torch.long)
     if width is not None and len(index) and int(batch.lengths[index].max()) > width:
-        raise EngineError(
-            "selecting rows would cut a sequence",
-            where="engine/batching.py",
-            expected=f"rows of at most {width} tokens",
-            found=f"{int(batch.lengths[index].max())}",
-        )
+        raise EngineError("selecting rows would cut a sequence", where="engine/batching.py")
     selected = {}
     for field in fields(TrainBatch):
         value = getattr(batch, field.name)
@@ -112,11 +74,7 @@ def select_rows(batch: TrainBatch, rows: Sequence[int], *, width: int | None = N
 
 
 def split_batch(batch: TrainBatch, size: int) -> Iterator[TrainBatch]:
-    """Consecutive batches of `size` rows: the global batches of several optimizer steps on one set of rollouts.
-
-    Raises:
-        ConfigError: the rows do not divide evenly.
-    """
+    """Consecutive batches of `size` rows: the global batches of several optimizer steps on one set of rollouts."""
     if len(batch) % size:
         raise ConfigError(
             f"{len(batch)} rollouts do not divide into global batches of {size}",
@@ -130,11 +88,7 @@ def split_batch(batch: TrainBatch, size: int) -> Iterator[TrainBatch]:
 
 
 def fixed_micro_batches(rows: int, size: int, *, unit: int = 1) -> list[list[int]]:
-    """Row indices of consecutive micro-batches of `size`, at least one unit; the last may be smaller.
-
-    Raises:
-        EngineError: the rows are not whole units.
-    """
+    """Row indices of consecutive micro-batches of `size`, at least one unit; the last may be smaller."""
     check_units(rows, unit)
     size = max(size // unit, 1) * unit
     return [list(range(start, min(start + size, rows))) for start in range(0, rows, size)]
@@ -143,17 +97,7 @@ def fixed_micro_batches(rows: int, size: int, *, unit: int = 1) -> list[list[int
 def check_units(rows: int, unit: int) -> None:
     """Raise EngineError unless `rows` are whole units."""
     if rows % unit:
-        raise EngineError(
-            f"{rows} rows are not whole units of {unit}",
-            where="engine/batching.py",
-            expected=f"a multiple of {unit}",
-            found=str(rows),
-        )
-
-
-def expand_units(batches: Sequence[Sequence[int]], unit: int) -> list[list[int]]:
-    """Unit indices to the indices of their rows."""
-    return [[row for number in batch for row in range(number * unit, (number + 1) * unit)] for batch in batches]
+        raise EngineError(f"{rows} rows are not whole units of {unit}", where="engine/batching.py")
 
 
 def token_budget_micro_batches(
@@ -164,23 +108,10 @@ def token_budget_micro_batches(
     unit: int = 1,
     key: str = "policy.dynamic_batching.train_mb_tokens",
 ) -> list[list[int]]:
-    """Dynamic batching: micro-batches whose padded size, rows x longest row, stays within `budget` tokens.
+    """Dynamic batching: row indices of micro-batches whose padded size, rows x longest row, is within `budget` tokens.
 
-    Rows are sorted by length, so that neighbours waste little padding, then cut greedily. Deterministic.
-
-    Args:
-        lengths: tokens of each row.
-        budget: tokens, padding included.
-        length_multiple: row widths are rounded up to a multiple of it.
-        unit: consecutive rows that stay together.
-        key: of the budget.
-
-    Returns:
-        Row indices of each micro-batch; every row exactly once.
-
-    Raises:
-        ConfigError: one unit alone exceeds the budget.
-        EngineError: the rows are not whole units.
+    Rows are sorted by length, so that neighbours waste little padding, then cut greedily. Deterministic. `key` is the
+    budget's; ConfigError where one unit alone exceeds it.
     """
     check_units(len(lengths), unit)
     longest = [max(lengths[start : start + unit]) for start in range(0, len(lengths), unit)]
@@ -202,4 +133,4 @@ def token_budget_micro_batches(
             batches.append([])
             width = size
         batches[-1].append(number)
-    return expand_units(batches, unit)
+    return [[row for number in batch for row in range(number * unit, (number + 1) * unit)] for batch in batches]

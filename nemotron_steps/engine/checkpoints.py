@@ -1,9 +1,7 @@
 """Training checkpoints: when to write, how to commit, which to keep, where to resume.
 
-A checkpoint is a folder `step_00000042/` with `policy/` (written by the policy) and `state.json` (data position,
-RNG, buffer, metrics). It is written beside its final name and renamed, so a reader sees all of it or none. With
-`checkpointing.save_async` training waits only for a copy of its state in host memory; a thread writes and commits that.
-Not for: the tensors themselves (engine/policy).
+A checkpoint is a folder `step_00000042/` with `policy/` and `state.json`, written beside its final name and renamed, so
+that a reader sees all of it or none. With `checkpointing.save_async` training waits only for a copy in host memory.
 """
 
 from __future__ import annotations
@@ -62,15 +60,7 @@ class Checkpoint:
 
 
 class CheckpointManager:
-    """Checkpoints of one training run under one folder.
-
-    A context manager: leaving it waits for the save in flight, so that no checkpoint and no error of one is lost.
-
-    Args:
-        folder: survives a kill; shared by all attempts of the same run.
-        config: when to save and what to keep.
-        started: when the run began (`time.monotonic()`), which checkpoint_must_save_by counts from; None for now.
-    """
+    """Checkpoints of one training run under one folder."""
 
     def __init__(self, folder: Path, config: CheckpointingConfig, *, started: float | None = None) -> None:
         self._folder = folder
@@ -91,11 +81,7 @@ class CheckpointManager:
         return sorted((c for c in found if (c.path / STATE_FILE).is_file()), key=lambda c: c.step)
 
     def latest(self) -> Checkpoint | None:
-        """The newest committed checkpoint, or None.
-
-        Raises:
-            StorageError: a link in it leads somewhere else.
-        """
+        """The newest committed checkpoint, or None."""
         committed = self.all()
         if committed:
             _refuse_links(committed[-1].path)
@@ -106,11 +92,7 @@ class CheckpointManager:
         self._deadline.step_begins()
 
     def refuse_overtime(self, step: int, total_steps: int, reporter: Reporter) -> None:
-        """End the run when its time is over; called once `step` is saved. A partly trained model is not an output.
-
-        Raises:
-            RetryableError: resuming goes on from this step.
-        """
+        """End the run when its time is over; called once `step` is saved. A partly trained model is not an output."""
         if not self._deadline.reached:
             return
         reporter.event("out_of_time", step=step)
@@ -136,19 +118,8 @@ class CheckpointManager:
         *,
         reported: Collection[str] = (),
     ) -> None:
-        """Write and commit one checkpoint, then drop those that are neither the newest nor among the keep_top_k best.
-
-        With `save_async`, returns once everything is copied; a save still in flight is waited for first. `state` is
-        read, and `tensors` are copied, before it returns.
-
-        Args:
-            state: JSON-able; `metrics` in it are the step's, and rank it.
-            reported: metrics that other steps than this one report.
-
-        Raises:
-            ConfigError: no step reports the metric checkpointing.metric_name.
-            StorageError: the disk refused this save, or the one before; earlier checkpoints are untouched.
-        """
+        """Write and commit one checkpoint, then drop those that are neither the newest nor among the keep_top_k
+        best."""
         asked = time.monotonic()
         self._refuse_unknown_metric(state, reported)
         text = json.dumps(state)
@@ -209,7 +180,11 @@ class CheckpointManager:
             partial.rename(final)
             _flush(self._folder)
             self._deadline.saved(time.monotonic() - asked)
-            self._prune(Checkpoint(step, final))
+            keep = self._config.keep_top_k
+            best = sorted(self.all(), key=self._rank, reverse=True)[:keep]
+            for checkpoint in self.all():  # the newest is always kept: without it a kill would lose work
+                if checkpoint not in best and checkpoint.path != final:
+                    shutil.rmtree(checkpoint.path)
         except (OSError, StorageError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             reason = error.found if isinstance(error, StorageError) else error.strerror
@@ -232,16 +207,6 @@ class CheckpointManager:
             found=name,
             hints=[f"checkpointing.metric_name={near}" for near in (*meant(name, sorted(reported)), "null")],
         )
-
-    def _prune(self, newest: Checkpoint) -> None:
-        keep = self._config.keep_top_k
-        if keep is None:
-            return
-        best = sorted(self.all(), key=self._rank, reverse=True)[:keep]
-        for checkpoint in self.all():
-            # The newest is always kept, besides the best: without it a kill would lose work.
-            if checkpoint != newest and checkpoint not in best:
-                shutil.rmtree(checkpoint.path)
 
     def _rank(self, checkpoint: Checkpoint) -> tuple[bool, float, int]:
         """Better checkpoints have larger ranks: by the metric, or by age; without the metric, or with NaN, last."""
@@ -293,12 +258,7 @@ RECENT = 20
 
 
 class Deadline:
-    """When to save and stop. Written to by a checkpoint's writing thread as well.
-
-    Args:
-        seconds: from `started` on; None for no deadline.
-        started: when the run began, before anything was loaded; `time.monotonic()`.
-    """
+    """When to save and stop. Written to by a checkpoint's writing thread as well."""
 
     def __init__(self, seconds: float | None, started: float) -> None:
         self._seconds = seconds

@@ -44,26 +44,14 @@ def first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]
 
 
 def modified_first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Johnson and Garey's MFFD (J. Complexity 1, 1985), at most 71/60 of the optimum plus one bin.
+    """Johnson and Garey's MFFD (J. Complexity 1, 1985), at most 71/60 of the optimum plus one bin; or plain first fit
+    decreasing, where that needs fewer bins.
 
     Items above half the capacity open a bin each, longest first. Then, from the fullest bin to the emptiest, each takes
     the largest medium item (above a third) that fits; from the emptiest back, bins without a medium item take a pair of
     small ones (above a sixth); then every bin is filled with the largest items that fit; what is left is packed first
-    fit decreasing. Where plain first fit decreasing needs fewer bins, its packing is returned.
-
-    Args:
-        sizes: positive item sizes, each at most `capacity`.
-        capacity: of a bin.
-
-    Returns:
-        Item indices of each bin; every item exactly once, never more bins than first fit decreasing.
+    fit decreasing.
     """
-    modified = _modified(sizes, capacity)
-    plain = first_fit_decreasing(sizes, capacity)
-    return plain if len(plain) < len(modified) else modified
-
-
-def _modified(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     # (size, -index) ascending: the last entry is the largest, and among equals the one that came first.
     ascending = sorted((size, -index) for index, size in enumerate(sizes))
     large = [entry for entry in reversed(ascending) if 2 * entry[0] > capacity]
@@ -100,7 +88,8 @@ def _modified(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     left = [-index for _, index in rest]
     for packed in first_fit_decreasing([sizes[i] for i in left], capacity):
         bins.append([left[i] for i in packed])
-    return bins
+    plain = first_fit_decreasing(sizes, capacity)
+    return plain if len(plain) < len(bins) else bins
 
 
 def _largest_that_fits(ascending: list[tuple[int, int]], room: int) -> int | None:

@@ -38,12 +38,7 @@ class Reporter(Protocol):
 
 def first_and_last(name: str, values: Sequence[float]) -> dict[str, float]:
     """A metric at the start and at the end of a training, for its summary: means `NAME_first_5_steps` and
-    `NAME_last_5_steps`. The windows never overlap: of fewer than ten steps each is half of them, rounded down. One step
-    is `NAME`, no step is nothing.
-
-    Args:
-        values: one per training step; steps without a value (NaN) are left out.
-    """
+    `NAME_last_5_steps`."""
     known = [value for value in values if value == value]
     width = min(_WINDOW, len(known) // 2)
     if width == 0:

@@ -59,10 +59,7 @@ def learning_rate(step: int, optimizer: OptimizerConfig, scheduler: SchedulerCon
 
 
 def sequence_length(step: int, total_steps: int, start: int, end: int | None, *, multiple: int = 1) -> int:
-    """Longest sequence of step `step`: linear from `start` to `end` over the run, rounded down to `multiple`.
-
-    `end` None, or equal to `start`, keeps it constant. Super3's RLVR raises 49,152 to 65,536 this way.
-    """
+    """Longest sequence of step `step`: linear from `start` to `end` over the run, rounded down to `multiple`."""
     if end is None:
         return start
     length = int(linear(start, end, progress(step, total_steps)))

@@ -1,14 +1,9 @@
-"""Warning signs over the metrics of a run, as a table of rules.
+"""Warning signs over the metrics of a run, as a table of rules. Nothing here changes training: manifests answer signals
+by name (`[[strategies]] signal = ...`), docs/signals.md says when each is raised.
 
-    monitor = SignalMonitor(reward_range=(0.0, 1.0))
-    for signal in monitor.update(step, metrics): reporter.signal(signal.name, **signal.numbers)
-
-A signal is raised once when its rule starts to hold, stays in `monitor.active` while it does, and may be raised again
-after it has cleared. Manifests answer signals by name (`[[strategies]] signal = ...`); nothing here changes training.
-
-Most rules look at windows, not at single steps: one odd batch means little. What breaks a run at its start is told
-at once, and its symptoms are not raised while it holds: a rule comes after those that explain it. A rule whose metrics
-a run does not log is never raised. W is `WINDOW` steps; "the window" is the last W steps, "the start" the first W.
+A signal is raised once when its rule starts to hold, and again after it has cleared; not while one that explains it
+holds. A rule whose metrics a run does not log is never raised. W is `WINDOW` steps; "the window" is the last W steps,
+"the start" the first W.
 """
 
 from __future__ import annotations
@@ -45,13 +40,6 @@ class History:
     start: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
-    def append(self, value: float) -> None:
-        """Add the newest value."""
-        if len(self.start) < WINDOW:
-            self.start.append(value)
-        self.values.append(value)
-        del self.values[:-MAX_HISTORY]
-
 
 Finding = tuple[dict[str, float], str]
 """Numbers, and a sentence that holds them."""
@@ -59,14 +47,7 @@ Check = Callable[["SignalMonitor"], Finding | None]
 
 
 class SignalMonitor:
-    """Watches the metrics of one run.
-
-    Args:
-        reward_range: declared (lowest, highest) reward; None, or a bound that is not finite, takes the lowest and
-            highest seen in the run.
-        max_policy_lag: `max_trajectory_age_steps` of an asynchronous run; None when lag has no bound.
-        stop_on: signals that are to end the run; they are raised though another one explains them.
-    """
+    """Watches the metrics of one run."""
 
     def __init__(
         self,
@@ -80,18 +61,14 @@ class SignalMonitor:
         self.stop_on = stop_on
         self._passed: set[str] = set()  # held when the run was resumed, and were in stop_on before
         self._history: dict[str, History] = {}
-        self._active: dict[str, Signal] = {}
-        self._latest: dict[str, float] = {}
-
-    @property
-    def active(self) -> dict[str, Signal]:
+        self.active: dict[str, Signal] = {}
         """Signals whose rule holds now, with the numbers of when it began."""
-        return dict(self._active)
+        self._latest: dict[str, float] = {}
 
     @property
     def stopping(self) -> Signal | None:
         """The first signal of `stop_on` that holds; a run that it has ended goes on, once resumed, until it clears."""
-        ending = (signal for name, signal in self._active.items() if name in self.stop_on and name not in self._passed)
+        ending = (signal for name, signal in self.active.items() if name in self.stop_on and name not in self._passed)
         return next(ending, None)
 
     @property
@@ -103,31 +80,39 @@ class SignalMonitor:
         """Take in the metrics of one step; returns the signals that begin with it."""
         self._latest = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
         for name, value in self._latest.items():
-            self._history.setdefault(name, History()).append(value)
+            history = self._history.setdefault(name, History())
+            if len(history.start) < WINDOW:
+                history.start.append(value)
+            history.values = [*history.values[1 - MAX_HISTORY :], value]
         raised: list[Signal] = []
         for name, rule in RULES.items():
             finding = rule.check(self)
             if finding is None:
-                self._active.pop(name, None)
-            elif name not in self._active and (name in self.stop_on or self._active.keys().isdisjoint(rule.symptom_of)):
+                self.active.pop(name, None)
+            elif name not in self.active and (name in self.stop_on or self.active.keys().isdisjoint(rule.symptom_of)):
                 raised.append(Signal(name, step, *finding))
-                self._active[name] = raised[-1]
-        self._passed &= self._active.keys()
+                self.active[name] = raised[-1]
+        self._passed &= self.active.keys()
         return raised
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able state, so that a resumed run neither forgets its start nor repeats a signal."""
+
+        def finite(values: Sequence[float]) -> list[float | None]:  # JSON has no NaN or infinity
+            return [value if math.isfinite(value) else None for value in values]
+
         return {
-            "history": {name: [_to_json(h.start), _to_json(h.values)] for name, h in self._history.items()},
-            "active": {s.name: [s.step, s.numbers, s.message] for s in self._active.values()},
+            "history": {name: [finite(h.start), finite(h.values)] for name, h in self._history.items()},
+            "active": {s.name: [s.step, s.numbers, s.message] for s in self.active.values()},
             "stop_on": list(self.stop_on),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`."""
-        self._history = {name: History(_from_json(a), _from_json(b)) for name, (a, b) in state["history"].items()}
-        self._active = {name: Signal(name, step, dict(n), text) for name, (step, n, text) in state["active"].items()}
-        self._passed = self._active.keys() & set(state.get("stop_on", ()))
+        for name, (start, values) in state["history"].items():
+            self._history[name] = History(*([math.nan if v is None else v for v in kept] for kept in (start, values)))
+        self.active = {name: Signal(name, step, dict(n), text) for name, (step, n, text) in state["active"].items()}
+        self._passed = self.active.keys() & set(state.get("stop_on", ()))
 
     # -- what rules read --------------------------------------------------------------------------------------------
 
@@ -139,6 +124,11 @@ class SignalMonitor:
         """The last `count` values, if this step logged the metric and there are that many, all finite."""
         values = self._history[name].values[-count:] if name in self._latest else []
         return values if len(values) == count and all(map(math.isfinite, values)) else None
+
+    def mean(self, name: str) -> float | None:
+        """Of the window."""
+        window = self.last(name, WINDOW)
+        return fmean(window) if window is not None else None
 
     def start(self, name: str) -> list[float] | None:
         """The first W values, once the window no longer overlaps them."""
@@ -260,20 +250,19 @@ def _kl_dominates(m: SignalMonitor) -> Finding | None:
 
 
 def _reward_saturated(m: SignalMonitor) -> Finding | None:
-    window, (low, high) = m.last("reward/mean", WINDOW), m.rewards
-    if window is None or high <= low or fmean(window) < low + 0.95 * (high - low):
+    mean, (low, high) = m.mean("reward/mean"), m.rewards
+    if mean is None or high <= low or mean < low + 0.95 * (high - low):
         return None
-    mean = fmean(window)
     return {"reward_mean": mean, "reward_low": low, "reward_high": high}, (
         f"mean reward {mean:.3g} is at the top of its range [{low:.3g}, {high:.3g}]"
     )
 
 
 def _low_reward_variance(m: SignalMonitor) -> Finding | None:
-    window = m.last("groups/zero_std_share", WINDOW)
-    if window is None or fmean(window) < 0.8:
+    share = m.mean("groups/zero_std_share")
+    if share is None or share < 0.8:
         return None
-    return {"zero_std_share": fmean(window)}, (f"{fmean(window):.0%} of the prompt groups have no difference in reward")
+    return {"zero_std_share": share}, f"{share:.0%} of the prompt groups have no difference in reward"
 
 
 def _kl_spike(m: SignalMonitor) -> Finding | None:
@@ -288,16 +277,16 @@ def _kl_spike(m: SignalMonitor) -> Finding | None:
 
 def _teacher_kl_stalled(m: SignalMonitor) -> Finding | None:
     name = "teacher_divergence"
-    start, window, before = m.start(name), m.last(name, WINDOW), m.before(name, 4 * WINDOW)
-    if start is None or window is None or before is None or fmean(window) <= max(0.02, 0.9 * fmean(start)):
+    start, now, before = m.start(name), m.mean(name), m.before(name, 4 * WINDOW)
+    if start is None or now is None or before is None or now <= max(0.02, 0.9 * fmean(start)):
         return None
-    first, now = fmean(start), fmean(window)
+    first = fmean(start)
     return {"start": first, "now": now}, f"the divergence from the teachers is {now:.3g} nats a token, from {first:.3g}"
 
 
 def _logprob_drift(m: SignalMonitor) -> Finding | None:
-    """A single step whose token_mult_prob_error is not finite, or above 2, is enough. Where rollouts lag behind the
-    policy only that counts: the rest of their difference is the update between."""
+    """One step whose token_mult_prob_error is not finite, or above 2, is enough. Where rollouts lag behind the policy
+    only that counts: the rest of their difference is the update between."""
     now = m.latest("token_mult_prob_error")
     if now is not None and not now <= 2.0:
         return {"token_mult_prob_error": now}, f"token_mult_prob_error is {now:.4g} (healthy below 1.05)"
@@ -318,7 +307,7 @@ def _judge_unavailable(m: SignalMonitor) -> Finding | None:
 def _judge_unreadable(m: SignalMonitor) -> Finding | None:
     names = (n for n in m.metrics if n.startswith("reward/") and n.endswith("/parse_failure_rate"))
     found = (_above(m, name, 0.2, "of the judge's comparisons could not be read") for name in names)
-    return next((each for each in found if each is not None), None)
+    return next(filter(None, found), None)
 
 
 def _grad_norm_spike(m: SignalMonitor) -> Finding | None:
@@ -346,12 +335,7 @@ def _stragglers_high(m: SignalMonitor) -> Finding | None:
 
 @dataclass(frozen=True)
 class Rule:
-    """When a signal is raised; in words: nemotron_steps/errors/signals.toml and docs/signals.md.
-
-    Attributes:
-        check: what it found; None where it does not hold.
-        symptom_of: signals that explain it: it is not raised while one of them is active.
-    """
+    """When a signal is raised; in words: nemotron_steps/errors/signals.toml and docs/signals.md."""
 
     check: Check
     symptom_of: tuple[str, ...] = ()
@@ -394,20 +378,10 @@ RULES: dict[str, Rule] = {
 """Every rule under its signal's name, causes before their symptoms."""
 
 
-def _to_json(values: Sequence[float]) -> list[float | None]:
-    """JSON has no NaN or infinity."""
-    return [value if math.isfinite(value) else None for value in values]
-
-
-def _from_json(values: Sequence[float | None]) -> list[float]:
-    return [math.nan if value is None else value for value in values]
-
-
 def _above(m: SignalMonitor, name: str, bound: float, what: str) -> Finding | None:
-    window = m.last(name, WINDOW)
-    if window is None or fmean(window) <= bound:
+    value = m.mean(name)
+    if value is None or value <= bound:
         return None
-    value = fmean(window)
     return {name.rsplit("/", 1)[-1]: value, "bound": bound}, f"{value:.1%} {what}"
 
 
@@ -425,10 +399,10 @@ def _spike(m: SignalMonitor, name: str, factor: float, floor: float, what: str) 
 
 
 def _collapse(m: SignalMonitor, name: str, share: float, what: str) -> Finding | None:
-    window, start = m.last(name, WINDOW), m.start(name)
-    if window is None or start is None:
+    now, start = m.mean(name), m.start(name)
+    if now is None or start is None:
         return None
-    now, then = fmean(window), fmean(start)
+    then = fmean(start)
     if then <= 0 or now >= share * then:
         return None
     return {"now": now, "start": then}, f"{what} fell from {then:.3g} to {now:.3g}"

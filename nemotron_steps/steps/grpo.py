@@ -12,7 +12,7 @@ from typing import Any
 from nemotron_steps.artifacts.files import write_atomic
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.grpo.async_loop import train_async
-from nemotron_steps.engine.grpo.loop import evaluate_heldout, run_on, train
+from nemotron_steps.engine.grpo.loop import evaluate_heldout, train
 from nemotron_steps.engine.placement.run import build_run
 from nemotron_steps.engine.rollouts.evaluation import EvaluationResult, before_and_after
 from nemotron_steps.engine.setup.rows import read_data
@@ -39,7 +39,7 @@ def run_grpo(context: StepContext[RlConfig]) -> None:
             if heldout and not baseline_file.is_file():
                 context.tracker.progress("held-out prompts, before", 0, None)
                 run.generator.update_weights(run.policy.weights(), 0)
-                before = run_on(runner, evaluate_heldout(run, heldout, "before"))
+                before = runner.run(evaluate_heldout(run, heldout, "before"))
                 write_atomic(baseline_file, json.dumps(before.to_dict()).encode())
             if heldout:
                 before = EvaluationResult(**json.loads(baseline_file.read_text()))
@@ -47,7 +47,7 @@ def run_grpo(context: StepContext[RlConfig]) -> None:
             summary.update((train_async if config.grpo.async_grpo.enabled else train)(run, runner))
             if heldout:
                 context.tracker.progress("held-out prompts, after", 0, None)
-                after = run_on(runner, evaluate_heldout(run, heldout, "after"))
+                after = runner.run(evaluate_heldout(run, heldout, "after"))
                 context.tracker.metrics(summary["steps"], after.metrics("heldout"))
                 summary.update(before_and_after("heldout", before, after))
         save_trained(run.policy, context, config.policy.checkpoint, port="policy")

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemotron_steps.config.schema.grpo import LossFnConfig
@@ -74,17 +73,3 @@ def test_every_algorithm_packs_every_item_once_and_no_bin_too_full(algorithm):
 )
 def test_mffd_fills_bins_as_it_was_published(sizes, bins):
     assert [sorted(found) for found in modified_first_fit_decreasing(sizes, 100)] == bins
-
-
-@settings(max_examples=100)
-@given(sizes=SIZES)
-def test_first_fit_decreasing_agrees_with_its_definition(sizes: list[int]) -> None:
-    bins: list[list[int]] = []
-    for item in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        for chosen in bins:
-            if sum(sizes[i] for i in chosen) + sizes[item] <= 100:
-                chosen.append(item)
-                break
-        else:
-            bins.append([item])
-    assert first_fit_decreasing(sizes, 100) == bins

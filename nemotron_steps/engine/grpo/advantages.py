@@ -1,15 +1,12 @@
 """Advantages from rewards: what each estimator gives credit for, and the group statistics under them.
 
-`ESTIMATORS` has them by the name that `grpo.adv_estimator.name` calls them by. Everything is computed in float64 and in
-two passes (mean first, then squared distances from it): E[r^2] - E[r]^2 in float32 cancels, and a group like
-[0, .95 x 7] then gets an advantage of thousands. Groups are told apart by an explicit group index, never by their
-prompt tokens: one prompt in two environments is two groups.
+Everything is computed in float64 and in two passes (mean first, then squared distances from it): E[r^2] - E[r]^2 in
+float32 cancels, and a group like [0, .95 x 7] then gets an advantage of thousands.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,18 +40,10 @@ class GroupStatistics:
 def group_statistics(
     rewards: torch.Tensor, group_index: torch.Tensor, valid: torch.Tensor, *, leave_one_out: bool
 ) -> GroupStatistics:
-    """Baseline and Bessel-corrected std per rollout, over the valid samples of its group.
+    """Baseline and Bessel-corrected std per rollout, over the valid samples of its group; 0 for invalid samples.
 
     Leave-one-out (RLOO, arXiv:2402.14740): sample i is compared with the n - 1 others, and the std leaves it out too.
-
-    Args:
-        rewards: [N]; entries of invalid samples are never read.
-        group_index: int64 [N]; equal numbers are one prompt group.
-        valid: bool [N]; False for rollouts that could not be graded.
-        leave_one_out: `grpo.use_leave_one_out_baseline`.
-
-    Returns:
-        Statistics; 0 for invalid samples.
+    All are [N]; rewards of invalid samples are never read, and equal int64 numbers are one prompt group.
     """
     rewards = rewards.double()
     baseline = torch.zeros_like(rewards)
@@ -96,17 +85,8 @@ def _mean_and_std(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def grpo_advantages(
     rewards: torch.Tensor, statistics: GroupStatistics, valid: torch.Tensor, *, normalize: bool
 ) -> torch.Tensor:
-    """A = r - baseline, divided by (std + 1e-6) where std > 0 (GRPO, arXiv:2402.03300).
-
-    Args:
-        rewards: [N].
-        statistics: from `group_statistics` of the same rewards.
-        valid: bool [N].
-        normalize: `grpo.normalize_rewards`.
-
-    Returns:
-        float64 [N]; 0 for invalid samples and for groups with at most one valid sample.
-    """
+    """A = r - baseline, divided by (std + 1e-6) where std > 0 (GRPO, arXiv:2402.03300): float64 [N] of rewards [N], 0
+    for invalid samples and for groups with at most one valid sample."""
     advantages = rewards.double() - statistics.baseline
     if normalize:
         scale = torch.where(statistics.std > 0, statistics.std + STD_EPSILON, torch.ones_like(statistics.std))
@@ -132,131 +112,96 @@ class GradedRewards:
     """[N, T] each token's logprob under its row's teacher, less that under the policy; None without teachers."""
 
 
-class AdvantageEstimator(ABC):
-    """Turns a step's rewards into an advantage of every token.
-
-    Args:
-        config: `grpo`.
-    """
-
-    def __init__(self, config: GrpoConfig) -> None:
-        self.config = config
-
-    @abstractmethod
-    def __call__(
-        self, graded: GradedRewards, mask: torch.Tensor, kl_penalty: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """float64 [N, T] advantages; 0 for invalid rollouts, anything outside the mask.
-
-        Args:
-            graded: the step's rewards.
-            mask: [N, T] trained tokens.
-            kl_penalty: [N, T] beta x KL of each token, taken off its reward (`loss_fn.use_kl_in_reward`).
-
-        Raises:
-            EngineError: the rollouts lack something that the estimator reads.
-        """
+Estimator = Callable[["GrpoConfig", GradedRewards, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""(`grpo`, a step's rewards, [N, T] mask of trained tokens, [N, T] beta x KL of each token, which is taken off its
+reward (`loss_fn.use_kl_in_reward`), or None) → float64 [N, T]; 0 for invalid rollouts, anything outside the mask."""
 
 
-class GroupRelative(AdvantageEstimator):
+def group_relative(
+    config: GrpoConfig, graded: GradedRewards, mask: torch.Tensor, kl_penalty: torch.Tensor | None
+) -> torch.Tensor:
     """A rollout is credited for being better than the others of its prompt (GRPO, arXiv:2402.03300).
 
     All of its tokens get the same: its reward less the mean of the others (or of the whole group), in units of their
     spread. A prompt that every rollout solves, or none, gives no credit.
     """
-
-    def __call__(
-        self, graded: GradedRewards, mask: torch.Tensor, kl_penalty: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """As `AdvantageEstimator.__call__`."""
-        advantages = grpo_advantages(
-            graded.rewards, graded.statistics, graded.valid, normalize=self.config.normalize_rewards
-        )
-        return _over_tokens(advantages, mask, kl_penalty)
+    normalize = config.normalize_rewards
+    advantages = grpo_advantages(graded.rewards, graded.statistics, graded.valid, normalize=normalize)
+    return _over_tokens(advantages, mask, kl_penalty)
 
 
-class RewardDecoupled(AdvantageEstimator):
+def reward_decoupled(
+    config: GrpoConfig, graded: GradedRewards, mask: torch.Tensor, kl_penalty: torch.Tensor | None
+) -> torch.Tensor:
     """A rollout is credited for each reward component apart, so that none drowns in another's scale (GDPO,
     arXiv:2601.05242): the group-relative advantages of `adv_estimator.components`, each times its `reward_weights`
     entry, are summed and standardised over the batch (mean 0, Bessel-corrected std 1). All tokens get the same.
     """
-
-    def __call__(
-        self, graded: GradedRewards, mask: torch.Tensor, kl_penalty: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """As `AdvantageEstimator.__call__`."""
-        names = self.config.adv_estimator.components
-        weights = self.config.adv_estimator.reward_weights or (1.0,) * len(names)
-        missing = [name for name in names if name not in graded.components]
-        if missing:
-            raise EngineError(
-                "GDPO needs reward components that every rollout carries",
-                where="grpo.adv_estimator.components",
-                expected="components of every rollout, of which there are: "
-                + (", ".join(sorted(graded.components)) or "none"),
-                found=", ".join(missing),
-                hints=("grpo.adv_estimator.name=grpo grpo.adv_estimator.components=[]",),
-            )
-        valid = graded.valid
-        total = torch.zeros(len(valid), dtype=torch.float64)
-        for name, weight in zip(names, weights, strict=True):
-            values = graded.components[name]
-            statistics = group_statistics(
-                values, graded.group_index, valid, leave_one_out=self.config.use_leave_one_out_baseline
-            )
-            total += weight * grpo_advantages(values, statistics, valid, normalize=self.config.normalize_rewards)
-        if bool(valid.any()):
-            mean, std = _mean_and_std(total[valid].unsqueeze(0))
-            centred = (total - mean) / (std if float(std) > 0 else 1.0)
-            total = torch.where(valid, centred, torch.zeros_like(total))
-        return _over_tokens(total, mask, kl_penalty)
+    names = config.adv_estimator.components
+    weights = config.adv_estimator.reward_weights or (1.0,) * len(names)
+    missing = [name for name in names if name not in graded.components]
+    if missing:
+        raise EngineError(
+            "GDPO needs reward components that every rollout carries",
+            where="grpo.adv_estimator.components",
+            expected=f"some of {', '.join(sorted(graded.components)) or 'no component'}",
+            found=", ".join(missing),
+            hints=("grpo.adv_estimator.name=grpo grpo.adv_estimator.components=[]",),
+        )
+    valid = graded.valid
+    total = torch.zeros(len(valid), dtype=torch.float64)
+    for name, weight in zip(names, weights, strict=True):
+        values = graded.components[name]
+        leave_one_out = config.use_leave_one_out_baseline
+        statistics = group_statistics(values, graded.group_index, valid, leave_one_out=leave_one_out)
+        total += weight * grpo_advantages(values, statistics, valid, normalize=config.normalize_rewards)
+    if bool(valid.any()):
+        mean, std = _mean_and_std(total[valid].unsqueeze(0))
+        centred = (total - mean) / (std if float(std) > 0 else 1.0)
+        total = torch.where(valid, centred, torch.zeros_like(total))
+    return _over_tokens(total, mask, kl_penalty)
 
 
-class ReinforcePlusPlus(AdvantageEstimator):
+def reinforce_plus_plus(
+    config: GrpoConfig, graded: GradedRewards, mask: torch.Tensor, kl_penalty: torch.Tensor | None
+) -> torch.Tensor:
     """A token is credited for being better than the average token of the batch (Reinforce++, arXiv:2501.03262).
 
     It has its rollout's reward, less the mean of its prompt's rollouts under `adv_estimator.minus_baseline`, less its
-    own KL; then (A - mean) / sqrt(max(var, 1e-8)), mean and population variance over the batch's trained tokens.
+    own KL; then (A - mean) / sqrt(max(var, 1e-8)), mean and population variance over the batch's trained tokens. 0
+    outside the mask.
     """
-
-    def __call__(
-        self, graded: GradedRewards, mask: torch.Tensor, kl_penalty: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """As `AdvantageEstimator.__call__`; 0 outside the mask."""
-        rewards, valid = graded.rewards.double(), graded.valid
-        if self.config.adv_estimator.minus_baseline:
-            whole = group_statistics(rewards, graded.group_index, valid, leave_one_out=False)
-            rewards = rewards - whole.baseline
-        tokens = _over_tokens(torch.where(valid, rewards, torch.zeros_like(rewards)), mask, kl_penalty)
-        trained = (mask > 0) & valid.unsqueeze(-1)
-        zeros = torch.zeros_like(tokens)
-        count = trained.sum().clamp(min=1)
-        mean = torch.where(trained, tokens, zeros).sum() / count
-        variance = torch.where(trained, (tokens - mean).square(), zeros).sum() / count
-        return torch.where(trained, (tokens - mean) * variance.clamp(min=1e-8).rsqrt(), zeros)
+    rewards, valid = graded.rewards.double(), graded.valid
+    if config.adv_estimator.minus_baseline:
+        whole = group_statistics(rewards, graded.group_index, valid, leave_one_out=False)
+        rewards = rewards - whole.baseline
+    tokens = _over_tokens(torch.where(valid, rewards, torch.zeros_like(rewards)), mask, kl_penalty)
+    trained = (mask > 0) & valid.unsqueeze(-1)
+    zeros = torch.zeros_like(tokens)
+    count = trained.sum().clamp(min=1)
+    mean = torch.where(trained, tokens, zeros).sum() / count
+    variance = torch.where(trained, (tokens - mean).square(), zeros).sum() / count
+    return torch.where(trained, (tokens - mean) * variance.clamp(min=1e-8).rsqrt(), zeros)
 
 
-class TeacherGap(AdvantageEstimator):
+def teacher_gap(
+    config: GrpoConfig, graded: GradedRewards, mask: torch.Tensor, kl_penalty: torch.Tensor | None
+) -> torch.Tensor:
     """A token is credited for being likelier to the teacher than to the policy: log pi_teacher - log pi (MiMo-V2-Flash,
-    arXiv:2601.02780). Its policy gradient is that of the reverse KL, by one sample. Rewards have no part in it.
+    arXiv:2601.02780). Its policy gradient is that of the reverse KL, by one sample. Rewards have no part in it. 0
+    outside the mask.
     """
-
-    def __call__(
-        self, graded: GradedRewards, mask: torch.Tensor, kl_penalty: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """As `AdvantageEstimator.__call__`; 0 outside the mask."""
-        if graded.teacher_gap is None:
-            raise EngineError("adv_estimator.name=opd needs teachers", where="engine/grpo/advantages.py")
-        trained = (mask > 0) & graded.valid.unsqueeze(-1)
-        gap = graded.teacher_gap.double()
-        return torch.where(trained, gap, torch.zeros_like(gap))
+    assert graded.teacher_gap is not None, "adv_estimator.name=opd needs teachers"
+    trained = (mask > 0) & graded.valid.unsqueeze(-1)
+    gap = graded.teacher_gap.double()
+    return torch.where(trained, gap, torch.zeros_like(gap))
 
 
-ESTIMATORS: Mapping[str, type[AdvantageEstimator]] = {
-    "grpo": GroupRelative,
-    "gdpo": RewardDecoupled,
-    "reinforce_plus_plus": ReinforcePlusPlus,
-    "opd": TeacherGap,
+ESTIMATORS: Mapping[str, Estimator] = {
+    "grpo": group_relative,
+    "gdpo": reward_decoupled,
+    "reinforce_plus_plus": reinforce_plus_plus,
+    "opd": teacher_gap,
 }
 """`grpo.adv_estimator.name` -> estimator."""
 

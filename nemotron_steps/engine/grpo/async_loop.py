@@ -1,12 +1,7 @@
 """Asynchronous GRPO: generation goes on while the policy trains, and training never sees a token older than the bound.
 
-One event loop drives the generator, the environments and the judges; the policy trains, and its checkpoints are
-written, in a thread beside it. The GroupBuffer decides which prompts may start, and promises each of them to a step,
-which waits for it (buffer.py holds the age bound). After each step the new weights are pushed between two decoding
-steps: running rollouts go on under them.
-
-Dynamic sampling discards groups without a signal as they come; what is left over opens the next step, within the age
-bound. The numeric part of a step is `train_on`, shared with the synchronous loop (loop.py).
+One event loop drives generator, environments and judges; the policy trains, and its checkpoints are written, in a
+thread beside it. The GroupBuffer decides which prompts may start, and promises each of them to a step.
 """
 
 from __future__ import annotations
@@ -15,18 +10,17 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict
 from typing import Any
 
 from nemotron_steps.engine.grpo import loop
-from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, GroupBuffer, Ticket, max_policy_lag
+from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, GroupBuffer, max_policy_lag
 from nemotron_steps.engine.grpo.filters import (
+    Judged,
     failures_of,
     has_no_verdict,
     has_signal,
     is_ungraded,
     too_few_groups,
-    unshaped_rewards,
 )
 from nemotron_steps.engine.grpo.loop import GrpoRun, StepRecord
 from nemotron_steps.engine.rollouts.collector import StragglerError
@@ -38,18 +32,7 @@ SAY_SECONDS = 30.0
 
 
 def train_async(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
-    """The asynchronous loop, from the newest checkpoint to the last step.
-
-    Args:
-        runner: as `grpo.train`'s.
-
-    Returns:
-        As `grpo.train`.
-
-    Raises:
-        WorkerLostError: the generator, an environment or a judge is dead.
-        DataError: the prompts were used up before a step was full.
-    """
+    """The asynchronous loop, from the newest checkpoint to the last step; as `grpo.train` otherwise."""
     with run.checkpoints, nullcontext(runner) if runner is not None else asyncio.Runner() as runner:
         return runner.run(_AsyncLoop(run).train())
 
@@ -58,35 +41,28 @@ class _AsyncLoop:
     """The producer (prompts to graded groups) and the trainer, meeting at the buffer."""
 
     def __init__(self, run: GrpoRun) -> None:
-        settings = run.config.grpo.async_grpo
         self.run = run
-        self.settings = settings
+        self.grpo = run.config.grpo
         self.buffer = GroupBuffer(
-            run.config.grpo.num_prompts_per_step,
-            settings.max_trajectory_age_steps,
-            straggler_deadline_s=settings.straggler_deadline_s,
+            self.grpo.num_prompts_per_step,
+            self.grpo.async_grpo.max_trajectory_age_steps,
+            straggler_deadline_s=self.grpo.async_grpo.straggler_deadline_s,
             num_positions=run.prompts.num_positions,
             num_steps=run.total_steps,
         )
-        self.tasks: dict[str, asyncio.Task[RolloutGroup]] = {}
+        self.tasks: dict[str, asyncio.Task[list[RolloutGroup]]] = {}
         self.cuts: dict[str, asyncio.Event] = {}
-        self.offered = 0
-        """Groups judged since the last step was taken."""
-        self.without_signal = 0
-        """Of those, how many dynamic sampling discarded."""
-        self.ungraded = 0
-        """Groups beside them that nobody graded, whose prompts dynamic sampling tries again."""
-        self.untrained: list[str | None] = []
-        """Failure class, or None, of each rollout of all that dynamic sampling left out since."""
+        self.judged = Judged()
+        """Since the last step was taken."""
         self.reported_drops = 0
 
     async def train(self) -> dict[str, Any]:
         run = self.run
-        loop.restore(self.run, self.buffer)
+        loop.restore(run, self.buffer)
         self.reported_drops = len(self.buffer.dropped)
-        loop.begin_sampling(self.run)
+        loop.begin_sampling(run)
         try:
-            if run.config.grpo.val_at_start and run.step == 0:
+            if self.grpo.val_at_start and run.step == 0:
                 run.reporter.metrics(0, await loop.validate(run))
             run.checkpoints.steps_begin()
             while run.step < run.total_steps:
@@ -98,11 +74,13 @@ class _AsyncLoop:
                     await self._end_early()
                     break
                 record.metrics["async/policy_lag_max"] = float(max_policy_lag(groups, run.step))
-                record.metrics.update(self._sampling_metrics())
-                record.untrained, self.untrained = self.untrained, []
+                judged, self.judged = self.judged, Judged()
+                record.untrained = judged.untrained
+                if self.grpo.use_dynamic_sampling:  # the surplus is kept
+                    record.metrics.update(judged.metrics(judged.offered / self.grpo.num_prompts_per_step, 0))
                 await self._beside_generation(loop.train_on, run, groups, record)
                 with record.timer.phase("drain"):
-                    if not self.settings.in_flight_weight_updates:
+                    if not self.grpo.async_grpo.in_flight_weight_updates:
                         await self._drain()
                 loop.refit(run, record)
                 loop.begin_sampling(run)
@@ -127,18 +105,18 @@ class _AsyncLoop:
     async def _end_early(self) -> None:
         """The prompts are used up before the last step: some were dropped, or had no signal."""
         run = self.run
-        if run.config.grpo.use_dynamic_sampling:
-            raise loop.prompts_used_up(run, self.buffer.ready, self.offered)
+        if self.grpo.use_dynamic_sampling:
+            raise loop.prompts_used_up(run, self.buffer.ready, self.judged.offered)
         if run.step == 0:
             raise DataError(
                 "no step can be filled: the rollouts of too many prompts failed",
-                expected=f"{run.config.grpo.num_prompts_per_step} groups",
+                expected=f"{self.grpo.num_prompts_per_step} groups",
                 found=f"{self.buffer.ready}; {len(self.buffer.dropped)} prompts failed {MAX_FAILURES} times each",
                 hints=["grpo.async_grpo.straggler_deadline_s=null", "policy.generation.max_new_tokens=1024"],
             )
         run.reporter.event("prompts_used_up", step=run.step, dropped=len(self.buffer.dropped))
         run.reporter.groups(run.step + 1, self._outcomes())
-        if run.config.grpo.val_at_end and run.step not in run.validated:
+        if self.grpo.val_at_end and run.step not in run.validated:
             run.reporter.metrics(run.step, await loop.validate(run))
         run.checkpoints.wait()
         latest = run.checkpoints.latest()
@@ -151,28 +129,34 @@ class _AsyncLoop:
         try:
             while not working.done():
                 self._issue()
-                self._cut_stragglers()
-                waiting = {working, *self.tasks.values()}
-                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=1.0)
-                self._gather()
+                await self._wait_for_groups(working)
         finally:
             await asyncio.wait({working})  # a thread cannot be cancelled, and what it uses is closed next
         working.result()
 
     async def _next_groups(self, record: StepRecord) -> list[RolloutGroup] | None:
         """The groups of the next step; None when the prompts are used up."""
-        began, say_after = _now(), SAY_SECONDS
-        awaited: int | None = None
+        run, began, say_after = self.run, _now(), SAY_SECONDS
+        awaited_at_first: int | None = None
+        self._gather()
         while True:
-            self._gather()
-            groups = self.buffer.take(self.run.step)
-            self._report_drops()
+            groups = self.buffer.take()
             if groups is not None:
                 record.metrics["async/waited_s"] = _now() - began
-                record.metrics["async/awaited_groups"] = float(awaited or 0)
+                record.metrics["async/awaited_groups"] = float(awaited_at_first or 0)
                 return groups
-            if _now() - began >= say_after:
-                self._say_waiting(_now() - began)
+            awaited = self.buffer.awaited()
+            if _now() - began >= say_after and awaited:
+                run.reporter.event(
+                    "waiting_for_groups",
+                    step=run.step + 1,
+                    waited_s=_now() - began,
+                    groups=len(awaited),
+                    ready=self.buffer.ready,
+                    longest=run.prompts.at(awaited[0].position).where,
+                    longest_s=_now() - awaited[0].issued_at,
+                )
+                run.reporter.progress(f"grpo  waiting for {len(awaited)} groups", run.step, run.total_steps)
                 say_after *= 2
             if self.buffer.exhausted and not self.tasks:
                 return None
@@ -180,131 +164,79 @@ class _AsyncLoop:
             self._issue()
             if not self.tasks:
                 return None
-            awaited = len(self.buffer.awaited()) if awaited is None else awaited
+            awaited_at_first = len(self.buffer.awaited()) if awaited_at_first is None else awaited_at_first
             await self._wait_for_groups()
 
-    async def _wait_for_groups(self) -> None:
-        """Wait until a group finishes, or a moment; cut those that straggle. A dead worker fails its groups itself."""
-        self._cut_stragglers()
-        await asyncio.wait(self.tasks.values(), return_when=asyncio.FIRST_COMPLETED, timeout=1.0)
-
-    def _say_waiting(self, waited_s: float) -> None:
-        """Which groups keep the step waiting, in the log and on the screen."""
-        run, awaited = self.run, self.buffer.awaited()
-        if not awaited:
-            return
-        longest = awaited[0]
-        run.reporter.event(
-            "waiting_for_groups",
-            step=run.step + 1,
-            waited_s=waited_s,
-            groups=len(awaited),
-            ready=self.buffer.ready,
-            longest=run.prompts.at(longest.position).where,
-            longest_s=_now() - longest.issued_at,
-        )
-        run.reporter.progress(f"grpo  waiting for {len(awaited)} groups", run.step, run.total_steps)
+    async def _wait_for_groups(self, *besides: asyncio.Future[Any]) -> None:
+        """Cut groups that straggle, wait until one or something besides is done, or a moment, and gather them. A dead
+        worker fails its groups itself."""
+        for ticket in self.buffer.overdue(_now()):
+            self.cuts[ticket.group_id].set()
+        waiting = {*besides, *self.tasks.values()}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=1.0)
+        self._gather()
 
     def _outcomes(self) -> list[dict[str, Any]]:
         """What became of prompts since the last step, as Reporter.groups takes it."""
-        return [{"prompt": self.run.prompts.at(each.position).index, **asdict(each)} for each in self.buffer.outcomes()]
+        prompts = self.run.prompts
+        return [{"prompt": prompts.at(each["position"]).index, **each} for each in self.buffer.outcomes()]
 
     def _refuse_hopeless(self) -> None:
         """Dynamic sampling gives up after as many groups as the synchronous loop does."""
-        if not self._may_ask_no_more(self.offered):
-            return
-        grpo = self.run.config.grpo
-        raise too_few_groups(
-            self.buffer.ready,
-            grpo.num_prompts_per_step,
-            self.offered,
-            grpo.dynamic_sampling_max_gen_batches,
-            grpo.num_generations_per_prompt,
-        )
+        if self._may_ask_no_more(self.judged.offered):
+            raise too_few_groups(self.buffer.ready, self.judged.offered, self.grpo)
 
     def _may_ask_no_more(self, groups: int) -> bool:
         """Whether so many groups are all that dynamic sampling has for a step, and the next one is not full yet."""
-        grpo = self.run.config.grpo
-        needed = grpo.num_prompts_per_step
-        allowed = needed * grpo.dynamic_sampling_max_gen_batches
-        return grpo.use_dynamic_sampling and self.buffer.ready < needed and groups >= allowed
-
-    def _sampling_metrics(self) -> dict[str, float]:
-        """Of dynamic sampling, for the step just taken; as DynamicSampler.metrics, with the surplus kept."""
-        grpo, offered = self.run.config.grpo, self.offered
-        self.offered = 0
-        if not grpo.use_dynamic_sampling:
-            return {}
-        without, self.without_signal = self.without_signal, 0
-        ungraded, self.ungraded = self.ungraded, 0
-        return {
-            "dynamic_sampling/batches": offered / grpo.num_prompts_per_step,
-            "dynamic_sampling/discarded_share": without / offered if offered else 0.0,
-            "dynamic_sampling/surplus_groups": 0.0,
-            "dynamic_sampling/ungraded_groups": float(ungraded),
-        }
+        needed = self.grpo.num_prompts_per_step
+        allowed = needed * self.grpo.dynamic_sampling_max_gen_batches
+        return self.grpo.use_dynamic_sampling and self.buffer.ready < needed and groups >= allowed
 
     def _issue(self) -> None:
         """Start as many groups as the age bound and dynamic sampling allow."""
         version = self.run.generator.weight_version
-        while self.buffer.can_issue(version) and not self._may_ask_no_more(self.offered + len(self.tasks)):
+        while self.buffer.can_issue(version) and not self._may_ask_no_more(self.judged.offered + len(self.tasks)):
             ticket = self.buffer.issue(version, _now())
-            cut = asyncio.Event()
+            prompt, cut = self.run.prompts.at(ticket.position), asyncio.Event()
             self.cuts[ticket.group_id] = cut
-            self.tasks[ticket.group_id] = asyncio.ensure_future(self._generate(ticket, cut))
-
-    async def _generate(self, ticket: Ticket, cut: asyncio.Event) -> RolloutGroup:
-        prompt = self.run.prompts.at(ticket.position)
-        groups = await loop.sample_groups(self.run, [prompt], group_ids=[ticket.group_id], cuts=[cut])
-        return groups[0]
+            sampling = loop.sample_groups(self.run, [prompt], group_ids=[ticket.group_id], cuts=[cut])
+            self.tasks[ticket.group_id] = asyncio.ensure_future(sampling)
 
     def _gather(self) -> None:
         """Move finished groups into the buffer; a group that straggled goes back to its prompt's queue."""
-        grpo = self.run.config.grpo
         for group_id in [g for g, task in self.tasks.items() if task.done()]:
             task = self.tasks.pop(group_id)
             cut = self.cuts.pop(group_id)
             try:
-                group = task.result()
+                (group,) = task.result()
             except StragglerError:
                 self.buffer.withdraw(group_id, "straggler")
                 continue
             if is_ungraded(group) or has_no_verdict(group):
-                self.ungraded += is_ungraded(group)
-                self.untrained += failures_of(group)
+                self.judged.ungraded += is_ungraded(group)
+                self.judged.untrained += failures_of(group)
                 (self.buffer.withdraw if is_ungraded(group) else self.buffer.discard)(group_id, "ungraded")
                 continue
             self.buffer.complete(group, partial=cut.is_set())
-            self.offered += 1
-            if grpo.use_dynamic_sampling and not has_signal(unshaped_rewards(group, grpo.reward_scaling)):
+            self.judged.offered += 1
+            if self.grpo.use_dynamic_sampling and not has_signal(group, self.grpo):
                 self.buffer.discard(group_id, "no_signal")
-                self.without_signal += 1
-                self.untrained += failures_of(group)
-        self._report_drops()
-
-    def _report_drops(self) -> None:
+                self.judged.without_signal += 1
+                self.judged.untrained += failures_of(group)
         for position in self.buffer.dropped[self.reported_drops :]:
             prompt = self.run.prompts.at(position)
             self.run.reporter.event("prompt_dropped", position=position, where=prompt.where, failures=MAX_FAILURES)
         self.reported_drops = len(self.buffer.dropped)
 
-    def _cut_stragglers(self) -> None:
-        for ticket in self.buffer.overdue(_now()):
-            self.cuts[ticket.group_id].set()
-
     async def _drain(self) -> None:
-        """Without in-flight updates, everything running ends under the weights it began with.
-
-        What failed or had no signal is replaced meanwhile, so that what the buffer holds afterwards does not depend
-        on how long training took.
-        """
+        """Everything running ends under the weights it began with. What failed is replaced meanwhile, so that what the
+        buffer holds afterwards does not depend on how long training took."""
         while True:
             self._refuse_hopeless()
             self._issue()
             if not self.tasks:
                 return
             await self._wait_for_groups()
-            self._gather()
 
 
 def _now() -> float:

@@ -1,23 +1,9 @@
-"""The versioned buffer of prompt groups between asynchronous generation and training.
+"""The versioned buffer of prompt groups between asynchronous generation and training. Pure bookkeeping: it starts no
+thread, reads no clock (callers pass `now`) and knows no generator.
 
-It owns the life of every prompt position of the data order: *issued* to the generator, *ready* once its group is
-graded, then *taken* into exactly one training step. A group that fails or straggles sends its position to the *retry*
-queue, MAX_FAILURES times at most: then the prompt is *dropped*. Groups that dynamic sampling finds no signal in are
-*discarded*. A position is in exactly one of these places, so that no prompt is lost and none is trained on twice,
-through kills and resumes included.
-
-Versions: step v trains on the weights of version v and leaves version v + 1. A group may enter step v only if every
-one of its sampled tokens came from version >= v - max_age.
-
-Promises: when it is issued, a group is promised to the first step with room for it, its *target step*, and nothing is
-issued whose target is more than max_age past the weights it starts on. A step waits for every group promised to it,
-however long that takes (straggler_deadline_s bounds it where one is set), so a group is never too old when its turn
-comes, and long answers are trained on as often as short ones. Room that a step gains (a group without a signal, an
-attempt that failed) goes to groups of later steps that are ready, as long as all that are left keep their promises.
-docs/decisions/promised-groups.md has the reasons.
-
-Pure bookkeeping: it starts no thread, reads no clock (callers pass `now`) and knows no generator. Not thread-safe; the
-asynchronous loop owns it.
+Every position of the data order is *issued*, *ready* once its group is graded, then *taken* into exactly one step, or
+*discarded*; what fails is *retried*, and at last *dropped*. A group is promised to a *target step* when it is issued,
+which waits for it, so that none of its tokens is older than max_age steps (docs/decisions/promised-groups.md).
 """
 
 from __future__ import annotations
@@ -27,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -50,8 +37,6 @@ class Ticket:
     """Place in the data order: 0, 1, 2, ... over all epochs."""
     attempt: int
     """0 the first time, then 1, 2, ..."""
-    group_id: str
-    """Explicit id, unique to (position, attempt)."""
     version: int
     """Generator weights when it was issued."""
     issued_at: float
@@ -59,41 +44,25 @@ class Ticket:
     target_step: int
     """The step that waits for it; an earlier one may have room for it."""
 
+    @property
+    def group_id(self) -> str:
+        """Unique to (position, attempt)."""
+        return f"{self.position}.{self.attempt}"
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a prompt position: it is not issued again."""
+    @property
+    def saved(self) -> list[int]:
+        """As a checkpoint keeps it."""
+        return [self.position, self.attempt, self.version, self.target_step]
 
-    position: int
-    attempt: int
-    """Of its last attempt."""
-    outcome: str
-    """`trained`, `dropped`, or why it was discarded."""
-
-
-@dataclass(frozen=True)
-class BufferState:
-    """A buffer at one moment. Encoding it takes time and may happen in another thread, while the buffer goes on."""
-
-    plain: dict[str, Any]
-    """JSON-able: everything but the groups."""
-    ready: list[RolloutGroup]
-
-    def encode(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """What `GroupBuffer.load_state_dict` takes: JSON-able data and tensors (safetensors)."""
-        return self.plain, encode_groups(self.ready)
+    @classmethod
+    def restored(cls, saved: Iterable[int]) -> Ticket:
+        """The inverse of `saved`."""
+        position, attempt, version, target_step = map(int, saved)
+        return cls(position, attempt, version, 0.0, target_step)
 
 
 class GroupBuffer:
-    """Prompt positions in flight and graded groups waiting for a step.
-
-    Args:
-        num_prompts_per_step: groups a step takes.
-        max_age: `grpo.async_grpo.max_trajectory_age_steps`.
-        straggler_deadline_s: seconds after which a ticket is overdue; None for never.
-        num_positions: length of the data order over all epochs; None for endless.
-        num_steps: steps of the run, beyond which nothing is promised; None for endless.
-    """
+    """Prompt positions in flight and graded groups waiting for a step. None stands for no bound."""
 
     def __init__(
         self,
@@ -122,7 +91,7 @@ class GroupBuffer:
         self._in_flight: dict[str, Ticket] = {}
         self._ready: dict[str, tuple[Ticket, RolloutGroup]] = {}
         self._counts: Counter[str] = Counter()
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[dict[str, Any]] = []
 
     # -- generation's side ------------------------------------------------------------------------------------------
 
@@ -137,14 +106,8 @@ class GroupBuffer:
         return target <= generator_version + self.max_age and (self.num_steps is None or target < self.num_steps)
 
     def issue(self, generator_version: int, now: float) -> Ticket:
-        """The next position to generate: an interrupted attempt first, then a retry, else the next of the data order.
-
-        Raises:
-            EngineError: `can_issue` is false.
-        """
-        if not self.can_issue(generator_version):
-            found = f"{self.metrics()}, next step {self.next_step}, generator version {generator_version}"
-            raise EngineError("no group may be issued now", where="GroupBuffer.issue", found=found)
+        """The next position: an interrupted attempt first, then a retry, else the next of the data order."""
+        assert self.can_issue(generator_version)
         if self._interrupted:
             ticket = replace(self._interrupted.pop(0), version=generator_version, issued_at=now)
         else:
@@ -154,22 +117,14 @@ class GroupBuffer:
             else:
                 position = self._cursor
                 self._cursor += 1
-            attempt = self._attempts.get(position, 0)
-            ticket = Ticket(position, attempt, f"{position}.{attempt}", generator_version, now, target)
+            ticket = Ticket(position, self._attempts.get(position, 0), generator_version, now, target)
             self._counts["issued"] += 1
         self._in_flight[ticket.group_id] = ticket
         return ticket
 
     def complete(self, group: RolloutGroup, *, partial: bool = False) -> None:
-        """A graded group comes back; `partial` when a deadline left rollouts out.
-
-        Raises:
-            EngineError: its id is not in flight (late, repeated or unknown), or it carries an impossible version.
-        """
-        ticket = self._in_flight.get(group.group_id)
-        if ticket is None:
-            found = "ready" if group.group_id in self._ready else "unknown or withdrawn"
-            raise EngineError(f"group {group.group_id} is not in flight", where="GroupBuffer.complete", found=found)
+        """A graded group comes back; `partial` when a deadline left rollouts out."""
+        ticket = self._in_flight[group.group_id]
         # The tokens' own versions, not the group's stamp: the age bound is about what was sampled.
         oldest = oldest_version(group.rollouts, ticket.version)
         if oldest < ticket.version:
@@ -192,16 +147,9 @@ class GroupBuffer:
         return sorted(late, key=lambda ticket: (ticket.issued_at, ticket.position))
 
     def withdraw(self, group_id: str, reason: str) -> None:
-        """Give up on an attempt (straggler, judge down); its position is retried, or dropped at last.
-
-        Args:
-            group_id: in flight or ready.
-            reason: snake_case, counted in the metrics.
-
-        Raises:
-            EngineError: unknown id.
-        """
-        ticket = self._remove(group_id, "withdraw")
+        """Give up on an attempt (straggler, judge down); its position is retried, or dropped at last. The reason is
+        counted in the metrics."""
+        ticket = self._remove(group_id)
         position = ticket.position
         self._counts[f"withdrawn_{reason}"] += 1
         failures = self._failures.get(position, 0) + 1
@@ -215,55 +163,38 @@ class GroupBuffer:
         self._retry.append(position)
 
     def discard(self, group_id: str, reason: str) -> None:
-        """Take a group's prompt out of the run: nothing is to be learned from it, and it is not tried again.
-
-        Args:
-            group_id: in flight or ready.
-            reason: snake_case, counted in the metrics.
-
-        Raises:
-            EngineError: unknown id.
-        """
-        self._end(self._remove(group_id, "discard"), reason)
+        """Take a group's prompt out of the run: nothing is to be learned from it, and it is not tried again."""
+        self._end(self._remove(group_id), reason)
         self._counts[f"discarded_{reason}"] += 1
 
     # -- training's side --------------------------------------------------------------------------------------------
 
-    def take(self, step: int) -> list[RolloutGroup] | None:
-        """The groups of step `step`, or None while it has to wait for some.
-
-        First those promised to it, in data order, then ready ones of later steps where it has room.
-
-        Raises:
-            EngineError: steps are not taken in order.
-        """
-        if step != self.next_step:
-            expected, found = str(self.next_step), str(step)
-            raise EngineError("steps must be taken in order", where="GroupBuffer.take", expected=expected, found=found)
+    def take(self) -> list[RolloutGroup] | None:
+        """The groups of the next step, or None while it has to wait for some: first those promised to it, in data
+        order, then ready ones of later steps where it has room and all that are left can keep their promises."""
         queue = sorted(self._ready.values(), key=lambda entry: (entry[0].target_step, entry[0].position))
         taken, later = queue[: self.num_prompts_per_step], queue[self.num_prompts_per_step :]
-        if len(taken) < self.num_prompts_per_step or not self._keeps_promises([ticket for ticket, _ in later]):
+        if len(taken) < self.num_prompts_per_step:
             return None
+        waiting = [*(ticket for ticket, _ in later), *self._in_flight.values(), *self._interrupted]
+        for place, target in enumerate(sorted(ticket.target_step for ticket in waiting)):
+            if target < self.next_step + 1 + place // self.num_prompts_per_step:
+                return None
         for ticket, _ in taken:
             del self._ready[ticket.group_id]
             self._end(ticket, "trained")
-        self.next_step = step + 1
+        self.next_step += 1
         self._counts["taken"] += len(taken)
         return [group for _, group in taken]
-
-    def _keeps_promises(self, later: Iterable[Ticket]) -> bool:
-        """Whether all that would be left after the next step can still be trained by their target steps."""
-        left = sorted(t.target_step for t in [*later, *self._in_flight.values(), *self._interrupted])
-        first = self.next_step + 1
-        return all(target >= first + place // self.num_prompts_per_step for place, target in enumerate(left))
 
     def awaited(self) -> list[Ticket]:
         """Groups in flight that are promised to the next step, longest first; when none is, all that are in flight."""
         promised = [t for t in self._in_flight.values() if t.target_step <= self.next_step]
         return sorted(promised or self._in_flight.values(), key=lambda ticket: (ticket.issued_at, ticket.position))
 
-    def outcomes(self) -> list[Outcome]:
-        """What became of positions since the last call."""
+    def outcomes(self) -> list[dict[str, Any]]:
+        """What became of positions since the last call: `position`, `attempt` and `outcome` (`trained`, `dropped`, or
+        why it was discarded). They are not issued again."""
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
@@ -291,8 +222,8 @@ class GroupBuffer:
 
     # -- checkpoint -------------------------------------------------------------------------------------------------
 
-    def state(self) -> BufferState:
-        """Everything a resumed run needs.
+    def state(self) -> tuple[dict[str, Any], list[RolloutGroup]]:
+        """Everything a resumed run needs at this moment: JSON-able data, and ready groups, for `encode_groups`.
 
         Groups in flight die with the process. A resumed run issues them again as the same attempts, so that with the
         same weights a seeded generator samples them again, and for the same steps.
@@ -309,44 +240,33 @@ class GroupBuffer:
             "failures": sorted(self._failures.items()),
             "dropped": list(self.dropped),
             "retry": list(self._retry),
-            "interrupted": [
-                _saved(ticket) for ticket in sorted(interrupted, key=lambda t: (t.target_step, t.position))
-            ],
-            "ready": [_saved(ticket) for ticket, _ in ready],
+            "interrupted": [t.saved for t in sorted(interrupted, key=lambda t: (t.target_step, t.position))],
+            "ready": [ticket.saved for ticket, _ in ready],
             "counts": dict(self._counts),
         }
-        return BufferState(plain, [group for _, group in ready])
+        return plain, [group for _, group in ready]
 
     def load_state_dict(self, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        """Go on from an encoded `state`, in a fresh buffer.
-
-        Raises:
-            EngineError: the buffer is in use, or the state is of another format or of other settings.
-        """
-        where = "GroupBuffer.load_state_dict"
-        if self._cursor or self._outstanding:
-            raise EngineError("state is loaded into a buffer that is in use", where=where)
-        # Promises were made for these settings.
+        """Go on from a saved `state`, in a fresh buffer, whose settings its promises were made for."""
         settings = [STATE_FORMAT, self.num_prompts_per_step, self.max_age]
         found = [state.get(name) for name in ("format", "num_prompts_per_step", "max_age")]
         if found != settings:
             raise EngineError(
                 "the buffer's saved state is of another format or of other settings",
-                where=where,
+                where="GroupBuffer.load_state_dict",
                 expected="format {}, {} prompts a step, max_trajectory_age_steps {}".format(*settings),
                 found="format {}, {} prompts a step, max_trajectory_age_steps {}".format(*found),
             )
         self.next_step = int(state["next_step"])
         self._cursor = int(state["cursor"])
-        self._attempts = {int(position): int(attempt) for position, attempt in state["attempts"]}
-        self._failures = {int(position): int(count) for position, count in state["failures"]}
-        self.dropped = [int(position) for position in state["dropped"]]
-        self._retry = [int(position) for position in state["retry"]]
-        self._interrupted = [_restored(saved) for saved in state["interrupted"]]
-        self._counts = Counter({str(name): int(count) for name, count in state["counts"].items()})
-        groups = decode_groups(tensors)
-        for saved, group in zip(state["ready"], groups, strict=True):
-            self._ready[group.group_id] = (_restored(saved), group)
+        self._attempts = dict(state["attempts"])
+        self._failures = dict(state["failures"])
+        self.dropped = list(state["dropped"])
+        self._retry = list(state["retry"])
+        self._interrupted = [Ticket.restored(saved) for saved in state["interrupted"]]
+        self._counts = Counter(state["counts"])
+        for saved, group in zip(state["ready"], decode_groups(tensors), strict=True):
+            self._ready[group.group_id] = (Ticket.restored(saved), group)
 
     @property
     def _outstanding(self) -> int:
@@ -357,27 +277,14 @@ class GroupBuffer:
         """The first step with room, behind all that are promised."""
         return self.next_step + self._outstanding // self.num_prompts_per_step
 
-    def _remove(self, group_id: str, caller: str) -> Ticket:
-        ticket = self._in_flight.pop(group_id, None)
-        if ticket is None and group_id in self._ready:
-            ticket = self._ready.pop(group_id)[0]
-        if ticket is None:
-            raise EngineError(f"group {group_id} is neither in flight nor ready", where=f"GroupBuffer.{caller}")
-        return ticket
+    def _remove(self, group_id: str) -> Ticket:
+        in_flight = self._in_flight.pop(group_id, None)
+        return in_flight if in_flight is not None else self._ready.pop(group_id)[0]
 
     def _end(self, ticket: Ticket, outcome: str) -> None:
         self._attempts.pop(ticket.position, None)
         self._failures.pop(ticket.position, None)
-        self._outcomes.append(Outcome(ticket.position, ticket.attempt, outcome))
-
-
-def _saved(ticket: Ticket) -> list[int]:
-    return [ticket.position, ticket.attempt, ticket.version, ticket.target_step]
-
-
-def _restored(saved: Iterable[int]) -> Ticket:
-    position, attempt, version, target_step = map(int, saved)
-    return Ticket(position, attempt, f"{position}.{attempt}", version, 0.0, target_step)
+        self._outcomes.append({"position": ticket.position, "attempt": ticket.attempt, "outcome": outcome})
 
 
 def max_policy_lag(groups: Iterable[RolloutGroup], step: int) -> int:
@@ -397,24 +304,16 @@ _RECORDS, _RECORD_BYTES, _EXPERTS = "records", "record_bytes", "routed_experts"
 
 
 def encode_groups(groups: Sequence[RolloutGroup]) -> dict[str, torch.Tensor]:
-    """Groups as flat tensors.
-
-    Rollout metadata must be JSON-able; a NaN reward (of a rollout that could not be graded) is written as null.
-    """
-    columns: dict[str, list[np.ndarray]] = {name: [np.empty(0, dtype)] for name, dtype in _DTYPES.items()}
+    """Groups as flat tensors. Rollout metadata must be JSON-able; a NaN reward is written as null."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
     records = [_record(group) for group in groups]
-    experts: list[np.ndarray] = []
-    for group in groups:
-        for rollout in group.rollouts:
-            for name, dtype in _DTYPES.items():
-                columns[name].append(np.array(getattr(rollout, name), dtype))
-            if rollout.routed_experts is not None:
-                experts.append(rollout.routed_experts.ravel())
     arrays = {
-        **{name: np.concatenate(parts) for name, parts in columns.items()},
-        _RECORDS: np.frombuffer(bytearray(b"".join(records)), np.uint8),
-        _RECORD_BYTES: np.array([len(record) for record in records], np.int64),
+        name: np.concatenate([np.empty(0, dtype), *(np.array(getattr(r, name), dtype) for r in rollouts)])
+        for name, dtype in _DTYPES.items()
     }
+    arrays[_RECORDS] = np.frombuffer(bytearray(b"".join(records)), np.uint8)
+    arrays[_RECORD_BYTES] = np.array([len(record) for record in records], np.int64)
+    experts = [r.routed_experts.ravel() for r in rollouts if r.routed_experts is not None]
     if experts:
         arrays[_EXPERTS] = np.concatenate(experts)
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -438,44 +337,33 @@ def _record(group: RolloutGroup) -> bytes:
 
 
 def decode_groups(tensors: dict[str, torch.Tensor]) -> list[RolloutGroup]:
-    """The inverse of `encode_groups`.
-
-    Raises:
-        EngineError: the tensors do not belong together.
-    """
+    """The inverse of `encode_groups`."""
     texts = tensors[_RECORDS].numpy().tobytes()
-    columns = {name: tensors[name].tolist() for name in _DTYPES}
+    columns = {name: iter(tensors[name].tolist()) for name in _DTYPES}
     experts = tensors[_EXPERTS].numpy() if _EXPERTS in tensors else np.empty(0, np.int16)
-    at, version_at, byte, expert_at = 0, 0, 0, 0
     groups: list[RolloutGroup] = []
+    byte = 0
     for size in tensors[_RECORD_BYTES].tolist():
         record: dict[str, Any] = json.loads(texts[byte : byte + size])
         byte += size
         rollouts: list[Rollout] = []
         for item in record["rollouts"]:
-            end, version_end = at + int(item["length"]), version_at + int(item["sampled"])
+            lengths = dict.fromkeys(columns, item["length"]) | {"weight_versions": item["sampled"]}
             routed = None
             if _EXPERTS in item:
-                shape = [int(size) for size in item[_EXPERTS]]
-                routed = experts[expert_at : expert_at + math.prod(shape)].reshape(shape).copy()
-                expert_at += routed.size
+                count = math.prod(item[_EXPERTS])
+                routed = experts[:count].reshape(item[_EXPERTS]).copy()
+                experts = experts[count:]
+            tokens: dict[str, Any] = {name: list(islice(columns[name], lengths[name])) for name in columns}
             rollouts.append(
                 Rollout(
                     group_id=record["group_id"],
                     **{name: item[name] for name in _AS_THEY_ARE},
-                    token_ids=columns["token_ids"][at:end],
-                    token_mask=columns["token_mask"][at:end],
-                    logprobs=columns["logprobs"][at:end],
-                    weight_versions=columns["weight_versions"][version_at:version_end],
+                    **tokens,
                     reward=math.nan if item["reward"] is None else float(item["reward"]),
-                    turns=[(int(start), int(stop)) for start, stop in item["turns"]],
+                    turns=[(start, stop) for start, stop in item["turns"]],
                     routed_experts=routed,
                 )
             )
-            at, version_at = end, version_end
-        groups.append(
-            RolloutGroup(record["group_id"], int(record["prompt_index"]), rollouts, int(record["weight_version"]))
-        )
-    if at != len(columns["token_ids"]) or version_at != len(columns["weight_versions"]):
-        raise EngineError("saved groups and their token tensors do not belong together", where="engine/grpo/buffer.py")
+        groups.append(RolloutGroup(record["group_id"], record["prompt_index"], rollouts, record["weight_version"]))
     return groups

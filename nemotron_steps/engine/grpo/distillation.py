@@ -45,11 +45,7 @@ class Distillation:
                 rollout.metadata[METADATA_KEY] = teacher
 
     def score(self, prepared: PreparedBatch) -> None:
-        """Have the teachers score the batch.
-
-        Logs the KL from policy to teacher of each environment, `teacher_kl/ENVIRONMENT`: k1 over the sampled tokens,
-        mean(lp_gen - lp_teacher), whose expectation is the reverse KL of the policy that sampled.
-        """
+        """Have the teachers score the batch."""
         rollouts = prepared.rollouts
         prepared.batch = batch = self.teachers.score(prepared.batch, [r.metadata.get(METADATA_KEY) for r in rollouts])
         assert batch.teacher_logprobs is not None

@@ -1,9 +1,6 @@
 """Which groups a step trains on: those that have verdicts, and under dynamic sampling a signal; when a run gives up.
 
-A rollout without a verdict is masked, never a reward of 0. Where that leaves a group too few verdicts to compare, and
-another attempt may bring some, its prompt is tried again (MAX_FAILURES times at most, then it is dropped). A run ends
-when of the prompts it began together more than half of the rollouts broke their environments, or not one was graded:
-one bad row, one broken grader among several, one dead environment do not end it.
+A rollout without a verdict is masked, never a reward of 0; docs/broken_environments.md has the rules.
 """
 
 from __future__ import annotations
@@ -25,76 +22,47 @@ from nemotron_steps.environments.remote.remote import ENVIRONMENT_UNAVAILABLE
 from nemotron_steps.errors import RESUME, EngineError, JudgeUnavailableError, StepsError, WorkerLostError, show_line
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.schema.grpo import RewardScalingConfig
-    from nemotron_steps.engine.types import RolloutGroup
-
+    from nemotron_steps.config.schema.grpo import GrpoConfig
 
 TRIED_AGAIN = BROKEN | {JUDGE_UNAVAILABLE, ENVIRONMENT_UNAVAILABLE}
 """Failure classes that another attempt may be without."""
-
 MAX_BROKEN_SHARE = 0.5
 """Of the rollouts of prompts that were begun together."""
 MIN_PROMPTS = 4
 """Prompts that are judged together at least: where a step has one, a bad row would otherwise be all of it."""
 
+Failed = tuple[str, Rollout]
+"""file:line of the row, empty where it is not known, and a rollout of it without a verdict."""
+
 
 def is_ungraded(group: RolloutGroup) -> bool:
     """Whether too few rollouts have a verdict to compare them, and another attempt may have more."""
-    failures = [rollout.failure for rollout in group.rollouts]
+    failures = failures_of(group)
     return failures.count(None) < 2 and not TRIED_AGAIN.isdisjoint(failures)
 
 
 def has_no_verdict(group: RolloutGroup) -> bool:
     """Whether nothing can be learned from a group."""
-    return all(rollout.failure is not None for rollout in group.rollouts)
+    return None not in failures_of(group)
+
+
+def failures_of(group: RolloutGroup) -> list[str | None]:
+    """Why each rollout has no reward; None for those that have one."""
+    return [rollout.failure for rollout in group.rollouts]
 
 
 def refuse_ungraded(groups: Sequence[RolloutGroup]) -> None:
-    """A step in which nothing was graded has nothing to learn from: stop, and say why.
-
-    Raises:
-        JudgeUnavailableError, WorkerLostError, EngineError: by what is the reason.
-    """
+    """A step in which nothing was graded has nothing to learn from: stop, and say why."""
     if all(has_no_verdict(group) for group in groups):
-        failures = [failure for group in groups for failure in _failures(group, "")]
-        raise _nothing_graded(failures, "no rollout of this step could be graded")
-
-
-@dataclass(frozen=True)
-class _Failed:
-    """Rollouts of one group that failed alike."""
-
-    environment: str
-    failure: str
-    count: int
-    where: str
-    """file:line of the row; empty where it is not known."""
-    said: str
-    """Traceback or message of the first."""
-    hint: str = ""
-    """How to see it again, where its environment says."""
-
-
-def _failures(group: RolloutGroup, where: str) -> list[_Failed]:
-    first: dict[tuple[str, str], Rollout] = {}
-    counts: Counter[tuple[str, str]] = Counter()
-    for rollout in group.rollouts:
-        if rollout.failure is not None:
-            first.setdefault((rollout.environment, rollout.failure), rollout)
-            counts[rollout.environment, rollout.failure] += 1
-    failures = []
-    for (environment, failure), count in counts.items():
-        told = first[environment, failure].metadata
-        said = told.get("traceback") or told.get("message") or ""
-        failures.append(_Failed(environment, failure, count, where, said, told.get("hint") or ""))
-    return failures
+        failed = [("", rollout) for group in groups for rollout in group.rollouts]
+        raise _nothing_graded(failed, "no rollout of this step could be graded")
 
 
 @dataclass
 class _Together:
     """Prompts that were begun one after another, as many as are judged together."""
 
-    failures: dict[int, list[_Failed]] = field(default_factory=dict)
+    failed: dict[int, list[Failed]] = field(default_factory=dict)
     """Of the newest attempt at each prompt that came back, by its row."""
     answered: bool = False
     """Whether any attempt brought a verdict."""
@@ -105,13 +73,7 @@ class _Together:
 class FailureWatch:
     """Over all groups of a run, as they are begun and come back: what failed, and whether to go on.
 
-    Prompts are judged with those that were begun beside them, not with those that came back: what fails comes back
-    sooner.
-
-    Args:
-        num_prompts: groups a step trains on; so many prompts are judged together, MIN_PROMPTS at least.
-        group_size: rollouts a prompt.
-        num_rows: prompts there are.
+    Prompts are judged with those that were begun beside them, `num_prompts` together: what fails comes back sooner.
     """
 
     def __init__(self, num_prompts: int, group_size: int, num_rows: int) -> None:
@@ -133,21 +95,12 @@ class FailureWatch:
         return number
 
     def saw(self, number: int, prompt: PromptRow, group: RolloutGroup) -> None:
-        """A prompt's group came back.
-
-        Args:
-            number: from `began`.
-
-        Raises:
-            EngineError, WorkerLostError: too many rollouts broke their environments, or none was graded.
-            JudgeUnavailableError: none was graded, and the judge is the reason.
-        """
-        failures = _failures(group, prompt.where)
+        """A prompt's group came back; raises where too many rollouts broke their environments, or none was graded."""
+        failed = [(prompt.where, rollout) for rollout in group.rollouts if rollout.failure is not None]
         self._judged.update(rollout.environment for rollout in group.rollouts)
-        for failed in failures:
-            self._failed[failed.environment, failed.failure] += failed.count
+        self._failed.update((rollout.environment, rollout.failure or "") for _, rollout in failed)
         together = self._together.setdefault(number, _Together())
-        together.failures[prompt.index] = failures
+        together.failed[prompt.index] = failed
         together.answered |= not has_no_verdict(group)
         if is_ungraded(group):
             self._retried[prompt.index] = number
@@ -155,8 +108,15 @@ class FailureWatch:
         else:
             self._retried.pop(prompt.index, None)
             together.retried.discard(prompt.index)
-        self._refuse(together)
-        if len(together.failures) == self._size and not together.retried:
+        every = [each for latest in together.failed.values() for each in latest]
+        broken = [each for each in every if each[1].failure in BROKEN]
+        if len(broken) > MAX_BROKEN_SHARE * self._rollouts:
+            raise _broken(broken, f"{len(broken)} of {self._rollouts} rollouts failed in their environments")
+        if len(together.failed) < self._size:
+            return
+        if not together.answered:
+            raise _nothing_graded(every, f"no rollout of {self._size} prompts in a row could be graded")
+        if not together.retried:
             del self._together[number]
 
     def metrics(self) -> dict[str, float]:
@@ -169,15 +129,6 @@ class FailureWatch:
         self._judged.clear()
         return shares
 
-    def _refuse(self, together: _Together) -> None:
-        failures = [failed for latest in together.failures.values() for failed in latest]
-        broken = [failed for failed in failures if failed.failure in BROKEN]
-        count = sum(failed.count for failed in broken)
-        if count > MAX_BROKEN_SHARE * self._rollouts:
-            raise _broken(broken, f"{count} of {self._rollouts} rollouts failed in their environments")
-        if len(together.failures) == self._size and not together.answered:
-            raise _nothing_graded(failures, f"no rollout of {self._size} prompts in a row could be graded")
-
 
 def refuse_failures(prompts: Sequence[PromptRow], groups: Sequence[RolloutGroup], group_size: int) -> None:
     """What FailureWatch refuses, of prompts that are graded once, all together (an evaluation)."""
@@ -186,146 +137,125 @@ def refuse_failures(prompts: Sequence[PromptRow], groups: Sequence[RolloutGroup]
         watch.saw(watch.began(prompt), prompt, group)
 
 
-def _nothing_graded(failures: Sequence[_Failed], what: str) -> StepsError:
-    for failed in failures:
-        if failed.failure == JUDGE_UNAVAILABLE:
-            hints = [*([failed.hint] if failed.hint else []), "steps doctor"]
-            return JudgeUnavailableError(f"the judge does not answer: {what}", found=failed.said or None, hints=hints)
-    broken = [failed for failed in failures if failed.failure in BROKEN]
+def _nothing_graded(failed: Sequence[Failed], what: str) -> StepsError:
+    for _, rollout in failed:
+        if rollout.failure == JUDGE_UNAVAILABLE:
+            hint = rollout.metadata.get("hint")
+            found = f"the judge does not answer: {what}"
+            return JudgeUnavailableError(found, found=_said(rollout), hints=[*([hint] if hint else []), "steps doctor"])
+    broken = [each for each in failed if each[1].failure in BROKEN]
     if broken:
         return _broken(broken, what)
-    shown = f"steps env show {failures[0].environment}   # its settings, and what its rows need"
-    return EngineError(what, **_told(failures, failures[0].hint or shown))
+    first = failed[0][1]
+    shown = f"steps env show {first.environment}   # its settings, and what its rows need"
+    return EngineError(what, **_told(failed, first.metadata.get("hint") or shown))
 
 
-def _broken(failures: Sequence[_Failed], what: str) -> StepsError:
+def _broken(failed: Sequence[Failed], what: str) -> StepsError:
     """What to say of environments that break, beginning with the one that breaks most."""
-    by_environment: Counter[str] = Counter()
-    for failed in failures:
-        by_environment[failed.environment] += failed.count
-    order = [environment for environment, _ in by_environment.most_common()]
-    failures = sorted(failures, key=lambda failed: order.index(failed.environment))
-    lost = all(failed.failure == ENVIRONMENT_LOST for failed in failures)
+    counts = Counter(rollout.environment for _, rollout in failed)
+    order = [environment for environment, _ in counts.most_common()]
+    failed = sorted(failed, key=lambda each: order.index(each[1].environment))
+    lost = all(rollout.failure == ENVIRONMENT_LOST for _, rollout in failed)
     mended = f"{RESUME}   # goes on from the last checkpoint, once it is mended"
-    return (WorkerLostError if lost else EngineError)(what, **_told(failures, mended))
+    return (WorkerLostError if lost else EngineError)(what, **_told(failed, mended))
 
 
-def _told(failures: Sequence[_Failed], hint: str) -> dict[str, Any]:
-    counts: Counter[str] = Counter()
-    for failed in failures:
-        counts[f"{failed.environment}: {failed.failure}"] += failed.count
-    first = failures[0]
+def _told(failed: Sequence[Failed], hint: str) -> dict[str, Any]:
+    counts = Counter(f"{rollout.environment}: {rollout.failure}" for _, rollout in failed)
     found = ", ".join(f"{count} x {name}" for name, count in counts.most_common())
+    where, first = failed[0]
+    said = _said(first)
     return {
-        "where": f"environment `{first.environment}`" + (f", row {first.where}" if first.where else ""),
-        "found": found + (f"; the first:\n{first.said}" if first.said else ""),
-        "hints": [*show_line(first.where), hint],
+        "where": f"environment `{first.environment}`" + (f", row {where}" if where else ""),
+        "found": found + (f"; the first:\n{said}" if said else ""),
+        "hints": [*show_line(where), hint],
     }
 
 
-def unshaped_rewards(group: RolloutGroup, scaling: RewardScalingConfig) -> torch.Tensor:
-    """Scaled but unshaped rewards of a group's graded rollouts, float64 [rollouts]."""
+def _said(rollout: Rollout) -> str | None:
+    return rollout.metadata.get("traceback") or rollout.metadata.get("message")
+
+
+def has_signal(group: RolloutGroup, config: GrpoConfig) -> bool:
+    """Whether the scaled, unshaped rewards of a group's graded rollouts differ (std != 0), up to rounding."""
     graded = [rollout.reward for rollout in group.rollouts if rollout.failure is None]
-    return scale_rewards(torch.tensor(graded, dtype=torch.float64), scaling)
-
-
-def failures_of(group: RolloutGroup) -> list[str | None]:
-    """Why each rollout has no reward; None for those that have one."""
-    return [rollout.failure for rollout in group.rollouts]
-
-
-def has_signal(rewards: torch.Tensor) -> bool:
-    """Whether the rewards of a group differ (std != 0), up to rounding."""
-    if len(rewards) < 2:
+    if len(graded) < 2:
         return False
+    rewards = scale_rewards(torch.tensor(graded, dtype=torch.float64), config)
     low, high = float(rewards.min()), float(rewards.max())
     return high - low > ROUNDING * max(abs(low), abs(high))
 
 
 @dataclass
-class DynamicSampler:
-    """Collects groups with a signal until `num_prompts` are there.
+class Judged:
+    """Groups that were judged for one step, and what dynamic sampling leaves out of them."""
 
-    One object serves one training step: `offer` each generated batch of groups, ask `complete`, then `take`. Groups
-    beyond the needed number stay in `kept` and go with it: weights older than the step's would be off-policy.
-
-    Args:
-        num_prompts: groups a step trains on.
-        max_batches: `grpo.dynamic_sampling_max_gen_batches`.
-        scaling: `grpo.reward_scaling`; the signal is looked for in the scaled, unshaped reward.
-        batch_size: groups of a generation batch, by which max_batches counts; None: num_prompts.
-    """
-
-    num_prompts: int
-    max_batches: int
-    scaling: RewardScalingConfig
-    batch_size: int | None = None
-    kept: list[RolloutGroup] = field(default_factory=list)
-    batches: int = 0
     offered: int = 0
     without_signal: int = 0
     ungraded: int = 0
     """Groups with too few verdicts to tell; not among those offered."""
     untrained: list[str | None] = field(default_factory=list)
-    """Failure class, or None, of each rollout of the groups that are not kept; once taken, of the surplus as well."""
+    """Failure class, or None, of each rollout that is left out."""
+
+    def metrics(self, batches: float, surplus: int) -> dict[str, float]:
+        """Generation batches used, the share of graded groups that had no signal, groups with one that are too many,
+        and groups that nobody graded."""
+        return {
+            "dynamic_sampling/batches": float(batches),
+            "dynamic_sampling/discarded_share": self.without_signal / self.offered if self.offered else 0.0,
+            "dynamic_sampling/surplus_groups": float(surplus),
+            "dynamic_sampling/ungraded_groups": float(self.ungraded),
+        }
+
+
+class DynamicSampler(Judged):
+    """Collects groups with a signal for one step: `offer` each generated batch, ask `complete`, then `take`.
+
+    `grpo.dynamic_sampling_max_gen_batches` counts batches of `batch_size` groups.
+    """
+
+    def __init__(self, config: GrpoConfig, batch_size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.limit = config.dynamic_sampling_max_gen_batches * batch_size
+        self.kept: list[RolloutGroup] = []
+        """Groups with a signal; once taken, those that were too many: older weights would be off-policy."""
+        self.batches = 0
 
     @property
     def complete(self) -> bool:
         """Whether a step's groups are there."""
-        return len(self.kept) >= self.num_prompts
-
-    @property
-    def missing(self) -> int:
-        """Groups still needed."""
-        return max(0, self.num_prompts - len(self.kept))
+        return len(self.kept) >= self.config.num_prompts_per_step
 
     def offer(self, groups: Sequence[RolloutGroup]) -> list[int]:
-        """Keep the groups that have a signal.
-
-        Returns:
-            Positions of the groups whose prompts are to be tried again: nobody answered what they are worth.
-
-        Raises:
-            EngineError: the step is still not full after `max_batches` generation batches' worth of graded groups.
-        """
+        """Keep the groups that have a signal. Returns the positions of those whose prompts are to be tried again."""
         self.batches += 1
         again = [position for position, group in enumerate(groups) if is_ungraded(group)]
         self.ungraded += len(again)
         self.offered += len(groups) - len(again)
         for position, group in enumerate(groups):
-            if position not in again and has_signal(unshaped_rewards(group, self.scaling)):
+            if position not in again and has_signal(group, self.config):
                 self.kept.append(group)
             else:
                 self.without_signal += position not in again
                 self.untrained += failures_of(group)
-        if not self.complete and self.offered >= self.max_batches * (self.batch_size or self.num_prompts):
-            raise too_few_groups(
-                len(self.kept), self.num_prompts, self.offered, self.max_batches, len(groups[0].rollouts)
-            )
+        if not self.complete and self.offered >= self.limit:
+            raise too_few_groups(len(self.kept), self.offered, self.config)
         return again
 
     def take(self) -> list[RolloutGroup]:
-        """The step's groups, in the order they were generated; they leave `kept`."""
-        if not self.complete:
-            raise EngineError(f"{self.missing} groups are still missing", where="DynamicSampler.take")
-        taken, self.kept = self.kept[: self.num_prompts], self.kept[self.num_prompts :]
+        """The step's groups, in the order they were generated."""
+        needed = self.config.num_prompts_per_step
+        taken, self.kept = self.kept[:needed], self.kept[needed:]
         for group in self.kept:
             self.untrained += failures_of(group)
         return taken
 
-    def metrics(self) -> dict[str, float]:
-        """Generation batches used, the share of graded groups that had no signal, groups with one that are too many,
-        and groups that nobody graded."""
-        return {
-            "dynamic_sampling/batches": float(self.batches),
-            "dynamic_sampling/discarded_share": self.without_signal / self.offered if self.offered else 0.0,
-            "dynamic_sampling/surplus_groups": float(max(0, self.offered - self.without_signal - self.num_prompts)),
-            "dynamic_sampling/ungraded_groups": float(self.ungraded),
-        }
 
-
-def too_few_groups(kept: int, needed: int, offered: int, batches: int, generations: int) -> EngineError:
+def too_few_groups(kept: int, offered: int, config: GrpoConfig) -> EngineError:
     """What to say when `grpo.dynamic_sampling_max_gen_batches` batches did not fill a step."""
+    needed, batches = config.num_prompts_per_step, config.dynamic_sampling_max_gen_batches
     needs = -(-needed * batches // kept) if kept else 0
     some = (f"grpo.dynamic_sampling_max_gen_batches={needs + 1}", "grpo.use_dynamic_sampling=false")
     return EngineError(
@@ -333,16 +263,12 @@ def too_few_groups(kept: int, needed: int, offered: int, batches: int, generatio
         where="grpo.use_dynamic_sampling",
         expected=f"{needed} groups",
         found=f"{kept} of {offered} generated",
-        hints=(*(some if kept else ()), *more_signal(generations)),
+        hints=(*(some if kept else ()), *more_signal(config.num_generations_per_prompt)),
     )
 
 
 def more_signal(generations: int) -> tuple[str, ...]:
-    """What makes rewards differ within a group. To stop leaving equal groups out does not: they have no gradient.
-
-    Args:
-        generations: `grpo.num_generations_per_prompt`.
-    """
+    """What makes rewards differ within a group. To stop leaving equal groups out does not: they have no gradient."""
     return (
         f"grpo.num_generations_per_prompt={2 * generations}   # larger groups differ more often",
         "--input prompts=PATH   # easier prompts where all rewards are low, harder ones where all are high",
@@ -350,14 +276,10 @@ def more_signal(generations: int) -> tuple[str, ...]:
 
 
 def epsilon_filter(mean_rewards: torch.Tensor, *, epsilon: float, limit: float) -> torch.Tensor:
-    """Which groups to train on when at most a share `limit` of them may be trivial: nearly solved or nearly hopeless,
-    mean scaled reward [P] within `epsilon` of 0 or of 1.
+    """Which groups to train on when at most a share `limit` of them may be trivial: bool [P], True to keep.
 
-    The first floor(limit x P) trivial groups are kept, in batch order, and the later ones dropped: batch order is the
-    shuffled data order, so the choice is random but reproducible.
-
-    Returns:
-        bool [P], True to keep.
+    Trivial is a mean scaled reward [P] within `epsilon` of 0 or of 1. The first floor(limit x P) trivial groups are
+    kept: batch order is the shuffled data order, so the choice is random but reproducible.
     """
     trivial = (mean_rewards <= epsilon) | (mean_rewards >= 1.0 - epsilon)
     allowed = int(limit * len(mean_rewards) + ROUNDING)

@@ -1,17 +1,7 @@
 """GRPO, read top to bottom: sample groups, judge them, turn rewards into advantages, update, refit.
 
-    for prompts in data:
-        groups   = collect(prompts)                   rollouts/collector.py: generator + environments
-        prepared = prepare_batch(groups)              step.py: rewards, baselines, masks
-        prepared.batch += prev, reference logprobs    the policy
-        prepared.batch += teachers' logprobs          distillation.py, where there are teachers
-        batch    = finish_batch(prepared)             step.py: advantages, penalties, clip
-        policy.train_step(each global batch)          losses/
-        generator.update_weights(policy.weights())    refit
-
-Everything numeric is a pure function elsewhere; backends are chosen in setup/. The asynchronous loop
-(async_loop.py) is made of the same `train_on`, `refit`, `report_step` and `save_step`, with generation running beside
-them.
+Everything numeric is a pure function elsewhere (step.py, losses/), and backends are chosen in setup/. The asynchronous
+loop (async_loop.py) is made of the same `train_on`, `refit`, `report_step` and `save_step`.
 """
 
 from __future__ import annotations
@@ -21,10 +11,10 @@ import gc
 import itertools
 import time
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -32,7 +22,7 @@ from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.batching import split_batch
 from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.generation.sampler import AsyncSampler
-from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, BufferState, GroupBuffer
+from nemotron_steps.engine.grpo.buffer import MAX_FAILURES, GroupBuffer, encode_groups
 from nemotron_steps.engine.grpo.distillation import Distillation
 from nemotron_steps.engine.grpo.filters import (
     DynamicSampler,
@@ -128,29 +118,21 @@ class StepRecord:
 
 
 def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
-    """The synchronous loop, from the newest checkpoint to the last step.
-
-    Args:
-        runner: of the event loop that the environments belong to; None for one of the training's own.
-
-    Returns:
-        See `summary_of`.
-
-    Raises:
-        DataError: dynamic sampling used up the prompts before the last step was full.
-    """
+    """The synchronous loop, from the newest checkpoint to the last step."""
     restore(run)
     with run.checkpoints, nullcontext(runner) if runner is not None else asyncio.Runner() as runner:
         if run.config.grpo.val_at_start and run.step == 0:
-            run.reporter.metrics(0, run_on(runner, validate(run)))
+            run.reporter.metrics(0, runner.run(validate(run)))
         run.checkpoints.steps_begin()
-        for prompts in run.prompts:
-            if run.step >= run.total_steps:
-                break
+        stream = iter(run.prompts)
+        while run.step < run.total_steps:
+            prompts = next(stream, None)
+            if prompts is None:  # dynamic sampling went through all prompts, the last step's included
+                raise prompts_used_up(run, 0, 0)
             record = StepRecord()
             tokens_before = run.sampler.generated_tokens
             with record.timer.phase("generation"):
-                groups = run_on(runner, sample_step(run, prompts, record))
+                groups = runner.run(sample_step(run, prompts, record))
             sampled, seconds = run.sampler.generated_tokens - tokens_before, record.timer.seconds["generation"]
             record.metrics["tokens/generated_per_s"] = sampled / max(seconds, 1e-9)
             run.generator.finish_generation()
@@ -158,24 +140,19 @@ def train(run: GrpoRun, runner: asyncio.Runner | None = None) -> dict[str, Any]:
             refit(run, record)
             if validation_due(run):
                 with record.timer.phase("validation"):
-                    record.metrics.update(run_on(runner, validate(run)))
-            sampled_groups = [
+                    record.metrics.update(runner.run(validate(run)))
+            outcomes = [
                 {
-                    "prompt": g.prompt_index,
-                    "attempt": record.retries[g.prompt_index],
-                    "outcome": "ungraded" if has_no_verdict(g) else "trained",
+                    "prompt": group.prompt_index,
+                    "attempt": record.retries[group.prompt_index],
+                    "outcome": "ungraded" if has_no_verdict(group) else "trained",
                 }
-                for g in groups
+                for group in groups
             ]
-            saved = report_step(run, groups, record, sampled_groups)
+            saved = report_step(run, groups, record, outcomes)
             if saved:
                 save_step(run, record)
             refuse_to_go_on(run, record, saved)
-            if run.step >= run.total_steps:
-                break
-        else:
-            if run.step < run.total_steps:  # dynamic sampling went through all prompts, the last step's included
-                raise prompts_used_up(run, 0, 0)
     return summary_of(run)
 
 
@@ -192,11 +169,7 @@ def summary_of(run: GrpoRun) -> dict[str, Any]:
 
 
 def restore(run: GrpoRun, buffer: GroupBuffer | None = None) -> None:
-    """Load the newest checkpoint, if any, and give the generator the policy's weights.
-
-    Args:
-        buffer: of the asynchronous loop, restored as well.
-    """
+    """Load the newest checkpoint, if any, and give the generator the policy's weights."""
     latest = run.checkpoints.latest()
     if latest is not None:
         state = latest.state()
@@ -220,29 +193,24 @@ async def sample_step(run: GrpoRun, prompts: list[PromptRow], record: StepRecord
     begin_sampling(run)
     if not grpo.use_dynamic_sampling:
         return await _sample_prompts(run, prompts, record)
-    sampler = DynamicSampler(
-        grpo.num_prompts_per_step, grpo.dynamic_sampling_max_gen_batches, grpo.reward_scaling, len(prompts)
-    )
+    sampler = DynamicSampler(grpo, len(prompts))
     more = iter(run.prompts)
     while True:
         groups = await sample_groups(run, prompts, _ids(f"{run.step}.{sampler.batches}", prompts))
         ungraded = [prompts[position] for position in sampler.offer(groups)]
         if sampler.complete:
             break
-        prompts = [prompt for prompt in ungraded if _is_tried_again(run, prompt, record)]
-        try:
-            prompts = prompts or next(more)
-        except StopIteration:
-            raise prompts_used_up(run, len(sampler.kept), sampler.offered) from None
-    record.metrics.update(sampler.metrics())
+        prompts = [prompt for prompt in ungraded if _is_tried_again(run, prompt, record)] or next(more, [])
+        if not prompts:
+            raise prompts_used_up(run, len(sampler.kept), sampler.offered)
     taken = sampler.take()  # the surplus is dropped: docs/decisions/dynamic-sampling-surplus.md
+    record.metrics.update(sampler.metrics(sampler.batches, len(sampler.kept)))
     record.untrained = sampler.untrained
     return taken
 
 
 async def _sample_prompts(run: GrpoRun, prompts: list[PromptRow], record: StepRecord) -> list[RolloutGroup]:
-    """The groups of a batch of prompts; further attempts at those that are ungraded. What stays so is masked. Where
-    nothing at all is graded, the next batch of prompts takes its place."""
+    """One group a prompt, ungraded ones tried again. Where nothing at all is graded, other prompts take their place."""
     more = iter(run.prompts)
     groups = await sample_groups(run, prompts, _ids(f"{run.step}", prompts))
     newest: Sequence[int] = range(len(prompts))
@@ -308,15 +276,7 @@ async def sample_groups(
     group_ids: Sequence[str],
     cuts: Sequence[asyncio.Event] | None = None,
 ) -> list[RolloutGroup]:
-    """Sample and judge prompts; some rollouts gain or lose reward by how they are written: low effort, penalties.
-
-    Args:
-        group_ids: one a prompt, unique within the run.
-        cuts: setting a prompt's event ends its group with the rollouts finished by then.
-
-    Raises:
-        StepsError: too much has failed to go on (FailureWatch).
-    """
+    """Sample and judge prompts; some rollouts gain or lose reward by how they are written: low effort, penalties."""
     begun = [run.failures.began(prompt) for prompt in prompts]
     groups = await run.collector.collect(
         prompts, group_ids=group_ids, num_generations=run.config.grpo.num_generations_per_prompt, cuts=cuts
@@ -339,7 +299,6 @@ def train_on(run: GrpoRun, groups: Sequence[RolloutGroup], record: StepRecord) -
             config.grpo,
             step=run.step,
             total_steps=run.total_steps,
-            version=run.step,
             max_response_length=config.policy.generation.max_new_tokens,
             length_multiple=config.policy.make_sequence_length_divisible_by,
             untrained=record.untrained,
@@ -377,14 +336,10 @@ def refit(run: GrpoRun, record: StepRecord) -> None:
 def report_step(
     run: GrpoRun, groups: Sequence[RolloutGroup], record: StepRecord, outcomes: Sequence[Mapping[str, Any]]
 ) -> bool:
-    """Log the step just trained, raise signals. Returns whether it is to be saved. A run that has made so many steps
-    that it will be long has its objects left out of Python's collections.
+    """Log the step just trained, raise signals; whether it is to be saved.
 
     It comes before `save_step`: what a checkpoint holds has been reported, wherever a kill comes. A kill between the
     two has the step trained and reported again.
-
-    Args:
-        outcomes: see Reporter.groups.
     """
     record.metrics.update(record.timer.metrics())
     record.metrics.update(run.failures.metrics())
@@ -396,17 +351,30 @@ def report_step(
     run.reporter.groups(run.step, outcomes)
     for signal in signals:
         run.reporter.signal(signal.name, step=signal.step, message=signal.message, **signal.numbers)
-    _report_sample(run, groups)
+    graded = sorted((r for r in groups[0].rollouts if r.failure is None), key=lambda r: r.reward)
+    for which, rollout in zip(("best", "worst"), graded[-1:] + graded[:-1][:1], strict=False):
+        sample = {
+            "step": run.step,
+            "which": which,
+            "environment": rollout.environment,
+            **run.collector.shown(rollout),
+            "reward": rollout.reward,
+            "components": rollout.components,
+            **{key: notes for key, notes in rollout.metadata.items() if key == JUDGE_NOTES},
+        }
+        run.reporter.sample(sample)
     run.reporter.metrics(run.step, record.metrics)
     run.reporter.progress(f"grpo  reward {record.metrics['reward/mean']:.3f}", run.step, run.total_steps)
     run.trained += 1
-    if run.trained == SETTLED:
+    if run.trained == SETTLED:  # it will be long: its objects are left out of Python's collections
         freeze_objects()
         run.resources.callback(gc.unfreeze)
     return due
 
 
-def save_step(run: GrpoRun, record: StepRecord, buffered: BufferState | None = None) -> None:
+def save_step(
+    run: GrpoRun, record: StepRecord, buffered: tuple[dict[str, Any], list[RolloutGroup]] | None = None
+) -> None:
     """Checkpoint the step just trained, with the asynchronous loop's buffer. The event says what training waited."""
     started = time.perf_counter()
     state: dict[str, Any] = {
@@ -418,7 +386,7 @@ def save_step(run: GrpoRun, record: StepRecord, buffered: BufferState | None = N
     }
     tensors: dict[str, torch.Tensor] = {}
     if buffered is not None:
-        state["buffer"], tensors = buffered.encode()
+        state["buffer"], tensors = buffered[0], encode_groups(buffered[1])
     grpo = run.config.grpo
     validated = ["validation/reward"] if grpo.val_period > 0 or grpo.val_at_end else []
     run.checkpoints.save(run.step, run.policy, state, tensors, reported=[*run.signals.metrics, *validated])
@@ -426,11 +394,7 @@ def save_step(run: GrpoRun, record: StepRecord, buffered: BufferState | None = N
 
 
 def refuse_to_go_on(run: GrpoRun, record: StepRecord, saved: bool) -> None:
-    """End the run where a signal says so, or another step would be over too late; called once a step is over.
-
-    Raises:
-        EngineError: a signal of `signals.stop_on` was raised. RetryableError: checkpoint_must_save_by has come.
-    """
+    """End the run where a signal says so, or another step would be over too late; called once a step is over."""
     signal = record.stopped_by
     if signal is not None and run.step < run.total_steps:
         raise EngineError(
@@ -466,54 +430,14 @@ async def validate(run: GrpoRun) -> dict[str, float]:
 
 
 async def evaluate_heldout(run: GrpoRun, rows: Sequence[PromptRow], label: str) -> EvaluationResult:
-    """Grade the generator's current weights on held-out prompts with `heldout.environment`.
-
-    Args:
-        label: keeps the random streams of different evaluations apart ("before", "after").
-    """
-    settings = run.config.heldout
-    environment = run.collector.environment_named(settings.environment) if settings.environment else None
+    """Grade the generator's current weights on held-out prompts with `heldout.environment`."""
+    settings, collector = run.config.heldout, run.collector
     chosen = list(rows)[: settings.max_prompts]
-    groups = await run.collector.collect(
+    groups = await collector.collect(
         chosen,
         group_ids=[f"heldout/{label}/{i}" for i in range(len(chosen))],
         num_generations=settings.samples_per_prompt,
-        environment=environment,
-        params=replace(run.collector.params, temperature=settings.temperature),
+        environment=collector.environments.get(settings.environment) if settings.environment else None,
+        params=replace(collector.params, temperature=settings.temperature),
     )
     return summarize(groups)
-
-
-def _report_sample(run: GrpoRun, groups: Sequence[RolloutGroup]) -> None:
-    """The best and the worst answer of the step's first group."""
-    graded = sorted((r for r in groups[0].rollouts if r.failure is None), key=lambda r: r.reward)
-    for which, rollout in zip(("best", "worst"), {id(r): r for r in graded[-1:] + graded[:1]}.values(), strict=False):
-        run.reporter.sample(
-            {
-                "step": run.step,
-                "which": which,
-                "environment": rollout.environment,
-                **run.collector.shown(rollout),
-                "reward": rollout.reward,
-                "components": rollout.components,
-                **{key: notes for key, notes in rollout.metadata.items() if key == JUDGE_NOTES},
-            }
-        )
-
-
-Result = TypeVar("Result")
-
-
-def run_on(runner: asyncio.Runner, coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """What the coroutine returns, as `runner.run`.
-
-    `Runner.run` takes its Ctrl-C handler back when it ends, and `signal.signal` formats the handler as text, with the
-    finished task in it and so the tokens of some of a step's rollouts: 14 ms for 64 groups of 8 with 256 tokens each.
-    """
-    results: list[Result] = []
-
-    async def keep() -> None:
-        results.append(await coroutine)
-
-    runner.run(keep())
-    return results[0]

@@ -1,16 +1,13 @@
 """What happens to a reward between the environment and the baseline, and to turns and rollouts that break a rule.
 
-scale_rewards, shape_rewards    pure functions on float64 [N] tensors, one entry a rollout
-Violation                       a turn that breaks a format rule: another advantage for its tokens, or none of them
-RewardPenalties                 a rollout that loses its reward for how it is written
-
 Not here: rewards themselves (environments), brevity on request (rollouts/low_effort.py), advantages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -29,57 +26,42 @@ from nemotron_steps.environments.responses import THINK_CLOSE, THINK_OPEN
 from nemotron_steps.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nemotron_steps.config.schema.grpo import (
-        GrpoConfig,
-        RewardPenaltiesConfig,
-        RewardScalingConfig,
-        RewardShapingConfig,
-    )
+    from nemotron_steps.config.schema.grpo import GrpoConfig, RewardPenaltiesConfig
 
 
-def scale_rewards(rewards: torch.Tensor, config: RewardScalingConfig) -> torch.Tensor:
-    """Clamp to [source_min, source_max], then map that interval linearly onto [target_min, target_max].
-
-    Args:
-        rewards: [N].
-        config: `grpo.reward_scaling`; returned unchanged when it is off. Its source interval is not empty.
-    """
-    if not config.enabled:
+def scale_rewards(rewards: torch.Tensor, config: GrpoConfig) -> torch.Tensor:
+    """`grpo.reward_scaling`: clamp rewards [N] to the source interval, then map that linearly onto the target's."""
+    scaling = config.reward_scaling
+    if not scaling.enabled:
         return rewards
-    width = config.source_max - config.source_min
-    share = (rewards.clamp(config.source_min, config.source_max) - config.source_min) / width
-    return config.target_min + share * (config.target_max - config.target_min)
+    width = scaling.source_max - scaling.source_min
+    share = (rewards.clamp(scaling.source_min, scaling.source_max) - scaling.source_min) / width
+    return scaling.target_min + share * (scaling.target_max - scaling.target_min)
 
 
 def shape_rewards(
     rewards: torch.Tensor,
     lengths: torch.Tensor,
     truncated: torch.Tensor,
-    config: RewardShapingConfig,
+    config: GrpoConfig,
     *,
     max_response_length: int,
 ) -> torch.Tensor:
-    """Length-dependent shaping: DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), or a factor on the rewards
-    of truncated samples.
+    """`grpo.reward_shaping` of scaled rewards [N]: DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), or a
+    factor on the rewards of truncated samples, which answers the same question.
 
     The punishment is min(-(len - (L_max - buffer)) / buffer x penalty, 0): 0 up to L_max - buffer, then falling
-    linearly, -penalty at L_max. With `stop_properly_penalty_coef` c the reward of a truncated sample is multiplied by c
-    instead: the two answer the same question.
-
-    Args:
-        rewards: [N], already scaled.
-        lengths: [N] tokens of the first assistant message.
-        truncated: bool [N].
-        config: `grpo.reward_shaping`; rewards are returned unchanged when it is off.
-        max_response_length: L_max where the config leaves it open (the generator's max_new_tokens).
+    linearly, -penalty at L_max. Lengths [N] are tokens of the first assistant message; `max_response_length` is L_max
+    where the config leaves it open.
     """
-    if not config.enabled:
+    shaping = config.reward_shaping
+    if not shaping.enabled:
         return rewards
-    if config.stop_properly_penalty_coef is not None:
-        return torch.where(truncated, rewards * config.stop_properly_penalty_coef, rewards)
-    limit = config.max_response_length if config.max_response_length is not None else max_response_length
-    exceeded = lengths.double() - (limit - config.overlong_buffer_length)
-    return rewards + (-exceeded / config.overlong_buffer_length * config.overlong_buffer_penalty).clamp(max=0.0)
+    if shaping.stop_properly_penalty_coef is not None:
+        return torch.where(truncated, rewards * shaping.stop_properly_penalty_coef, rewards)
+    limit = shaping.max_response_length if shaping.max_response_length is not None else max_response_length
+    exceeded = lengths.double() - (limit - shaping.overlong_buffer_length)
+    return rewards + (-exceeded / shaping.overlong_buffer_length * shaping.overlong_buffer_penalty).clamp(max=0.0)
 
 
 class Violation(StrEnum):
@@ -92,27 +74,9 @@ class Violation(StrEnum):
     ended by itself."""
 
 
-@dataclass(frozen=True)
-class TurnViolation:
-    """One broken rule."""
-
-    row: int
-    """Index of the sequence in the batch."""
-    start: int
-    """First token of the turn."""
-    end: int
-    """One past the last."""
-    kind: Violation
-
-
 def treatments(config: GrpoConfig) -> dict[Violation, float | None]:
     """The rules that are looked at, and what becomes of a turn that breaks one: the advantage that its tokens get, or
-    None to leave them out of the loss.
-
-    Args:
-        config: `grpo.{penalize_,}{invalid_tool_call,malformed_thinking}*`. A penalty is on where its advantage is set,
-            unless its `penalize_` key says otherwise.
-    """
+    None to leave them out of the loss."""
     found: dict[Violation, float | None] = {}
     if config.invalid_tool_call_strategy == "mask":
         found[Violation.INVALID_TOOL_CALL] = None
@@ -126,13 +90,7 @@ def treatments(config: GrpoConfig) -> dict[Violation, float | None]:
 def has_invalid_tool_call(
     text: str, patterns: Sequence[str] | None = None, turn_format: TurnFormat = DEFAULT_FORMAT
 ) -> bool:
-    """Whether a decoded assistant turn tried to call a tool and failed.
-
-    Well-formed calls are taken out first, and so is the reasoning: thinking about a marker is not using it.
-
-    Args:
-        patterns: what must not be left in the text; None for what the turn's tool parser writes calls with.
-    """
+    """Whether a decoded assistant turn tried to call a tool and failed."""
     if patterns is None:
         patterns = TOOL_CALL_MARKERS[turn_format.tool_parser]
     turn = parse_assistant(text, turn_format=turn_format)
@@ -163,65 +121,39 @@ def has_malformed_thinking(
     return begun and not truncated
 
 
-def find_violations(
+def penalize_turns(
     rollouts: Sequence[Rollout],
-    texts: Sequence[Sequence[str]],
-    kinds: Collection[Violation] = tuple(Violation),
+    treated: Mapping[Violation, float | None],
+    advantages: torch.Tensor,
+    token_mask: torch.Tensor,
     *,
     patterns: Sequence[str] | None = None,
     tags: tuple[str, str] = (THINK_OPEN, THINK_CLOSE),
-) -> list[TurnViolation]:
-    """Every broken rule of a batch.
+) -> Counter[Violation]:
+    """Give the tokens of every turn that breaks a rule another advantage, or none: in place, both [N, T].
 
-    Args:
-        rollouts: the batch's rows; `turns` gives each assistant turn's span.
-        texts: decoded text of each of those turns.
-        kinds: the rules to look at.
-        patterns: `env.nemo_gym.invalid_tool_call_patterns`.
-        tags: `env.nemo_gym.thinking_tags`.
-
-    Raises:
-        ValueError: a rollout whose texts and turns do not match.
+    Returns how often each rule is broken. `patterns` and `tags` are `env.nemo_gym`'s.
     """
-    found: list[TurnViolation] = []
-    if not kinds:
-        return found
-    for row, (rollout, turn_texts) in enumerate(zip(rollouts, texts, strict=True)):
-        if len(turn_texts) != len(rollout.turns):
-            raise ValueError(f"rollout {rollout.group_id}[{rollout.index}] has {len(rollout.turns)} turns but "
-                             f"{len(turn_texts)} texts")  # fmt: skip
+    found: Counter[Violation] = Counter()
+    for row, rollout in enumerate(rollouts if treated else ()):
         turn_format = TurnFormat(*rollout.metadata.get(FORMAT_KEY, ()))
-        for index, ((start, end), text) in enumerate(zip(rollout.turns, turn_texts, strict=True)):
-            truncated = rollout.truncated and index == len(rollout.turns) - 1
+        texts = rollout.metadata.get("turn_texts", ())
+        for index, ((start, end), text) in enumerate(zip(rollout.turns, texts, strict=True)):
+            cut = rollout.truncated and index == len(rollout.turns) - 1
             broken = {
-                Violation.INVALID_TOOL_CALL: not truncated and has_invalid_tool_call(text, patterns, turn_format),
+                Violation.INVALID_TOOL_CALL: not cut and has_invalid_tool_call(text, patterns, turn_format),
                 Violation.MALFORMED_THINKING: has_malformed_thinking(
-                    text, truncated=truncated, turn_format=turn_format, tags=tags
+                    text, truncated=cut, turn_format=turn_format, tags=tags
                 ),
             }
-            found += [TurnViolation(row, start, end, kind) for kind in broken if broken[kind] and kind in kinds]
+            for kind in reversed([kind for kind in treated if broken[kind]]):  # the first rule has the last word
+                found[kind] += 1
+                advantage = treated[kind]
+                if advantage is None:
+                    token_mask[row, start:end] = 0.0
+                else:
+                    advantages[row, start:end] = advantage
     return found
-
-
-def apply_penalties(
-    advantages: torch.Tensor, violations: Sequence[TurnViolation], penalties: Mapping[Violation, float | None]
-) -> torch.Tensor:
-    """A copy of `advantages` [N, T] in which every violating turn's tokens have the advantage of the broken rule."""
-    advantages = advantages.clone()
-    for kind in reversed(Violation):  # the first rule has the last word
-        penalty = penalties.get(kind)
-        for violation in violations:
-            if violation.kind is kind and penalty is not None:
-                advantages[violation.row, violation.start : violation.end] = penalty
-    return advantages
-
-
-def mask_turns(token_mask: torch.Tensor, violations: Sequence[TurnViolation]) -> torch.Tensor:
-    """A copy of `token_mask` [N, T] with every violating turn's tokens set to 0: they teach nothing, good or bad."""
-    token_mask = token_mask.clone()
-    for violation in violations:
-        token_mask[violation.row, violation.start : violation.end] = 0.0
-    return token_mask
 
 
 REWARD_PENALTIES_KEY = "reward_penalties"
@@ -243,13 +175,7 @@ class RewardPenalty(StrEnum):
 
 
 class RewardPenalties:
-    """Finds what the config penalises and takes the reward away.
-
-    Args:
-        config: `reward_penalties`.
-        tags: `env.nemo_gym.thinking_tags`.
-        tag_ids: their tokens, where each is one.
-    """
+    """Finds what the config penalises and takes the reward away."""
 
     def __init__(
         self, config: RewardPenaltiesConfig, *, tags: tuple[str, str], tag_ids: tuple[int, int] | None
@@ -267,18 +193,7 @@ class RewardPenalties:
     def of(
         cls, config: RewardPenaltiesConfig, tags: tuple[str, str], prompt: str, encode: Callable[[str], Sequence[int]]
     ) -> RewardPenalties:
-        """With the tags' tokens as the config gives them, or as the tokenizer has them if it writes each as one.
-
-        Args:
-            config: `reward_penalties`.
-            tags: `env.nemo_gym.thinking_tags`.
-            prompt: any chat as the policy's template renders it to be answered.
-            encode: text to the policy's tokens.
-
-        Raises:
-            ConfigError: thinking tags are to be counted, and the template leaves it to the model to open its thinking,
-                or one tag's token is known and the other's is not.
-        """
+        """With the tags' tokens as the config gives them, or as the tokenizer has them if it writes each as one."""
         if not config.penalize_malformed_think_tag:
             return cls(config, tags=tags, tag_ids=None)
         key = "reward_penalties.penalize_malformed_think_tag"
@@ -291,9 +206,11 @@ class RewardPenalties:
                 hints=(f"{key}=false", "grpo.malformed_thinking_advantage=-5"),
             )
         given = (config.token_ids.think_open, config.token_ids.think_close)
-        opening, closing = (
-            known if known is not None else _single(encode(tag)) for known, tag in zip(given, tags, strict=True)
-        )
+        known: list[int | None] = []
+        for token, tag in zip(given, tags, strict=True):
+            ids = encode(tag)
+            known.append(token if token is not None or len(ids) != 1 else ids[0])
+        opening, closing = known
         if opening is not None and closing is not None:
             return cls(config, tags=tags, tag_ids=(opening, closing))
         if given != (None, None):
@@ -307,7 +224,15 @@ class RewardPenalties:
 
     def apply(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """The groups, with the reward of penalised rollouts at 0. One that is below 0 stays: no penalty is a gain."""
-        return [replace(group, rollouts=[self._penalised(rollout) for rollout in group.rollouts]) for group in groups]
+
+        def penalised(rollout: Rollout) -> Rollout:
+            if rollout.failure is not None:
+                return rollout
+            found = self.found(rollout)
+            metadata = {**rollout.metadata, REWARD_PENALTIES_KEY: [penalty.value for penalty in found]}
+            return replace(rollout, reward=min(rollout.reward, 0.0) if found else rollout.reward, metadata=metadata)
+
+        return [replace(group, rollouts=[penalised(rollout) for rollout in group.rollouts]) for group in groups]
 
     def found(self, rollout: Rollout) -> list[RewardPenalty]:
         """What a graded rollout is penalised for."""
@@ -328,13 +253,6 @@ class RewardPenalties:
         }
         return [penalty for penalty, is_broken in broken.items() if is_broken and self._looked_for[penalty]]
 
-    def _penalised(self, rollout: Rollout) -> Rollout:
-        if rollout.failure is not None:
-            return rollout
-        found = self.found(rollout)
-        metadata = {**rollout.metadata, REWARD_PENALTIES_KEY: [penalty.value for penalty in found]}
-        return replace(rollout, reward=min(rollout.reward, 0.0) if found else rollout.reward, metadata=metadata)
-
     def _has_malformed_tags(self, rollout: Rollout, texts: Sequence[str], turn_format: TurnFormat) -> bool:
         opening, closing = self._tags
         before = 0
@@ -347,14 +265,8 @@ class RewardPenalties:
             if self._tag_ids is not None:
                 prompt, said = rollout.token_ids[before:start], rollout.token_ids[start:end]
                 left_open = prompt.count(self._tag_ids[0]) - prompt.count(self._tag_ids[1])
-                if left_open not in (0, 1) or (said.count(self._tag_ids[0]), said.count(self._tag_ids[1])) != (
-                    0,
-                    left_open,
-                ):
+                written = (said.count(self._tag_ids[0]), said.count(self._tag_ids[1]))
+                if left_open not in (0, 1) or written != (0, left_open):
                     return True
             before = end
         return False
-
-
-def _single(ids: Sequence[int]) -> int | None:
-    return ids[0] if len(ids) == 1 else None

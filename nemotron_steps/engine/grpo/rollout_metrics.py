@@ -36,12 +36,7 @@ def oldest_version(rollouts: Sequence[Rollout], default: int) -> int:
 
 
 def policy_lag_metrics(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:
-    """Histogram of policy lag over sampled tokens, as shares: `policy_lag/share_<k>`, with mean and maximum.
-
-    Args:
-        rollouts: of one step.
-        version: weights that the step trains.
-    """
+    """Histogram of policy lag over sampled tokens, as shares: `policy_lag/share_<k>`, with mean and maximum."""
     counts: Counter[int] = Counter()
     for rollout in rollouts:
         # Few distinct versions and very many tokens: count each instead of walking the list in Python.
@@ -57,12 +52,7 @@ def policy_lag_metrics(rollouts: Sequence[Rollout], version: int) -> dict[str, f
 
 
 def reward_metrics(rollouts: Sequence[Rollout], rewards: torch.Tensor) -> dict[str, float]:
-    """Mean, std, minimum and maximum reward of graded rollouts, over the step and per environment.
-
-    Args:
-        rollouts: N of them.
-        rewards: float64 [N], aligned; entries of failed rollouts are not read.
-    """
+    """Mean, std, minimum and maximum reward of graded rollouts, over the step and per environment."""
     by_environment: dict[str, list[float]] = defaultdict(list)
     for rollout, reward in zip(rollouts, rewards.tolist(), strict=True):
         if rollout.failure is None:
@@ -90,19 +80,11 @@ def component_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def completion_metrics(rollouts: Sequence[Rollout], untrained: Sequence[str | None] = ()) -> dict[str, float]:
-    """Truncation rate, failures by class (as shares of all rollouts), response lengths and turns.
-
-    Args:
-        rollouts: of the step's batch.
-        untrained: failure class, or None, of each further rollout that was judged for the step: dynamic sampling leaves
-            out the very groups that a judge fails on, and its failures have to show.
-    """
+    """Truncation rate, failures by class (as shares of all rollouts), response lengths and turns."""
     if not rollouts:
         return {}
     sampled = [r for r in rollouts if r.weight_versions]
-    metrics = {
-        "truncation_rate": fmean([float(r.truncated) for r in sampled]) if sampled else 0.0,
-    }
+    metrics = {"truncation_rate": fmean([float(r.truncated) for r in sampled]) if sampled else 0.0}
     outcomes = [*(r.failure for r in rollouts), *untrained]
     failures = Counter(failure for failure in outcomes if failure is not None)
     metrics["failure_rate"] = failures.total() / len(outcomes)
@@ -137,13 +119,7 @@ def reward_penalty_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def group_metrics(group_std: torch.Tensor, group_index: torch.Tensor, valid_count: torch.Tensor) -> dict[str, float]:
-    """Share of groups with zero std, and with too few graded rollouts to compare.
-
-    Args:
-        group_std: [N] std of each rollout's group.
-        group_index: int64 [N].
-        valid_count: int64 [N] graded rollouts of each rollout's group.
-    """
+    """Share of groups with zero std, and with too few graded rollouts to compare."""
     rows: dict[int, int] = {}
     for row, group in enumerate(group_index.tolist()):
         rows.setdefault(group, row)

@@ -1,11 +1,8 @@
 """From graded groups to a batch ready to train, in the fixed order of one GRPO step.
 
-    prepare_batch:  scale rewards -> shape rewards -> baseline and std per group -> epsilon filter -> overlong filter
-    (the loop):     prev and reference logprobs, where `needs_*` says so
-    finish_batch:   sequence logprob-error mask -> advantages -> message penalties -> advantage clip
-
-Only glue: every formula is in rewards.py, advantages.py, losses/ratios.py. Dynamic sampling happens before, while
-groups are still being generated (filters.py).
+prepare_batch:  scale rewards -> shape rewards -> baseline and std per group -> epsilon filter -> overlong filter
+(the loop):     prev and reference logprobs, where `needs_*` says so
+finish_batch:   sequence logprob-error mask -> advantages -> message penalties -> advantage clip
 """
 
 from __future__ import annotations
@@ -19,23 +16,15 @@ import torch
 from nemotron_steps.engine.batching import pad_rows
 from nemotron_steps.engine.grpo.advantages import ESTIMATORS, GradedRewards, clip_advantages, group_statistics
 from nemotron_steps.engine.grpo.filters import epsilon_filter
-from nemotron_steps.engine.grpo.rewards import (
-    apply_penalties,
-    find_violations,
-    mask_turns,
-    scale_rewards,
-    shape_rewards,
-    treatments,
-)
+from nemotron_steps.engine.grpo.rewards import penalize_turns, scale_rewards, shape_rewards, treatments
 from nemotron_steps.engine.grpo.rollout_metrics import group_metrics, rollout_metrics
 from nemotron_steps.engine.losses.loss import count_normalizers, loss_mask, reduce_over_batch
 from nemotron_steps.engine.losses.ratios import kl_divergence, sequence_logprob_error
-from nemotron_steps.engine.rollouts.failures import Failure, failed_rollout
+from nemotron_steps.engine.rollouts.failures import failed_rollout
 from nemotron_steps.engine.rollouts.low_effort import METADATA_KEY, low_effort_metrics
 from nemotron_steps.engine.schedules import epsilon_limit
 from nemotron_steps.engine.types import Rollout, RolloutGroup, TrainBatch
-from nemotron_steps.environments.base import GRADER_FAILED
-from nemotron_steps.errors import EngineError
+from nemotron_steps.environments.base import GRADER_FAILED, GradeResult
 
 if TYPE_CHECKING:
     from nemotron_steps.config.schema.grpo import GrpoConfig, LossFnConfig
@@ -73,27 +62,13 @@ def prepare_batch(
     *,
     step: int,
     total_steps: int,
-    version: int,
     max_response_length: int,
-    pad_token_id: int = 0,
     length_multiple: int = 1,
     untrained: Sequence[str | None] = (),
 ) -> PreparedBatch:
-    """Everything up to the logprobs.
+    """Everything up to the logprobs, of step `step` (0-based), which trains the weights of that version.
 
-    Groups with fewer rollouts than `grpo.num_generations_per_prompt` are filled up with masked placeholders, so the
-    batch always has P x G rows; placeholders and failed rollouts have sample mask 0 and no part in any baseline.
-
-    Args:
-        groups: the step's groups, in batch order.
-        config: `grpo`.
-        step: 0-based, of the step that trains on the batch.
-        total_steps: of the run, for annealed limits.
-        version: weights that the step trains; policy lag is counted from it.
-        max_response_length: the generator's max_new_tokens, for overlong shaping.
-        pad_token_id: fills `input_ids`.
-        length_multiple: rows are padded to a multiple of it (tensor and context parallelism need one).
-        untrained: as `completion_metrics`.
+    The batch always has P x G rows: placeholders and failed rollouts have sample mask 0 and no part in any baseline.
     """
     rollouts, group_index = _flatten(groups, config.num_generations_per_prompt)
     valid = torch.tensor([r.failure is None for r in rollouts])
@@ -103,20 +78,16 @@ def prepare_batch(
     raw = torch.tensor([r.reward if r.failure is None else 0.0 for r in rollouts], dtype=torch.float64)
 
     def shaped(values: torch.Tensor) -> torch.Tensor:
-        limit = max_response_length
-        return shape_rewards(values, lengths, truncated, config.reward_shaping, max_response_length=limit)
+        scaled = scale_rewards(values, config)
+        return shape_rewards(scaled, lengths, truncated, config, max_response_length=max_response_length)
 
-    scaled = scale_rewards(raw, config.reward_scaling)
-    rewards = shaped(scaled)
+    rewards = shaped(raw)
     # What is *added* to a reward (overlong penalty, low effort) belongs to no component: its config refuses those.
-    components = {
-        name: shaped(scale_rewards(values, config.reward_scaling))
-        for name, values in _components(rollouts, config.adv_estimator.components).items()
-    }
+    components = {name: shaped(each) for name, each in _components(rollouts, config.adv_estimator.components).items()}
     statistics = group_statistics(rewards, group_index, valid, leave_one_out=config.use_leave_one_out_baseline)
 
     metrics = {
-        **rollout_metrics(rollouts, raw, untrained, version),
+        **rollout_metrics(rollouts, raw, untrained, step),
         **group_metrics(statistics.group_std, group_index, statistics.valid_count),
         **(low_effort_metrics(rollouts) if config.low_effort.enabled else {}),
     }
@@ -127,7 +98,7 @@ def prepare_batch(
     if config.epsilon_filtering.enabled:
         epsilon = config.epsilon_filtering
         own = torch.tensor([r.metadata.get(METADATA_KEY, {}).get("reward", r.reward) for r in rollouts]).double()
-        unshaped = scale_rewards(own, config.reward_scaling)
+        unshaped = scale_rewards(own, config)
         # NaN, which no comparison calls trivial, where nothing is graded.
         means = torch.stack([unshaped[valid & (group_index == g)].mean() for g in range(len(groups))])
         limit = epsilon_limit(step, total_steps, epsilon.limit_start, epsilon.limit_end)
@@ -140,7 +111,7 @@ def prepare_batch(
         metrics["overlong_filtered_share"] = float((truncated & (sample_mask > 0)).double().mean())
         sample_mask = sample_mask * (~truncated).float()
 
-    batch = pad_rows(rollouts, sample_mask, pad_token_id=pad_token_id, length_multiple=length_multiple)
+    batch = pad_rows(rollouts, sample_mask, length_multiple=length_multiple)
     graded = GradedRewards(rewards, components, group_index, valid, statistics)
     return PreparedBatch(batch, rollouts, graded, metrics)
 
@@ -153,26 +124,15 @@ def finish_batch(
     *,
     truncated: bool = False,
 ) -> tuple[TrainBatch, dict[str, float]]:
-    """Everything after the logprobs: masks, advantages, penalties, clip.
+    """Everything after the logprobs: masks, advantages, penalties, clip; the batch to train on, and all metrics.
 
-    Args:
-        prepared: with `batch.prev_logprobs` and `batch.reference_logprobs` filled in where needed.
-        config: `grpo`.
-        loss_fn: `loss_fn`, for the KL penalty in the reward.
-        gym: `env.nemo_gym`, for what marks a turn as malformed.
-        truncated: rollouts are sampled under top_p or top_k: a token whose prev logprob is -inf is one that the policy
-            would not have kept, and says nothing of how well trainer and generator agree.
-
-    Returns:
-        (the batch to train on, metrics of this half and of `prepare_batch`).
-
-    Raises:
-        EngineError: logprobs that the config needs are missing.
+    Where rollouts are `truncated` (top_p, top_k), a token whose prev logprob is -inf says nothing of an error.
     """
     batch = replace(prepared.batch)
     metrics = dict(prepared.metrics)
     if config.seq_logprob_error_threshold is not None:
-        prev = _required(batch.prev_logprobs, "prev_logprobs", "grpo.seq_logprob_error_threshold")
+        prev = batch.prev_logprobs
+        assert prev is not None
         compared = batch.token_mask * ~prev.isneginf() if truncated else batch.token_mask
         error = sequence_logprob_error(prev, batch.generation_logprobs, compared)
         dropped = (error > config.seq_logprob_error_threshold) & (batch.sample_mask > 0)
@@ -182,49 +142,39 @@ def finish_batch(
         metrics["seq_logprob_error/masked_share"] = float(dropped.double().mean())
         batch.sample_mask = batch.sample_mask * (~dropped).float()
 
-    kl = _kl_in_reward(batch, loss_fn) if loss_fn.use_kl_in_reward else None
-    if kl is not None:
+    kl = None
+    if loss_fn.use_kl_in_reward:  # per token; anything where nothing is trained
+        assert batch.prev_logprobs is not None and batch.reference_logprobs is not None
+        kl = kl_divergence(
+            batch.prev_logprobs.double(),
+            batch.reference_logprobs.double(),
+            loss_fn.reference_policy_kl_type,
+            input_clamp=loss_fn.kl_input_clamp_value,
+            output_clamp=loss_fn.kl_output_clamp_value,
+        )
         # Under the name and over the tokens that the loss would log it with: signals watch it there.
         mask = loss_mask(batch.token_mask, batch.sample_mask)
         level = loss_fn.token_level_loss
         metrics["kl_penalty"] = float(reduce_over_batch(kl, mask, count_normalizers(batch), token_level=level))
-    estimator = ESTIMATORS[config.adv_estimator.name](config)
     graded = prepared.graded
     if batch.teacher_logprobs is not None and batch.prev_logprobs is not None:
         graded = replace(graded, teacher_gap=batch.teacher_logprobs - batch.prev_logprobs)
-    advantages = estimator(
+    advantages = ESTIMATORS[config.adv_estimator.name](
+        config,
         graded,
         loss_mask(batch.token_mask, batch.sample_mask),
         None if kl is None else loss_fn.reference_policy_kl_penalty * kl,
-    )
-
-    treated = treatments(config)
-    turn_texts = [r.metadata.get("turn_texts", ()) for r in prepared.rollouts]
+    ).clone()
+    batch.token_mask, treated = batch.token_mask.clone(), treatments(config)
     patterns, tags = gym.invalid_tool_call_patterns, gym.thinking_tags
-    violations = find_violations(prepared.rollouts, turn_texts, treated, patterns=patterns, tags=tags)
-    for kind in treated:
-        metrics[f"violations/{kind.value}"] = sum(violation.kind is kind for violation in violations) / len(batch)
-    advantages = apply_penalties(advantages, violations, treated)
-    batch.token_mask = mask_turns(batch.token_mask, [v for v in violations if treated[v.kind] is None])
+    broken = penalize_turns(prepared.rollouts, treated, advantages, batch.token_mask, patterns=patterns, tags=tags)
+    metrics |= {f"violations/{kind.value}": broken[kind] / len(batch) for kind in treated}
 
     clipped = clip_advantages(advantages, config.advantage_clip_low, config.advantage_clip_high)
     mask = loss_mask(batch.token_mask, batch.sample_mask)
     batch.advantages = torch.where(mask > 0, clipped, torch.zeros_like(clipped)).float()
     metrics.update(_advantage_metrics(advantages, clipped, mask))
     return batch, metrics
-
-
-def _kl_in_reward(batch: TrainBatch, loss_fn: LossFnConfig) -> torch.Tensor:
-    """KL(policy || reference) per token, float64 [N, T]; anything where nothing is trained."""
-    prev = _required(batch.prev_logprobs, "prev_logprobs", "loss_fn.use_kl_in_reward")
-    reference = _required(batch.reference_logprobs, "reference_logprobs", "loss_fn.use_kl_in_reward")
-    return kl_divergence(
-        prev.double(),
-        reference.double(),
-        loss_fn.reference_policy_kl_type,
-        input_clamp=loss_fn.kl_input_clamp_value,
-        output_clamp=loss_fn.kl_output_clamp_value,
-    )
 
 
 def _flatten(groups: Sequence[RolloutGroup], num_generations: int) -> tuple[list[Rollout], torch.Tensor]:
@@ -236,7 +186,8 @@ def _flatten(groups: Sequence[RolloutGroup], num_generations: int) -> tuple[list
         environment = group.rollouts[0].environment if group.rollouts else "none"
         rollouts.extend(group.rollouts)
         for index in range(len(group.rollouts), num_generations):
-            rollouts.append(failed_rollout(group.group_id, index, environment, Failure(MISSING_MEMBER)))
+            missing = GradeResult.failed(MISSING_MEMBER)
+            rollouts.append(failed_rollout(group.group_id, index, environment, missing))
     return rollouts, torch.arange(len(groups)).repeat_interleave(num_generations)
 
 
@@ -247,12 +198,6 @@ def _components(rollouts: Sequence[Rollout], names: Sequence[str]) -> dict[str, 
     return {
         name: torch.tensor([r.components.get(name, 0.0) for r in rollouts], dtype=torch.float64) for name in carried
     }
-
-
-def _required(logprobs: torch.Tensor | None, name: str, key: str) -> torch.Tensor:
-    if logprobs is None:
-        raise EngineError(f"{key} needs {name}", where="engine/grpo/step.py", expected=name, found="None")
-    return logprobs
 
 
 def _advantage_metrics(before_clip: torch.Tensor, after_clip: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:

@@ -1,7 +1,6 @@
 """The Ray cluster of a run: an existing one by address, or one on this machine that ends with the run.
 
-A cluster started here is quiet and has no dashboard. Devices are reserved as one placement group, a bundle a device,
-so that what is meant to share a GPU does and what is not does not.
+Devices are reserved as one placement group, a bundle a device, so that what is meant to share a GPU does.
 """
 
 from __future__ import annotations
@@ -32,16 +31,7 @@ _LOCAL_CPU = 0.01
 
 
 class RayCluster:
-    """A connection to Ray, and the devices reserved for this run.
-
-    Args:
-        config: `cluster.*`.
-        workers: processes that will share this machine's cores, for their default number of threads.
-
-    Raises:
-        UnsupportedError: Ray is not installed, or the machine lacks the GPUs asked for.
-        WorkerLostError: no cluster answers at `cluster.ray_address` or RAY_ADDRESS, or none could be started.
-    """
+    """A connection to Ray, and the devices reserved for this run."""
 
     def __init__(self, config: ClusterConfig, *, workers: int = 1) -> None:
         try:
@@ -74,13 +64,7 @@ class RayCluster:
         return len([node for node in nodes if node["Alive"]]) == 1
 
     def reserve(self, bundles: Sequence[Mapping[str, float]]) -> None:
-        """Reserve bundles of resources, each on one node; GPUs as given, CPUs added.
-
-        Consecutive bundles that ask for the same fill a node before the next one begins, see node_by_node.
-
-        Raises:
-            UnsupportedError: the cluster does not have them, or not in time.
-        """
+        """Reserve bundles of resources, each on one node; GPUs as given, CPUs added."""
         import ray
 
         cpus = _LOCAL_CPU if self._address is None else 1.0
@@ -104,12 +88,7 @@ class RayCluster:
         self._bundles = node_by_node(wanted, [nodes[index] for index in range(len(wanted))])
 
     def options(self, bundle: int, gpus: float = 0.0, named: Sequence[str] = ()) -> dict[str, Any]:
-        """Ray's options for an actor in a bundle.
-
-        Args:
-            gpus: share of the bundle's GPU, or whole GPUs of it.
-            named: GPUs of the bundle, beyond what Ray assigns, that the actor shares with those who have them.
-        """
+        """Ray's options for an actor in a bundle."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=self._bundles[bundle])
@@ -149,13 +128,8 @@ class RayCluster:
 def node_by_node(bundles: Sequence[Mapping[str, float]], nodes: Sequence[str]) -> list[int]:
     """Which of Ray's bundles to use as bundle 0, 1, 2, ..., so that neighbours share a node.
 
-    Ray spreads a group's bundles over its nodes in any order, while the ranks of a tensor-, context- or expert-parallel
-    group are consecutive and talk the most. Bundles change places only with those that ask for the same. The node
-    with the most of them comes first: leftovers of nodes that others use too then break up the fewest groups.
-
-    Args:
-        bundles: what each asks for.
-        nodes: where Ray put each.
+    Ray spreads a group's bundles over its nodes in any order, while consecutive ranks talk the most. Bundles change
+    places only with those that ask for the same. The node with the most of them comes first.
     """
     alike: dict[tuple[tuple[str, float], ...], list[int]] = {}
     for index, bundle in enumerate(bundles):

@@ -1,9 +1,7 @@
-"""The environments in an actor, so that grading is off the driver's event loop.
+"""The environments in an actor, so that grading is off the driver's event loop, and judges in actors.
 
-Rows are checked and routed in the driver, by environments that are created but never started; what takes time runs in
-the actor. A session's state stays there. An actor that dies is replaced, MAX_RESTARTS times in a run: what it was asked
-is asked again, but sessions that it held are lost, and their rollouts with them. Not for: environments behind HTTP
-(environments/remote/remote.py), which may be used from the actor as from anywhere.
+Rows are checked and routed in the driver, by environments that are never started; what takes time runs in the actor.
+One that dies is replaced, MAX_RESTARTS times in a run: sessions that it held are lost, and their rollouts with them.
 """
 
 from __future__ import annotations
@@ -71,22 +69,19 @@ class JudgeWorker(WorkerProcess):
 
 @dataclass(frozen=True)
 class PlacedJudge:
-    """A `Judge` whose model lives in actors, a copy in each; may be handed to other actors.
-
-    A worker's death is a JudgeLostError and ends the run: no rollout is graded without its judge.
-    """
+    """A `Judge` whose model lives in actors, a copy in each; may be handed to other actors. A worker's death ends the
+    run: no rollout is graded without its judge."""
 
     workers: tuple[Worker, ...]
 
     async def complete(self, messages: Messages, *, temperature: float, top_p: float, max_tokens: int) -> str:
         """See Judge."""
         worker = self.workers[copy_for(messages, len(self.workers))]
-        call = worker.call("complete", list(messages), temperature, top_p, max_tokens)
         try:
-            text: str = await answer(call, worker)
+            call = worker.call("complete", list(messages), temperature, top_p, max_tokens)
+            return str(await answer(call, worker))
         except WorkerLostError as error:
             raise JudgeLostError.of(error) from error
-        return text
 
     def start_step(self, step: str) -> None:
         """See GeneratorJudge.start_step."""
@@ -119,38 +114,30 @@ class HttpJudgeRecipe:
 
 
 def start_judge(role: str, config: VllmModelConfig, options: Sequence[Mapping[str, Any]], *, seed: int) -> PlacedJudge:
-    """Start a judge, a copy for each of `options`, and wait until all are ready.
+    """Start a judge, a copy for each of `options`, and wait until all are ready."""
+    import ray
 
-    Raises:
-        JudgeUnavailableError: a model is not loaded within readiness_timeout_s.
-    """
     names = [f"judge {role}"] if len(options) == 1 else [f"judge {role} {number}" for number in range(len(options))]
     workers = start_workers(JudgeWorker, names, options)
     try:
         loading = [worker.call("build", role, config, seed) for worker in workers]
         deadline = time.monotonic() + config.readiness_timeout_s
         for call, worker in zip(loading, workers, strict=True):
-            _wait_until_ready(call, worker, role, config, deadline - time.monotonic())
+            with waiting(f"{worker.name} to load its model", config.readiness_timeout_s):
+                ready, _ = ray.wait([call], timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise JudgeUnavailableError(
+                    f"the judge {role} did not become ready",
+                    where=f"env.nemo_gym.{role}.responses_api_models.vllm_model",
+                    expected=f"a loaded model within readiness_timeout_s={config.readiness_timeout_s:g}",
+                    found="still loading",
+                    hints=[f"tail -n 50 {worker.log}   # what it is doing"],
+                )
+            result_of(call, worker)
     except BaseException:
         stop_workers(workers)
         raise
     return PlacedJudge(tuple(workers))
-
-
-def _wait_until_ready(loading: Any, worker: Worker, role: str, config: VllmModelConfig, seconds: float) -> None:
-    import ray
-
-    with waiting(f"{worker.name} to load its model", config.readiness_timeout_s):
-        ready, _ = ray.wait([loading], timeout=max(0.0, seconds))
-    if not ready:
-        raise JudgeUnavailableError(
-            f"the judge {role} did not become ready",
-            where=f"env.nemo_gym.{role}.responses_api_models.vllm_model",
-            expected=f"a loaded model within readiness_timeout_s={config.readiness_timeout_s:g}",
-            found="still loading",
-            hints=[f"tail -n 50 {worker.log}   # what it is doing"],
-        )
-    result_of(loading, worker)
 
 
 _LOG = logging.getLogger(__name__)
@@ -159,6 +146,15 @@ MAX_RESTARTS = 20
 """Deaths of the actor in a run, after which everything that is asked of it fails."""
 
 Judges = Mapping[str, PlacedJudge | HttpJudgeRecipe]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a session lives."""
+
+    restarts: int
+    """Of the actor before it was opened."""
+    number: int
 
 
 class EnvironmentWorker(WorkerProcess):
@@ -193,20 +189,14 @@ class EnvironmentWorker(WorkerProcess):
         self._sessions[number] = session
         return number, session.tools
 
-    async def call_tool(self, name: str, place: int | Session, tool: str, arguments: dict[str, Any]) -> str:
-        """See Environment."""
-        return await self._environments[name].call_tool(self._session(place), tool, arguments)
+    async def ask(self, name: str, method: str, *arguments: Any) -> Any:
+        """What a method of an environment answers; a Place stands for the session that lives here."""
 
-    async def follow_up(self, name: str, row: Row, response: Response, place: int | Session) -> str | None:
-        """See Environment."""
-        return await self._environments[name].follow_up(row, response, self._session(place))
+        def here(given: Any) -> Any:
+            return self._sessions[given.number] if isinstance(given, Place) else given
 
-    async def verify_group(
-        self, name: str, row: Row, responses: Sequence[Response], places: Sequence[int | Session]
-    ) -> list[GradeResult]:
-        """See Environment."""
-        sessions = [self._session(place) for place in places]
-        return await self._environments[name].judge_group(row, responses, sessions)
+        found = [[*map(here, given)] if isinstance(given, list) else here(given) for given in arguments]
+        return await getattr(self._environments[name], method)(*found)
 
     async def start_step(self, step: str) -> None:
         """Tell the judges behind HTTP, which live here, the training step."""
@@ -217,10 +207,6 @@ class EnvironmentWorker(WorkerProcess):
     async def release(self, name: str, number: int) -> None:
         """See Environment."""
         await self._environments[name].release(self._sessions.pop(number))
-
-    def _session(self, place: int | Session) -> Session:
-        """The session of a number; one that has no state comes along itself."""
-        return self._sessions[place] if isinstance(place, int) else place
 
 
 class PlacedEnvironment(Environment):
@@ -239,35 +225,23 @@ class PlacedEnvironment(Environment):
         kind = type(local)
         self._stateless = kind.seed is Environment.seed and kind.release is Environment.release
 
-    def needed_judges(self) -> tuple[str, ...]:
-        """See Environment."""
-        return self.local.needed_judges()
-
-    def check_row(self, row: Row, where: str) -> None:
-        """See Environment."""
-        self.local.check_row(row, where)
-
-    def check_resources(self, row: Row) -> None:
-        """See Environment."""
-        self.local.check_resources(row)
-
     async def seed(self, row: Row) -> Session:
         """See Environment; the state is the actor's and the session's number in it."""
         if self._stateless:
             return await self.local.seed(row)
-        number, tools = await self._ask("seed", lambda: (row,))
-        return Session(tools=tools, state=(self._home.restarts, number))
+        number, tools = await self._ask("seed", row)
+        return Session(tools=tools, state=Place(self._home.restarts, number))
 
     async def call_tool(self, session: Session, name: str, arguments: dict[str, Any]) -> str:
         """See Environment."""
-        output: str = await self._ask("call_tool", lambda: (self._place(session), name, arguments))
+        output: str = await self._ask("ask", "call_tool", session, name, arguments)
         return output
 
     async def follow_up(self, row: Row, response: Response, session: Session) -> str | None:
         """See Environment."""
         if type(self.local).follow_up is Environment.follow_up:
             return None
-        question: str | None = await self._ask("follow_up", lambda: (row, response, self._place(session)))
+        question: str | None = await self._ask("ask", "follow_up", row, response, session)
         return question
 
     async def run_agent(self, row: Row, sampling: dict[str, Any]) -> AgentRun:
@@ -282,44 +256,37 @@ class PlacedEnvironment(Environment):
         self, row: Row, responses: Sequence[Response], sessions: Sequence[Session]
     ) -> list[GradeResult]:
         """See Environment."""
-
-        def arguments() -> tuple[Any, ...]:
-            return row, list(responses), [self._place(session) for session in sessions]
-
-        verdicts: list[GradeResult] = await self._ask("verify_group", arguments)
+        verdicts: list[GradeResult] = await self._ask("ask", "judge_group", row, list(responses), list(sessions))
         return verdicts
 
     async def release(self, session: Session) -> None:
         """See Environment."""
-        if not self._stateless and session.state[0] == self._home.restarts:
-            await self._ask("release", lambda: (session.state[1],))
+        if not self._stateless and session.state.restarts == self._home.restarts:
+            await self._ask("release", session.state.number)
 
-    def _place(self, session: Session) -> int | Session:
-        if self._stateless:
-            return session
-        actor, number = session.state
-        if actor != self._home.restarts:
+    def _travelling(self, given: Any) -> Any:
+        """A session as its place, where it has a state; WorkerLostError if that died with its actor."""
+        if self._stateless or not isinstance(given, Session):
+            return given
+        if given.state.restarts != self._home.restarts:
             raise WorkerLostError(
                 f"a session of `{self.name}` is lost with the process that held it", where=f"environment `{self.name}`"
             )
-        return int(number)
+        return given.state
 
-    async def _ask(self, method: str, arguments: Callable[[], tuple[Any, ...]]) -> Any:
-        """What the actor answers; asked again if it dies.
-
-        Args:
-            arguments: of the method. Called again for another actor: raises where they belong to the one that died.
-        """
-        worker = self._home.worker
-        try:
-            return await answer(worker.call(method, self.label, *arguments()), worker)
-        except JudgeLostError:
-            raise
-        except WorkerLostError:
-            if not await self._home.replaced(worker):  # a loss inside the environment
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        """What the actor answers; asked again if it dies."""
+        for last in (False, True):
+            worker, away = self._home.worker, self._travelling
+            sent = [[*map(away, given)] if isinstance(given, list) else away(given) for given in arguments]
+            try:
+                return await answer(worker.call(method, self.label, *sent), worker)
+            except JudgeLostError:
                 raise
-        worker = self._home.worker
-        return await answer(worker.call(method, self.label, *arguments()), worker)
+            except WorkerLostError:
+                if last or not await self._home.replaced(worker):  # a loss inside the environment
+                    raise
+        raise AssertionError
 
 
 @dataclass(frozen=True)
@@ -338,13 +305,7 @@ class JudgesBehindHttp:
 
 
 class PlacedEnvironmentSet(EnvironmentSet):
-    """An EnvironmentSet whose environments work in an actor.
-
-    Args:
-        options, judges, only: as EnvironmentSet's; the judges serve for checking that none is missing.
-        worker: an EnvironmentWorker.
-        restart: starts another one in its place.
-    """
+    """An EnvironmentSet whose environments work in an actor."""
 
     def __init__(
         self,
@@ -382,11 +343,7 @@ class PlacedEnvironmentSet(EnvironmentSet):
         await answer(self.worker.call("start"), self.worker)
 
     async def replaced(self, lost: Worker) -> bool:
-        """See to it that another actor takes the place of a dead or silent one. False: it is well.
-
-        Raises:
-            WorkerLostError: it has died too often, or no other could be started.
-        """
+        """See to it that another actor takes the place of a dead or silent one. False: it is well."""
         if self.worker is not lost:
             return True
         if self._replacing is None or self._replacing.done():  # whoever comes first does it, and the others wait
@@ -394,7 +351,9 @@ class PlacedEnvironmentSet(EnvironmentSet):
         return await asyncio.shield(self._replacing)
 
     async def _replace(self, lost: Worker) -> bool:
-        if await _is_well(lost):
+        ping = asyncio.wrap_future(lost.beside("ping").future())
+        done, _ = await asyncio.wait({ping}, timeout=PING_SECONDS)
+        if done and ping.exception() is None:
             return False
         if self.restarts >= MAX_RESTARTS:
             raise lost.lost(f"it has died {self.restarts + 1} times")
@@ -424,9 +383,3 @@ class PlacedEnvironmentSet(EnvironmentSet):
             await answer(self.worker.call("close"), self.worker)
         except WorkerLostError as error:  # nothing of it is left to close
             _LOG.warning("%s", error.what)
-
-
-async def _is_well(worker: Worker) -> bool:
-    ping = asyncio.wrap_future(worker.beside("ping").future())
-    done, _ = await asyncio.wait({ping}, timeout=PING_SECONDS)
-    return bool(done) and ping.exception() is None

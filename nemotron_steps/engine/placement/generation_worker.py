@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nemotron_steps.config.schema.grpo import AsyncGrpoConfig
 from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.engine.types import Completion, GenerationRequest, Generator
-from nemotron_steps.engine.weight_sync.transport_handle import OBJECTS, ChannelHandles, TransportHandle
+from nemotron_steps.engine.weight_sync.transport_handle import ChannelHandles, TransportHandle
 from nemotron_steps.engine.workers.workers import WorkerProcess
 
 if TYPE_CHECKING:
@@ -50,22 +50,19 @@ class GenerationWorker(WorkerProcess):
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests. A refused one fails the next `collect`."""
-        self._commands.put((lambda: self._queue(requests), None))
 
-    def _queue(self, requests: Sequence[GenerationRequest]) -> None:
-        for request in requests:
-            self._built().submit(request)
+        def queue_all() -> None:
+            for request in requests:
+                self._built().submit(request)
+
+        self._commands.put((queue_all, None))
 
     def cancel(self, request_id: str) -> None:
         """Drop a request."""
         self._commands.put((lambda: self._built().cancel(request_id), None))
 
     def collect(self, wait_s: float) -> tuple[int, list[Completion]]:
-        """Tokens sampled so far, and completions since the last call; waits for the first one, at most wait_s.
-
-        Raises:
-            Exception: what ended the decoding thread.
-        """
+        """Tokens sampled so far, and completions since the last call; waits for the first one, at most wait_s."""
         with self._arrived:
             self._arrived.wait_for(lambda: self._finished or self._error, timeout=wait_s)
             if self._error is not None:
@@ -82,30 +79,41 @@ class GenerationWorker(WorkerProcess):
         self._between_steps(lambda: self._open(channel, tuple(offers)))
 
     def _open(self, channel: str, offers: tuple[TransportHandle, ...]) -> None:
+        from nemotron_steps.engine.generation.vllm.engine import runs_elsewhere
         from nemotron_steps.engine.weight_sync.endpoints import FrozenWeights, ReceivingEndpoint
 
         self._frozen = self._frozen or FrozenWeights()
-        if offers[0].transport == OBJECTS or not self._takes_offers():
-            self._receiving[channel] = ReceivingEndpoint(offers[0], self._frozen)
+        settings = self._settings.config
+        if settings.backend != "vllm" or not runs_elsewhere(settings.vllm_cfg):
+            (offer,) = offers
+            self._receiving[channel] = ReceivingEndpoint(offer, self._frozen)
             return
-        # The processes take up their offers now: what is offered under a name loses it when all have.
+        # Its own processes take up their offers now: what is offered under a name loses it when all have.
         offered = self._receiving[channel] = ChannelHandles(channel, offers)
         if self._generator is None:
             self._generator = self._build(offered)
         else:
             self._elsewhere().open_channel(offered)
 
-    def update_weights(self, channel: str, version: int, references: Sequence[Any] | None = None) -> int:
-        """Load what the policy sends; the first time, build the generator with it. Returns the bytes received."""
-        return int(self._between_steps(lambda: self._load(channel, version, references)))
+    def load(self) -> None:
+        """Build the generator with the weights of its folder."""
 
-    def _load(self, channel: str, version: int, references: Sequence[Any] | None) -> int:
+        def build() -> None:
+            self._generator = self._build(None)
+
+        self._between_steps(build)
+
+    def update_weights(self, channel: str, version: int) -> int:
+        """Load what the policy sends; the first time, build the generator with it. Returns the bytes received."""
+        return int(self._between_steps(lambda: self._load(channel, version)))
+
+    def _load(self, channel: str, version: int) -> int:
         from nemotron_steps.engine.policy.lora import ChangedWeights
 
         receiving = self._receiving[channel]
         if isinstance(receiving, ChannelHandles):
             return self._elsewhere().update_weights(receiving, version).bytes
-        weights = receiving.weights(references)
+        weights = receiving.weights()
         if self._generator is None:
             self._generator = self._build(weights)
             self._generator.weight_version = version
@@ -124,12 +132,6 @@ class GenerationWorker(WorkerProcess):
     def _built(self) -> Generator:
         assert self._generator is not None, "weights come before requests"
         return self._generator
-
-    def _takes_offers(self) -> bool:
-        """Whether the model is in processes of the generator's own, which fetch the weights themselves."""
-        from nemotron_steps.engine.generation.vllm.engine import runs_elsewhere
-
-        return self._settings.config.backend == "vllm" and runs_elsewhere(self._settings.config.vllm_cfg)
 
     def _elsewhere(self) -> VllmGenerator:
         """The only one with processes of its own, which is given offers instead of weights."""

@@ -1,8 +1,7 @@
 """A `Generator` whose engines live in actors and decode continuously; the driver only passes requests and results.
 
-A request goes whole to one worker, so that a group's prompt is computed once: to the one that sampled the
-conversation's last turn and has its KV cache, while it has few more pending samples than others; else to the one with
-the fewest.
+A request goes whole to one worker: to the one that has the KV cache of the conversation's last turn, while it has few
+more pending samples than others; else to the one with the fewest.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ from typing import Any
 import torch
 
 from nemotron_steps.engine.placement.generation_worker import GenerationWorker, GeneratorSettings
-from nemotron_steps.engine.placement.policy_group import PlacedWeights, RayPolicy
+from nemotron_steps.engine.placement.policy_group import PlacedWeights
 from nemotron_steps.engine.types import Completion, GenerationRequest, WeightSyncReport
-from nemotron_steps.engine.weight_sync.ray_transport import put_plain
 from nemotron_steps.engine.weight_sync.transfer import AdapterTransfer, WeightTransfer
-from nemotron_steps.engine.weight_sync.transport_handle import OBJECTS, TransportHandle
 from nemotron_steps.engine.workers.workers import (
     SILENT_SECONDS,
     Worker,
@@ -29,7 +26,6 @@ from nemotron_steps.engine.workers.workers import (
     start_workers,
     stop_workers,
 )
-from nemotron_steps.errors import EngineError
 
 COLLECT_SECONDS = 1.0
 """A worker answers `collect` after this time even when nothing has finished, which shows that it lives."""
@@ -37,9 +33,6 @@ STEP_SECONDS = 0.003
 """`step` waits this long when nothing has arrived, so that its caller's loop neither spins nor stalls."""
 AFFINITY_MARGIN = 16
 """A conversation's next turn may leave its engine with this many more pending samples than the least loaded has."""
-
-_PLAIN = "plain"
-"""Channel of tensors that come from no policy."""
 
 
 @dataclass
@@ -65,52 +58,30 @@ class _Open:
 
 
 class RayGenerator:
-    """See the module docstring.
-
-    Args:
-        settings: of every worker's generator.
-        options: Ray's actor options, one mapping a worker.
-        name: of the workers, in messages.
-
-    Raises:
-        WorkerLostError: a worker died or has not answered for SILENT_SECONDS, in any method.
-    """
+    """See the module docstring."""
 
     def __init__(
         self, settings: GeneratorSettings, options: Sequence[Mapping[str, Any]], *, name: str = "generator"
     ) -> None:
         self.weight_version = 0
-        self._max_total_length = settings.max_total_length
-        self._processes = settings.config.devices_per_generator
         self._config = settings.config
         names = [f"{name} {number}" for number in range(len(options))]
         self.workers = start_workers(GenerationWorker, names, options, [settings])
         self._engines = [_Engine(number, worker) for number, worker in enumerate(self.workers)]
         self._open: dict[str, _Open] = {}
         self._prefixes = PrefixMemory()
-        self._transfer: tuple[RayPolicy, WeightTransfer | AdapterTransfer] | None = None
+        self._transfer: WeightTransfer | AdapterTransfer | None = None
 
     def submit(self, request: GenerationRequest) -> None:
         """See Generator. The request leaves with the next `step`."""
-        if not 0 < len(request.prompt_ids) < self._max_total_length:
-            raise EngineError(
-                "the prompt is empty or leaves no room for a token",
-                where=f"request {request.request_id}",
-                expected=f"1 to {self._max_total_length - 1} tokens",
-                found=str(len(request.prompt_ids)),
-            )
-        engine = self._choose(request)
+        least = min(self._engines, key=lambda e: e.pending)
+        known = self._prefixes.find(request.prompt_ids)
+        engine = least if known is None else self._engines[known]
+        if engine.pending - least.pending > max(0, AFFINITY_MARGIN - request.n):
+            engine = least
         engine.outbox.append(request)
         engine.pending += request.n
         self._open[request.request_id] = _Open(engine, request.prompt_ids, request.n)
-
-    def _choose(self, request: GenerationRequest) -> _Engine:
-        least = min(self._engines, key=lambda e: e.pending)
-        number = self._prefixes.find(request.prompt_ids)
-        if number is None:
-            return least
-        engine = self._engines[number]
-        return engine if engine.pending - least.pending <= max(0, AFFINITY_MARGIN - request.n) else least
 
     def step(self) -> list[Completion]:
         """What has finished since the last call. Never waits longer than STEP_SECONDS."""
@@ -133,9 +104,7 @@ class RayGenerator:
             engine = asked[reference]
             engine.collecting = None
             engine.sampled_tokens, completions = result_of(reference, engine.worker)
-            for completion in completions:
-                if self._note(completion):
-                    finished.append(completion)
+            finished += [completion for completion in completions if self._note(completion)]
         for engine in self._engines:
             if engine.collecting is not None and time.monotonic() - engine.asked_at > SILENT_SECONDS:
                 raise engine.worker.lost(f"it has not answered for {SILENT_SECONDS:.0f} s")
@@ -166,33 +135,28 @@ class RayGenerator:
         """See Generator."""
         settle({worker.call("finish_generation"): worker for worker in self.workers})
 
-    def update_weights(
-        self, weights: Iterable[tuple[str, torch.Tensor]] | PlacedWeights, version: int
-    ) -> WeightSyncReport:
-        """See Generator. A placed policy's weights go from its ranks to the workers; others through Ray's objects."""
+    def load(self) -> None:
+        """Take the weights from the model's folder, for a generator without a policy."""
+        settle({worker.call("load"): worker for worker in self.workers})
+
+    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightSyncReport:
+        """See Generator. A placed policy's weights go from its ranks to the workers."""
         started = time.perf_counter()
-        if isinstance(weights, PlacedWeights):
-            if self._transfer is None or self._transfer[0] is not weights.policy:
-                self._transfer = (weights.policy, self._transfer_from(weights.policy))
-            moved = self._transfer[1].update(version)
-        else:
-            plan, references = put_plain(weights)
-            offers = [TransportHandle(OBJECTS, plan)]
-            settle({worker.call("open_receiver", _PLAIN, offers): worker for worker in self.workers})
-            moved = sum(settle({w.call("update_weights", _PLAIN, version, references): w for w in self.workers}))
+        assert isinstance(weights, PlacedWeights)
+        if self._transfer is None:
+            vllm = self._config.backend == "vllm"
+            sleeps = vllm and self._config.colocated.enabled  # while the policy trains
+            processes = self._config.devices_per_generator
+            self._transfer = weights.policy.transfer_to(self.workers, processes, forgets=sleeps, loads_modules=vllm)
+        moved = self._transfer.update(version)
         self.weight_version = version
         self._prefixes.clear()  # as the engines do: their caches were of the old weights
         return WeightSyncReport(version, time.perf_counter() - started, moved)
 
-    def _transfer_from(self, policy: RayPolicy) -> WeightTransfer | AdapterTransfer:
-        vllm = self._config.backend == "vllm"
-        sleeps = vllm and self._config.colocated.enabled  # while the policy trains
-        return policy.transfer_to(self.workers, self._processes, forgets=sleeps, loads_modules=vllm)
-
     @property
     def transports(self) -> list[str]:
         """How weights reach each worker; empty before the first update."""
-        return [transport for transport, _ in self._transfer[1].transports] if self._transfer is not None else []
+        return [transport for transport, _ in self._transfer.transports] if self._transfer is not None else []
 
     def close(self) -> None:
         """End the workers."""
@@ -219,11 +183,8 @@ _ENDS = 64
 
 
 class PrefixMemory:
-    """Conversations by their tokens, each with the number of its engine; the least recently noted is forgotten.
-
-    The next turn's prompt begins with the tokens of the last prompt and its answer. Prompts alone are not remembered:
-    the rollouts of one prompt would all follow the first of them to one engine.
-    """
+    """Conversations by their tokens, each with the number of its engine; the least recently noted is forgotten. Prompts
+    alone are not remembered: the rollouts of one prompt would all follow the first of them to one engine."""
 
     def __init__(self, conversations: int = CONVERSATIONS) -> None:
         self._limit = conversations

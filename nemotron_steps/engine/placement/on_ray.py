@@ -1,17 +1,13 @@
-"""A run's policy, generator, judges and environments as Ray actors (`cluster.backend=ray`).
+"""A run's policy, generator, judges and environments as Ray actors (`cluster.backend=ray`); teachers beside the policy,
+or on devices of their own.
 
     devices       policy rank i    generator i                     judges
     colocated     device i         devices i t to i t + t - 1      share the generators' devices
     separate      device i         t devices of its own            share the generators' devices
-    teachers apart: a device for each of their ranks
     num_gpu_nodes > 0                                              all devices of those nodes, shared equally
 
-t is vLLM's tensor-parallel size. A bundle of the placement group is a device, or the t devices of a generator, which
-are on one node. Ray gives an actor either part of one GPU or whole GPUs: whoever shares the GPUs of a generator with
-t > 1 gets their names instead.
-
-The reference model and the teachers of distillation live in the policy ranks, as in one process; or each teacher has
-devices of its own. CPU devices are processes of the machine.
+t is vLLM's tensor-parallel size. A bundle of the placement group is a device, or the t devices of a generator. Ray
+gives an actor either part of one GPU or whole GPUs: whoever shares those of a generator with t > 1 gets their names.
 """
 
 from __future__ import annotations
@@ -69,11 +65,7 @@ class DevicePlan:
 
     @classmethod
     def of(cls, config: RlConfig, judges: Mapping[str, VllmModelConfig]) -> DevicePlan:
-        """The plan for `cluster.*`, `policy.generation` and local judges. ConfigError when it does not come out even.
-
-        Args:
-            judges: by role.
-        """
+        """The plan for `cluster.*`, `policy.generation` and local judges."""
         local = tuple(JudgeLayout(role, judge.tensor_parallel_size, judge.replicas) for role, judge in judges.items())
         sizes = replace(parallel_config_of(config), judges=local)
         raise_if_violated(sizes, found=[*device_violations(sizes)])
@@ -89,11 +81,6 @@ class DevicePlan:
             width=sizes.generator_width,
             teachers={teacher.name: teacher.ranks(sizes.gpus_per_node) for teacher in sizes.teachers},
         )
-
-    @property
-    def shared_by_judges(self) -> bool:
-        """Whether judges share the generators' devices."""
-        return bool(self.judges) and not self.judge_devices
 
     @property
     def by_name(self) -> bool:
@@ -144,11 +131,7 @@ def chosen_judges(
 
 
 def place(config: RlConfig, wanted: Wanted) -> Parts:
-    """Start and load everything.
-
-    Raises:
-        UnsupportedError, WorkerLostError, JudgeUnavailableError: see the modules of the parts.
-    """
+    """Start and load everything."""
     chosen, local = chosen_judges(config.env.nemo_gym, wanted.judges)
     plan = DevicePlan.of(config, local)
     with ExitStack() as resources:
@@ -218,7 +201,8 @@ def generator_options(plan: DevicePlan, cluster: RayCluster, ranks: Sequence[Wor
             [gpu for rank in ranks[n * plan.width :][: plan.width] for gpu in rank.gpus] for n in range(plan.generators)
         ]
         return [cluster.options(plan.generator_bundle(number), named=own) for number, own in enumerate(gpus)]
-    alone = float(plan.width) if plan.by_name or not plan.shared_by_judges else 1.0 - _SHARED_BY_JUDGES
+    shared = bool(plan.judges) and not plan.judge_devices
+    alone = float(plan.width) if plan.by_name or not shared else 1.0 - _SHARED_BY_JUDGES
     share = 0.0 if not plan.gpus else 0.4 if plan.colocated else alone
     return [cluster.options(plan.generator_bundle(number), share) for number in range(plan.generators)]
 

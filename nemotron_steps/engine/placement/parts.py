@@ -24,11 +24,7 @@ from nemotron_steps.models.chat import ChatFormat
 
 @dataclass(frozen=True)
 class WantedTeachers:
-    """Frozen models that grade the policy's rollouts; fields as `FrozenTeachers`'s, and
-
-    Args:
-        apart: each teacher's config, where they have devices of their own (cluster.backend=ray).
-    """
+    """Frozen models that grade the policy's rollouts; `apart` has the configs of those with devices of their own."""
 
     checkpoints: dict[str, Path]
     topk: int | None
@@ -38,19 +34,7 @@ class WantedTeachers:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a run's parts have to be, beside what its config says.
-
-    Args:
-        checkpoint: the policy's checkpoint_megatron folder.
-        hf_folder: config.json and tokenizer of the policy.
-        chat: of that tokenizer.
-        loss_fn: what the policy is trained on.
-        reference: keep the policy's first weights, for reference logprobs.
-        total_steps: optimizer steps of the run.
-        max_total_length: longest sequence of the run, in tokens.
-        judges: roles that the rows' environments ask.
-        teachers: None without distillation.
-    """
+    """What a run's parts have to be, beside what its config says."""
 
     checkpoint: Path
     hf_folder: Path
@@ -92,11 +76,7 @@ def judges_here(
 
 
 def place_in_process(config: RlConfig, wanted: Wanted) -> Parts:
-    """Load everything.
-
-    Raises:
-        UnsupportedError: a part cannot do what the config asks of it.
-    """
+    """Load everything."""
     if config.policy.generation.backend == "embedded":
         share_gpu_memory()
     policy = build_policy(

@@ -14,9 +14,7 @@ from nemotron_steps.config.schema.policy import PolicyConfig
 from nemotron_steps.engine.losses.loss import Loss
 from nemotron_steps.engine.placement.policy_worker import FILES, PolicyWorker, arrays_of
 from nemotron_steps.engine.types import Teachers, TrainBatch
-from nemotron_steps.engine.weight_sync.ray_transport import get_weights
 from nemotron_steps.engine.weight_sync.transfer import AdapterTransfer, WeightTransfer
-from nemotron_steps.engine.weight_sync.transport_handle import OBJECTS
 from nemotron_steps.engine.workers.ranks import RankGroup
 from nemotron_steps.engine.workers.workers import Worker, settle
 
@@ -26,10 +24,6 @@ if TYPE_CHECKING:
     from nemotron_steps.engine.placement.parts import WantedTeachers
 
 
-_DRIVER = "driver"
-"""Channel of weights that this process reads itself."""
-
-
 class PlacedWeights:
     """The weights of a placed policy. A placed generator fetches them from the ranks; others may iterate."""
 
@@ -37,10 +31,8 @@ class PlacedWeights:
         self.policy = policy
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors, through Ray's object store, in this process."""
-        ranks = self.policy.workers
-        plan = settle({rank.call("open_sender", _DRIVER, OBJECTS): rank for rank in ranks})[0]
-        yield from get_weights(plan, settle({rank.call("send_weights", _DRIVER): rank for rank in ranks})[0])
+        """The tensors, all of them in this process: to look at, not to train with."""
+        yield from self.policy.everywhere("read_weights")
 
 
 class PlacedSnapshot:
@@ -55,11 +47,7 @@ class PlacedSnapshot:
 
 
 class RayPolicy(RankGroup):
-    """See the module docstring; arguments as RankGroup's.
-
-    Raises:
-        WorkerLostError: a rank died, in any method.
-    """
+    """See the module docstring; arguments as RankGroup's."""
 
     def __init__(self, options: Sequence[Mapping[str, Any]], *, local: bool) -> None:
         super().__init__("policy", PolicyWorker, options, local=local)
@@ -104,12 +92,7 @@ class RayPolicy(RankGroup):
     def transfer_to(
         self, receivers: Sequence[Worker], processes: int = 1, *, forgets: bool = False, loads_modules: bool = False
     ) -> WeightTransfer | AdapterTransfer:
-        """Open the transports from the ranks to generation workers, or to the processes that each of them runs.
-
-        Args:
-            forgets: between updates receivers lose weights that do not come again.
-            loads_modules: receivers load modules that fuse several weights, whole.
-        """
+        """Open the transports from the ranks to generation workers, or to the processes that each of them runs."""
         alone = self._adapted and not forgets
         if alone and loads_modules:
             alone = self.everywhere("adapts_whole_modules")

@@ -91,6 +91,10 @@ class PolicyWorker(RankWorker):
             self._snapshot.write(path)
         del self._snapshot
 
+    def read_weights(self) -> Any:
+        """Policy.weights on the CPU; rank 0 answers."""
+        return self._answer([(name, tensor.cpu().clone()) for name, tensor in self._policy.weights()])
+
     def open_sender(
         self, channel: str, transport: str, ipc: Sequence[str] = (), broadcast: Sequence[str] = (), part: str = WHOLE
     ) -> Any:
@@ -118,9 +122,9 @@ class PolicyWorker(RankWorker):
         """See SendingEndpoint.hide_segment."""
         self._sending[channel].hide_segment()
 
-    def send_weights(self, channel: str) -> Any:
+    def send_weights(self, channel: str) -> None:
         """See SendingEndpoint.send."""
-        return self._sending[channel].send()
+        self._sending[channel].send()
 
 
 @contextmanager

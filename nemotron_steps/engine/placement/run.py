@@ -34,17 +34,7 @@ from nemotron_steps.models.chat import ChatFormat
 def build_run(
     config: RlConfig, rows: RunRows, *, work: Path, reporter: Reporter, started: float
 ) -> tuple[GrpoRun, EnvironmentSet]:
-    """Every part of a training run; rows are checked against their environments before anything is loaded.
-
-    Args:
-        work: folder that survives a kill.
-        started: when this attempt began, `time.monotonic()`.
-
-    Raises:
-        DataError: a row that its environment could not score, or fewer rows than a step takes.
-        ConfigError: the layout does not come out even over the model and the devices (config/layout).
-        UnsupportedError: a part cannot do what the config asks of it, or is not where it should be.
-    """
+    """Every part of a training run; rows are checked against their environments before anything is loaded."""
     raise_if_rl_needs_ray(config)
     grpo = config.grpo
     needs = check_run_rows(config, rows)
@@ -52,7 +42,10 @@ def build_run(
         raise ConfigError("no policy to train", where="policy.checkpoint", hints=["--input policy=PATH"])
     folder = hf_folder(config.policy.checkpoint)
     chat = ChatFormat.from_folder(folder, config.policy.tokenizer.chat_template_kwargs)
-    penalties = _reward_penalties(config, chat)
+    penalties = None
+    if config.reward_penalties.any_enabled:
+        asked = chat.render_text([{"role": "user", "content": "x"}])
+        penalties = RewardPenalties.of(config.reward_penalties, config.env.nemo_gym.thinking_tags, asked, chat.encode)
     prompts = prompt_stream(config, rows.train)
     updates = grpo.num_prompts_per_step * grpo.num_generations_per_prompt // config.policy.train_global_batch_size
     wanted = Wanted(
@@ -113,12 +106,7 @@ def build_run(
 
 
 def place(config: RlConfig, wanted: Wanted) -> Parts:
-    """Load every part where `cluster` puts it.
-
-    Raises:
-        ConfigError: the layout does not come out even over the model and the devices (config/layout).
-        UnsupportedError: a part cannot do what the config asks of it, or is not where it should be.
-    """
+    """Load every part where `cluster` puts it."""
     sizes = parallel_config_of(config)
     raise_if_violated(sizes, facts_of(wanted.hf_folder))
     if wanted.teachers is not None:
@@ -148,15 +136,4 @@ def _teachers(config: RlConfig) -> WantedTeachers | None:
         topk=0 if config.grpo.adv_estimator.name == "opd" else settings.topk_logits_k,
         offload=settings.offload,
         apart={name: teacher_config(config.policy, apart.of(name)) for name in settings.teachers if apart.enabled},
-    )
-
-
-def _reward_penalties(config: RlConfig, chat: ChatFormat) -> RewardPenalties | None:
-    if not config.reward_penalties.any_enabled:
-        return None
-    return RewardPenalties.of(
-        config.reward_penalties,
-        config.env.nemo_gym.thinking_tags,
-        chat.render_text([{"role": "user", "content": "x"}]),
-        chat.encode,
     )

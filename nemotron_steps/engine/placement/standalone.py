@@ -29,7 +29,6 @@ from nemotron_steps.engine.workers.workers import places
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.models.chat import ChatFormat
-from nemotron_steps.models.huggingface import load_hf_weights
 
 
 @contextmanager
@@ -42,13 +41,7 @@ def open_policy(
     reference: bool,
     total_steps: int,
 ) -> Iterator[tuple[Policy, dict[str, Any]]]:
-    """A policy that trains without a generator, until the block ends; and where it is, for the journal. Further
-    arguments as `build_policy`.
-
-    Raises:
-        ConfigError: `cluster.policy_workers` is not the number of GPUs, or the layout does not divide the ranks.
-        UnsupportedError, WorkerLostError: see RayCluster and RayPolicy.
-    """
+    """A policy that trains without a generator, until the block ends; and where it is, for the journal."""
     if cluster.backend != "ray":
         here = build_policy(config, checkpoint, loss_fn, reference=reference, total_steps=total_steps)
         yield here, {"backend": "process"}
@@ -86,22 +79,16 @@ class SamplingWanted:
 
 @dataclass
 class SamplingParts:
-    """The live parts. `resources` frees them."""
+    """The live parts, with environments of which none is created yet. `resources` frees them."""
 
     sampler: AsyncSampler
     environments: EnvironmentSet
-    """None is created yet."""
     resources: ExitStack
     where: dict[str, Any]
 
 
 def place_sampling(cluster: ClusterConfig, wanted: SamplingWanted) -> SamplingParts:
-    """Load everything where `cluster` puts it.
-
-    Raises:
-        ConfigError: no generator fits the devices. UnsupportedError, WorkerLostError, JudgeUnavailableError: see the
-            modules of the parts.
-    """
+    """Load everything where `cluster` puts it."""
     with ExitStack() as resources:
         if cluster.backend == "ray":
             return _on_ray(cluster, wanted, resources)
@@ -132,7 +119,7 @@ def _on_ray(config: ClusterConfig, wanted: SamplingWanted, resources: ExitStack)
     )
     generator = RayGenerator(settings, generator_options(plan, cluster, []))
     resources.callback(generator.close)
-    generator.update_weights(load_hf_weights(wanted.hf_folder).items(), 0)
+    generator.load()
     judges, environments = place_graders(
         gym, chosen, plan, cluster, generator.workers, resources, seed=wanted.seed, only=wanted.only
     )
@@ -144,8 +131,7 @@ def _on_ray(config: ClusterConfig, wanted: SamplingWanted, resources: ExitStack)
 def device_plan(
     cluster: ClusterConfig, generation: GenerationConfig, judge_nodes: int, local: Mapping[str, VllmModelConfig]
 ) -> DevicePlan:
-    """The devices of generators and of judges that are loaded here, by role. ConfigError: not one generator has its
-    GPUs."""
+    """The devices of generators and of judges that are loaded here, by role."""
     width, gpus = generation.devices_per_generator, cluster.gpus_per_node
     generators = (gpus // width) * (cluster.num_nodes - judge_nodes) if gpus else cluster.policy_workers or 1
     if generators < 1:

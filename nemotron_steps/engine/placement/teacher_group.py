@@ -44,17 +44,7 @@ class TeacherWorker(RankWorker):
 
 
 class PlacedTeachers:
-    """The `Teachers` of a run, each with ranks of its own.
-
-    Args:
-        options: teacher → Ray's actor options, one mapping a rank.
-        topk: tokens kept of each distribution, at most all of them.
-        vocab_size: the policy's.
-        local: see RankGroup.
-
-    Raises:
-        WorkerLostError: a rank died, in any method.
-    """
+    """The `Teachers` of a run, each with ranks of its own."""
 
     def __init__(
         self, options: Mapping[str, Sequence[Mapping[str, Any]]], topk: int, vocab_size: int, *, local: bool
@@ -69,11 +59,7 @@ class PlacedTeachers:
         self.workers = [worker for group in self._groups.values() for worker in group.workers]
 
     def build(self, configs: Mapping[str, PolicyConfig], checkpoints: Mapping[str, Path]) -> None:
-        """Load all of them at once; arguments by teacher, as `frozen_teacher`'s.
-
-        Raises:
-            ConfigError, ArtifactError: see `frozen_teacher`.
-        """
+        """Load all of them at once; arguments by teacher, as `frozen_teacher`'s."""
         calls: dict[Any, Worker] = {}
         for name, group in self._groups.items():
             calls |= group.calls("build", configs[name], name, checkpoints[name], self._vocab_size)

@@ -24,11 +24,11 @@ from nemotron_steps.engine.rollouts.data import PromptRow
 from nemotron_steps.engine.rollouts.failures import (
     PROMPT_TOO_LONG,
     PROMPT_UNUSABLE,
-    Failure,
     FailureReports,
     RolloutFailedError,
     ask,
     failed_rollout,
+    told_of,
 )
 from nemotron_steps.engine.rollouts.turns import (
     BROKEN_TOKENS,
@@ -44,13 +44,11 @@ from nemotron_steps.environments.base import (
     Environment,
     GradeResult,
     InvalidVerdictError,
-    Row,
     Session,
 )
 from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.judged.judge_transcripts import JUDGE_NOTES, notes_from
 from nemotron_steps.environments.responses import Response
-from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.rows.layouts import read_request
 
@@ -72,24 +70,14 @@ class _GroupRequest:
     version: int
     """Of the weights when it began."""
 
-    def failed(self, index: int, failure: Failure, *, truncated: bool = False) -> Rollout:
+    def failed(self, index: int, verdict: GradeResult) -> Rollout:
         """A member with nothing to train."""
-        return failed_rollout(self.group_id, index, self.environment.name, failure, truncated=truncated)
+        too_long = verdict.failure == PROMPT_TOO_LONG
+        return failed_rollout(self.group_id, index, self.environment.name, verdict, truncated=too_long)
 
 
 class RolloutCollector:
-    """Turns prompts into graded groups.
-
-    Args:
-        sampler: the policy's generator.
-        chat: the policy's tokenizer and template.
-        environments: finds a row's environment.
-        params: how to sample; max_new_tokens is cut to what max_total_length leaves.
-        max_total_length: prompt, answers and tool results together.
-        max_turns: assistant turns a rollout may take.
-        turn_format: how the policy writes reasoning and tool calls.
-        reporter: is told of failed rollouts.
-    """
+    """Turns prompts into graded groups."""
 
     def __init__(
         self,
@@ -105,7 +93,7 @@ class RolloutCollector:
     ) -> None:
         self._sampler = sampler
         self._chat = chat
-        self._environments = environments
+        self.environments = environments
         self.params = params
         self.max_total_length = max_total_length
         self._plain = ChatSettings(sampler, chat, turn_format, max_turns)
@@ -114,18 +102,10 @@ class RolloutCollector:
 
     def environment_of(self, prompt: PromptRow) -> Environment:
         """The environment that judges a prompt."""
-        return self._environments.route(prompt.row, prompt.where)
-
-    def environment_named(self, name: str) -> Environment:
-        """An environment by name."""
-        return self._environments.get(name)
+        return self.environments.route(prompt.row, prompt.where)
 
     def shown(self, rollout: Rollout, *, whole: bool = True) -> dict[str, str]:
-        """`prompt` as the policy saw it, and `response`: its turns.
-
-        Args:
-            whole: with the special tokens, which begin and end turns.
-        """
+        """`prompt` as the policy saw it, and `response`: its turns."""
         first_sampled = rollout.turns[0][0] if rollout.turns else len(rollout.token_ids)
         said = (self._chat.decode(rollout.token_ids[start:end], whole=whole) for start, end in rollout.turns)
         return {
@@ -143,15 +123,7 @@ class RolloutCollector:
         params: SamplingParams | None = None,
         cuts: Sequence[asyncio.Event] | None = None,
     ) -> list[RolloutGroup]:
-        """Groups of all prompts, in order.
-
-        Args:
-            group_ids: one a prompt, unique within a run; they also seed the sampling.
-            num_generations: G.
-            environment: judge with this one instead of each row's own.
-            params: sample with these instead.
-            cuts: an event a prompt; setting it ends that group with the rollouts finished by then.
-        """
+        """Groups of all prompts, in order."""
         tasks = [
             asyncio.ensure_future(
                 self.collect_group(
@@ -182,36 +154,29 @@ class RolloutCollector:
         params: SamplingParams | None = None,
         cut: asyncio.Event | None = None,
     ) -> RolloutGroup:
-        """Sample and judge one prompt's group. A rollout on which the environment breaks is a failed one of it.
-
-        Raises:
-            StragglerError: it was cut before two rollouts had finished.
-            JudgeLostError: its judge, which runs beside the policy, is dead.
-        """
+        """Sample and judge one prompt's group. A rollout on which the environment breaks is a failed one of it."""
         environment = environment or self.environment_of(prompt)
         version = self._sampler.generator.weight_version
         group = _GroupRequest(prompt, group_id, num_generations, environment, params or self.params, cut, version)
         if environment.runs_agent:
-            return await self._collect_agents(group)
+            self._sampler.bind()
+            agents = {i: asyncio.ensure_future(self._run_agent(group, i)) for i in range(num_generations)}
+            return self._group(group, [rollout for _, rollout in sorted((await _finished(agents, group)).items())])
         settings = self._plain
         sessions: dict[int, Session] = {}
         verdicts: dict[int, GradeResult] = {}
         trajectories: dict[int, Trajectory] = {}
         responses: dict[int, Response] = {}
         try:
-            seeding = (self._seed(environment, prompt.row, i, sessions, verdicts) for i in range(num_generations))
-            await asyncio.gather(*seeding)
+            await asyncio.gather(*(self._seed(group, i, sessions, verdicts) for i in range(num_generations)))
             if sessions:
                 try:
-                    settings = self._settings_of(group)
-                    prompt_ids = self._prompt_ids(prompt, settings, sessions[min(sessions)].tools)
+                    settings, prompt_ids = self._prompt(group, sessions[min(sessions)].tools)
                 except RolloutFailedError as error:
-                    failure, too_long = error.failure, error.failure.name == PROMPT_TOO_LONG
-                    members = [group.failed(i, failure, truncated=too_long) for i in range(num_generations)]
-                    return self._group(group, members)
+                    return self._group(group, [group.failed(i, error.verdict) for i in range(num_generations)])
                 trajectories = await self._sample(group, settings, sessions, prompt_ids)
                 responses = {i: response_of(trajectory, settings.chat) for i, trajectory in trajectories.items()}
-                verdicts |= {i: t.failure.verdict for i, t in trajectories.items() if t.failure is not None}
+                verdicts |= {i: t.failure for i, t in trajectories.items() if t.failure is not None}
                 judged = {i: response for i, response in responses.items() if i not in verdicts}
                 verdicts |= await _verdicts(self._judge(group, judged, sessions), cut, group_id)
         finally:
@@ -221,24 +186,19 @@ class RolloutCollector:
         rollouts = [
             _rollout(group, i, trajectories[i], responses[i], v, settings.turn_format)
             if i in trajectories
-            else group.failed(i, Failure.of(v))
+            else group.failed(i, v)
             for i, v in sorted(verdicts.items())
         ]
         return self._group(group, rollouts)
 
     async def _seed(
-        self,
-        environment: Environment,
-        row: Row,
-        index: int,
-        sessions: dict[int, Session],
-        failed: dict[int, GradeResult],
+        self, group: _GroupRequest, index: int, sessions: dict[int, Session], failed: dict[int, GradeResult]
     ) -> None:
         """Open a member's session, into `sessions` or else `failed`."""
         try:
-            sessions[index] = await ask(environment, "seed", environment.seed(row))
+            sessions[index] = await ask(group.environment, "seed", group.environment.seed(group.prompt.row))
         except RolloutFailedError as error:
-            failed[index] = error.failure.verdict
+            failed[index] = error.verdict
 
     async def _sample(
         self, group: _GroupRequest, settings: ChatSettings, sessions: Mapping[int, Session], prompt_ids: list[int]
@@ -264,32 +224,29 @@ class RolloutCollector:
         }
         return await _finished(running, group)
 
-    def _settings_of(self, group: _GroupRequest) -> ChatSettings:
-        """With the template's variables of this row and its agent. RolloutFailedError: the row cannot be read."""
-        try:
-            own = read_request(group.prompt.row, group.prompt.where).template_kwargs
-            changed = {**group.environment.config.chat_template_kwargs, **own}
-            if not changed:
-                return self._plain
-            key = json.dumps(changed, sort_keys=True, default=str)
-            if key not in self._settings:
-                chat = self._chat.with_template_kwargs(changed, group.prompt.where)
-                format_of_row = self._plain.turn_format.under(chat)
-                self._settings[key] = replace(self._plain, chat=chat, turn_format=format_of_row)
-            return self._settings[key]
-        except DataError as error:
-            raise RolloutFailedError(Failure.of(GradeResult.of_error(error, PROMPT_UNUSABLE))) from error
+    def _prompt(self, group: _GroupRequest, tools: Sequence[dict[str, Any]]) -> tuple[ChatSettings, list[int]]:
+        """The prompt's tokens, under the template's variables of this row and its agent.
 
-    def _prompt_ids(self, prompt: PromptRow, settings: ChatSettings, tools: Sequence[dict[str, Any]]) -> list[int]:
-        """The prompt's tokens. RolloutFailedError: the row cannot be rendered, or leaves no room for an answer."""
+        RolloutFailedError: the row cannot be read or rendered, or leaves no room for an answer.
+        """
+        prompt, settings = group.prompt, self._plain
         try:
-            ids = settings.chat.render(read_request(prompt.row, prompt.where).messages, tools)
+            request = read_request(prompt.row, prompt.where)
+            changed = {**group.environment.config.chat_template_kwargs, **request.template_kwargs}
+            if changed:
+                key = json.dumps(changed, sort_keys=True, default=str)
+                if key not in self._settings:
+                    chat = self._chat.with_template_kwargs(changed, prompt.where)
+                    turn_format = settings.turn_format.under(chat)
+                    self._settings[key] = replace(settings, chat=chat, turn_format=turn_format)
+                settings = self._settings[key]
+            ids = settings.chat.render(request.messages, tools)
         except Exception as error:  # templates raise whatever they stumble over in a row
-            raise RolloutFailedError(Failure.of(GradeResult.of_error(error, PROMPT_UNUSABLE))) from error
+            raise RolloutFailedError(GradeResult.of_error(error, PROMPT_UNUSABLE)) from error
         if len(ids) >= self.max_total_length:
             told = f"{len(ids)} tokens, of {self.max_total_length} with the answer"
-            raise RolloutFailedError(Failure(PROMPT_TOO_LONG, told))
-        return ids
+            raise RolloutFailedError(GradeResult.failed(PROMPT_TOO_LONG, message=told))
+        return settings, ids
 
     async def _judge(
         self, group: _GroupRequest, responses: Mapping[int, Response], sessions: Mapping[int, Session]
@@ -302,26 +259,19 @@ class RolloutCollector:
         try:
             verdicts = await ask(environment, "judge_group", judging)
         except RolloutFailedError as error:
-            verdicts = [error.failure.verdict] * len(responses)
+            verdicts = [error.verdict] * len(responses)
         return dict(zip(responses, verdicts, strict=True))
 
     async def _release(self, group: _GroupRequest, session: Session) -> None:
         try:
             await ask(group.environment, "release", group.environment.release(session))
         except RolloutFailedError as error:
-            self._reports.tell(group.prompt, group.group_id, group.environment.name, error.failure, 1)
+            self._reports.tell(group.prompt, group.group_id, group.environment.name, error.verdict, 1)
 
     def _group(self, group: _GroupRequest, rollouts: list[Rollout]) -> RolloutGroup:
         self._reports.report(group.prompt, group.group_id, rollouts)
         oldest = min((min(r.weight_versions) for r in rollouts if r.weight_versions), default=group.version)
         return RolloutGroup(group.group_id, group.prompt.index, rollouts, oldest)
-
-    async def _collect_agents(self, group: _GroupRequest) -> RolloutGroup:
-        """A group whose rollouts are run by an agent that samples through the policy's endpoint."""
-        self._sampler.bind()
-        running = {i: asyncio.ensure_future(self._run_agent(group, i)) for i in range(group.num_generations)}
-        finished = await _finished(running, group)
-        return self._group(group, [rollout for _, rollout in sorted(finished.items())])
 
     async def _run_agent(self, group: _GroupRequest, index: int) -> Rollout:
         """One rollout of an agent."""
@@ -335,18 +285,19 @@ class RolloutCollector:
             run = await ask(environment, "run_agent", environment.run_agent(group.prompt.row, sampling))
             verdict = environment.checked("run_agent", run.verdict)
         except RolloutFailedError as error:
-            return group.failed(index, error.failure)
+            return group.failed(index, error.verdict)
         except InvalidVerdictError as error:
-            return group.failed(index, Failure.of(GradeResult.of_error(error)))
+            return group.failed(index, GradeResult.of_error(error))
         if verdict.failure is not None:
-            return group.failed(index, Failure.of(verdict))
+            return group.failed(index, verdict)
         try:
             trajectory = trajectory_of(run, self._chat, group.version, params)
             response = response_of(trajectory, self._chat)
         except BrokenTokensError as error:
-            return group.failed(index, Failure(BROKEN_TOKENS, str(error)))
+            return group.failed(index, GradeResult.failed(BROKEN_TOKENS, message=str(error)))
         except (TypeError, ValueError, KeyError, AttributeError) as error:  # whatever a server sent
-            return group.failed(index, Failure(BROKEN_TOKENS, f"malformed output items: {error!r}"))
+            said = f"malformed output items: {error!r}"
+            return group.failed(index, GradeResult.failed(BROKEN_TOKENS, message=said))
         turn_format = self._plain.turn_format
         trajectory.malformed_tool_calls = sum(
             len(parse_assistant(text, turn_format=turn_format).malformed_tool_calls) for text in trajectory.texts
@@ -382,7 +333,7 @@ def _rollout(
             "answer_tokens": response.num_answer_tokens,
             "malformed_tool_calls": trajectory.malformed_tool_calls,
             FORMAT_KEY: [turn_format.reasoning_parser, turn_format.tool_parser],
-            **(Failure.of(verdict).metadata if verdict.failure or GRADER_FAILED in verdict.components else {}),
+            **(told_of(verdict) if verdict.failure or GRADER_FAILED in verdict.components else {}),
             **({JUDGE_NOTES: notes} if (notes := notes_from(verdict.details)) else {}),
         },
         routed_experts=trajectory.routed_experts,
@@ -393,11 +344,7 @@ _Result = TypeVar("_Result")
 
 
 async def _finished(running: Mapping[int, asyncio.Future[_Result]], group: _GroupRequest) -> dict[int, _Result]:
-    """What the members came to that finished before the cut; the others are cancelled.
-
-    Raises:
-        StragglerError: fewer than two have.
-    """
+    """What the members came to that finished before the cut; the others are cancelled."""
     await _until_done_or_cut([*running.values()], group.cut)
     finished = {i: task.result() for i, task in running.items() if task.done()}
     for task in running.values():
@@ -410,10 +357,7 @@ async def _finished(running: Mapping[int, asyncio.Future[_Result]], group: _Grou
 async def _verdicts(
     judging: Coroutine[Any, Any, dict[int, GradeResult]], cut: asyncio.Event | None, group_id: str
 ) -> dict[int, GradeResult]:
-    """The verdicts of a group; a cut while it is judged makes it a straggler.
-
-    A group whose cut came before, while it was sampled, is judged in full: its rollouts are what the cut is to save.
-    """
+    """The verdicts of a group; a cut while it is judged makes it a straggler."""
     task = asyncio.ensure_future(judging)
     await _until_done_or_cut([task], None if cut is None or cut.is_set() else cut)
     if not task.done():

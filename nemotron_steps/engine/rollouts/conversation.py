@@ -96,12 +96,7 @@ def parse_assistant(
     turn_format: TurnFormat = DEFAULT_FORMAT,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> AssistantTurn:
-    """Take a decoded assistant turn apart. Calls that cannot be read stay in the text and are named, never guessed.
-
-    Args:
-        call_prefix: of the calls' ids.
-        tools: what was offered; formats that write arguments as plain text read their types from it.
-    """
+    """Take a decoded assistant turn apart. Calls that cannot be read stay in the text and are named, never guessed."""
     reasoning, answer = REASONING_PARSERS[turn_format.reasoning_parser](text)
     found = TOOL_PARSERS[turn_format.tool_parser](answer, tools)
     calls = tuple(ToolCall(name, arguments, f"{call_prefix}_{i}") for i, (name, arguments) in enumerate(found.calls))

@@ -53,18 +53,7 @@ class Rows(Sequence[Item]):
 
 
 class PromptRows(Rows[PromptRow]):
-    """The rows of a JSON Lines file, each read from the file when it is asked for: a million prompts are 16 MB here.
-
-    Every row is read once at first, so that a malformed one is told before anything else happens. The file must not
-    change afterwards.
-
-    Args:
-        file: JSON Lines.
-        check: called with every row at first; raises for what its user cannot read.
-
-    Raises:
-        DataError: names file and line of a malformed row; here, or later if the file was changed meanwhile.
-    """
+    """The rows of a JSON Lines file, each read from the file when it is asked for: a million prompts are 16 MB here."""
 
     def __init__(self, file: Path, check: Callable[[PromptRow], None] | None = None) -> None:
         self._file = file
@@ -121,29 +110,6 @@ class PromptRows(Rows[PromptRow]):
             yield file
 
 
-class JoinedRows(Rows[PromptRow]):
-    """Several sequences of rows as one, without a copy of them."""
-
-    def __init__(self, *parts: Sequence[PromptRow]) -> None:
-        self._parts = parts
-
-    def __len__(self) -> int:
-        """Rows of all parts."""
-        return sum(len(part) for part in self._parts)
-
-    def at(self, place: int) -> PromptRow:
-        """See Rows."""
-        for part in self._parts:
-            if place < len(part):
-                return part[place]
-            place -= len(part)
-        raise IndexError(place)
-
-    def __iter__(self) -> Iterator[PromptRow]:
-        """Every row, part after part."""
-        return chain(*self._parts)
-
-
 def read_rows(path: str | Path) -> PromptRows:
     """Every row of a JSON Lines file. DataError names file and line of the first malformed one."""
     file = Path(path)
@@ -166,10 +132,8 @@ def _stamp(file: Path) -> tuple[int, int]:
 
 
 class PromptStream:
-    """Batches of rows, epoch after epoch; each epoch is a permutation drawn from (seed, epoch).
-
-    The state is two numbers, so a resumed run serves exactly the prompts that the cut-off one had not.
-    """
+    """Batches of rows, epoch after epoch. Each epoch is a permutation drawn from (seed, epoch): the state is two
+    numbers."""
 
     def __init__(
         self, rows: Sequence[PromptRow], *, batch_size: int, max_epochs: int, seed: int, shuffle: bool
@@ -198,10 +162,7 @@ class PromptStream:
         return self._cached_order[1]
 
     def __iter__(self) -> Iterator[list[PromptRow]]:
-        """Full batches only; the rest of an epoch that does not fill one is left out.
-
-        Iterators share the stream's position: whichever is asked next goes on where the last one was.
-        """
+        """Full batches only; the rest of an epoch that does not fill one is left out."""
         while self._epoch < self._max_epochs:
             order = self._order(self._epoch)
             if self._position + self._batch_size > len(order):
@@ -226,11 +187,6 @@ class PromptStream:
         """The prompt at a place of the whole order, as iterating would serve it."""
         per_epoch = self.steps_per_epoch() * self._batch_size
         return self._rows[self._order(position // per_epoch)[position % per_epoch]]
-
-    @property
-    def epoch(self) -> int:
-        """Epochs completed."""
-        return self._epoch
 
     def steps_per_epoch(self) -> int:
         """Full batches in one epoch."""

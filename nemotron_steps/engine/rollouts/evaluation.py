@@ -113,21 +113,14 @@ def preference(verdict: tuple[float, float, float]) -> int:
 def measure_agreement(
     judge: GeneratorJudge, rows: Sequence[PromptRow], *, temperature: float, max_tokens: int
 ) -> tuple[Agreement, list[dict[str, Any]]]:
-    """Ask the judge every row.
-
-    Returns:
-        The counts, and one record a pair (question, label, reply).
-    """
+    """Ask the judge every row: counts, and one record a pair (question, label, reply)."""
 
     async def ask_all() -> list[str]:
-        return list(
-            await asyncio.gather(
-                *(
-                    judge.complete(row.row["messages"][:-1], temperature=temperature, top_p=1.0, max_tokens=max_tokens)
-                    for row in rows
-                )
-            )
+        asked = (
+            judge.complete(row.row["messages"][:-1], temperature=temperature, top_p=1.0, max_tokens=max_tokens)
+            for row in rows
         )
+        return await asyncio.gather(*asked)
 
     replies = asyncio.run(ask_all())
     agreed = unparsed = 0
@@ -139,12 +132,6 @@ def measure_agreement(
         unparsed += found is None
         same = label is not None and found is not None and preference(found) == preference(label)
         agreed += same
-        records.append(
-            {
-                "prompt": row.row["messages"][-2]["content"],
-                "response": reply,
-                "label": label_text,
-                "reward": float(same),
-            }
-        )
+        prompt = row.row["messages"][-2]["content"]
+        records.append({"prompt": prompt, "response": reply, "label": label_text, "reward": float(same)})
     return Agreement(len(rows), agreed, unparsed), records

@@ -1,8 +1,7 @@
 """What becomes of a rollout whose environment breaks: a failure with a name, masked and reported, and nothing else.
 
-One bad row, one exception in a grader, a tool or a follow-up, one dead environment: none of them ends a run. What does
-is a share of failures over a bound (engine/grpo/filters.py), and what no environment causes: the policy's generator,
-and a judge that runs beside it.
+What ends a run is a share of failures over a bound (engine/grpo/filters.py), and what no environment causes: the
+policy's generator, and a judge that runs beside it.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from nemotron_steps.engine.reporting import Reporter
@@ -57,63 +55,33 @@ REPORTED = 20
 Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why a rollout has no reward."""
-
-    name: str
-    message: str = ""
-    traceback: str = ""
-    hint: str = ""
-    """A command that shows it again."""
-
-    @classmethod
-    def of(cls, verdict: GradeResult) -> Failure:
-        """What a failed verdict says, or one of an answer that the grader failed over."""
-        message, trace, hint = (str(verdict.details.get(name) or "") for name in ("message", "traceback", "hint"))
-        return cls(verdict.failure or GRADER_FAILED, message, trace, hint)
-
-    @property
-    def verdict(self) -> GradeResult:
-        """The inverse of `of`."""
-        return GradeResult.failed(self.name, **self.metadata)
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        """As `Rollout.metadata` has it."""
-        said = {"message": self.message, "traceback": self.traceback, "hint": self.hint}
-        return {name: text for name, text in said.items() if text}
-
-
 class RolloutFailedError(Exception):
     """An environment broke on a rollout. Internal to the collector, which masks the rollout."""
 
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.name)
-        self.failure = failure
+    def __init__(self, verdict: GradeResult) -> None:
+        super().__init__(verdict.failure)
+        self.verdict = verdict
+
+
+def told_of(verdict: GradeResult) -> dict[str, str]:
+    """What a verdict says of its failure, as `Rollout.metadata` has it; the hint is a command that shows it again."""
+    said = {name: verdict.details.get(name) for name in ("message", "traceback", "hint")}
+    return {name: str(text) for name, text in said.items() if text}
 
 
 async def ask(environment: Environment, call: str, answer: Awaitable[Answer]) -> Answer:
-    """What a method of an environment answers.
-
-    Args:
-        call: the method's name.
-
-    Raises:
-        RolloutFailedError: it raised something, returned something else than it should, or did not answer in time.
-        JudgeLostError: its judge, which runs beside the policy, is dead.
-    """
+    """What a method of an environment answers."""
     name, kinds = CALLS[call]
     try:
         result = await call_with_timeout(environment.name, call, answer)
     except JudgeLostError:
         raise
     except Exception as error:
-        raise RolloutFailedError(Failure.of(GradeResult.of_error(error, name))) from error
+        raise RolloutFailedError(GradeResult.of_error(error, name)) from error
     if not isinstance(result, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
         said = f"`{call}` of environment `{environment.name}` returned {result!r:.200}, expected {wanted}"
-        raise RolloutFailedError(Failure(name, said))
+        raise RolloutFailedError(GradeResult.failed(name, message=said))
     return result
 
 
@@ -130,27 +98,28 @@ class FailureReports:
         for name in dict.fromkeys(name for name, _ in named if name is not None):
             failed = [rollout for each, rollout in named if each == name]
             said = next((r.metadata for r in failed if r.metadata.get("message")), {})
-            failure = Failure(name, said.get("message", ""), said.get("traceback", ""), said.get("hint", ""))
-            self.tell(prompt, group_id, failed[0].environment, failure, len(failed))
+            verdict = GradeResult.failed(name, **{key: said.get(key) for key in ("message", "traceback", "hint")})
+            self.tell(prompt, group_id, failed[0].environment, verdict, len(failed))
 
-    def tell(self, prompt: PromptRow, group_id: str, environment: str, failure: Failure, rollouts: int) -> None:
+    def tell(self, prompt: PromptRow, group_id: str, environment: str, verdict: GradeResult, rollouts: int) -> None:
         """One event `rollout_failed`."""
-        self._reported[environment, failure.name] += 1
-        if self._reporter is None or self._reported[environment, failure.name] > REPORTED:
+        kind = (environment, verdict.failure or "")
+        self._reported[kind] += 1
+        if self._reporter is None or self._reported[kind] > REPORTED:
             return
         self._reporter.event(
             "rollout_failed",
             environment=environment,
-            failure=failure.name,
+            failure=verdict.failure,
             where=prompt.where,
             group=group_id,
             rollouts=rollouts,
-            **failure.metadata,
+            **told_of(verdict),
         )
 
 
 def failed_rollout(
-    group_id: str, index: int, environment: str, failure: Failure, *, truncated: bool = False
+    group_id: str, index: int, environment: str, verdict: GradeResult, *, truncated: bool = False
 ) -> Rollout:
     """A rollout with nothing to train: masked out and counted as failed."""
     return Rollout(
@@ -163,8 +132,8 @@ def failed_rollout(
         float("nan"),
         environment,
         truncated,
-        failure=failure.name,
-        metadata=dict(failure.metadata),
+        failure=verdict.failure,
+        metadata=dict(told_of(verdict)),
     )
 
 
@@ -175,14 +144,7 @@ AGENT_SECONDS = 6 * 3600.0
 
 
 async def call_with_timeout(name: str, call: str, answer: Awaitable[Answer]) -> Answer:
-    """What an environment answers.
-
-    Args:
-        name: of the environment. call: of its method. Both for the message.
-
-    Raises:
-        WorkerLostError: it did not answer in time.
-    """
+    """What an environment answers."""
     limit = AGENT_SECONDS if call == "run_agent" else ENVIRONMENT_SECONDS
     try:
         async with asyncio.timeout(limit) as clock:

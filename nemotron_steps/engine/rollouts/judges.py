@@ -23,15 +23,7 @@ class StepwiseJudge(Protocol):
 
 
 class GeneratorJudge:
-    """Chat completions of a local model, batched with whatever else asks it at the time.
-
-    Sampling is seeded by the question itself, how often it was asked in this training step, and the step, so a
-    resumed run is judged exactly as an unbroken one.
-
-    Args:
-        max_total_length: the judge's context; longer questions raise JudgeUnavailableError, which masks the sample.
-        length_key: the config key that says so.
-    """
+    """Chat completions of a local model, batched with whatever else asks it at the time."""
 
     def __init__(
         self, sampler: AsyncSampler, chat: ChatFormat, *, max_total_length: int, length_key: str, seed: int
@@ -42,7 +34,6 @@ class GeneratorJudge:
         self._length_key = length_key
         self._seed = seed
         self._labels = QuestionLabels()
-        self.calls = 0
 
     def start_step(self, step: str) -> None:
         """Name the training step that the following questions belong to."""
@@ -60,7 +51,6 @@ class GeneratorJudge:
                 expected=f"fewer than {self._max_total_length} tokens",
                 hints=[longer_context(self._length_key, len(prompt_ids) + max_tokens)],
             )
-        self.calls += 1
         params = SamplingParams(
             max_new_tokens=min(max_tokens, room),
             temperature=temperature,

@@ -31,12 +31,7 @@ def asks_for_low_effort(row: Mapping[str, Any], where: str, string: str) -> bool
 
 def with_instruction(messages: Sequence[Mapping[str, Any]], instruction: str) -> list[dict[str, Any]]:
     """A prompt with `instruction` at the end of its last user message, wherever that stands: a tool's result or an
-    earlier answer is not the place to ask for anything. A prompt without a user message gets one.
-
-    Args:
-        messages: chat messages, or a Responses API request's input items. Content may be a text or a list of parts.
-        instruction: nothing is changed where the message has it already.
-    """
+    earlier answer is not the place to ask for anything."""
     asked = [dict(message) for message in messages]
     users = [i for i, m in enumerate(asked) if (m.get("type") or "message") == "message" and m.get("role") == "user"]
     if not users:

@@ -1,9 +1,5 @@
-"""How often a policy solves each prompt.
-
-Prompts are begun in their order, a bounded number at a time, and told as they finish. What is sampled for a prompt
-follows from the seed and its place in the file, so that a cut-off rating goes on where it was and ends as an unbroken
-one. Not for: what to do with the rates (steps/data_prep/difficulty.py).
-"""
+"""How often a policy solves each prompt. What is sampled for one follows from the seed and its place in the file, so
+that a cut-off rating goes on where it was."""
 
 from __future__ import annotations
 
@@ -21,15 +17,7 @@ from nemotron_steps.engine.types import RolloutGroup
 
 @dataclass(frozen=True)
 class PassRate:
-    """What a policy made of one prompt.
-
-    Attributes:
-        index: 0-based place of the prompt in its file.
-        graded: samples with a reward; the policy has not failed where nothing could be judged.
-        passed: of these, with a reward of at least the pass mark.
-        mean_reward: of the graded samples; None without any.
-        answer_tokens: mean over all samples.
-    """
+    """What a policy made of one prompt."""
 
     index: int
     graded: int
@@ -112,14 +100,7 @@ async def rate_prompts(
     began: Callable[[PromptRow], int],
     rated: Callable[[int, PromptRow, RolloutGroup], None],
 ) -> None:
-    """Sample and grade every prompt.
-
-    Args:
-        samples: of each prompt.
-        at_once: prompts that are under way together.
-        began: told of each prompt before it is sampled; what it returns is given back to `rated`.
-        rated: told of each group when it is graded; an exception of it ends the rating.
-    """
+    """Sample and grade every prompt."""
     under_way: dict[asyncio.Task[RolloutGroup], tuple[int, PromptRow]] = {}
 
     async def wait_for_some() -> None:
@@ -143,10 +124,7 @@ async def rate_prompts(
 
 
 def by_difficulty(rates: Mapping[int, PassRate], kept: Iterable[int], *, easy_first: bool) -> list[int]:
-    """Places of the kept prompts, sorted: by pass rate, then mean reward, then as they stood.
-
-    Prompts without a rate are spread evenly among the others, in the order in which they stood.
-    """
+    """Places of the kept prompts, sorted: by pass rate, then mean reward, then as they stood."""
     places = list(kept)
     with_rate = [place for place in places if rates[place].rate is not None]
     without = [place for place in places if rates[place].rate is None]

@@ -17,15 +17,7 @@ _SECTION = "on_policy_distillation"
 
 
 class TeacherChoice:
-    """Rows to names of teachers.
-
-    Args:
-        config: `on_policy_distillation`.
-        only: the one environment that every row goes to, which then stands for the agent; None where rows name one.
-
-    Raises:
-        ConfigError: no teachers, or a name that no teacher has.
-    """
+    """Rows to names of teachers."""
 
     def __init__(self, config: OnPolicyDistillationConfig, *, only: str | None) -> None:
         self._config, self._only = config, only
@@ -46,11 +38,7 @@ class TeacherChoice:
             self._known(self._default, f"{_SECTION}.default_teacher_alias")
 
     def of(self, row: Mapping[str, Any], where: str) -> str:
-        """The teacher of a row.
-
-        Raises:
-            DataError: it has none, or names one that is not there.
-        """
+        """The teacher of a row."""
         config = self._config
         if config.teacher_field is not None:
             name = row.get(config.teacher_field)

@@ -26,13 +26,7 @@ _SPACE = re.compile(r"\s*")
 
 @dataclass(frozen=True)
 class ParsedCalls:
-    """An answer taken apart.
-
-    Attributes:
-        text: what is left of it without its well-formed calls; stripped when there were some.
-        calls: (tool name, arguments as JSON text), in order.
-        malformed: bodies of calls that could not be read; they are in `text` too.
-    """
+    """An answer taken apart."""
 
     text: str
     calls: tuple[tuple[str, str], ...] = ()
@@ -48,11 +42,7 @@ class MalformedCallError(ValueError):
 
 
 def read_json(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value that begins at or after `start`, and where it ends.
-
-    Raises:
-        MalformedCallError: no value, or one with NaN or infinities, which JSON does not have.
-    """
+    """The JSON value that begins at or after `start`, and where it ends."""
     try:
         return _DECODER.raw_decode(text, skip_space(text, start))
     except (ValueError, RecursionError) as error:
@@ -67,11 +57,7 @@ def skip_space(text: str, start: int) -> int:
 
 
 def call_of(value: Any, arguments_key: str = "arguments") -> tuple[str, str]:
-    """(name, arguments as JSON text) of a call written as a JSON object.
-
-    Raises:
-        MalformedCallError: it is not one.
-    """
+    """(name, arguments as JSON text) of a call written as a JSON object."""
     if not isinstance(value, dict):
         raise MalformedCallError("the call is not an object")
     name, arguments = value.get("name"), value.get(arguments_key)
@@ -87,12 +73,7 @@ def call_of(value: Any, arguments_key: str = "arguments") -> tuple[str, str]:
 def take_tagged(
     text: str, opening: str, closing: str, read: Callable[[str, int], tuple[list[tuple[str, str]], int]]
 ) -> ParsedCalls:
-    """Take every `opening … closing` block out of a text.
-
-    Args:
-        read: (text, position after the opening tag) → (calls, position after their last character); raises
-            MalformedCallError.
-    """
+    """Take every `opening … closing` block out of a text."""
     kept: list[str] = []
     calls: list[tuple[str, str]] = []
     malformed: list[str] = []

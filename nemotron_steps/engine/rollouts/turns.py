@@ -1,8 +1,7 @@
 """The turns of one rollout: what the policy says, and what the environment says to it.
 
-The conversation goes on in tokens (models/chat.py): what was sampled stays as it was. Not for: groups and verdicts
-(collector.py). Of an agent's rollout, which samples through the policy's endpoint, the tokens are on its output items:
-what lies between two turns is the part of the later prompt that the earlier turn does not end with.
+The conversation goes on in tokens (models/chat.py): what was sampled stays as it was. The tokens of an agent's rollout
+are on its output items. Not for: groups and verdicts (collector.py).
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ import numpy.typing as npt
 
 from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts.conversation import AssistantTurn, TurnFormat, parse_assistant
-from nemotron_steps.engine.rollouts.failures import PROMPT_UNUSABLE, Failure, RolloutFailedError, ask
+from nemotron_steps.engine.rollouts.failures import PROMPT_UNUSABLE, RolloutFailedError, ask
 from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
 from nemotron_steps.environments.base import AgentRun, Environment, GradeResult, Row, Session
-from nemotron_steps.environments.responses import Response, ToolCall, function_call_output_item
+from nemotron_steps.environments.responses import Response, function_call_output_item
 from nemotron_steps.models.chat import ChatFormat
 
 
@@ -38,7 +37,7 @@ class Trajectory:
     texts: list[str] = field(default_factory=list)
     truncated: bool = False
     malformed_tool_calls: int = 0
-    failure: Failure | None = None
+    failure: GradeResult | None = None
     """Why it did not get to its end."""
     routed_experts: npt.NDArray[np.int16] | None = None
     """As a Rollout's."""
@@ -52,13 +51,10 @@ class Trajectory:
         self.weight_versions.extend(completion.weight_versions)
         self.turns.append((start, len(self.token_ids)))
         self.truncated = completion.finish_reason is not FinishReason.STOP
-        self._add_experts(completion.routed_experts)
-
-    def _add_experts(self, chosen: npt.NDArray[np.int16] | None) -> None:
-        """Those of tokens that had none: a turn feeds the turns before it again, under other weights perhaps."""
+        chosen, known = completion.routed_experts, self.routed_experts
         if chosen is not None:
-            known = self.routed_experts
-            # Copied: what came from another process lies in shared memory, which is not to be held for long.
+            # Of tokens that had none: a turn feeds the turns before it again, under other weights perhaps. Copied: what
+            # came from another process lies in shared memory, which is not to be held for long.
             self.routed_experts = chosen.copy() if known is None else np.concatenate((known, chosen[len(known) :]))
 
     def append_context(self, token_ids: Sequence[int]) -> None:
@@ -79,14 +75,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class ChatSettings:
-    """How rollouts are asked and read: the chat template with a row's variables, and what follows from them.
-
-    Attributes:
-        sampler: the policy's generator.
-        chat: the policy's tokenizer and template.
-        turn_format: how the policy writes reasoning and tool calls.
-        max_turns: assistant turns a rollout may take, where its environment's `max_steps` does not say.
-    """
+    """How rollouts are asked and read: the chat template with a row's variables, and what follows from them."""
 
     sampler: AsyncSampler
     chat: ChatFormat
@@ -104,12 +93,7 @@ class ChatSettings:
         member_id: str,
         max_total_length: int,
     ) -> Trajectory:
-        """One rollout, from its first sample to its end, or to where its environment broke (Trajectory.failure).
-
-        Args:
-            first: the first turn, being sampled.
-            member_id: names its further requests and its calls.
-        """
+        """One rollout, from its first sample to its end, or to where its environment broke (Trajectory.failure)."""
         trajectory = Trajectory(list(prompt_ids), [0] * len(prompt_ids), [0.0] * len(prompt_ids))
         completion = await first
         most = environment.config.max_steps or self.max_turns
@@ -128,12 +112,12 @@ class ChatSettings:
                 if not new:
                     break
             except RolloutFailedError as error:
-                trajectory.failure = error.failure
+                trajectory.failure = error.verdict
                 break
             try:
                 trajectory.append_context(self.chat.render_continuation(new, session.tools, turn_ended=ended))
             except Exception as error:  # as in _prompt_ids
-                trajectory.failure = Failure.of(GradeResult.of_error(error, PROMPT_UNUSABLE))
+                trajectory.failure = GradeResult.of_error(error, PROMPT_UNUSABLE)
                 break
             room = max_total_length - len(trajectory.token_ids)
             if room < 1:
@@ -151,22 +135,8 @@ class ChatSettings:
         self, row: Row, environment: Environment, session: Session, said: AssistantTurn, trajectory: Trajectory
     ) -> list[dict[str, Any]]:
         """What the environment says to a turn: its calls' results, or another question; nothing ends the rollout."""
-        if said.tool_calls:
-            return await self._call_tools(environment, session, said.tool_calls, trajectory)
-        asking = environment.follow_up(row, response_of(trajectory, self.chat), session)
-        question = await ask(environment, "follow_up", asking)
-        if question is None:
-            return []
-        trajectory.output.append({"type": "message", "role": "user", "content": question})
-        return [{"role": "user", "content": question}]
-
-    @staticmethod
-    async def _call_tools(
-        environment: Environment, session: Session, calls: Sequence[ToolCall], trajectory: Trajectory
-    ) -> list[dict[str, Any]]:
-        """The results as chat messages; the trajectory's output gets them as items."""
         results = []
-        for call in calls:
+        for call in said.tool_calls:
             arguments = call.parsed_arguments()
             if arguments is None:
                 result = f"error: the arguments of `{call.name}` are not a JSON object"
@@ -174,7 +144,14 @@ class ChatSettings:
                 result = await ask(environment, "call_tool", environment.call_tool(session, call.name, arguments))
             results.append({"role": "tool", "name": call.name, "tool_call_id": call.call_id, "content": result})
             trajectory.output.append(function_call_output_item(call.call_id, result))
-        return results
+        if results:
+            return results
+        asking = environment.follow_up(row, response_of(trajectory, self.chat), session)
+        question = await ask(environment, "follow_up", asking)
+        if question is None:
+            return []
+        trajectory.output.append({"type": "message", "role": "user", "content": question})
+        return [{"role": "user", "content": question}]
 
 
 def response_of(trajectory: Trajectory, chat: ChatFormat) -> Response:
@@ -196,53 +173,37 @@ class BrokenTokensError(ValueError):
 
 
 def trajectory_of(run: AgentRun, chat: ChatFormat, version: int, params: SamplingParams) -> Trajectory:
-    """The tokens of an agent's rollout.
-
-    Args:
-        params: what its turns were sampled with by default: its stop tokens and strings end a turn.
-        version: of the weights when the rollout began: what turns that do not say theirs (another server's) count
-            as, and the oldest that a turn may say.
-
-    Raises:
-        BrokenTokensError.
-    """
+    """The tokens of an agent's rollout, which began under the weights `version`: BrokenTokensError if they are of older
+    ones. A turn that does not say its version is of that one."""
     trajectory = Trajectory([], [], [], output=run.output)
     for item in run.output:
         if "generation_token_ids" not in item:
             continue
         prompt = _ids(item, "prompt_token_ids", chat)
-        completion = _completion(item, version, chat, params)
+        ids, logprobs = _ids(item, "generation_token_ids", chat), item.get("generation_log_probs")
+        if not isinstance(logprobs, list) or len(logprobs) != len(ids):
+            raise BrokenTokensError("generation_log_probs must have one number a token")
+        for logprob in logprobs:  # rounding may leave a certain token a little above 0
+            if not isinstance(logprob, int | float) or not math.isfinite(logprob) or logprob >= 1e-3:
+                raise BrokenTokensError("generation_log_probs must be finite and at most 0")
+        versions = item.get("generation_weight_versions", [version] * len(ids))
+        if not isinstance(versions, list) or len(versions) != len(ids) or not all(type(v) is int for v in versions):
+            raise BrokenTokensError("generation_weight_versions must have one number a token")
+        if min(versions) < version:
+            raise BrokenTokensError(f"a token is of version {min(versions)}, and the rollout began under {version}")
         known = len(trajectory.token_ids)
         if prompt[:known] != trajectory.token_ids:
             raise BrokenTokensError(f"turn {len(trajectory.turns)} does not continue the tokens before it")
         trajectory.append_context(prompt[known:])
-        trajectory.append_sampled(completion)
-        trajectory.texts.append(chat.decode(completion.token_ids))
+        text = chat.decode(ids)
+        ended = ids[-1] in (*chat.end_ids, *params.stop_token_ids) or any(stop in text for stop in params.stop_strings)
+        reason = FinishReason.STOP if ended else FinishReason.LENGTH
+        trajectory.append_sampled(Completion("", 0, ids, [float(value) for value in logprobs], reason, versions))
+        trajectory.texts.append(text)
     if not trajectory.turns:
         raise BrokenTokensError("no output item has generation_token_ids")
     trajectory.truncated = trajectory.truncated or run.truncated
     return trajectory
-
-
-def _completion(item: Mapping[str, Any], version: int, chat: ChatFormat, params: SamplingParams) -> Completion:
-    ids = _ids(item, "generation_token_ids", chat)
-    logprobs = item.get("generation_log_probs")
-    if not isinstance(logprobs, list) or len(logprobs) != len(ids) or not all(map(_is_logprob, logprobs)):
-        raise BrokenTokensError("generation_log_probs has not one number a token, finite and at most 0")
-    versions = item.get("generation_weight_versions", [version] * len(ids))
-    if not isinstance(versions, list) or len(versions) != len(ids) or not all(type(v) is int for v in versions):
-        raise BrokenTokensError("generation_weight_versions has not one number a token")
-    if min(versions) < version:
-        raise BrokenTokensError(f"a token is of version {min(versions)}, and the rollout began under {version}")
-    ended = ids[-1] in (*chat.end_ids, *params.stop_token_ids)
-    ended = ended or any(stop in chat.decode(ids) for stop in params.stop_strings)
-    reason = FinishReason.STOP if ended else FinishReason.LENGTH
-    return Completion("", 0, ids, [float(value) for value in logprobs], reason, versions)
-
-
-def _is_logprob(value: Any) -> bool:
-    # Rounding may leave a certain token a little above 0.
-    return isinstance(value, int | float) and math.isfinite(value) and value < 1e-3
 
 
 def _ids(item: Mapping[str, Any], name: str, chat: ChatFormat) -> list[int]:

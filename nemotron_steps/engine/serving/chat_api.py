@@ -11,16 +11,17 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from nemotron_steps.engine.serving.known_conversations import all_said, said_in_chat
 from nemotron_steps.engine.serving.served_model import (
     Answer,
     ApiError,
+    ApiModel,
     Begun,
     Prompt,
-    Sampling,
     ServedModel,
+    SharedFields,
     parse_body,
     refused,
 )
@@ -29,12 +30,6 @@ from nemotron_steps.errors import DataError
 from nemotron_steps.rows.messages import read_messages
 
 MAX_CHOICES = 256
-
-
-class ApiModel(BaseModel):
-    """A part of a request. Unknown fields are refused: one that is ignored would change what was asked for."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 class FunctionDefinition(ApiModel):
@@ -64,33 +59,6 @@ class ResponseFormat(ApiModel):
     """Only free text is generated."""
 
     type: Literal["text"]
-
-
-class SharedFields(ApiModel):
-    """What both APIs have."""
-
-    model: str | None = None
-    temperature: float | None = Field(None, ge=0, le=10)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    tool_choice: Literal["auto", "none"] = "auto"
-    parallel_tool_calls: bool = True
-    """False: calls after the first are left out of the answer."""
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
-    top_logprobs: Literal[0] = 0
-    tools: list[Any] = Field(default_factory=list)
-
-    @property
-    def offered(self) -> list[dict[str, Any]]:
-        """The tools shown to the model."""
-        shown = self.tools if self.tool_choice == "auto" else []
-        return [tool.model_dump(exclude_none=True) for tool in shown]
 
 
 class ChatPrompt(SharedFields):
@@ -141,28 +109,18 @@ class TokenizeRequest(ChatPrompt):
 
 
 async def chat_completion(model: ServedModel, body: dict[str, Any], request_id: str | None) -> Reply | EventStream:
-    """Answer one chat.
-
-    Args:
-        request_id: the client's X-Request-Id, which names the random stream of a seeded request.
-
-    Raises:
-        ApiError.
-    """
+    """Answer one chat."""
     request = parse_body(ChatRequest, body)
     model.check_name(request.model)
     prompt = _prompt(model, request)
-    sampling = Sampling(
-        n=request.n,
+    answers = model.answers(
+        prompt,
+        request,
         max_tokens=request.max_completion_tokens or request.max_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        stop=tuple(request.stop),
-        seed=request.seed,
         label=request_id,
+        n=request.n,
+        stop=request.stop,
     )
-    answers = model.answers(prompt.token_ids, sampling, request.offered or None)
     head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model.name}
     if request.stream:
         return EventStream(_events(model, request, head, prompt, answers))
@@ -172,7 +130,15 @@ async def chat_completion(model: ServedModel, body: dict[str, Any], request_id: 
     reply = {
         **head,
         "object": "chat.completion",
-        "choices": [_choice(model, request, answer) for answer in finished],
+        "choices": [
+            {
+                "index": answer.completion.index,
+                "message": _message(request, answer),
+                "finish_reason": answer.finish_reason,
+                **_tokens(model, request, answer),
+            }
+            for answer in finished
+        ],
         "usage": usage_of(len(prompt.token_ids), finished),
     }
     if request.return_token_ids:
@@ -219,11 +185,7 @@ def _prompt(model: ServedModel, request: ChatPrompt) -> Prompt:
 
 
 def recorded_ids(turn: Mapping[str, Any], param: str) -> list[int]:
-    """The exact tokens that a message or item carries, of its prompt and of itself.
-
-    Raises:
-        ApiError: 400.
-    """
+    """The exact tokens that a message or item carries, of its prompt and of itself."""
     parts = [turn.get(name) for name in ("prompt_token_ids", "generation_token_ids")]
     if not all(isinstance(ids, list) and ids and all(type(i) is int for i in ids) for ids in parts):
         what = "recorded token ids need prompt_token_ids and generation_token_ids, lists of integers"
@@ -249,21 +211,16 @@ def _tokens(model: ServedModel, request: ChatRequest, answer: Answer) -> dict[st
     """The token fields of a choice."""
     fields: dict[str, Any] = {"logprobs": None}
     if request.logprobs:
-        entries = model.logprob_entries(answer.completion, as_ids=request.return_tokens_as_token_ids)
+        entries = []
+        for token_id, logprob in zip(answer.completion.token_ids, answer.completion.logprobs, strict=True):
+            as_id = request.return_tokens_as_token_ids
+            token = f"token_id:{token_id}" if as_id else model.chat.decode_token(token_id)
+            entries.append({"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []})
         fields["logprobs"] = {"content": entries}
     if request.return_token_ids:
         fields["token_ids"] = answer.completion.token_ids
         fields["weight_versions"] = answer.completion.weight_versions
     return fields
-
-
-def _choice(model: ServedModel, request: ChatRequest, answer: Answer) -> dict[str, Any]:
-    return {
-        "index": answer.completion.index,
-        "message": _message(request, answer),
-        "finish_reason": answer.finish_reason,
-        **_tokens(model, request, answer),
-    }
 
 
 async def _events(

@@ -27,18 +27,7 @@ _METHODS = {"/health": "GET", "/v1/models": "GET"} | dict.fromkeys(
 
 
 class Endpoint:
-    """A generator on a loopback port, from `with` to its end.
-
-    Args:
-        sampler: shared with the training run, whose loop steps it; or used by this endpoint alone.
-        chat: the generator's tokenizer and template.
-        name: model name that requests use.
-        max_total_length: most tokens of prompt and answer together.
-        defaults: sampling of requests that say nothing.
-        own_loop: step the sampler on the endpoint's own loop, for a generator that nothing else uses (a judge).
-            Otherwise requests get 503 until a run has bound the sampler to its loop.
-        host, port: where to listen; port 0 picks a free one, see `url`.
-    """
+    """A generator on a loopback port, from `with` to its end."""
 
     def __init__(
         self,
@@ -106,7 +95,14 @@ class Endpoint:
             raise ApiError(404, f"no such path: {request.path}", code="not_found")
         if request.method != _METHODS[path]:
             raise ApiError(405, f"{request.method} is not allowed for {path}", code="method_not_allowed")
-        body = {} if request.method == "GET" else _json_object(request.body)
+        body: Any = {}
+        if request.method == "POST":
+            try:
+                body = json.loads(request.body)
+            except (ValueError, RecursionError) as error:
+                raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
+        if not isinstance(body, dict):
+            raise ApiError(400, "the body must be a JSON object", code="invalid_json")
         if path.endswith("/tokenize"):
             return tokenize(model, body)
         if not model.bridge.ready:
@@ -118,13 +114,3 @@ class Endpoint:
             return Reply(200, {"object": "list", "data": [{**card, "max_model_len": model.max_total_length}]})
         answer = create_response if path == "/v1/responses" else chat_completion
         return await answer(model, body, request.headers.get("x-request-id"))
-
-
-def _json_object(raw: bytes) -> dict[str, Any]:
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
-    if not isinstance(body, dict):
-        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-    return body

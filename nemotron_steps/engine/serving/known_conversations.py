@@ -27,13 +27,7 @@ MAX_TOKENS = 2**25
 
 @dataclass(frozen=True)
 class Said:
-    """One message or item as conversations are compared.
-
-    Attributes:
-        parts: its content; () for an item of reasoning.
-        marks: what tells it from others with the same content.
-        by_assistant: it may end a turn.
-    """
+    """One message or item as conversations are compared."""
 
     parts: tuple[tuple[str, ...], ...]
     marks: frozenset[str] = frozenset()
@@ -104,11 +98,7 @@ class KnownTurn:
 
 
 class KnownConversations:
-    """See the module docstring.
-
-    Args:
-        max_tokens: kept at most.
-    """
+    """See the module docstring."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._max_tokens = max_tokens
@@ -117,10 +107,7 @@ class KnownConversations:
         self._by_use: OrderedDict[int, KnownTurn] = OrderedDict()
 
     def find(self, said: Sequence[Said], tools: Sequence[Mapping[str, Any]]) -> tuple[KnownTurn, int] | None:
-        """The known turn after which a chat goes on, and how much of `said` is up to there; or None.
-
-        Something must follow the turn.
-        """
+        """The known turn after which a chat goes on, and how much of `said` is up to there; or None."""
         keys = _keys(said, tools)
         marks = frozenset(mark for one in said for mark in one.marks)
         for count in range(len(said) - 1, 0, -1):
@@ -141,12 +128,7 @@ class KnownConversations:
         prompt_ids: Sequence[int],
         sampled_ids: Sequence[int],
     ) -> None:
-        """Keep the tokens of a turn that was just sampled.
-
-        Args:
-            said: the chat that was answered.
-            answer: the turn, as it was returned.
-        """
+        """Keep the tokens of a turn that was just sampled."""
         found = self.find(said, tools)
         before, start = None, 0
         if found is not None:

@@ -13,9 +13,18 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from nemotron_steps.engine.serving.chat_api import ApiModel, SharedFields, recorded_ids, usage_of
+from nemotron_steps.engine.serving.chat_api import recorded_ids, usage_of
 from nemotron_steps.engine.serving.known_conversations import all_said, said_in_item
-from nemotron_steps.engine.serving.served_model import Answer, Begun, Prompt, Sampling, ServedModel, parse_body, refused
+from nemotron_steps.engine.serving.served_model import (
+    Answer,
+    ApiModel,
+    Begun,
+    Prompt,
+    ServedModel,
+    SharedFields,
+    parse_body,
+    refused,
+)
 from nemotron_steps.environments.http_server import Reply
 from nemotron_steps.errors import DataError
 from nemotron_steps.rows.layouts import read_request
@@ -53,24 +62,13 @@ class ResponsesRequest(SharedFields):
 
 
 async def create_response(model: ServedModel, body: dict[str, Any], request_id: str | None) -> Reply:
-    """Answer one Responses request. `request_id` as in chat_completion.
-
-    Raises:
-        ApiError.
-    """
+    """Answer one Responses request. `request_id` as in chat_completion."""
     request = parse_body(ResponsesRequest, body)
     model.check_name(request.model)
     prompt = _prompt(model, request)
     prompt_ids = prompt.token_ids
-    sampling = Sampling(
-        max_tokens=request.max_output_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        seed=request.seed,
-        label=request_id,
-    )
-    (answer,) = [item async for item in model.answers(prompt_ids, sampling, request.offered or None)]
+    answers = model.answers(prompt, request, max_tokens=request.max_output_tokens, label=request_id)
+    (answer,) = [item async for item in answers]
     output = _output(request, prompt_ids, answer)
     model.remember(prompt, answer, [said_in_item(item) for item in output])
     truncated = answer.finish_reason == "length"

@@ -1,8 +1,7 @@
 """What both APIs share: chat to prompt ids, sampling, and a completion taken apart into a turn.
 
 A follow-up request continues the exact ids of the earlier turns, whether its messages carry them or only say what was
-said (known_conversations.py): text that is tokenised again may come out as other tokens, and a trained token must be
-the one that was sampled.
+said (known_conversations.py): text that is tokenised again may come out as other tokens.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ import itertools
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from jinja2 import TemplateError
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nemotron_steps.config.names import nearest
 from nemotron_steps.engine.generation.sampler import AsyncSampler
@@ -40,33 +39,44 @@ class Begun:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is sampled from.
-
-    Attributes:
-        said, tools: what conversations are known by; None where that cannot be compared.
-    """
+    """What is sampled from."""
 
     token_ids: list[int]
     said: tuple[Said, ...] | None
     tools: Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """The sampling fields of a request; None takes the model's default.
+class ApiModel(BaseModel):
+    """A part of a request. Unknown fields are refused: one that is ignored would change what was asked for."""
 
-    `label` names the random stream of a seeded request besides its seed; requests that are equal in both, and in their
-    prompt's tokens, get equal samples.
-    """
+    model_config = ConfigDict(extra="forbid")
 
-    n: int = 1
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
-    label: str | None = None
+
+class SharedFields(ApiModel):
+    """What both APIs have."""
+
+    model: str | None = None
+    temperature: float | None = Field(None, ge=0, le=10)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    tool_choice: Literal["auto", "none"] = "auto"
+    parallel_tool_calls: bool = True
+    """False: calls after the first are left out of the answer."""
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    top_logprobs: Literal[0] = 0
+    tools: list[Any] = Field(default_factory=list)
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools shown to the model."""
+        shown = self.tools if self.tool_choice == "auto" else []
+        return [tool.model_dump(exclude_none=True) for tool in shown]
 
 
 @dataclass(frozen=True)
@@ -85,17 +95,7 @@ class Answer:
 
 
 class ServedModel:
-    """A generator with its tokenizer under one name.
-
-    Args:
-        bridge: reaches the generator.
-        chat: its tokenizer and template.
-        name: model name that requests use.
-        max_total_length: most tokens of prompt and answer together.
-        turn_format: how the model writes reasoning and tool calls.
-        defaults: what a request that says nothing gets; its stop tokens always apply, and so does its
-            max_new_tokens where a request names none.
-    """
+    """A generator with its tokenizer under one name."""
 
     def __init__(
         self,
@@ -131,11 +131,7 @@ class ServedModel:
         return None if found is None else Begun(found[0].token_ids(), found[1])
 
     def remember(self, prompt: Prompt, answer: Answer, returned: Sequence[Said]) -> None:
-        """Keep an answer's tokens for the request that goes on after it.
-
-        Args:
-            returned: the answer as the client got it.
-        """
+        """Keep an answer's tokens for the request that goes on after it."""
         if prompt.said is not None:
             ids = answer.completion.token_ids
             self._conversations.remember(prompt.said, returned, prompt.tools, prompt.token_ids, ids)
@@ -147,22 +143,19 @@ class ServedModel:
         begun: Begun | None,
         param: str,
     ) -> list[int]:
-        """Token ids to sample from.
-
-        Args:
-            messages: the whole chat; or, with `begun`, only what came after that.
-            param: field to name when the chat cannot be used.
-
-        Raises:
-            ApiError: 400.
-        """
+        """Token ids to sample from."""
         if not messages:
             raise ApiError(400, "no message to answer", param=param, code="invalid_value")
         try:
             if begun is None:
                 ids = self.chat.render(messages, tools)
             else:
-                ids = self._continue(begun.token_ids, messages, tools, param)
+                known = begun.token_ids
+                if min(known) < 0 or max(known) >= self._vocabulary:
+                    what = "the recorded token ids are not this model's"
+                    raise ApiError(400, what, param=param, code="invalid_value")
+                ended = known[-1] in self._ends
+                ids = [*known, *self.chat.render_continuation(messages, tools, turn_ended=ended)]
         except (ArtifactError, DataError) as error:
             raise ApiError(400, error.what, param=param, code="invalid_value") from error
         except (TypeError, ValueError, KeyError, TemplateError) as error:
@@ -177,57 +170,42 @@ class ServedModel:
             )
         return ids
 
-    def _continue(
-        self, ids: Sequence[int], messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], param: str
-    ) -> list[int]:
-        if min(ids) < 0 or max(ids) >= self._vocabulary:
-            raise ApiError(400, "the recorded token ids are not this model's", param=param, code="invalid_value")
-        return [*ids, *self.chat.render_continuation(messages, tools, turn_ended=ids[-1] in self._ends)]
-
     async def answers(
         self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        tools: Sequence[Mapping[str, Any]] | None,
+        prompt: Prompt,
+        request: SharedFields,
+        *,
+        max_tokens: int | None,
+        label: str | None,
+        n: int = 1,
+        stop: Sequence[str] = (),
     ) -> AsyncGenerator[Answer, None]:
-        """Samples as they finish.
-
-        Args:
-            tools: offered ones; None leaves tool calls unread.
-
-        Raises:
-            ApiError: from the generator, see SamplerBridge.
-        """
+        """Samples as they finish. `label` names the random stream of a seeded request besides its seed; requests that
+        are equal in both, and in their prompt's tokens, get equal samples."""
         defaults = self._defaults
-        room = self.max_total_length - len(prompt_ids)
+        given = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k")}
+        asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        most = defaults.max_new_tokens if max_tokens is None else max_tokens
         params = replace(
             defaults,
-            max_new_tokens=min(defaults.max_new_tokens if sampling.max_tokens is None else sampling.max_tokens, room),
-            temperature=defaults.temperature if sampling.temperature is None else sampling.temperature,
-            top_p=defaults.top_p if sampling.top_p is None else sampling.top_p,
-            top_k=defaults.top_k if sampling.top_k is None else sampling.top_k,
-            stop_strings=(*defaults.stop_strings, *sampling.stop),
-            seed=sampling.seed,
+            max_new_tokens=min(most, self.max_total_length - len(prompt.token_ids)),
+            stop_strings=(*defaults.stop_strings, *stop),
+            seed=request.seed,
+            **asked,
         )
-        request_id = self._request_id(prompt_ids, sampling)
-        async with aclosing(self.bridge.samples(prompt_ids, params, sampling.n, request_id)) as completions:
+        if request.seed is None:
+            request_id = f"http/{next(self._ids)}"
+        elif label is not None:
+            request_id = label
+        else:
+            digest = hashlib.sha256(" ".join(map(str, prompt.token_ids)).encode()).hexdigest()[:24]
+            request_id = f"http/seeded/{request.seed}/{digest}"
+        async with aclosing(self.bridge.samples(prompt.token_ids, params, n, request_id)) as completions:
             async for completion in completions:
-                yield Answer(completion, self._read(completion, params.stop_strings, tools, request_id))
-
-    def _request_id(self, prompt_ids: Sequence[int], sampling: Sampling) -> str:
-        if sampling.seed is None:
-            return f"http/{next(self._ids)}"
-        if sampling.label is not None:
-            return sampling.label
-        digest = hashlib.sha256(" ".join(map(str, prompt_ids)).encode()).hexdigest()[:24]
-        return f"http/seeded/{sampling.seed}/{digest}"
+                yield Answer(completion, self._read(completion, params.stop_strings, prompt.tools, request_id))
 
     def _read(
-        self,
-        completion: Completion,
-        stop_strings: Sequence[str],
-        tools: Sequence[Mapping[str, Any]] | None,
-        request_id: str,
+        self, completion: Completion, stop_strings: Sequence[str], tools: Sequence[Mapping[str, Any]], request_id: str
     ) -> AssistantTurn:
         text = self.chat.decode(completion.token_ids)
         ends = [end for end in (text.find(stop) for stop in stop_strings) if end >= 0]
@@ -235,33 +213,14 @@ class ServedModel:
             text = text[: min(ends)]
         turn_format = self._turn_format if tools else replace(self._turn_format, tool_parser="none")
         prefix = f"call_{hashlib.sha256(f'{request_id}/{completion.index}'.encode()).hexdigest()[:16]}"
-        return parse_assistant(text, prefix, turn_format, tools or ())
-
-    def logprob_entries(self, completion: Completion, *, as_ids: bool) -> list[dict[str, Any]]:
-        """The sampled tokens as OpenAI's logprobs list.
-
-        Args:
-            as_ids: write tokens as "token_id:N" (vLLM's return_tokens_as_token_ids).
-        """
-        entries = []
-        for token_id, logprob in zip(completion.token_ids, completion.logprobs, strict=True):
-            token = f"token_id:{token_id}" if as_ids else self.chat.decode_token(token_id)
-            entries.append({"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []})
-        return entries
+        return parse_assistant(text, prefix, turn_format, tools)
 
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 class ApiError(Exception):
-    """A request that cannot be answered.
-
-    Args:
-        status: HTTP status.
-        message: what is wrong.
-        param: dotted name of the field that is wrong.
-        code: OpenAI's machine-readable reason.
-    """
+    """A request that cannot be answered."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -281,11 +240,7 @@ class ApiError(Exception):
 
 
 def refused(error: DataError, param: str) -> ApiError:
-    """The answer to messages that cannot be read: 400, with the field.
-
-    Args:
-        param: the field where the error names none within it.
-    """
+    """The answer to messages that cannot be read: 400, with the field."""
     field = (error.where or "").partition(" field ")[2].removeprefix("responses_create_params.") or param
     what = error.what.replace("responses_create_params.", "")
     what = what if error.found is None else f"{what}, found {error.found}"
@@ -293,11 +248,7 @@ def refused(error: DataError, param: str) -> ApiError:
 
 
 def parse_body(schema: type[Model], body: Mapping[str, Any]) -> Model:
-    """A request body as its model. A field that is null counts as absent, as in OpenAI's API.
-
-    Raises:
-        ApiError: 400, naming the first field that is wrong.
-    """
+    """A request body as its model. A field that is null counts as absent, as in OpenAI's API."""
     try:
         return schema.model_validate({name: value for name, value in body.items() if value is not None})
     except ValidationError as error:
@@ -317,11 +268,7 @@ _POLL_SECONDS = 0.5
 
 
 class SamplerBridge:
-    """Asks a sampler from any event loop.
-
-    The sampler belongs to the training run's loop; the HTTP server has its own, so that it answers health checks while
-    the policy trains. Requests made meanwhile wait, and are sampled when the run samples again.
-    """
+    """Asks a sampler from any event loop: the HTTP server has its own, so that it answers while the policy trains."""
 
     def __init__(self, sampler: AsyncSampler) -> None:
         self._sampler = sampler
@@ -340,11 +287,7 @@ class SamplerBridge:
     async def samples(
         self, prompt_ids: Sequence[int], params: SamplingParams, n: int, request_id: str
     ) -> AsyncGenerator[Completion, None]:
-        """n samples as they finish. Leaving the generator early drops what is unfinished.
-
-        Raises:
-            ApiError: 503 when nothing steps the generator, 400 when it refuses the request, 500 when it broke.
-        """
+        """n samples as they finish. Leaving the generator early drops what is unfinished."""
         # The same seeded request twice at a time: the second waits, since the generator tells requests apart by id.
         while request_id in self._running:
             await self._running[request_id].wait()

@@ -1,7 +1,5 @@
 """Generators and judges from their configs, in this process. The only place that chooses between embedded and vLLM, and
 between a judge behind HTTP and one in a generator of this process.
-
-Policies are policy_backends.py's, so that an edit of a loss makes no finished evaluation stale.
 """
 
 from __future__ import annotations
@@ -38,13 +36,7 @@ def build_generator(
     asynchronous: AsyncGrpoConfig | None = None,
     record_routed_experts: bool = False,
 ) -> Generator:
-    """The policy's generator.
-
-    Args:
-        hf_folder: has config.json (and tokenizer); weights are read from it when `weights` is None.
-        asynchronous: `grpo.async_grpo`, of a policy's generator; None for a judge's.
-        record_routed_experts: `policy.router_replay.enabled`.
-    """
+    """The policy's generator."""
     overlapping = asynchronous is not None and asynchronous.enabled
     # A generator whose requests may never all be done has no moment for giving memory back; a judge has no policy.
     shares_device = asynchronous is not None and not overlapping and config.colocated.enabled
@@ -101,24 +93,13 @@ def sampling_params(config: GenerationConfig, chat: ChatFormat, seed: int | None
 def build_judges(
     config: NemoGymConfig, needed: Collection[str], *, defer_to: AsyncSampler | None, seed: int
 ) -> dict[str, Judge]:
-    """A judge for every role in `needed`.
-
-    Raises:
-        ArtifactError: a judge's model folder does not exist.
-        JudgeUnavailableError: a judge's server is not ready in time.
-    """
+    """A judge for every role in `needed`."""
     chosen = {role: judge for role in sorted(needed) if (judge := config.judge(role)) is not None}
     return {role: build_judge(role, judge, defer_to=defer_to, seed=seed) for role, judge in chosen.items()}
 
 
 def build_judge(role: str, config: VllmModelConfig, *, defer_to: AsyncSampler | None, seed: int) -> Judge:
-    """One judge: over HTTP, or a generator in this process.
-
-    Raises:
-        ArtifactError: its model folder does not exist.
-        UnsupportedError: its backend is not installed, or cannot run its model.
-        JudgeUnavailableError: its server does not list its models within readiness_timeout_s, or lists none.
-    """
+    """One judge: over HTTP, or a generator in this process."""
     if config.backend == "http":
         assert config.base_url is not None  # the schema requires it
         judge = HttpJudge(

@@ -29,16 +29,7 @@ def build_collector(
     resources: ExitStack,
     max_turns: int = 1,
 ) -> RolloutCollector:
-    """The collector of a run. Creates every environment that the rows need; none is started.
-
-    Args:
-        sampler: the policy's generator.
-        environments: none of which is created yet.
-        needs: of the rows, from setup/rows.py.
-        max_total_length, max_turns: see RolloutCollector.
-        longest: tokens of a sequence that an agent may ask for.
-        resources: closes the endpoint.
-    """
+    """The collector of a run. Creates every environment that the rows need; none is started."""
     turn_format = TurnFormat.of(config, chat)
     if config.vllm_cfg.expose_http_server:
         from nemotron_steps.engine.serving.endpoint import Endpoint

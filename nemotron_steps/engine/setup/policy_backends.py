@@ -25,11 +25,7 @@ def build_policy(config: PolicyConfig, checkpoint: Path, loss_fn: Loss, *, refer
 
 
 def build_teachers(policy: Policy, checkpoints: Mapping[str, Path], *, topk: int | None, offload: bool) -> Teachers:
-    """Teachers beside the policy of this process (or rank); arguments as `FrozenTeachers`'s.
-
-    Raises:
-        UnsupportedError: the policy cannot compare whole distributions.
-    """
+    """Teachers beside the policy of this process (or rank); arguments as `FrozenTeachers`'s."""
     from nemotron_steps.engine.policy.megatron import MegatronPolicy
     from nemotron_steps.engine.policy.teachers import FrozenTeachers
 

@@ -1,7 +1,6 @@
 """Prompts that leave no room for an answer, found before anything is loaded. Nothing here may import torch.
 
-A prompt is counted by its texts alone, without what the chat template and an environment's tools add: what is too long
-here is too long in any case. Texts of fewer bytes than the limit cannot have more tokens, and are not looked at.
+A prompt is counted by its texts alone, without what the chat template and an environment's tools add.
 """
 
 from __future__ import annotations
@@ -48,14 +47,10 @@ class ChosenRows(Rows[PromptRow]):
 
 def longer_than(limit: int, rows: PromptRows, model: str | Path) -> dict[int, int]:
     """Place of each row with more tokens than `limit` → its tokens; none where the model has no tokenizer.json."""
-    file = hf_folder(model) / "tokenizer.json"
     suspects = [place for place in rows.places_over(limit) if len(_text(rows[place]).encode()) > limit]
-    if not suspects or not file.is_file():
+    tokenizer = _tokenizer(hf_folder(model)) if suspects else None
+    if tokenizer is None:
         return {}
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(file))
-    tokenizer.no_truncation()
     tokens: dict[int, int] = {}
     for start in range(0, len(suspects), _AT_ONCE):
         places = suspects[start : start + _AT_ONCE]
@@ -66,11 +61,7 @@ def longer_than(limit: int, rows: PromptRows, model: str | Path) -> dict[int, in
 
 def short_enough(config: RlConfig, rows: PromptRows, left_out: Callable[[int], None]) -> Sequence[PromptRow]:
     """Rows within `data.max_input_seq_length`. Without that, all of them: DataError, naming the first, if any fills the
-    whole sequence; or if all are longer. Nothing is checked while the model does not exist yet.
-
-    Args:
-        left_out: called with the number of longer rows, if any.
-    """
+    whole sequence; or if all are longer. Nothing is checked while the model does not exist yet."""
     limit, model = config.data.max_input_seq_length, config.policy.checkpoint
     if model is None:
         return rows
@@ -106,17 +97,30 @@ def _refuse_without_room(config: RlConfig, rows: PromptRows, model: str) -> None
     room: float = most + policy.generation.max_new_tokens
     with suppress(ArtifactError):  # a longer one than the model was made for would be refused in turn
         room = min(room, Architecture.from_folder(hf_folder(model)).positions)
-    longer = [f"{key}={room}   # room for all of them"] if room > most else []
-    shorter = [f"data.max_input_seq_length={limit - 1}   # leaves them out"] if len(long) < len(rows) else []
-    # To leave out most prompts is hardly what was meant.
-    first, second = (longer, shorter) if len(long) > len(rows) / 2 else (shorter, longer)
+    hints = [f"{key}={room}   # room for all of them"] if room > most else []
+    if len(long) < len(rows):
+        # To leave out most prompts is hardly what was meant.
+        at = len(hints) if len(long) > len(rows) / 2 else 0
+        hints.insert(at, f"data.max_input_seq_length={limit - 1}   # leaves them out")
     raise DataError(
         f"{len(long)} of {len(rows)} prompts leave no room for an answer",
         where=rows[place].where,
         expected=f"fewer than {limit} tokens ({key})",
         found=f"{tokens}, the longest {most}",
-        hints=[*first, *second, *show_line(rows[place].where)],
+        hints=[*hints, *show_line(rows[place].where)],
     )
+
+
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    """Without its own bound on lengths; None where the folder has no tokenizer.json."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 def _text(row: PromptRow) -> str:
@@ -128,11 +132,7 @@ def _text(row: PromptRow) -> str:
 
 
 class JudgeToBe:
-    """Stands for a judge that is not loaded yet.
-
-    Args:
-        role: one of JUDGE_ROLES.
-    """
+    """Stands for a judge that is not loaded yet."""
 
     def __init__(self, role: str, config: VllmModelConfig) -> None:
         self._role = role
@@ -164,19 +164,17 @@ class JudgeToBe:
     def unwritten(self, messages: Messages) -> tuple[str, ...]:
         """Roles of a question that the judge's template refuses or leaves out; see MeasuringJudge."""
         own = tuple(role for role in (message["role"] for message in messages) if role not in COMMON_ROLES)
-        if own not in self._unwritten:
-            self._unwritten[own] = self._tried(own, self._folder) if own and self._folder is not None else ()
-        return self._unwritten[own]
-
-    def _tried(self, own: tuple[str, ...], folder: Path) -> tuple[str, ...]:
+        if own in self._unwritten or not own or self._folder is None:
+            return self._unwritten.get(own, ())
         marked = [{"role": role, "content": f"what {role} said"} for role in ("user", *own)]
         try:
-            text = ChatFormat.from_folder(folder).render_text(marked)
-            return tuple(each["role"] for each in marked if each["content"] not in text)
+            text = ChatFormat.from_folder(self._folder).render_text(marked)
+            self._unwritten[own] = tuple(each["role"] for each in marked if each["content"] not in text)
         except ArtifactError:  # without a template; who loads it says so
-            return ()
+            self._unwritten[own] = ()
         except (TemplateError, TypeError, ValueError):  # `raise_exception` of a role that it does not know
-            return own
+            self._unwritten[own] = own
+        return self._unwritten[own]
 
     @cached_property
     def _folder(self) -> Path | None:
@@ -188,10 +186,4 @@ class JudgeToBe:
 
     @cached_property
     def _tokenizer(self) -> Tokenizer | None:
-        if self._folder is None:
-            return None
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
-        tokenizer.no_truncation()
-        return tokenizer
+        return _tokenizer(self._folder) if self._folder is not None else None

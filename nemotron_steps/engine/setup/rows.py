@@ -1,12 +1,13 @@
 """The prompts of a run: read, checked against their environments, put in order. Nothing here may import torch.
 
-Checking needs neither models nor judges, so the steps' preflight does it too, before any step of a run starts.
+The steps' preflight checks them too, before any step of a run starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from jinja2 import TemplateError
 from nemotron_steps.config.layout.model_limits import template_file
 from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import JUDGE_ROLES, EnvConfig, RlConfig
-from nemotron_steps.engine.rollouts.data import JoinedRows, PromptRow, PromptStream, read_rows
+from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream, read_rows
 from nemotron_steps.engine.rollouts.teacher_choice import TeacherChoice
 from nemotron_steps.engine.setup.prompt_lengths import JudgeToBe, short_enough
 from nemotron_steps.environments.agents import refuse_unread_settings
@@ -51,14 +52,7 @@ class Needs:
 
 
 def read_data(config: RlConfig, left_out: Callable[[int], None] = lambda _: None) -> RunRows:
-    """The rows, those that are too long left out or refused (prompt_lengths.py).
-
-    Args:
-        left_out: called with the number of rows of a file that are left out.
-
-    Raises:
-        ConfigError, DataError: for what is missing, malformed or too long.
-    """
+    """The rows, those that are too long left out or refused (prompt_lengths.py)."""
     data = config.data
     if data.train.data_path is None:
         raise ConfigError(
@@ -106,7 +100,7 @@ def check_run_rows(config: RlConfig, rows: RunRows) -> Needs:
             choice.of(row.row, row.where)
     return check_rows(
         config.env,
-        JoinedRows(rows.train, rows.validation),
+        chain(rows.train, rows.validation),
         rows.heldout,
         only=config.env.only_environment,
         heldout_environment=config.heldout.environment,
@@ -125,8 +119,8 @@ def teacher_choice(config: RlConfig) -> TeacherChoice | None:
 
 def check_rows(
     config: EnvConfig,
-    rows: Sequence[PromptRow],
-    heldout: Sequence[PromptRow] = (),
+    rows: Iterable[PromptRow],
+    heldout: Iterable[PromptRow] = (),
     *,
     only: str | None,
     heldout_environment: str | None = None,
@@ -135,18 +129,7 @@ def check_rows(
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> Needs:
     """Refuse a row that its environment could not score, that leaves its judge no room for an answer, or that offers
-    tools which the policy's chat template does not write, and an environment whose judge is not configured.
-
-    Args:
-        only: the one environment of all rows; None where each names its own.
-        heldout_environment: grades the held-out rows in its place.
-        policy_served: agents will be offered the policy's endpoint.
-        policy: folder of the model that answers; None for one that is not here yet.
-        template_kwargs: of its chat template.
-
-    Raises:
-        DataError, UnknownNameError, ConfigError, UnsupportedError: see EnvironmentSet.
-    """
+    tools which the policy's chat template does not write, and an environment whose judge is not configured."""
     gym = config.nemo_gym
     refuse_unread_settings(gym.environments)
     chosen = {role: gym.judge(role) for role in JUDGE_ROLES}
@@ -171,11 +154,7 @@ def _refuse_unwritten_tools(
     try:
         chat = ChatFormat.from_folder(folder, template_kwargs).with_template_kwargs(own, where)
         text = chat.render_text(request.messages, tools)
-    except (
-        ArtifactError,
-        TemplateError,
-        TypeError,
-    ):  # no template, or it refuses them: reported elsewhere
+    except (ArtifactError, TemplateError, TypeError):  # no template, or it refuses them: reported elsewhere
         return
     hint = f"cp TEMPLATE.jinja {template_file(str(folder))}   # one that writes tools"
     chat.require_shown(text, request.messages, tools, where=where, hints=(hint, *show_line(where)))

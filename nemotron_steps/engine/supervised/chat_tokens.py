@@ -1,7 +1,6 @@
 """Chats as tokens: which of them an assistant wrote. No torch: data preparation does this in many processes.
 
-A row is {"messages": [{"role", "content"}, ...]} as JSON Lines; every assistant turn is trained, nothing else. `tools`
-and `chat_template_kwargs` (`{"enable_thinking": false}`) of a row are given to the chat template.
+A row is {"messages": [{"role", "content"}, ...]} as JSON Lines; every assistant turn is trained, nothing else.
 """
 
 from __future__ import annotations
@@ -32,11 +31,6 @@ class ChatSequence:
     token_ids: list[int]
     token_mask: list[int]
 
-    def trimmed(self) -> ChatSequence:
-        """Up to its last trained token."""
-        last = len(self.token_mask) - self.token_mask[::-1].index(1)
-        return ChatSequence(self.token_ids[:last], self.token_mask[:last])
-
 
 def chat_sequences(
     chat: ChatFormat, messages: Sequence[Mapping[str, Any]], where: str, row: Mapping[str, Any]
@@ -46,15 +40,7 @@ def chat_sequences(
     Each assistant turn is tokenised apart from what precedes it, exactly as a generator that continues the prompt would
     have produced it. Where a template shows earlier turns otherwise when more follow (Qwen3 drops their reasoning), a
     sequence begins with each turn that finds them changed: the turns before it as a generator would see them then, and
-    not trained again. An assistant's greeting that the template cannot ask for, before anybody else has spoken, is
-    shown and not trained.
-
-    Args:
-        row: the chat's row, for its tools and chat_template_kwargs.
-
-    Raises:
-        DataError: no assistant turn, a template that refuses the chat, leaves out something of it, or shows a turn
-            otherwise than it asks for it, or malformed chat_template_kwargs.
+    not trained again. A greeting that the template cannot ask for is shown and not trained.
     """
     tools = read_tools(row.get("tools"), where, "tools")
     messages = read_messages(messages, where, "messages", None)
@@ -111,7 +97,11 @@ def chat_sequences(
         # The template may write a separator after the end token; the generator stops at the end token.
         end = chat.turn_end(answer)
         extend(text, rendered, 0)
-        extend(answer[:end], asked, _trained(message, where))
+        weight = message.get("weight", 1)  # as OpenAI's fine-tuning takes it
+        if weight not in (0, 1):
+            kept = "0 keeps the turn out of the loss"
+            raise wrong("must be 0 or 1", where, "messages.weight", expected=kept, found=weight)
+        extend(answer[:end], asked, int(weight))
         rendered, rest = asked + answer[:end], answer[end:]
     weights = {message.get("weight") for message in turns if message.get("role") == "assistant"}
     if not any(any(sequence.token_mask) for sequence in sequences):
@@ -122,32 +112,20 @@ def chat_sequences(
             found="only turns of weight 0" if weights == {0} else None,
             hints=show_line(where),
         )
-    return [sequence.trimmed() for sequence in sequences if any(sequence.token_mask)]
-
-
-def _trained(message: Mapping[str, Any], where: str) -> int:
-    """Whether a turn is trained: `weight`, as OpenAI's fine-tuning takes it."""
-    weight = message.get("weight", 1)
-    if weight not in (0, 1):
-        raise wrong(
-            "must be 0 or 1", where, "messages.weight", expected="0 keeps the turn out of the loss", found=weight
-        )
-    return int(weight)
+    lasts = [(s, max((i for i, m in enumerate(s.token_mask) if m), default=-1) + 1) for s in sequences]
+    return [ChatSequence(s.token_ids[:last], s.token_mask[:last]) for s, last in lasts if last]  # to the last trained
 
 
 def _asked_and_answered(
     chat: ChatFormat, turns: Sequence[dict[str, Any]], tools: Sequence[Any], before: str, after: str
 ) -> tuple[str, str] | None:
     """What a generator sees before the last of the turns, and what the template writes of that one; None where that
-    cannot be told.
+    cannot be told. `before` is the chat until then, with its generation prompt, `after` that with the last turn.
 
     Mostly the chat until then, and what the turn adds. Some templates ask for reasoning that a turn without any has not
     (DeepSeek-R1, Nemotron 3): it begins where the two part, and no later than where its header ends. Others show
     earlier messages otherwise once they are answered (gpt-oss drops reasoning, Mistral a system message): what the turn
     adds to one question it adds to any.
-
-    Args:
-        before: the chat until then, with its generation prompt. after: with the last turn.
     """
     *earlier, turn = turns
     if after.startswith(before):
@@ -189,16 +167,7 @@ SftExample = ChatSequence | PackedRow
 
 
 class PackedRows(Rows[PackedRow]):
-    """The rows of a packed data set, read when they are asked for.
-
-    Args:
-        file: JSON Lines.
-        max_length: tokens of a chat at most.
-        vocabulary: token ids are below it.
-
-    Raises:
-        DataError: a malformed row, a chat that is too long, or a token that the tokenizer does not have.
-    """
+    """The rows of a packed data set, read when they are asked for."""
 
     def __init__(self, file: Path, *, max_length: int, vocabulary: int) -> None:
         def check(row: PromptRow) -> None:

@@ -47,11 +47,7 @@ class PreferencePair:
 
 
 def read_pairs(path: str | Path, chat: ChatFormat, max_length: int) -> tuple[list[PreferencePair], int]:
-    """Encoded pairs of a JSON Lines file, and how many were left out for being longer than max_length tokens.
-
-    Raises:
-        DataError: a row without prompt, chosen and rejected, or a file in which every pair is too long.
-    """
+    """Encoded pairs of a JSON Lines file, and how many were left out for being longer than max_length tokens."""
     pairs: list[PreferencePair] = []
     too_long = longest = 0
     for row in read_rows(path):
@@ -67,12 +63,7 @@ def read_pairs(path: str | Path, chat: ChatFormat, max_length: int) -> tuple[lis
 
 
 def encode_pair(chat: ChatFormat, row: Mapping[str, Any], where: str) -> PreferencePair:
-    """Tokens of a row with two answers to one prompt (rows/layouts.py); only the answers are trained. `tools` are
-    rendered into both.
-
-    Raises:
-        DataError: the row is not a pair, or both answers have the same tokens.
-    """
+    """Tokens of a row with two answers to one prompt (rows/layouts.py); only the answers are trained."""
     pair = read_pair(dict(row), where)
     asked = [{**message, "weight": 0} for message in pair.prompt.messages]
     if asked and asked[-1]["role"] == "assistant":
@@ -108,16 +99,7 @@ def optimize_preferences(
     checkpoints: CheckpointManager,
     reporter: Reporter,
 ) -> dict[str, Any]:
-    """Train for dpo.max_num_steps, resuming from the newest checkpoint.
-
-    Args:
-        policy: built with `DpoLoss(config.dpo)` and its reference weights.
-        train: pairs; `policy.train_global_batch_size` of them make a step.
-        validation: pairs nothing is trained on; may be empty.
-
-    Returns:
-        See `train_on_examples`.
-    """
+    """Train for dpo.max_num_steps, resuming from the newest checkpoint."""
 
     def update(pairs: Sequence[PreferencePair]) -> dict[str, float]:
         started = time.perf_counter()

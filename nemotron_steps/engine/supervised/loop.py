@@ -23,11 +23,7 @@ Example = TypeVar("Example")
 
 
 def batch_of(examples: Sequence[SftExample], pad_id: int = 0, divisible_by: int = 1) -> TrainBatch:
-    """Chats as one right-padded TrainBatch with unit advantages, a row each; those of a packed row keep its number.
-
-    Args:
-        divisible_by: T is rounded up to a multiple of this.
-    """
+    """Chats as one right-padded TrainBatch with unit advantages, a row each; those of a packed row keep its number."""
     sequences: list[ChatSequence] = []
     numbers: list[int] = []
     for number, example in enumerate(examples):
@@ -93,17 +89,7 @@ def train_on_examples(
     checkpoints: CheckpointManager,
     reporter: Reporter,
 ) -> dict[str, Any]:
-    """Train to the last step, resuming from the newest checkpoint. Validated before the first step (reported as step
-    0), every `val_period` steps and after the last.
-
-    Args:
-        update: trains one batch; returns the step's metrics.
-        validate: returns metrics of the current weights; None where there is nothing to validate on.
-        followed: metrics that progress and summary show, and how progress formats them.
-
-    Returns:
-        Summary: steps, what is followed of the first and of the last ones, validation metrics before and after.
-    """
+    """Train to the last step, resuming from the newest checkpoint."""
     if validate is None and settings.val_period > 0:
         logger.warning(
             "val_period=%d validates nothing: the data has no validation split (data.validation.data_path is null)",

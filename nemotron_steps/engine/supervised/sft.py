@@ -20,11 +20,7 @@ from nemotron_steps.rows.layouts import read_chat
 
 def read_chats(path: str | Path, chat: ChatFormat, max_length: int) -> tuple[list[ChatSequence], int, int]:
     """Sequences of the chats of a JSON Lines file (chat_tokens.py), how many chats these are, and how many were left
-    out for being longer than max_length tokens.
-
-    Raises:
-        DataError: a row without messages, or a file in which every chat is too long.
-    """
+    out for being longer than max_length tokens."""
     sequences: list[ChatSequence] = []
     chats = too_long = longest = 0
     for row in read_rows(path):
@@ -50,14 +46,7 @@ def finetune(
     checkpoints: CheckpointManager,
     reporter: Reporter,
 ) -> dict[str, Any]:
-    """Train for sft.max_num_steps, resuming from the newest checkpoint.
-
-    Args:
-        train: `policy.train_global_batch_size` of them make a step: chats, or rows that chats were packed into.
-
-    Returns:
-        See `train_on_examples`; validation losses in nats a token.
-    """
+    """Train for sft.max_num_steps, resuming from the newest checkpoint."""
 
     def update(examples: Sequence[SftExample]) -> dict[str, float]:
         started = time.perf_counter()
@@ -66,26 +55,24 @@ def finetune(
         seconds = time.perf_counter() - started
         return metrics | {"timing/train_s": seconds, "train_tokens_per_s": int(batch.lengths.sum()) / seconds}
 
+    def validate() -> dict[str, float]:
+        """Mean negative log likelihood of trained tokens, in nats."""
+        size, multiple = config.policy.train_global_batch_size, config.policy.make_sequence_length_divisible_by
+        total = count = 0.0
+        for start in range(0, min(len(validation), size * config.sft.val_batches), size):
+            batch = batch_of(validation[start : start + size], divisible_by=multiple)
+            total -= float((policy.logprobs(batch) * batch.token_mask).sum())
+            count += float(batch.token_mask.sum())
+        return {"validation_loss": total / count}
+
     return train_on_examples(
         policy,
         train,
         config.sft,
         config.policy.train_global_batch_size,
         update=update,
-        validate=(lambda: {"validation_loss": _validation_loss(policy, validation, config)}) if validation else None,
+        validate=validate if validation else None,
         followed={"loss": ".3f"},
         checkpoints=checkpoints,
         reporter=reporter,
     )
-
-
-def _validation_loss(policy: Policy, validation: Sequence[SftExample], config: SftConfig) -> float:
-    """Mean negative log likelihood of trained tokens, in nats."""
-    size = config.policy.train_global_batch_size
-    total = count = 0.0
-    for start in range(0, min(len(validation), size * config.sft.val_batches), size):
-        batch = batch_of(validation[start : start + size], divisible_by=config.policy.make_sequence_length_divisible_by)
-        logprobs = policy.logprobs(batch)
-        total -= float((logprobs * batch.token_mask).sum())
-        count += float(batch.token_mask.sum())
-    return total / count

@@ -1,8 +1,7 @@
 """The two ends of a weight transfer, inside a policy rank and inside a generation worker.
 
 Of a policy that trains adapters, what these are added to is kept where the weights arrive; A, and B times its scale,
-travel through the transports that whole weights take. PEFT's names tell halves of adapters from weights
-(docs/decisions/adapters.md).
+travel through the transports that whole weights take (docs/decisions/adapters.md).
 """
 
 from __future__ import annotations
@@ -14,12 +13,10 @@ import torch
 
 from nemotron_steps.engine.policy.distributed import parallel_dims as parallel
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
-from nemotron_steps.engine.weight_sync.ray_transport import get_weights, put_weights
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentReader, SegmentWriter
 from nemotron_steps.engine.weight_sync.streams import StreamReceiver, StreamSender
-from nemotron_steps.engine.weight_sync.transport_handle import OBJECTS, SHARED_MEMORY, TransportHandle
+from nemotron_steps.engine.weight_sync.transport_handle import SHARED_MEMORY, TransportHandle
 from nemotron_steps.engine.workers.rendezvous import join_store
-from nemotron_steps.errors import EngineError
 from nemotron_steps.models.adapters import hf_weight, is_half, low_rank_sum
 
 if TYPE_CHECKING:
@@ -34,26 +31,21 @@ class SendingEndpoint:
     def __init__(self, channel: str, weights: Callable[[], Weights], rank: int, store: Callable[[], Store]) -> None:
         self._name = f"{channel}/rank {rank}"
         self._weights, self._rank, self._store = weights, rank, store
-        self._plan: WeightPlan | None = None
         self._segment: SegmentWriter | None = None
         self._stream: StreamSender | None = None
-        self._objects = False
 
     def open(self, transport: str, ipc: Sequence[str] = (), broadcast: Sequence[str] = ()) -> Any:
         """Get ready to send; returns what the receivers need, None from a rank that only takes part."""
-        self._plan = WeightPlan.of(self._weights())
-        self._objects = transport == OBJECTS and self._rank == 0
-        if transport == OBJECTS:
-            return self._plan
+        plan = WeightPlan.of(self._weights())
         if transport == SHARED_MEMORY:
             if self._rank != 0:
                 return None
-            self._segment = SegmentWriter(self._plan)
-            return self._plan, self._segment.path
+            self._segment = SegmentWriter(plan)
+            return plan, self._segment.path
         if not ipc and not broadcast:
             return None
         self._stream = StreamSender(
-            self._plan, self._store(), self._name, ipc=ipc, broadcast=broadcast, device=parallel.device()
+            plan, self._store(), self._name, ipc=ipc, broadcast=broadcast, device=parallel.device()
         )
         return self._stream.offer()
 
@@ -62,19 +54,15 @@ class SendingEndpoint:
         if self._segment is not None:
             self._segment.unlink()
 
-    def send(self) -> Any:
-        """One transfer; object references where weights travel as objects."""
-        assert self._plan is not None, "open comes first"
+    def send(self) -> None:
+        """One transfer."""
         if self._segment is not None:
             self._segment.write(self._weights())
         elif self._stream is not None:
             self._stream.send(self._weights())
-        elif self._objects:
-            return put_weights(self._plan, self._weights())
         else:
             for _ in self._weights():
                 pass
-        return None
 
 
 def is_adapter(plan: WeightPlan) -> bool:
@@ -111,40 +99,26 @@ class FrozenWeights:
 
 
 class ReceivingEndpoint:
-    """A generation worker's, or that of one of its processes: opened where the weights are to arrive.
-
-    Args:
-        frozen: what adapters are added to, of all channels of one generator.
-    """
+    """A generation worker's, or that of one of its processes: opened where the weights are to arrive."""
 
     def __init__(self, offered: TransportHandle, frozen: FrozenWeights) -> None:
         self._plan, self._frozen = offered.plan, frozen
         self.is_adapter = is_adapter(self._plan)
         """Whether adapters arrive here, and of the weights those that they change are read."""
         frozen.expect(self._plan)
-        self._segment: SegmentReader | None = None
-        self._stream: StreamReceiver | None = None
+        self._from: SegmentReader | StreamReceiver
         if offered.transport == SHARED_MEMORY:
-            self._segment = SegmentReader(*offered.offer)
-        elif offered.transport != OBJECTS:
+            self._from = SegmentReader(*offered.offer)
+        else:
             assert offered.address is not None
             store = join_store(*offered.address)
-            self._stream = StreamReceiver(offered.offer, store, offered.name, offered.place, parallel.device())
+            self._from = StreamReceiver(offered.offer, store, offered.name, offered.place, parallel.device())
 
     @property
     def bytes(self) -> int:
         """Of one transfer."""
         return self._plan.payload
 
-    def weights(self, references: Sequence[Any] | None) -> Weights:
+    def weights(self) -> Weights:
         """The weights of one transfer, in the policy's order."""
-        return self._frozen.through(self._arriving(references))
-
-    def _arriving(self, references: Sequence[Any] | None) -> Weights:
-        if self._segment is not None:
-            return self._segment.weights()
-        if self._stream is not None:
-            return self._stream.weights()
-        if references is None:
-            raise EngineError("weights were announced before their transport was opened")
-        return get_weights(self._plan, references)
+        return self._frozen.through(self._from.weights())

@@ -88,17 +88,10 @@ class WeightPlan:
         return max((bucket.bytes for bucket in self.buckets), default=0)
 
     def fill(self, bucket: Bucket, buffer: torch.Tensor, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Copy the next weights into a uint8 buffer.
-
-        Raises:
-            EngineError: they are not the ones that were agreed on.
-        """
+        """Copy the next weights into a uint8 buffer."""
         for name, view in bucket.views(buffer):
             got, tensor = next(weights, ("nothing", view))
             if got != name or tensor.shape != view.shape or tensor.dtype is not view.dtype:
-                raise EngineError(
-                    "the policy's weights changed their names, shapes or types between two transfers",
-                    expected=f"{name} {tuple(view.shape)} {view.dtype}",
-                    found=f"{got} {tuple(tensor.shape)} {tensor.dtype}",
-                )
+                expected = f"{name} {tuple(view.shape)} {view.dtype}"
+                raise EngineError("the policy's weights changed between two transfers", expected=expected, found=got)
             view.copy_(tensor.detach())

@@ -24,11 +24,7 @@ _PREFIX = "nemotron_steps_weights_"
 
 
 class SegmentWriter:
-    """The sender's side.
-
-    Args:
-        plan: of the weights to come; the segment holds all of them.
-    """
+    """The sender's side."""
 
     def __init__(self, plan: WeightPlan) -> None:
         self._plan = plan
@@ -71,7 +67,8 @@ def _create(size: int) -> tuple[str, int]:
     for folder in (_FOLDER, Path(tempfile.gettempdir())):
         if not folder.is_dir():
             continue
-        _remove_left_behind(folder)
+        for path_left in folder.glob(f"{_PREFIX}*"):
+            _remove_if_left_behind(path_left)
         path, descriptor = _locked_file(folder)
         try:
             os.posix_fallocate(descriptor, 0, size)
@@ -93,8 +90,7 @@ def _locked_file(folder: Path) -> tuple[str, int]:
         os.close(descriptor)  # another writer took it for one left behind, before it was locked
 
 
-def _remove_left_behind(folder: Path) -> None:
-    for path in folder.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(FileNotFoundError, PermissionError, BlockingIOError), path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
+def _remove_if_left_behind(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError, PermissionError, BlockingIOError), path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()

@@ -1,11 +1,8 @@
-"""Buckets from a policy rank to generators, sender and receivers at the same time.
+"""Buckets from a policy rank to generators, sender and receivers at the same time: CUDA IPC out of the sender's staging
+buffer, or broadcasts (NCCL, gloo) in a process group beside the ones that training uses.
 
-    CUDA IPC    the receiver shares the sender's GPU: it maps the sender's staging buffer once and copies out of it
-    broadcast   another GPU (NCCL) or another machine's CPU (gloo): in a process group of its own, beside the ones that
-                training uses
-
-Both sides keep step through a TCPStore, whose keys are `<transfer>/<bucket>/<what>/<receiver>`. A receiver copies
-every bucket into memory of its own: vLLM keeps references to what it was given until a layer is complete.
+Both sides keep step through a TCPStore. A receiver copies every bucket into memory of its own: vLLM keeps references to
+what it was given until a layer is complete.
 """
 
 from __future__ import annotations
@@ -49,10 +46,6 @@ class _Steps:
 
         self._store = PrefixStore(f"weight_sync/{sender}", store)
         self.transfer = -1
-        self._old: list[str] = []
-
-    def begin(self) -> None:
-        self.transfer += 1
 
     def tell(self, bucket: int, what: str, receiver: str = "all") -> None:
         self._store.set(f"{self.transfer}/{bucket}/{what}/{receiver}", "1")
@@ -82,13 +75,7 @@ class _Steps:
 
 
 class StreamSender:
-    """A policy rank's side.
-
-    Args:
-        name: unique among the senders of a store.
-        ipc: names of the receivers on this rank's GPU. broadcast: names of the others, in rank order.
-        device: where buckets are filled.
-    """
+    """A policy rank's side."""
 
     def __init__(
         self,
@@ -116,7 +103,7 @@ class StreamSender:
     def send(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         """Send every weight to every receiver; returns when all of them have taken the last bucket."""
         steps = self._steps
-        steps.begin()
+        steps.transfer += 1
         steps.wait(0, "begun", self._receivers)
         for number, bucket in enumerate(self._plan.buckets):
             if number:
@@ -141,13 +128,7 @@ class StreamSender:
 
 
 class StreamReceiver:
-    """A generator's side.
-
-    Args:
-        name: as the sender knows this receiver.
-        place: (rank, ranks) in the sender's broadcasts; None for CUDA IPC.
-        device: where buckets are received.
-    """
+    """A generator's side."""
 
     def __init__(
         self, offer: StreamHandle, store: Store, name: str, place: tuple[int, int] | None, device: torch.device
@@ -166,7 +147,7 @@ class StreamReceiver:
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights of one transfer; must be read to the end."""
         steps = self._steps
-        steps.begin()
+        steps.transfer += 1
         steps.tell(0, "begun", self._name)
         for number, bucket in enumerate(self._plan.buckets):
             own = torch.empty(bucket.bytes, dtype=torch.uint8, device=self._device)

@@ -1,10 +1,7 @@
 """The driver's side of a weight transfer: by which transport each generator gets its weights, and one update at a time.
 
-    policy on CPU   shared memory when every generator is on rank 0's machine, else gloo broadcasts from it
-    policy on GPU   CUDA IPC from the rank on the generator's own GPU, else NCCL from rank 0
-
-Chosen by where the workers turned out to be, not by a setting. A tensor-parallel generator receives in each of its
-processes.
+Chosen by where the workers turned out to be: on CPU shared memory on one machine, else gloo; on GPU CUDA IPC from the
+rank on the generator's own GPU, else NCCL from rank 0.
 """
 
 from __future__ import annotations
@@ -41,15 +38,7 @@ class Receiver:
 
 
 class WeightTransfer:
-    """The open transports from the ranks of one policy to the workers of one generator.
-
-    Args:
-        ranks: policy workers in rank order.
-        workers: generation workers.
-        address: host and port of the policy's store.
-        processes: of each generation worker that receive (its tensor-parallel size).
-        part: of the policy's weights: an attribute of AdaptedWeights.
-    """
+    """The open transports from the ranks of one policy to the workers of one generator."""
 
     def __init__(
         self,
@@ -70,7 +59,12 @@ class WeightTransfer:
         if self._streams:
             self._open_streams(receivers, address)
         else:
-            self._open_segment(len(receivers))
+            opening = (self._channel, SHARED_MEMORY, (), (), part)
+            offer = settle({rank.call("open_sender", *opening): rank for rank in self._ranks})[0]
+            try:
+                self._open_receivers([TransportHandle(SHARED_MEMORY, offer)] * len(receivers))
+            finally:  # memory under a name would outlive every process
+                settle({self._ranks[0].call("hide_segment", self._channel): self._ranks[0]})
 
     def update(self, version: int) -> int:
         """Give every receiver the policy's weights as this version. Returns the bytes received, over all of them."""
@@ -80,14 +74,6 @@ class WeightTransfer:
             sends = {}
         takes = {worker.call("update_weights", self._channel, version): worker for worker in self._workers}
         return sum(settle({**takes, **sends})[: len(takes)])
-
-    def _open_segment(self, receivers: int) -> None:
-        opening = (self._channel, SHARED_MEMORY, (), (), self._part)
-        offer = settle({rank.call("open_sender", *opening): rank for rank in self._ranks})[0]
-        try:
-            self._open_receivers([TransportHandle(SHARED_MEMORY, offer)] * receivers)
-        finally:  # memory under a name would outlive every process
-            settle({self._ranks[0].call("hide_segment", self._channel): self._ranks[0]})
 
     def _open_streams(self, receivers: Sequence[Receiver], address: tuple[str, int]) -> None:
         names = [receiver.name for receiver in receivers]
@@ -116,10 +102,7 @@ class WeightTransfer:
 
 
 class AdapterTransfer:
-    """The same for a policy that trains adapters: its frozen weights travel once, and then A and B alone.
-
-    Both ways are open before the first is used: receivers keep what adapters are added to. Arguments as WeightTransfer.
-    """
+    """The same for a policy that trains adapters: its frozen weights travel once, and then A and B alone."""
 
     def __init__(
         self, ranks: Sequence[Worker], workers: Sequence[Worker], address: tuple[str, int], *, processes: int = 1

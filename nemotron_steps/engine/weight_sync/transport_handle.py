@@ -10,34 +10,26 @@ from nemotron_steps.engine.weight_sync.plan import WeightPlan
 SHARED_MEMORY, GLOO, CUDA_IPC, NCCL = "shared_memory", "gloo", "cuda_ipc", "nccl"
 STREAM = "stream"
 """CUDA_IPC, NCCL and GLOO, for the two ends."""
-OBJECTS = "objects"
-"""Through Ray's object store: for tensors that come from, or go to, the driver itself."""
 
 
 @dataclass(frozen=True)
 class TransportHandle:
-    """How one process gets a policy's weights; may travel to it.
-
-    Attributes:
-        transport, offer: as the sender opened it.
-        address: host and port of the policy's store; None where nothing is agreed on through it.
-        name: of this receiver, for the sender.
-        place: (rank, ranks) in the sender's broadcasts; None for any other transport.
-    """
+    """How one process gets a policy's weights; may travel to it."""
 
     transport: str
     offer: Any
+    """As the sender opened it."""
     address: tuple[str, int] | None = None
+    """Host and port of the policy's store; None where nothing is agreed on through it."""
     name: str = ""
+    """Of this receiver, for the sender."""
     place: tuple[int, int] | None = None
+    """(rank, ranks) in the sender's broadcasts; None for any other transport."""
 
     @property
     def plan(self) -> WeightPlan:
         """Of the weights to come."""
-        if self.transport == SHARED_MEMORY:
-            plan, _ = self.offer
-        else:
-            plan = self.offer if self.transport == OBJECTS else self.offer.plan
+        plan = self.offer[0] if self.transport == SHARED_MEMORY else self.offer.plan
         assert isinstance(plan, WeightPlan)
         return plan
 

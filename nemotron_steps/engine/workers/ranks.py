@@ -41,17 +41,7 @@ class RankWorker(WorkerProcess):
 
 
 class RankGroup:
-    """The ranks, from the process that asks them.
-
-    Args:
-        name: of whose ranks they are.
-        process: the class of each.
-        options: Ray's actor options, one mapping a rank.
-        local: the whole cluster is this machine, so that the ranks' store listens on loopback alone.
-
-    Raises:
-        WorkerLostError: a rank died, in any method.
-    """
+    """The ranks, from the process that asks them."""
 
     def __init__(
         self, name: str, process: type[RankWorker], options: Sequence[Mapping[str, Any]], *, local: bool

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -12,27 +11,16 @@ from nemotron_steps.errors import EngineError
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
-ATTEMPTS = 5
-
 
 def bind_port(host: str) -> socket.socket:
-    """A socket bound to a free port of one address.
-
-    Raises:
-        EngineError: no port could be bound in a few attempts.
-    """
-    problem: OSError | None = None
-    for attempt in range(ATTEMPTS):
-        bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            bound.bind((host, 0))
-        except OSError as error:
-            bound.close()
-            problem = error
-            time.sleep(0.1 * 2**attempt)
-        else:
-            return bound
-    raise EngineError("no port could be bound", where=host, found=str(problem))
+    """A socket bound to a free port of one address."""
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        bound.bind((host, 0))
+    except OSError as error:
+        bound.close()
+        raise EngineError("no port could be bound", where=host, found=str(error)) from error
+    return bound
 
 
 def serve_store(host: str) -> tuple[TCPStore, int]:

@@ -42,12 +42,20 @@ class WorkerProcess:
 
         for name in of_launcher():  # of a pod that the cluster's node was started in
             del os.environ[name]
+        stderr = f"/proc/{os.getpid()}/fd/2"
+        log = os.readlink(stderr) if os.path.islink(stderr) else ""  # the file that Ray redirected it to
+        devices: tuple[str, ...] = ()
+        if device:
+            import torch
+
+            count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+            devices = tuple(str(torch.cuda.get_device_properties(number).uuid) for number in range(count))
         return {
             "pid": os.getpid(),
             "host": ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
             "node": ray.get_runtime_context().get_node_id(),
-            "log": _stderr_path(),
-            "devices": _device_identities() if device else (),
+            "log": log if os.path.isfile(log) else "",
+            "devices": devices,
             "gpus": tuple(ray.get_runtime_context().get_accelerator_ids().get("GPU", ())),
         }
 
@@ -84,26 +92,20 @@ class Worker:
         return getattr(self.actor, method).options(concurrency_group=thread).remote(*arguments)
 
     def lost(self, cause: str) -> WorkerLostError:
-        """What to raise when this worker is gone."""
-        lines = self._last_lines()
-        found = f"{cause}; its last log lines:\n" + "\n".join(f"    {line}" for line in lines) if lines else cause
+        """What to raise when this worker is gone: with its last log lines, where they are on this machine."""
+        lines: list[str] = []
+        for path in (Path(self.log).with_suffix(".out"), Path(self.log)) if self.log else ():
+            if path.is_file():
+                text = path.read_bytes()[-8000:].decode(errors="replace")
+                lines += [line for line in text.splitlines() if line.strip() and not line.startswith(":")]
+        said = "".join(f"\n    {line}" for line in lines[-_LOG_LINES:])
         return WorkerLostError(
             f"the worker `{self.name}` is lost",
             where=f"process {self.pid} on {self.host}" + (f", log {self.log}" if self.log else ""),
             expected="a living process",
-            found=found,
+            found=f"{cause}; its last log lines:{said}" if said else cause,
             hints=[f"{RESUME}   # goes on from the last checkpoint"],
         )
-
-    def _last_lines(self) -> list[str]:
-        lines: list[str] = []
-        if not self.log:
-            return lines
-        for path in (Path(self.log).with_suffix(".out"), Path(self.log)):
-            if path.is_file():  # else it is on another machine
-                text = path.read_bytes()[-8000:].decode(errors="replace")
-                lines += [line for line in text.splitlines() if line.strip() and not line.startswith(":")]
-        return lines[-_LOG_LINES:]
 
 
 def places(workers: Sequence[Worker]) -> dict[str, str]:
@@ -119,16 +121,7 @@ def start_workers(
     *,
     device: bool = True,
 ) -> list[Worker]:
-    """Start one actor a name and wait until all of them answer.
-
-    Args:
-        options: Ray's actor options, one mapping a name.
-        arguments: of the constructor, the same for all.
-        device: ask which GPU each has.
-
-    Raises:
-        WorkerLostError: one does not answer within START_SECONDS.
-    """
+    """Start one actor a name and wait until all of them answer."""
     import ray
 
     threads = {"concurrency_groups": dict.fromkeys(process.THREADS, 1)}
@@ -178,10 +171,12 @@ def meaning(error: Exception, worker: Worker) -> StepsError:
             return cause
         if isinstance(cause, ray.exceptions.RayError):
             return worker.lost(_said(cause))
+        text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # Ray colours it
+        trace = "\n".join(f"    {line}" for line in text.splitlines()[-8:])
         return EngineError(
             f"the worker `{worker.name}` failed",
             where=f"process {worker.pid} on {worker.host}, log {worker.log}",
-            found=f"{type(cause).__name__}: {cause}\n{_remote_traceback(error)}",
+            found=f"{type(cause).__name__}: {cause}\n{trace}",
         )
     if isinstance(error, ray.exceptions.GetTimeoutError):
         return worker.lost("it did not answer in time")
@@ -189,12 +184,7 @@ def meaning(error: Exception, worker: Worker) -> StepsError:
 
 
 def settle(calls: Mapping[Any, Worker]) -> list[Any]:
-    """The results of calls that may depend on each other (a collective), in order.
-
-    Raises:
-        StepsError: the first failure, at once: the other workers may be waiting for the one that failed.
-        WorkerLostError: a worker died, or answers no ping for SILENT_SECONDS.
-    """
+    """The results of calls that may depend on each other (a collective), in order."""
     import ray
 
     left = list(calls)
@@ -275,23 +265,3 @@ def _said(error: Exception) -> str:
     if "creation task" in text:  # its constructor or an import failed: the last line names the exception
         return text.splitlines()[-1].strip()
     return first_line(error)
-
-
-def _remote_traceback(error: Exception) -> str:
-    """The end of the traceback in the worker; Ray colours it."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-    return "\n".join(f"    {line}" for line in text.splitlines()[-8:])
-
-
-def _stderr_path() -> str:
-    """The file Ray redirected this process's standard error to; empty if that is not a file."""
-    path = f"/proc/{os.getpid()}/fd/2"
-    target = os.readlink(path) if os.path.islink(path) else ""
-    return target if os.path.isfile(target) else ""
-
-
-def _device_identities() -> tuple[str, ...]:
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return tuple(str(torch.cuda.get_device_properties(number).uuid) for number in range(count))

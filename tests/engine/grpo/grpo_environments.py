@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 
 from benchmarks.grpo_task import reward_of
-from nemotron_steps.environments.base import JUDGE_UNAVAILABLE, Environment, GradeResult, Response, Session
+from nemotron_steps.environments.base import Environment, GradeResult, Response, Session
 from nemotron_steps.errors import JudgeUnavailableError
 
 
@@ -24,15 +23,6 @@ class AnyVowel(Environment):
 
     async def verify(self, row, response: Response, session: Session) -> GradeResult:
         return GradeResult(float(reward_of(response.text) > 0))
-
-
-class Indifferent(Environment):
-    """1 for any answer."""
-
-    name = "indifferent"
-
-    async def verify(self, row, response: Response, session: Session) -> GradeResult:
-        return GradeResult(1.0)
 
 
 class Silent(Environment):
@@ -55,48 +45,15 @@ class Unreliable(Environment):
         return GradeResult(1 + reward_of(response.text))
 
 
-class Marked(Environment):
-    """Rewards of a group differ where its row says so; its judge answers after as many askings as the row says."""
-
-    name = "marked"
-    asked: Counter[int] = Counter()  # noqa: RUF012
-    """How often each row was asked about, by its `number`."""
-
-    async def verify_group(self, row, responses, sessions) -> list[GradeResult]:
-        self.asked[row.get("number", -1)] += 1
-        if self.asked[row.get("number", -1)] <= row.get("silent", 0):
-            return [GradeResult.failed(JUDGE_UNAVAILABLE) for _ in responses]
-        return [GradeResult(float(i % 2) if row.get("differs") else 1.0) for i in range(len(responses))]
-
-    async def verify(self, row, response: Response, session: Session) -> GradeResult:
-        raise AssertionError
-
-
-class Hanging(Environment):
-    """Its judge neither answers nor gives up."""
-
-    name = "hanging"
-
-    async def verify(self, row, response: Response, session: Session) -> GradeResult:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-
 class Stuck(Vowels):
-    """Some conversations never end: those about a prompt with an `x` (with `stuck_everywhere`, all)."""
+    """Conversations about a prompt with an `x` never end."""
 
     name = "stuck"
-    everywhere = False
 
     async def follow_up(self, row, response: Response, session: Session) -> str | None:
-        if self.everywhere or "x" in row["responses_create_params"]["input"][0]["content"]:
+        if "x" in row["responses_create_params"]["input"][0]["content"]:
             await asyncio.Event().wait()
         return None
-
-
-class StuckEverywhere(Stuck):
-    name = "stuck_everywhere"
-    everywhere = True
 
 
 class Judged(Environment):
@@ -118,4 +75,4 @@ class Judged(Environment):
         return GradeResult(reward_of(text), {"asked": float(session.state["asked"])})
 
 
-ENVIRONMENTS = (Vowels, AnyVowel, Indifferent, Silent, Unreliable, Marked, Hanging, Stuck, StuckEverywhere, Judged)
+ENVIRONMENTS = (Vowels, AnyVowel, Silent, Unreliable, Stuck, Judged)

@@ -1,25 +1,22 @@
 from __future__ import annotations
 
 import statistics
-from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron_steps.config.schema.grpo import AdvantageEstimatorConfig, GrpoConfig, LossFnConfig
+from nemotron_steps.config.schema.grpo import GrpoConfig, LossFnConfig
 from nemotron_steps.engine.grpo.advantages import (
     ESTIMATORS,
     GradedRewards,
-    clip_advantages,
     group_statistics,
     grpo_advantages,
 )
 from nemotron_steps.engine.losses.loss import LossNormalizers
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.types import TrainBatch
-from nemotron_steps.errors import EngineError
 
 
 def advantages(
@@ -84,12 +81,7 @@ def estimate(
     parts = {name: torch.tensor(values, dtype=torch.float64) for name, values in (components or {}).items()}
     graded = GradedRewards(r, parts, index, ok, statistics)
     mask = torch.ones(len(rewards), 2) if mask is None else mask
-    return ESTIMATORS[grpo.adv_estimator.name](grpo)(graded, mask, kl_penalty)
-
-
-def test_every_estimator_of_the_schema_has_a_row_in_the_table() -> None:
-    names = AdvantageEstimatorConfig.model_fields["name"].annotation
-    assert set(ESTIMATORS) == set(get_args(names))
+    return ESTIMATORS[grpo.adv_estimator.name](grpo, graded, mask, kl_penalty)
 
 
 @given(
@@ -145,28 +137,6 @@ def test_estimators_agree_with_their_formulas_written_out(
     mean, std = statistics.fmean(tokens.values()), max(statistics.pvariance(tokens.values()), 1e-8) ** 0.5
     expected = [(tokens[i, t] - mean) / std if (i, t) in tokens else 0.0 for i in range(n) for t in range(3)]
     assert got.flatten().tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
-
-
-def test_gdpo_names_the_component_that_rollouts_lack() -> None:
-    gdpo = {"name": "gdpo", "components": ["a", "nope"]}
-    with pytest.raises(EngineError, match="components that every rollout carries") as caught:
-        estimate({"adv_estimator": gdpo}, [0.0] * 2, [0] * 2, components={"a": [1.0, 1.0]})
-    assert "nope" in (caught.value.found or "")
-
-
-@settings(max_examples=25)
-@given(
-    values=st.lists(st.floats(-300, 300), min_size=1, max_size=5),
-    low=st.none() | st.floats(-100, 0),
-    high=st.none() | st.floats(0, 100),
-)
-def test_clip_keeps_values_inside_and_leaves_open_sides_open(
-    values: list[float], low: float | None, high: float | None
-) -> None:
-    got = clip_advantages(torch.tensor(values, dtype=torch.float64), low, high).tolist()
-    for before, after in zip(values, got, strict=True):
-        floor = before if low is None else max(before, low)
-        assert after == (floor if high is None else min(floor, high))
 
 
 @pytest.mark.parametrize("reinforce", [True, False])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections import Counter
 
 import pytest
 
@@ -14,8 +12,7 @@ from nemotron_steps.engine.generation import sampler
 from nemotron_steps.engine.grpo.buffer import MAX_FAILURES
 from nemotron_steps.engine.rollouts.data import read_rows
 from nemotron_steps.errors import JudgeUnavailableError, WorkerLostError
-from tests.engine.grpo.grpo_environments import Marked
-from tests.engine.grpo.grpo_runs import config_of, marked, metrics_of, run_loop, start, stop_after
+from tests.engine.grpo.grpo_runs import config_of, events_of, metrics_of, run_loop, start, stop_after
 
 ASYNC = {"grpo__async_grpo__enabled": True}
 CORRECTED = {
@@ -28,23 +25,6 @@ ANY_TOKEN = tuple(range(3, 259))
 """Every answer ends after a token, so that the environment is asked whether the conversation goes on."""
 
 
-def events_of(records, name):
-    return [r["fields"] for r in records if r["kind"] == "event" and r["name"] == name]
-
-
-def sampled_dynamically(task, steps, asynchronous, **changes):
-    return config_of(
-        task,
-        steps,
-        grpo__async_grpo__enabled=asynchronous,
-        grpo__use_dynamic_sampling=True,
-        grpo__max_num_epochs=1,
-        data__shuffle=False,
-        environment="marked",
-        **changes,
-    )
-
-
 def test_it_learns_and_never_trains_on_tokens_older_than_the_bound(task, tmp_path):
     records = []
     run_loop(start(config_of(task, 14, **CORRECTED), tmp_path, records))
@@ -55,19 +35,6 @@ def test_it_learns_and_never_trains_on_tokens_older_than_the_bound(task, tmp_pat
     assert max(m["policy_lag/max"] for m in metrics) <= 1
     generated = sum(m["tokens/generated_per_s"] * m["timing/step_s"] for m in metrics)
     assert 0 < generated < 1.5 * 14 * 4 * 8 * 16  # each step counts its own; no answer is longer than 16
-
-
-def test_checkpoints_resume_without_losing_or_repeating_a_prompt(task, tmp_path):
-    config = config_of(task, 6, **ASYNC, checkpointing__save_async=True)
-    records = []
-    broken = start(config, tmp_path, [])
-    stop_after(broken, 4)
-    with pytest.raises(KeyboardInterrupt):
-        run_loop(broken)
-    state = json.loads((tmp_path / "checkpoints" / "step_00000003" / "state.json").read_text())
-    assert state["buffer"]["counts"]["taken"] == 3 * 4
-    assert run_loop(start(config, tmp_path, records))["steps"] == 6
-    assert metrics_of(records)[-1]["async/taken"] == 6 * 4
 
 
 @pytest.mark.parametrize("changes", [{}, ASYNC], ids=["synchronous", "asynchronous"])
@@ -113,26 +80,6 @@ def test_without_updates_in_flight_a_resumed_run_is_bit_identical_to_an_unbroken
     for name in ("loss", "grad_norm", "reward/mean", "policy_lag/max"):
         assert [m[name] for m in metrics_of(whole)][3:] == [m[name] for m in metrics_of(second)], name
     assert metrics_of(whole)[-1]["policy_lag/max"] == 1  # it was asynchronous
-
-
-def test_dynamic_sampling_replaces_groups_without_a_signal_and_keeps_what_is_left_over(task, tmp_path):
-    records = []
-    config = config_of(
-        task,
-        8,
-        **ASYNC,
-        grpo__use_dynamic_sampling=True,
-        grpo__num_generations_per_prompt=2,
-        environment="any_vowel",
-    )
-    run_loop(start(config, tmp_path, records))
-    metrics = metrics_of(records)
-    assert len(metrics) == 8 and max(m["policy_lag/max"] for m in metrics) <= 1
-    assert all(m["groups/zero_std_share"] == 0 for m in metrics)
-    assert max(m["dynamic_sampling/discarded_share"] for m in metrics) > 0
-    last = metrics[-1]
-    accounted = last["async/taken"] + last["async/discarded_no_signal"] + last["async/ready"] + last["async/in_flight"]
-    assert last["async/issued"] == accounted
 
 
 def test_a_prompt_whose_rollouts_never_end_is_dropped_and_counted(task, tmp_path):
@@ -186,38 +133,6 @@ def test_a_judge_that_is_down_is_an_error_or_a_masked_sample_and_never_a_reward_
     for metrics in metrics_of(records):
         assert 0 < metrics["failures/judge_unavailable"] < 1
         assert metrics["reward/mean"] >= 1 and math.isfinite(metrics["loss"])
-
-
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_prompts_that_a_judge_was_down_for_are_tried_again_and_its_failures_are_counted(
-    asynchronous, task, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(Marked, "asked", Counter())
-    rows = read_rows(task / "train.jsonl")[:16]
-    silent = [0, 1, 1, 99] + [0] * 12  # two are answered the second time, one never
-    records = []
-    run = start(
-        sampled_dynamically(task, 3, asynchronous),
-        tmp_path,
-        records,
-        marked(rows, number=range(16), differs=[True] * 16, silent=silent),
-    )
-    assert run_loop(run)["steps"] == 3
-    assert [Marked.asked[i] for i in range(4)] == [1, 2, 2, MAX_FAILURES]
-    (dropped,) = events_of(records, "prompt_dropped")
-    assert dropped["where"] == rows[3].where and dropped["failures"] == MAX_FAILURES
-    metrics = metrics_of(records)
-    assert sum(m["dynamic_sampling/ungraded_groups"] for m in metrics) == 2 + MAX_FAILURES
-    assert all(m["reward/mean"] == 0.5 for m in metrics)
-    if asynchronous:  # each step counts the failures since the one before, and those alone
-        for each in metrics:
-            ungraded = 8 * each["dynamic_sampling/ungraded_groups"]
-            assert each["failure_rate"] == pytest.approx(ungraded / (4 * 8 + ungraded))
-    if not asynchronous:  # there, groups of the next step may be among the first one's
-        first = metrics[0]
-        # Five groups without verdicts, four that were trained, and three of the surplus.
-        assert first["failures/judge_unavailable"] == first["failure_rate"] == 5 / 12
-    assert "judge_unavailable" in {r["name"] for r in records if r["kind"] == "signal"}
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.grpo_task import make_checkpoint
 from nemotron_steps.config.schema.opd import OpdConfig
+from nemotron_steps.engine.grpo.distillation import METADATA_KEY, Distillation
 from nemotron_steps.engine.rollouts.data import read_rows
-from tests.engine.grpo.grpo_runs import config_of, marked, metrics_of, run_loop, start, stop_after
+from tests.engine.engine_samples import random_batch, rollout
+from tests.engine.grpo.grpo_runs import config_of, marked, metrics_of, run_loop, start
 
 LOOPS = {"sync": False, "async": True}
 
@@ -120,15 +124,33 @@ def test_rollouts_are_scored_by_the_teacher_of_their_row(task, teachers, tmp_pat
     assert asked == [[wanted[group.prompt_index] for group in groups for _ in group.rollouts]]
 
 
-def test_the_buffer_of_a_killed_asynchronous_run_remembers_the_teachers(task, teachers, tmp_path):
-    config = distilling(task, 6, teachers, True, on_policy_distillation__teacher_field="teacher")
-    rows, records = two_kinds(task), []
-    broken = start(config, tmp_path, [], rows)
-    stop_after(broken, 4)
-    with pytest.raises(KeyboardInterrupt):
-        run_loop(broken)
-    again = start(config, tmp_path, records, rows)
-    asked = asked_of(again)
-    run_loop(again)
-    assert len(metrics_of(records)) == 3
-    assert {name for names in asked for name in names} == {"a", "b"}
+def test_the_kl_to_the_teachers_is_a_mean_over_trained_tokens_of_each_environment() -> None:
+    batch, _ = random_batch(rows=4, width=6, seed=2, noise_in_padding=False)
+    batch.sample_mask[:] = torch.tensor([1.0, 1.0, 0.0, 1.0])
+    batch.generation_logprobs = torch.arange(24.0).view(4, 6)
+    rollouts = [
+        rollout(index=n, environment=name, metadata={METADATA_KEY: teacher})
+        for n, (name, teacher) in enumerate((("maths", "a"), ("code", "b"), ("code", None), ("maths", "a")))
+    ]
+    asked = []
+
+    class Teachers:
+        def score(self, given: Any, names: Any) -> Any:
+            asked.append(names)
+            given.teacher_logprobs = torch.zeros(4, 6)
+            return given
+
+    prepared: Any = SimpleNamespace(batch=batch, rollouts=rollouts, metrics={"kept": 1.0})
+    distillation = Distillation(choice=None, teachers=Teachers())  # type: ignore[arg-type]
+    distillation.score(prepared)
+    assert asked == [["a", "b", None, "a"]]
+    mask = batch.token_mask * batch.sample_mask[:, None]
+    mask[:, 0] = 0
+    nats, tokens = (batch.generation_logprobs * mask).sum(1), mask.sum(1)
+    assert prepared.metrics == {
+        "kept": 1.0,
+        "teacher_kl/code": pytest.approx(float(nats[1] / tokens[1])),
+        "teacher_kl/maths": pytest.approx(float((nats[0] + nats[3]) / (tokens[0] + tokens[3]))),
+        "teacher_kl/mean": pytest.approx(float(nats.sum() / tokens.sum())),
+    }
+    assert distillation.own_metrics({"advantages/mean": 1.0, "groups/count": 1.0, "loss": 2.0}) == {"loss": 2.0}

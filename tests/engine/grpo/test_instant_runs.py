@@ -9,14 +9,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from nemotron_steps.config.schema.grpo import GrpoConfig
 from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.engine.checkpoints import CheckpointManager
 from nemotron_steps.engine.grpo.async_loop import train_async
-from nemotron_steps.engine.grpo.loop import GrpoRun, train
+from nemotron_steps.engine.grpo.loop import GrpoRun, train, validation_due
 from nemotron_steps.engine.reporting import first_and_last
 from nemotron_steps.engine.rollouts.data import PromptRow, PromptStream
 from nemotron_steps.engine.signals import SignalMonitor
@@ -120,11 +122,9 @@ class Parts:
     def event(self, name: str, **fields: Any) -> None:
         self.events.append((name, fields))
 
-    def sample(self, sample: Any) -> None: ...
+    def ignored(self, *given: Any, **more: Any) -> None: ...
 
-    def signal(self, name: str, **numbers: Any) -> None: ...
-
-    def progress(self, description: str, completed: float, total: float | None = None) -> None: ...
+    sample = signal = progress = ignored
 
 
 def instant(
@@ -197,29 +197,32 @@ def test_the_summary_of_a_resumed_run_is_of_all_its_steps_and_a_run_that_is_over
     assert "train" not in parts.calls and parts.told == []
 
 
-@BOTH
-def test_the_first_policy_is_validated_once_and_not_where_a_run_goes_on(asynchronous: bool, tmp_path: Path) -> None:
-    validated = {"val_at_start": True, "val_period": 2, "max_val_samples": 3, "asynchronous": asynchronous}
-    for steps in (2, 4):
-        run, parts = instant(tmp_path, steps, validation=5, **validated)
-        trained(run)
-        asked = [each for each in parts.collected if each["group_ids"][0].startswith("validation/")]
-        assert {(tuple(each["prompts"]), each["num_generations"]) for each in asked} == {((0, 1, 2), 2)}
-        assert [each["group_ids"][0] for each in asked] == {
-            2: ["validation/0/0", "validation/2/0"],
-            4: ["validation/4/0"],
-        }[steps]
-        assert ["validation/reward" in metrics for metrics in parts.metrics_of] == [False, True]
+@pytest.mark.parametrize(
+    ("grpo", "steps"),
+    [
+        ({"val_period": 2, "val_at_end": False}, [2, 4, 6]),
+        ({"val_period": 2, "val_start_at": 4, "val_at_end": False}, [4, 6]),
+        ({"val_period": 4, "val_at_end": True}, [4, 6]),
+        ({"val_period": 0, "val_at_end": False}, []),
+    ],
+)
+def test_validation_comes_every_so_many_steps_from_where_it_begins_and_at_the_end(
+    grpo: dict[str, Any], steps: list[int]
+) -> None:
+    def due(step: int) -> bool:
+        config = SimpleNamespace(grpo=GrpoConfig.model_validate(grpo))
+        run: Any = SimpleNamespace(step=step, total_steps=6, config=config)
+        return validation_due(run)
+
+    assert [step for step in range(1, 7) if due(step)] == steps
 
 
 @BOTH
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"val_at_start": True, "val_at_end": True}, {"before": 0, "after": 4}),
         ({"val_at_start": True, "val_period": 2}, {"before": 0, "after": 4}),
         ({"val_at_start": True, "val_period": 3}, 3),  # not of the weights that the run ends with
-        ({"val_at_start": True, "val_period": 9}, 0),
         ({"val_at_end": True}, 4),
         ({}, None),
     ],
@@ -242,29 +245,13 @@ def test_before_is_what_the_first_weights_gave_and_after_what_the_last_ones_did(
         assert found == ({} if told is None else {f"validation_reward_step_{told}": told})
 
 
-def test_a_run_whose_prompts_are_used_up_is_validated_at_the_end_that_it_has(tmp_path: Path) -> None:
-    def graded(row: int, attempt: int) -> Sequence[float | str]:
-        return ("prompt_too_long",) * 2 if row % 2 else by_step(row, attempt)
-
-    settings = {"asynchronous": True, "val_at_start": True, "val_at_end": True}
-    for _ in range(2):  # the second finds the first one's end
-        run, parts = instant(tmp_path, 12, graded, validation=1, **settings)
-        summary = trained(run)
-        assert summary["steps"] == run.step < 12
-        assert {"before", "after"} < summary["validation_reward"].keys()
-    assert [each["step"] for each in parts.besides] == [0]
-
-
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
         ([], {}),
         ([3.0], {"": 3.0}),
         ([1.0, 5.0], {"_first_step": 1.0, "_last_step": 5.0}),
-        ([1.0, 9.0, 5.0], {"_first_step": 1.0, "_last_step": 5.0}),
         ([1.0, 2.0, 9.0, 3.0, 4.0], {"_first_2_steps": 1.5, "_last_2_steps": 3.5}),
-        ([*range(9)], {"_first_4_steps": 1.5, "_last_4_steps": 6.5}),
-        ([*range(10)], {"_first_5_steps": 2.0, "_last_5_steps": 7.0}),
         ([*range(100)], {"_first_5_steps": 2.0, "_last_5_steps": 97.0}),
         ([math.nan, 1.0, math.nan, 5.0], {"_first_step": 1.0, "_last_step": 5.0}),
         ([math.nan], {}),
@@ -294,19 +281,6 @@ def test_attempts_at_a_prompt_have_names_of_their_own_and_count_among_the_failur
         {"step": 1, "prompt": 0, "attempt": 1, "outcome": "trained"},
         {"step": 1, "prompt": 1, "attempt": 2, "outcome": "ungraded"},
     ]
-
-
-def test_prompts_of_which_none_was_graded_are_replaced_and_counted(tmp_path: Path) -> None:
-    def graded(row: int, attempt: int) -> Sequence[float | str]:
-        return ("prompt_too_long", "prompt_too_long") if row < 2 else (0.0, 1.0)
-
-    run, parts = instant(tmp_path, 1, graded)
-    train(run)
-    assert [each["prompts"] for each in parts.collected] == [[0, 1], [2, 3]]
-    ids = [group_id for each in parts.collected for group_id in each["group_ids"]]
-    assert len(set(ids)) == 4
-    assert parts.metrics_of[0]["failures/prompt_too_long"] == 0.5
-    assert [group["prompt"] for group in parts.told] == [2, 3]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -8,21 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from nemotron_steps.config.schema.grpo import (
-    GrpoConfig,
-    RewardPenaltiesConfig,
-    RewardScalingConfig,
-    RewardShapingConfig,
-)
+from nemotron_steps.config.schema.grpo import GrpoConfig, RewardPenaltiesConfig
 from nemotron_steps.config.schema.policy import ReasoningParserName, ToolParserName
 from nemotron_steps.engine.grpo.rewards import (
     REWARD_PENALTIES_KEY,
     RewardPenalties,
     RewardPenalty,
     Violation,
-    find_violations,
     has_invalid_tool_call,
     has_malformed_thinking,
+    penalize_turns,
     scale_rewards,
     shape_rewards,
     treatments,
@@ -38,37 +33,36 @@ def f64(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
+def shaping(**keys: Any) -> GrpoConfig:
+    return GrpoConfig.model_validate({"reward_shaping": {"enabled": True, **keys}})
+
+
 def test_scaling_clamps_then_maps_linearly() -> None:
-    config = RewardScalingConfig(enabled=True, source_min=1.0, source_max=5.0, target_min=-1.0, target_max=1.0)
-    assert scale_rewards(f64(0.0, 1.0, 2.0, 3.0, 5.0, 9.0), config).tolist() == [-1.0, -1.0, -0.5, 0.0, 1.0, 1.0]
-    clipped = RewardScalingConfig(enabled=True, source_max=5.0, target_max=5.0)  # as rlhf's strategy says
-    assert scale_rewards(f64(-0.5, 0.0, 3.2, 5.0, 5.9), clipped).tolist() == [0.0, 0.0, 3.2, 5.0, 5.0]
-    raw = f64(0.3, 7.0)
-    assert scale_rewards(raw, RewardScalingConfig()) is raw
+    def scale(*rewards: float, **keys: Any) -> list[float]:
+        return scale_rewards(f64(*rewards), GrpoConfig.model_validate({"reward_scaling": keys})).tolist()
+
+    own = {"enabled": True, "source_min": 1.0, "source_max": 5.0, "target_min": -1.0, "target_max": 1.0}
+    assert scale(0.0, 1.0, 2.0, 3.0, 5.0, 9.0, **own) == [-1.0, -1.0, -0.5, 0.0, 1.0, 1.0]
+    clipped = {"enabled": True, "source_max": 5.0, "target_max": 5.0}  # as rlhf's strategy says
+    assert scale(-0.5, 0.0, 3.2, 5.0, 5.9, **clipped) == [0.0, 0.0, 3.2, 5.0, 5.0]
+    assert scale(0.3, 7.0) == [0.3, 7.0]
 
 
-def test_overlong_penalty_grows_over_the_buffer() -> None:
+def test_overlong_penalty_grows_over_the_buffer_up_to_the_limit_of_the_config_or_the_generator() -> None:
     lengths = torch.tensor([50, 80, 85, 90, 100, 110])
-    config = RewardShapingConfig(enabled=True, overlong_buffer_length=20, overlong_buffer_penalty=2.0)
+    config = shaping(overlong_buffer_length=20, overlong_buffer_penalty=2.0)
     got = shape_rewards(torch.zeros(6).double(), lengths, torch.zeros(6).bool(), config, max_response_length=100)
     assert got.tolist() == pytest.approx([0.0, 0.0, -0.5, -1.0, -2.0, -3.0])
-
-
-def test_shaping_takes_the_limit_from_the_config_or_the_generator() -> None:
-    config = RewardShapingConfig(enabled=True, overlong_buffer_length=20, overlong_buffer_penalty=1.0)
-    lengths, truncated = torch.tensor([90]), torch.tensor([False])
-    assert shape_rewards(f64(1.0), lengths, truncated, config, max_response_length=100).item() == pytest.approx(0.5)
-    own = config.model_copy(update={"max_response_length": 95})
-    assert shape_rewards(f64(1.0), lengths, truncated, own, max_response_length=100).item() == pytest.approx(0.25)
+    own = shaping(overlong_buffer_length=20, overlong_buffer_penalty=2.0, max_response_length=95)
+    got = shape_rewards(torch.zeros(6).double(), lengths, torch.zeros(6).bool(), own, max_response_length=100)
+    assert got.tolist() == pytest.approx([0.0, -0.5, -1.0, -1.5, -2.5, -3.5])
 
 
 def test_stop_properly_scales_truncated_rewards_only_and_replaces_the_length_penalty() -> None:
-    config = RewardShapingConfig(enabled=True, stop_properly_penalty_coef=0.25)
     lengths, truncated = torch.tensor([100, 100]), torch.tensor([True, False])
+    config = shaping(stop_properly_penalty_coef=0.25)
     got = shape_rewards(f64(0.8, 0.8), lengths, truncated, config, max_response_length=100)
     assert got.tolist() == pytest.approx([0.2, 0.8])
-    off = shape_rewards(f64(0.8, 0.8), lengths, truncated, RewardShapingConfig(), max_response_length=100)
-    assert off.tolist() == [0.8, 0.8]
 
 
 CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
@@ -77,12 +71,9 @@ CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
 @pytest.mark.parametrize(
     ("text", "invalid"),
     [
-        ("no call at all", False),
         (CALL, False),
-        (f"let me look {CALL}{CALL}", False),
         ("<think>should I write <tool_call>?</think> no", False),
         ('<tool_call>{"name": "f", "arguments": {}', True),
-        ("<tool_call>not json</tool_call>", True),
         (f"{CALL} and </tool_call>", True),
     ],
 )
@@ -115,10 +106,8 @@ def test_an_invalid_call_is_one_in_the_markers_of_the_turns_own_format(
     [
         ("a thought, and the answer: 7", False, True),  # it ended inside the thinking that its template opened
         ("a thought", True, False),
-        ("", False, True),
         ("a</think>b", False, False),
         ("<think>a</think>b", False, False),
-        ("a</think>b</think>", False, True),
     ],
 )
 def test_a_turn_ends_the_thinking_that_its_template_began(
@@ -129,18 +118,32 @@ def test_a_turn_ends_the_thinking_that_its_template_began(
     assert not has_malformed_thinking(text, truncated=truncated, turn_format=TurnFormat(reasoning_parser="none"))
 
 
+def broken(rollouts: list[Rollout], *kinds: Violation, **more: Any) -> dict[Violation, list[int]]:
+    """Rows whose turns break each rule."""
+    found = {}
+    for kind in kinds or tuple(Violation):
+        advantages, mask = torch.zeros(len(rollouts), 9), torch.ones(len(rollouts), 9)
+        penalize_turns(rollouts, {kind: 1.0}, advantages, mask, **more)
+        found[kind] = [row for row, values in enumerate(advantages.tolist()) if any(values)]
+        assert all(values[2:6] in ([0.0] * 4, [1.0] * 4) and not any(values[6:]) for values in advantages.tolist())
+    return found
+
+
 def test_a_rollout_is_judged_in_the_format_it_was_sampled_in() -> None:
-    rollouts = [
-        rollout(metadata={FORMAT_KEY: ["nano_v3", "nemotron_json"]}),
-        rollout(index=1, metadata={FORMAT_KEY: ["qwen3", "hermes"]}),
-    ]
-    texts = [["no end </think> <TOOLCALL>"], ["no end <TOOLCALL>"]]
-    assert [(v.row, v.kind) for v in find_violations(rollouts, texts)] == [(0, Violation.INVALID_TOOL_CALL)]
-    unclosed = [["no end"], ["no end"]]
-    assert [(v.row, v.kind) for v in find_violations(rollouts, unclosed)] == [(0, Violation.MALFORMED_THINKING)]
-    assert find_violations(rollouts, texts, [Violation.INVALID_TOOL_CALL], patterns=()) == []  # the config's: none
-    own = find_violations(rollouts, texts, [Violation.INVALID_TOOL_CALL], patterns=("end",))
-    assert [v.row for v in own] == [1]  # the other's is in its thinking
+    calls, thinking = Violation.INVALID_TOOL_CALL, Violation.MALFORMED_THINKING
+
+    def rollouts(*texts: str) -> list[Rollout]:
+        formats = (["nano_v3", "nemotron_json"], ["qwen3", "hermes"])
+        return [
+            rollout(index=n, metadata={FORMAT_KEY: form, "turn_texts": [text]})
+            for n, (form, text) in enumerate(zip(formats, texts, strict=True))
+        ]
+
+    texts = rollouts("no end </think> <TOOLCALL>", "no end <TOOLCALL>")
+    assert broken(texts) == {calls: [0], thinking: []}
+    assert broken(rollouts("no end", "no end")) == {calls: [], thinking: [0]}
+    assert broken(texts, calls, patterns=())[calls] == []  # the config's: none
+    assert broken(texts, calls, patterns=("end",))[calls] == [1]  # the other's is in its thinking
 
 
 @pytest.mark.parametrize(
@@ -165,11 +168,9 @@ def test_malformed_thinking(text: str, truncated: bool, malformed: bool) -> None
     [
         ({}, "off", "off"),
         ({"invalid_tool_call_advantage": -5, "malformed_thinking_advantage": -7}, -5, -7),
-        ({"penalize_invalid_tool_call": True, "invalid_tool_call_advantage": -5}, -5, "off"),
         ({"penalize_malformed_thinking": False, "malformed_thinking_advantage": -7}, "off", "off"),
         ({"invalid_tool_call_strategy": "mask", "malformed_thinking_advantage": -7}, None, -7),
         ({"invalid_tool_call_strategy": "mask", "invalid_tool_call_advantage": -5}, None, "off"),
-        ({"invalid_tool_call_strategy": "", "invalid_tool_call_advantage": -5}, -5, "off"),
     ],
 )
 def test_which_turns_are_penalised_and_how(keys: dict[str, object], call: object, thinking: object) -> None:
@@ -198,8 +199,6 @@ def said(*texts: str, parser: str = "nano_v3", **changes: Any) -> Rollout:
     ("texts", "duplicated"),
     [
         (["it is 7</think>it is 7"], True),
-        ([" it is 7\n</think> it is 7 "], True),
-        (["it is 7</think>7"], False),
         (["</think>"], False),  # nothing repeats nothing
         ([f"f</think>{CALL}", "f</think>f"], True),
         ([f"f</think>{CALL}", "7"], False),
@@ -214,8 +213,6 @@ def test_an_answer_that_repeats_its_reasoning(texts: list[str], duplicated: bool
     ("texts", "empty"),
     [
         (["thinking</think>"], True),
-        (["thinking without an end"], True),
-        (["a</think> \n"], True),
         (["a</think>7"], False),
         ([f"a</think>{CALL}"], False),  # in the middle of its work
         ([f"a</think>7 {CALL}", "b</think>"], True),
@@ -227,28 +224,12 @@ def test_a_last_turn_that_says_nothing(texts: list[str], empty: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "malformed"),
-    [
-        ("a</think>b", False),
-        ("a</think>b</think>", True),
-        ("<think>a</think>b", True),  # the prompt opens it
-        ("never closed", True),
-    ],
-)
-def test_think_tags_in_the_text(text: str, malformed: bool) -> None:
-    found = penalties(penalize_malformed_think_tag=True).found(said(text))
-    assert found == [RewardPenalty.MALFORMED_THINK_TAG] * malformed
-
-
-@pytest.mark.parametrize(
     ("prompt", "sampled", "malformed"),
     [
         ([1, OPEN], [5, CLOSE, 6], False),
-        ([1, OPEN], [5, 6, 7], True),
         ([1, OPEN], [CLOSE, CLOSE, 6], True),
         ([1, OPEN], [OPEN, CLOSE, 6], True),
         ([OPEN, CLOSE], [5, 6, 7], False),  # thinking is switched off
-        ([OPEN, CLOSE], [5, CLOSE, 7], True),
         ([OPEN, OPEN], [5, CLOSE, 7], True),
         ([CLOSE, 1], [5, CLOSE, 7], True),
     ],

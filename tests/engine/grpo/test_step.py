@@ -17,7 +17,6 @@ from nemotron_steps.engine.grpo.step import (
 from nemotron_steps.engine.losses.loss import count_normalizers
 from nemotron_steps.engine.losses.policy_gradient import PolicyGradientLoss
 from nemotron_steps.engine.types import RolloutGroup, TrainBatch
-from nemotron_steps.errors import EngineError
 from tests.engine.engine_samples import group
 
 ON_POLICY = LossFnConfig(force_on_policy_ratio=True)
@@ -29,7 +28,7 @@ def grpo(**changes: object) -> GrpoConfig:
 
 
 def prepare(groups: list[RolloutGroup], config: GrpoConfig, step: int = 0, total_steps: int = 11) -> PreparedBatch:
-    return prepare_batch(groups, config, step=step, total_steps=total_steps, version=3, max_response_length=6)
+    return prepare_batch(groups, config, step=step, total_steps=total_steps, max_response_length=6)
 
 
 def finish(
@@ -139,9 +138,6 @@ def test_sequences_beyond_the_logprob_error_threshold_are_masked_but_stay_in_the
     assert metrics["seq_logprob_error/masked_share"] == 1 / 8
     assert metrics["seq_logprob_error/max"] == pytest.approx(math.e, rel=1e-5)
     assert prepared.batch.sample_mask.tolist() == [1] * 8  # the prepared batch is left alone
-    prepared.batch.prev_logprobs = None
-    with pytest.raises(EngineError, match="seq_logprob_error_threshold needs prev_logprobs"):
-        finish_batch(prepared, config, ON_POLICY, GYM)
 
 
 def test_reinforce_plus_plus_and_kl_in_the_reward() -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
-from nemotron_steps.engine.placement import run
 from nemotron_steps.environments import registry
 from nemotron_steps.environments.base import GradeResult, Response, Session
-from nemotron_steps.errors import DataError
 from nemotron_steps.runs.context import Tracker
 from nemotron_steps.steps import grpo
 from tests.engine.grpo.grpo_environments import Vowels
@@ -62,25 +59,3 @@ def test_an_environment_of_heldout_prompts_alone_is_started_and_lives_on_one_eve
     grpo.run_grpo(context)
     assert [what for what, _ in Noted.notes] == ["start", "verify", "verify", "close"]
     assert len({loop for _, loop in Noted.notes}) == 1
-
-
-def test_a_row_that_cannot_be_scored_is_refused_before_anything_is_loaded(task, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "place", None)
-    config = config_of(task, 1, environment="mcqa")
-    context = SimpleNamespace(config=config, work=tmp_path, started=0.0, tracker=Tracker("test", None, None))
-    with pytest.raises(DataError, match="lacks the field `expected_answer`") as caught:
-        grpo.run_grpo(context)
-    assert "train.jsonl:1" in str(caught.value.where)
-
-
-def test_a_row_is_checked_once_for_what_it_is_used_for(context, monkeypatch):
-    checked = Counter()
-    for environment in (Vowels, Noted):
-
-        def check(self, row, where):
-            checked[self.name, where] += 1
-
-        monkeypatch.setattr(environment, "check_row", check)
-    grpo.run_grpo(context)
-    assert {name for name, _ in checked} == {"vowels", "noted"}
-    assert set(checked.values()) == {1}

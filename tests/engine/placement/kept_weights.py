@@ -14,8 +14,8 @@ SETTINGS = GeneratorSettings(Path("/nowhere"), GenerationConfig(), 8, "float32",
 class KeptWeights(GenerationWorker):
     """The receiving half of a GenerationWorker."""
 
-    def _load(self, channel: str, version: int, references: Any) -> int:
-        received = self._receiving[channel].weights(references)
+    def _load(self, channel: str, version: int) -> int:
+        received = self._receiving[channel].weights()
         self._kept = {name: tensor.clone() for name, tensor in received}
         return sum(tensor.nbytes for tensor in self._kept.values())
 

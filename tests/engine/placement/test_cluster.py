@@ -6,20 +6,21 @@ import subprocess
 import sys
 from itertools import groupby
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron_steps.config.schema.dpo import DpoConfig
+from nemotron_steps.config.schema.policy import GenerationConfig
 from nemotron_steps.config.schema.rl import ClusterConfig, RlConfig, VllmModelConfig
-from nemotron_steps.config.schema.sft import GenRmConfig, SftConfig
 from nemotron_steps.engine.placement import cluster as cluster_module
 from nemotron_steps.engine.placement import on_ray
 from nemotron_steps.engine.placement.cluster import RayCluster, node_by_node
+from nemotron_steps.engine.placement.environment_actor import copy_for
 from nemotron_steps.engine.placement.on_ray import DevicePlan
-from nemotron_steps.errors import ConfigError, UnsupportedError, WorkerLostError
-from nemotron_steps.steps import preflight
+from nemotron_steps.engine.placement.standalone import device_plan
+from nemotron_steps.errors import ConfigError, WorkerLostError
 
 
 def plan(judges=0, **changes):
@@ -119,24 +120,6 @@ def test_copies_of_judges_are_dealt_out_to_the_generators_devices_or_have_their_
     assert places_of_judges(plan(1, workers=2, separate=2, judge={"replicas": 2})) == [(2, 0.0, ()), (3, 0.0, ())]
 
 
-def test_threads_of_a_machine_are_shared_by_the_workers_unless_the_user_says(monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 16)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    threads = [cluster_module._variables(workers)["OMP_NUM_THREADS"] for workers in (0, 1, 3, 17)]
-    assert threads == ["16", "16", "5", "1"]
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    found = cluster_module._variables(3)
-    assert (found["OMP_NUM_THREADS"], found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"]) == ("2", "eth7", "lo")
-
-
-def test_workers_find_what_the_user_has_put_first_on_the_path(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "/mine:/also::/mine")
-    monkeypatch.setattr(sys, "path", [f"{sys.prefix}/lib", "/also", "/ours", ""])
-    monkeypatch.setattr("os.getcwd", lambda: "/here")
-    assert cluster_module._import_path() == "/mine:/also:/ours:/here"
-
-
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
@@ -152,36 +135,6 @@ def test_a_plan_that_does_not_add_up_is_refused(changes, key):
     with pytest.raises(ConfigError) as caught:
         plan(**changes)
     assert key in caught.value.where
-
-
-@pytest.mark.parametrize("schema", [SftConfig, GenRmConfig, DpoConfig])
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({"cluster": {"policy_workers": 2}}, "cluster.policy_workers"),
-        ({"cluster": {"gpus_per_node": 8}}, "cluster.gpus_per_node"),
-        ({"policy": {"megatron_cfg": {"context_parallel_size": 2}}}, "policy.megatron_cfg.context_parallel_size"),
-        ({"policy": {"dtensor_cfg": {"enabled": True, "tensor_parallel_size": 2}}}, "dtensor_cfg.tensor_parallel_size"),
-    ],
-)
-def test_training_in_one_process_refuses_what_needs_several(schema, changes, key):
-    config = schema.model_validate(changes)
-    with pytest.raises(UnsupportedError) as caught:
-        preflight.check_placement(config, {})
-    assert key in caught.value.where and any(f"{key}=1" in hint for hint in caught.value.hints)
-    preflight.check_placement(config.model_copy(update={"cluster": ClusterConfig(backend="ray", policy_workers=2)}), {})
-
-
-@pytest.mark.ray
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [({"num_nodes": 2}, "cluster.ray_address"), ({"gpus_per_node": 100}, "cluster.gpus_per_node")],
-)
-def test_what_this_machine_cannot_be_is_refused_before_ray_starts(monkeypatch, settings, key):
-    monkeypatch.setattr("ray.is_initialized", lambda: False)
-    with pytest.raises(UnsupportedError) as caught:
-        RayCluster(ClusterConfig(backend="ray", **settings))
-    assert caught.value.where == key
 
 
 @pytest.mark.ray
@@ -202,13 +155,6 @@ def test_a_cluster_that_does_not_answer_is_told_by_what_names_it(monkeypatch, na
     with pytest.raises(WorkerLostError, match="no Ray cluster answers") as caught:
         RayCluster(ClusterConfig(backend="ray", ray_address=named))
     assert caught.value.where == where and caught.value.hints[1].startswith(f"{mend} ")
-
-
-@pytest.mark.ray
-def test_devices_that_the_cluster_lacks_are_refused_and_not_waited_for(cluster, monkeypatch):
-    monkeypatch.setattr(cluster_module, "RESERVE_SECONDS", 1.0)
-    with pytest.raises(UnsupportedError, match="does not have the devices"):
-        RayCluster(ClusterConfig(backend="ray")).reserve([{"GPU": 1.0}])
 
 
 def test_secrets_are_not_handed_to_ray_which_logs_what_it_is_given():
@@ -255,3 +201,37 @@ with stopping.interruptible() as asked:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180)
     assert (done.returncode, done.stdout) == (7, "SIGTERM\n"), done.stderr
+
+
+def test_a_copy_of_a_judge_is_chosen_by_the_question_alone() -> None:
+    questions = [[{"role": "user", "content": str(n)}] for n in range(200)]
+    chosen = [copy_for(question, 4) for question in questions]
+    assert chosen == [copy_for([dict(reversed(q[0].items()))], 4) for q in questions]
+    assert {copy_for(question, 1) for question in questions} == {0}
+    assert [30 < chosen.count(copy) < 70 for copy in range(4)] == [True] * 4
+    assert [copy_for(question, 4) for question in questions[:8]] == CHOSEN
+
+
+CHOSEN = [2, 3, 2, 2, 2, 3, 3, 0]
+"""A resumed run asks the copies that the first one asked, also after an update of this package."""
+
+
+@pytest.mark.parametrize(
+    ("cluster", "width", "judge_nodes", "generators", "bundles"),
+    [
+        ({"num_nodes": 1, "gpus_per_node": 4}, 1, 0, 4, [1.0] * 4),
+        ({"num_nodes": 1, "gpus_per_node": 5}, 2, 0, 2, [2.0] * 2),
+        ({"num_nodes": 3, "gpus_per_node": 4}, 2, 1, 4, [2.0] * 4 + [1.0] * 4),
+        ({"num_nodes": 1, "gpus_per_node": 0, "policy_workers": 3}, 1, 0, 3, None),
+        ({"num_nodes": 1, "gpus_per_node": 0}, 1, 0, 1, None),
+    ],
+)
+def test_generators_have_the_gpus_that_are_not_kept_for_judges(
+    cluster: dict[str, Any], width: int, judge_nodes: int, generators: int, bundles: list[float] | None
+) -> None:
+    generation = GenerationConfig.model_validate({"backend": "vllm", "vllm_cfg": {"tensor_parallel_size": width}})
+    config = ClusterConfig.model_validate({"backend": "ray", **cluster})
+    local = {"judge_model": VllmModelConfig(model="m")} if judge_nodes else {}
+    plan = device_plan(config, generation, judge_nodes, local)
+    assert (plan.generators, plan.width, plan.policy, plan.gpus) == (generators, width, 0, bundles is not None)
+    assert plan.bundles == ([{}] * generators if bundles is None else [{"GPU": size} for size in bundles])

@@ -65,7 +65,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> tuple[GenerationWorker, Noted]:
 
     monkeypatch.setattr(GenerationWorker, "_build", build)
     made = GenerationWorker(cast(Any, None))
-    sent = SimpleNamespace(weights=lambda references: [("w", torch.zeros(2, 3))], bytes=24, is_adapter=False)
+    sent = SimpleNamespace(weights=lambda: [("w", torch.zeros(2, 3))], bytes=24, is_adapter=False)
     made._receiving["policy"] = cast(Any, sent)
     assert made.update_weights("policy", 3) == 2 * 3 * 4
     return made, generator
@@ -76,27 +76,6 @@ def collected(worker: GenerationWorker, count: int) -> list[Any]:
     while len(found) < count:
         found += worker.collect(30.0)[1]
     return found
-
-
-def test_the_first_weights_build_the_generator_and_later_ones_are_loaded(
-    worker: tuple[GenerationWorker, Noted],
-) -> None:
-    made, generator = worker
-    assert generator.weight_version == 3
-    made.update_weights("policy", 4)
-    assert generator.told == ["built of ['w']", "version 4 of ['w']"] and generator.weight_version == 4
-
-
-def test_commands_are_carried_out_in_the_order_they_were_given(worker: tuple[GenerationWorker, Noted]) -> None:
-    made, generator = worker
-    for command in (("slow",), ("a", "b")):
-        made.submit(requests(*command))
-    made.cancel("a")
-    made.submit(requests("c"))
-    generator.free.set()
-    assert collected(made, 3) == ["slow", "b", "c"]
-    assert generator.told[1:] == ["slow", "a", "b", "cancel a", "c"]
-    assert made.collect(0.0) == (3, [])
 
 
 def test_what_ends_the_decoding_is_told_to_whoever_collects_or_commands(worker: tuple[GenerationWorker, Noted]) -> None:
@@ -174,37 +153,6 @@ def test_a_group_stays_whole_and_each_of_its_samples_goes_on_where_it_was(genera
     assert {submit(generator, f"turn {i}", [*SYSTEM, i, 99]) for i in range(4)} == {engine}
 
 
-def test_a_finished_group_leaves_nothing_behind_and_cancelling_it_asks_no_worker(generator):
-    submit(generator, "group", SYSTEM, n=2)
-    for index in (1, 0):
-        finish(generator, "group", [1], index)
-    generator._engines[0].outbox.clear()  # they left long ago; the workers are names, which nobody can ask
-    generator.cancel("group")
-    assert generator.pending() == 0 and not generator._open
-    assert not generator._note(Completion("group", 0, [1], [], FinishReason.STOP, []))
-    submit(generator, "group", SYSTEM)  # the name is free again
-    assert generator.pending() == 1
-
-
-def test_an_engine_that_is_too_busy_gives_a_conversation_away(generator):
-    engine = submit(generator, "turn 1", SYSTEM)
-    finish(generator, "turn 1", [5])
-    generator._engines[engine].pending = AFFINITY_MARGIN - 1
-    assert submit(generator, "turn 2", [*SYSTEM, 5, 6]) == engine
-    assert submit(generator, "turn 2 again", [*SYSTEM, 5, 6]) != engine
-
-
-def test_an_update_of_the_weights_forgets_who_has_what(generator, monkeypatch):
-    monkeypatch.setattr(generator_group, "put_plain", lambda weights: (None, []))
-    monkeypatch.setattr(generator_group, "settle", lambda calls: [0])
-    generator.workers = [SimpleNamespace(call=lambda *_: object())]
-    engine = submit(generator, "turn 1", SYSTEM)
-    finish(generator, "turn 1", [5])
-    generator._engines[engine].pending = 1
-    generator.update_weights([("w", torch.zeros(1))], 1)
-    assert submit(generator, "turn 2", [*SYSTEM, 5, 6]) != engine
-
-
 @pytest.mark.parametrize("length", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
 def test_the_longest_conversation_that_is_continued_counts(length):
     memory = PrefixMemory()
@@ -213,14 +161,6 @@ def test_the_longest_conversation_that_is_continued_counts(length):
     memory.note([*shorter, 5, 6], 2)
     assert [memory.find([*shorter, 5, *rest]) for rest in ([], [7], [6], [6, 7])] == [1, 1, 2, 2]
     assert memory.find([*shorter, 4]) is None
-
-
-def test_what_was_not_noted_for_longest_is_forgotten():
-    memory = PrefixMemory(conversations=2)
-    chats = [[number] * BLOCK for number in range(3)]
-    for number in (0, 1, 0, 2):
-        memory.note(chats[number], number)
-    assert [memory.find(chat) for chat in chats] == [0, None, 2]
 
 
 def test_a_request_is_cancelled_where_it_is_and_one_that_has_not_left_yet_is_only_dropped(generator, monkeypatch):

@@ -6,18 +6,7 @@ import pytest
 
 from nemotron_steps.engine.placement import parts as in_process
 from nemotron_steps.engine.setup.backends import build_judges
-from nemotron_steps.environments.judged.judges import HttpJudge
 from tests.engine.grpo.grpo_runs import config_of, start
-
-
-class Http(HttpJudge):
-    """A judge behind HTTP that is nowhere."""
-
-    def __init__(self, closed):
-        self.closed = closed
-
-    def close(self):
-        self.closed.append("judge")
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])

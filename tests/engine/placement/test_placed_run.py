@@ -70,7 +70,7 @@ def sample(run):
 
 def replaced(run):
     """Kill the environments' actor: a new one answers what the old one was asked, MAX_RESTARTS times."""
-    environments = run.collector._environments
+    environments = run.collector.environments
     first = environments.worker
     os.kill(first.pid, signal.SIGKILL)
     groups = sample(run)

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from nemotron_steps.config.layout.parallel_config import ParallelConfig, TeacherLayout
-from nemotron_steps.config.schema.opd import NonColocatedTeachersConfig, OpdConfig, TeacherResourceConfig
-from nemotron_steps.config.schema.policy import PolicyConfig
+from nemotron_steps.config.schema.opd import NonColocatedTeachersConfig, OpdConfig
 from nemotron_steps.engine.losses.distillation import DistillationLoss, TeacherKl
 from nemotron_steps.engine.placement.cluster import RayCluster
 from nemotron_steps.engine.placement.on_ray import DevicePlan
@@ -78,51 +77,3 @@ def test_each_teacher_has_gpus_of_its_own_before_the_judges(colocated):
     assert taken == list(range(9)) == list(range(len(plan.bundles)))
     on_cpu = dataclasses.replace(plan, gpus=False, judge_devices=())
     assert [*on_cpu.teacher_bundles("b")] == [len(on_cpu.bundles) - 1]
-
-
-@pytest.mark.parametrize("read_again", [False, True])
-def test_overrides_of_a_teacher_decide_its_devices(read_again):
-    apart = {
-        "enabled": True,
-        "default_teacher_cfg": {"tensor_model_parallel_size": 2, "gpus_per_node": 2},
-        "teacher_overrides": {
-            "math": {"tensor_model_parallel_size": 4, "num_nodes": 2, "gpus_per_node": 8},
-            "whole": {"gpus_per_node": None},
-        },
-    }
-    teachers = {name: name for name in ("math", "code", "whole")}
-    config = OpdConfig.model_validate(
-        {
-            "cluster": {"backend": "ray", "num_nodes": 4, "gpus_per_node": 8},
-            "on_policy_distillation": {
-                "teachers": teachers,
-                "default_teacher_alias": "code",
-                "non_colocated_teachers": apart,
-            },
-        }
-    )
-    if read_again:
-        config = OpdConfig.model_validate(config.model_dump(mode="json"))
-    plan = DevicePlan.of(config, {})
-    assert plan.teachers == {"math": 16, "code": 2, "whole": 8}
-    assert plan.policy == 32 - 26
-
-
-def test_a_teachers_own_layout_precision_and_rows_at_a_time_go_before_the_policys():
-    layout = {
-        "tensor_model_parallel_size": 2,
-        "pipeline_model_parallel_size": 3,
-        "context_parallel_size": 5,
-        "expert_model_parallel_size": 7,
-        "sequence_parallel": True,
-    }
-    budgets = {name: {"enabled": False, "logprob_mb_tokens": 99} for name in ("sequence_packing", "dynamic_batching")}
-    policy = PolicyConfig.model_validate({"precision": "float32", "logprob_batch_size": 4, **budgets})
-    own = {**layout, "precision": "bfloat16", "micro_batch_size": 3}
-    found = teacher_config(policy, TeacherResourceConfig.model_validate(own))
-    assert {name: getattr(found.megatron_cfg, name) for name in layout} == layout
-    assert (found.precision, found.logprob_batch_size) == ("bfloat16", 3)
-    assert found.sequence_packing.logprob_mb_tokens is found.dynamic_batching.logprob_mb_tokens is None
-    same = teacher_config(policy, TeacherResourceConfig())
-    assert (same.precision, same.logprob_batch_size) == ("float32", 4)
-    assert same.sequence_packing.logprob_mb_tokens == same.dynamic_batching.logprob_mb_tokens == 99

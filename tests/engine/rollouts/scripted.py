@@ -9,9 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest
+from nemotron_steps.engine.generation.sampler import AsyncSampler
+from nemotron_steps.engine.rollouts.collector import RolloutCollector
+from nemotron_steps.engine.rollouts.data import PromptRow
+from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams
 from nemotron_steps.environments.base import Environment, EnvironmentConfig, GradeResult, Response, Session
+from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.models.chat import ChatFormat
+from nemotron_steps.runs.context import Tracker
 from tests.models.stock_chats import tool_parser_of
 
 TOOL = {"type": "function", "name": "add", "parameters": {"properties": {"by": {"type": "integer"}}}}
@@ -128,3 +133,19 @@ class Talk(Environment):
 
     async def verify(self, row, response: Response, session: Session) -> GradeResult:
         return GradeResult(0.5)
+
+
+def collector_of(chat: ChatFormat, speak: Any, records: list[Any] | None = None, **options: Any) -> Any:
+    """A collector over a ScriptedGenerator, and that; `records` receives what it reports."""
+    generator = ScriptedGenerator(chat, speak)
+    params = SamplingParams(400, stop_token_ids=(chat.tokenizer.eos_token_id,), stop_strings=("unused",))
+    reporter = None if records is None else Tracker("test", None, records.append)
+    settings = {"max_total_length": 4000, "max_turns": 6, "reporter": reporter, **options}
+    return RolloutCollector(AsyncSampler(generator), chat, EnvironmentSet({}, {}), params, **settings), generator
+
+
+def grouped(collector: Any, environment: Environment, row: dict[str, Any], members: int, **more: Any) -> Any:
+    """The group `g` of a row, `rows.jsonl:8`."""
+    prompt = PromptRow(7, row, "rows.jsonl:8")
+    collecting = collector.collect_group(prompt, group_id="g", num_generations=members, environment=environment, **more)
+    return asyncio.run(collecting)

@@ -6,14 +6,10 @@ import asyncio
 
 import pytest
 
-from benchmarks.grpo_task import reward_of
-from nemotron_steps.engine.grpo.loop import train
 from nemotron_steps.engine.rollouts.collector import StragglerError
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
 from nemotron_steps.environments import registry
-from nemotron_steps.environments.base import GradeResult, Session
-from nemotron_steps.environments.judged.judge_transcripts import REASONING_CHARACTERS
-from nemotron_steps.environments.judged.judging import JudgedEnvironment, JudgeSampling, ask, last_label
+from nemotron_steps.environments.base import Session
 from nemotron_steps.errors import SandboxError
 from tests.engine.engine_samples import ends_in_a_tool_result
 from tests.engine.grpo.grpo_environments import Vowels
@@ -56,7 +52,7 @@ def test_a_group_cut_while_it_is_judged_straggles_and_releases_its_sessions(task
 
     monkeypatch.setitem(registry.BUILT_IN, "three_sessions", f"{__name__}:ThreeSessions")
     run = start(config_of(task, 1, environment="three_sessions"), tmp_path)
-    environment = NeverJudged(run.collector.environment_named("three_sessions").config, {})
+    environment = NeverJudged(run.collector.environments.get("three_sessions").config, {})
     prompt = read_rows(task / "train.jsonl")[0]
 
     asked = asyncio.Event()
@@ -84,35 +80,3 @@ def test_a_prompt_is_shown_as_the_policy_saw_it(task, tmp_path):
     assert text.index("3+4") < text.index("seven")
     assert text.startswith("<|im_start|>user") and text.endswith("<|im_start|>assistant\n")  # as a report shows it
     assert "<|im_start|>" not in run.collector.shown(group.rollouts[0], whole=False)["prompt"]
-
-
-class Sayer:
-    """A judge that calls every answer good, and says why at length."""
-
-    async def complete(self, messages, *, temperature, top_p, max_tokens):
-        return f"<think>{'because ' * 5000}</think>[[YES]]"
-
-
-class Judged(JudgedEnvironment):
-    name = "judged"
-
-    def needed_judges(self):
-        return ()
-
-    async def verify(self, row, response, session) -> GradeResult:
-        label = await ask(Sayer(), "", "good?", last_label(["[[YES]]"]), JudgeSampling(), 0)
-        return GradeResult(float(label == "[[YES]]") * reward_of(response.text))
-
-
-def test_samples_of_a_run_have_what_the_judge_said(task, tmp_path, monkeypatch):
-    monkeypatch.setitem(registry.BUILT_IN, "judged", f"{__name__}:Judged")
-    records = []
-    small = {"grpo__num_prompts_per_step": 1, "grpo__num_generations_per_prompt": 8}
-    run = start(config_of(task, 1, environment="judged", **small), tmp_path, records)
-    train(run)
-    samples = [record["sample"] for record in records if record["kind"] == "sample"]
-    assert {sample["which"] for sample in samples} == {"best", "worst"}
-    for sample in samples:
-        (note,) = sample["judge"]
-        assert note["verdict"] == "[[YES]]"
-        assert note["reasoning"].startswith("because because") and len(note["reasoning"]) <= REASONING_CHARACTERS

@@ -54,25 +54,6 @@ def test_a_file_changed_during_the_run_is_told(tmp_path, rows, time):
             use()
 
 
-@pytest.mark.parametrize(
-    ("tail", "told"),
-    [
-        ('{"n": 3', "truncated"),
-        ("[1]\n", "not a JSON object"),
-        ("x\n", "not JSON"),
-        ("[" * 100_000 + "\n", "not JSON"),
-    ],
-    ids=["truncated", "list", "text", "brackets"],
-)
-def test_a_malformed_row_is_told_by_its_line(tmp_path, tail, told):
-    file = write(tmp_path / "a.jsonl", 3)
-    with file.open("a") as out:
-        out.write(tail)
-    with pytest.raises(DataError, match=told) as caught:
-        read_rows(file)
-    assert caught.value.where == f"{file}:4"
-
-
 @pytest.mark.parametrize(("rows", "left"), [(8, 0), (10, 2), (11, 3)])
 def test_what_does_not_fill_a_batch_is_left_out_of_an_epoch(tmp_path, rows, left):
     stream = PromptStream(
@@ -80,7 +61,7 @@ def test_what_does_not_fill_a_batch_is_left_out_of_an_epoch(tmp_path, rows, left
     )
     served = [[row.index for row in batch] for batch in stream]
     assert served == [[0, 1, 2, 3], [4, 5, 6, 7]] * 3 and rows - 8 == left
-    assert (stream.num_rows, stream.steps_per_epoch(), stream.num_positions, stream.epoch) == (rows, 2, 24, 3)
+    assert (stream.num_rows, stream.steps_per_epoch(), stream.num_positions) == (rows, 2, 24)
     assert [stream.num_steps(most) for most in (5, 6, 7)] == [5, 6, 6]
     assert [stream.at(place).index for place in (0, 7, 8, 23)] == [0, 7, 0, 7]
 

@@ -8,17 +8,14 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts import failures
-from nemotron_steps.engine.rollouts.collector import RolloutCollector, StragglerError
+from nemotron_steps.engine.rollouts.collector import StragglerError
 from nemotron_steps.engine.rollouts.data import PromptRow
-from nemotron_steps.engine.types import FinishReason, SamplingParams
+from nemotron_steps.engine.types import FinishReason
 from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, GradeResult, Session
-from nemotron_steps.environments.environment_set import EnvironmentSet
 from nemotron_steps.environments.judged.judges import JudgeLostError
 from nemotron_steps.errors import JudgeUnavailableError
-from nemotron_steps.runs.context import Tracker
-from tests.engine.rollouts.scripted import TOOL, ScriptedGenerator, Talk, a_call, cut_once
+from tests.engine.rollouts.scripted import TOOL, Talk, a_call, collector_of, cut_once, grouped
 from tests.models.stock_chats import stock_chat
 
 ROW = {"responses_create_params": {"input": "add"}}
@@ -57,31 +54,19 @@ class Breaks(Talk):
         self._maybe("release", session, None)
 
 
-def collector_of(family="qwen3", records=None):
-    chat = stock_chat(family)
+def speaks(family):
+    """A tool call, and then `yes`."""
 
     def speak(request, index):
         first = request.request_id.endswith("/0")
         return (a_call(family, index) if first else "yes"), True, FinishReason.STOP
 
-    generator = ScriptedGenerator(chat, speak)
-    return RolloutCollector(
-        AsyncSampler(generator),
-        chat,
-        EnvironmentSet({}, {}),
-        SamplingParams(max_new_tokens=99, stop_token_ids=(chat.tokenizer.eos_token_id,)),
-        max_total_length=4000,
-        max_turns=3,
-        reporter=None if records is None else Tracker("test", None, records.append),
-    )
+    return speak
 
 
-def collect(environment, records=None, row=ROW, family="qwen3", num_generations=4):
-    collector = collector_of(family, records)
-    prompt = PromptRow(7, row, "rows.jsonl:8")
-    return asyncio.run(
-        collector.collect_group(prompt, group_id="g", num_generations=num_generations, environment=environment)
-    )
+def collect(environment, records=None, row=ROW, family="qwen3", num_generations=4, **more):
+    collector, _ = collector_of(stock_chat(family), speaks(family), records)
+    return grouped(collector, environment, row, num_generations, **more)
 
 
 def events(records):
@@ -115,13 +100,11 @@ def test_an_exception_fails_that_rollout_alone(method, failure, turns):
 @pytest.mark.parametrize(
     ("method", "what", "failure"),
     [
-        ("seed", {"tools": []}, "seed_failed"),
         ("call_tool", {"sum": 3}, "call_tool_failed"),
         ("follow_up", 3, "follow_up_failed"),
         ("verify", 0.5, "verdict_invalid"),
         ("verify", GradeResult(1.5), "reward_out_of_range"),
         ("verify", JudgeUnavailableError("no answer"), "judge_unavailable"),
-        ("call_tool", JudgeUnavailableError("no answer"), "judge_unavailable"),
     ],
 )
 def test_what_a_method_must_not_return_fails_that_rollout_alone(method, what, failure):
@@ -166,18 +149,14 @@ def test_the_generators_own_failure_and_a_dead_judge_end_the_run():
 
     with pytest.raises(JudgeLostError):
         collect(Dead(random.Random(0), 1))
-    collector = collector_of()
+    collector, generator = collector_of(stock_chat("qwen3"), speaks("qwen3"))
 
     def dies():
         raise MemoryError("generator")
 
-    collector._sampler.generator.step = dies
+    generator.step = dies
     with pytest.raises(MemoryError, match="generator"):
-        asyncio.run(
-            collector.collect_group(
-                PromptRow(0, ROW, "row"), group_id="g", num_generations=2, environment=Talk(random.Random(0), 1)
-            )
-        )
+        grouped(collector, Talk(random.Random(0), 1), ROW, 2)
 
 
 class Agent(Environment):
@@ -212,9 +191,7 @@ GOOD = {"prompt_token_ids": [5], "generation_token_ids": [7], "generation_log_pr
         (RuntimeError("crashed"), "run_agent_failed"),
         ({"output": []}, "run_agent_failed"),
         (AgentRun([{**GOOD, "content": "x"}], GradeResult(2.0)), "reward_out_of_range"),
-        (AgentRun([{**GOOD, "content": "x"}], 1.0), "verdict_invalid"),
         (AgentRun([{**GOOD, "content": 5}], GradeResult(1.0)), "agent_tokens_broken"),
-        (AgentRun(["text"], GradeResult(1.0)), "agent_tokens_broken"),
         (AgentRun([], GradeResult.failed("environment_refused", message="no")), "environment_refused"),
     ],
 )
@@ -239,14 +216,13 @@ def test_members_keep_their_random_streams_whichever_session_opens_first():
     assert [f'"by": {r.index}}}' in r.metadata["turn_texts"][0] for r in group.rollouts] == [True] * 4
 
 
-@pytest.mark.parametrize("fast", [1, 2])
-def test_a_group_that_is_cut_is_used_if_two_of_its_rollouts_have_finished(fast):
+def test_a_group_that_is_cut_before_two_of_its_rollouts_have_finished_straggles():
     class OthersHang(Talk):
         seeded = hanging = 0
 
         async def seed(self, row):
             self.seeded += 1
-            return Session(tools=[TOOL], state=10 if self.seeded <= fast else -1)
+            return Session(tools=[TOOL], state=10 if self.seeded == 1 else -1)
 
         async def call_tool(self, session, name, arguments):
             if session.state < 0:
@@ -255,15 +231,10 @@ def test_a_group_that_is_cut_is_used_if_two_of_its_rollouts_have_finished(fast):
             return "done"
 
     async def cut_soon():
-        prompt = PromptRow(0, ROW, "row")
         environment = OthersHang(random.Random(0), 1)
-        cut = cut_once(lambda: environment.hanging == 4 - fast)
-        return await collector_of().collect_group(
-            prompt, group_id="g", num_generations=4, environment=environment, cut=cut
-        )
+        collector, _ = collector_of(stock_chat("qwen3"), speaks("qwen3"))
+        cut, prompt = cut_once(lambda: environment.hanging == 3), PromptRow(0, ROW, "row")
+        await collector.collect_group(prompt, group_id="g", num_generations=4, environment=environment, cut=cut)
 
-    if fast < 2:
-        with pytest.raises(StragglerError):
-            asyncio.run(cut_soon())
-    else:
-        assert [(r.index, r.failure) for r in asyncio.run(cut_soon()).rollouts] == [(0, None), (1, None)]
+    with pytest.raises(StragglerError):
+        asyncio.run(cut_soon())

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
 from typing import Any
 
-from nemotron_steps.engine.generation.sampler import AsyncSampler
-from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.data import PromptRow
-from nemotron_steps.engine.types import FinishReason, SamplingParams
-from nemotron_steps.environments.base import AgentRun, Environment, EnvironmentConfig, GradeResult, Session
-from nemotron_steps.environments.environment_set import EnvironmentSet
+from nemotron_steps.engine.types import FinishReason
+from nemotron_steps.environments.base import GradeResult, Session
 from nemotron_steps.environments.judged.judges import JudgeLostError
-from tests.engine.rollouts.scripted import TOOL, ScriptedGenerator, Talk, a_call, cut_once
+from tests.engine.rollouts.scripted import TOOL, Talk, a_call, collector_of, cut_once
 from tests.models.stock_chats import stock_chat
 
 FAMILY = "qwen3"
@@ -56,18 +52,8 @@ class ByRow(Talk):
         self.released += 1
 
 
-def collector_of() -> tuple[RolloutCollector, ScriptedGenerator]:
-    chat = stock_chat(FAMILY)
-
-    def speak(request, index):
-        return (a_call(FAMILY, index) if request.request_id.endswith("/0") else "yes"), True, FinishReason.STOP
-
-    generator = ScriptedGenerator(chat, speak)
-    params = SamplingParams(max_new_tokens=99, stop_token_ids=(chat.tokenizer.eos_token_id,))
-    sampler = AsyncSampler(generator)
-    return RolloutCollector(
-        sampler, chat, EnvironmentSet({}, {}), params, max_total_length=4000, max_turns=9
-    ), generator
+def speak(request, index):
+    return (a_call(FAMILY, index) if request.request_id.endswith("/0") else "yes"), True, FinishReason.STOP
 
 
 def prompts(*rows: dict[str, Any]) -> list[PromptRow]:
@@ -80,14 +66,8 @@ async def in_time(collecting: Any) -> Any:
         return await collecting
 
 
-def said(generator: ScriptedGenerator) -> dict[str, str]:
-    """First prompts by the name of their group, as text."""
-    decode = generator.chat.tokenizer.decode
-    return {r.request_id[:-2]: decode(r.prompt_ids) for r in generator.requests if r.request_id.count("/") == 1}
-
-
 def test_a_cut_ends_its_own_group_and_what_it_waited_for() -> None:
-    collector, _ = collector_of()
+    collector, _ = collector_of(stock_chat(FAMILY), speak)
     environment = ByRow()
 
     async def collect() -> list[Any]:
@@ -102,60 +82,3 @@ def test_a_cut_ends_its_own_group_and_what_it_waited_for() -> None:
         return groups
 
     assert [[r.index for r in group.rollouts] for group in asyncio.run(collect())] == [[0, 1, 2, 3], [0, 1]]
-
-
-def test_rows_that_ask_for_other_templates_are_rendered_by_their_own() -> None:
-    collector, generator = collector_of()
-    quiet = {"chat_template_kwargs": {"enable_thinking": False}}
-    collecting = collector.collect(
-        prompts(quiet, {}, {"chat_template_kwargs": {"enable_thinking": True}}, quiet),
-        group_ids=list("abcd"),
-        num_generations=1,
-        environment=ByRow(),
-    )
-    asyncio.run(collecting)
-    asked = said(generator)
-    assert ["</think>" in asked[name] for name in "abcd"] == [True, False, False, True]
-
-
-class Agents(Environment):
-    """Agents that say which weights sampled them; those beyond `fast` never come back."""
-
-    name = "agents"
-    runs_agent = True
-
-    def __init__(self, versions: list[int], fast: int = 9) -> None:
-        super().__init__(EnvironmentConfig(), {})
-        self.versions, self.fast, self.waiting = versions, fast, 0
-        self.asked: list[dict[str, Any]] = []
-
-    async def run_agent(self, row, sampling) -> AgentRun:
-        number = len(self.asked)
-        self.asked.append(sampling)
-        if number >= self.fast:
-            self.waiting += 1
-            try:
-                await asyncio.Event().wait()
-            finally:
-                self.waiting -= 1
-        item = {"type": "message", "content": "yes", "prompt_token_ids": [5, 6], "generation_token_ids": [7, 8]}
-        item |= {"generation_log_probs": [-0.1] * 2, "generation_weight_versions": [self.versions[number]] * 2}
-        return AgentRun([item], GradeResult(1.0))
-
-    async def verify(self, row, response, session) -> GradeResult:
-        raise AssertionError
-
-
-def test_a_group_of_agents_is_as_old_as_its_oldest_token_and_sampled_as_was_asked() -> None:
-    collector, _ = collector_of()
-    for versions in ([5, 3, 4], [2]):
-        environment = Agents(versions)
-        collecting = collector.collect_group(
-            prompts({})[0],
-            group_id="a",
-            num_generations=len(versions),
-            environment=environment,
-            params=replace(collector.params, temperature=0.25, top_p=0.5),
-        )
-        assert asyncio.run(collecting).weight_version == min(versions)
-        assert environment.asked == [{"temperature": 0.25, "top_p": 0.5, "max_output_tokens": 99}] * len(versions)

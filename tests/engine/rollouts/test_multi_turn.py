@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 
 import pytest
 
 from nemotron_steps.config.schema.policy import GenerationConfig
-from nemotron_steps.engine.generation.sampler import AsyncSampler
-from nemotron_steps.engine.rollouts.collector import RolloutCollector
 from nemotron_steps.engine.rollouts.conversation import TurnFormat, parse_assistant
-from nemotron_steps.engine.rollouts.data import PromptRow
-from nemotron_steps.engine.types import FinishReason, SamplingParams
+from nemotron_steps.engine.types import FinishReason
 from nemotron_steps.environments.base import EnvironmentConfig
-from nemotron_steps.environments.environment_set import EnvironmentSet
-from tests.engine.rollouts.scripted import ScriptedGenerator, Talk, a_call, a_turn
+from tests.engine.rollouts.scripted import Talk, a_call, a_turn, collector_of, grouped
 from tests.models.stock_chats import FAMILIES, stock_chat, tool_parser_of
 
 
@@ -23,7 +18,7 @@ def format_of(family, chat) -> TurnFormat:
     return TurnFormat.of(GenerationConfig(tool_parser=tool_parser_of(family)), chat)
 
 
-def converse(family, seed, *, max_total_length=4000, members=3):
+def converse(family, seed):
     """A group of conversations of tool calls and questions; the generator that spoke in them."""
     chat, drawn = stock_chat(family), random.Random(seed)
 
@@ -31,25 +26,10 @@ def converse(family, seed, *, max_total_length=4000, members=3):
         by_stop_string = drawn.random() < 0.2
         return a_turn(family, chat, drawn, calls=drawn.choice([0, 0, 1, 2])), not by_stop_string, FinishReason.STOP
 
-    generator = ScriptedGenerator(chat, speak)
-    params = SamplingParams(max_new_tokens=400, stop_token_ids=(chat.tokenizer.eos_token_id,), stop_strings=("unused",))
-    collector = RolloutCollector(
-        AsyncSampler(generator),
-        chat,
-        EnvironmentSet({}, {}),
-        params,
-        max_total_length=max_total_length,
-        max_turns=6,
-        turn_format=format_of(family, chat),
-    )
+    collector, generator = collector_of(chat, speak, turn_format=format_of(family, chat))
     system = [{"role": "system", "content": "be brief"}] if drawn.random() < 0.5 else []
     row = {"responses_create_params": {"input": [*system, {"role": "user", "content": "add"}]}}
-    group = asyncio.run(
-        collector.collect_group(
-            PromptRow(0, row, "row"), group_id="g", num_generations=members, environment=Talk(drawn, turns=3)
-        )
-    )
-    return chat, generator, group
+    return chat, generator, grouped(collector, Talk(drawn, turns=3), row, 3)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -79,15 +59,6 @@ def test_trained_tokens_are_the_sampled_ones_and_prompts_only_grow(family):
     assert len(lengths) > 2 and max(lengths) == 6
 
 
-def test_a_conversation_that_outgrows_its_room_is_cut_and_truncated():
-    group = converse("qwen3", 3, max_total_length=700)[2]
-    whole = converse("qwen3", 3)[2]
-    cut = [r for r in group.rollouts if r.truncated]
-    assert cut and all(len(r.token_ids) <= 700 for r in group.rollouts)
-    assert max(len(r.token_ids) for r in whole.rollouts) > 700
-    assert all(len(r.token_ids) == len(r.token_mask) == len(r.logprobs) for r in cut)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_reasoning_is_told_from_the_answer_as_the_template_begins_the_turn(family):
     """`enable_thinking=false` closes the thinking in the prompt: a turn without tags is all answer then."""
@@ -108,17 +79,9 @@ def said_to(row_fields, environment=None, family="qwen3"):
     def speak(request, index):
         return "six?\n</think>\n\n" * chat.opens_thinking + a_call(family, 1), True, FinishReason.STOP
 
-    generator = ScriptedGenerator(chat, speak)
-    params = SamplingParams(max_new_tokens=400, stop_token_ids=(chat.tokenizer.eos_token_id,))
-    collector = RolloutCollector(
-        AsyncSampler(generator), chat, EnvironmentSet({}, {}), params, max_total_length=4000, max_turns=6,
-        turn_format=format_of(family, chat),
-    )  # fmt: skip
+    collector, generator = collector_of(chat, speak, turn_format=format_of(family, chat))
     row = {"responses_create_params": {"input": "add", **row_fields.pop("asked", {})}, **row_fields}
-    talk = environment or Talk(random.Random(0), turns=9)
-    group = asyncio.run(
-        collector.collect_group(PromptRow(0, row, "row"), group_id="g", num_generations=1, environment=talk)
-    )
+    group = grouped(collector, environment or Talk(random.Random(0), turns=9), row, 1)
     return [chat.tokenizer.decode(request.prompt_ids) for request in generator.requests], group.rollouts[0]
 
 

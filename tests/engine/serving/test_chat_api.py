@@ -173,17 +173,10 @@ def test_tokenize_and_tokens_as_ids_as_nemo_gym_asks(endpoint):
     [
         ({}, 400, "messages"),
         ({"messages": []}, 400, "messages"),
-        ({"messages": "hello"}, 400, "messages"),
         ({"messages": [GREETING], "model": "other"}, 404, "model"),
-        ({"messages": [GREETING], "n": 0}, 400, "n"),
         ({"messages": [GREETING], "temperature": -1}, 400, "temperature"),
-        ({"messages": [GREETING], "top_p": 0}, 400, "top_p"),
-        ({"messages": [GREETING], "max_tokens": 0}, 400, "max_tokens"),
         ({"messages": [GREETING], "stop": [""]}, 400, "stop"),
         ({"messages": [GREETING], "temprature": 1}, 400, "temprature"),
-        ({"messages": [GREETING], "presence_penalty": 0.5}, 400, "presence_penalty"),
-        ({"messages": [GREETING], "tool_choice": "required"}, 400, "tool_choice"),
-        ({"messages": [GREETING], "top_logprobs": 3}, 400, "top_logprobs"),
         ({"messages": [GREETING], "tools": [{"type": "function"}]}, 400, "tools.0.function"),
         ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages.0.role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content.0"),
@@ -193,16 +186,6 @@ def test_tokenize_and_tokens_as_ids_as_nemo_gym_asks(endpoint):
             "messages.0.tool_calls.0.arguments",
         ),
         ({"messages": [{"role": "user", "content": "long " * 100}]}, 400, "messages"),
-        (
-            {"messages": [{"role": "assistant", "content": "x", "generation_token_ids": [1]}, GREETING]},
-            400,
-            "messages.0",
-        ),
-        (
-            {"messages": [{"role": "assistant", "prompt_token_ids": [1], "generation_token_ids": [True]}, GREETING]},
-            400,
-            "messages.0",
-        ),
         (
             {
                 "messages": [

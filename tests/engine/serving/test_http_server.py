@@ -87,22 +87,6 @@ def test_what_a_loop_leaves_behind_is_dropped_when_it_ends(taught, chat):
     assert chat.decode(again.token_ids).endswith("Hi.")
 
 
-def test_cancelling_one_request_leaves_its_namesakes(taught, chat):
-    generator = embedded(taught, chat)
-    sampler = AsyncSampler(generator)
-    params = SamplingParams(max_new_tokens=100, stop_token_ids=(chat.tokenizer.eos_token_id,), temperature=0)
-
-    async def cancel_one() -> str:
-        (gone,) = sampler.submit(chat.render([GREETING]), params, request_id="a/1")
-        (kept,) = sampler.submit(chat.render([GREETING]), params, request_id="a/10")
-        sampler.cancel_request("a/1")
-        sampler.cancel_request("unknown")
-        assert gone.cancelled()
-        return chat.decode((await kept).token_ids)
-
-    assert asyncio.run(cancel_one()).endswith("Hi.")
-
-
 SLOW_S = 1.2
 """An answer takes longer than what the tests grant for a request."""
 
@@ -284,14 +268,3 @@ def test_a_body_of_no_or_too_great_a_length_is_refused(serve, length):
     with serve() as url, connect(url) as connection:
         connection.sendall(f"POST /verify HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode())
         assert int(received(connection).split()[1]) in (400, 413, 501)
-
-
-def test_the_name_a_server_was_bound_to_is_its_own_however_it_is_written():
-    assert http_server.stranger("trainer-7:80", None, bound="Trainer-7") is None
-    assert http_server.stranger("TRAINER-7:80", "http://trainer-7:80", bound="trainer-7") is None
-
-
-def test_without_a_host_no_origin_is_the_servers_own():
-    refused = http_server.stranger(None, "http://page.example", bound="127.0.0.1")
-    assert refused is not None and refused[0] == 403
-    assert http_server.stranger(None, None, bound="127.0.0.1") is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
 import time
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -78,32 +77,6 @@ def test_replicas_behind_http_answer_as_one_judge_and_go_on_without_the_one_that
         config = VllmModelConfig(backend="http", base_url=(killed.url, second.url), model="judge", max_retries=0)
         judge = build_judge("judge_model", config, defer_to=None, seed=SEED)
         assert asyncio.run(ask_all(judge, between=first.close)) == expected
-        judge.close()
-
-
-def test_a_judge_that_is_not_ready_yet_is_waited_for(taught, chat):
-    endpoint = judge_endpoint(taught, chat)
-    with endpoint:
-        config = VllmModelConfig(backend="http", base_url=endpoint.url, model="judge", readiness_timeout_s=20)
-
-        def become_ready():
-            time.sleep(0.5)
-            endpoint._thread.loop.call_soon_threadsafe(endpoint._sampler.bind)
-
-        started = time.monotonic()
-        threading.Thread(target=become_ready).start()
-        judge = build_judge("judge_model", config, defer_to=None, seed=0)
-        assert time.monotonic() - started >= 0.5
-        asyncio.run(judge.complete([GREETING], temperature=1.0, top_p=1.0, max_tokens=5))
-        judge.close()
-
-
-def test_a_judge_without_a_name_is_the_one_that_its_server_lists(taught, chat):
-    with judge_endpoint(taught, chat, own_loop=True) as endpoint:
-        judge = build_judge(
-            "judge_model", VllmModelConfig(backend="http", base_url=endpoint.url), defer_to=None, seed=0
-        )
-        assert isinstance(judge, HttpJudge) and judge.model == endpoint.model_name == "judge"
         judge.close()
 
 

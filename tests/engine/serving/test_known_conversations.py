@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from contextlib import contextmanager
 
@@ -13,7 +12,7 @@ from nemotron_steps.engine.generation.sampler import AsyncSampler
 from nemotron_steps.engine.rollouts.conversation import TurnFormat
 from nemotron_steps.engine.rollouts.turns import trajectory_of
 from nemotron_steps.engine.serving.endpoint import Endpoint
-from nemotron_steps.engine.serving.known_conversations import KnownConversations, said_in_chat, said_in_item
+from nemotron_steps.engine.serving.known_conversations import KnownConversations, said_in_chat
 from nemotron_steps.engine.types import FinishReason, SamplingParams
 from nemotron_steps.environments.base import AgentRun, GradeResult
 from tests.engine.rollouts.scripted import TOOL, WORDS, ScriptedGenerator, a_turn
@@ -98,19 +97,6 @@ def responses_agent(endpoint, drawn):
         if not calls:
             told.append({"role": "user", "content": drawn.choice(WORDS)})
     return items
-
-
-def test_a_turn_that_was_sampled_after_other_tokens_than_those_known_is_kept_with_its_own():
-    """A client may send token ids of its own with a conversation whose words are known."""
-    known, told = KnownConversations(), [QUESTION]
-    said = [said_in_chat(message) for message in told]
-    first = [said_in_chat({"role": "assistant", "content": "3"})]
-    known.remember(said, first, (), [1, 2, 3], [4, 5])
-    again = [*said, *first, said_in_chat({"role": "user", "content": "and then?"})]
-    second = [said_in_chat({"role": "assistant", "content": "4"})]
-    known.remember(again, second, (), [1, 2, 9, 4, 5, 6], [7])
-    turn, _ = known.find([*again, *second, said_in_chat(QUESTION)], ())
-    assert turn.token_ids() == [1, 2, 9, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("agent", [chat_agent, responses_agent])
@@ -204,25 +190,3 @@ def test_what_was_not_asked_about_for_longest_is_forgotten_first():
     known.remember([*chats[2], *answer, more], answer, [], [2] * 6 + [9] * 4 + [3], [9, 9])
     assert tokens([*chats[2], *answer, more]) == [2] * 6 + [9] * 4 + [3, 9, 9]
     assert known._tokens == 23 and tokens(chats[0]) is not None
-
-
-def test_chats_and_items_that_say_the_same_are_the_same():
-    arguments = '{"by": 1, "to": 2}'
-    chat = said_in_chat(
-        {
-            "role": "assistant",
-            "content": "<think>hm</think> yes ",
-            "tool_calls": [{"id": "c", "function": {"name": "add", "arguments": arguments}}],
-        }
-    )
-    items = [
-        said_in_item({"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}),
-        said_in_item({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "yes"}]}),
-        said_in_item(
-            {"type": "function_call", "name": "add", "call_id": "c", "arguments": json.dumps({"to": 2, "by": 1})}
-        ),
-    ]
-    assert chat.parts == tuple(part for item in items for part in item.parts)
-    assert chat.marks == frozenset(mark for item in items for mark in item.marks) == {"reasoning hm", "call c"}
-    malformed = said_in_chat({"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{"}}]})
-    assert malformed.parts == (("call", "add", '"{"'),)

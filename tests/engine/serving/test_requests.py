@@ -11,14 +11,11 @@ import pytest
 
 from nemotron_steps.engine.rollouts.conversation import TurnFormat
 from nemotron_steps.engine.serving import served_model as sampling
-from nemotron_steps.engine.serving.chat_api import MAX_CHOICES, chat_completion, tokenize
-from nemotron_steps.engine.serving.endpoint import Endpoint
-from nemotron_steps.engine.serving.known_conversations import KnownConversations, said_in_chat
+from nemotron_steps.engine.serving.chat_api import chat_completion, tokenize
 from nemotron_steps.engine.serving.responses_api import create_response
-from nemotron_steps.engine.serving.served_model import ApiError, SamplerBridge, Sampling, ServedModel
+from nemotron_steps.engine.serving.served_model import ApiError, Prompt, SamplerBridge, ServedModel, SharedFields
 from nemotron_steps.engine.types import Completion, FinishReason, SamplingParams
-from nemotron_steps.environments.http_server import EventStream, Request
-from tests.models.stock_chats import stock_chat
+from nemotron_steps.environments.http_server import EventStream
 
 CHAT: Any = SimpleNamespace(
     tokenizer=range(50),
@@ -52,20 +49,23 @@ def model_of(bridge: Bridge, **defaults: Any) -> ServedModel:
     )  # type: ignore[arg-type]
 
 
-def answers(model: ServedModel, prompt: list[int], sampling: Sampling, tools: Any = None) -> list[Any]:
-    async def run() -> list[Any]:
-        return [answer async for answer in model.answers(prompt, sampling, tools)]
-
-    return asyncio.run(run())
-
-
 def test_a_request_may_say_how_it_is_sampled_within_the_context() -> None:
     bridge = Bridge()
     model = model_of(bridge, stop_strings=("x",), seed=9)
-    answers(model, [2] * 5, Sampling())
-    answers(model, [2] * 15, Sampling())
-    own = Sampling(n=2, max_tokens=12, temperature=0.0, top_p=0.1, top_k=0, stop=("y",), seed=3, label="mine")
-    assert len(answers(model, [2] * 5, own)) == 2
+
+    def answers(length: int, n: int = 1, stop: tuple[str, ...] = (), label: str | None = None, **fields: Any) -> int:
+        async def run() -> int:
+            most = fields.pop("max_tokens", None)
+            request = SharedFields(**fields)
+            asked = model.answers(Prompt([2] * length, None, ()), request, max_tokens=most, n=n, stop=stop, label=label)
+            return len([answer async for answer in asked])
+
+        return asyncio.run(run())
+
+    answers(5)
+    answers(15)
+    own = {"max_tokens": 12, "temperature": 0.0, "top_p": 0.1, "top_k": 0, "seed": 3}
+    assert answers(5, 2, ("y",), "mine", **own) == 2
     plain, long, asked = (params for params, _, _ in bridge.asked)
     assert (plain.max_new_tokens, plain.temperature, plain.top_p, plain.top_k) == (8, 0.5, 0.9, 4)
     assert (plain.stop_strings, plain.stop_token_ids, plain.seed) == (("x",), (7,), None)
@@ -75,21 +75,8 @@ def test_a_request_may_say_how_it_is_sampled_within_the_context() -> None:
     assert [request for _, _, request in bridge.asked] == ["http/0", "http/1", "mine"]
 
 
-def test_a_request_whose_tools_the_template_does_not_write_is_refused() -> None:
-    chat = stock_chat("qwen3")
-    chat.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    model = ServedModel(
-        Bridge(), chat, name="x", max_total_length=99, turn_format=TurnFormat(), defaults=SamplingParams(8)
-    )  # type: ignore[arg-type]
-    tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
-    with pytest.raises(ApiError, match=r"^the chat template leaves out the tool `add`$") as caught:
-        model.prompt_ids([{"role": "user", "content": "x"}], [tool], None, "messages")
-    assert caught.value.status == 400
-
-
 QUESTION = {"role": "user", "content": "x"}
 TOOL = {"type": "function", "function": {"name": "f"}}
-FLAT = {"type": "function", "name": "f"}
 
 
 class Chat:
@@ -170,26 +157,6 @@ def test_of_several_recorded_turns_the_last_is_gone_on_from() -> None:
     assert chat.rendered == [[QUESTION] * 2] * 2
 
 
-def test_each_choice_has_its_own_tokens_and_weights_and_there_may_be_so_many() -> None:
-    model, bridge, _ = served()
-    answer = ask(model, n=MAX_CHOICES, return_token_ids=True, logprobs=True)
-    assert len(answer["choices"]) == MAX_CHOICES and answer["usage"]["completion_tokens"] == 3 * MAX_CHOICES
-    first = answer["choices"][0]
-    assert (first["token_ids"], first["weight_versions"]) == (bridge.tokens, [])
-    assert [entry["bytes"] for entry in first["logprobs"]["content"]] == [[97], [98], [99]]
-    with pytest.raises(ApiError) as caught:
-        ask(model, n=MAX_CHOICES + 1)
-    assert caught.value.body["error"]["param"] == "n"
-
-
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_stream_tells_of_its_tokens_where_that_is_asked_for(asked: bool) -> None:
-    model, _, _ = served()
-    events = ask(model, stream=True, stream_options={"include_usage": asked})
-    assert ["usage" in event for event in events[:-1]].count(True) == asked
-    assert {event["object"] for event in events[:-1]} == {"chat.completion.chunk"}
-
-
 def test_what_breaks_in_a_stream_is_its_last_event_but_one() -> None:
     model, bridge, _ = served()
 
@@ -200,66 +167,6 @@ def test_what_breaks_in_a_stream_is_its_last_event_but_one() -> None:
     bridge.samples = samples
     *_, error, end = ask(model, stream=True)
     assert error["error"]["message"] == "generation broke" and end == "[DONE]"
-
-
-def test_the_template_sees_reasoning_names_and_calls_and_a_developer_as_the_system() -> None:
-    model, _, chat = served()
-    made = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}]
-    prompt(
-        model,
-        {"role": "developer", "content": "d"},
-        {"role": "assistant", "content": "a", "reasoning_content": "r", "tool_calls": made},
-        {"role": "tool", "content": [{"type": "text", "text": "t"}], "tool_call_id": "c", "name": "f"},
-    )
-    made[0]["function"] = {"name": "f", "arguments": {"a": 1}}
-    assert chat.rendered == [
-        [
-            {"role": "system", "content": "d"},
-            {"role": "assistant", "content": "a", "reasoning_content": "r", "tool_calls": made},
-            {"role": "tool", "content": "t", "tool_call_id": "c", "name": "f"},
-        ]
-    ]
-
-
-def test_a_response_is_sampled_as_it_asks_and_counts_its_reasoning() -> None:
-    model, bridge, _ = served("<think>why</think>c")
-    answer = respond(model, label="mine", temperature=0.5, top_p=0.25, top_k=7, seed=3, max_output_tokens=50)
-    params, n, request = bridge.asked[0]
-    assert (params.temperature, params.top_p, params.top_k, params.seed, params.max_new_tokens) == (0.5, 0.25, 7, 3, 50)
-    assert (n, request) == (1, "mine")
-    assert answer["usage"]["output_tokens_details"] == {"reasoning_tokens": 3}
-    assert (answer["temperature"], answer["top_p"], answer["max_output_tokens"]) == (0.5, 0.25, 50)
-
-
-def routed(method: str, path: str, body: Any = None, *, ready: bool = True, label: str | None = None) -> Any:
-    """(status, body) of an endpoint's answer, and what its generator was asked."""
-    model, bridge, _ = served()
-    bridge.ready, bridge.weight_version = ready, 7
-    endpoint = object.__new__(Endpoint)
-    endpoint._model = model
-    headers = {} if label is None else {"x-request-id": label}
-    raw = b"" if body is None else json.dumps(body).encode()
-    reply: Any = asyncio.run(endpoint._answer(Request(method, path, headers, raw)))
-    return (reply.status, reply.body), bridge.asked
-
-
-def test_the_clients_name_of_a_request_names_the_stream_of_its_samples() -> None:
-    for path, body in (("/v1/responses", {"input": "x"}), ("/v1/chat/completions", {"messages": [QUESTION]})):
-        _, asked = routed("POST", path, {**body, "seed": 1}, label="mine")
-        assert asked[0][2] == "mine"
-
-
-def test_marks_of_every_item_of_an_answer_tell_it_from_others() -> None:
-    known, said = KnownConversations(), [said_in_chat(QUESTION)]
-    for number in (1, 2):
-        calls = [{"id": f"{number}", "function": {"name": "f", "arguments": ""}}]
-        parts = [said_in_chat({"role": "assistant", "content": "", "reasoning_content": f"r{number}"})]
-        parts.append(said_in_chat({"role": "assistant", "content": "", "tool_calls": calls}))
-        known.remember(said, parts, (), [2], [number])
-    told = [said_in_chat({"role": "assistant", "content": "", "reasoning_content": "r1"})]
-    told.append(said_in_chat({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}))
-    found = known.find([*said, *told, *said], ())
-    assert found is not None and found[0].token_ids() == [2, 1]
 
 
 def test_a_request_that_the_run_drops_is_answered() -> None:
@@ -297,25 +204,3 @@ def test_a_request_that_outlives_the_run_is_answered(monkeypatch: pytest.MonkeyP
     with pytest.raises(ApiError, match="the run ended") as caught:
         asyncio.run(wait())
     assert caught.value.status == 503
-
-
-def test_samples_that_nobody_takes_any_more_are_dropped() -> None:
-    cancelled: list[str] = []
-
-    async def leave() -> None:
-        loop = asyncio.get_running_loop()
-
-        def submit(*asked: Any) -> list[Any]:
-            futures = [loop.create_future() for _ in range(2)]
-            futures[0].set_result("sample")
-            return futures
-
-        sampler: Any = SimpleNamespace(loop=loop, submit=submit, cancel_request=cancelled.append)
-        samples = SamplerBridge(sampler).samples([2], SamplingParams(1), 2, "r")
-        async with asyncio.timeout(5):
-            assert await anext(samples) == "sample"
-            await samples.aclose()
-        await asyncio.sleep(0)
-
-    asyncio.run(leave())
-    assert cancelled == ["r"]

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from nemotron_steps.config.schema.opd import OpdConfig
 from nemotron_steps.config.schema.rl import EnvConfig, RlConfig
 from nemotron_steps.engine.rollouts.data import PromptRow, read_rows
 from nemotron_steps.engine.setup import prompt_lengths
+from nemotron_steps.engine.setup import rows as rows_module
 from nemotron_steps.engine.setup.prompt_lengths import ChosenRows, longer_than
-from nemotron_steps.engine.setup.rows import check_rows, prompt_stream, read_data
+from nemotron_steps.engine.setup.rows import RunRows, check_rows, check_run_rows, read_data
 from nemotron_steps.errors import ConfigError, DataError, StepsError
 from tests.models.checkpoints import write_tokenizer
 from tests.models.stock_chats import stock_chat
@@ -29,7 +31,9 @@ def config_of(folder: Path, validation: int = 0, **grpo: Any) -> RlConfig:
     if validation:
         data["validation"] = {"data_path": write(folder / "val.jsonl", validation)}
     off = {"val_period": -1, "val_at_start": False, "val_at_end": False}
-    return RlConfig.model_validate({"data": data, "grpo": {**off, **grpo}, "env": {"environment": "mcqa"}})
+    return RlConfig.model_validate(
+        {"data": data, "grpo": {**off, **grpo}, "env": {"should_use_nemo_gym": False, "environment": "mcqa"}}
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,12 +57,6 @@ def test_validation_without_prompts_is_refused_with_the_key_that_asks_for_it(
     assert any(hint.startswith(f"{asked}=") for hint in caught.value.hints)
     rows = read_data(config_of(tmp_path, validation=2, **grpo))
     assert (len(rows.train), len(rows.validation), len(rows.heldout)) == (6, 2, 0)
-
-
-def test_prompts_come_in_batches_of_what_is_generated_together(tmp_path: Path) -> None:
-    config = config_of(tmp_path, num_prompts_per_step=2, max_num_epochs=2)
-    stream = prompt_stream(config, read_data(config).train)
-    assert [[row.index for row in batch] for batch in stream] == [[0, 1], [2, 3], [4, 5]] * 2
 
 
 def test_what_rows_need_is_read_from_their_environments() -> None:
@@ -113,16 +111,6 @@ def test_tools_that_the_policys_template_does_not_write_are_refused_before_a_run
         check()
     assert (caught.value.where, caught.value.found) == ("f:1", f"the template of {tmp_path}")
     assert caught.value.hints[0].startswith("cp TEMPLATE.jinja")
-
-
-def test_all_texts_of_a_prompt_that_can_be_read_count(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path)
-    texts: list[Any] = [[{"type": "text", "text": "xx"}], "yyy"]
-    items = [{"role": "user", "content": text} for text in texts]
-    inputs: list[Any] = [items, 5, None, "x" * 6, [*items, "odd"]]
-    rows = [{"responses_create_params": {"input": given}} for given in inputs] + [{"other": 1}]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert longer_than(5, read_rows(tmp_path / "a.jsonl"), tmp_path) == {0: 6, 3: 6}  # with a line break between
 
 
 def test_rows_are_counted_in_tokens_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,3 +196,20 @@ def test_a_judge_that_would_not_see_the_answers_is_told_before_anything_is_loade
     assert caught.value.hints[0].startswith("env.nemo_gym.environments.genrm_compare.layout=plain")
     with pytest.raises(ConfigError, match="does not write principle messages"):
         check(any_role.replace("messages", "messages if m.role != 'principle'"), "roles")
+
+
+def test_every_row_that_is_trained_on_has_a_teacher_and_those_of_validation_are_checked_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr(rows_module, "check_rows", lambda env, rows, heldout, **more: checked.append((rows, more)))
+    section = {"teachers": {"a": "x", "b": "y"}, "teacher_field": "teacher"}
+    config = OpdConfig.model_validate(
+        {"on_policy_distillation": section, "env": {"should_use_nemo_gym": False, "environment": "mcqa"}}
+    )
+    rows = [PromptRow(n, {"teacher": name}, f"f:{n + 1}") for n, name in enumerate("abz")]
+    check_run_rows(config, RunRows(rows[:2], rows[2:]))  # nobody learns from those of validation
+    ((found, more),) = checked
+    assert list(found) == rows and more["policy_served"] is False and more["only"] == "mcqa"
+    with pytest.raises(DataError, match="'z' is not there"):
+        check_run_rows(config, RunRows(rows))

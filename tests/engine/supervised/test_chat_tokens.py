@@ -303,17 +303,9 @@ def test_a_policy_that_pads_has_the_same_loss_and_gradient(checkpoint: Path) -> 
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"input_ids": []}, "non-empty list of token ids"),
         ({"input_ids": [1, 2, 3, -1]}, "non-empty list of token ids"),
-        ({"input_ids": [1, 2, 3, True]}, "non-empty list of token ids"),
         ({"loss_mask": [0, 1]}, "for each of `input_ids`"),
-        ({"loss_mask": [0, 1, 1, 2]}, "for each of `input_ids`"),
-        ({"loss_mask": [[0], [1], [1], [0]]}, "for each of `input_ids`"),
-        ({"loss_mask": [0, 1, 1, {}]}, "for each of `input_ids`"),
-        ({"seq_start_id": [1, 2]}, "begins with 0"),
         ({"seq_start_id": [0, 2, 2]}, "must rise"),
-        ({"seq_start_id": [0, 4]}, "end before the last"),
-        ({"seq_start_id": []}, "begins with 0"),
         ({"input_ids": [1, 2, 3, VOCABULARY]}, "packed with another tokenizer"),
     ],
 )

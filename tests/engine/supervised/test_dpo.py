@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,8 @@ from nemotron_steps.engine.supervised.dpo import (
     encode_pair,
     optimize_preferences,
     pair_batch,
-    read_pairs,
 )
-from nemotron_steps.errors import DataError, EngineError
+from nemotron_steps.errors import DataError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.models.tokenizers import train_tokenizer
 from tests.models.checkpoints import write_checkpoint
@@ -100,35 +98,6 @@ def test_the_loss_equals_the_formula_and_its_slope(changes: dict[str, Any]) -> N
     assert not lp.grad[batch.token_mask == 0].any()
 
 
-def test_metrics_are_means_over_pairs_and_masked_pairs_do_not_count() -> None:
-    batch, lp = scored_batch(3)
-    batch.sample_mask[2:4] = 0.0
-    normalizers = count_normalizers(batch)
-    loss, sums = DpoLoss(DpoTrainConfig())(lp, batch, normalizers)
-    kept = select_rows(batch, [0, 1, 4, 5])
-    again, kept_sums = DpoLoss(DpoTrainConfig())(lp[[0, 1, 4, 5]], kept, count_normalizers(kept))
-    assert loss.item() == pytest.approx(again.item())
-    metrics = finalize_metrics(sums, normalizers)
-    assert metrics == pytest.approx(finalize_metrics(kept_sums, count_normalizers(kept)))
-    assert metrics["rewards_margin"] == pytest.approx(metrics["rewards_chosen"] - metrics["rewards_rejected"], abs=1e-6)
-    assert metrics["accuracy"] in (0.0, 0.5, 1.0)
-
-
-def test_torn_or_half_masked_pairs_and_missing_references_are_refused() -> None:
-    batch, lp = scored_batch(2)
-    normalizers = count_normalizers(batch)
-    loss_fn = DpoLoss(DpoTrainConfig())
-    with pytest.raises(EngineError, match="whole units"):
-        loss_fn(lp[:3], select_rows(batch, [0, 1, 2]), normalizers)
-    batch.sample_mask[1] = 0.0
-    with pytest.raises(EngineError, match="one side"):
-        loss_fn(lp, batch, normalizers)
-    batch.sample_mask[1] = 1.0
-    batch.reference_logprobs = None
-    with pytest.raises(EngineError, match="reference_logprobs"):
-        loss_fn(lp, batch, normalizers)
-
-
 @settings(max_examples=30, deadline=None)
 @given(count=st.integers(1, 12), seed=st.integers(0, 99))
 def test_pairs_are_never_parted_and_the_loss_does_not_depend_on_the_cut(count: int, seed: int) -> None:
@@ -196,24 +165,6 @@ def test_under_a_template_that_rewrites_turns_the_last_is_trained_and_an_answer_
     assert (caught.value.where, caught.value.found) == ("f:1", "an answer shown in 2 parts")
 
 
-def test_rows_that_are_no_pairs_are_refused_by_line_and_field(chat: ChatFormat, tmp_path: Path) -> None:
-    good = {"prompt": "q", "chosen": "a", "rejected": "b"}
-    begun = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "Sure,"}]
-    for broken, field in (
-        ({"prompt": begun}, "prompt"),
-        ({"prompt": ""}, "prompt"),
-        ({"chosen": ""}, "chosen"),
-        ({"rejected": None}, "rejected"),
-    ):
-        file = tmp_path / "pairs.jsonl"
-        file.write_text("\n".join(json.dumps(row) for row in (good, {**good, **broken})))
-        with pytest.raises(DataError) as caught:
-            read_pairs(file, chat, 100)
-        assert caught.value.where == f"{file}:2 field {field}"
-    with pytest.raises(DataError, match="same tokens"):
-        encode_pair(chat, {**good, "rejected": {"role": "assistant", "content": "a", "weight": 1}}, "row")
-
-
 # -- the loop on a real policy --------------------------------------------------------------------------------------
 
 
@@ -228,14 +179,12 @@ class Record:
         if step:  # 0: validation before the first one
             self.steps.append(dict(values))
 
-    def sample(self, sample: Any) -> None: ...
-
     def event(self, name: str, **fields: Any) -> None:
         self.events.append(name)
 
-    def signal(self, name: str, **numbers: Any) -> None: ...
+    def ignored(self, *given: Any, **more: Any) -> None: ...
 
-    def progress(self, description: str, completed: float, total: float | None = None) -> None: ...
+    sample = signal = progress = ignored
 
 
 @pytest.fixture(scope="module")
@@ -279,24 +228,6 @@ def test_a_policy_learns_the_preference_starting_from_ln_2(checkpoint: Path, tmp
     assert summary["validation_accuracy"]["after"] == 1.0
     assert summary["validation_loss"]["after"] < 0.4
     assert record.steps[-1]["rewards_margin"] > 0.5
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        {"train_micro_batch_size": 8},
-        {"train_micro_batch_size": 1},
-        {"sequence_packing": {"enabled": True, "train_mb_tokens": 50, "sequence_length_round": 4}},
-        {"dynamic_batching": {"enabled": True, "train_mb_tokens": 100, "sequence_length_round": 4}},
-    ],
-    ids=["one_micro_batch", "a_pair_each", "packed", "dynamic"],
-)
-def test_packed_or_not_the_training_is_the_same(policy: dict[str, Any], checkpoint: Path, tmp_path: Path) -> None:
-    _, expected = run(dpo_config(3), checkpoint, tmp_path / "a", validation=0)
-    _, found = run(dpo_config(3, **policy), checkpoint, tmp_path / "b", validation=0)
-    for a, b in zip(expected.steps, found.steps, strict=True):
-        for name in ("loss", "grad_norm", "rewards_margin"):
-            assert b[name] == pytest.approx(a[name], rel=1e-4, abs=1e-5), name
 
 
 def test_a_resumed_run_equals_an_unbroken_one(checkpoint: Path, tmp_path: Path) -> None:

@@ -29,21 +29,6 @@ def predicting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_hybrid_learns_chats(hybrid: Path, tmp_path: Path) -> None:
-    whole, expected = test_sft.run(4, hybrid, tmp_path / "whole")
-    assert whole["validation_loss"]["after"] < whole["validation_loss"]["before"]
-    test_sft.run(2, hybrid, tmp_path / "broken")
-    resumed, found = test_sft.run(4, hybrid, tmp_path / "broken")
-    assert [m["loss"] for m in found[1:]] == [m["loss"] for m in expected[3:]]
-    assert resumed == whole
-
-
-def test_a_hybrid_learns_preferences(hybrid: Path, tmp_path: Path) -> None:
-    summary, record = test_dpo.run(test_dpo.dpo_config(10), hybrid, tmp_path)
-    assert record.steps[0]["preference_loss"] == pytest.approx(math.log(2), abs=1e-6)
-    assert summary["validation_accuracy"]["after"] == 1.0 and summary["validation_loss"]["after"] < 0.4
-
-
 def assert_learned(steps: list[dict[str, Any]], most: float) -> None:
     """Both depths predict better at the end, to `most` nats."""
     for depth in (1, 2):

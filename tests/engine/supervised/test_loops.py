@@ -115,16 +115,6 @@ def test_without_validation_rows_nothing_is_validated_however_often(
     assert "val_period=1 validates nothing" in caplog.text
 
 
-@pytest.mark.parametrize("loop", REPORTED)
-def test_a_step_has_the_tokens_of_its_whole_batch_rounded_in_width(loop: str) -> None:
-    _, noted, policy = run(loop, max_num_steps=3)
-    assert len(policy.trained) == 3
-    for batch, metrics in zip(policy.trained, noted.metrics_of, strict=True):
-        assert batch.input_ids.shape[1] % 16 == 0 and len(batch) == {"sft": 4, "dpo": 8}[loop]
-        seconds = metrics["timing/train_s"] + metrics.get("timing/reference_logprobs_s", 0.0)
-        assert metrics["train_tokens_per_s"] * seconds == pytest.approx(int(batch.lengths.sum()))
-
-
 @pytest.mark.parametrize(("val_batches", "rows"), [(1, 4), (2, 5), (9, 5)])
 def test_chats_are_validated_token_by_token_in_so_many_batches_at_most(val_batches: int, rows: int) -> None:
     summary, _, _ = run("sft", val_batches=val_batches)
@@ -143,15 +133,6 @@ NUMBERS = range(11)
 
 def drawn(batch_size: int = 3, *, epochs: int = 4, seed: int = 5, skip: int = 0) -> list[list[int]]:
     return list(shuffled_batches(NUMBERS, batch_size, epochs=epochs, seed=seed, skip=skip))
-
-
-def test_every_epoch_has_each_example_once_at_most_in_an_order_of_its_own() -> None:
-    batches = drawn()
-    assert len(batches) == 12 and all(len(batch) == 3 for batch in batches)
-    epochs = [[number for batch in batches[start : start + 3] for number in batch] for start in range(0, 12, 3)]
-    assert all(len(set(epoch)) == 9 and set(epoch) <= set(NUMBERS) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 4
-    assert drawn() == batches and drawn(seed=6) != batches
 
 
 @pytest.mark.parametrize("skip", range(13))

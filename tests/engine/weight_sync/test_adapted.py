@@ -12,7 +12,7 @@ from nemotron_steps.engine.weight_sync.endpoints import FrozenWeights, is_adapte
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentReader, SegmentWriter
 from nemotron_steps.errors import ConfigError
-from nemotron_steps.models.adapters import LINEARS, low_rank_sum, peft_name
+from nemotron_steps.models.adapters import LINEARS
 from nemotron_steps.models.architecture import Architecture
 from tests.engine.policy.batches import grouped_batch, lora_config, rl_loss
 from tests.models.checkpoints import write_checkpoint
@@ -108,26 +108,3 @@ def test_a_and_b_alone_travel_to_another_process_and_are_added_there(precision, 
         policy.train_step(grouped_batch(version))
     whole = sum(tensor.nbytes for _, tensor in policy.weights())
     assert ways["adapters"][0].payload < whole / (3 if precision == "float32" else 1.9)
-
-
-def test_what_belongs_together_may_arrive_in_one_buffer_one_after_the_other():
-    name, other = "model.layers.0.mlp.up_proj.weight", "model.norm.weight"
-    generator = torch.Generator().manual_seed(0)
-    shapes = {name: (4, 3), other: (3,), peft_name(name, "A"): (2, 3), peft_name(name, "B"): (4, 2)}
-    sent = {key: torch.randn(shape, generator=generator) for key, shape in shapes.items()}
-    buffer = torch.empty(12)
-
-    def arriving(keys):
-        for key in keys:
-            view = buffer[: sent[key].numel()].view(shapes[key])
-            view.copy_(sent[key])
-            yield key, view
-
-    frozen, halves = list(shapes)[:2], list(shapes)[2:]
-    kept = FrozenWeights()
-    kept.expect(WeightPlan.of((key, sent[key]) for key in halves))
-    passed = {key: tensor.clone() for key, tensor in kept.through(arriving(frozen))}
-    assert all(torch.equal(passed[key], sent[key]) for key in frozen)
-    ((found, tensor),) = kept.through(arriving(halves))
-    assert found == name
-    assert torch.equal(tensor, low_rank_sum(sent[name], *(sent[key] for key in halves), 1.0))

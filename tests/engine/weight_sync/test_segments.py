@@ -70,20 +70,3 @@ def test_without_room_anywhere_it_says_so_and_leaves_no_file(
         SegmentWriter(PLAN)
     assert not any(list(folder.iterdir()) for folder in folders.values())
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_file_that_another_writer_took_for_one_left_behind_is_made_again(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make, taken = tempfile.mkstemp, []
-
-    def raced(**where: object) -> tuple[int, str]:
-        descriptor, path = make(**where)  # type: ignore[call-overload]
-        if not taken:
-            taken.append(path)
-            os.unlink(path)
-        return descriptor, path
-
-    monkeypatch.setattr(tempfile, "mkstemp", raced)
-    writer = SegmentWriter(PLAN)
-    assert taken and os.path.exists(writer.path) and carries(writer)

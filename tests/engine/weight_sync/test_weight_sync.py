@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
-from nemotron_steps.engine.weight_sync.ray_transport import get_weights, put_weights
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentReader, SegmentWriter
 from nemotron_steps.engine.weight_sync.streams import StreamReceiver, StreamSender
 from nemotron_steps.engine.weight_sync.transfer import Receiver, choose_transports
@@ -97,16 +96,6 @@ def test_a_placed_policy_sends_its_weights_to_two_receivers_bit_for_bit(cluster,
     assert all(one["equal"] and one["bytes"] > 2 * 8e6 for one in found)
 
 
-@pytest.mark.ray
-def test_objects_of_several_buckets_come_back_in_their_order(cluster):
-    given = [(f"w{number}", torch.randn(7, 40 + number)) for number in range(9)]
-    plan = WeightPlan.of(given, bucket_bytes=4096)
-    assert len(plan.buckets) > 2
-    received = dict(get_weights(plan, put_weights(plan, iter(given))))
-    assert list(received) == [name for name, _ in given]
-    assert all(torch.equal(received[name], tensor) for name, tensor in given)
-
-
 def worker(name, node, *devices):
     return Worker(name, None, node=node, devices=devices)
 
@@ -125,15 +114,6 @@ def test_the_way_follows_device_and_machine():
     assert transports(ranks, generators) == [("cuda_ipc", 1), ("nccl", 0), ("cuda_ipc", 0)]
     ranks = [worker("r0", "n0", "GPU-a"), worker("r1", "n0", "GPU-b"), worker("r2", "n0", "GPU-b")]
     assert transports(ranks, generators) == [("cuda_ipc", 1), ("nccl", 0), ("cuda_ipc", 0)]
-
-
-def test_every_process_of_a_tensor_parallel_generator_receives_on_its_own_gpu():
-    ranks = [worker(f"r{number}", "n0", f"GPU-{number}") for number in range(4)]
-    colocated = [worker("g0", "n0", "GPU-0", "GPU-1"), worker("g1", "n0", "GPU-2", "GPU-3")]
-    assert transports(ranks, colocated, processes=2) == [("cuda_ipc", number) for number in range(4)]
-    separate = worker("g0", "n1", "GPU-8", "GPU-9")
-    assert transports(ranks, [separate], processes=2) == [("nccl", 0)] * 2
-    assert [receiver.name for receiver in Receiver.of(separate, 2)] == ["g0/0", "g0/1"]
 
 
 def test_a_bound_port_cannot_be_taken_and_a_store_listens_where_it_was_told():

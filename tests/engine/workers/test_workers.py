@@ -9,61 +9,21 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from nemotron_steps.config.schema.rl import VllmModelConfig
 from nemotron_steps.engine.placement.environment_actor import start_judge
-from nemotron_steps.engine.workers import workers
 from nemotron_steps.engine.workers import workers as module
 from nemotron_steps.engine.workers.workers import (
-    SILENT_SECONDS,
-    Worker,
     WorkerProcess,
     answer,
-    places,
     result_of,
     settle,
     start_workers,
     stop_workers,
 )
 from nemotron_steps.errors import DataError, EngineError, JudgeUnavailableError, WorkerLostError
-
-
-def test_a_lost_worker_is_told_with_the_last_lines_of_what_it_said(tmp_path: Path) -> None:
-    log = tmp_path / "worker.err"
-    log.with_suffix(".out").write_text(":actor_name:x\nsaid first\n\n")
-    log.write_text("".join(f":job_id:1\nline {n}\n" for n in range(20)))
-    worker = Worker("rank 0", None, 7, "here", log=str(log), devices=("GPU-1", "GPU-2"))
-    error = worker.lost("it died")
-    assert str(error.found).splitlines() == [
-        "it died; its last log lines:",
-        *(f"    line {n}" for n in range(20 - workers._LOG_LINES, 20)),
-    ]
-    assert error.where == f"process 7 on here, log {log}"
-    log.write_text("only\n")
-    assert str(worker.lost("it died").found).endswith("\n    said first\n    only")
-    bare = Worker("rank 1", None, 8, "there", log="")
-    assert (bare.lost("it died").found, bare.lost("x").where) == ("it died", "process 8 on there")
-    assert (worker.device, bare.device) == ("GPU-1", None)
-    assert places([worker, bare]) == {"rank 0": "process 7 on here, GPU-1, GPU-2", "rank 1": "process 8 on there"}
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("The actor died.\n  exit detail: OOM Some common causes include: (1) x", "exit detail: OOM"),
-        (
-            "The actor died because of an error in its creation task, y\n  File z\nImportError: no ray ",
-            "ImportError: no ray",
-        ),
-        ("plain\nmore", "plain"),
-    ],
-)
-def test_of_what_ray_says_the_line_that_says_why_is_kept(text: str, said: str) -> None:
-    assert workers._said(RuntimeError(text)) == said
-
 
 CHILD = "from nemotron_steps.engine.workers.lifetime import end_with_parent; end_with_parent(); import os, time\n"
 CHILD += "print(os.getpid(), flush=True); time.sleep(60)"
@@ -140,26 +100,6 @@ def test_a_busy_worker_is_waited_for_and_a_stopped_one_is_not(worker):
         with pytest.raises(WorkerLostError, match="`sleeper` is lost"):
             wait()
         assert time.monotonic() - started < 30
-
-
-def test_a_late_answer_is_an_answer_and_the_silence_counts_from_the_next_question(monkeypatch):
-    ray = pytest.importorskip("ray")
-    clock, asked, answered = SimpleNamespace(now=0.0), [], set()
-    clock.monotonic = lambda: clock.now
-    ping = SimpleNamespace(remote=lambda *_: asked.append(len(asked)) or asked[-1])
-    slow = Worker("rank 0", SimpleNamespace(ping=SimpleNamespace(options=lambda **_: ping)))
-    monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(module, "result_of", lambda reference, worker: None)
-    monkeypatch.setattr(ray, "wait", lambda references, timeout: (answered & {*references}, []))
-    pings = {}
-    for now, questions in ((0, 1), (SILENT_SECONDS + 10, 1), (SILENT_SECONDS + 20, 2), (2 * SILENT_SECONDS + 20, 2)):
-        clock.now = now
-        module._check_pings([slow], pings)
-        assert len(asked) == questions
-        answered.add(0)
-    clock.now += 1
-    with pytest.raises(WorkerLostError, match="`rank 0` is lost"):
-        module._check_pings([slow], pings)
 
 
 async def awaited(worker, method, *arguments):

@@ -163,7 +163,7 @@ class OfferedTransfer(_LayerwiseTransfer):
 
     def receive_weights(self, update_info: Channel, *_: Any) -> None:
         """Read one transfer to its end; every layer keeps its shard."""
-        self._load(self._ends[update_info.channel].weights(None))
+        self._load(self._ends[update_info.channel].weights())
 
 
 def _end_with_ours() -> None:
