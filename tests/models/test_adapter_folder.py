@@ -214,10 +214,10 @@ def test_a_hint_that_names_targets_takes_exclusions_back(base):
         adapter_pairs(architecture, PeftConfig(enabled=True, exclude_modules=("q_proj",)), key="peft")
     assert caught.value.hints[0].endswith(" peft.exclude_modules=[]")
     linears = [f"model.layers.0.mixer.{leaf}" for leaf in ("in_proj", "q_proj", "v_proj")]
-    with pytest.raises(ConfigError, match="in_proj cannot have adapters") as caught:
+    with pytest.raises(ConfigError, match="in_proj cannot have an adapter") as caught:
         lora_modules(linears, LoraConfig(enabled=True, exclude_modules=("q_proj",)))
     assert caught.value.hints[0].endswith(" policy.dtensor_cfg.lora_cfg.exclude_modules=[]")
-    with pytest.raises(ConfigError, match="in_proj cannot have adapters") as caught:
+    with pytest.raises(ConfigError, match="in_proj cannot have an adapter") as caught:
         lora_modules(linears, LoraConfig(enabled=True))
     assert "exclude_modules" not in caught.value.hints[0]
 

@@ -34,7 +34,7 @@ def test_what_the_dtensor_policy_would_refuse_is_refused_when_planned(tmp_path):
         policy["max_total_sequence_length"] = 64
         refuse_violations(DpoConfig.model_validate({"policy": policy}), {})
 
-    with pytest.raises(ConfigError, match="in_proj, out_proj cannot have adapters") as caught:
+    with pytest.raises(ConfigError, match="in_proj cannot have an adapter") as caught:
         refused()
     names = caught.value.hints[0].rpartition("=")[2].strip("[]").split(",")
     refused(match_all_linear=False, target_modules=names)

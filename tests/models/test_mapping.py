@@ -103,7 +103,7 @@ def test_an_adapter_is_cut_as_its_linear_is() -> None:
 @pytest.mark.parametrize(
     ("named", "said", "found"),
     [
-        ({"target_modules": ("router",)}, "mlp.router cannot have an adapter", "[router]"),
+        ({"target_modules": ("router",)}, "mlp.router cannot have an adapter", "router"),
         ({}, "linear_fc1 cannot have an adapter|mlp.router cannot have an adapter", None),
         ({"target_modules": ("linear_x",)}, "no linear layer 'linear_x'", "linear_x"),
         ({"exclude_modules": ("linear_x",)}, "no linear layer 'linear_x'", "linear_x"),
