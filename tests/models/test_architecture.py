@@ -70,6 +70,7 @@ def test_experts_are_counted_under_either_name() -> None:
         ({"vocab_size": "many"}, ArtifactError, "vocab_size must be a whole number"),
         ({"num_attention_heads": 7}, ArtifactError, "do not divide"),
         ({"model_type": "gpt2"}, UnsupportedError, "no Megatron mapping"),
+        ({"model_type": "llama", "sliding_window": 4096}, UnsupportedError, "sliding_window is not implemented"),
         ({"quantization_config": {"quant_method": "fp8"}}, UnsupportedError, "quantised"),
     ],
 )
