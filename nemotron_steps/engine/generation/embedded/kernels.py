@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from nemotron_steps.engine.generation.embedded.cached_model import DeviceView
-from nemotron_steps.engine.generation.embedded.shared_prefix_batching import MATRIX_ROWS, PREFIX_FIELDS, rows_together
+from nemotron_steps.engine.generation.embedded.prefix_cache import MATRIX_ROWS, PREFIX_FIELDS, rows_together
 
 _WHOLE = {"BLOCK": 16, "num_warps": 1, "num_stages": 4}
 _SPLIT = {"BLOCK": 32, "num_warps": 2, "num_stages": 3}

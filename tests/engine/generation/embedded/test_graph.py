@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron_steps.engine.generation.embedded.shared_prefix_batching import sets_of_rows
+from nemotron_steps.engine.generation.embedded.prefix_cache import sets_of_rows
 
 SCRIPT = """
 import json

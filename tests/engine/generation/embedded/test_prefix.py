@@ -9,8 +9,14 @@ import torch
 
 from nemotron_steps.engine.generation.embedded.dense_model import CachedDenseModel
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
-from nemotron_steps.engine.generation.embedded.prefix_cache import BLOCK, Prefix, PrefixCache, block_keys
-from nemotron_steps.engine.generation.embedded.shared_prefix_batching import PrefixGrid, cells_per_row
+from nemotron_steps.engine.generation.embedded.prefix_cache import (
+    BLOCK,
+    Prefix,
+    PrefixCache,
+    PrefixGrid,
+    block_keys,
+    cells_per_row,
+)
 from nemotron_steps.engine.types import Completion, GenerationRequest, SamplingParams
 from tests.engine.generation.embedded.embedded_models import random_model
 from tests.engine.generation.embedded.test_generator import Done, assert_same_tokens, check_logprobs
