@@ -1,15 +1,9 @@
 """Forward pass of a dense decoder-only model against a column-aligned KV cache, written for few kernel launches.
 
-Weights come under Hugging Face names and are held fused: one matrix for Q, K and V, one for gate and up. Decoding a
-tiny model is bound by the number of operators, so the layout is chosen to save them:
-
-- Rows of the QKV matrix are grouped by key-value head (its queries, its key, its value), so queries, keys and values
-  of all sequences are strided views, and (sequence, key-value head) is one batch dimension, here called a lane.
-- The two halves of every query and key head are interleaved at load, which turns the rotary embedding into one complex
-  multiplication. Scores do not change: queries and keys are permuted alike.
-- Every sequence ends in the same cache column, so the new keys of a step are one slice and need no scatter.
-
-Not for: training (no gradient), layers of other kinds (hybrid_model.py), scheduling or sampling (generator.py).
+Weights are held fused: one matrix for Q, K and V, one for gate and up. Rows of the QKV matrix are grouped by key-value
+head (its queries, its key, its value), so that (sequence, key-value head) is one batch dimension, here called a lane.
+The two halves of every query and key head are interleaved at load, which turns the rotary embedding into one complex
+multiplication and changes no score.
 
 Shapes: B rows, T tokens, W cache columns in view, H hidden, D head size, R query heads per key-value head.
 """
@@ -37,11 +31,7 @@ from nemotron_steps.models.rope import cos_sin
 
 
 class CachedDenseModel(CachedModel):
-    """Weights and forward pass of a Llama, Qwen2 or Qwen3 dense model.
-
-    Args:
-        max_positions: longest sequence that will ever be fed.
-    """
+    """Weights and forward pass of a Llama, Qwen2 or Qwen3 dense model, of sequences up to `max_positions`."""
 
     def __init__(
         self, architecture: Architecture, *, max_positions: int, device: torch.device, dtype: torch.dtype
@@ -85,9 +75,7 @@ class CachedDenseModel(CachedModel):
 
     def _name_slots(self) -> dict[str, Slot]:
         a, queries = self.architecture, self.queries_per_lane
-        kv_heads, dim = a.num_key_value_heads, a.head_dim
-
-        whole = Slot.whole
+        kv_heads, dim, whole = a.num_key_value_heads, a.head_dim, Slot.whole
         slots = {
             "model.embed_tokens.weight": whole(self.weights.embedding),
             "model.norm.weight": whole(self.weights.final_norm),
@@ -137,9 +125,8 @@ class CachedDenseModel(CachedModel):
         received = super().load(others(), some=some)
         for head in tied.values():
             # NaN weights are reported where the logits become NaN.
-            if not torch.allclose(
-                head.to(self.weights.embedding), self.weights.embedding, rtol=0, atol=0, equal_nan=True
-            ):
+            embedding = self.weights.embedding
+            if not torch.allclose(head.to(embedding), embedding, rtol=0, atol=0, equal_nan=True):
                 raise EngineError("the tied output layer differs from the embedding", found=HEAD)
         return received
 
@@ -179,9 +166,8 @@ class CachedDenseModel(CachedModel):
                 qkv = torch.mm(normed, layer.qkv.t())
             else:
                 qkv = torch.addmm(layer.qkv_bias, normed, layer.qkv.t())
-            attended = decode_attention(
-                qkv, layer.qk_norm, rotations, cache, layer=i, epsilon=a.norm_eps, scale=self._scale
-            )
+            scales = {"epsilon": a.norm_eps, "scale": self._scale}
+            attended = decode_attention(qkv, layer.qk_norm, rotations, cache, layer=i, **scales)
             x.addmm_(attended, layer.output.t())
             gate_up = torch.mm(F.rms_norm(x, x.shape[-1:], layer.post_norm, a.norm_eps), layer.gate_up.t())
             x.addmm_(swiglu_forward(gate_up), layer.down.t())
@@ -226,14 +212,13 @@ class CachedDenseModel(CachedModel):
 
 
 class LayerWeights(NamedTuple):
-    """Weights of one layer, fused."""
+    """Weights of one layer, fused: qkv [key-value heads * (R + 2) * D, H], qk_norm [R + 1, D]: the query's weight R
+    times, then the key's."""
 
     input_norm: torch.Tensor
     qkv: torch.Tensor
-    """[key-value heads * (R + 2) * D, H]"""
     qkv_bias: torch.Tensor | None
     qk_norm: torch.Tensor | None
-    """[R + 1, D]: the query weight R times, then the key weight"""
     output: torch.Tensor
     post_norm: torch.Tensor
     gate_up: torch.Tensor
@@ -241,17 +226,15 @@ class LayerWeights(NamedTuple):
 
 
 class ModelWeights(NamedTuple):
-    """Everything else a step needs to know of the model."""
+    """Everything else a step needs to know of the model: rotations complex64 [positions, D / 2], and the norm's epsilon
+    as a float32 scalar and as a number."""
 
     embedding: torch.Tensor
     head: torch.Tensor
     final_norm: torch.Tensor
     rotations: torch.Tensor
-    """complex64 [positions, D / 2]"""
     epsilon: torch.Tensor
-    """float32 scalar"""
     eps: float
-    """The same"""
 
 
 def rotate(qk: torch.Tensor, qk_norm: torch.Tensor | None, rotation: torch.Tensor, model: ModelWeights) -> torch.Tensor:
@@ -271,12 +254,8 @@ def finish_layer(layer: LayerWeights, x: torch.Tensor, attended: torch.Tensor, m
 
 
 def attend(qk: torch.Tensor, value: torch.Tensor, cache: CacheView, layer: int) -> torch.Tensor:
-    """Write one new key and value a row to the last column, and attend over each row's prefix and window; [B, H].
-
-    Args:
-        qk: [lanes, R + 1, D], queries and the key.
-        value: [lanes, D].
-    """
+    """Write one new key and value a row to the last column, and attend over each row's prefix and window; [B, H]. `qk`
+    [lanes, R + 1, D], queries and the key; `value` [lanes, D]."""
     lanes, queries, dim = qk.size(0), qk.size(1) - 1, qk.size(2)
     rows, window = lanes // cache.keys.size(2), cache.column + 1 - cache.first
     keys = cache.keys[layer].narrow(0, 0, rows).flatten(0, 1)
@@ -287,14 +266,14 @@ def attend(qk: torch.Tensor, value: torch.Tensor, cache: CacheView, layer: int) 
     near = _scores(qk.narrow(1, 0, queries), keys, cache.bias)
     prefix = cache.prefix
     if prefix is None:
-        return torch.bmm(_softmax(near, values.dtype), values).view(rows, -1)
+        return torch.bmm(torch.softmax(near, -1).to(values.dtype), values).view(rows, -1)
     # One softmax over prefix and window; only the two matrix products differ in how rows are batched.
     far_keys, far_values = prefix.keys[layer], prefix.values[layer]
     batch, length = far_keys.size(0), far_keys.size(2)
     cells = qk.reshape(-1, dim).index_select(0, prefix.query_of_cell).view(batch, -1, dim)
     far = _scores(cells, far_keys, prefix.bias).view(-1, length)
     far = far.index_select(0, prefix.cell_of_row).view(lanes, queries, length)
-    weights = _softmax(torch.cat((far, near), -1), values.dtype)
+    weights = torch.softmax(torch.cat((far, near), -1), -1).to(values.dtype)
     both = weights.size(2)
     attended = torch.bmm(weights.narrow(2, length, both - length), values).view(-1, dim)
     far_weights = weights.view(-1, both).index_select(0, prefix.row_of_cell).view(batch, -1, both)
@@ -310,10 +289,6 @@ def _scores(query: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor) -> torc
     if query.is_cuda:
         return torch.add(bias, torch.bmm(query, keys, out_dtype=torch.float32), alpha=scale)
     return torch.baddbmm(bias, query.float(), keys.float(), alpha=scale)
-
-
-def _softmax(scores: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.softmax(scores, -1).to(dtype)
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, model: ModelWeights) -> torch.Tensor:

@@ -15,8 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nemotron_steps.engine.generation.embedded.decode_batch import DecodeBatch, NewRow
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
-from nemotron_steps.engine.generation.embedded.hybrid_layers import experts, mamba_step, mamba_step_on_device
-from nemotron_steps.engine.generation.embedded.hybrid_model import CachedHybridModel
+from nemotron_steps.engine.generation.embedded.hybrid_model import (
+    CachedHybridModel,
+    experts,
+    mamba_step,
+    mamba_step_on_device,
+)
 from nemotron_steps.engine.generation.embedded.prefix_cache import PrefixCache
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
