@@ -2,7 +2,6 @@
 
 Rollouts are coroutines (an agent samples, calls a tool, samples again); a Generator is a batch machine. The
 sampler stands between: it queues requests and steps the generator from one pump task while anyone is waiting.
-Not for: choosing what to sample (engine/rollouts) or how (the generators).
 """
 
 from __future__ import annotations
@@ -97,7 +96,14 @@ class AsyncSampler:
                 while self._defer_to is not None and self._defer_to.busy:
                     await asyncio.sleep(0)
                 for completion in self.generator.step():
-                    self._deliver(completion)
+                    self.generated_tokens += len(completion.token_ids)
+                    futures = self._waiting.get(completion.request_id)
+                    if futures is None:  # cancelled meanwhile
+                        continue
+                    if not futures[completion.index].done():
+                        futures[completion.index].set_result(completion)
+                    if all(future.done() for future in futures):
+                        del self._waiting[completion.request_id]
                 watch.look()
         except BaseException as error:
             if not isinstance(error, Exception):  # the loop ends: nobody will step these requests any further
@@ -109,17 +115,6 @@ class AsyncSampler:
                     if not future.done():
                         future.set_exception(error)
             self._waiting.clear()
-
-    def _deliver(self, completion: Completion) -> None:
-        self.generated_tokens += len(completion.token_ids)
-        futures = self._waiting.get(completion.request_id)
-        if futures is None:  # cancelled meanwhile
-            return
-        future = futures[completion.index]
-        if not future.done():
-            future.set_result(completion)
-        if all(f.done() for f in futures):
-            del self._waiting[completion.request_id]
 
 
 class _StallWatch:

@@ -68,8 +68,15 @@ class _LayerwiseTransfer(WeightTransferEngine):  # type: ignore[misc,type-arg]
 
         self._kernels = []
         initialize_layerwise_reload(self.model)
-        if current_platform.is_cpu():
-            self._repack_experts()
+        if not current_platform.is_cpu():
+            return
+        # On CPU vLLM packs the experts of a mixture only while it has no kernel for them: without this, reloaded ones
+        # would be read as if they were packed.
+        for module in self.model.modules():
+            method: Any = getattr(module, "quant_method", None)
+            if getattr(method, "moe_kernel", None) is not None:
+                self._kernels.append((method, method.moe_kernel))
+                method.moe_kernel = None
 
     def finish_weight_update(self) -> None:
         """Process layers that are still open."""
@@ -86,7 +93,13 @@ class _LayerwiseTransfer(WeightTransferEngine):  # type: ignore[misc,type-arg]
             if method.moe_kernel is None:
                 method.moe_kernel = kernel
         self._kernels = []
-        self._refresh_convolutions()
+        # Mamba-2 reads its convolution from a view of the weight. In bfloat16 on CPU vLLM packs the weight into other
+        # memory, which leaves the view with the values that the engine was started with.
+        for module in self.model.modules():
+            unpacked = getattr(getattr(module, "conv1d", None), "_cpu_unpacked_conv_weight", None)
+            view = getattr(module, "conv_weights", None)
+            if unpacked is not None and view is not None:
+                view.data.copy_(unpacked)
 
     def shutdown(self) -> None:
         """Nothing is held."""
@@ -96,34 +109,17 @@ class _LayerwiseTransfer(WeightTransferEngine):  # type: ignore[misc,type-arg]
         """Abstract in older versions; the trainer's side is transfer.py."""
         raise NotImplementedError
 
-    def _repack_experts(self) -> None:
-        """On CPU vLLM packs the experts of a mixture only while it has no kernel for them: without this, reloaded ones
-        would be read as if they were packed."""
-        for module in self.model.modules():
-            method = getattr(module, "quant_method", None)
-            if getattr(method, "moe_kernel", None) is not None:
-                self._kernels.append((method, method.moe_kernel))  # type: ignore[union-attr]
-                method.moe_kernel = None  # type: ignore[union-attr]
-
-    def _refresh_convolutions(self) -> None:
-        """Mamba-2 reads its convolution from a view of the weight. In bfloat16 on CPU vLLM packs the weight into other
-        memory, which leaves the view with the values that the engine was started with."""
-        for module in self.model.modules():
-            unpacked = getattr(getattr(module, "conv1d", None), "_cpu_unpacked_conv_weight", None)
-            view = getattr(module, "conv_weights", None)
-            if unpacked is not None and view is not None:
-                view.data.copy_(unpacked)
-
     def _load(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
-        self.model.load_weights(self._with_head(weights))  # type: ignore[operator]
-
-    def _with_head(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         tied = bool(getattr(self.model_config.hf_text_config, "tie_word_embeddings", False))
-        for name, tensor in weights:
-            yield name, tensor
-            if tied and name.endswith("embed_tokens.weight"):
-                # vLLM's own head is another layer on CPU, and would keep the weights it was started with.
-                yield "lm_head.weight", tensor
+
+        def with_head() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in weights:
+                yield name, tensor
+                if tied and name.endswith("embed_tokens.weight"):
+                    # vLLM's own head is another layer on CPU, and would keep the weights it was started with.
+                    yield "lm_head.weight", tensor
+
+        self.model.load_weights(with_head())  # type: ignore[operator]
 
 
 class InProcessTransfer(_LayerwiseTransfer):

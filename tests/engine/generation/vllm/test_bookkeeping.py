@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from nemotron_steps.engine.generation.embedded.sampling import versions_of
-from nemotron_steps.engine.generation.vllm import liveness, transfer
+from nemotron_steps.engine.generation.vllm import transfer
 from nemotron_steps.engine.generation.vllm.generator import VllmGenerator, _Sequence
 from nemotron_steps.engine.generation.vllm.transfer import (
     WorkersTransfer,
@@ -200,7 +200,7 @@ def test_what_stops_a_sender_is_raised_and_not_what_that_causes() -> None:
         raise LookupError("the sender")
 
     sender: Any = object.__new__(_LocalSender)
-    sender._segment, sender._stream = None, SimpleNamespace(send=send)
+    sender.segment, sender._stream = None, SimpleNamespace(send=send)
     with pytest.raises(LookupError, match="sender"), sender.sending(iter([])):
         pass
     with pytest.raises(LookupError, match="sender"), sender.sending(iter([])):
@@ -218,33 +218,33 @@ def engine(*exit_codes: int | None, lost: bool = False) -> Any:
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(transfer, "LOOK_SECONDS", 0.02)
 
 
 def test_what_a_dead_engine_had_sent_is_taken_before_it_is_given_up() -> None:
     dead = engine(-9)
     dead.engine_core.outputs_queue.put("sample")
-    liveness.wait_for_output(dead)
+    transfer.wait_for_output(dead)
     dead.engine_core.outputs_queue.get()
     with pytest.raises(WorkerLostError, match="lost"):
-        liveness.wait_for_output(dead)
+        transfer.wait_for_output(dead)
 
 
 def test_a_call_answers_raises_or_is_given_up() -> None:
-    assert liveness.call(engine(None), lambda: 5, 60.0) == 5
+    assert transfer.call(engine(None), lambda: 5, 60.0) == 5
     with pytest.raises(KeyError):
-        liveness.call(engine(None), lambda: {}["x"], 60.0)
+        transfer.call(engine(None), lambda: {}["x"], 60.0)
     with pytest.raises(TimeoutError, match="its own"):
 
         def late() -> None:
             raise TimeoutError("its own")
 
-        liveness.call(engine(None), late, 0.2)
+        transfer.call(engine(None), late, 0.2)
     never = threading.Event()
     try:
         for llm, seconds, found in ((engine(-9), 60.0, "it ended"), (engine(None), 0.05, "has not answered")):
             with pytest.raises(WorkerLostError) as caught:
-                liveness.call(llm, never.wait, seconds)
+                transfer.call(llm, never.wait, seconds)
             assert found in str(caught.value.found)
     finally:
         never.set()

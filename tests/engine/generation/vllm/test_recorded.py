@@ -93,13 +93,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def generator(folder):
-    from vllm import EngineArgs
 
     from nemotron_steps.engine.generation.vllm.engine import check_recording
     from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
 
     try:
-        check_recording(EngineArgs)
+        check_recording()
     except UnsupportedError as refusal:
         pytest.skip(f"needs CUDA: {refusal.what}")
     generator = VllmGenerator(
@@ -163,13 +162,12 @@ def test_after_an_update_in_flight_each_token_has_the_experts_it_went_through(fo
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_where_vllm_cannot_record_it_says_so_before_it_starts(folder):
-    from vllm import EngineArgs
 
     from nemotron_steps.engine.generation.vllm import engine
     from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
 
     try:
-        engine.check_recording(EngineArgs)
+        engine.check_recording()
     except UnsupportedError:
         with pytest.raises(UnsupportedError, match="returns the experts of its tokens only with a Triton"):
             VllmGenerator(
