@@ -291,8 +291,8 @@ class ChatFormat:
                     pieces[-1] += piece
         ids: list[int] = []
         for piece in filter(None, pieces):
-            begins = not after or self._unprefixed is None
-            if not begins:
+            begins = True
+            if after and self._unprefixed is not None:
                 token = next((text for text in self._added.values() if after.endswith(text)), None)
                 begins = token is not None and self._encode(f"{token}x")[1:] != self._unprefixed("x")
             ids += self._encode_piece(piece, begins)

@@ -153,10 +153,10 @@ class StagedSave:
         if failed:
             # What the disk said, from under what torch made of it ("unexpected pos 704 vs 598").
             failures = getattr(failure, "failures", None)
-            error = cause = next(iter(failures.values()))[0] if failures else failure
+            first = cause = next(iter(failures.values()))[0] if failures else failure
             while cause is not None and not isinstance(cause, OSError):
                 cause = cause.__cause__ or cause.__context__
-            found = str(getattr(cause, "strerror", None) or error or "another rank failed").splitlines()[0]
+            found = str(getattr(cause, "strerror", None) or first or "another rank failed").splitlines()[0]
             raise StorageError("the checkpoint could not be written", where=str(folder), found=found) from failure
 
 

@@ -71,9 +71,8 @@ def experts(a: Architecture, at: Place, theirs: str, norm: str) -> Iterator[Para
         # No public Qwen3-MoE checkpoint has one; the name is that of the families that do.
         name = f"{theirs}.gate.e_score_correction_bias"
         yield at.copied("mlp.router.expert_bias", name, count, optional=not a.is_hybrid)
-    layout, parts = Layout.EXPERTS_GATE_UP, ("gate", "up")
-    if a.activation != "swiglu":
-        layout, parts = Layout.EXPERTS, ("up",)
+    gated = a.activation == "swiglu"
+    layout, parts = (Layout.EXPERTS_GATE_UP, ["gate", "up"]) if gated else (Layout.EXPERTS, ["up"])
     each = [f"{theirs}.experts.{expert}" for expert in range(count)]
     names = [f"{expert}.{part}_proj.weight" for expert in each for part in parts]
     yield at.fused("mlp.experts.linear_fc1.weight", layout, names, (inner, latent or hidden))

@@ -136,6 +136,22 @@ class CachedModel(ABC):
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, device=self.device, dtype=self.dtype)
 
+    def _named(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A weight that is kept as it comes."""
+        weight = torch.empty(shape, device=self.device, dtype=dtype or self.dtype)
+        self._slots[name] = Slot.whole(weight)
+        return weight
+
+    def _qkv(self, prefix: str, kind: str, *columns: int, interleave: bool = False) -> torch.Tensor:
+        """[key-value heads * (R + 2) * D, ...]: each key-value head's queries, its key, its value."""
+        lanes, queries, dim = self.architecture.num_key_value_heads, self.queries_per_lane, self.architecture.head_dim
+        fused = self._empty(lanes * (queries + 2) * dim, *columns)
+        heads = fused.view(lanes, queries + 2, dim, -1)
+        for part, view, count in (("q", heads[:, :queries], queries), ("k", heads[:, queries], 1)):
+            self._slots[f"{prefix}{part}_proj.{kind}"] = Slot((lanes * count * dim, *columns), view, interleave)
+        self._slots[f"{prefix}v_proj.{kind}"] = Slot((lanes * dim, *columns), heads[:, queries + 1])
+        return fused
+
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, some: bool = False) -> int:
         """Copy Hugging Face-named weights in place, `some` or all of them; return the bytes received. EngineError for
         names that are unknown or missing and wrong shapes; weights may then be partly replaced."""

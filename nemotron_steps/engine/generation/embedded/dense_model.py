@@ -44,72 +44,41 @@ class CachedDenseModel(CachedModel):
                 hints=["policy.generation.backend=vllm"],
             )
         super().__init__(architecture, cached_layers=architecture.num_layers, device=device, dtype=dtype)
-        a, empty = architecture, self._empty
+        a = architecture
         self._scale = a.head_dim**-0.5
-        fused = a.num_key_value_heads * (self.queries_per_lane + 2) * a.head_dim
-        embedding = empty(a.vocab_size, a.hidden_size)
-        self.layers = [
-            LayerWeights(
-                input_norm=empty(a.hidden_size),
-                qkv=empty(fused, a.hidden_size),
-                qkv_bias=empty(fused) if a.qkv_bias else None,
-                qk_norm=empty(self.queries_per_lane + 1, a.head_dim) if a.qk_norm else None,
-                output=empty(a.hidden_size, a.num_attention_heads * a.head_dim),
-                post_norm=empty(a.hidden_size),
-                gate_up=empty(2 * a.ffn_hidden_size, a.hidden_size),
-                down=empty(a.hidden_size, a.ffn_hidden_size),
-            )
-            for _ in range(a.num_layers)
-        ]
+        embedding = self._named("model.embed_tokens.weight", a.vocab_size, a.hidden_size)
+        self.layers = [self._layer(f"model.layers.{i}.") for i in range(a.num_layers)]
         cos, sin = cos_sin(a, max_positions)
         half = a.head_dim // 2
         self.weights = ModelWeights(
             embedding=embedding,
-            head=embedding if a.tied_embeddings else empty(a.vocab_size, a.hidden_size),
-            final_norm=empty(a.hidden_size),
+            head=embedding if a.tied_embeddings else self._named(HEAD, a.vocab_size, a.hidden_size),
+            final_norm=self._named("model.norm.weight", a.hidden_size),
             rotations=torch.complex(cos[:, :half], sin[:, :half]).to(device),
             epsilon=torch.tensor(a.norm_eps, device=device, dtype=torch.float32),
             eps=a.norm_eps,
         )
-        self._slots = self._name_slots()
 
-    def _name_slots(self) -> dict[str, Slot]:
-        a, queries = self.architecture, self.queries_per_lane
-        kv_heads, dim, whole = a.num_key_value_heads, a.head_dim, Slot.whole
-        slots = {
-            "model.embed_tokens.weight": whole(self.weights.embedding),
-            "model.norm.weight": whole(self.weights.final_norm),
-        }
-        if not a.tied_embeddings:
-            slots["lm_head.weight"] = whole(self.weights.head)
-        for i, layer in enumerate(self.layers):
-            prefix = f"model.layers.{i}."
-            gate, up = layer.gate_up.chunk(2)
-            slots |= {
-                prefix + "input_layernorm.weight": whole(layer.input_norm),
-                prefix + "post_attention_layernorm.weight": whole(layer.post_norm),
-                prefix + "self_attn.o_proj.weight": whole(layer.output),
-                prefix + "mlp.gate_proj.weight": whole(gate),
-                prefix + "mlp.up_proj.weight": whole(up),
-                prefix + "mlp.down_proj.weight": whole(layer.down),
-            }
-            for kind, fused in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
-                if fused is None:
-                    continue
-                heads = fused.view(kv_heads, queries + 2, dim, -1)
-                tail = tuple(fused.shape[1:])
-                parts = (
-                    ("q_proj", heads[:, :queries], kv_heads * queries, True),
-                    ("k_proj", heads[:, queries], kv_heads, True),
-                    ("v_proj", heads[:, queries + 1], kv_heads, False),
-                )
-                for part, view, count, interleave in parts:
-                    slots[f"{prefix}self_attn.{part}.{kind}"] = Slot((count * dim, *tail), view, interleave)
-            if layer.qk_norm is not None:
-                norm = layer.qk_norm.unsqueeze(-1)
-                slots[prefix + "self_attn.q_norm.weight"] = Slot((dim,), norm[:queries], interleave=True)
-                slots[prefix + "self_attn.k_norm.weight"] = Slot((dim,), norm[queries:], interleave=True)
-        return slots
+    def _layer(self, prefix: str) -> LayerWeights:
+        a, queries, attention = self.architecture, self.queries_per_lane, f"{prefix}self_attn."
+        hidden, inner, dim = a.hidden_size, a.ffn_hidden_size, a.head_dim
+        gate_up, qk_norm = self._empty(2 * inner, hidden), None
+        for part, rows in zip(("gate", "up"), gate_up.chunk(2), strict=True):
+            self._slots[f"{prefix}mlp.{part}_proj.weight"] = Slot.whole(rows)
+        if a.qk_norm:
+            qk_norm = self._empty(queries + 1, dim)
+            for part, rows in (("q", qk_norm[:queries]), ("k", qk_norm[queries:])):
+                self._slots[f"{attention}{part}_norm.weight"] = Slot((dim,), rows.unsqueeze(-1), interleave=True)
+        return LayerWeights(
+            input_norm=self._named(f"{prefix}input_layernorm.weight", hidden),
+            qkv=self._qkv(attention, "weight", hidden, interleave=True),
+            qkv_bias=self._qkv(attention, "bias", interleave=True) if a.qkv_bias else None,
+            qk_norm=qk_norm,
+            output=self._named(f"{attention}o_proj.weight", hidden, a.num_attention_heads * dim),
+            post_norm=self._named(f"{prefix}post_attention_layernorm.weight", hidden),
+            gate_up=gate_up,
+            down=self._named(f"{prefix}mlp.down_proj.weight", hidden, inner),
+        )
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, some: bool = False) -> int:
         """CachedModel.load; where the output layer is tied, one among the weights must be the embedding."""

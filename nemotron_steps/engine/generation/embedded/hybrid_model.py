@@ -257,28 +257,17 @@ class CachedHybridModel(CachedModel):
         make = {"M": self._mamba, "*": self._attention, "-": self._mlp, "E": self._experts}
         hidden = a.hidden_size
         self.weights = ModelWeights(
-            embedding=self._empty(a.vocab_size, hidden),
-            head=self._empty(a.vocab_size, hidden),
-            final_norm=self._empty(hidden),
+            embedding=self._named("backbone.embeddings.weight", a.vocab_size, hidden),
+            head=self._named("lm_head.weight", a.vocab_size, hidden),
+            final_norm=self._named("backbone.norm_f.weight", hidden),
             rotations=torch.ones((1, a.head_dim // 2), device=device, dtype=torch.complex64),
             epsilon=torch.tensor(a.norm_eps, device=device, dtype=torch.float32),
             eps=a.norm_eps,
         )
-        self._slots = {
-            "backbone.embeddings.weight": Slot.whole(self.weights.embedding),
-            "backbone.norm_f.weight": Slot.whole(self.weights.final_norm),
-            "lm_head.weight": Slot.whole(self.weights.head),
-        }
         self.layers: list[Weights] = [
             make[kind](f"backbone.layers.{i}.", self._named(f"backbone.layers.{i}.norm.weight", hidden))
             for i, kind in enumerate(a.pattern)
         ]
-
-    def _named(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A weight that is kept as it comes."""
-        weight = torch.empty(shape, device=self.device, dtype=dtype or self.dtype)
-        self._slots[name] = Slot.whole(weight)
-        return weight
 
     def _mamba(self, prefix: str, norm: torch.Tensor) -> MambaWeights:
         a, m = self.architecture, self.architecture.mamba
@@ -308,17 +297,9 @@ class CachedHybridModel(CachedModel):
         )
 
     def _attention(self, prefix: str, norm: torch.Tensor) -> AttentionWeights:
-        a, queries = self.architecture, self.queries_per_lane
-        lanes, dim, hidden = a.num_key_value_heads, a.head_dim, a.hidden_size
-        prefix += "mixer."
-        qkv = self._empty(lanes * (queries + 2) * dim, hidden)
-        heads = qkv.view(lanes, queries + 2, dim, hidden)
-        self._slots |= {
-            prefix + "q_proj.weight": Slot((lanes * queries * dim, hidden), heads[:, :queries]),
-            prefix + "k_proj.weight": Slot((lanes * dim, hidden), heads[:, queries]),
-            prefix + "v_proj.weight": Slot((lanes * dim, hidden), heads[:, queries + 1]),
-        }
-        return AttentionWeights(norm, qkv, self._named(prefix + "o_proj.weight", hidden, lanes * queries * dim))
+        a, prefix = self.architecture, f"{prefix}mixer."
+        output = self._named(f"{prefix}o_proj.weight", a.hidden_size, a.num_attention_heads * a.head_dim)
+        return AttentionWeights(norm, self._qkv(prefix, "weight", a.hidden_size), output)
 
     def _mlp(self, prefix: str, norm: torch.Tensor) -> MlpWeights:
         a = self.architecture

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -233,12 +234,11 @@ class PrefixCache:
         logits = model.prefill(
             torch.from_numpy(tokens), torch.from_numpy(positions), keys, values, torch.from_numpy(hidden), new
         )
-        experts: list[npt.NDArray[np.int16] | None] = [None] * count
+        experts: list[Any] = [None] * count
         if (chosen := model.take_chosen()) is not None:  # of the tokens fed just now, row after row
-            ends = np.cumsum(new.lengths)
-            experts = np.split(chosen.cpu().numpy(), ends[:-1])
+            experts = np.split(chosen.cpu().numpy(), np.cumsum(new.lengths)[:-1])
             for row, (_, past, known) in enumerate(rows):
-                if past is not None and past.routed_experts is not None and known:
+                if past is not None and past.routed_experts is not None:
                     experts[row] = np.concatenate((past.routed_experts[:known], experts[row]))
         return [
             Prefix(
