@@ -20,10 +20,9 @@ STALL_SECONDS = 60.0
 
 
 class AsyncSampler:
-    """Async front of a Generator.
+    """Async front of a Generator, which is stepped only from the event loop that runs `submit`.
 
     Args:
-        generator: stepped only from the event loop that runs `submit`.
         defer_to: another sampler on the same device whose work goes first. A judge that waits until the policy
             has drained decodes full batches instead of competing for the same cores with small ones.
     """
@@ -51,12 +50,9 @@ class AsyncSampler:
     def submit(
         self, prompt_ids: Sequence[int], params: SamplingParams, n: int = 1, request_id: str | None = None
     ) -> list[asyncio.Future[Completion]]:
-        """Queue n samples of one prompt; one future a rollout, resolved as each finishes.
-
-        A seeded request must pass its own request_id, since the random stream depends on it.
-        """
-        loop = asyncio.get_running_loop()
-        self.loop = loop
+        """Queue n samples of one prompt; one future a rollout, resolved as each finishes. A seeded request must pass
+        its own request_id, since the random stream depends on it."""
+        loop = self.loop = asyncio.get_running_loop()
         request_id = request_id if request_id is not None else f"{self._name}-{next(self._ids)}"
         if request_id in self._waiting:
             raise ValueError(f"request id {request_id!r} is already being sampled")
@@ -118,10 +114,8 @@ class AsyncSampler:
 
 
 class _StallWatch:
-    """Tells a generator that has stopped sampling from one that takes its time.
-
-    Only time between looks counts, a second a look at most: the loop may have been busy with a checkpoint meanwhile.
-    """
+    """Tells a generator that has stopped sampling from one that takes its time. Only time between looks counts, a
+    second a look at most: the loop may have been busy with a checkpoint meanwhile."""
 
     def __init__(self, generator: Generator, name: str) -> None:
         self._generator, self._name = generator, name

@@ -45,13 +45,8 @@ LOOK_SECONDS = 1.0
 _RESUMED = f"{RESUME}   # goes on from the last checkpoint"
 Answer = TypeVar("Answer")
 
-_handed_over: dict[str, Iterator[tuple[str, torch.Tensor]]] = {}
-"""Weights on their way to the worker of this process, by ticket. Filled and emptied within one `hand_over`."""
-
-
-def take(ticket: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The worker's side of `hand_over`."""
-    return _handed_over.pop(ticket)
+HANDED_OVER: dict[str, Iterator[tuple[str, torch.Tensor]]] = {}
+"""Weights on their way to the worker of this process. Filled and emptied within one `hand_over`."""
 
 
 def hand_over(engine: Any, weights: Weights) -> int:
@@ -64,13 +59,13 @@ def hand_over(engine: Any, weights: Weights) -> int:
             moved += tensor.numel() * tensor.element_size()
             yield name, tensor.detach()
 
-    _handed_over["weights"] = counted()
+    HANDED_OVER["weights"] = counted()
     try:
         engine.collective_rpc("start_weight_update")
-        engine.collective_rpc("update_weights", kwargs={"update_info": {"ticket": "weights"}})
+        engine.collective_rpc("update_weights", kwargs={"update_info": {"channel": "weights"}})
         engine.collective_rpc("finish_weight_update")
     finally:
-        _handed_over.pop("weights", None)
+        HANDED_OVER.pop("weights", None)
     return moved
 
 

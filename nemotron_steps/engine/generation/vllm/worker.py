@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from nemotron_steps.engine.generation.vllm.transfer import IN_PROCESS, OFFERED, from_plain, take
+from nemotron_steps.engine.generation.vllm.transfer import HANDED_OVER, IN_PROCESS, OFFERED, from_plain
 from nemotron_steps.engine.workers.lifetime import end_with_parent
 
 if TYPE_CHECKING:
@@ -29,19 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class NoInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """Nothing to agree on."""
-
-
-@dataclass
-class Ticket(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Where the weights wait."""
-
-    ticket: str
-
-
-@dataclass
-class Offers(WeightTransferInitInfo):  # type: ignore[misc]
+class Opening(WeightTransferInitInfo):  # type: ignore[misc]
     """A channel to open: one plain handle for each worker, in rank order (transfer.py)."""
 
     channel: str
@@ -50,7 +38,7 @@ class Offers(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class Channel(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """An open channel to read from."""
+    """An open channel to read from; within one process, where the weights wait."""
 
     channel: str
 
@@ -58,6 +46,8 @@ class Channel(WeightTransferUpdateInfo):  # type: ignore[misc]
 class _LayerwiseTransfer(WeightTransferEngine):  # type: ignore[misc,type-arg]
     """What both backends share."""
 
+    init_info_cls = Opening
+    update_info_cls = Channel
     _kernels: list[tuple[Any, Any]]
     """Kernels of experts, to be put back where those are not reloaded."""
 
@@ -125,22 +115,16 @@ class _LayerwiseTransfer(WeightTransferEngine):  # type: ignore[misc,type-arg]
 class InProcessTransfer(_LayerwiseTransfer):
     """See the module docstring."""
 
-    init_info_cls = NoInfo
-    update_info_cls = Ticket
-
-    def init_transfer_engine(self, init_info: NoInfo) -> None:
+    def init_transfer_engine(self, init_info: Opening) -> None:
         """No rendezvous."""
 
-    def receive_weights(self, update_info: Ticket, *_: Any) -> None:
+    def receive_weights(self, update_info: Channel, *_: Any) -> None:
         """Load every tensor that waits."""
-        self._load(take(update_info.ticket))
+        self._load(HANDED_OVER.pop(update_info.channel))
 
 
 class OfferedTransfer(_LayerwiseTransfer):
     """See the module docstring."""
-
-    init_info_cls = Offers
-    update_info_cls = Channel
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -150,7 +134,7 @@ class OfferedTransfer(_LayerwiseTransfer):
         self._ends: dict[str, ReceivingEndpoint] = {}
         self._frozen = FrozenWeights()
 
-    def init_transfer_engine(self, init_info: Offers) -> None:
+    def init_transfer_engine(self, init_info: Opening) -> None:
         """Take up this worker's offer."""
         from nemotron_steps.engine.weight_sync.endpoints import ReceivingEndpoint
 
