@@ -116,22 +116,6 @@ def test_prefill_and_decode_logits_match_transformers(name: str, share: bool) ->
         assert_conditioned([torch.stack(each) for each in found], expected, reference)
 
 
-@pytest.mark.parametrize("name", ["dense", "mixture", "latent"])
-def test_greedy_equals_transformers_generate(name: str) -> None:
-    model, generator = make(name)
-    for seed in range(3):
-        prompt = prompt_of(seed, 6 + 9 * seed)
-        with torch.inference_mode():
-            ids = torch.tensor([prompt])
-            expected = model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False, eos_token_id=None
-            )
-        request = GenerationRequest("a", prompt, SamplingParams(20, temperature=0.0))
-        done = run(generator, request)
-        theirs = {key: replace(each, token_ids=expected[0, len(prompt) :].tolist()) for key, each in done.items()}
-        assert_same_tokens(done, theirs, model, [request])
-
-
 def test_a_checkpoint_generates_without_its_multi_token_prediction(tmp_path: Path) -> None:
     write_hybrid("mtp", tmp_path)
     weights = load_hf_weights(tmp_path)
@@ -153,21 +137,6 @@ def changed(name: str, steps: int) -> Any:
             for tensor in model.state_dict().values():
                 tensor.add_(0.02 * torch.randn(tensor.shape, generator=generator))
     return model
-
-
-@pytest.mark.parametrize("name", ["mixture", "latent"])
-def test_every_weight_and_buffer_of_an_update_counts(name: str) -> None:
-    """token_mult_prob_error after 1, 5 and 20 updates."""
-    _, generator = make(name)
-    for step in (1, 5, 20):
-        model = changed(name, step)
-        generator.update_weights(hub_weights(model).items(), step)
-        prompts = {f"p{i}": prompt_of(i, 4 + 13 * i) for i in range(3)}
-        requests = [GenerationRequest(p, ids, SamplingParams(12, seed=step), 4) for p, ids in prompts.items()]
-        for (p, _), completion in run(generator, *requests).items():
-            expected = full_logprobs(model, prompts[p], completion.token_ids)
-            assert torch.exp((torch.tensor(completion.logprobs) - expected).abs()).mean() < 1.0001
-            assert completion.weight_versions == [step] * 12
 
 
 @pytest.mark.parametrize("name", ["dense", "latent"])
