@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemotron_steps.models.adapters import hf_weight, is_half, peft_name, whole_modules
+from nemotron_steps.models.adapters import whole_modules
 
 LAYER = "model.layers.0."
 EVERY = {
@@ -27,19 +27,3 @@ QKV = {f"{LAYER}self_attn.{each}_proj.weight" for each in "qkv"}
 )
 def test_a_fused_module_is_whole_with_all_its_projections_and_biases(adapted, biases, whole):
     assert whole_modules(adapted, EVERY | biases) is whole
-
-
-@pytest.mark.parametrize(
-    "name", ["lm_head.lora_A.weight", "base_model.model.a.weight", "base_model.model.a.lora_C.weight"]
-)
-def test_a_tensor_that_is_none_of_pefts_has_no_weight(name):
-    assert not is_half(name)
-    with pytest.raises(ValueError, match=name):
-        hf_weight(name)
-
-
-@pytest.mark.parametrize("letter", ["A", "B"])
-def test_a_half_has_the_name_of_its_weight(letter):
-    name = peft_name(f"{LAYER}mlp.up_proj.weight", letter)
-    assert name == f"base_model.model.{LAYER}mlp.up_proj.lora_{letter}.weight" and is_half(name)
-    assert hf_weight(name) == f"{LAYER}mlp.up_proj.weight"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.errors import ArtifactError, UnsupportedError
-from nemotron_steps.models.architecture import Architecture, Mamba2, RopeScaling, facts_of, hf_folder, read_config
+from nemotron_steps.models.architecture import Architecture, facts_of, hf_folder, read_config
 
 QWEN3: dict[str, Any] = {
     "model_type": "qwen3",
@@ -33,34 +33,6 @@ QWEN3: dict[str, Any] = {
 def read(**changes: Any) -> Architecture:
     config = {key: value for key, value in {**QWEN3, **changes}.items() if value is not ...}
     return Architecture.from_config(config)
-
-
-def test_every_size_is_read_from_its_own_key() -> None:
-    found = read()
-    assert (found.hidden_size, found.num_layers, found.num_attention_heads, found.num_key_value_heads) == (64, 3, 8, 2)
-    assert (found.head_dim, found.ffn_hidden_size, found.vocab_size, found.max_position_embeddings) == (
-        16,
-        96,
-        300,
-        512,
-    )
-    assert (found.norm_eps, found.tied_embeddings, found.initializer_range, found.rope_theta) == (1e-5, True, 0.01, 5e5)
-    assert (found.qk_norm, found.qkv_bias, found.is_moe, found.query_heads_per_group) == (True, False, False, 4)
-    assert (found.mixtures, found.is_hybrid) == ((), False)
-
-
-def test_what_attention_has_beside_its_projections_is_the_familys() -> None:
-    assert [read(model_type=family).qkv_bias for family in ("llama", "qwen2", "qwen3")] == [False, True, False]
-    assert [read(model_type=family).qk_norm for family in ("llama", "qwen2", "qwen3")] == [False, False, True]
-
-
-def test_experts_are_counted_under_either_name() -> None:
-    moe = {"model_type": "qwen3_moe", "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-    for key in ("num_experts", "num_local_experts"):
-        found = read(**moe, **{key: 4})
-        assert (found.num_experts, found.experts_per_token, found.moe_ffn_hidden_size) == (4, 2, 24)
-        assert found.mixtures == (0, 1, 2) and not found.norm_topk_prob
-    assert read(**moe, num_experts=4, norm_topk_prob=True).norm_topk_prob
 
 
 @pytest.mark.parametrize(
@@ -236,19 +208,6 @@ def test_scaled_positions_reach_as_far_as_the_scaling_was_made_for(scaling: Any,
     parameters = {"rope_theta": 7.0, **(scaling or {"rope_type": "default"})}
     new = read(rope_parameters=parameters, rope_theta=1.0)
     assert (new.positions, new.rope_theta) == (positions, 7.0)
-
-
-def test_a_scaling_has_transformers_defaults_and_its_original_length() -> None:
-    assert RopeScaling("yarn") == RopeScaling("yarn", 1.0, 1.0, 4.0, None, 32.0, 1.0, None, None, None, True)
-    assert read(rope_scaling={"rope_type": "linear", "factor": 2.0}).rope_scaling == RopeScaling(
-        "linear", 2.0, original_max_position_embeddings=512
-    )
-
-
-def test_sizes_of_a_mixer_follow_from_its_heads_groups_and_states() -> None:
-    mixer = Mamba2(num_heads=6, head_dim=4, state_size=5, num_groups=2, conv_kernel=4, chunk_size=8)
-    assert (mixer.inner_size, mixer.conv_channels, mixer.in_proj_rows) == (24, 24 + 2 * 10, 24 + 44 + 6)
-    assert mixer.time_step_limit == (0.0, math.inf) and mixer.conv_bias
 
 
 def test_facts_of_a_layout_are_those_of_the_architecture() -> None:

@@ -21,7 +21,6 @@ from nemotron_steps.models.distributed_checkpoint import read_metadata
 from nemotron_steps.models.huggingface import WeightReader, load_hf_weights, save_hf_checkpoint
 from nemotron_steps.models.mapping import (
     hf_names,
-    megatron_shape,
     parameters,
     shard,
     to_hf,
@@ -34,14 +33,6 @@ from nemotron_steps.models.megatron_checkpoint import (
     save_megatron_weights,
 )
 from tests.models.checkpoints import write_checkpoint
-
-
-def test_every_tensor_has_a_place(checkpoint):
-    weights = load_hf_weights(checkpoint)
-    architecture = Architecture.from_folder(checkpoint)
-    assert hf_names(architecture) == {name for name in weights if not name.startswith("mtp.")}
-    for parameter, tensor in to_megatron(weights, architecture):
-        assert tuple(tensor.shape) == megatron_shape(parameter), parameter.name
 
 
 def test_round_trip_through_folders_is_bit_exact(checkpoint, tmp_path):
@@ -98,7 +89,7 @@ def test_an_export_fills_a_shard_before_it_begins_another_and_is_read_back_whole
 def test_an_index_that_points_out_of_the_folder_is_refused(checkpoint, tmp_path):
     shutil.copytree(checkpoint, tmp_path / "model")
     (tmp_path / "model/model.safetensors").rename(tmp_path / "outside.safetensors")
-    for shard_name in ("../outside.safetensors", str(tmp_path / "outside.safetensors")):
+    for shard_name in ("../outside.safetensors", "a/../../outside.safetensors", str(tmp_path / "outside.safetensors")):
         index = {"weight_map": dict.fromkeys(load_hf_weights(checkpoint), shard_name)}
         (tmp_path / "model/model.safetensors.index.json").write_text(json.dumps(index))
         with pytest.raises(ArtifactError, match="outside its folder") as caught:
@@ -198,17 +189,6 @@ def test_of_experts_only_those_asked_for_are_read(tmp_path):
     assert len([name for name in read.read if ".experts." in name]) == len([n for n in weights if ".experts." in n]) / 2
 
 
-def test_a_missing_or_misshapen_tensor_is_named(checkpoint):
-    weights = load_hf_weights(checkpoint)
-    architecture = Architecture.from_folder(checkpoint)
-    name = next(name for name in sorted(weights) if ".layers.1." in name and name.endswith("proj.weight"))
-    with pytest.raises(ArtifactError, match=name):
-        list(to_megatron({k: v for k, v in weights.items() if k != name}, architecture))
-    with pytest.raises(ArtifactError, match="another shape") as caught:
-        list(to_megatron({**weights, name: weights[name][:-1]}, architecture))
-    assert (caught.value.where, caught.value.hints) == (None, ())  # of tensors in memory
-
-
 def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):
     import pickle
 
@@ -224,12 +204,3 @@ def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):
     with pytest.raises(ArtifactError, match="metadata"):
         convert_megatron_to_hf(tmp_path / "megatron", tmp_path / "back")
     assert not marker.exists()
-
-
-def test_a_truncated_weights_file_is_an_artifact_error(tmp_path):
-    write_checkpoint("qwen3", tmp_path / "hf")
-    convert_hf_to_megatron(tmp_path / "hf", tmp_path / "megatron")
-    data = next((tmp_path / "megatron" / "weights").glob("*.distcp"))
-    data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
-    with pytest.raises(ArtifactError, match="cannot be read"):
-        convert_megatron_to_hf(tmp_path / "megatron", tmp_path / "back")
