@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +15,7 @@ from nemotron_steps.errors import EngineError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import load_hf_weights
 from tests.engine.generation.embedded.test_routed_experts import rollout_of
-from tests.engine.generation.vllm.test_generator import sample
+from tests.engine.generation.vllm.conftest import sample
 from tests.engine.policy.batches import policy_config, rl_loss
 from tests.engine.policy.routes import chosen_by
 from tests.models.checkpoints import write_checkpoint
@@ -72,15 +70,6 @@ def test_tokens_taken_back_are_dropped_and_those_not_recorded_unknown():
 def test_a_record_that_is_none_is_an_error_and_not_a_guess(record, says):
     with pytest.raises(EngineError, match=says):
         recorded_experts(recorded(record), (1, 3), 6)
-
-
-def test_a_vllm_without_a_recording_is_refused_before_it_starts():
-    from nemotron_steps.engine.generation.vllm.engine import check_recording
-
-    older = dataclasses.make_dataclass("EngineArgs", ["model", "dtype"])
-    with pytest.raises(UnsupportedError, match="does not return the experts") as caught:
-        check_recording(older)
-    assert "policy.generation.backend=embedded" in caught.value.hints
 
 
 @pytest.fixture(scope="module")
