@@ -19,7 +19,7 @@ from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequ
 from nemotron_steps.errors import EngineError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture
 from tests.conditioning import assert_conditioned
-from tests.engine.generation.embedded.embedded_models import FAMILIES, random_model
+from tests.engine.generation.embedded.embedded_models import FAMILIES, changed_model, hub_weights, random_model
 
 Done = dict[tuple[str, int], Completion]
 shared_model = cache(random_model)
@@ -35,7 +35,7 @@ def make(
     model, architecture = shared_model(family)
     kwargs.setdefault("eos_token_ids", [])
     generator = EmbeddedGenerator(
-        architecture, model.state_dict().items(), max_sequences=rows, max_total_length=length, **kwargs
+        architecture, hub_weights(model).items(), max_sequences=rows, max_total_length=length, **kwargs
     )
     return model, generator
 
@@ -219,10 +219,7 @@ def test_cancel_drops_running_and_waiting_members_and_spares_the_rest() -> None:
 
 def test_update_in_flight_continues_under_the_new_version() -> None:
     model, generator = make()
-    other, _ = random_model("qwen3-tied")
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.mul_(1.1)
+    other = changed_model("qwen3-tied")
     prompt = prompt_of(4, 14)
     generator.submit(GenerationRequest("a", prompt, SamplingParams(10, seed=1), 2))
     for _ in range(3):
@@ -244,19 +241,17 @@ def test_update_in_flight_continues_under_the_new_version() -> None:
     check_logprobs(done["b", 0], other, prompt)  # nothing computed under version 0 was reused
 
 
+@pytest.mark.parametrize("family", ["qwen3-tied", "latent"])
 @pytest.mark.parametrize("length", [14, 90])
-def test_recomputed_cache_continues_exactly_as_the_new_weights_would(length: int) -> None:
-    model, generator = make(recompute_kv_cache=True)
-    other, _ = random_model("qwen3-tied")
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.mul_(1.1)
+def test_recomputed_cache_continues_exactly_as_the_new_weights_would(family: str, length: int) -> None:
+    model, generator = make(family, length=128, recompute_kv_cache=True)
+    other = changed_model(family)
     prompt = prompt_of(4, length)
     generator.submit(GenerationRequest("a", prompt, SamplingParams(10, seed=1), 3))
     generator.submit(GenerationRequest("b", prompt_of(5, 7), SamplingParams(3, seed=1)))
     for _ in range(4):
         generator.step()
-    generator.update_weights(other.state_dict().items(), 1)
+    generator.update_weights(hub_weights(other).items(), 1)
     done = drain(generator)
     assert len(done) == 3
     for completion in done.values():
@@ -269,10 +264,7 @@ def test_recomputed_cache_continues_exactly_as_the_new_weights_would(length: int
 def test_a_member_that_waits_alone_through_an_update_uses_no_old_prefix() -> None:
     """Those of its group that were admitted before have ended; another request holds the row that it waits for."""
     _, generator = make(rows=1)
-    other, _ = random_model("qwen3-tied")
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.mul_(1.1)
+    other = changed_model("qwen3-tied")
     prompt = prompt_of(4, 14)
     generator.submit(GenerationRequest("a", prompt, SamplingParams(1, seed=1), 2))
     generator.submit(GenerationRequest("b", prompt, SamplingParams(1, seed=1)))
@@ -323,14 +315,16 @@ def test_weights_that_are_not_numbers_stop_generation() -> None:
         drain(generator)
 
 
+@pytest.mark.parametrize("family", ["qwen3-tied", "dense"])
 @pytest.mark.parametrize("length", [9, 80])
-def test_bfloat16_stays_close_to_float32(length: int) -> None:
-    model, generator = make(dtype=torch.bfloat16)
+def test_bfloat16_stays_close_to_float32(family: str, length: int) -> None:
+    model, generator = make(family, dtype=torch.bfloat16)
+    assert generator._batch.states is None or generator._batch.states.ssm.dtype is torch.float32
     prompt = prompt_of(0, length)
     done = run(generator, GenerationRequest("a", prompt, SamplingParams(12, seed=0), 4))
     for completion in done.values():
         expected = full_logprobs(model, prompt, completion.token_ids)
-        assert (torch.tensor(completion.logprobs) - expected).abs().mean() < 0.1
+        assert (torch.tensor(completion.logprobs) - expected).abs().mean() < (0.2 if family == "dense" else 0.1)
 
 
 _requests = st.lists(
@@ -340,14 +334,15 @@ _requests = st.lists(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@pytest.mark.parametrize("family", ["qwen3-tied", "mixture"])
+@settings(max_examples=15, deadline=None)
 @given(_requests, st.integers(1, 6))
 def test_random_arrivals_give_the_same_greedy_outputs_as_one_by_one(
-    shapes: list[tuple[int, int, int, int, bool]], rows: int
+    family: str, shapes: list[tuple[int, int, int, int, bool]], rows: int
 ) -> None:
-    """Whatever joins or leaves the batch, and however often its columns shift, greedy outputs are unchanged."""
-    model, generator = make(rows=rows, length=160, eos_token_ids=[5, 17])
-    _, single = make(rows=1, length=160, eos_token_ids=[5, 17])
+    """Whatever joins or leaves the batch, stops, or shares a beginning, and however often its columns shift."""
+    model, generator = make(family, rows=rows, length=160, eos_token_ids=[5, 17, 60])
+    _, single = make(family, rows=1, length=160, eos_token_ids=[5, 17, 60])
     requests, expected, done = [], {}, {}
     for i, (length, new, n, delay, shared) in enumerate(shapes):
         prompt = (prompt_of(99, 85) if shared else []) + prompt_of(i, length)

@@ -6,17 +6,27 @@ import pytest
 import torch
 
 from nemotron_steps.engine.generation.embedded.dense_model import CachedDenseModel
+from nemotron_steps.engine.generation.embedded.hybrid_model import CachedHybridModel
 from nemotron_steps.engine.generation.embedded.prefix_cache import (
     BLOCK,
     Prefix,
     PrefixCache,
     block_keys,
 )
-from tests.engine.generation.embedded.embedded_models import random_model
+from tests.engine.generation.embedded.embedded_models import hub_weights, random_model
 
 
 def tokens(seed: int, length: int) -> tuple[int, ...]:
     return tuple(torch.randint(0, 97, (length,), generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+@pytest.fixture(scope="module")
+def hybrid() -> CachedHybridModel:
+    reference, architecture = random_model("mixture")
+    model = CachedHybridModel(architecture, device=torch.device("cpu"), dtype=torch.float32)
+    with torch.inference_mode():
+        model.load(hub_weights(reference).items())
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +42,19 @@ def assert_same(prefix: Prefix, expected: Prefix) -> None:
     assert prefix.tokens == expected.tokens
     assert prefix.logits is not None
     assert expected.logits is not None
-    for a, b in ((prefix.keys, expected.keys), (prefix.values, expected.values), (prefix.logits, expected.logits)):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    pairs = [(prefix.keys, expected.keys), (prefix.values, expected.values), (prefix.logits, expected.logits)]
+    if prefix.states is not None and expected.states is not None:
+        pairs += [(prefix.states.ssm, expected.states.ssm), (prefix.states.window, expected.states.window)]
+    for a, b in pairs:
+        torch.testing.assert_close(a, b, atol=3e-5 if prefix.states else 1e-5, rtol=1e-4 if prefix.states else 1e-5)
 
 
+@pytest.mark.parametrize("kind", ["model", "hybrid"])
 @torch.inference_mode()
-def test_prompts_with_common_beginnings_are_computed_once_and_correctly(model: CachedDenseModel) -> None:
+def test_prompts_with_common_beginnings_are_computed_once_and_correctly(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    model = request.getfixturevalue(kind)
     instructions = tokens(0, 90)
     prompts = [instructions + tokens(i, 5 + i) for i in range(1, 9)] + [tokens(99, 40), instructions[:32]]
     cache = PrefixCache(model, 10_000)
