@@ -17,7 +17,7 @@ from triton.testing import do_bench
 
 from nemotron_steps.engine.generation.embedded import kernels as embedded_kernels
 from nemotron_steps.engine.generation.embedded.cached_model import DeviceView
-from nemotron_steps.engine.generation.embedded.shared_prefix_batching import PREFIX_FIELDS, rows_together, sets_of_rows
+from nemotron_steps.engine.generation.embedded.prefix_cache import PREFIX_FIELDS, rows_together, sets_of_rows
 
 SHAPES = ((512, 320, 0), (512, 256, 64), (512, 64, 256), (128, 200, 0), (64, 1100, 0), (64, 2100, 0), (8, 4096, 0))
 """Rows, keys of each, and keys before those that 8 rows share."""

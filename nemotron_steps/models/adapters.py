@@ -4,14 +4,12 @@
                     decoder.layers.0.mlp.linear_fc1.adapter.linear_out.weight   B [out, r]
     Hugging Face    base_model.model.model.layers.0.mlp.gate_proj.lora_A.weight, ….lora_B.weight, …up_proj…
 
-A fused linear has one adapter. For PEFT it is one a projection: each has a copy of A and its own rows of B, which is
-exact. B is laid out and cut as its linear's rows are, A as its columns. A folder is as PEFT lays it out:
+A fused linear has one adapter; for PEFT each projection has a copy of A and its own rows of B, which is exact. B is cut
+as its linear's rows are, A as its columns. A folder is as PEFT lays it out:
 
     adapter_config.json          PEFT's LoraConfig
     adapter_model.safetensors    lora_A [r, in] and lora_B [out, r] of every projection
-    base.json                    the checkpoint that it belongs to: path, artifact digest, fingerprint of its weights
-
-Folders that PEFT made itself have no base.json: whoever merges one says what the base is.
+    base.json                    the checkpoint that it belongs to; missing in folders that PEFT made itself
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import fnmatch
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,13 +57,11 @@ CONFIG, WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "bas
 
 @dataclass(frozen=True)
 class AdapterPair:
-    """An adapter's parameters, and the weight that they are added to."""
+    """An adapter's parameters A and B, and the weight that B A is added to."""
 
     base: Parameter
     linear_in: Parameter
-    """A."""
     linear_out: Parameter
-    """B."""
 
     @property
     def module(self) -> str:
@@ -74,37 +70,37 @@ class AdapterPair:
 
 
 def adapter_pairs(architecture: Architecture, config: AdapterConfig, *, key: str) -> tuple[AdapterPair, ...]:
-    """The adapters that a config asks for, in the order of the layers.
-
-    Args:
-        key: the config's own dotted key, for messages.
-
-    Raises:
-        ConfigError: a name matches no linear layer, or one that has no adapter here: experts, routers.
-    """
-    weights = [p for p in parameters(architecture) if p.layer is not None and p.name.endswith(".weight")]
-    named = {p.name.removesuffix(".weight"): p for p in weights if not of_mtp(p, architecture)}
-    linears = {name: p for name, p in named.items() if name.rpartition(".")[2] in (*LINEARS, *_OTHERS)}
-    wanted = config.target_modules or tuple(dict.fromkeys(name.rpartition(".")[2] for name in linears))
-    mend = f"{key}.target_modules={_listed(_supported(linears))}{_none_excluded(config, key)}"
-    place = f"{key}.{'target' if config.target_modules else 'exclude'}_modules"
-    _require_known((*config.target_modules, *config.exclude_modules), linears, place, mend)
-    chosen = _matching(linears, wanted, but=config.exclude_modules)
-    without = [name for name in chosen if not _takes_adapter(linears[name])]
-    if without:
-        raise ConfigError(
-            f"{without[0]} cannot have an adapter: experts and routers are not supported",
-            where=f"{key}.target_modules",
-            expected=f"some of {', '.join(_supported(linears))}",
-            found=_listed(wanted),
-            hints=(mend,),
+    """The adapters that the config at `key` asks for, in the order of the layers. ConfigError for a name that matches
+    no linear layer, or one that has no adapter here: experts, routers."""
+    linears = {}
+    for parameter in parameters(architecture):
+        name = parameter.name.removesuffix(".weight")
+        is_linear = parameter.name.endswith(".weight") and _leaf(name) in (*LINEARS, *_OTHERS)
+        if is_linear and parameter.layer is not None and not of_mtp(parameter, architecture):
+            linears[name] = parameter
+    able = {name: _leaf(name) in LINEARS and "experts" not in name for name in linears}
+    wanted = config.target_modules or tuple(dict.fromkeys(map(_leaf, linears)))
+    pairs = []
+    for name in _chosen(able, wanted, config, key, f"{key}."):
+        base, stem = linears[name], f"{name}.adapter"
+        linear_in = Parameter(
+            f"{stem}.linear_in.weight",
+            (peft_name(base.hf_names[0], "A"),),
+            ((config.dim, megatron_shape(base)[1]),),
+            tp_dim=1 if base.tp_dim == 1 else None,
+            layer=base.layer,
         )
-    if not chosen:
-        none_excluded = (f"{key}.exclude_modules=[]",)
-        raise ConfigError(
-            "no linear layer is left to have an adapter", where=f"{key}.exclude_modules", hints=none_excluded
+        linear_out = Parameter(
+            f"{stem}.linear_out.weight",
+            tuple(peft_name(name, "B") for name in base.hf_names),
+            tuple((shape[0], config.dim) for shape in base.hf_shapes),
+            base.layout,
+            0 if base.tp_dim == 0 else None,
+            base.layer,
+            parts=base.parts,
         )
-    return tuple(_pair(linears[name], config.dim) for name in chosen)
+        pairs.append(AdapterPair(base, linear_in, linear_out))
+    return tuple(pairs)
 
 
 def lora_candidates(architecture: Architecture) -> list[str]:
@@ -120,32 +116,47 @@ def lora_candidates(architecture: Architecture) -> list[str]:
 
 
 def lora_modules(linears: Iterable[str], config: LoraConfig) -> list[str]:
-    """The linear layers of a transformers model that have an adapter under the dtensor policy.
+    """Which of a transformers model's linear layers have an adapter under the dtensor policy. ConfigError as
+    `adapter_pairs`."""
+    able = {name: _leaf(name) not in _READ_BY_OTHERS for name in linears}
+    wanted = ("*",) if config.match_all_linear else config.target_modules
+    return _chosen(able, wanted, config, _LORA_KEY, f"{_LORA_KEY}.match_all_linear=false {_LORA_KEY}.")
 
-    Args:
-        linears: names of all that the model has.
 
-    Raises:
-        ConfigError: a name matches no linear layer, or one that cannot have an adapter; or none is left.
-    """
-    linears = list(linears)
-    mend = f"{_LORA_KEY}.target_modules=[] {_LORA_KEY}.exclude_modules=[] {_LORA_KEY}.match_all_linear=true"
-    _require_known(config.target_modules or config.exclude_modules, linears, _LORA_KEY, mend)
-    leaves = sorted({name.rpartition(".")[2] for name in linears})
-    found = _matching(linears, ("*",) if config.match_all_linear else config.target_modules, but=config.exclude_modules)
-    without = sorted({name.rpartition(".")[2] for name in found} & set(_READ_BY_OTHERS))
-    if without or not found:
-        others = [leaf for leaf in leaves if leaf not in _READ_BY_OTHERS]
-        cannot = f"{', '.join(without)} cannot have adapters: routers and Mamba-2 are not supported"
-        named = f"{_LORA_KEY}.match_all_linear=false {_LORA_KEY}.target_modules={_listed(others)}"
+def _chosen(able: Mapping[str, bool], wanted: Iterable[str], config: AdapterConfig, key: str, hint: str) -> list[str]:
+    """Which of the linears (name → whether it can have an adapter) the config at `key` means."""
+
+    def matching(patterns: Iterable[str]) -> list[str]:
+        return [n for n in able if any(_leaf(n) == each or fnmatch.fnmatchcase(n, each) for each in patterns)]
+
+    unable = {_leaf(name) for name in able if not able[name]}
+    mend = f"{hint}target_modules=[{','.join(dict.fromkeys(_leaf(n) for n in able if _leaf(n) not in unable))}]"
+    if config.exclude_modules:  # the two together are refused
+        mend += f" {key}.exclude_modules=[]"
+    place = f"{key}.{'exclude' if config.exclude_modules else 'target'}_modules"
+    leaves = ", ".join(sorted({_leaf(name) for name in able}))
+    for pattern in (*config.target_modules, *config.exclude_modules):
+        if not matching((pattern,)):
+            what = f"the model has no linear layer '{pattern}'"
+            raise ConfigError(what, where=place, expected=leaves, found=pattern, hints=(mend,))
+    excluded = set(matching(config.exclude_modules))
+    chosen = [name for name in matching(wanted) if name not in excluded]
+    without = [name for name in chosen if not able[name]]
+    if without or not chosen:
         raise ConfigError(
-            cannot if without else "no linear layer is left to have an adapter",
-            where=f"{_LORA_KEY}.target_modules",
-            expected=", ".join(others),
-            found=", ".join(without) or "none",
-            hints=(f"{named}{_none_excluded(config, _LORA_KEY)}",),
+            f"{without[0]} cannot have an adapter: experts, routers and, under the dtensor policy, Mamba-2 have none"
+            if without
+            else "no linear layer is left to have an adapter",
+            where=place,
+            expected=mend.partition("[")[2].partition("]")[0],
+            found=", ".join(dict.fromkeys(map(_leaf, without))) or "none",
+            hints=(mend,),
         )
-    return found
+    return chosen
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def low_rank_sum(weight: torch.Tensor, linear_in: torch.Tensor, linear_out: torch.Tensor, scale: float) -> torch.Tensor:
@@ -167,14 +178,8 @@ def hf_weight(name: str) -> str:
 
 
 def whole_modules(adapted: Collection[str], every: Collection[str]) -> bool:
-    """Whether some Hugging Face-named weights are all that vLLM's modules of them hold.
-
-    vLLM fuses projections, and loads a module whole: what does not come with a part of it is lost.
-
-    Args:
-        adapted: the weights.
-        every: those of the whole model, biases too.
-    """
+    """Whether some Hugging Face weights are all that vLLM's modules of them hold, of `every` weight and bias of the
+    model. vLLM fuses projections, and loads a module whole: what does not come with a part of it is lost."""
     for name in adapted:
         module, _, leaf = name.removesuffix(".weight").rpartition(".")
         fused = next((group for group in _FUSED if leaf in group), (leaf,))
@@ -189,76 +194,9 @@ def is_half(name: str) -> bool:
     return name.startswith(_PEFT) and name.endswith((".lora_A.weight", ".lora_B.weight"))
 
 
-def _pair(base: Parameter, dim: int) -> AdapterPair:
-    stem = base.name.removesuffix(".weight") + ".adapter"
-    columns = megatron_shape(base)[1]
-    linear_in = Parameter(
-        f"{stem}.linear_in.weight",
-        (peft_name(base.hf_names[0], "A"),),
-        ((dim, columns),),
-        tp_dim=1 if base.tp_dim == 1 else None,
-        layer=base.layer,
-    )
-    linear_out = Parameter(
-        f"{stem}.linear_out.weight",
-        tuple(peft_name(name, "B") for name in base.hf_names),
-        tuple((shape[0], dim) for shape in base.hf_shapes),
-        base.layout,
-        0 if base.tp_dim == 0 else None,
-        base.layer,
-        parts=base.parts,
-    )
-    return AdapterPair(base, linear_in, linear_out)
-
-
-def _takes_adapter(parameter: Parameter) -> bool:
-    leaf = parameter.name.removesuffix(".weight").rpartition(".")[2]
-    return leaf in LINEARS and "experts" not in parameter.name
-
-
-def _supported(linears: dict[str, Parameter]) -> list[str]:
-    """Leaf names of which every linear may have an adapter."""
-    leaves = dict.fromkeys(name.rpartition(".")[2] for name in linears)
-    return [leaf for leaf in leaves if all(_takes_adapter(p) for n, p in linears.items() if n.endswith(f".{leaf}"))]
-
-
-def _none_excluded(config: AdapterConfig, key: str) -> str:
-    """What a hint that sets target_modules has to take back beside it: the two together are refused."""
-    return f" {key}.exclude_modules=[]" if config.exclude_modules else ""
-
-
-def _require_known(patterns: Iterable[str], linears: Collection[str], where: str, mend: str) -> None:
-    """ConfigError for a pattern that matches no linear layer."""
-    for pattern in patterns:
-        if not _matching(linears, (pattern,)):
-            raise ConfigError(
-                f"the model has no linear layer '{pattern}'",
-                where=where,
-                expected=", ".join(sorted({name.rpartition(".")[2] for name in linears})),
-                found=pattern,
-                hints=(mend,),
-            )
-
-
-def _matching(names: Iterable[str], patterns: Iterable[str], *, but: Iterable[str] = ()) -> list[str]:
-    def matches(name: str, patterns: Iterable[str]) -> bool:
-        return any(name.rpartition(".")[2] == each or fnmatch.fnmatchcase(name, each) for each in patterns)
-
-    return [name for name in names if matches(name, patterns) and not matches(name, but)]
-
-
-def _listed(names: Iterable[str]) -> str:
-    return f"[{','.join(names)}]"
-
-
 @dataclass(frozen=True)
 class AdapterBase:
-    """The checkpoint that an adapter was trained on.
-
-    Attributes:
-        path: of its folder.
-        digest: of the artifact that it is; empty for a plain folder.
-    """
+    """The checkpoint that an adapter was trained on: its folder, and the digest of its artifact, empty for none."""
 
     path: str
     digest: str = ""
@@ -272,13 +210,8 @@ def save_adapter(
     base: AdapterBase,
     every: Collection[str],
 ) -> None:
-    """Write an adapter folder.
-
-    Args:
-        tensors: PEFT-named.
-        frozen: the Hugging Face weights that they are added to.
-        every: names of all Hugging Face weights of the model.
-    """
+    """Write an adapter folder of PEFT-named `tensors`. `frozen`: the Hugging Face weights that they are added to;
+    `every`: names of all Hugging Face weights."""
     from safetensors.torch import save_file
 
     folder = Path(folder)
@@ -307,8 +240,7 @@ def save_adapter(
 
 
 def target_modules(adapted: Collection[str], every: Collection[str]) -> list[str]:
-    """What PEFT's config says of the weights that have an adapter: the last part of a module's name where all of that
-    name do, else whole names."""
+    """Modules of adapted weights for PEFT: the last part of a name where all of it are adapted, else whole names."""
     found = set()
     for name in adapted:
         module = name.removesuffix(".weight")
@@ -343,12 +275,22 @@ class AdapterFolder:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        settings = _read_json(self.folder / CONFIG)
-        _refuse_more(settings, self.folder / CONFIG)
-        root = settings.get("use_rslora") is True
-        self.scale = float(settings["lora_alpha"]) / (math.sqrt(settings["r"]) if root else settings["r"])
-        reader = FiniteReader(self.folder)
+        folder = Path(folder)
+        settings, origin = _read_json(folder / CONFIG), _recorded(folder)
+        more = {k: v for k, v in settings.items() if v and k not in _SAYS_NOTHING and v not in _PLAIN.get(k, ())}
+        if settings.get("peft_type") != "LORA":
+            more["peft_type"] = settings.get("peft_type")
+        if more:
+            raise UnsupportedError(
+                "the adapter is more than one low-rank sum a projection",
+                where=str(folder / CONFIG),
+                expected="a plain LoRA adapter of one rank",
+                found="; ".join(f"{key}: {value}" for key, value in more.items()),
+                hints=("merge it with PEFT's merge_and_unload, and use the checkpoint",),
+            )
+        rank = settings["r"]
+        self.scale = float(settings["lora_alpha"]) / (math.sqrt(rank) if settings.get("use_rslora") is True else rank)
+        reader = FiniteReader(folder)
         halves: dict[str, dict[str, torch.Tensor]] = {}
         for name in sorted(reader.names()):
             try:
@@ -356,16 +298,16 @@ class AdapterFolder:
             except ValueError:
                 raise ArtifactError(
                     "the adapter has a tensor that PEFT does not name",
-                    where=str(self.folder / WEIGHTS),
+                    where=str(folder / WEIGHTS),
                     expected="base_model.model.….lora_A.weight and ….lora_B.weight",
                     found=name,
                 ) from None
-        self.pairs = {name: (each["A"], each["B"]) for name, each in halves.items() if len(each) == 2}
-        if len(self.pairs) < len(halves):
-            alone = next(name for name in halves if name not in self.pairs)
-            raise ArtifactError(f"half of the adapter of {alone} is missing", where=str(self.folder / WEIGHTS))
-        self.base = recorded_base(self.folder)
-        self._fingerprint = _recorded(self.folder).get("fingerprint")
+        for name, each in halves.items():
+            if len(each) < 2:
+                raise ArtifactError(f"half of the adapter of {name} is missing", where=str(folder / WEIGHTS))
+        self.pairs = {name: (each["A"], each["B"]) for name, each in halves.items()}
+        self.base: str | None = origin.get("path")
+        self._fingerprint = origin.get("fingerprint")
 
     def check_base(self, read: Callable[[str], torch.Tensor], names: Collection[str], where: Path) -> None:
         """Refuse a checkpoint that the adapter does not fit, or was not trained on."""
@@ -406,14 +348,8 @@ def _recorded(adapter: Path) -> dict[str, Any]:
 
 
 def merge_adapter(adapter: str | Path, base: str | Path | None, target: str | Path) -> None:
-    """An adapter and its base → a Hugging Face folder, in the types of the base.
-
-    Args:
-        base: a Hugging Face or Megatron checkpoint; None for the one in base.json.
-
-    Raises:
-        ArtifactError: the base is not there, or another one.
-    """
+    """An adapter and its base, a Hugging Face or Megatron checkpoint (None: the one in base.json) → a Hugging Face
+    folder in the types of the base. ArtifactError when the base is not there, or another one."""
     from nemotron_steps.models.megatron_checkpoint import WEIGHTS as MEGATRON
     from nemotron_steps.models.megatron_checkpoint import is_megatron_checkpoint, load_megatron_weights
 
@@ -423,7 +359,6 @@ def merge_adapter(adapter: str | Path, base: str | Path | None, target: str | Pa
         raise ArtifactError(
             "the checkpoint that the adapter belongs to is not there",
             where=str(adapter),
-            expected="a checkpoint folder",
             found=str(base or "no base.json"),
             hints=("--input base=PATH   # the checkpoint that it was trained on",),
         )
@@ -438,24 +373,6 @@ def merge_adapter(adapter: str | Path, base: str | Path | None, target: str | Pa
         reader = FiniteReader(base)
         found.check_base(reader, reader.names(), base)
         save_hf_checkpoint(target, found.added_to((name, reader(name)) for name in sorted(reader.names())), base)
-
-
-def _refuse_more(settings: dict[str, Any], where: Path) -> None:
-    more = {
-        key: value
-        for key, value in settings.items()
-        if value and key not in _SAYS_NOTHING and value not in _PLAIN.get(key, ())
-    }
-    if settings.get("peft_type") != "LORA":
-        more["peft_type"] = settings.get("peft_type")
-    if more:
-        raise UnsupportedError(
-            "the adapter is more than one low-rank sum a projection",
-            where=str(where),
-            expected="a plain LoRA adapter of one rank",
-            found="; ".join(f"{key}: {value}" for key, value in more.items()),
-            hints=("merge it with PEFT's merge_and_unload, and use the checkpoint",),
-        )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """What a decoder-only language model is, read from a Hugging Face config.json.
 
-`Architecture` is the one description that weight conversion, the Megatron policy and the embedded generator share. Each
-family's own keys are read in families/. A config that asks for something this package does not compute (sliding
+Each family's own keys are read in families/. A config that asks for something this package does not compute (sliding
 windows, MLP biases, other activations) is refused there, by name, instead of being computed wrongly later.
 """
 
@@ -18,9 +17,6 @@ from typing import Any
 from nemotron_steps.config.families import FAMILIES, bounds_time_steps
 from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.errors import ArtifactError, UnsupportedError
-
-_MODELOPT = "hf_quant_config.json"
-"""Where ModelOpt says how it quantised a checkpoint; not every config.json repeats it."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +40,8 @@ class RopeScaling:
 class Mamba2:
     """Sizes of a Mamba-2 mixer (Dao and Gu 2024, "Transformers are SSMs"), the same in every layer that has one.
 
-    Attributes:
-        num_groups: of heads that share B and C.
-        conv_kernel: positions that the causal convolution sees.
-        chunk_size: positions of a chunk of the scan; changes the order of sums, nothing else.
-        time_step_limit: least and greatest time step, after softplus.
-        conv_bias: whether the convolution has one.
+    `num_groups` of heads share B and C; `chunk_size` changes the order of sums, nothing else; `time_step_limit` holds
+    after softplus.
     """
 
     num_heads: int
@@ -126,7 +118,7 @@ class Architecture:
     """Width in which the routed experts work, between two projections of the layer; 0 for the model's own."""
     mtp_pattern: str = ""
     mtp_layers: int = 0
-    """Multi-token prediction: blocks, each with a layer for every character of `mtp_pattern`."""
+    """Blocks of multi-token prediction, each with a layer for every character of `mtp_pattern`."""
     trains_mtp: bool = False
     """Whether those blocks are parameters; otherwise their tensors travel along unread."""
 
@@ -187,25 +179,21 @@ class Architecture:
         """Read `config.json` of a Hugging Face folder, or `hf/config.json` of a Megatron checkpoint."""
         path = hf_folder(folder) / "config.json"
         config = read_config(path)
-        if path.with_name(_MODELOPT).is_file():
-            raise quantised(f"{_MODELOPT} beside config.json", str(path.parent))
+        modelopt = path.with_name("hf_quant_config.json")  # not every config.json repeats what it says
+        if modelopt.is_file():
+            raise quantised(f"{modelopt.name} beside config.json", str(path.parent))
         return cls.from_config(config, where=str(path))
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: str = "config.json") -> Architecture:
-        """Read a parsed config.json, old (`rope_theta`) or new (`rope_parameters`) style.
-
-        Raises:
-            UnsupportedError: the model needs something this package does not compute.
-            ArtifactError: a required key is missing or malformed.
-        """
+        """Read a parsed config.json, old (`rope_theta`) or new (`rope_parameters`) style. UnsupportedError when the
+        model needs something this package does not compute, ArtifactError when a required key is missing or
+        malformed."""
         family = config.get("model_type")
         if not isinstance(family, str) or family not in FAMILIES:
+            known = " | ".join(FAMILIES)
             raise UnsupportedError(
-                "this model family has no Megatron mapping",
-                where=where,
-                expected=" | ".join(FAMILIES),
-                found=str(family),
+                "this model family has no Megatron mapping", where=where, expected=known, found=str(family)
             )
         quantisation = config.get("quantization_config")
         if quantisation:
@@ -238,11 +226,8 @@ def quantised(found: str, where: str | None = None) -> UnsupportedError:
 
 
 def facts_of(folder: str | Path) -> ModelSpec | None:
-    """What a layout depends on, of a checkpoint folder; None for families that only transformers knows.
-
-    Raises:
-        ArtifactError, UnsupportedError: see Architecture.from_config.
-    """
+    """What a layout depends on, of a checkpoint folder; None for families that only transformers knows. Raises as
+    Architecture.from_config."""
     path = hf_folder(folder) / "config.json"
     config = read_config(path)
     known = str(config.get("model_type")) in FAMILIES

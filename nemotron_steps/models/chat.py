@@ -1,12 +1,7 @@
 """Chats to token ids and back, through a tokenizer's own chat template.
 
-A conversation goes on in tokens: what was sampled stays as it was sampled, and only new messages are rendered
-(docs/chat_templates.md).
-
-Text of a message is text. Where it spells a special token, the token's text is broken by a GUARD before the template
-sees it, and `encode` makes ordinary tokens of what has a guard. The template's own tokens stay tokens.
-
-Not for: reading what an assistant said (engine/rollouts/conversation.py) or training tokenizers (tokenizers.py).
+A conversation goes on in tokens (docs/chat_templates.md). Text of a message is text: where it spells a special token,
+a GUARD breaks it before the template sees it, and `encode` makes ordinary tokens of what has a guard.
 """
 
 from __future__ import annotations
@@ -31,6 +26,7 @@ if TYPE_CHECKING:
 COMMON_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 """Any other is some template's own: response_1, response_2 and principle of generative reward models."""
 _INSTRUCTION_ROLES = ("system", "developer")
+Encode = Callable[[str], list[int]]
 GUARD = "q7GUARDz"
 """Letters, so that templates write it as it is, whether through tojson, repr or neither."""
 _UNESCAPED = re.compile(r"[ !#-&(-\[\]-~]*")
@@ -74,8 +70,7 @@ class ChatFormat:
 
     @classmethod
     def from_folder(cls, folder: str | Path, template_kwargs: Mapping[str, Any] | None = None) -> ChatFormat:
-        """Load tokenizer.json, tokenizer_config.json and the chat template from a checkpoint folder, and the ends of
-        turns that its generation_config.json names."""
+        """Of a checkpoint folder: its tokenizer, chat template and generation_config.json."""
         import transformers
 
         if not Path(folder, "tokenizer.json").is_file() and not Path(folder, "tokenizer_config.json").is_file():
@@ -85,11 +80,8 @@ class ChatFormat:
         return cls(tokenizer, str(folder), template_kwargs, generation_ends(Path(folder)))
 
     def with_template_kwargs(self, template_kwargs: Mapping[str, Any] | None, where: str | None = None) -> ChatFormat:
-        """The same format with these variables of the template on top: a row's own `chat_template_kwargs`.
-
-        Raises:
-            DataError: one of them is an argument of rendering; `where` names the row.
-        """
+        """The same format with a row's own `chat_template_kwargs` on top. DataError, at `where`, for arguments of
+        rendering."""
         if not template_kwargs:
             return self
         return self._under_cached(json.dumps(_template_kwargs(template_kwargs, where or self.source)))
@@ -123,8 +115,7 @@ class ChatFormat:
         return prompt.rfind(THINK_OPEN) > prompt.rfind(THINK_CLOSE)
 
     def _passed_over(self, roles: tuple[str, ...], tools: bool) -> list[str]:
-        """What a template leaves out of a chat of marked words: `system message` and the like, `tools` by their names:
-        how much more it tells of a tool is the template's to say."""
+        """What a template leaves out of a chat of marked words; of tools, only names count."""
         schema = {"type": "object", "properties": {}}
         tool = {"type": "function", "function": {"name": "markedname", "description": "x", "parameters": schema}}
         marked = [(f"{role} message", f"marked{at}text") for at, role in enumerate(roles) if role in _INSTRUCTION_ROLES]
@@ -134,12 +125,6 @@ class ChatFormat:
         except Exception:  # a template may break in any way; with the chat's own messages it says so
             return []
         return [what for what, word in (*marked, *([("tools", "markedname")] if tools else ())) if word not in text]
-
-    def _render(self, messages_json: str, tools_json: str, generation_prompt: bool) -> tuple[int, ...]:
-        messages, tools = json.loads(messages_json), json.loads(tools_json)
-        text = self.render_text(messages, tools, generation_prompt)
-        self.require_shown(text, messages, tools)
-        return tuple(self.encode(text))
 
     def render_text(
         self,
@@ -153,19 +138,23 @@ class ChatFormat:
     def _write(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], generation_prompt: bool
     ) -> str:
+        """As the template writes the messages; or, where it refuses them or writes calls as Python does, with arguments
+        as JSON text (DeepSeek), with an empty text for a null beside calls (Gemma, Phi), and with both."""
         texts: list[str] = []
         refused: list[Exception] = []
         given: dict[str, Any] = self._template_kwargs | {"tokenize": False, "add_generation_prompt": generation_prompt}
-        given["tools"] = [_template_tool(tool) for tool in tools] or None
-        for form in _forms_of(messages):
+        given["tools"] = [_nested(tool) for tool in tools] or None
+        filled = [{**m, "content": m.get("content") or ""} if m.get("tool_calls") else m for m in messages]
+        for form in (list(messages), _with_json(messages), filled, _with_json(filled)):
             try:
-                text = self.tokenizer.apply_chat_template(form, **given)
+                text = str(self.tokenizer.apply_chat_template(form, **given))
             except (TemplateError, TypeError) as error:
                 refused.append(error)
                 continue
-            texts.append(str(text))
-            if not _writes_repr(messages, texts[-1]):
-                return texts[-1]
+            texts.append(text)
+            written = [each for m in messages for call in m.get("tool_calls") or () if (each := _arguments(call))]
+            if not any(str(each) in text and json.dumps(each, ensure_ascii=False) not in text for each in written):
+                return text
         if not texts:
             raise refused[0]
         return texts[0]
@@ -181,30 +170,25 @@ class ChatFormat:
     def render(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = (), generation_prompt: bool = True
     ) -> list[int]:
-        """Token ids of a chat, ready to sample from when `generation_prompt`.
-
-        Raises:
-            DataError: see require_shown.
-            jinja2.TemplateError, TypeError: the template refuses the messages.
-        """
+        """Token ids of a chat, ready to sample from when `generation_prompt`. DataError as require_shown; TemplateError
+        or TypeError when the template refuses the messages."""
         return list(self._render_cached(json.dumps(list(messages)), json.dumps(list(tools)), generation_prompt))
+
+    def _render(self, messages_json: str, tools_json: str, generation_prompt: bool) -> tuple[int, ...]:
+        messages, tools = json.loads(messages_json), json.loads(tools_json)
+        text = self.render_text(messages, tools, generation_prompt)
+        self.require_shown(text, messages, tools)
+        return tuple(self.encode(text))
 
     def render_continuation(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = (), *, turn_ended: bool = True
     ) -> list[int]:
-        """Token ids to append after a sampled assistant turn: its end where it has none, the messages that came after
-        it (tool results, a user's), and the next generation prompt. The sampled tokens are never tokenised again.
+        """Token ids to append after a sampled assistant turn: its end where it has none (not `turn_ended`: it was cut
+        off, or ended by a stop string), the messages after it, and the next generation prompt.
 
         The template renders a stub of a chat with and without the messages; what follows the stub's assistant turn is
-        what follows any. So it does not matter how the template shows earlier turns.
-
-        Args:
-            turn_ended: the turn's last token is one that ends turns. False: it was cut off, or ended by a stop string.
-
-        Raises:
-            ArtifactError: the template ends the turn before a message otherwise than the last one.
-            DataError: see require_shown.
-            jinja2.TemplateError, TypeError: the template refuses the messages.
+        what follows any. So it does not matter how the template shows earlier turns. Raises as `render`, and
+        ArtifactError when the template ends the turn before a message otherwise than the last one.
         """
         text = self._turn_ends.continuation(self._guarded(messages), self._guarded(tools), turn_ended=turn_ended)
         self.require_shown(text, messages)
@@ -220,15 +204,8 @@ class ChatFormat:
         where: str | None = None,
         hints: Sequence[str] = (),
     ) -> None:
-        """Refuse messages and tools that the template left out of what it wrote: a model would be asked, or trained,
-        without them. What a template may do to them: see `left_out`.
-
-        Args:
-            where: of the row.
-
-        Raises:
-            DataError.
-        """
+        """DataError, `where` naming the row, for messages and tools that the template left out (`left_out`) of what it
+        wrote: a model would be asked, or trained, without them."""
         missing = left_out(messages, tools, text)
         said = [str(message.get("role")) for message in messages if message.get("content")]
         instructions = [at for at, role in enumerate(said) if role in _INSTRUCTION_ROLES]
@@ -246,8 +223,8 @@ class ChatFormat:
             )
 
     def turn_end(self, text: str) -> int:
-        """Where what an assistant said is over, as a template wrote it: after the first end token of what follows any
-        text, else after the last one, for a template may write several blocks for a message; or at the end of it."""
+        """Where what an assistant said is over: after the first end token of what follows any text, else after the last
+        one, for a template may write several blocks for a message; or at the end of it."""
         closing = self._turn_ends.after_text("[]")
         begins = len(text) - len(closing) if closing and text.endswith(closing) else None
         ends = any_of({self._added[number] for number in self.end_ids if number in self._added})
@@ -261,12 +238,11 @@ class ChatFormat:
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
-        added = self.tokenizer.added_tokens_decoder.items()
-        return frozenset(number for number, token in added if token.special)
+        return frozenset(number for number, token in self.tokenizer.added_tokens_decoder.items() if token.special)
 
     @cached_property
     def _control_ids(self) -> frozenset[int]:
-        """Tokens that are the template's to write: the special ones, and those that end turns, but none of MARKUP."""
+        """The special tokens and those that end turns, without MARKUP."""
         every = self._special_ids.union(self.end_ids) & self._added.keys()
         return frozenset(number for number in every if self._added[number] not in MARKUP)
 
@@ -290,11 +266,7 @@ class ChatFormat:
         return str(self.tokenizer.decode([token_id]))
 
     def decode(self, token_ids: Sequence[int], *, whole: bool = False) -> str:
-        """Text of tokens; of special ones and ends only those of MARKUP, which tell reasoning and calls.
-
-        Args:
-            whole: with all special tokens, as a reader of a report wants to see them.
-        """
+        """Text of tokens; unless `whole`, of special ones and ends only those of MARKUP."""
         shown = token_ids if whole else [number for number in token_ids if number not in self._control_ids]
         return str(self.tokenizer.decode(list(shown), skip_special_tokens=False))
 
@@ -319,43 +291,41 @@ class ChatFormat:
                     pieces[-1] += piece
         ids: list[int] = []
         for piece in filter(None, pieces):
-            ids += self._encode_piece(piece, self._begins(after))
+            begins = True
+            if after and self._unprefixed is not None:
+                token = next((text for text in self._added.values() if after.endswith(text)), None)
+                begins = token is not None and self._encode(f"{token}x")[1:] != self._unprefixed("x")
+            ids += self._encode_piece(piece, begins)
             after = piece
         return ids
 
     def _encode_piece(self, piece: str, begins: bool) -> list[int]:
+        """`begins`: the tokenizer writes its space before it."""
         if GUARD not in piece:
             if begins or self._unprefixed is None:
                 return self._encode(piece)
             end = min((at for text in self._added.values() if (at := piece.find(text)) >= 0), default=len(piece))
-            return _ids(self._unprefixed, piece[:end]) + self._encode(piece[end:])
+            return self._unprefixed(piece[:end]) + self._encode(piece[end:])
         blind = self._unspecial if begins else self._unprefixed
         if blind is not None:
-            ids = _ids(blind, piece.replace(GUARD, ""))
+            ids = blind(piece.replace(GUARD, ""))
             if self._guarded_ids.isdisjoint(ids):
                 return ids
         # A tokenizer may know a special token as a word, too: then its text is cut where the guard was.
         parts = enumerate(piece.split(GUARD))
         return [number for at, part in parts if part for number in self._encode_piece(part, begins and at == 0)]
 
-    def _begins(self, after: str) -> bool:
-        """Whether what follows a text gets the space that the tokenizer writes before one that begins."""
-        if not after or self._unprefixed is None:
-            return True
-        token = next((text for text in self._added.values() if after.endswith(text)), None)
-        return token is not None and self._encode(f"{token}x")[1:] != _ids(self._unprefixed, "x")
-
     @cached_property
     def _backend(self) -> Tokenizer | None:
         return getattr(self.tokenizer, "backend_tokenizer", None)
 
     @cached_property
-    def _unspecial(self) -> Tokenizer | None:
+    def _unspecial(self) -> Encode | None:
         """The tokenizer, blind to special tokens in a text."""
         return None if self._backend is None else _blind(json.loads(self._backend.to_str()))
 
     @cached_property
-    def _unprefixed(self) -> Tokenizer | None:
+    def _unprefixed(self) -> Encode | None:
         """The same, without the space that it writes before a text; None where it writes none."""
         parts = () if self._backend is None else (self._backend.normalizer, self._backend.pre_tokenizer)
         described = [json.loads(part.__getstate__()) for part in parts if part is not None]
@@ -365,7 +335,7 @@ class ChatFormat:
         return _blind(whole | {part: _without_prefix(whole[part]) for part in ("normalizer", "pre_tokenizer")})
 
     @cached_property
-    def _encode(self) -> Callable[[str], list[int]]:
+    def _encode(self) -> Encode:
         """transformers' `encode` takes three times as long as the tokenizer that it calls, to make more than ids."""
         backend = self._backend
         if backend is None:
@@ -374,13 +344,13 @@ class ChatFormat:
         return lambda text: list(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
-def _blind(described: dict[str, Any]) -> Tokenizer:
+def _blind(described: dict[str, Any]) -> Encode:
     """The tokenizer that a tokenizer.json describes, for texts in which special tokens are text."""
     from tokenizers import Tokenizer
 
     blind = Tokenizer.from_str(json.dumps(described | {"truncation": None, "padding": None}))
     blind.encode_special_tokens = True
-    return blind
+    return lambda text: list(blind.encode(text, add_special_tokens=False).ids)
 
 
 def _template_kwargs(given: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -397,26 +367,15 @@ def _template_kwargs(given: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _is_plain(folder: Path) -> bool:
-    """Whether AutoTokenizer would choose the class that knows what tokenizer.json says and nothing else.
-
-    To know of all others, AutoTokenizer imports the code of models and compilers: more than a second of every process.
-    """
+    """Whether AutoTokenizer would choose the class that knows what tokenizer.json says and nothing else. To know of all
+    others, it imports the code of models and compilers: more than a second of every process."""
+    named = ("tokenizer_config.json", "config.json")
     try:
-        tokenizer, model = (
-            json.loads((folder / name).read_bytes()) if (folder / name).is_file() else {}
-            for name in ("tokenizer_config.json", "config.json")
-        )
-        return (
-            (folder / "tokenizer.json").is_file()
-            and tokenizer.get("tokenizer_class") in _PLAIN
-            and model.get("model_type") in _KEEPING_PLAIN
-        )
+        tokenizer, model = (json.loads(file.read_bytes()) if (file := folder / n).is_file() else {} for n in named)
+        plain = tokenizer.get("tokenizer_class") in _PLAIN and model.get("model_type") in _KEEPING_PLAIN
     except (OSError, ValueError, AttributeError):  # AutoTokenizer says what is wrong
         return False
-
-
-def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    return list(tokenizer.encode(text, add_special_tokens=False).ids)
+    return plain and (folder / "tokenizer.json").is_file()
 
 
 def _without_prefix(part: Any) -> Any:
@@ -429,36 +388,26 @@ def _without_prefix(part: Any) -> Any:
     return {key: off[key] if key in off else _without_prefix(each) for key, each in part.items()}
 
 
-def _forms_of(messages: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """The messages as they are; then, for templates that refuse that or write it as Python does, with arguments of
-    calls as JSON text (DeepSeek), with an empty text for a null beside calls (Gemma, Phi), and with both."""
-    with_content = [
-        {**each, "content": each.get("content") or ""} if each.get("tool_calls") else each for each in messages
-    ]
-    for filled in (list(messages), with_content):
-        yield filled
-        yield [_with_text(each) for each in filled]
+def _arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A call's arguments where they are an object, else nothing."""
+    found = (call.get("function") or call).get("arguments")
+    return found if isinstance(found, Mapping) else {}
 
 
-def _writes_repr(messages: Sequence[Mapping[str, Any]], text: str) -> bool:
-    """Whether a template that takes arguments of calls as JSON text has written an object of them as Python does."""
-    calls = [call.get("function") or call for message in messages for call in message.get("tool_calls") or ()]
-    every = [found for call in calls if isinstance(found := call.get("arguments"), Mapping) and found]
-    return any(str(each) in text and json.dumps(each, ensure_ascii=False) not in text for each in every)
+def _with_json(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages whose calls have their arguments as JSON text."""
+    changed = []
+    for message in messages:
+        calls = [{**call, "function": {**(call.get("function") or call)}} for call in message.get("tool_calls") or ()]
+        for call in calls:
+            if not isinstance(call["function"].get("arguments"), str):
+                call["function"]["arguments"] = json.dumps(call["function"].get("arguments"), ensure_ascii=False)
+        changed.append({**message, "tool_calls": calls} if calls else message)
+    return changed
 
 
-def _with_text(message: dict[str, Any]) -> dict[str, Any]:
-    if not message.get("tool_calls"):
-        return message
-    calls = [{**call, "function": {**(call.get("function") or call)}} for call in message["tool_calls"]]
-    for call in calls:
-        if not isinstance(call["function"].get("arguments"), str):
-            call["function"]["arguments"] = json.dumps(call["function"].get("arguments"), ensure_ascii=False)
-    return {**message, "tool_calls": calls}
-
-
-def _template_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A Responses API tool (flat) as the chat template's (nested under `function`)."""
+def _nested(tool: dict[str, Any]) -> dict[str, Any]:
+    """A Responses API tool (flat) as chat templates take it."""
     if "function" in tool:
         return tool
     return {"type": "function", "function": {k: v for k, v in tool.items() if k not in ("type", "strict")}}
@@ -468,11 +417,7 @@ def left_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str,
     """What of a chat a template did not write: a message's text, its reasoning, a call or a tool; None for nothing.
 
     Messages are looked for in their order, but a system message anywhere: some templates write it later. Whitespace
-    does not count, and texts may be escaped as in JSON or Python. Reasoning has to be there in the last message only:
-    templates drop that of earlier turns.
-
-    Args:
-        text: the chat as the template wrote it.
+    and escapes do not count. Of reasoning the last message's alone has to be there: templates drop earlier turns'.
     """
     text = _squeezed(text)
     for tool in tools:
@@ -498,36 +443,30 @@ def _parts(message: Mapping[str, Any], *, last: bool) -> Iterator[tuple[str | No
     content = message.get("content")
     parts = content if isinstance(content, list) else [content]
     text = "".join(str(part.get("text") or "") if isinstance(part, Mapping) else str(part or "") for part in parts)
-    reasoning = str(message.get("reasoning_content") or "") if last else ""
+    reasoning: list[str] = []
     if message.get("role") == "assistant" and last:
-        *thoughts, text = re.split(f"{THINK_OPEN}|{THINK_CLOSE}", text)
-        reasoning_parts = [reasoning, *thoughts]
+        *reasoning, text = re.split(f"{THINK_OPEN}|{THINK_CLOSE}", text)
+        reasoning.insert(0, str(message.get("reasoning_content") or ""))
     elif message.get("role") == "assistant":
-        text, reasoning_parts = text.rpartition(THINK_CLOSE)[2].partition(THINK_OPEN)[0], []
-    else:
-        reasoning_parts = []
-    yield from (("reasoning", part) for part in reasoning_parts)
+        text = text.rpartition(THINK_CLOSE)[2].partition(THINK_OPEN)[0]
+    yield from (("reasoning", part) for part in reasoning)
     yield None, text
     for call in message.get("tool_calls") or ():
         function = call.get("function") or call
         name = str(function.get("name"))
-        yield f"call of `{name}`", name
-        yield from ((f"call of `{name}`", leaf) for leaf in _leaves(function.get("arguments")))
+        yield from ((f"call of `{name}`", leaf) for leaf in (name, *_leaves(function.get("arguments"))))
 
 
 def _leaves(value: Any) -> Iterator[str]:
     """Names and values of a call's arguments."""
     if isinstance(value, Mapping):
-        for name, each in value.items():
-            yield name
-            yield from _leaves(each)
-    elif isinstance(value, list):
+        yield from value
+        value = list(value.values())
+    if isinstance(value, list):
         for each in value:
             yield from _leaves(each)
-    elif isinstance(value, str):
-        yield value
     elif value is not None:  # which is written in many ways
-        yield json.dumps(value)
+        yield value if isinstance(value, str) else json.dumps(value)
 
 
 def _forms(text: str) -> set[str]:
@@ -541,6 +480,5 @@ def _forms(text: str) -> set[str]:
 
 
 def _squeezed(text: str) -> str:
-    """A text without whitespace and guards, and without the words that turn reasoning on or off and that some templates
-    take out (Nemotron Nano 2)."""
+    """Without whitespace, guards, and the words for reasoning that some templates take out (Nemotron Nano 2)."""
     return "".join(text.split()).replace(GUARD, "").replace("/no_think", "").replace("/think", "")

@@ -1,8 +1,7 @@
 """Megatron's distributed checkpoint format (`torch_dist`), read without unpickling anything but plain records.
 
-Two things differ from megatron-core's own strategies. Saving writes in this process instead of spawning a manager
-(about 5 s the first time). Loading reads `.metadata`, which the format keeps as a pickle, through an unpickler that
-knows the format's record classes and nothing else, and object entries only as `weights_only`.
+Saving writes in this process instead of spawning a manager (about 5 s the first time). Loading reads `.metadata`, a
+pickle, through an unpickler that knows the format's record classes alone, and object entries as `weights_only`.
 """
 
 from __future__ import annotations
@@ -18,13 +17,10 @@ from contextlib import contextmanager
 from enum import Enum
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nemotron_steps.errors import ArtifactError, StepsError, StorageError, first_line
 from nemotron_steps.models.megatron_core import ensure_process_group, load_megatron_core, on_available_device
-
-if TYPE_CHECKING:
-    import torch
 
 # Records of torch.distributed.checkpoint, and what they are made of. None of them runs anything when built.
 _ALLOWED = {
@@ -50,7 +46,6 @@ _TORCH_DTYPES = {
     "int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", "bool",
 }  # fmt: skip
 
-_EXPECTED = "a complete checkpoint of this model"
 _WRITERS: dict[Any, Any] = {}
 """Default process group → the group that writers use beside it."""
 
@@ -59,39 +54,26 @@ class _RecordUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _ALLOWED or (module == "torch" and name in _TORCH_DTYPES):
             return super().find_class(module, name)
-        if (module, name) == ("builtins", "getattr"):
+        if (module, name) == ("builtins", "getattr"):  # early Python 3.11 (Debian 12) pickles an enum's member by it
             return _enum_member
         raise pickle.UnpicklingError(f"{module}.{name} is not part of a checkpoint's metadata")
 
 
 def _enum_member(kind: Any, name: Any) -> Any:
-    """Stands for `getattr`, which early Python 3.11 (Debian 12 has 3.11.2) pickles an enum's member by."""
     if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
         return kind.__members__[name]
     raise pickle.UnpicklingError(f"an attribute of {kind!r} is not part of a checkpoint's metadata")
 
 
 def save_sharded(state: dict[str, Any], folder: str | Path) -> None:
-    """Save a sharded state dict. Collective over the default process group.
-
-    Args:
-        state: ShardedTensors and ShardedObjects, in nested dicts and lists; anything else goes to common.pt and must
-            be numbers, strings, tensors, lists and dicts.
-        folder: created if absent, must be empty.
-
-    Raises:
-        StorageError: writing failed.
-    """
+    """Save nested dicts and lists of ShardedTensors, ShardedObjects and plain data in an empty or new folder.
+    Collective; StorageError when writing failed."""
     stage_sharded(state, copy=False).write(folder)
 
 
 def stage_sharded(state: dict[str, Any], *, copy: bool = True) -> StagedSave:
-    """Get a sharded state dict ready to be written later, or by another thread. Collective.
-
-    Args:
-        state: as `save_sharded`'s.
-        copy: copy to host memory what this rank will write, so that the tensors may change at once.
-    """
+    """Get a sharded state dict ready to be written later, or by another thread. Collective. With `copy`, what this rank
+    will write is copied to host memory, so that the tensors may change at once."""
     load_megatron_core()
     ensure_process_group()
     from megatron.core.dist_checkpointing.core import CheckpointingConfig
@@ -106,7 +88,7 @@ def stage_sharded(state: dict[str, Any], *, copy: bool = True) -> StagedSave:
             for parts in by_key.values():
                 for part in parts:
                     if isinstance(part, ShardedTensor):
-                        part.data = _host_copy(part.data)
+                        part.data = part.data.detach().to("cpu", copy=True)
         tensors = torch_strategy.mcore_to_pyt_state_dict(by_key, False)
         planner = torch_strategy.MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
     record = dataclasses.asdict(CheckpointingConfig("torch_dist", 1))
@@ -114,13 +96,8 @@ def stage_sharded(state: dict[str, Any], *, copy: bool = True) -> StagedSave:
 
 
 class StagedSave:
-    """A checkpoint that lacks nothing but the writing.
-
-    Args:
-        tensors: what torch.distributed.checkpoint saves.
-        planner: its planner; None for the default one.
-        common: saved as common.pt. record: saved as metadata.json, last; both by rank 0, and only with a record.
-    """
+    """What torch.distributed.checkpoint saves, ready to be written; then, by rank 0 and only with a `record`, `common`
+    as common.pt and the record as metadata.json."""
 
     def __init__(
         self,
@@ -129,21 +106,25 @@ class StagedSave:
         common: dict[str, Any] | None = None,
         record: dict[str, Any] | None = None,
     ) -> None:
+        import torch.distributed as dist
+
         self._tensors, self._planner = tensors, planner
         self._common, self._record = common, record
-        self._group = _writers_group()
+        # The ranks agree over a group of their own: a save may run in a thread beside the training, and two threads
+        # that use one group take each other's messages.
+        self._group = None
+        world = dist.group.WORLD
+        if dist.get_world_size() > 1:
+            if world not in _WRITERS:
+                _WRITERS.clear()
+                _WRITERS[world] = dist.new_group(backend="gloo")
+            self._group = _WRITERS[world]
         # Said of every save by one process. Set here, not in `write`: filters are the whole process's.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
     def write(self, folder: str | Path, also: Callable[[], None] = lambda: None) -> None:
-        """Write into a folder, created if absent. Collective; in any thread when staged with a copy.
-
-        Args:
-            also: writes what belongs beside the tensors; called by rank 0, once they are on disk.
-
-        Raises:
-            StorageError: writing failed on some rank. Every rank raises it.
-        """
+        """Write into a folder, then call `also` on rank 0. Collective; in any thread when staged with a copy. All
+        ranks raise StorageError when writing failed on one."""
         import torch
         import torch.distributed as dist
         import torch.distributed.checkpoint as checkpoint
@@ -170,33 +151,18 @@ class StagedSave:
         if self._group is not None:
             dist.all_reduce(failed, group=self._group)
         if failed:
-            raise StorageError(
-                "the checkpoint could not be written", where=str(folder), found=_reason(failure)
-            ) from failure
-
-
-def _reason(failure: BaseException | None) -> str:
-    """What the disk said, from under what torch made of it ("unexpected pos 704 vs 598")."""
-    failures = getattr(failure, "failures", None)
-    error = next(iter(failures.values()))[0] if failures else failure
-    cause = error
-    while cause is not None and not isinstance(cause, OSError):
-        cause = cause.__cause__ or cause.__context__
-    if cause is not None and cause.strerror:
-        return str(cause.strerror)
-    return str(error or "another rank failed").splitlines()[0]
+            # What the disk said, from under what torch made of it ("unexpected pos 704 vs 598").
+            failures = getattr(failure, "failures", None)
+            first = cause = next(iter(failures.values()))[0] if failures else failure
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__cause__ or cause.__context__
+            found = str(getattr(cause, "strerror", None) or first or "another rank failed").splitlines()[0]
+            raise StorageError("the checkpoint could not be written", where=str(folder), found=found) from failure
 
 
 def load_sharded(state: dict[str, Any], folder: str | Path) -> dict[str, Any]:
-    """Load what `state` describes, in its own sharding. Collective over the default process group.
-
-    Returns:
-        The state dict with tensors in place of ShardedTensors, merged with the common state.
-
-    Raises:
-        ArtifactError: not a distributed checkpoint, damaged, of other shapes, or holding objects that would have to
-            be unpickled.
-    """
+    """The state dict with tensors in place of ShardedTensors, merged with the common state. Collective; ArtifactError
+    for a checkpoint that is damaged, of other shapes, or holds objects that would have to be unpickled."""
     load_megatron_core()
     ensure_process_group()
     from megatron.core import dist_checkpointing
@@ -210,26 +176,17 @@ def load_sharded(state: dict[str, Any], folder: str | Path) -> dict[str, Any]:
 
 
 def stage_tensors(state: dict[str, Any], *, copy: bool = True) -> StagedSave:
-    """Named tensors and DTensors, ready to be written as a plain torch.distributed.checkpoint. Collective.
-
-    Args:
-        copy: as `stage_sharded`'s.
-    """
+    """Named tensors and DTensors, ready to be written as a plain torch.distributed.checkpoint. Collective; `copy` as
+    `stage_sharded`'s."""
     ensure_process_group()
-    if not copy:
-        return StagedSave(state)
-    return StagedSave({name: _host_copy(tensor) for name, tensor in state.items()})
+    if copy:
+        state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
+    return StagedSave(state)
 
 
 def load_tensors(state: dict[str, Any], folder: str | Path, *, alone: bool = False) -> None:
-    """Load into the tensors of `state`, in place and in their own sharding. Collective.
-
-    Args:
-        alone: not collective; of tensors that this rank has whole.
-
-    Raises:
-        ArtifactError: a tensor is missing, has another shape, or the checkpoint is damaged.
-    """
+    """Load into the tensors of `state`, in place and in their own sharding. Collective, unless `alone`: of tensors that
+    this rank has whole. ArtifactError when one is missing or has another shape, or the checkpoint is damaged."""
     import torch.distributed as dist
     import torch.distributed.checkpoint as checkpoint
 
@@ -252,18 +209,17 @@ def _readable(folder: str | Path, file: str = "") -> Iterator[None]:
         for each in every:
             if isinstance(each, StepsError) or not isinstance(each, Exception):
                 raise each from None
-        found = f"{type(every[0]).__name__}: {first_line(every[0])}"
         raise ArtifactError(
-            "the checkpoint cannot be read", where=str(Path(folder) / file), expected=_EXPECTED, found=found
+            "the checkpoint cannot be read",
+            where=str(Path(folder) / file),
+            expected="a complete checkpoint of this model",
+            found=f"{type(every[0]).__name__}: {first_line(every[0])}",
         ) from error
 
 
 def read_metadata(folder: str | Path) -> Any:
-    """The checkpoint's torch.distributed.checkpoint Metadata, through the restricted unpickler.
-
-    Raises:
-        ArtifactError: it is damaged, or does not say of every part of each tensor where it is.
-    """
+    """The checkpoint's torch.distributed.checkpoint Metadata, through the restricted unpickler. ArtifactError when it
+    is damaged, or does not say of every part of each tensor where it is."""
     from torch.distributed.checkpoint.metadata import StorageMeta
 
     with _readable(folder, ".metadata"):
@@ -322,28 +278,6 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in host memory; of a DTensor, this rank's part of it."""
-    return tensor.detach().to("cpu", copy=True)
-
-
-def _writers_group() -> Any:
-    """Over which ranks agree while they write: all of them, beside the default group. None for one rank. Collective.
-
-    A save may run in a thread beside the training, and two threads must not use one group: their messages would be
-    taken for each other's.
-    """
-    import torch.distributed as dist
-
-    world = dist.group.WORLD
-    if dist.get_world_size() == 1:
-        return None
-    if world not in _WRITERS:
-        _WRITERS.clear()
-        _WRITERS[world] = dist.new_group(backend="gloo")
-    return _WRITERS[world]
 
 
 def _file_writer(folder: str) -> Any:

@@ -12,9 +12,8 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.errors import ArtifactError, UnsupportedError, fetch_again
@@ -35,29 +34,23 @@ MAX_SHARD_BYTES = 5_000_000_000
 
 
 class WeightReader:
-    """Reads the tensors of a safetensors checkpoint by name, opening each shard once.
-
-    A tensor that models make of others, a tied output layer or rotary frequencies, is not among them: it is what they
-    make.
-
-    Raises ArtifactError when the folder has no safetensors weights, or such a tensor is another one.
-    """
+    """Reads the tensors of a safetensors checkpoint by name, opening each shard once. Those that models make of others,
+    a tied output layer or rotary frequencies, are not among them. ArtifactError when the folder has no safetensors
+    weights, or such a tensor is not what models make."""
 
     def __init__(self, folder: str | Path) -> None:
         from safetensors import SafetensorError, safe_open
 
         self.folder = Path(folder)
         index = self.folder / _INDEX
-        if index.is_file():
-            files = indexed_shards(index)
-        else:
-            files = sorted(path.name for path in self.folder.glob("*.safetensors"))
+        found = sorted(path.name for path in self.folder.glob("*"))
+        files = _indexed_shards(index) if index.is_file() else [n for n in found if n.endswith(".safetensors")]
         if not files:
             raise ArtifactError(
                 "the checkpoint has no safetensors weights",
                 where=str(self.folder),
                 expected="model.safetensors",
-                found=", ".join(sorted(path.name for path in self.folder.glob("*"))[:8]) or "nothing",
+                found=", ".join(found[:8]) or "nothing",
                 hints=fetch_again(self.folder),
             )
         self._handles: dict[str, Any] = {}
@@ -80,7 +73,7 @@ class WeightReader:
         self._leave_out_redundant()
 
     def names(self) -> set[str]:
-        """Names of every tensor in the checkpoint."""
+        """Of every tensor in the checkpoint."""
         return set(self._handles)
 
     def __call__(self, name: str) -> torch.Tensor:
@@ -104,13 +97,12 @@ class WeightReader:
             architecture = Architecture.from_config(config, where=str(path))
         except UnsupportedError:
             return  # only libraries read this model
-        # Files from before there was a scaling in them have the frequencies without it.
+        # Files from before there was a scaling in them have the frequencies without it; they may be in 16 bits.
         made = [inverse_frequencies(each)[0] for each in (architecture, replace(architecture, rope_scaling=None))]
         for name in angles:
             stored = self._handles.pop(name).get_tensor(name).float()
-            # It may have been stored in 16 bits.
-            near = partial(torch.allclose, stored, rtol=2**-7, atol=1e-7)
-            if not any(stored.shape == own.shape and near(own) for own in made):
+            near = [own.shape == stored.shape and torch.allclose(stored, own, rtol=2**-7, atol=1e-7) for own in made]
+            if not any(near):
                 raise ArtifactError(
                     f"the tensor {name} holds other rotary frequencies than config.json says",
                     where=str(path),
@@ -122,7 +114,7 @@ class WeightReader:
 
 def two_for_one(config: Path) -> ArtifactError:
     """The refusal of weights with an output layer of their own where config.json says that there is none: transformers
-    would use it, vLLM would not, and whoever reads what is made of them would do as the one or the other."""
+    would use it, vLLM would not."""
     edited = 's/"tie_word_embeddings": *true/"tie_word_embeddings": false/'
     return ArtifactError(
         f"config.json says tie_word_embeddings: true, but {HEAD} and {EMBEDDING} differ",
@@ -135,19 +127,16 @@ def two_for_one(config: Path) -> ArtifactError:
 
 def in_two_files(name: str, folder: Path, first: str, second: str) -> ArtifactError:
     """The refusal of a tensor that two weights files have: even with an index, who loads them takes either."""
-    unused = (
-        f"mv {file} {file}.unused   # leaves that of {other}"
-        for file, other in (
-            (shlex.quote(str(folder / second)), first),
-            (shlex.quote(str(folder / first)), second),
-        )
-    )
+    one, other = (shlex.quote(str(folder / file)) for file in (first, second))
     return ArtifactError(
         f"two weights files have the tensor {name}",
         where=str(folder),
         expected="every tensor in one file",
         found=f"{first} and {second}",
-        hints=(*unused,),
+        hints=(
+            f"mv {other} {other}.unused   # leaves that of {first}",
+            f"mv {one} {one}.unused   # leaves that of {second}",
+        ),
     )
 
 
@@ -155,7 +144,7 @@ class FiniteReader(WeightReader):
     """A WeightReader that refuses NaN and infinite weights: what is made of them is as broken, and does not say so."""
 
     def __call__(self, name: str) -> torch.Tensor:
-        """One tensor. KeyError if there is none of that name, ArtifactError if it has numbers that are none."""
+        """One tensor; ArtifactError if it has values that are NaN or infinite."""
         return require_finite(name, super().__call__(name), self.folder)
 
 
@@ -179,8 +168,7 @@ def require_finite(name: str, tensor: torch.Tensor, place: Path) -> torch.Tensor
     return tensor
 
 
-def indexed_shards(index: Path) -> list[str]:
-    """The names of the shards that an index file names. ArtifactError for one outside the index's folder."""
+def _indexed_shards(index: Path) -> list[str]:
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         outside = [name for name in names if name.startswith("/") or ".." in name.split("/")]
@@ -205,19 +193,20 @@ def load_hf_weights(folder: str | Path) -> dict[str, torch.Tensor]:
 def save_hf_checkpoint(
     target: str | Path, weights: Iterable[tuple[str, torch.Tensor]], source: str | Path, *, ignored: Sequence[str] = ()
 ) -> None:
-    """Write a Hugging Face checkpoint: the weights, and config.json, tokenizer and carried tensors of `source`.
-
-    Args:
-        target: an existing or new folder; files of the same name are replaced.
-        weights: Hugging Face-named tensors, one at a time; written in shards of at most 5 GB, each in its own type.
-        source: folder whose config.json and tokenizer travel along.
-        ignored: patterns of names of tensors that transformers leaves in `source`; those that are not weights travel
-            along.
-    """
+    """Write a Hugging Face checkpoint: the weights in shards of at most 5 GB, each in its own type, and config.json,
+    tokenizer and carried tensors of `source` (`ignored` as carried_tensors'). Files of the same name are replaced."""
     target, source = Path(target), Path(source)
     target.mkdir(parents=True, exist_ok=True)
     _copy_files(source, target)
-    shards, numbers = _write_shards(target, _with_carried(weights, source, ignored))
+
+    def whole() -> Iterator[tuple[str, torch.Tensor]]:
+        written = set()
+        for name, tensor in weights:
+            written.add(name)
+            yield name, tensor
+        yield from (each for each in carried_tensors(source, ignored) if each[0] not in written)
+
+    shard_of, total, numbers = _write_shards(target, whole())
     if numbers:
         # Of most of them: a few tensors stay float32 in models that are not.
         dtype, config = str(numbers.most_common(1)[0][0]).removeprefix("torch."), read_config(target / "config.json")
@@ -225,26 +214,22 @@ def save_hf_checkpoint(
             config.pop("torch_dtype", None)
             text = json.dumps({**config, "dtype": dtype}, indent=2, sort_keys=True)
             (target / "config.json").write_text(text + "\n", encoding="utf-8")
-    if len(shards) == 1:
-        shards[0].path.rename(target / "model.safetensors")
+    count = 1 + max(shard_of.values(), default=0)
+    files = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    if count == 1:
+        files = ["model.safetensors"]
+    for number, file in enumerate(files):
+        (target / f"shard-{number}.writing").rename(target / file)
+    if count == 1:
         return
-    weight_map, total = {}, 0
-    for number, shard in enumerate(shards, start=1):
-        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        shard.path.rename(target / name)
-        weight_map.update(dict.fromkeys(shard.names, name))
-        total += shard.bytes
+    weight_map = {name: files[number] for name, number in shard_of.items()}
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (target / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def copy_model_files(source: Path, target: Path, *, carries: bool = True, precision: str = "keep") -> None:
-    """Copy what a Megatron checkpoint has beside its weights: config.json, tokenizer, chat template, generation config
-    and, unless they are among the weights, carried tensors. ArtifactError if the first two are missing.
-
-    Args:
-        precision: of carried tensors of a Hugging Face folder; see mapping.in_precision.
-    """
+    """Copy what a Megatron checkpoint has beside its weights: config.json, the tokenizer's files and, with `carries`,
+    carried tensors, those of a Hugging Face folder in `precision` (mapping.in_precision)."""
     from safetensors.torch import save_file
 
     _copy_files(source, target)
@@ -262,10 +247,11 @@ def copy_model_files(source: Path, target: Path, *, carries: bool = True, precis
 def carried_tensors(folder: Path, ignored: Sequence[str] = ()) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors that a policy has only if it trains them, those of multi-token prediction, in the type they are saved in.
 
+    In a Hugging Face checkpoint they are among the weights; a Megatron checkpoint's `hf` has a file of them, unless
+    they were trained: then they are among the weights beside it.
+
     Args:
-        folder: of a Hugging Face checkpoint, where they are among the weights; or a Megatron checkpoint's `hf`, where
-            they have a file of their own, unless they were trained: then they are among the weights beside it.
-        ignored: patterns of their names, of a family that only transformers knows.
+        ignored: patterns of names of tensors that transformers leaves in a folder of a family that it alone knows.
     """
     family = FAMILIES.get(str(read_config(folder / "config.json").get("model_type")))
     prefix = module_of(family.name).CARRIED if family is not None else ""
@@ -284,62 +270,41 @@ def carried_tensors(folder: Path, ignored: Sequence[str] = ()) -> Iterator[tuple
 
 
 def _copy_files(source: Path, target: Path) -> None:
-    """config.json and the tokenizer's files."""
     config = read_config(source / "config.json")
     copy_tokenizer(source, target)
     if config.pop("auto_map", None) is None:
         shutil.copyfile(source / "config.json", target / "config.json")
-    else:
-        # It names Python files of the source, which are neither run nor copied.
+    else:  # it names Python files of the source, which are neither run nor copied
         (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def _with_carried(
-    weights: Iterable[tuple[str, torch.Tensor]], source: Path, ignored: Sequence[str]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights, then what `source` carries beside them."""
-    written = set()
-    for name, tensor in weights:
-        written.add(name)
-        yield name, tensor
-    for name, tensor in carried_tensors(source, ignored):
-        if name not in written:
-            yield name, tensor
-
-
-class _Shard(NamedTuple):
-    path: Path
-    names: list[str]
-    bytes: int
 
 
 def _write_shards(
     target: Path, weights: Iterable[tuple[str, torch.Tensor]]
-) -> tuple[list[_Shard], Counter[torch.dtype]]:
-    """The files, and how many numbers there are of each floating type."""
+) -> tuple[dict[str, int], int, Counter[torch.dtype]]:
+    """Each tensor's shard, the bytes of all, and how many numbers there are of each floating type."""
     from safetensors.torch import save_file
 
-    shards: list[_Shard] = []
+    shard_of: dict[str, int] = {}
     numbers: Counter[torch.dtype] = Counter()
     pending: dict[str, torch.Tensor] = {}
-    size = 0
+    shard = size = total = 0
 
     def flush() -> None:
-        nonlocal pending, size
-        path = target / f"shard-{len(shards)}.writing"
+        path = target / f"shard-{shard}.writing"
         save_file(pending, str(path), metadata={"format": "pt"})
         as_umask_says(path)
-        shards.append(_Shard(path, sorted(pending), size))
-        pending, size = {}, 0
+        pending.clear()
 
     for name, tensor in weights:
         # Views of fused tensors share storage, which safetensors refuses: contiguous copies of each.
         kept = tensor.detach().to(device="cpu", copy=True).contiguous()
         if pending and size + kept.nbytes > MAX_SHARD_BYTES:
             flush()
-        pending[name] = kept
+            shard, size = shard + 1, 0
+        pending[name], shard_of[name] = kept, shard
         size += kept.nbytes
+        total += kept.nbytes
         if kept.is_floating_point():
             numbers[kept.dtype] += kept.numel()
     flush()
-    return shards, numbers
+    return shard_of, total, numbers

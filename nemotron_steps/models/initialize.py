@@ -39,15 +39,8 @@ def as_umask_says(path: Path) -> None:
 
 
 def initialize_checkpoint(shape: FromScratchConfig, tokenizer: Path, target: Path, seed: int) -> None:
-    """Write a random float32 model of the given shape whose vocabulary is the tokenizer's.
-
-    Weights are drawn as transformers draws them: normal, std `initializer_range`. Mamba-2: A is 1 to the number of
-    heads, D is 1, time steps are spread evenly in their logarithm over 0.001 to 0.1, and the output projection is
-    uniform, within 1 / sqrt(inner size · layers).
-
-    Args:
-        target: a folder that does not exist yet; it appears whole.
-    """
+    """Write a random float32 model of the given shape, drawn as transformers draws it, whose vocabulary is the
+    tokenizer's. `target`: a folder that does not exist yet; it appears whole."""
     import torch
     from safetensors.torch import load_file, save_file
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -93,10 +86,8 @@ def _settings(shape: FromScratchConfig) -> dict[str, Any]:
 
 
 def _prediction_tensors(config: Any) -> dict[str, torch.Tensor]:
-    """A block of multi-token prediction under the hub's names: its layers, and what leads in and out.
-
-    transformers has no module for it; its layers are those of the model.
-    """
+    """A block of multi-token prediction under the hub's names: its layers, and what leads in and out. transformers has
+    no module for it; its layers are those of the model."""
     import copy
 
     import torch

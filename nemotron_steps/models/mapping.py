@@ -17,8 +17,7 @@ import shlex
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from nemotron_steps.errors import ArtifactError
 from nemotron_steps.models.architecture import Architecture, quantised
@@ -26,6 +25,7 @@ from nemotron_steps.models.architecture import Architecture, quantised
 if TYPE_CHECKING:
     import torch
 
+    from nemotron_steps.models.huggingface import WeightReader
 
 HEAD = "lm_head.weight"
 EXACT = (".expert_bias", ".e_score_correction_bias", ".A_log", ".D", ".dt_bias")
@@ -45,37 +45,34 @@ class Layout(StrEnum):
     """How Hugging Face tensors sit inside a Megatron parameter."""
 
     COPY = "copy"
-    """One tensor, unchanged."""
     QKV = "qkv"
-    """Query, key and value projections, interleaved by key-value head."""
     GATE_UP = "gate_up"
-    """Gate and up projections, stacked."""
-    EXPERTS_GATE_UP = "experts_gate_up"
-    """Every expert's gate and up projections: [experts, 2 · inner, hidden]."""
-    EXPERTS = "experts"
-    """One projection of every expert: [experts, rows, columns]."""
+    EXPERTS_GATE_UP = "experts_gate_up"  # [experts, 2 · inner, hidden]
+    EXPERTS = "experts"  # [experts, rows, columns]
     PARTS = "parts"
-    """One tensor, whose rows are several parts (`Parameter.parts`)."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One Megatron parameter of the whole model."""
+    """One Megatron parameter of the whole model.
+
+    Attributes:
+        tp_dim: dimension cut under tensor parallelism; None when every rank holds all of it.
+        layer: of the model; of multi-token prediction, numbers after its last layer. None for what no layer has.
+        optional: absent from checkpoints of models that were never trained with it; then all zeros.
+        parts: name and rows of each part; tensor parallelism cuts every part by itself.
+        key: what megatron-core's checkpoints call it; empty for `name`.
+    """
 
     name: str
     hf_names: tuple[str, ...]
     hf_shapes: tuple[tuple[int, ...], ...]
     layout: Layout = Layout.COPY
     tp_dim: int | None = None
-    """Dimension cut under tensor parallelism; None when every rank holds all of it."""
     layer: int | None = None
-    """Of the model; of multi-token prediction, numbers after its last layer. None for what no layer has."""
     optional: bool = False
-    """Absent from checkpoints of models that were never trained with it; then all zeros."""
     parts: tuple[tuple[str, int], ...] = ()
-    """Name and rows of each part; tensor parallelism cuts every part by itself."""
     key: str = ""
-    """What megatron-core's checkpoints call it; empty for `name`."""
 
     @property
     def of_experts(self) -> bool:
@@ -169,25 +166,13 @@ def unshard(parameter: Parameter, shards: Sequence[torch.Tensor]) -> torch.Tenso
     return torch.cat(list(shards), dim=parameter.tp_dim)
 
 
-class TensorReader(Protocol):
-    """Tensors of a checkpoint by name, read one at a time (huggingface.WeightReader)."""
-
-    folder: Path
-
-    def names(self) -> set[str]:
-        """Of every tensor that there is."""
-
-    def __call__(self, name: str) -> torch.Tensor:
-        """One of them."""
-
-
 def of_mtp(parameter: Parameter, architecture: Architecture) -> bool:
     """Whether a parameter is of multi-token prediction."""
     return parameter.layer is not None and parameter.layer >= architecture.num_layers
 
 
 def to_megatron(
-    weights: Mapping[str, torch.Tensor] | TensorReader,
+    weights: Mapping[str, torch.Tensor] | WeightReader,
     architecture: Architecture,
     *,
     mtp_alone: bool = False,
@@ -201,9 +186,8 @@ def to_megatron(
         held: Megatron names of those that are read; None: all. Whether a name is missing is looked at for all.
         experts: which of a layer's experts are read, of tensors that have them all.
 
-    Raises:
-        ArtifactError: a tensor is missing, not the model's, or has another shape than the architecture says.
-        UnsupportedError: a tensor is quantised.
+    Raises ArtifactError for tensors that are missing, too many or of another shape, UnsupportedError for quantised
+    ones.
     """
     import torch
 
@@ -215,8 +199,7 @@ def to_megatron(
     for parameter in wanted:
         if held is not None and parameter.name not in held:
             continue
-        tensors = []
-        own = slice(None)
+        tensors, own = [], slice(None)
         if parameter.of_experts:
             first, last, _ = experts.indices(architecture.num_experts)
             each = len(parameter.hf_names) // architecture.num_experts
@@ -246,21 +229,17 @@ def check_stored(stored: Mapping[str, Stored], architecture: Architecture, where
     """Refuse what `to_megatron` would, before any tensor is read."""
     wanted = parameters(architecture)
     shapes = {name: shape for name, shape in hf_shapes(architecture).items() if name in stored}
-    # A quantised checkpoint has scales as well, which the model has no place for: that would be said of them.
+    # Types first: a quantised checkpoint has scales as well, which the model has no place for.
     for name in shapes:
-        _check_type(name, stored[name], where)
+        _check_tensor(name, stored[name], stored[name].shape, where)
     _check_names(set(stored), wanted, architecture, where)
     for name, shape in shapes.items():
         _check_tensor(name, stored[name], shape, where)
 
 
-def _check_type(name: str, stored: Stored, where: str | None) -> None:
+def _check_tensor(name: str, stored: Stored, shape: tuple[int, ...], where: str | None) -> None:
     if not stored.is_plain:
         raise quantised(f"the tensor {name} is {stored.dtype}", where)
-
-
-def _check_tensor(name: str, stored: Stored, shape: tuple[int, ...], where: str | None) -> None:
-    _check_type(name, stored, where)
     if stored.shape != shape:
         raise ArtifactError(
             f"the tensor {name} has another shape than config.json says",
@@ -291,10 +270,12 @@ def _check_names(names: set[str], wanted: Sequence[Parameter], architecture: Arc
         )
     carried = "" if architecture.trains_mtp else prefix
     # What the model makes of others, a tied output layer or rotary frequencies: WeightReader compares it with those.
-    made = {HEAD} if architecture.tied_embeddings else set[str]()
-    known = {name for p in wanted for name in p.hf_names} | made
-    others = (name for name in names.difference(known) if not name.endswith("rotary_emb.inv_freq"))
-    extra = sorted(name for name in others if not (carried and name.startswith(carried)))
+    known = {name for p in wanted for name in p.hf_names}
+    extra = []
+    for name in sorted(names - known):
+        made = name.endswith("rotary_emb.inv_freq") or (name == HEAD and architecture.tied_embeddings)
+        if not made and not (carried and name.startswith(carried)):
+            extra.append(name)
     if extra:
         raise ArtifactError(
             f"the checkpoint has a tensor that this model has no place for: {extra[0]}",

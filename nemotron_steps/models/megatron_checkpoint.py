@@ -1,7 +1,7 @@
 """Megatron checkpoint folders: `hf/` (config.json, tokenizer, chat template) and `weights/` (torch_dist).
 
-The weights of the whole model are written and read here under megatron-core's own sharded names, so a policy in any
-parallel layout loads them and `convert/*` needs no model. Optimizer state is engine/policy/checkpoint.py's.
+The weights are written and read under megatron-core's own sharded names, so a policy in any parallel layout loads them
+and `convert/*` needs no model. Optimizer state is engine/policy/checkpoint.py's.
 """
 
 from __future__ import annotations
@@ -83,14 +83,11 @@ def sharded_tensors(
     *,
     prefix: str = "",
 ) -> list[Any]:
-    """megatron-core ShardedTensors of one rank's part of a parameter, in the order `join` puts them together.
+    """megatron-core ShardedTensors of one rank's part of a parameter, or, with a `prefix` of its key, of optimizer
+    state of the same shape; in the order `join` puts them together.
 
     Gate and up rows are two shards, so that they can be cut differently by another tensor-parallel size; the parts of
     a Mamba-2 projection are tensors of their own.
-
-    Args:
-        tensor: this rank's part, any dtype: the weight itself, or optimizer state of its shape.
-        prefix: put before the key, for optimizer state.
     """
     import torch
     from megatron.core.dist_checkpointing import ShardedTensor
@@ -104,15 +101,8 @@ def sharded_tensors(
     key = prefix + sharded_key(parameter, architecture)
 
     def made(name: str, part: torch.Tensor, *cuts: tuple[int, int, int], padded: bool = False) -> Any:
-        return ShardedTensor.from_rank_offsets(
-            name,
-            part,
-            *offsets,
-            *cuts,
-            replica_id=place.replica,
-            prepend_axis_num=axes,
-            allow_shape_mismatch=padded,
-        )
+        kept = {"replica_id": place.replica, "prepend_axis_num": axes, "allow_shape_mismatch": padded}
+        return ShardedTensor.from_rank_offsets(name, part, *offsets, *cuts, **kept)
 
     if parameter.layout in (Layout.GATE_UP, Layout.EXPERTS_GATE_UP):
         dim = 1 if parameter.of_experts else 0
@@ -151,10 +141,8 @@ def save_megatron_weights(
 
 
 def load_megatron_weights(folder: str | Path, architecture: Architecture) -> dict[str, torch.Tensor]:
-    """Whole Megatron tensors of a torch_dist checkpoint, by name, on CPU. One process.
-
-    Raises ArtifactError when it is incomplete or of another architecture.
-    """
+    """Whole Megatron tensors of a torch_dist checkpoint, by name, on CPU, in one process. ArtifactError when it is
+    incomplete or of another architecture."""
     import torch
 
     load_megatron_core()
@@ -162,9 +150,7 @@ def load_megatron_weights(folder: str | Path, architecture: Architecture) -> dic
     stored = stored_tensors(folder, architecture)
     state = {}
     for parameter in parameters(architecture):
-        key = sharded_key(parameter, architecture)
-        if parameter.parts:
-            key = f"{key}.{parameter.parts[0][0]}"
+        key = _stored_keys(parameter, architecture)[0]
         if key not in stored:
             if parameter.optional:
                 continue
@@ -179,11 +165,7 @@ def stored_tensors(folder: str | Path, architecture: Architecture) -> Mapping[st
     """What the weights of a Megatron checkpoint say of each tensor, by key. ArtifactError for one that the model has no
     place for; optimizer states and what multi-token prediction has may stay unread."""
     stored: Mapping[str, Any] = read_metadata(folder).state_dict_metadata
-    known = {
-        f"{sharded_key(p, architecture)}{f'.{part}' if part else ''}"
-        for p in parameters(architecture)
-        for part in ([name for name, _ in p.parts] or [""])
-    }
+    known = {key for p in parameters(architecture) for key in _stored_keys(p, architecture)}
     unread = ("optimizer.", "" if architecture.trains_mtp else "mtp.")
     extra = sorted(
         key
@@ -200,6 +182,11 @@ def stored_tensors(folder: str | Path, architecture: Architecture) -> Mapping[st
     return stored
 
 
+def _stored_keys(parameter: Parameter, architecture: Architecture) -> list[str]:
+    key = sharded_key(parameter, architecture)
+    return [f"{key}.{name}" for name, _ in parameter.parts] or [key]
+
+
 def trained_mtp(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Hugging Face tensors of multi-token prediction that are among the weights of a Megatron checkpoint folder, none
     where it was not trained. Not collective."""
@@ -212,8 +199,7 @@ def trained_mtp(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     for parameter in parameters(architecture):
         if not of_mtp(parameter, architecture):
             continue
-        key = sharded_key(parameter, architecture)
-        keys = [f"{key}.{name}" for name, _ in parameter.parts] or [key]
+        keys = _stored_keys(parameter, architecture)
         if keys[0] not in stored:
             return
         parts = {name: torch.empty(stored[name].size, dtype=stored[name].properties.dtype) for name in keys}
@@ -222,11 +208,7 @@ def trained_mtp(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def convert_hf_to_megatron(source: str | Path, target: str | Path, precision: str = "keep") -> None:
-    """A Hugging Face folder → a Megatron checkpoint folder.
-
-    Args:
-        precision: of the written weights (mapping.in_precision); keep: their own, bit for bit.
-    """
+    """A Hugging Face folder → a Megatron checkpoint folder, in `precision` (mapping.in_precision)."""
     source, target = Path(source), Path(target)
     architecture = Architecture.from_folder(source)
     reader = FiniteReader(source)
@@ -237,11 +219,7 @@ def convert_hf_to_megatron(source: str | Path, target: str | Path, precision: st
 
 
 def convert_megatron_to_hf(source: str | Path, target: str | Path, precision: str = "keep") -> None:
-    """A Megatron checkpoint folder → a Hugging Face folder that plain transformers loads.
-
-    Args:
-        precision: see convert_hf_to_megatron.
-    """
+    """A Megatron checkpoint folder → a Hugging Face folder that plain transformers loads, in `precision`."""
     source, target = Path(source), Path(target)
     if not is_megatron_checkpoint(source):
         raise ArtifactError("not a Megatron checkpoint", where=str(source), expected="hf/ and weights/metadata.json")

@@ -9,9 +9,8 @@ from __future__ import annotations
 import atexit
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from nemotron_steps.errors import UnsupportedError
 
@@ -21,10 +20,8 @@ _loaded = False
 def load_megatron_core() -> None:
     """Import megatron-core. Idempotent; UnsupportedError when it is not installed.
 
-    While it is being imported, wandb and Transformer Engine are hidden (only loggers and layers of its own, which
-    nothing here uses, need them, and a Transformer Engine built for another torch or CUDA ends its import) and
-    `torch.compile` decorates nothing: compiling the handful of functions it marks pulls in the whole inductor, and this
-    project calls its own versions of the ones that matter.
+    Meanwhile wandb and Transformer Engine are hidden (nothing here uses what needs them, and a Transformer Engine built
+    for another torch or CUDA ends the import) and `torch.compile` decorates nothing, or it pulls in the whole inductor.
     """
     global _loaded
     if _loaded:
@@ -33,13 +30,9 @@ def load_megatron_core() -> None:
 
     hidden = {name: sys.modules.get(name) for name in ("wandb", "transformer_engine")}
     compile_function = torch.compile
-
-    def leave_uncompiled(function: Callable[..., Any] | None = None, **_: object) -> Any:
-        return function if function is not None else (lambda inner: inner)
-
     try:
         sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
-        torch.compile = leave_uncompiled  # type: ignore[assignment]
+        torch.compile = lambda function=None, **_: function or (lambda inner: inner)  # type: ignore[assignment]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns about Apex and Transformer Engine, which it does without
             import megatron.core.dist_checkpointing
@@ -61,11 +54,8 @@ def load_megatron_core() -> None:
 
 @contextmanager
 def on_available_device() -> Iterator[None]:
-    """Make `torch.cuda.current_device()` and `synchronize()` answer for the CPU where there is no CUDA.
-
-    megatron-core asks them when it allocates communication buffers and closes checkpoints. Where CUDA is available
-    this does nothing.
-    """
+    """Make `torch.cuda.current_device()` and `synchronize()`, which megatron-core asks when it allocates communication
+    buffers and closes checkpoints, answer for the CPU where there is no CUDA."""
     import torch
 
     if torch.cuda.is_available():
@@ -82,11 +72,8 @@ def on_available_device() -> Iterator[None]:
 
 
 def ensure_process_group() -> None:
-    """Initialise torch.distributed unless it already is, as ranks of a group have done (workers/ranks.py).
-
-    A group of this process alone, over an in-memory store: no port is opened, and variables of a launcher that the
-    process inherited say nothing. The process leaves it as it ends, or NCCL warns of it.
-    """
+    """Initialise torch.distributed unless it already is (workers/ranks.py): a group of this process alone over an
+    in-memory store, so that no port is opened and variables of a launcher say nothing."""
     import torch
     import torch.distributed as dist
 
@@ -94,12 +81,11 @@ def ensure_process_group() -> None:
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    atexit.register(_leave_process_group)
 
+    def leave() -> None:
+        """As the process ends, or NCCL warns of it."""
+        with suppress(RuntimeError):  # of a GPU that failed, which has been reported
+            if dist.is_initialized():
+                dist.destroy_process_group()
 
-def _leave_process_group() -> None:
-    import torch.distributed as dist
-
-    with suppress(RuntimeError):  # of a GPU that failed, which has been reported
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    atexit.register(leave)

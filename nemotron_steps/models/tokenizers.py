@@ -1,10 +1,8 @@
 """Train a small tokenizer for models that start from nothing: bytes, plus the phrases a data set keeps repeating.
 
-A task's wording ("Spell this word backward (example: sun -> nus): ") becomes one token, while its letters and digits
-stay one token each, so a small model sees short sequences and never has to learn how a word is spelt. Not for
-language modelling: natural text costs about one token a byte.
-
-The result is an ordinary fast tokenizer folder (tokenizer.json, tokenizer_config.json, chat_template.jinja).
+A task's wording ("Spell this word backward (example: sun -> nus): ") becomes one token, while letters and digits stay
+one token each, so a small model sees short sequences and never has to learn how a word is spelt. Not for language
+modelling: natural text costs about one token a byte.
 """
 
 from __future__ import annotations
@@ -73,16 +71,8 @@ _ATOM = re.compile(r"[A-Za-z]+|\s+|.", re.DOTALL)
 def train_tokenizer(
     texts: Sequence[str], *, min_share: float = 0.02, max_phrases: int = 128
 ) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer with the phrases of `texts` as whole tokens and a chat template.
-
-    Args:
-        texts: message contents; a few thousand suffice.
-        min_share: a phrase must occur in at least this share of the texts.
-        max_phrases: at most so many phrases, those that shorten the texts most.
-
-    Raises:
-        DataError: there is no text.
-    """
+    """A byte-level tokenizer with a chat template, and as whole tokens the `max_phrases` phrases that shorten `texts`
+    most, of those that at least `min_share` of them have. DataError when there is no text."""
     from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
     from transformers import PreTrainedTokenizerFast
@@ -96,9 +86,15 @@ def train_tokenizer(
     vocabulary = {piece: index for index, piece in enumerate((*SPECIAL_TOKENS, *dict.fromkeys(pieces)))}
     # No merges: a piece is one token when it is in the vocabulary (a phrase), else its bytes.
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[], ignore_merges=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(_phrase_pattern(phrases)), behavior="isolated"), byte_level]
+    # Longest phrase first; one that begins or ends with a letter must not cut a longer word.
+    pattern = "|".join(
+        ("(?<![A-Za-z])" if phrase[0].isalpha() else "")
+        + re.escape(phrase)
+        + ("(?![A-Za-z])" if phrase[-1].isalpha() else "")
+        for phrase in sorted(phrases, key=lambda p: (-len(p), p))
     )
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     trained = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
@@ -113,11 +109,8 @@ def train_tokenizer(
 
 
 def template_texts(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The stretches of text between special tokens of a chat as CHAT_TEMPLATE writes it, tools and calls included.
-
-    Args:
-        tools: in the Responses shape.
-    """
+    """The stretches of text between special tokens of a chat as CHAT_TEMPLATE writes it, with `tools` in the Responses
+    shape."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     nested: list[Any] = [
@@ -137,10 +130,9 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 def repeated_phrases(texts: Sequence[str], min_share: float, max_phrases: int) -> list[str]:
     """Stretches of text that at least `min_share` of the texts contain, most saved tokens first.
 
-    Neighbouring atoms (words, digits, runs of spaces, single other characters) that occur together often enough are
-    joined, the most frequent pairs first, as in byte-pair encoding but across word boundaries. Content is never
-    joined: words that few texts have, and digits that their surroundings do not determine ("1 2 3" of an example in
-    the wording is wording, the numbers of a problem are not). A single word is not a phrase: it could be content too.
+    Neighbouring atoms that occur together often enough are joined, the most frequent pairs first, as in byte-pair
+    encoding but across word boundaries. Content is never joined: words that few texts have, and digits that their
+    surroundings do not determine. A single word is not a phrase: it could be content too.
     """
     if not texts:
         raise DataError("no text to train a tokenizer on", expected="at least one chat")
@@ -148,11 +140,18 @@ def repeated_phrases(texts: Sequence[str], min_share: float, max_phrases: int) -
     atoms_of = [_ATOM.findall(text) for text in texts]
     shares = Counter(atom for atoms in atoms_of for atom in set(atoms))
     wording = {atom for atom, count in shares.items() if count >= threshold and not atom.isdigit()}
-    fixed = _fixed_contexts(atoms_of, threshold)
+    # What precedes or follows a digit, where that is frequent and (almost) always beside the same digit.
+    digits: dict[_Context, Counter[str]] = defaultdict(Counter)
+    for atoms in atoms_of:
+        for place, atom in enumerate(atoms):
+            for context in _contexts(atoms, place) if atom.isdigit() else ():
+                digits[context][atom] += 1
+    frequent = {context: found for context, found in digits.items() if found.total() >= threshold}
+    fixed = {context for context, found in frequent.items() if max(found.values()) >= ALWAYS * found.total()}
     # Texts that differ in content alone become one pattern, so the joining below walks a handful of them.
     patterns = Counter(_pattern(atoms, wording, fixed) for atoms in atoms_of)
     sequences = [(list(pattern), count) for pattern, count in patterns.items()]
-    while pairs := _most_frequent_pairs(sequences, threshold):
+    while pairs := _most_frequent(sequences, threshold):
         sequences = [(_join(sequence, pairs), count) for sequence, count in sequences]
     saved: Counter[str] = Counter()
     for sequence, count in sequences:
@@ -160,21 +159,6 @@ def repeated_phrases(texts: Sequence[str], min_share: float, max_phrases: int) -
             if piece is not None and not piece.strip().isalnum() and len(piece.encode()) > 1:
                 saved[piece] += count * (len(piece.encode()) - 1)
     return [piece for piece, _ in sorted(saved.items(), key=lambda item: (-item[1], item[0]))[:max_phrases]]
-
-
-def _fixed_contexts(atoms_of: Iterable[Sequence[str]], threshold: float) -> set[_Context]:
-    """What precedes or follows a digit, where that is frequent and (almost) always beside the same digit."""
-    found: dict[_Context, Counter[str]] = defaultdict(Counter)
-    for atoms in atoms_of:
-        for place, atom in enumerate(atoms):
-            if atom.isdigit():
-                for context in _contexts(atoms, place):
-                    found[context][atom] += 1
-    return {
-        context
-        for context, digits in found.items()
-        if digits.total() >= threshold and max(digits.values()) >= ALWAYS * digits.total()
-    }
 
 
 def _contexts(atoms: Sequence[str], place: int) -> tuple[_Context, _Context]:
@@ -194,7 +178,7 @@ def _pattern(atoms: Sequence[str], wording: set[str], fixed: set[_Context]) -> t
     return tuple(kept)
 
 
-def _most_frequent_pairs(sequences: Iterable[tuple[list[str | None], int]], threshold: float) -> set[tuple[str, str]]:
+def _most_frequent(sequences: Iterable[tuple[list[str | None], int]], threshold: float) -> set[tuple[str, str]]:
     """Every pair that as many texts have as the most frequent one (the words of one sentence all tie); empty when
     that is below the threshold."""
     counts: Counter[tuple[str, str]] = Counter()
@@ -218,13 +202,3 @@ def _join(sequence: list[str | None], pairs: set[tuple[str, str]]) -> list[str |
             joined.append(left)
             place += 1
     return joined
-
-
-def _phrase_pattern(phrases: Sequence[str]) -> str:
-    """Longest phrase first; one that begins or ends with a letter must not cut a longer word."""
-    return "|".join(
-        ("(?<![A-Za-z])" if phrase[0].isalpha() else "")
-        + re.escape(phrase)
-        + ("(?![A-Za-z])" if phrase[-1].isalpha() else "")
-        for phrase in sorted(phrases, key=lambda p: (-len(p), p))
-    )

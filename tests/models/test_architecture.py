@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.errors import ArtifactError, UnsupportedError
-from nemotron_steps.models.architecture import Architecture, Mamba2, RopeScaling, facts_of, hf_folder, read_config
+from nemotron_steps.models.architecture import Architecture, facts_of, hf_folder, read_config
+from nemotron_steps.models.rope import inverse_frequencies
+from tests.models.checkpoints import SIZES
+from tests.models.defaults import REQUIRED
 
 QWEN3: dict[str, Any] = {
     "model_type": "qwen3",
@@ -35,34 +40,6 @@ def read(**changes: Any) -> Architecture:
     return Architecture.from_config(config)
 
 
-def test_every_size_is_read_from_its_own_key() -> None:
-    found = read()
-    assert (found.hidden_size, found.num_layers, found.num_attention_heads, found.num_key_value_heads) == (64, 3, 8, 2)
-    assert (found.head_dim, found.ffn_hidden_size, found.vocab_size, found.max_position_embeddings) == (
-        16,
-        96,
-        300,
-        512,
-    )
-    assert (found.norm_eps, found.tied_embeddings, found.initializer_range, found.rope_theta) == (1e-5, True, 0.01, 5e5)
-    assert (found.qk_norm, found.qkv_bias, found.is_moe, found.query_heads_per_group) == (True, False, False, 4)
-    assert (found.mixtures, found.is_hybrid) == ((), False)
-
-
-def test_what_attention_has_beside_its_projections_is_the_familys() -> None:
-    assert [read(model_type=family).qkv_bias for family in ("llama", "qwen2", "qwen3")] == [False, True, False]
-    assert [read(model_type=family).qk_norm for family in ("llama", "qwen2", "qwen3")] == [False, False, True]
-
-
-def test_experts_are_counted_under_either_name() -> None:
-    moe = {"model_type": "qwen3_moe", "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-    for key in ("num_experts", "num_local_experts"):
-        found = read(**moe, **{key: 4})
-        assert (found.num_experts, found.experts_per_token, found.moe_ffn_hidden_size) == (4, 2, 24)
-        assert found.mixtures == (0, 1, 2) and not found.norm_topk_prob
-    assert read(**moe, num_experts=4, norm_topk_prob=True).norm_topk_prob
-
-
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
@@ -70,7 +47,18 @@ def test_experts_are_counted_under_either_name() -> None:
         ({"vocab_size": "many"}, ArtifactError, "vocab_size must be a whole number"),
         ({"num_attention_heads": 7}, ArtifactError, "do not divide"),
         ({"model_type": "gpt2"}, UnsupportedError, "no Megatron mapping"),
+        ({"model_type": "llama", "sliding_window": 4096}, UnsupportedError, "sliding_window is not implemented"),
         ({"quantization_config": {"quant_method": "fp8"}}, UnsupportedError, "quantised"),
+        ({"hidden_act": "gelu"}, UnsupportedError, "SiLU"),
+        *(({key: True}, UnsupportedError, key) for key in ("attention_bias", "mlp_bias", "use_sliding_window")),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, UnsupportedError, "full attention"),
+        ({"decoder_sparse_step": 2}, UnsupportedError, "every layer"),
+        ({"mlp_only_layers": [1]}, UnsupportedError, "every layer"),
+        ({"partial_rotary_factor": 0.5}, UnsupportedError, "partial rotary"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, UnsupportedError, "partial rotary"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, UnsupportedError, "not implemented"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "extra": 1}}, UnsupportedError, "unknown rotary"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, UnsupportedError, "unknown rotary"),
     ],
 )
 def test_a_config_that_cannot_be_is_refused(change: dict[str, Any], error: type[Exception], said: str) -> None:
@@ -183,12 +171,6 @@ def test_a_rotary_scaling_that_cannot_be_is_refused_with_its_key(key: str, scali
     assert f"{key}{said}" in refusal(**{key: scaling}).what
 
 
-def test_rotary_parameters_for_each_kind_of_layer_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="unknown rotary scaling") as caught:
-        read(rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1e6}})
-    assert caught.value.found == "full_attention"
-
-
 def test_rotary_parameters_without_a_base_take_the_one_beside_them() -> None:
     assert read(rope_parameters={"rope_type": "linear", "factor": 2.0}).rope_theta == 5e5
     assert read(rope_parameters={"rope_type": "default"}, rope_theta=...).rope_theta == 1e4
@@ -237,28 +219,6 @@ def test_scaled_positions_reach_as_far_as_the_scaling_was_made_for(scaling: Any,
     assert (new.positions, new.rope_theta) == (positions, 7.0)
 
 
-def test_a_scaling_has_transformers_defaults_and_its_original_length() -> None:
-    assert RopeScaling("yarn") == RopeScaling("yarn", 1.0, 1.0, 4.0, None, 32.0, 1.0, None, None, None, True)
-    assert read(rope_scaling={"rope_type": "linear", "factor": 2.0}).rope_scaling == RopeScaling(
-        "linear", 2.0, original_max_position_embeddings=512
-    )
-
-
-def test_sizes_of_a_mixer_follow_from_its_heads_groups_and_states() -> None:
-    mixer = Mamba2(num_heads=6, head_dim=4, state_size=5, num_groups=2, conv_kernel=4, chunk_size=8)
-    assert (mixer.inner_size, mixer.conv_channels, mixer.in_proj_rows) == (24, 24 + 2 * 10, 24 + 44 + 6)
-    assert mixer.time_step_limit == (0.0, math.inf) and mixer.conv_bias
-
-
-def test_facts_of_a_layout_are_those_of_the_architecture() -> None:
-    facts = read().facts
-    assert (facts.layers, facts.attention_heads, facts.key_value_heads, facts.head_dim) == (3, 8, 2, 16)
-    assert (facts.experts, facts.mlp_width, facts.shared_width, facts.positions) == (0, 96, None, 512)
-    moe = replace(read(), num_experts=4, moe_ffn_hidden_size=24, shared_ffn_hidden_size=36)
-    assert (moe.facts.experts, moe.facts.mlp_width, moe.facts.shared_width) == (4, 24, 36)
-    assert replace(moe, pattern="E-*", ffn_hidden_size=96).facts.shared_width == 12
-
-
 def test_a_folder_is_itself_or_holds_its_config_in_hf(tmp_path: Path) -> None:
     (tmp_path / "hf").mkdir()
     assert hf_folder(tmp_path) == tmp_path / "hf" and hf_folder(tmp_path / "hf") == tmp_path / "hf"
@@ -274,3 +234,85 @@ def test_a_folder_is_itself_or_holds_its_config_in_hf(tmp_path: Path) -> None:
         Architecture.from_folder(tmp_path)
     with pytest.raises(ArtifactError, match=r"no config\.json"):
         read_config(tmp_path / "config.json")
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+
+
+def test_the_page_has_the_table():
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| `(\w+)\.py` \|$", PAGE.read_text(), re.MULTILINE)
+    assert rows == [(family.name, family.kind, family.module) for family in FAMILIES.values()]
+
+
+QWEN3_MOE = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 300,
+    "max_position_embeddings": 512,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_key_that_is_not_there_is_transformers_default(family: str) -> None:
+    from transformers import AutoConfig
+
+    bare: dict[str, Any] = {"model_type": family, **REQUIRED[family]}
+    full = AutoConfig.for_model(**bare).to_dict()
+    architecture = Architecture.from_config(full)
+    assert Architecture.from_config(bare) == architecture
+    assert REQUIRED[family].keys() < full.keys()
+    for key in full.keys() - {"model_type"}:
+        rest = {name: value for name, value in full.items() if name != key}
+        if key not in REQUIRED[family]:
+            assert Architecture.from_config(rest) == architecture, key
+            continue
+        with pytest.raises(ArtifactError, match="lacks "):
+            Architecture.from_config(rest)
+
+
+@pytest.mark.parametrize("rope", ["linear", "yarn", "llama3"])
+def test_a_scaling_without_its_factor_is_refused_as_in_transformers(rope: str) -> None:
+    stated = {"rope_type": rope, "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    bare = {"model_type": "llama", **REQUIRED["llama"]}
+    Architecture.from_config({**bare, "rope_parameters": stated})
+    del stated["factor"]
+    with pytest.raises(ArtifactError, match=r"lacks rope_parameters\.factor"):
+        Architecture.from_config({**bare, "rope_parameters": stated})
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "linear", "factor": 2.0},
+        {**LLAMA3, "original_max_position_embeddings": 64},
+        {**LLAMA3, "original_max_position_embeddings": 8192},
+        YARN,
+        {**YARN, "truncate": False},
+        {**YARN, "original_max_position_embeddings": 4096, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False},
+        {**YARN, "attention_factor": 1.25},
+        {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3},
+        # Past half of the head's size even the slowest pair turns often: the ramp ends behind the last of them.
+        {**YARN, "original_max_position_embeddings": 2**20},
+    ],
+    ids=lambda scaling: "-".join(str(value) for value in scaling.values()),
+)
+def test_scaled_frequencies_are_those_of_transformers(scaling: dict[str, Any]) -> None:
+    from transformers import Qwen3Config
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    parameters = {"rope_theta": 10000.0, **scaling}
+    config = Qwen3Config(**{**SIZES, "head_dim": 64}, rope_parameters=parameters)
+    frequencies, factor = inverse_frequencies(Architecture.from_config(config.to_dict()))
+    expected, expected_factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, torch.device("cpu"))
+    torch.testing.assert_close(frequencies, expected, rtol=1e-6, atol=0)
+    assert factor == pytest.approx(expected_factor, rel=1e-6)

@@ -109,29 +109,24 @@ MISFITS = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "said", "hint"), MISFITS)
-def test_what_does_not_fit_together_is_refused_with_what_to_do(spoil, said, hint, folder, tmp_path):
-    spoil(folder)
-    with pytest.raises(ArtifactError) as caught:
-        validate("checkpoint_hf", folder)
-        convert_hf_to_megatron(folder, tmp_path / "megatron")
-    with pytest.raises(ArtifactError) as converted:
-        convert_hf_to_megatron(folder, tmp_path / "megatron")
-    for error in (caught.value, converted.value):
-        assert said in str(error) and str(folder) in error.where and hint in error.hints[0]
-
-
 def preflight(folder):
     check(ConvertConfig(), {"checkpoint_hf": Artifact("checkpoint_hf", "", folder)})
 
 
 @pytest.mark.parametrize(("spoil", "said", "hint"), MISFITS)
-def test_what_a_conversion_refuses_is_refused_before_a_run_starts(spoil, said, hint, folder):
+def test_what_does_not_fit_together_is_refused_before_and_in_a_run_with_what_to_do(spoil, said, hint, folder, tmp_path):
     preflight(folder)
     spoil(folder)
-    with pytest.raises(ArtifactError) as caught:
-        preflight(folder)
-    assert said in str(caught.value) and str(folder) in caught.value.where and hint in caught.value.hints[0]
+
+    def validated():
+        validate("checkpoint_hf", folder)
+        convert_hf_to_megatron(folder, tmp_path / "megatron")
+
+    for read in (lambda: preflight(folder), validated, lambda: convert_hf_to_megatron(folder, tmp_path / "megatron")):
+        with pytest.raises(ArtifactError) as caught:
+            read()
+        error = caught.value
+        assert said in str(error) and str(folder) in error.where and hint in error.hints[0]
 
 
 def test_a_config_in_another_encoding_is_refused(folder, tmp_path):
@@ -156,10 +151,6 @@ def test_an_eight_bit_tensor_is_refused_by_name(folder, tmp_path):
     assert "BF16" in caught.value.hints[0]
     with pytest.raises(UnsupportedError, match=r"layers\.4\.mixer\.in_proj\.weight is f8_e4m3"):
         preflight(folder)
-
-
-def test_what_an_earlier_step_will_make_is_not_looked_at():
-    check(ConvertConfig(), {"checkpoint_hf": None})
 
 
 def test_two_generations_of_keys_that_agree_are_taken(folder, tmp_path):

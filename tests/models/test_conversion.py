@@ -7,21 +7,24 @@ import os
 import pickle
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from nemotron_steps.artifacts.validators import validate
+from nemotron_steps.config.schema.convert import ConvertConfig
 from nemotron_steps.errors import ArtifactError
 from nemotron_steps.models import huggingface
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.distributed_checkpoint import read_metadata
 from nemotron_steps.models.huggingface import WeightReader, load_hf_weights, save_hf_checkpoint
 from nemotron_steps.models.mapping import (
+    EXACT,
     hf_names,
-    megatron_shape,
     parameters,
     shard,
     to_hf,
@@ -33,15 +36,10 @@ from nemotron_steps.models.megatron_checkpoint import (
     convert_megatron_to_hf,
     save_megatron_weights,
 )
+from nemotron_steps.runs.context import plain_context
+from nemotron_steps.steps.convert import hf_to_megatron, megatron_to_hf
 from tests.models.checkpoints import write_checkpoint
-
-
-def test_every_tensor_has_a_place(checkpoint):
-    weights = load_hf_weights(checkpoint)
-    architecture = Architecture.from_folder(checkpoint)
-    assert hf_names(architecture) == {name for name in weights if not name.startswith("mtp.")}
-    for parameter, tensor in to_megatron(weights, architecture):
-        assert tuple(tensor.shape) == megatron_shape(parameter), parameter.name
+from tests.models.hybrid_twins import write_hybrid
 
 
 def test_round_trip_through_folders_is_bit_exact(checkpoint, tmp_path):
@@ -98,7 +96,7 @@ def test_an_export_fills_a_shard_before_it_begins_another_and_is_read_back_whole
 def test_an_index_that_points_out_of_the_folder_is_refused(checkpoint, tmp_path):
     shutil.copytree(checkpoint, tmp_path / "model")
     (tmp_path / "model/model.safetensors").rename(tmp_path / "outside.safetensors")
-    for shard_name in ("../outside.safetensors", str(tmp_path / "outside.safetensors")):
+    for shard_name in ("../outside.safetensors", "a/../../outside.safetensors", str(tmp_path / "outside.safetensors")):
         index = {"weight_map": dict.fromkeys(load_hf_weights(checkpoint), shard_name)}
         (tmp_path / "model/model.safetensors.index.json").write_text(json.dumps(index))
         with pytest.raises(ArtifactError, match="outside its folder") as caught:
@@ -198,17 +196,6 @@ def test_of_experts_only_those_asked_for_are_read(tmp_path):
     assert len([name for name in read.read if ".experts." in name]) == len([n for n in weights if ".experts." in n]) / 2
 
 
-def test_a_missing_or_misshapen_tensor_is_named(checkpoint):
-    weights = load_hf_weights(checkpoint)
-    architecture = Architecture.from_folder(checkpoint)
-    name = next(name for name in sorted(weights) if ".layers.1." in name and name.endswith("proj.weight"))
-    with pytest.raises(ArtifactError, match=name):
-        list(to_megatron({k: v for k, v in weights.items() if k != name}, architecture))
-    with pytest.raises(ArtifactError, match="another shape") as caught:
-        list(to_megatron({**weights, name: weights[name][:-1]}, architecture))
-    assert (caught.value.where, caught.value.hints) == (None, ())  # of tensors in memory
-
-
 def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):
     import pickle
 
@@ -226,10 +213,69 @@ def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):
     assert not marker.exists()
 
 
-def test_a_truncated_weights_file_is_an_artifact_error(tmp_path):
-    write_checkpoint("qwen3", tmp_path / "hf")
-    convert_hf_to_megatron(tmp_path / "hf", tmp_path / "megatron")
-    data = next((tmp_path / "megatron" / "weights").glob("*.distcp"))
-    data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
-    with pytest.raises(ArtifactError, match="cannot be read"):
-        convert_megatron_to_hf(tmp_path / "megatron", tmp_path / "back")
+def test_the_config_names_the_type_of_most_numbers_not_of_most_tensors(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps({"model_type": "none", "torch_dtype": "float32"}))
+    (source / "tokenizer.json").write_text("{}")
+    small = {f"norm{i}": torch.ones(2) for i in range(5)}
+    large = {"w": torch.ones(100, dtype=torch.bfloat16), "counts": torch.ones(1000, dtype=torch.int64)}
+    save_hf_checkpoint(tmp_path / "saved", {**small, **large}.items(), source)
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert config == {"model_type": "none", "dtype": "bfloat16"}
+
+
+def test_a_folder_without_weights_says_what_is_in_it(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="no safetensors weights") as refused:
+        WeightReader(tmp_path)
+    assert refused.value.found == "nothing"
+    for number in range(9):
+        (tmp_path / f"{number}.bin").write_text("")
+    with pytest.raises(ArtifactError) as refused:
+        WeightReader(tmp_path)
+    assert refused.value.found == ", ".join(f"{number}.bin" for number in range(8))
+
+
+def test_a_tensor_in_two_files_without_an_index_is_refused(tmp_path):
+    for name in ("model.safetensors", "zz_old.safetensors"):
+        save_file({"norm.weight": torch.ones(2)}, tmp_path / name)
+    with pytest.raises(ArtifactError) as caught:
+        WeightReader(tmp_path)
+    assert "norm.weight" in str(caught.value) and caught.value.found == "model.safetensors and zz_old.safetensors"
+
+
+def converted(step, model, place, precision="keep"):
+    outputs = {"checkpoint": "checkpoint_" + step.__name__.rpartition("_to_")[2]}
+    context = plain_context(ConvertConfig(precision=precision), place, inputs={"model": model}, outputs=outputs)
+    step(context)
+    return context.outputs["checkpoint"].path
+
+
+def test_greedy_text_is_the_same_after_both_conversions(checkpoint, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    back = converted(megatron_to_hf, converted(hf_to_megatron, checkpoint, tmp_path / "1"), tmp_path / "2")
+    texts = []
+    for folder in (checkpoint, back):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        chat = tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], return_tensors="pt")
+        out = model.generate(**chat, max_new_tokens=12, do_sample=False, pad_token_id=0)
+        texts.append(tokenizer.decode(out[0]))
+    assert texts[0] == texts[1] and len(texts[0]) > 12
+
+
+@pytest.mark.parametrize(("there", "back"), [("bfloat16", "keep"), ("keep", "bfloat16"), ("bfloat16", "float32")])
+def test_weights_are_written_in_the_precision_that_is_asked_for(there, back, tmp_path):
+    """Prediction tensors with them, and the exact ones in float32 always."""
+    write_hybrid("mtp", tmp_path / "hub")
+    megatron = converted(hf_to_megatron, tmp_path / "hub", tmp_path / "1", there)
+    folder = converted(megatron_to_hf, megatron, tmp_path / "2", back)
+    before, after = load_hf_weights(tmp_path / "hub"), load_hf_weights(folder)
+    assert before.keys() == after.keys()
+    dtype = torch.float32 if back == "float32" else torch.bfloat16
+    for name, tensor in before.items():
+        exact = name.endswith(EXACT)
+        assert after[name].dtype == (torch.float32 if exact else dtype), name
+        assert torch.equal(after[name], tensor if exact else tensor.bfloat16().to(dtype)), name
+    assert json.loads((folder / "config.json").read_text())["dtype"] == str(dtype).removeprefix("torch.")

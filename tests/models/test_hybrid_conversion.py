@@ -13,10 +13,10 @@ from nemotron_steps.artifacts.validators import validate
 from nemotron_steps.config.schema.policy import VllmConfig
 from nemotron_steps.engine.policy.hf_model import load_hf_model
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
-from nemotron_steps.errors import ArtifactError, UnsupportedError
+from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.chat import ChatFormat
-from nemotron_steps.models.huggingface import carried_tensors, load_hf_weights, save_hf_checkpoint
+from nemotron_steps.models.huggingface import carried_tensors, load_hf_weights
 from nemotron_steps.models.mapping import parameters, shard, to_megatron, unshard
 from nemotron_steps.models.megatron_checkpoint import (
     Place,
@@ -79,18 +79,6 @@ def test_tensors_that_become_one_are_as_wide_as_the_widest_and_keep_their_values
         fused = ".experts." in name or name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
         assert after[name].dtype == (torch.float32 if fused else tensor.dtype), name
         assert torch.equal(after[name], tensor.to(after[name].dtype)), name
-
-
-def test_prediction_tensors_pass_unread_through_a_policys_checkpoints(tmp_path):
-    """A policy saves its weights beside the files of the folder that it was loaded from."""
-    as_on_the_hub(tmp_path / "hub")
-    weights = load_hf_weights(tmp_path / "hub")
-    trained = {name: tensor * 2 for name, tensor in weights.items() if not name.startswith("mtp.")}
-    save_hf_checkpoint(tmp_path / "trained", trained.items(), tmp_path / "hub")
-    after = load_hf_weights(tmp_path / "trained")
-    assert set(after) == set(weights)
-    for name, tensor in after.items():
-        assert torch.equal(tensor, weights[name] * (1 if name.startswith("mtp.") else 2))
 
 
 def test_custom_code_in_a_hub_folder_is_never_run(tmp_path):
@@ -183,16 +171,6 @@ def test_checkpoint_keys_are_megatron_cores(tmp_path):
     ):
         assert key in shards, key
     assert len({parameter.name for parameter in parameters(architecture)}) == len(parameters(architecture))
-
-
-def test_megatron_weights_of_another_pattern_are_not_taken(tmp_path):
-    write_hybrid("dense", tmp_path / "hf")
-    convert_hf_to_megatron(tmp_path / "hf", tmp_path / "megatron")
-    config = json.loads((tmp_path / "hf/config.json").read_text())
-    config["layers_block_type"].append("mlp")
-    (tmp_path / "megatron/hf/config.json").write_text(json.dumps(config))
-    with pytest.raises(ArtifactError, match=r"lacks decoder.layers.5"):
-        convert_megatron_to_hf(tmp_path / "megatron", tmp_path / "back")
 
 
 def test_a_tied_flag_changes_nothing_as_in_transformers_and_vllm(tmp_path):

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.errors import DataError
 from nemotron_steps.models.tokenizers import MARKUP, SPECIAL_TOKENS, repeated_phrases, save_tokenizer, train_tokenizer
 
 SPELL = "Spell this word backward (example: sun -> nus): "
@@ -40,10 +39,6 @@ def test_wording_is_one_token_and_content_is_not(tokenizer):
 def test_fixed_digits_belong_to_the_wording_and_varying_ones_do_not(tokenizer):
     assert pieces(tokenizer, SUM + "4 + 2 =") == [SUM, "4", " + ", "2", " ="]
     assert pieces(tokenizer, '{"score_1": 5, "score_2": 1}') == ['{"score_1": ', "5", ', "score_2": ', "1", "}"]
-
-
-def test_a_frequent_word_is_not_a_token_inside_content(tokenizer):
-    assert pieces(tokenizer, "word") == ["w", "o", "r", "d"]
 
 
 def test_a_phrase_that_ends_in_a_letter_does_not_cut_a_word():
@@ -105,23 +100,7 @@ def test_the_template_writes_reasoning_tools_and_tool_calls(tokenizer):
     assert text.endswith("<|tool|>2<|end|><|assistant|>")
 
 
-def test_an_unknown_role_is_refused(tokenizer):
-    from jinja2.exceptions import TemplateError
-
-    with pytest.raises(TemplateError, match="unknown role judge"):
-        tokenizer.apply_chat_template([{"role": "judge", "content": "x"}], tokenize=False)
-
-
 def test_phrases_need_the_share_and_stop_at_the_maximum():
     rare = [*texts(), "a very rare sentence."]
     assert not any("rare sentence" in phrase for phrase in repeated_phrases(rare, 0.1, 99))
     assert len(repeated_phrases(texts(), 0.05, 2)) == 2
-
-
-def test_training_is_deterministic():
-    assert repeated_phrases(texts(), 0.1, 99) == repeated_phrases(texts(), 0.1, 99)
-
-
-def test_no_text_is_an_error():
-    with pytest.raises(DataError, match="no text"):
-        train_tokenizer([])

@@ -13,31 +13,16 @@ KERNELS = Path("nemotron_steps", "engine", "kernels")
 SOURCES = sorted(path.name for path in (ROOT / KERNELS).glob("*.[ch]"))
 
 
-def test_list_shows_the_built_in_steps_from_the_wheel(steps) -> None:
-    listed = steps("list", "--json")
-    assert listed.returncode == 0, listed.stderr
+def test_the_commands_find_the_wheels_steps_and_configs_and_nothing_of_the_checkout(steps, commands: Path) -> None:
+    listed, planned = steps("list", "--json"), steps("plan", "rl/nemo_rl/rlhf", "-c", "tiny", "--json")
+    shown = steps("show", "rl/nemo_rl/rlhf", "--json")
+    for done in (listed, planned, shown):
+        assert done.returncode == 0 and str(ROOT) not in done.stdout, done.stderr
     found = {step["id"] for step in json.loads(listed.stdout)["steps"]}
     assert {"rl/nemo_rl/rlhf", "sft/megatron_bridge", "data_prep/rl_prep"} <= found
-
-
-def test_plan_composes_the_wheels_configs(steps) -> None:
-    planned = steps("plan", "rl/nemo_rl/rlhf", "-c", "tiny", "--json")
-    assert planned.returncode == 0, planned.stderr
     assert len(json.loads(planned.stdout)["steps"]) == 6
-
-
-def test_nothing_comes_from_the_checkout(steps) -> None:
-    shown = steps("show", "rl/nemo_rl/rlhf", "--json")
-    assert shown.returncode == 0, shown.stderr
-    assert str(ROOT) not in shown.stdout
-
-
-def test_the_second_command_works_too(commands: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [str(commands / "nemotron"), "steps", "list"], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert "rl/nemo_rl/rlhf" in done.stdout
+    second = subprocess.run([str(commands / "nemotron"), "steps", "list"], capture_output=True, text=True, timeout=60)
+    assert second.returncode == 0 and "rl/nemo_rl/rlhf" in second.stdout, second.stderr
 
 
 def test_every_module_is_in_the_wheel(commands: Path) -> None:

@@ -2,7 +2,6 @@
 
 Rollouts are coroutines (an agent samples, calls a tool, samples again); a Generator is a batch machine. The
 sampler stands between: it queues requests and steps the generator from one pump task while anyone is waiting.
-Not for: choosing what to sample (engine/rollouts) or how (the generators).
 """
 
 from __future__ import annotations
@@ -21,10 +20,9 @@ STALL_SECONDS = 60.0
 
 
 class AsyncSampler:
-    """Async front of a Generator.
+    """Async front of a Generator, which is stepped only from the event loop that runs `submit`.
 
     Args:
-        generator: stepped only from the event loop that runs `submit`.
         defer_to: another sampler on the same device whose work goes first. A judge that waits until the policy
             has drained decodes full batches instead of competing for the same cores with small ones.
     """
@@ -52,12 +50,9 @@ class AsyncSampler:
     def submit(
         self, prompt_ids: Sequence[int], params: SamplingParams, n: int = 1, request_id: str | None = None
     ) -> list[asyncio.Future[Completion]]:
-        """Queue n samples of one prompt; one future a rollout, resolved as each finishes.
-
-        A seeded request must pass its own request_id, since the random stream depends on it.
-        """
-        loop = asyncio.get_running_loop()
-        self.loop = loop
+        """Queue n samples of one prompt; one future a rollout, resolved as each finishes. A seeded request must pass
+        its own request_id, since the random stream depends on it."""
+        loop = self.loop = asyncio.get_running_loop()
         request_id = request_id if request_id is not None else f"{self._name}-{next(self._ids)}"
         if request_id in self._waiting:
             raise ValueError(f"request id {request_id!r} is already being sampled")
@@ -97,7 +92,14 @@ class AsyncSampler:
                 while self._defer_to is not None and self._defer_to.busy:
                     await asyncio.sleep(0)
                 for completion in self.generator.step():
-                    self._deliver(completion)
+                    self.generated_tokens += len(completion.token_ids)
+                    futures = self._waiting.get(completion.request_id)
+                    if futures is None:  # cancelled meanwhile
+                        continue
+                    if not futures[completion.index].done():
+                        futures[completion.index].set_result(completion)
+                    if all(future.done() for future in futures):
+                        del self._waiting[completion.request_id]
                 watch.look()
         except BaseException as error:
             if not isinstance(error, Exception):  # the loop ends: nobody will step these requests any further
@@ -110,23 +112,10 @@ class AsyncSampler:
                         future.set_exception(error)
             self._waiting.clear()
 
-    def _deliver(self, completion: Completion) -> None:
-        self.generated_tokens += len(completion.token_ids)
-        futures = self._waiting.get(completion.request_id)
-        if futures is None:  # cancelled meanwhile
-            return
-        future = futures[completion.index]
-        if not future.done():
-            future.set_result(completion)
-        if all(f.done() for f in futures):
-            del self._waiting[completion.request_id]
-
 
 class _StallWatch:
-    """Tells a generator that has stopped sampling from one that takes its time.
-
-    Only time between looks counts, a second a look at most: the loop may have been busy with a checkpoint meanwhile.
-    """
+    """Tells a generator that has stopped sampling from one that takes its time. Only time between looks counts, a
+    second a look at most: the loop may have been busy with a checkpoint meanwhile."""
 
     def __init__(self, generator: Generator, name: str) -> None:
         self._generator, self._name = generator, name

@@ -1,11 +1,6 @@
-"""How each family's config.json is read, and which parameters its layers have: a module for families that are alike.
-
-A module has
-
-    read(config, where) -> Architecture
-    parameters(architecture) -> Iterator[Parameter]     of the whole model, in the order of the layers
-    CARRIED: str                                        prefix of tensors that travel along, unread; "" for none
-"""
+"""How each family's config.json is read, and which parameters it has: a module for families that are alike, with
+`read(config, where) -> Architecture`, `parameters(architecture) -> Iterator[Parameter]` in the order of the layers, and
+CARRIED, the prefix of tensors that travel along, unread ("" for none)."""
 
 from __future__ import annotations
 

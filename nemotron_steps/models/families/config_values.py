@@ -15,13 +15,7 @@ from nemotron_steps.errors import ArtifactError
 
 
 class ConfigValues:
-    """Reads a parsed config.json.
-
-    Args:
-        config: its keys.
-        where: of the file, for errors.
-        within: the key that these are under, for errors; "" for those of the file itself.
-    """
+    """Reads a parsed config.json, or what is `within` a key of it."""
 
     def __init__(self, config: Mapping[str, Any], where: str, within: str = "") -> None:
         self._config, self._where = config, where
@@ -61,11 +55,8 @@ class ConfigValues:
         most: float = sys.float_info.max,
         nullable: bool = True,
     ) -> float:
-        """The number under a key, above `least` and up to `most`; ArtifactError for anything else.
-
-        Args:
-            default: where the key is missing, or null and `nullable`.
-        """
+        """The number under a key, above `least` and up to `most`, `default` where it is missing, or null and
+        `nullable`; ArtifactError for anything else."""
         value: Any = self._config.get(name)
         if value is None and (nullable or name not in self._config):
             return default
@@ -91,11 +82,7 @@ class ConfigValues:
         return value or {}
 
     def refusal(self, what: str, expected: str, found: str, *mends: str) -> ArtifactError:
-        """The error for values that a model cannot have.
-
-        Args:
-            mends: what to do; without any the published file is the mend.
-        """
+        """The error for values that a model cannot have."""
         folder = shlex.quote(str(Path(self._where).parent))
         published = f"hf download MODEL config.json --local-dir {folder}   # as it was published"
         hints = (*(f"{mend} in {self._where}" for mend in mends), published)

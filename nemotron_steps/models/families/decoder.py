@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from nemotron_steps.config.families import LARGEST, LISTED, ROPE_TYPES
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture, RopeScaling
 from nemotron_steps.models.families.config_values import ConfigValues, written
-from nemotron_steps.models.mapping import Layout, Parameter
+from nemotron_steps.models.families.layers import Place, attention, experts, mlp
+from nemotron_steps.models.mapping import Parameter
 
 CARRIED = ""
 _QK_NORM = ("qwen3", "qwen3_moe")
@@ -28,12 +28,7 @@ _ROPE_BESIDES = {"rope_theta", "type", "partial_rotary_factor"}
 
 
 def read(config: Mapping[str, Any], where: str) -> Architecture:
-    """The architecture of a parsed config.json, old (`rope_theta`) or new (`rope_parameters`) style.
-
-    Raises:
-        UnsupportedError: the model needs something this package does not compute.
-        ArtifactError: a required key is missing or malformed.
-    """
+    """See Architecture.from_config."""
     family = str(config["model_type"])
     values = ConfigValues(config, where)
     _refuse_unsupported(config, family, values, where)
@@ -67,32 +62,12 @@ def read(config: Mapping[str, Any], where: str) -> Architecture:
         moe_ffn_hidden_size=values.count("moe_intermediate_size") if moe else 0,
         norm_topk_prob=values.flag("norm_topk_prob", default=False),
     )
-    _refuse_uneven(architecture, values)
+    if not architecture.head_dim:
+        raise values.refusal("hidden_size leaves attention heads no width", f"at least {heads}", str(hidden))
+    if architecture.experts_per_token > architecture.num_experts:
+        what, most = "a token cannot have as many experts as num_experts_per_tok says", architecture.num_experts
+        raise values.refusal(what, f"1 to {most}", str(architecture.experts_per_token))
     return architecture
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a layer is: its name here and on the hub, and its number, which goes on after the model's last layer."""
-
-    ours: str
-    theirs: str
-    layer: int
-
-    def copied(
-        self, name: str, hf_name: str, *shape: int, tp_dim: int | None = None, key: str = "", optional: bool = False
-    ) -> Parameter:
-        """A tensor that is the same in both."""
-        key = f"{self.ours}.{key}" if key else ""
-        names = (f"{self.theirs}.{hf_name}",)
-        return Parameter(f"{self.ours}.{name}", names, (shape,), Layout.COPY, tp_dim, self.layer, optional, key=key)
-
-    def qkv(self, kind: str, attention: str, rows: tuple[int, int, int], *columns: int) -> Parameter:
-        """The weight or bias of attention's projections, which are one linear here."""
-        names = tuple(f"{self.theirs}.{attention}.{part}_proj.{kind}" for part in "qkv")
-        shapes = tuple((each, *columns) for each in rows)
-        name = f"{self.ours}.self_attention.linear_qkv.{kind}"
-        return Parameter(name, names, shapes, Layout.QKV, 0, self.layer)
 
 
 def parameters(architecture: Architecture) -> Iterator[Parameter]:
@@ -100,50 +75,13 @@ def parameters(architecture: Architecture) -> Iterator[Parameter]:
     vocabulary = (architecture.vocab_size, architecture.hidden_size)
     yield Parameter("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), (vocabulary,), tp_dim=0)
     for layer in range(architecture.num_layers):
-        yield from _layer_parameters(architecture, layer)
+        at = Place(f"decoder.layers.{layer}", f"model.layers.{layer}", layer)
+        yield from attention(architecture, at, "self_attn", "input_layernorm.weight")
+        mixer = experts if architecture.is_moe else mlp
+        yield from mixer(architecture, at, "mlp", "post_attention_layernorm.weight")
     yield Parameter("decoder.final_layernorm.weight", ("model.norm.weight",), ((architecture.hidden_size,),))
     if not architecture.tied_embeddings:
         yield Parameter("output_layer.weight", ("lm_head.weight",), (vocabulary,), tp_dim=0)
-
-
-def _layer_parameters(architecture: Architecture, layer: int) -> Iterator[Parameter]:
-    at = Place(f"decoder.layers.{layer}", f"model.layers.{layer}", layer)
-    ours, theirs = at.ours, at.theirs
-    hidden, width = architecture.hidden_size, architecture.head_dim
-    queries, keys = architecture.num_attention_heads * width, architecture.num_key_value_heads * width
-    key = "self_attention.linear_qkv.layer_norm_weight"
-    yield at.copied("input_layernorm.weight", "input_layernorm.weight", hidden, key=key)
-    yield at.qkv("weight", "self_attn", (queries, keys, keys), hidden)
-    if architecture.qkv_bias:
-        yield at.qkv("bias", "self_attn", (queries, keys, keys))
-    if architecture.qk_norm:
-        yield at.copied("self_attention.q_layernorm.weight", "self_attn.q_norm.weight", width)
-        yield at.copied("self_attention.k_layernorm.weight", "self_attn.k_norm.weight", width)
-    yield at.copied("self_attention.linear_proj.weight", "self_attn.o_proj.weight", hidden, queries, tp_dim=1)
-    key = "" if architecture.is_moe else "mlp.linear_fc1.layer_norm_weight"
-    yield at.copied("pre_mlp_layernorm.weight", "post_attention_layernorm.weight", hidden, key=key)
-    if not architecture.is_moe:
-        inner = architecture.ffn_hidden_size
-        gate_up = (f"{theirs}.mlp.gate_proj.weight", f"{theirs}.mlp.up_proj.weight")
-        shapes = ((inner, hidden), (inner, hidden))
-        yield Parameter(f"{ours}.mlp.linear_fc1.weight", gate_up, shapes, Layout.GATE_UP, 0, layer)
-        yield at.copied("mlp.linear_fc2.weight", "mlp.down_proj.weight", hidden, inner, tp_dim=1)
-        return
-    yield at.copied("mlp.router.weight", "mlp.gate.weight", architecture.num_experts, hidden)
-    if architecture.router_bias:
-        # No public Qwen3-MoE checkpoint has one; the name is that of the families that do.
-        name = "mlp.gate.e_score_correction_bias"
-        yield at.copied("mlp.router.expert_bias", name, architecture.num_experts, optional=True)
-    inner = architecture.moe_ffn_hidden_size
-    experts = [f"{theirs}.mlp.experts.{expert}" for expert in range(architecture.num_experts)]
-    gates_and_ups = tuple(f"{expert}.{part}_proj.weight" for expert in experts for part in ("gate", "up"))
-    inner_rows = ((inner, hidden),) * len(gates_and_ups)
-    yield Parameter(
-        f"{ours}.mlp.experts.linear_fc1.weight", gates_and_ups, inner_rows, Layout.EXPERTS_GATE_UP, layer=layer
-    )
-    down = tuple(f"{expert}.down_proj.weight" for expert in experts)
-    hidden_rows = ((hidden, inner),) * len(down)
-    yield Parameter(f"{ours}.mlp.experts.linear_fc2.weight", down, hidden_rows, Layout.EXPERTS, layer=layer)
 
 
 def _read_rope(config: Mapping[str, Any], values: ConfigValues, where: str) -> tuple[float, RopeScaling | None]:
@@ -211,19 +149,14 @@ def _refuse_unsupported(config: Mapping[str, Any], family: str, values: ConfigVa
             raise UnsupportedError(
                 f"{key} is not implemented for {family}", where=where, expected="false", found="true"
             )
+    window = config.get("sliding_window")
+    # The window of a Qwen counts only with use_sliding_window.
+    if window is not None and not family.startswith("qwen") and config.get("use_sliding_window") is not False:
+        raise UnsupportedError(
+            f"sliding_window is not implemented for {family}", where=where, expected="null", found=str(window)
+        )
     if any(kind != "full_attention" for kind in values.listed("layer_types")):
         raise UnsupportedError("only full attention layers are implemented", where=where)
     every = "decoder_sparse_step" not in config or values.count("decoder_sparse_step", least=0) == 1
     if not every or values.listed("mlp_only_layers"):
         raise UnsupportedError("mixtures of experts must be in every layer", where=where)
-
-
-def _refuse_uneven(architecture: Architecture, values: ConfigValues) -> None:
-    """Counts of one model that do not go together."""
-    heads, hidden = architecture.num_attention_heads, architecture.hidden_size
-    if not architecture.head_dim:
-        raise values.refusal("hidden_size leaves attention heads no width", f"at least {heads}", str(hidden))
-    experts, chosen = architecture.num_experts, architecture.experts_per_token
-    if chosen > experts:
-        what = "a token cannot have as many experts as num_experts_per_tok says"
-        raise values.refusal(what, f"1 to {experts}", str(chosen))

@@ -13,7 +13,7 @@ from nemotron_steps.config.families import KINDS, LETTERS, LISTED, UNKNOWN, patt
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture, Mamba2
 from nemotron_steps.models.families.config_values import ConfigValues, written
-from nemotron_steps.models.families.decoder import Place
+from nemotron_steps.models.families.layers import Place, attention, experts, mlp
 from nemotron_steps.models.mapping import Layout, Parameter
 
 CARRIED = "mtp."
@@ -22,12 +22,7 @@ _BIASES = ("use_bias", "mamba_proj_bias", "mlp_bias", "attention_bias")
 
 
 def read(config: Mapping[str, Any], where: str) -> Architecture:
-    """The architecture that a parsed config.json describes.
-
-    Raises:
-        UnsupportedError: the model needs something this package does not compute.
-        ArtifactError: a required key is missing or malformed, or two of them do not go together.
-    """
+    """See Architecture.from_config."""
     _refuse_unsupported(config, where)
     values = ConfigValues(config, where)
     pattern = _pattern(config, "hybrid_override_pattern", "layers_block_type", values)
@@ -89,7 +84,7 @@ def parameters(architecture: Architecture) -> Iterator[Parameter]:
     vocabulary = (architecture.vocab_size, architecture.hidden_size)
     yield Parameter("embedding.word_embeddings.weight", ("backbone.embeddings.weight",), (vocabulary,), tp_dim=0)
     for layer, kind in enumerate(architecture.pattern):
-        yield from _LAYERS[kind](architecture, Place(f"decoder.layers.{layer}", f"backbone.layers.{layer}", layer))
+        yield from _layer(architecture, Place(f"decoder.layers.{layer}", f"backbone.layers.{layer}", layer), kind)
     if architecture.trains_mtp:
         for block in range(architecture.mtp_layers):
             yield from _prediction_block(architecture, block)
@@ -97,8 +92,12 @@ def parameters(architecture: Architecture) -> Iterator[Parameter]:
     yield Parameter("output_layer.weight", ("lm_head.weight",), (vocabulary,), tp_dim=0)
 
 
-def _mamba_layer(architecture: Architecture, at: Place) -> Iterator[Parameter]:
-    mamba, hidden = architecture.mamba, architecture.hidden_size
+def _layer(a: Architecture, at: Place, kind: str) -> Iterator[Parameter]:
+    mixers = {"*": attention, "-": mlp, "E": experts}
+    if kind in mixers:
+        yield from mixers[kind](a, at, "mixer", "norm.weight")
+        return
+    mamba, hidden = a.mamba, a.hidden_size
     assert mamba is not None
     inner, shared, heads = mamba.inner_size, mamba.num_groups * mamba.state_size, mamba.num_heads
     convolved = (("x", inner), ("B", shared), ("C", shared))
@@ -119,64 +118,21 @@ def _mamba_layer(architecture: Architecture, at: Place) -> Iterator[Parameter]:
     yield at.copied("mixer.out_proj.weight", "mixer.out_proj.weight", hidden, inner, tp_dim=1)
 
 
-def _attention_layer(architecture: Architecture, at: Place) -> Iterator[Parameter]:
-    hidden, width = architecture.hidden_size, architecture.head_dim
-    queries, keys = architecture.num_attention_heads * width, architecture.num_key_value_heads * width
-    yield at.copied("input_layernorm.weight", "norm.weight", hidden, key="self_attention.linear_qkv.layer_norm_weight")
-    yield at.qkv("weight", "mixer", (queries, keys, keys), hidden)
-    yield at.copied("self_attention.linear_proj.weight", "mixer.o_proj.weight", hidden, queries, tp_dim=1)
-
-
-def _mlp_layer(architecture: Architecture, at: Place) -> Iterator[Parameter]:
-    hidden, inner = architecture.hidden_size, architecture.ffn_hidden_size
-    yield at.copied("pre_mlp_layernorm.weight", "norm.weight", hidden, key="mlp.linear_fc1.layer_norm_weight")
-    yield at.copied("mlp.linear_fc1.weight", "mixer.up_proj.weight", inner, hidden, tp_dim=0)
-    yield at.copied("mlp.linear_fc2.weight", "mixer.down_proj.weight", hidden, inner, tp_dim=1)
-
-
-def _experts_layer(architecture: Architecture, at: Place) -> Iterator[Parameter]:
-    hidden, count, inner = architecture.hidden_size, architecture.num_experts, architecture.moe_ffn_hidden_size
-    shared, latent = architecture.shared_ffn_hidden_size, architecture.moe_latent_size
-    width = latent or hidden
-
-    def experts(name: str, part: str, *shape: int) -> Parameter:
-        names = tuple(f"{at.theirs}.mixer.experts.{expert}.{part}.weight" for expert in range(count))
-        return Parameter(
-            f"{at.ours}.mlp.experts.{name}.weight", names, (shape,) * count, Layout.EXPERTS, layer=at.layer
-        )
-
-    yield at.copied("pre_mlp_layernorm.weight", "norm.weight", hidden)
-    yield at.copied("mlp.router.weight", "mixer.gate.weight", count, hidden)
-    yield at.copied("mlp.router.expert_bias", "mixer.gate.e_score_correction_bias", count)
-    yield experts("linear_fc1", "up_proj", inner, width)
-    yield experts("linear_fc2", "down_proj", width, inner)
-    if latent:
-        yield at.copied("mlp.fc1_latent_proj.weight", "mixer.fc1_latent_proj.weight", latent, hidden)
-        yield at.copied("mlp.fc2_latent_proj.weight", "mixer.fc2_latent_proj.weight", hidden, latent)
-    ours, theirs = "mlp.shared_experts.linear_fc", "mixer.shared_experts."
-    yield at.copied(f"{ours}1.weight", f"{theirs}up_proj.weight", shared, hidden, tp_dim=0)
-    yield at.copied(f"{ours}2.weight", f"{theirs}down_proj.weight", hidden, shared, tp_dim=1)
-
-
-def _prediction_block(architecture: Architecture, block: int) -> Iterator[Parameter]:
+def _prediction_block(a: Architecture, block: int) -> Iterator[Parameter]:
     """A block of multi-token prediction, whose layers the hub numbers through over all blocks: what leads in is with
     its first layer, the norm that leads out with its last."""
-    hidden, pattern = architecture.hidden_size, architecture.mtp_pattern
-    ours, start = f"mtp.layers.{block}", block * len(pattern)
+    hidden, ours, start = a.hidden_size, f"mtp.layers.{block}", block * len(a.mtp_pattern)
 
-    def place(layer: int, name: str) -> Place:
-        return Place(name, f"mtp.layers.{start + layer}", architecture.num_layers + start + layer)
+    def place(layer: int, name: str = ours) -> Place:
+        return Place(name, f"mtp.layers.{start + layer}", a.num_layers + start + layer)
 
-    first, last = place(0, ours), place(len(pattern) - 1, ours)
     for norm in ("enorm", "hnorm"):
-        yield first.copied(f"{norm}.weight", f"{norm}.weight", hidden)
-    yield first.copied("eh_proj.weight", "eh_proj.weight", hidden, 2 * hidden)
-    for layer, kind in enumerate(pattern):
-        yield from _LAYERS[kind](architecture, place(layer, f"{ours}.mtp_model_layer.layers.{layer}"))
-    yield last.copied("final_layernorm.weight", "final_layernorm.weight", hidden)
-
-
-_LAYERS = {"M": _mamba_layer, "*": _attention_layer, "-": _mlp_layer, "E": _experts_layer}
+        yield place(0).copied(f"{norm}.weight", f"{norm}.weight", hidden)
+    yield place(0).copied("eh_proj.weight", "eh_proj.weight", hidden, 2 * hidden)
+    for layer, kind in enumerate(a.mtp_pattern):
+        yield from _layer(a, place(layer, f"{ours}.mtp_model_layer.layers.{layer}"), kind)
+    name = "final_layernorm.weight"
+    yield place(len(a.mtp_pattern) - 1).copied(name, name, hidden)
 
 
 def _pattern(config: Mapping[str, Any], as_string: str, as_list: str, values: ConfigValues) -> str:
@@ -231,17 +187,15 @@ def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
     # Of models without experts the number of shared ones says nothing.
     only |= {"n_shared_experts": 1} if "E" in pattern_of(config) else {}
     for key, known in only.items():
-        stated = config.get(key, known)
-        if stated == known or (known is False and not stated):
-            continue
-        expected = str(known).lower()
-        raise UnsupportedError(
-            f"this {key} is not implemented for nemotron_h",
-            where=where,
-            expected=expected,
-            found=str(stated),
-            hints=(f"--input PORT=PATH   # a model whose config.json has {key} {expected}",),
-        )
+        stated, expected = config.get(key, known), str(known).lower()
+        if stated != known and (stated or known is not False):
+            raise UnsupportedError(
+                f"this {key} is not implemented for nemotron_h",
+                where=where,
+                expected=expected,
+                found=str(stated),
+                hints=(f"--input PORT=PATH   # a model whose config.json has {key} {expected}",),
+            )
 
 
 def _refuse_uneven(architecture: Architecture, values: ConfigValues) -> None:

@@ -1,7 +1,5 @@
 """What a generator needs of a model: weights under Hugging Face names, a cache, and two ways of feeding tokens.
 
-Not for: how a family computes (dense_model.py, hybrid_model.py), scheduling or sampling (generator.py).
-
 Shapes: B rows, T tokens, W cache columns in view, D head size.
 """
 
@@ -20,11 +18,11 @@ from nemotron_steps.models.architecture import Architecture
 
 @dataclass
 class Slot:
-    """Where one named weight goes: the shape it must have, and the view of a fused matrix it is copied into."""
+    """Where one named weight goes: the shape it must have, and the view of a fused matrix it is copied into, [..., D,
+    X] for head-wise weights."""
 
     shape: tuple[int, ...]
     view: torch.Tensor
-    """[..., D, X] for head-wise weights, else of `shape`"""
     interleave: bool = False
 
     @staticmethod
@@ -44,60 +42,51 @@ class Slot:
 
 
 class PrefixView(NamedTuple):
-    """Prefixes that several rows share, each attended once for up to `m` rows: a grid of P prefixes by m cells.
+    """Prefixes that several rows share, each attended once for up to `m` rows: a grid of P prefixes by m cells, in the
+    order (prefix, key-value head, row of the prefix, query head).
 
-    Cells are in the order (prefix, key-value head, row of the prefix, query head); lists hold one entry a layer.
+    Lists hold one entry a layer: keys [P * key-value heads, D, longest prefix], values with the last two swapped.
+    `bias` is an additive mask [P * key-value heads, 1, longest prefix]. Indices, int64: of cells into lanes * (R + 1)
+    queries and keys and into lanes * R queries, and of the latter into cells.
     """
 
     keys: list[torch.Tensor]
-    """[P * key-value heads, D, longest prefix]"""
     values: list[torch.Tensor]
-    """[P * key-value heads, longest prefix, D]"""
     bias: torch.Tensor
-    """Additive mask [P * key-value heads, 1, longest prefix]"""
     query_of_cell: torch.Tensor
-    """int64 [cells], index into lanes * (R + 1) queries and keys"""
     row_of_cell: torch.Tensor
-    """int64 [cells], index into lanes * R queries"""
     cell_of_row: torch.Tensor
-    """int64 [lanes * R], index into cells"""
 
 
 class CacheView(NamedTuple):
-    """The part of the KV cache one decode step reads and writes."""
+    """The part of the KV cache [layers, rows, key-value heads, columns, D] that one decode step of the first B rows
+    reads and writes: the window from column `first` to `column`, that of the tokens being fed, with an additive mask
+    [lanes, 1, window], and what comes before it."""
 
     keys: torch.Tensor
-    """[layers, rows, key-value heads, columns, D], of which the first B rows are in use"""
     values: torch.Tensor
     first: int
-    """First column of the window"""
     column: int
-    """Its last, that of the tokens being fed"""
     bias: torch.Tensor
-    """Additive mask [lanes, 1, window]"""
     prefix: PrefixView | None
-    """What comes before each row's window"""
     states: RowStates | None
-    """What recurrent layers remember of each row"""
 
 
 class DeviceView(NamedTuple):
-    """The cache of all rows, for a step that a CUDA graph may capture: what changes between steps is on the device."""
+    """The cache of all rows, for a step that a CUDA graph may capture: what changes between steps is on the device.
+
+    All int64: `column` [1], where the new tokens go; `row_state` [rows, n]: the first column each row holds, the column
+    of its position 0, anything else; `prefixes` [rows, PREFIX_FIELDS], 0 tokens for rows that share nothing; `sharing`
+    [1 + rows * n]: how many sets of rows read a prefix together, then the rows of each, filled up with -1 to n.
+    """
 
     keys: torch.Tensor
-    """[cached layers, rows, key-value heads, columns, D]"""
     values: torch.Tensor
     column: torch.Tensor
-    """int64 [1], where the new tokens go"""
     row_state: torch.Tensor
-    """int64 [rows, n]: the first column each row holds, the column of its position 0, anything else"""
     prefixes: torch.Tensor
-    """int64 [rows, graph.PREFIX_FIELDS]; 0 tokens for rows that share nothing"""
     sharing: torch.Tensor
-    """int64 [1 + rows * n]: how many sets of rows read a prefix together, then the rows of each set, filled up with -1
-    to n = `graph.rows_together`"""
     states: RowStates | None
-    """Where the token's convolution inputs go is read from its `place`"""
 
 
 class CachedModel(ABC):
@@ -109,6 +98,7 @@ class CachedModel(ABC):
         queries_per_lane: query heads that share a key-value head.
         loads: how often weights have been loaded.
         masked: what is added to the score of a hidden key.
+        chosen: where each mixture leaves the experts [n, k] it chooses in a forward pass; None: they are not recorded.
     """
 
     UNUSED: tuple[str, ...] = ()
@@ -133,7 +123,6 @@ class CachedModel(ABC):
         # Finite, so that padding, for which everything is masked, stays finite too.
         self.masked = torch.finfo(torch.float32).min / 2
         self.chosen: list[torch.Tensor] | None = None
-        """Where each mixture leaves the experts [n, k] it chooses in a forward pass; None: they are not recorded."""
         self._slots: dict[str, Slot] = {}
 
     def take_chosen(self) -> torch.Tensor | None:
@@ -147,15 +136,25 @@ class CachedModel(ABC):
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, device=self.device, dtype=self.dtype)
 
+    def _named(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A weight that is kept as it comes."""
+        weight = torch.empty(shape, device=self.device, dtype=dtype or self.dtype)
+        self._slots[name] = Slot.whole(weight)
+        return weight
+
+    def _qkv(self, prefix: str, kind: str, *columns: int, interleave: bool = False) -> torch.Tensor:
+        """[key-value heads * (R + 2) * D, ...]: each key-value head's queries, its key, its value."""
+        lanes, queries, dim = self.architecture.num_key_value_heads, self.queries_per_lane, self.architecture.head_dim
+        fused = self._empty(lanes * (queries + 2) * dim, *columns)
+        heads = fused.view(lanes, queries + 2, dim, -1)
+        for part, view, count in (("q", heads[:, :queries], queries), ("k", heads[:, queries], 1)):
+            self._slots[f"{prefix}{part}_proj.{kind}"] = Slot((lanes * count * dim, *columns), view, interleave)
+        self._slots[f"{prefix}v_proj.{kind}"] = Slot((lanes * dim, *columns), heads[:, queries + 1])
+        return fused
+
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, some: bool = False) -> int:
-        """Copy a complete set of Hugging Face-named weights in place; return the bytes received.
-
-        Args:
-            some: the set is not complete, and the other weights stay.
-
-        Raises:
-            EngineError: a name is unknown or missing, or a shape is wrong. Weights may then be partly replaced.
-        """
+        """Copy Hugging Face-named weights in place, `some` or all of them; return the bytes received. EngineError for
+        names that are unknown or missing and wrong shapes; weights may then be partly replaced."""
         missing = set(self._slots)
         received = 0
         self.loads += 1
@@ -163,13 +162,12 @@ class CachedModel(ABC):
             received += tensor.numel() * tensor.element_size()
             if name.startswith(self.UNUSED):
                 continue
-            slot = self._slots.get(name)
+            slot, shape = self._slots.get(name), tuple(tensor.shape)
             if slot is None:
                 raise EngineError("a weight has a name that this architecture lacks", found=name)
-            if tuple(tensor.shape) != slot.shape:
-                raise EngineError(
-                    "a weight has the wrong shape", where=name, expected=str(slot.shape), found=str(tuple(tensor.shape))
-                )
+            if shape != slot.shape:
+                what = "a weight has the wrong shape"
+                raise EngineError(what, where=name, expected=str(slot.shape), found=str(shape))
             slot.write(tensor.detach())
             missing.discard(name)
         if missing and not some:
@@ -181,10 +179,8 @@ class CachedModel(ABC):
         return received
 
     def new_cache(self, rows: int, columns: int) -> torch.Tensor:
-        """Keys or values of `rows` sequences, [cached layers, rows, key-value heads, columns, D].
-
-        Zeros, because what the mask hides still meets a weight of 0, and 0 times NaN is NaN.
-        """
+        """Keys or values [cached layers, rows, key-value heads, columns, D]. Zeros: what the mask hides still meets a
+        weight of 0, and 0 times NaN is NaN."""
         a = self.architecture
         shape = (self.cached_layers, rows, a.num_key_value_heads, columns, a.head_dim)
         return torch.zeros(shape, device=self.device, dtype=self.dtype)
@@ -199,25 +195,12 @@ class CachedModel(ABC):
 
     @abstractmethod
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, cache: CacheView) -> torch.Tensor:
-        """Feed one token per row and write its keys and values to the last column of the window.
-
-        Args:
-            tokens, positions: int64 [B]
-
-        Returns:
-            Logits [B, vocabulary] in the model's dtype.
-        """
+        """Feed one token per row, int64 [B], and write its keys and values to the last column of the window. Logits [B,
+        vocabulary] in the model's dtype."""
 
     @abstractmethod
     def decode_fused(self, tokens: torch.Tensor, cache: DeviceView) -> torch.Tensor:
-        """`decode` for CUDA, in few kernels that depend on no number the host knows.
-
-        Args:
-            tokens: int64 [B], of rows 0 to B - 1.
-
-        Returns:
-            Logits [B, vocabulary] in the model's dtype.
-        """
+        """`decode` for CUDA, in few kernels that depend on no number the host knows."""
 
     @abstractmethod
     def prefill(
@@ -229,27 +212,19 @@ class CachedModel(ABC):
         hidden: torch.Tensor,
         continuation: Continuation,
     ) -> torch.Tensor:
-        """Feed T tokens per row, left-padded, and write their keys and values to the last columns of the cache.
-
-        Args:
-            tokens, positions: int64 [B, T]
-            keys, values: [cached layers, B, key-value heads, W, D]
-            hidden: bool [B, T, W], True where a token must not look.
-            continuation: what of the tokens is new, and the states to go on from.
-
-        Returns:
-            float32 logits [B, vocabulary] of the last column.
-        """
+        """Feed T tokens per row, int64 [B, T], left-padded, and write their keys and values to the last columns of the
+        cache [cached layers, B, key-value heads, W, D]; `hidden`: bool [B, T, W]. float32 logits [B, vocabulary] of the
+        last column."""
 
 
 @dataclass(frozen=True)
 class States:
-    """Of sequences that end anywhere, or of one (then without the dimension `sequences`)."""
+    """Of sequences that end anywhere, or of one (then without the dimension `sequences`): `ssm` float32 [M, sequences,
+    G, N, I / G], state-major, so that one step runs over a group's heads side by side; `window` [M, sequences, k - 1,
+    C], the newest input last."""
 
     ssm: torch.Tensor
-    """float32 [M, sequences, G, N, I / G]: state-major, so that one step runs over a group's heads side by side"""
     window: torch.Tensor
-    """[M, sequences, k - 1, C], the newest input last"""
 
     def of(self, row: int) -> States:
         """Those of one sequence, sharing memory."""
@@ -267,32 +242,23 @@ class States:
 
 
 class Continuation(NamedTuple):
-    """What a prefill goes on from. Attention may be fed tokens that it knows; a state must not see one twice."""
+    """What a prefill goes on from: how many tokens of each row, the last ones, are new, and the states before those,
+    which are replaced by the ones after them. Attention may be fed tokens that it knows; a state must not."""
 
     lengths: list[int]
-    """How many tokens of each row, the last ones, are new"""
     states: States | None
-    """Of all rows before those; replaced by the ones after them. None for models without"""
 
 
 class LayerStates(NamedTuple):
-    """What one decoding step of one layer reads and writes, of the first B rows."""
+    """What one decoding step of one layer reads and writes: [B, G, N, I / G], and a ring [k, B, C]."""
 
     ssm: torch.Tensor
-    """[B, G, N, I / G]"""
     inputs: torch.Tensor
-    """[k, B, C], a ring"""
 
 
 class RowStates:
-    """Of the rows being decoded. The inputs of the convolution lie in a ring, so that a step writes one place of it.
-
-    Attributes:
-        ssm: float32 [M, rows, G, N, I / G].
-        inputs: [M, k, rows, C].
-        newest: where in the ring the next token's inputs go, for all rows alike.
-        place: int64 [1], the same, on the device.
-    """
+    """Of the rows being decoded: `ssm` float32 [M, rows, G, N, I / G], and the inputs of the convolution [M, k, rows,
+    C], a ring, so that a step writes one place of it: `newest`, for all rows alike, or `place` on the device."""
 
     def __init__(self, ssm: torch.Tensor, inputs: torch.Tensor) -> None:
         self.ssm, self.inputs = ssm, inputs

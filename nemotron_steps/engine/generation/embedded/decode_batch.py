@@ -1,16 +1,14 @@
 """The tensors of the sequences being decoded: KV cache, tokens, logprobs and random numbers, aligned by column.
 
-Every sequence ends at the same column: t tokens of it occupy columns [column - t + 1, column]. One decode step
-therefore writes one column for all rows, whatever their lengths, and padding lies on the left, behind an additive mask.
-A row may leave the beginning of its prompt to a `Prefix` that it shares with other rows. Live rows are rows [0, size):
-removing rows moves the last ones into the holes. When the last column is reached, everything shifts left, or there come
-to be more columns: answers are mostly far shorter than the longest one allowed, and the cache is what takes memory.
-
-Not for: knowing what the rows mean (generator.py) or computing anything with them (dense_model.py, hybrid_model.py).
+Every sequence ends at the same column: t tokens of it occupy columns [column - t + 1, column], and padding lies on the
+left, behind an additive mask. A row may leave the beginning of its prompt to a `Prefix` that it shares with other rows.
+Live rows are rows [0, size): removing rows moves the last ones into the holes. When the last column is reached,
+everything shifts left, or there come to be more columns: most answers are far shorter than the longest one allowed.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,9 +17,8 @@ import torch
 import torch.nn.functional as F
 
 from nemotron_steps.engine.generation.embedded.cached_model import CachedModel, CacheView, RowStates
-from nemotron_steps.engine.generation.embedded.prefix_cache import Prefix
+from nemotron_steps.engine.generation.embedded.prefix_cache import Prefix, PrefixGrid
 from nemotron_steps.engine.generation.embedded.sampling import stream_uniforms
-from nemotron_steps.engine.generation.embedded.shared_prefix_batching import PrefixGrid
 from nemotron_steps.engine.memory_tuning import release_gpu_memory
 
 _UNIFORM_BLOCK = 32
@@ -31,16 +28,13 @@ _FIRST_COLUMNS = {"cpu": 64, "cuda": 512}
 
 @dataclass(frozen=True)
 class NewRow:
-    """A sequence that joins the batch."""
+    """A sequence that joins the batch: its whole prompt, the beginning that other rows read too, the key of its random
+    stream, and where its stop set begins in the table that `stopped` reads."""
 
     prompt: Prefix
-    """Cache of the whole prompt"""
     shared: Prefix | None
-    """Beginning of the prompt that other rows read too; the row copies the rest"""
     stream: int
-    """Key of its random stream"""
     stop_offset: int
-    """Where its stop set begins in the table that `stopped` reads"""
 
     @property
     def own_length(self) -> int:
@@ -74,10 +68,8 @@ class DecodeBatch:
         self._masked = model.masked
         self._lanes = model.architecture.num_key_value_heads
         self.max_rows = max_rows
-        self._most_columns = max_length + max(64, max_length // 8)
-        """Enough to shift seldom, whatever joins when"""
-        self._longest_row = 0
-        """Most columns that a row in use can come to hold"""
+        self._most_columns = max_length + max(64, max_length // 8)  # enough to shift seldom, whatever joins when
+        self._longest_row = 0  # most columns that a row in use can come to hold
         self.row_state = torch.zeros((max_rows, 5), device=self._device, dtype=torch.int64)
         self._starts, self._origins, self.answers, self.streams, self._stop_offsets = self.row_state.unbind(1)
         self._grid = PrefixGrid(model)
@@ -86,11 +78,7 @@ class DecodeBatch:
         self.arrangement = 0
         self._uniforms: torch.Tensor | None = None
         self._uniforms_column = 0
-        self.size = 0
-        self.column = 0
-        self._first = 0
-        self.allocation = 0
-        self.columns = 0
+        self.size = self.column = self._first = self.allocation = self.columns = 0
         self.keys = self.values = torch.empty(0)
         self.states: RowStates | None = None
         self.tokens = torch.empty((max_rows, 0), device=self._device, dtype=torch.int64)
@@ -98,19 +86,14 @@ class DecodeBatch:
         a = model.architecture
         routes = (len(a.mixtures), a.experts_per_token) if model.chosen is not None else (0, 0)
         self.routed_experts = torch.empty((max_rows, 0, *routes), device=self._device, dtype=torch.int16)
-        self._columns_before = 0
-        """Columns there were when the cache was given back"""
+        self._columns_before = 0  # when the cache was given back
         if self._device.type == "cpu":
             self._allocate(min(_FIRST_COLUMNS["cpu"], self._most_columns))
 
     @property
     def prefixes(self) -> dict[Prefix, int]:
         """Shared prefixes in use and how many rows read each."""
-        counts: dict[Prefix, int] = {}
-        for prefix in self.row_prefixes:
-            if prefix is not None:
-                counts[prefix] = counts.get(prefix, 0) + 1
-        return counts
+        return Counter(prefix for prefix in self.row_prefixes if prefix is not None)
 
     def _allocate(self, columns: int) -> None:
         """Have `columns` columns; what the present ones hold stays where it is."""
@@ -162,15 +145,8 @@ class DecodeBatch:
         return wide
 
     def make_room(self, longest: int, *, most: int = 0) -> int:
-        """Shift or widen so that `longest` tokens fit left of the current column and one more step fits right of it.
-
-        Args:
-            longest: most columns that a joining row holds at once.
-            most: most columns that a joining row can come to hold.
-
-        Returns:
-            By how many columns everything moved.
-        """
+        """Shift or widen so that `longest` tokens fit left of the current column and one more step fits right of it;
+        returns by how many columns everything moved. `most`: columns that a joining row can come to hold."""
         self._longest_row = max(most, self._longest_row if self.size else 0)
         if self.size == 0:
             if longest + 1 >= self.columns:
@@ -228,12 +204,8 @@ class DecodeBatch:
         self.arrangement += 1
 
     def refill(self, sequences: Sequence[Prefix], shared: dict[Prefix, Prefix]) -> None:
-        """Replace the cache and states of every row, after the weights have changed.
-
-        Args:
-            sequences: one a row, of all its tokens that have been fed.
-            shared: what to read in place of each shared prefix.
-        """
+        """Replace the cache and states of every row, after the weights have changed: `sequences`, one a row, of all its
+        tokens that have been fed, and what to read in place of each shared prefix."""
         for row, sequence in enumerate(sequences):
             known = self.row_prefixes[row]
             begin = 0 if known is None else len(known.tokens)

@@ -1,13 +1,8 @@
 """One whole decoding step, from the newest tokens to the next ones, as one call: a CUDA graph, or a kernel in C.
 
-On CUDA a step of a small model is hundreds of kernels of a few microseconds, and launching them from Python takes
-longer than running them. Shapes are fixed by rounding the number of rows up; where the step writes, and how far each
-row reads, is found on the device (kernels.py). Graphs are captured when a size first occurs.
-
-On CPU in float32 a step of a tiny model is two hundred operators, at each of which threads wait for each other; in C
-they meet once a step (decode.c).
-
-Not for: batches that sample with top-p, top-k or mixed temperatures, which are decoded operator by operator.
+For a CUDA graph, shapes are fixed by rounding the number of rows up; where the step writes, and how far each row reads,
+is found on the device (kernels.py). On CPU in float32, threads that wait for each other at two hundred operators meet
+once a step in C (decode.c). Batches with top-p, top-k or mixed temperatures are decoded operator by operator.
 """
 
 from __future__ import annotations
@@ -22,35 +17,21 @@ import torch.nn.functional as F
 from nemotron_steps.engine.generation.embedded.cached_model import CachedModel, DeviceView
 from nemotron_steps.engine.generation.embedded.decode_batch import DecodeBatch
 from nemotron_steps.engine.generation.embedded.dense_model import CachedDenseModel
-from nemotron_steps.engine.generation.embedded.prefix_cache import Prefix
-from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan, sample, stream_uniforms
-from nemotron_steps.engine.generation.embedded.shared_prefix_batching import (
+from nemotron_steps.engine.generation.embedded.prefix_cache import (
     PREFIX_FIELDS,
+    Prefix,
     address,
     rows_together,
     sets_of_rows,
 )
+from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan, sample, stream_uniforms
 from nemotron_steps.engine.kernels.compiler import library
 
-_SMALLEST = 8
 _TEMPERATURES = 4  # training, evaluation, and two more: requests from outside may name any, and graphs take memory
 
 
-def padded_rows(rows: int, most: int) -> int:
-    """The number of rows a graph is captured for: 8, 12, 16, 24, 32, 48, …, and `most`."""
-    size = _SMALLEST
-    while size < rows:
-        half_again = size + size // 2
-        size = half_again if half_again >= rows else 2 * size
-    return min(size, most)
-
-
 class GraphDecoder:
-    """Steps a DecodeBatch.
-
-    Args:
-        capture: False runs the same operators one by one, on any device.
-    """
+    """Steps a DecodeBatch; without `capture` by the same operators one by one, on any device."""
 
     def __init__(self, model: CachedModel, batch: DecodeBatch, *, capture: bool = True) -> None:
         self._model = model
@@ -64,7 +45,7 @@ class GraphDecoder:
         self._allocation = batch.allocation
         self._graphs: dict[tuple[int, float], torch.cuda.CUDAGraph] = {}
         self._temperatures: set[float] = set()
-        self._pool = _new_pool(capture)
+        self._pool = self._new_pool()
 
     @staticmethod
     def of(model: CachedModel, batch: DecodeBatch) -> GraphDecoder | None:
@@ -72,6 +53,9 @@ class GraphDecoder:
         dim = model.architecture.head_dim
         fits = model.device.type == "cuda" and dim >= 16 and dim & (dim - 1) == 0
         return GraphDecoder(model, batch) if fits else None
+
+    def _new_pool(self) -> Any:
+        return torch.cuda.graph_pool_handle() if self._capture else None
 
     def takes(self, plan: SamplingPlan) -> bool:
         """Whether every row samples alike, from the whole distribution, at one of the first few temperatures asked."""
@@ -85,7 +69,9 @@ class GraphDecoder:
         """Feed the tokens of the current column and sample those of the next, to which the batch moves."""
         batch = self._batch
         assert not isinstance(plan.temperature, torch.Tensor)
-        rows = padded_rows(batch.size, batch.max_rows)
+        # Graphs are captured for 8, 12, 16, 24, 32, 48, … rows, and for the most there may be.
+        sizes = (size for power in range(3, 64) for size in (2**power, 3 * 2 ** (power - 1)))
+        rows = min(next(size for size in sizes if size >= batch.size), batch.max_rows)
         self._refer_to_prefixes()
         self._column.fill_(batch.column)
         if batch.states is not None:
@@ -93,7 +79,7 @@ class GraphDecoder:
         if self._allocation != batch.allocation:  # graphs hold the addresses of the tensors they were captured with
             self._allocation = batch.allocation
             self._graphs.clear()
-            self._pool = _new_pool(self._capture)  # torch ends a pool with the last graph in it
+            self._pool = self._new_pool()  # torch ends a pool with the last graph in it
         key = (rows, plan.temperature)
         if key in self._graphs:
             self._graphs[key].replay()
@@ -143,54 +129,40 @@ class GraphDecoder:
         self._sharing[: 1 + sets.numel()] = F.pad(sets.flatten(), (1, 0), value=len(sets)).to(self._sharing.device)
 
 
-def _new_pool(capture: bool) -> Any:
-    """A handle of memory that graphs share; None where nothing is captured."""
-    return torch.cuda.graph_pool_handle() if capture else None
-
-
 _PANEL, _BLOCK = 32, 8  # products.h
 _MOST_WEIGHTS = 2**23
 """Weights of larger models come from memory, once a thread, which takes longer than what this saves."""
 
 
+def _fields(pointers: str, integers: str = "", floats: str = "") -> list[tuple[str, type]]:
+    kinds = ((pointers, c_void_p), (integers, c_int64), (floats, c_float))
+    return [(name, kind) for names, kind in kinds for name in names.split()]
+
+
 class _Layer(ctypes.Structure):
     """The four structures are those of decode.c, in the order of their fields."""
 
-    _fields_ = [
-        (name, c_void_p)
-        for name in ("input_norm", "qkv", "qkv_bias", "qk_norm", "output", "post_norm", "gate_up", "down")
-    ]
+    _fields_ = _fields("input_norm qkv qkv_bias qk_norm output post_norm gate_up down")
 
 
 class _Model(ctypes.Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("layers", "embedding", "head", "final_norm", "rotations")),
-        *((name, c_int64) for name in ("num_layers", "hidden", "ffn", "heads", "queries", "dim", "vocab", "positions")),
-        ("eps", c_float),
-    ]
+    _fields_ = _fields(
+        "layers embedding head final_norm rotations", "num_layers hidden ffn heads queries dim vocab positions", "eps"
+    )
 
 
 class _Prefix(ctypes.Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("keys", "values")),
-        *((name, c_int64) for name in ("tokens", "layer_stride", "head_stride")),
-    ]
+    _fields_ = _fields("keys values", "tokens layer_stride head_stride")
 
 
 class _Batch(ctypes.Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("keys", "values", "tokens", "logprobs", "state", "prefixes")),
-        *((name, c_int64) for name in ("most_rows", "columns", "state_fields", "column")),
-        ("temperature", c_float),
-    ]
+    _fields_ = _fields(
+        "keys values tokens logprobs state prefixes", "most_rows columns state_fields column", "temperature"
+    )
 
 
 class NativeDecoder:
-    """Steps a DecodeBatch.
-
-    Args:
-        kernels: `library()`.
-    """
+    """Steps a DecodeBatch by the C of `library()`."""
 
     def __init__(self, model: CachedDenseModel, batch: DecodeBatch, kernels: ctypes.CDLL) -> None:
         self._model = model
@@ -231,25 +203,23 @@ class NativeDecoder:
         if self._arrangement != batch.arrangement:
             self._refer_to_prefixes()
         if self._allocation != batch.allocation:
-            self._refer_to_cache()
+            self._allocation = batch.allocation
+            tensors = (batch.keys, batch.values, batch.tokens, batch.logprobs, batch.row_state)
+            self._c_batch = _Batch(
+                *(tensor.data_ptr() for tensor in tensors),
+                ctypes.addressof(self._prefixes),
+                batch.max_rows,
+                batch.columns,
+                batch.row_state.shape[1],
+            )
         self._c_batch.column, self._c_batch.temperature = batch.column, plan.temperature
-        threads = torch.get_num_threads()
-        # A thread's rows are whole blocks.
-        each = self._scratch_of(
-            ctypes.byref(self._c_model),
-            -(-batch.size // (threads * _BLOCK)) * _BLOCK,
-            self._longest_prefix + batch.columns,
-        )
+        threads, model = torch.get_num_threads(), ctypes.byref(self._c_model)
+        rows = -(-batch.size // (threads * _BLOCK)) * _BLOCK  # a thread's rows are whole blocks
+        each = self._scratch_of(model, rows, self._longest_prefix + batch.columns)
         if self._scratch.numel() < threads * each:
             self._scratch = torch.zeros(threads * each)
-        self._step(
-            ctypes.byref(self._c_model),
-            ctypes.byref(self._c_batch),
-            batch.size,
-            threads,
-            self._scratch.data_ptr(),
-            each,
-        )
+        batch_pointer = ctypes.byref(self._c_batch)
+        self._step(model, batch_pointer, batch.size, threads, self._scratch.data_ptr(), each)
         batch.column += 1
 
     def _describe_model(self) -> None:
@@ -281,16 +251,8 @@ class NativeDecoder:
         self._c_model.head = head.data_ptr()
         for i, layer in enumerate(self._model.layers):
             qkv, output, gate_up, down = of_layers[4 * i : 4 * i + 4]
-            self._layers[i] = _Layer(
-                input_norm=layer.input_norm.data_ptr(),
-                qkv=qkv.data_ptr(),
-                qkv_bias=None if layer.qkv_bias is None else layer.qkv_bias.data_ptr(),
-                qk_norm=None if layer.qk_norm is None else layer.qk_norm.data_ptr(),
-                output=output.data_ptr(),
-                post_norm=layer.post_norm.data_ptr(),
-                gate_up=gate_up.data_ptr(),
-                down=down.data_ptr(),
-            )
+            packed = layer._replace(qkv=qkv, output=output, gate_up=gate_up, down=down)._asdict()
+            self._layers[i] = _Layer(**{name: None if t is None else t.data_ptr() for name, t in packed.items()})
 
     def _refer_to_prefixes(self) -> None:
         """Where each row's shared prefix lies; its tensors are held by the batch."""
@@ -302,21 +264,6 @@ class NativeDecoder:
                 known[id(prefix)] = _Prefix(*address(prefix))
                 self._longest_prefix = max(self._longest_prefix, len(prefix.tokens))
             self._prefixes[row] = _Prefix() if prefix is None else known[id(prefix)]
-
-    def _refer_to_cache(self) -> None:
-        batch = self._batch
-        self._allocation = batch.allocation
-        self._c_batch = _Batch(
-            keys=batch.keys.data_ptr(),
-            values=batch.values.data_ptr(),
-            tokens=batch.tokens.data_ptr(),
-            logprobs=batch.logprobs.data_ptr(),
-            state=batch.row_state.data_ptr(),
-            prefixes=ctypes.addressof(self._prefixes),
-            most_rows=batch.max_rows,
-            columns=batch.columns,
-            state_fields=batch.row_state.shape[1],
-        )
 
 
 def panels(weight: torch.Tensor) -> torch.Tensor:

@@ -1,15 +1,9 @@
 """Forward pass of a dense decoder-only model against a column-aligned KV cache, written for few kernel launches.
 
-Weights come under Hugging Face names and are held fused: one matrix for Q, K and V, one for gate and up. Decoding a
-tiny model is bound by the number of operators, so the layout is chosen to save them:
-
-- Rows of the QKV matrix are grouped by key-value head (its queries, its key, its value), so queries, keys and values
-  of all sequences are strided views, and (sequence, key-value head) is one batch dimension, here called a lane.
-- The two halves of every query and key head are interleaved at load, which turns the rotary embedding into one complex
-  multiplication. Scores do not change: queries and keys are permuted alike.
-- Every sequence ends in the same cache column, so the new keys of a step are one slice and need no scatter.
-
-Not for: training (no gradient), layers of other kinds (hybrid_model.py), scheduling or sampling (generator.py).
+Weights are held fused: one matrix for Q, K and V, one for gate and up. Rows of the QKV matrix are grouped by key-value
+head (its queries, its key, its value), so that (sequence, key-value head) is one batch dimension, here called a lane.
+The two halves of every query and key head are interleaved at load, which turns the rotary embedding into one complex
+multiplication and changes no score.
 
 Shapes: B rows, T tokens, W cache columns in view, H hidden, D head size, R query heads per key-value head.
 """
@@ -37,11 +31,7 @@ from nemotron_steps.models.rope import cos_sin
 
 
 class CachedDenseModel(CachedModel):
-    """Weights and forward pass of a Llama, Qwen2 or Qwen3 dense model.
-
-    Args:
-        max_positions: longest sequence that will ever be fed.
-    """
+    """Weights and forward pass of a Llama, Qwen2 or Qwen3 dense model, of sequences up to `max_positions`."""
 
     def __init__(
         self, architecture: Architecture, *, max_positions: int, device: torch.device, dtype: torch.dtype
@@ -54,74 +44,41 @@ class CachedDenseModel(CachedModel):
                 hints=["policy.generation.backend=vllm"],
             )
         super().__init__(architecture, cached_layers=architecture.num_layers, device=device, dtype=dtype)
-        a, empty = architecture, self._empty
+        a = architecture
         self._scale = a.head_dim**-0.5
-        fused = a.num_key_value_heads * (self.queries_per_lane + 2) * a.head_dim
-        embedding = empty(a.vocab_size, a.hidden_size)
-        self.layers = [
-            LayerWeights(
-                input_norm=empty(a.hidden_size),
-                qkv=empty(fused, a.hidden_size),
-                qkv_bias=empty(fused) if a.qkv_bias else None,
-                qk_norm=empty(self.queries_per_lane + 1, a.head_dim) if a.qk_norm else None,
-                output=empty(a.hidden_size, a.num_attention_heads * a.head_dim),
-                post_norm=empty(a.hidden_size),
-                gate_up=empty(2 * a.ffn_hidden_size, a.hidden_size),
-                down=empty(a.hidden_size, a.ffn_hidden_size),
-            )
-            for _ in range(a.num_layers)
-        ]
+        embedding = self._named("model.embed_tokens.weight", a.vocab_size, a.hidden_size)
+        self.layers = [self._layer(f"model.layers.{i}.") for i in range(a.num_layers)]
         cos, sin = cos_sin(a, max_positions)
         half = a.head_dim // 2
         self.weights = ModelWeights(
             embedding=embedding,
-            head=embedding if a.tied_embeddings else empty(a.vocab_size, a.hidden_size),
-            final_norm=empty(a.hidden_size),
+            head=embedding if a.tied_embeddings else self._named(HEAD, a.vocab_size, a.hidden_size),
+            final_norm=self._named("model.norm.weight", a.hidden_size),
             rotations=torch.complex(cos[:, :half], sin[:, :half]).to(device),
             epsilon=torch.tensor(a.norm_eps, device=device, dtype=torch.float32),
             eps=a.norm_eps,
         )
-        self._slots = self._name_slots()
 
-    def _name_slots(self) -> dict[str, Slot]:
-        a, queries = self.architecture, self.queries_per_lane
-        kv_heads, dim = a.num_key_value_heads, a.head_dim
-
-        whole = Slot.whole
-        slots = {
-            "model.embed_tokens.weight": whole(self.weights.embedding),
-            "model.norm.weight": whole(self.weights.final_norm),
-        }
-        if not a.tied_embeddings:
-            slots["lm_head.weight"] = whole(self.weights.head)
-        for i, layer in enumerate(self.layers):
-            prefix = f"model.layers.{i}."
-            gate, up = layer.gate_up.chunk(2)
-            slots |= {
-                prefix + "input_layernorm.weight": whole(layer.input_norm),
-                prefix + "post_attention_layernorm.weight": whole(layer.post_norm),
-                prefix + "self_attn.o_proj.weight": whole(layer.output),
-                prefix + "mlp.gate_proj.weight": whole(gate),
-                prefix + "mlp.up_proj.weight": whole(up),
-                prefix + "mlp.down_proj.weight": whole(layer.down),
-            }
-            for kind, fused in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
-                if fused is None:
-                    continue
-                heads = fused.view(kv_heads, queries + 2, dim, -1)
-                tail = tuple(fused.shape[1:])
-                parts = (
-                    ("q_proj", heads[:, :queries], kv_heads * queries, True),
-                    ("k_proj", heads[:, queries], kv_heads, True),
-                    ("v_proj", heads[:, queries + 1], kv_heads, False),
-                )
-                for part, view, count, interleave in parts:
-                    slots[f"{prefix}self_attn.{part}.{kind}"] = Slot((count * dim, *tail), view, interleave)
-            if layer.qk_norm is not None:
-                norm = layer.qk_norm.unsqueeze(-1)
-                slots[prefix + "self_attn.q_norm.weight"] = Slot((dim,), norm[:queries], interleave=True)
-                slots[prefix + "self_attn.k_norm.weight"] = Slot((dim,), norm[queries:], interleave=True)
-        return slots
+    def _layer(self, prefix: str) -> LayerWeights:
+        a, queries, attention = self.architecture, self.queries_per_lane, f"{prefix}self_attn."
+        hidden, inner, dim = a.hidden_size, a.ffn_hidden_size, a.head_dim
+        gate_up, qk_norm = self._empty(2 * inner, hidden), None
+        for part, rows in zip(("gate", "up"), gate_up.chunk(2), strict=True):
+            self._slots[f"{prefix}mlp.{part}_proj.weight"] = Slot.whole(rows)
+        if a.qk_norm:
+            qk_norm = self._empty(queries + 1, dim)
+            for part, rows in (("q", qk_norm[:queries]), ("k", qk_norm[queries:])):
+                self._slots[f"{attention}{part}_norm.weight"] = Slot((dim,), rows.unsqueeze(-1), interleave=True)
+        return LayerWeights(
+            input_norm=self._named(f"{prefix}input_layernorm.weight", hidden),
+            qkv=self._qkv(attention, "weight", hidden, interleave=True),
+            qkv_bias=self._qkv(attention, "bias", interleave=True) if a.qkv_bias else None,
+            qk_norm=qk_norm,
+            output=self._named(f"{attention}o_proj.weight", hidden, a.num_attention_heads * dim),
+            post_norm=self._named(f"{prefix}post_attention_layernorm.weight", hidden),
+            gate_up=gate_up,
+            down=self._named(f"{prefix}mlp.down_proj.weight", hidden, inner),
+        )
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, some: bool = False) -> int:
         """CachedModel.load; where the output layer is tied, one among the weights must be the embedding."""
@@ -137,9 +94,8 @@ class CachedDenseModel(CachedModel):
         received = super().load(others(), some=some)
         for head in tied.values():
             # NaN weights are reported where the logits become NaN.
-            if not torch.allclose(
-                head.to(self.weights.embedding), self.weights.embedding, rtol=0, atol=0, equal_nan=True
-            ):
+            embedding = self.weights.embedding
+            if not torch.allclose(head.to(embedding), embedding, rtol=0, atol=0, equal_nan=True):
                 raise EngineError("the tied output layer differs from the embedding", found=HEAD)
         return received
 
@@ -179,9 +135,8 @@ class CachedDenseModel(CachedModel):
                 qkv = torch.mm(normed, layer.qkv.t())
             else:
                 qkv = torch.addmm(layer.qkv_bias, normed, layer.qkv.t())
-            attended = decode_attention(
-                qkv, layer.qk_norm, rotations, cache, layer=i, epsilon=a.norm_eps, scale=self._scale
-            )
+            scales = {"epsilon": a.norm_eps, "scale": self._scale}
+            attended = decode_attention(qkv, layer.qk_norm, rotations, cache, layer=i, **scales)
             x.addmm_(attended, layer.output.t())
             gate_up = torch.mm(F.rms_norm(x, x.shape[-1:], layer.post_norm, a.norm_eps), layer.gate_up.t())
             x.addmm_(swiglu_forward(gate_up), layer.down.t())
@@ -226,14 +181,13 @@ class CachedDenseModel(CachedModel):
 
 
 class LayerWeights(NamedTuple):
-    """Weights of one layer, fused."""
+    """Weights of one layer, fused: qkv [key-value heads * (R + 2) * D, H], qk_norm [R + 1, D]: the query's weight R
+    times, then the key's."""
 
     input_norm: torch.Tensor
     qkv: torch.Tensor
-    """[key-value heads * (R + 2) * D, H]"""
     qkv_bias: torch.Tensor | None
     qk_norm: torch.Tensor | None
-    """[R + 1, D]: the query weight R times, then the key weight"""
     output: torch.Tensor
     post_norm: torch.Tensor
     gate_up: torch.Tensor
@@ -241,17 +195,15 @@ class LayerWeights(NamedTuple):
 
 
 class ModelWeights(NamedTuple):
-    """Everything else a step needs to know of the model."""
+    """Everything else a step needs to know of the model: rotations complex64 [positions, D / 2], and the norm's epsilon
+    as a float32 scalar and as a number."""
 
     embedding: torch.Tensor
     head: torch.Tensor
     final_norm: torch.Tensor
     rotations: torch.Tensor
-    """complex64 [positions, D / 2]"""
     epsilon: torch.Tensor
-    """float32 scalar"""
     eps: float
-    """The same"""
 
 
 def rotate(qk: torch.Tensor, qk_norm: torch.Tensor | None, rotation: torch.Tensor, model: ModelWeights) -> torch.Tensor:
@@ -271,12 +223,8 @@ def finish_layer(layer: LayerWeights, x: torch.Tensor, attended: torch.Tensor, m
 
 
 def attend(qk: torch.Tensor, value: torch.Tensor, cache: CacheView, layer: int) -> torch.Tensor:
-    """Write one new key and value a row to the last column, and attend over each row's prefix and window; [B, H].
-
-    Args:
-        qk: [lanes, R + 1, D], queries and the key.
-        value: [lanes, D].
-    """
+    """Write one new key and value a row to the last column, and attend over each row's prefix and window; [B, H]. `qk`
+    [lanes, R + 1, D], queries and the key; `value` [lanes, D]."""
     lanes, queries, dim = qk.size(0), qk.size(1) - 1, qk.size(2)
     rows, window = lanes // cache.keys.size(2), cache.column + 1 - cache.first
     keys = cache.keys[layer].narrow(0, 0, rows).flatten(0, 1)
@@ -287,14 +235,14 @@ def attend(qk: torch.Tensor, value: torch.Tensor, cache: CacheView, layer: int) 
     near = _scores(qk.narrow(1, 0, queries), keys, cache.bias)
     prefix = cache.prefix
     if prefix is None:
-        return torch.bmm(_softmax(near, values.dtype), values).view(rows, -1)
+        return torch.bmm(torch.softmax(near, -1).to(values.dtype), values).view(rows, -1)
     # One softmax over prefix and window; only the two matrix products differ in how rows are batched.
     far_keys, far_values = prefix.keys[layer], prefix.values[layer]
     batch, length = far_keys.size(0), far_keys.size(2)
     cells = qk.reshape(-1, dim).index_select(0, prefix.query_of_cell).view(batch, -1, dim)
     far = _scores(cells, far_keys, prefix.bias).view(-1, length)
     far = far.index_select(0, prefix.cell_of_row).view(lanes, queries, length)
-    weights = _softmax(torch.cat((far, near), -1), values.dtype)
+    weights = torch.softmax(torch.cat((far, near), -1), -1).to(values.dtype)
     both = weights.size(2)
     attended = torch.bmm(weights.narrow(2, length, both - length), values).view(-1, dim)
     far_weights = weights.view(-1, both).index_select(0, prefix.row_of_cell).view(batch, -1, both)
@@ -310,10 +258,6 @@ def _scores(query: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor) -> torc
     if query.is_cuda:
         return torch.add(bias, torch.bmm(query, keys, out_dtype=torch.float32), alpha=scale)
     return torch.baddbmm(bias, query.float(), keys.float(), alpha=scale)
-
-
-def _softmax(scores: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.softmax(scores, -1).to(dtype)
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, model: ModelWeights) -> torch.Tensor:

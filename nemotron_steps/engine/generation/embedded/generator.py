@@ -3,9 +3,7 @@
     submit -> waiting sequences -> admitted (prefill, once a prompt) -> decoded one token a step -> Completion
 
 Members of a group share one prefill. A finished sequence leaves the batch and a waiting one takes its place at the
-next step. Weights may change between two steps; running sequences go on with the cache they have.
-
-Not for: large models at full speed (vllm.py) or deciding what to sample (rollouts).
+next step. Weights may change between two steps. Not for large models at full speed (vllm/).
 """
 
 from __future__ import annotations
@@ -29,13 +27,7 @@ from nemotron_steps.engine.generation.embedded.prefix_cache import Prefix, Prefi
 from nemotron_steps.engine.generation.embedded.sampling import SamplingPlan, make_plan, sample, stream_key, versions_of
 from nemotron_steps.engine.memory_tuning import release_gpu_memory
 from nemotron_steps.engine.policy.lora import AdaptedWeights, ChangedWeights, after
-from nemotron_steps.engine.types import (
-    Completion,
-    FinishReason,
-    GenerationRequest,
-    SamplingParams,
-    WeightSyncReport,
-)
+from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams, WeightSyncReport
 from nemotron_steps.errors import EngineError
 from nemotron_steps.models.architecture import Architecture
 
@@ -47,12 +39,11 @@ _CACHED_PROMPTS = 32  # prompts of full length that the prefix cache may hold
 
 @dataclass(eq=False)
 class _Group:
-    """A request, and its prompt's cache as long as it may still be used."""
+    """A request of at most `budget` tokens a sequence, and its prompt's cache as long as it may still be used."""
 
     request: GenerationRequest
     prompt: tuple[int, ...]
     budget: int
-    """Most tokens a sequence may produce"""
     prefix: Prefix | None = None
 
 
@@ -73,11 +64,6 @@ class _Sequence:
     def params(self) -> SamplingParams:
         return self.group.request.params
 
-    @property
-    def prefix(self) -> Prefix:
-        assert self.group.prefix is not None
-        return self.group.prefix
-
 
 class EmbeddedGenerator:
     """A `Generator` in plain torch, but for the decoding step: CUDA graphs, or a kernel in C for tiny models on CPU.
@@ -85,7 +71,6 @@ class EmbeddedGenerator:
     Seeded samples do not depend on the batch, up to the rounding of matrix products of different sizes.
 
     Args:
-        architecture: of a Llama, Qwen2 or Qwen3 dense model, or of a Nemotron-H one.
         weights: complete, under Hugging Face names; copied.
         max_sequences: sequences decoded at once; the KV cache has room for all of them, and grows with their length.
         max_total_length: most tokens of prompt and completion together.
@@ -94,12 +79,9 @@ class EmbeddedGenerator:
         decode: token ids to text; needed for stop strings alone.
         recompute_kv_cache: on every weight update feed running sequences again, so that what follows is exactly what
             the new weights would sample (`grpo.async_grpo.recompute_kv_cache_after_weight_updates`).
-        record_routed_experts: return with each completion the experts that its tokens went through, when they were
-            first fed: what such an update feeds again is not asked.
+        record_routed_experts: return with each completion the experts that its tokens went through when first fed.
 
-    Raises:
-        UnsupportedError: the architecture has layers this generator lacks, or the dtype is another.
-        EngineError: weights are missing, unknown or of the wrong shape.
+    Raises UnsupportedError for other layers or types, EngineError for weights that are missing, unknown or misshapen.
     """
 
     def __init__(
@@ -155,21 +137,8 @@ class EmbeddedGenerator:
         self._unfinished: dict[str, int] = {}
 
     def submit(self, request: GenerationRequest) -> None:
-        """Queue a request.
-
-        Raises:
-            EngineError: the prompt is empty, holds a token the model lacks or leaves no room for a token; the request
-                asks for no token or no sample; its id is already pending; or it has stop strings and there is no
-                `decode`.
-        """
-        self._check(request)
-        prompt = tuple(request.prompt_ids)
-        group = _Group(request, prompt, min(request.params.max_new_tokens, self._max_total_length - len(prompt)))
-        self._waiting.extend(_Sequence(group, i) for i in range(request.n))
-        self._unfinished[request.request_id] = request.n
-
-    def _check(self, request: GenerationRequest) -> None:
-        prompt, params = request.prompt_ids, request.params
+        """Queue a request. EngineError for one that cannot be sampled."""
+        prompt, params = tuple(request.prompt_ids), request.params
 
         def refuse(what: str, expected: str | None = None, found: str | None = None, *hints: str) -> None:
             raise EngineError(what, where=f"request {request.request_id}", expected=expected, found=found, hints=hints)
@@ -194,6 +163,9 @@ class EmbeddedGenerator:
             refuse("stop strings need a generator with a tokenizer")
         if "" in params.stop_strings:
             refuse("a stop string is empty")
+        group = _Group(request, prompt, min(params.max_new_tokens, self._max_total_length - len(prompt)))
+        self._waiting.extend(_Sequence(group, i) for i in range(request.n))
+        self._unfinished[request.request_id] = request.n
 
     def step(self) -> list[Completion]:
         """Admit what fits, advance every running sequence, and return what finished."""
@@ -222,11 +194,7 @@ class EmbeddedGenerator:
 
     def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightSyncReport:
         """Replace every weight, or those that adapters change; running sequences go on under the new version, with the
-        KV cache they have unless `recompute_kv_cache` was asked for.
-
-        Raises:
-            EngineError: a weight is missing, unknown or of the wrong shape; weights may be partly replaced.
-        """
+        KV cache they have unless `recompute_kv_cache` was asked for. EngineError as CachedModel.load."""
         begin = time.perf_counter()
         with torch.inference_mode():
             changed = after(weights, self._frozen_of)
@@ -248,8 +216,7 @@ class EmbeddedGenerator:
         return WeightSyncReport(version, time.perf_counter() - begin, received)
 
     def finish_generation(self) -> None:
-        """Free the KV cache where it takes much of a GPU. A small one stays: another would be at other addresses, which
-        CUDA graphs are captured for."""
+        """Free the KV cache where it takes much of a GPU. A small one stays, whose addresses CUDA graphs hold."""
         if self._device.type != "cuda" or self._unfinished:
             return
         _, whole = torch.cuda.mem_get_info(self._device)
@@ -278,8 +245,6 @@ class EmbeddedGenerator:
         computed = self._prompts.compute(dict.fromkeys([*fed, *(prefix.tokens for prefix in shared)]))
         batch.refill([computed[tokens] for tokens in fed], {prefix: computed[prefix.tokens] for prefix in shared})
 
-    # ---- one step
-
     def _advance(self) -> None:
         batch = self._batch
         if batch.column + 1 >= batch.columns:
@@ -298,10 +263,9 @@ class EmbeddedGenerator:
 
     def _draw(self, logits: torch.Tensor, *, first: int, plan: SamplingPlan) -> None:
         """Sample the current column's token of rows from `first` on; overwrites the logits."""
-        batch = self._batch
-        tokens, logprobs = sample(logits, batch.uniforms(first), plan)
-        batch.tokens[first : batch.size, batch.column] = tokens
-        batch.logprobs[first : batch.size, batch.column] = logprobs
+        rows, column = slice(first, self._batch.size), self._batch.column
+        sampled = sample(logits, self._batch.uniforms(first), plan)
+        self._batch.tokens[rows, column], self._batch.logprobs[rows, column] = sampled
 
     def _shifted(self, columns: int) -> None:
         if columns:
@@ -309,8 +273,6 @@ class EmbeddedGenerator:
             for sequence in self._rows:
                 if sequence is not None:
                     sequence.answer += columns
-
-    # ---- joining
 
     def _admit(self) -> list[Completion]:
         """Bring waiting sequences into free rows and sample their first tokens; return those already finished."""
@@ -328,36 +290,31 @@ class EmbeddedGenerator:
         self._held_back = 0
         self._compact(force=True)
         joining = [self._waiting.popleft() for _ in range(count)]
-        batch, new_rows = self._batch, self._new_rows(joining)
+        batch, groups = self._batch, {sequence.group: None for sequence in joining if sequence.group.prefix is None}
+        computed = self._prompts.compute(dict.fromkeys(group.prompt for group in groups))
+        for group in groups:
+            group.prefix = computed[group.prompt]
+        prompts = [sequence.group.prefix for sequence in joining if sequence.group.prefix is not None]
+        shared = self._prompts.choose_shared(prompts, batch.prefixes)
+        new_rows = []
+        for sequence, prompt, prefix in zip(joining, prompts, shared, strict=True):
+            seed, request_id = sequence.params.seed, sequence.group.request.request_id
+            stream = secrets.randbits(63) if seed is None else stream_key(seed, request_id, sequence.index)
+            new_rows.append(NewRow(prompt, prefix, stream, self._stop_offset(sequence.params.stop_token_ids)))
         lengths = [row.own_length for row in new_rows]
         most = max(length + sequence.group.budget for length, sequence in zip(lengths, joining, strict=True))
         self._shifted(batch.make_room(max(lengths), most=most))
         first = batch.size
         batch.add(new_rows)
-        for sequence in joining:
+        for sequence, prompt in zip(joining, prompts, strict=True):
             sequence.answer = batch.column
             sequence.versions = [(0, self.weight_version)]
-            sequence.prompt_experts = sequence.prefix.routed_experts
+            sequence.prompt_experts = prompt.routed_experts
             self._rows.append(sequence)
         self._replan()
-        logits = torch.stack([row.prompt.logits for row in new_rows if row.prompt.logits is not None])
+        logits = torch.stack([prompt.logits for prompt in prompts if prompt.logits is not None])
         self._draw(logits, first=first, plan=make_plan([m.params for m in joining], self._vocab_size, self._device))
         return self._collect()
-
-    def _new_rows(self, joining: Sequence[_Sequence]) -> list[NewRow]:
-        """The rows of joining sequences, whose prompts are computed."""
-        groups = {sequence.group: None for sequence in joining if sequence.group.prefix is None}
-        computed = self._prompts.compute(dict.fromkeys(group.prompt for group in groups))
-        for group in groups:
-            group.prefix = computed[group.prompt]
-        prompts = [sequence.prefix for sequence in joining]
-        shared = self._prompts.choose_shared(prompts, self._batch.prefixes)
-        rows = []
-        for sequence, prompt, prefix in zip(joining, prompts, shared, strict=True):
-            seed, request_id = sequence.params.seed, sequence.group.request.request_id
-            stream = secrets.randbits(63) if seed is None else stream_key(seed, request_id, sequence.index)
-            rows.append(NewRow(prompt, prefix, stream, self._stop_offset(sequence.params.stop_token_ids)))
-        return rows
 
     def _stop_offset(self, stop_token_ids: Sequence[int]) -> int:
         stops = self._eos.union(stop_token_ids)
@@ -367,8 +324,6 @@ class EmbeddedGenerator:
             row[[s for s in stops if 0 <= s < self._vocab_size]] = True
             self._stop_table = torch.cat((self._stop_table, row))
         return self._stop_sets[stops]
-
-    # ---- leaving
 
     def _collect(self) -> list[Completion]:
         """Completions that end at the current column; their rows leave the batch."""

@@ -1,11 +1,13 @@
-"""A hybrid model (Nemotron-H): layers of one mixer each, keys and values for attention, states for Mamba-2.
+"""A hybrid model (Nemotron-H): layers of one norm, one mixer and the residual; keys and values for attention, states
+for Mamba-2.
 
 Prompts are fed as flat tokens, without padding, which would cost experts work and must not touch a state; attention
-alone pads, to read the cache. Attention knows no positions: the state tells what came before.
+alone pads, to read the cache. For one new token the number of operators is what counts: experts are two matrix products
+over all of them, in which those that a token has not chosen weigh nothing.
 
-Not for: what a layer computes for one new token (hybrid_layers.py).
-
-Shapes: n flat tokens, B rows, T tokens and W cache columns in view, D head size, R query heads per key-value head.
+Shapes: n flat tokens, B rows, T tokens and W cache columns in view, H hidden, D head size, R query heads per key-value
+head; for Mamba-2 G groups, N state size, I inner size, C channels and k taps of the convolution; E experts of inner
+size F.
 """
 
 from __future__ import annotations
@@ -27,37 +29,219 @@ from nemotron_steps.engine.generation.embedded.cached_model import (
     Slot,
     States,
 )
-from nemotron_steps.engine.generation.embedded.dense_model import ModelWeights, attend
-from nemotron_steps.engine.generation.embedded.hybrid_layers import (
-    AttentionWeights,
-    ExpertWeights,
-    MambaWeights,
-    MlpWeights,
-    Weights,
-    experts,
-    gated_output,
-    layer_norm,
-    mamba_step,
-    mamba_step_on_device,
-    mlp,
-)
+from nemotron_steps.engine.generation.embedded.dense_model import ModelWeights, attend, norm
 from nemotron_steps.engine.kernels.linear import linear_forward
 from nemotron_steps.engine.policy.mamba.scan import conv, last_window, scan, time_steps
 from nemotron_steps.engine.policy.mamba.segments import Runs
 from nemotron_steps.models.architecture import Architecture, Mamba2
 
+_ALL_EXPERTS = 4
+"""Every expert is computed for every token of a prompt where there are at most this many times those it chooses."""
+
+
+class MambaWeights(NamedTuple):
+    """One Mamba-2 layer: in_proj [I + C + heads, H] of gate, convolved channels and time steps; conv [k, C], the weight
+    of the newest input last; dt_bias, A_log, A = -exp(A_log) and D float32 [heads]; gated_norm [G, I / G]."""
+
+    norm: torch.Tensor
+    in_proj: torch.Tensor
+    conv: torch.Tensor
+    conv_bias: torch.Tensor
+    dt_bias: torch.Tensor
+    A_log: torch.Tensor
+    A: torch.Tensor
+    D: torch.Tensor
+    gated_norm: torch.Tensor
+    out_proj: torch.Tensor
+
+
+class AttentionWeights(NamedTuple):
+    """One attention layer; qkv [key-value heads * (R + 2) * D, H]."""
+
+    norm: torch.Tensor
+    qkv: torch.Tensor
+    output: torch.Tensor
+
+
+class MlpWeights(NamedTuple):
+    """One MLP layer."""
+
+    norm: torch.Tensor
+    up: torch.Tensor
+    down: torch.Tensor
+
+
+class ExpertWeights(NamedTuple):
+    """One layer of experts: router float32 [E, H] and its bias [E], up [E * F, H or latent size], down the other
+    way."""
+
+    norm: torch.Tensor
+    router: torch.Tensor
+    router_bias: torch.Tensor
+    up: torch.Tensor
+    down: torch.Tensor
+    shared_up: torch.Tensor | None
+    shared_down: torch.Tensor | None
+    into_latent: torch.Tensor | None
+    from_latent: torch.Tensor | None
+
+
+Weights = MambaWeights | AttentionWeights | MlpWeights | ExpertWeights
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, model: ModelWeights) -> torch.Tensor:
+    """RMSNorm over the last dimension, multiplied by its weight before it is rounded to 16 bits."""
+    if x.is_cuda or x.dtype != torch.float32:
+        return F.rms_norm(x, [x.size(-1)], weight, model.eps)
+    return norm(x, weight, model)
+
+
+def mamba_step(
+    x: torch.Tensor, layer: MambaWeights, a: Mamba2, model: ModelWeights, states: LayerStates, newest: int
+) -> torch.Tensor:
+    """x [B, H] with the layer added, on CPU or without a CUDA graph; `newest` as RowStates.newest."""
+    projected = linear_forward(layer_norm(x, layer.norm, model), layer.in_proj)
+    inputs = states.inputs.unbind(0)
+    inputs[newest].copy_(projected.narrow(1, a.inner_size, a.conv_channels))
+    taps = len(inputs)
+    convolved = layer.conv_bias
+    for tap, weight in enumerate(layer.conv.unbind(0)):
+        place = inputs[(newest + 1 + tap) % taps]
+        convolved = torch.addcmul(convolved, place, weight) if tap == 0 else convolved.addcmul_(place, weight)
+    return _mamba_rest(x, layer, a, model, states.ssm, projected, F.silu(convolved, inplace=True))
+
+
+def mamba_step_on_device(
+    x: torch.Tensor, layer: MambaWeights, a: Mamba2, model: ModelWeights, states: LayerStates, place: torch.Tensor
+) -> torch.Tensor:
+    """The same with kernels that do not depend on where in the ring the host is; `place` as RowStates.place."""
+    projected = linear_forward(layer_norm(x, layer.norm, model), layer.in_proj)
+    taps = states.inputs.size(0)
+    states.inputs.index_copy_(0, place, projected.narrow(1, a.inner_size, a.conv_channels).unsqueeze(0))
+    age = (torch.arange(taps - 1, 2 * taps - 1, device=place.device) - place) % taps
+    convolved = (states.inputs * layer.conv.index_select(0, age).unsqueeze(1)).sum(0).add_(layer.conv_bias)
+    return _mamba_rest(x, layer, a, model, states.ssm, projected, F.silu(convolved, inplace=True))
+
+
+def _mamba_rest(
+    x: torch.Tensor,
+    layer: MambaWeights,
+    a: Mamba2,
+    model: ModelWeights,
+    ssm: torch.Tensor,
+    projected: torch.Tensor,
+    convolved: torch.Tensor,
+) -> torch.Tensor:
+    """The layer from its convolved channels [B, C] on: h ← exp(dt·A)·h + B ⊗ dt·x, y = C·h + D·x."""
+    rows, heads, groups, inner, size = x.size(0), a.num_heads, a.num_groups, a.inner_size, a.state_size
+    convolved = convolved.float()
+    dt = time_steps(projected.narrow(1, inner + a.conv_channels, heads), layer.dt_bias, a.time_step_limit)
+    decay = torch.exp(dt * layer.A).view(rows, groups, 1, heads // groups, 1)
+    inputs = convolved.narrow(1, 0, inner)
+    write = convolved.narrow(1, inner, groups * size).view(rows, groups, size, 1)
+    read = convolved.narrow(1, inner + groups * size, groups * size)
+    ssm.view(rows, groups, size, heads // groups, -1).mul_(decay)
+    scaled = inputs.view(rows, heads, -1) * dt.unsqueeze(-1)
+    ssm.addcmul_(write, scaled.view(rows, groups, 1, -1))
+    y = torch.bmm(read.reshape(rows * groups, 1, size), ssm.view(rows * groups, size, -1)).view(rows, heads, -1)
+    y = y.addcmul_(inputs.view(rows, heads, -1), layer.D.unsqueeze(-1)).view(rows, inner)
+    return gated_output(x, y, projected.narrow(1, 0, inner), layer, model)
+
+
+def gated_output(
+    x: torch.Tensor, y: torch.Tensor, gate: torch.Tensor, layer: MambaWeights, model: ModelWeights
+) -> torch.Tensor:
+    """x with the output projection of y added, y float32 [B, I] being gated and normed group by group; y is lost."""
+    gated = y.mul_(F.silu(gate.float())).view(y.size(0), *layer.gated_norm.shape)
+    normed = norm(gated, layer.gated_norm, model).view(y.shape)
+    return linear_forward(normed.to(x.dtype), layer.out_proj, plus=x)
+
+
+def mlp(x: torch.Tensor, layer: MlpWeights, model: ModelWeights) -> torch.Tensor:
+    """x [B, H] with the layer added."""
+    inner = linear_forward(layer_norm(x, layer.norm, model), layer.up)
+    return linear_forward(inner.relu_().square_(), layer.down, plus=x)
+
+
+def route(normed: torch.Tensor, layer: ExpertWeights, a: Architecture) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 weights and int64 experts [B, experts per token] of tokens [B, H]."""
+    scores = linear_forward(normed.float(), layer.router).sigmoid_()
+    choice = scores + layer.router_bias
+    if a.router_groups > 1:
+        grouped = choice.view(-1, a.router_groups, a.num_experts // a.router_groups)
+        of_group = grouped.topk(min(2, grouped.size(-1)), -1).values.sum(-1)
+        best = of_group.topk(a.router_top_groups, -1).indices
+        allowed = torch.zeros_like(of_group, dtype=torch.bool).scatter_(1, best, True)
+        choice = grouped.masked_fill(~allowed.unsqueeze(-1), float("-inf")).view(choice.shape)
+    chosen = choice.topk(a.experts_per_token, -1, sorted=False).indices
+    weights = scores.gather(1, chosen)
+    if a.norm_topk_prob:
+        weights.div_(weights.sum(-1, keepdim=True).add_(1e-20))
+    if a.routed_scaling_factor != 1:
+        weights.mul_(a.routed_scaling_factor)
+    return weights, chosen
+
+
+def experts(
+    x: torch.Tensor,
+    layer: ExpertWeights,
+    a: Architecture,
+    model: ModelWeights,
+    *,
+    every: bool = True,
+    record: list[torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """x [B, H] with the layer added; `record` takes the chosen experts, int64 [B, k]. With `every`, every expert is
+    computed for every token: two products, and no number that the host must know."""
+    normed = layer_norm(x, layer.norm, model)
+    weights, chosen = route(normed, layer, a)
+    if record is not None:
+        record.append(chosen)
+    if layer.shared_up is not None and layer.shared_down is not None:
+        x = linear_forward(linear_forward(normed, layer.shared_up).relu_().square_(), layer.shared_down, plus=x)
+    into = normed if layer.into_latent is None else linear_forward(normed, layer.into_latent)
+    if not every and a.num_experts > _ALL_EXPERTS * a.experts_per_token:
+        routed = _chosen_experts(into, layer, weights, chosen)
+        return x + routed if layer.from_latent is None else linear_forward(routed, layer.from_latent, plus=x)
+    inner = linear_forward(into, layer.up).relu_().square_()
+    of_expert = torch.zeros((x.size(0), a.num_experts), dtype=x.dtype, device=x.device)
+    of_expert.scatter_(1, chosen, weights.to(x.dtype))
+    inner.view(x.size(0), a.num_experts, -1).mul_(of_expert.unsqueeze(-1))
+    if layer.from_latent is None:
+        return linear_forward(inner, layer.down, plus=x)
+    return linear_forward(linear_forward(inner, layer.down), layer.from_latent, plus=x)
+
+
+def _chosen_experts(
+    into: torch.Tensor, layer: ExpertWeights, weights: torch.Tensor, chosen: torch.Tensor
+) -> torch.Tensor:
+    """The sum of the experts' outputs [B, H or latent size], each expert over those tokens that chose it."""
+    per_token, count = chosen.size(1), layer.router.size(0)
+    flat = chosen.flatten()
+    order = flat.argsort(stable=True)
+    token = order // per_token
+    sorted_weights = weights.flatten().index_select(0, order).unsqueeze(-1).to(into.dtype)
+    out = torch.zeros_like(into)
+    ups, downs = layer.up.view(count, -1, into.size(1)), layer.down.view(into.size(1), count, -1)
+    begin = 0
+    for expert, tokens in enumerate(torch.bincount(flat, minlength=count).tolist()):
+        if tokens:
+            mine = token[begin : begin + tokens]
+            inner = linear_forward(into.index_select(0, mine), ups[expert]).relu_().square_()
+            inner.mul_(sorted_weights[begin : begin + tokens])
+            out.index_add_(0, mine, linear_forward(inner, downs[:, expert]))
+            begin += tokens
+    return out
+
 
 class _Cells(NamedTuple):
-    """Where flat tokens lie in a padded batch [B, T], on the device."""
+    """Where flat tokens lie in a padded batch [B, T], int64 [n] each: row, place in it and column of the cache; and
+    each row's last flat token [B]."""
 
     row: torch.Tensor
-    """int64 [n], as the next two"""
     place: torch.Tensor
-    """0 to T - 1"""
     column: torch.Tensor
-    """Of the cache"""
     last: torch.Tensor
-    """int64 [B], each row's last flat token"""
 
 
 class CachedHybridModel(CachedModel):
@@ -69,38 +253,21 @@ class CachedHybridModel(CachedModel):
         super().__init__(architecture, cached_layers=architecture.pattern.count("*"), device=device, dtype=dtype)
         a = architecture
         self._scale = a.head_dim**-0.5
-        make: dict[str, Callable[[str, torch.Tensor], Weights]] = {
-            "M": self._mamba,
-            "*": self._attention,
-            "-": self._mlp,
-            "E": self._experts,
-        }
+        make: dict[str, Callable[[str, torch.Tensor], Weights]]
+        make = {"M": self._mamba, "*": self._attention, "-": self._mlp, "E": self._experts}
         hidden = a.hidden_size
         self.weights = ModelWeights(
-            embedding=self._empty(a.vocab_size, hidden),
-            head=self._empty(a.vocab_size, hidden),
-            final_norm=self._empty(hidden),
+            embedding=self._named("backbone.embeddings.weight", a.vocab_size, hidden),
+            head=self._named("lm_head.weight", a.vocab_size, hidden),
+            final_norm=self._named("backbone.norm_f.weight", hidden),
             rotations=torch.ones((1, a.head_dim // 2), device=device, dtype=torch.complex64),
             epsilon=torch.tensor(a.norm_eps, device=device, dtype=torch.float32),
             eps=a.norm_eps,
         )
-        self._slots = {
-            "backbone.embeddings.weight": Slot.whole(self.weights.embedding),
-            "backbone.norm_f.weight": Slot.whole(self.weights.final_norm),
-            "lm_head.weight": Slot.whole(self.weights.head),
-        }
         self.layers: list[Weights] = [
             make[kind](f"backbone.layers.{i}.", self._named(f"backbone.layers.{i}.norm.weight", hidden))
             for i, kind in enumerate(a.pattern)
         ]
-
-    # ---- weights
-
-    def _named(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A weight that is kept as it comes."""
-        weight = torch.empty(shape, device=self.device, dtype=dtype or self.dtype)
-        self._slots[name] = Slot.whole(weight)
-        return weight
 
     def _mamba(self, prefix: str, norm: torch.Tensor) -> MambaWeights:
         a, m = self.architecture, self.architecture.mamba
@@ -130,17 +297,9 @@ class CachedHybridModel(CachedModel):
         )
 
     def _attention(self, prefix: str, norm: torch.Tensor) -> AttentionWeights:
-        a, queries = self.architecture, self.queries_per_lane
-        lanes, dim, hidden = a.num_key_value_heads, a.head_dim, a.hidden_size
-        prefix += "mixer."
-        qkv = self._empty(lanes * (queries + 2) * dim, hidden)
-        heads = qkv.view(lanes, queries + 2, dim, hidden)
-        self._slots |= {
-            prefix + "q_proj.weight": Slot((lanes * queries * dim, hidden), heads[:, :queries]),
-            prefix + "k_proj.weight": Slot((lanes * dim, hidden), heads[:, queries]),
-            prefix + "v_proj.weight": Slot((lanes * dim, hidden), heads[:, queries + 1]),
-        }
-        return AttentionWeights(norm, qkv, self._named(prefix + "o_proj.weight", hidden, lanes * queries * dim))
+        a, prefix = self.architecture, f"{prefix}mixer."
+        output = self._named(f"{prefix}o_proj.weight", a.hidden_size, a.num_attention_heads * a.head_dim)
+        return AttentionWeights(norm, self._qkv(prefix, "weight", a.hidden_size), output)
 
     def _mlp(self, prefix: str, norm: torch.Tensor) -> MlpWeights:
         a = self.architecture
@@ -153,9 +312,8 @@ class CachedHybridModel(CachedModel):
     def _experts(self, prefix: str, norm: torch.Tensor) -> ExpertWeights:
         a = self.architecture
         prefix += "mixer."
-        hidden, inner, shared, latent = (
-            a.hidden_size, a.moe_ffn_hidden_size, a.shared_ffn_hidden_size, a.moe_latent_size
-        )  # fmt: skip
+        hidden, inner = a.hidden_size, a.moe_ffn_hidden_size
+        shared, latent = a.shared_ffn_hidden_size, a.moe_latent_size
         width = latent or hidden
         up, down = self._empty(a.num_experts * inner, width), self._empty(width, a.num_experts * inner)
         for expert in range(a.num_experts):
@@ -175,14 +333,12 @@ class CachedHybridModel(CachedModel):
         )
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], *, some: bool = False) -> int:
-        """CachedModel.load; experts one by one, as on the hub. What multi-token prediction has is left aside."""
+        """CachedModel.load; experts one by one, as on the hub."""
         received = super().load(weights, some=some)
         for layer in self.layers:
             if isinstance(layer, MambaWeights):
                 layer.A.copy_(-layer.A_log.exp())
         return received
-
-    # ---- states
 
     def _ssm(self, rows: int) -> torch.Tensor:
         m = self.architecture.mamba
@@ -195,22 +351,16 @@ class CachedHybridModel(CachedModel):
         m = self.architecture.mamba
         if m is None:
             return None
-        ssm = self._ssm(rows)
-        window = torch.zeros(
-            (ssm.shape[0], rows, m.conv_kernel - 1, m.conv_channels), device=self.device, dtype=self.dtype
-        )
-        return States(ssm, window)
+        shape = (self.architecture.pattern.count("M"), rows, m.conv_kernel - 1, m.conv_channels)
+        return States(self._ssm(rows), torch.zeros(shape, device=self.device, dtype=self.dtype))
 
     def new_row_states(self, rows: int) -> RowStates | None:
         """CachedModel.new_row_states"""
         m = self.architecture.mamba
         if m is None:
             return None
-        ssm = self._ssm(rows)
-        inputs = torch.zeros((ssm.shape[0], m.conv_kernel, rows, m.conv_channels), device=self.device, dtype=self.dtype)
-        return RowStates(ssm, inputs)
-
-    # ---- one token a row
+        shape = (self.architecture.pattern.count("M"), m.conv_kernel, rows, m.conv_channels)
+        return RowStates(self._ssm(rows), torch.zeros(shape, device=self.device, dtype=self.dtype))
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, cache: CacheView) -> torch.Tensor:
         """CachedModel.decode; positions are of no use. Moves the states on by one token."""
@@ -271,8 +421,6 @@ class CachedHybridModel(CachedModel):
                 index += 1
         return linear_forward(layer_norm(x, model.final_norm, model), model.head)
 
-    # ---- prompts
-
     def prefill(
         self,
         tokens: torch.Tensor,
@@ -285,7 +433,10 @@ class CachedHybridModel(CachedModel):
         """CachedModel.prefill"""
         a, model = self.architecture, self.weights
         lengths, states = continuation
-        cells = self._cells(lengths, tokens.shape[1], keys.shape[3])
+        counts, width = np.array(lengths), tokens.shape[1]
+        row, place = (np.arange(width) >= width - counts[:, None]).nonzero()
+        indices = (row, place, place + keys.shape[3] - width, counts.cumsum() - 1)
+        cells = _Cells(*(torch.from_numpy(index).to(self.device) for index in indices))
         runs = Runs(lengths, device=self.device)
         bias = (hidden.to(self.device) * (torch.finfo(self.dtype).min / 2)).to(self.dtype).unsqueeze(1)
         x = model.embedding[tokens.to(self.device)[cells.row, cells.place]]
@@ -307,13 +458,6 @@ class CachedHybridModel(CachedModel):
         if x.shape[0] > len(lengths):
             x = x.index_select(0, cells.last)
         return linear_forward(layer_norm(x, model.final_norm, model), model.head).float()
-
-    def _cells(self, lengths: list[int], width: int, columns: int) -> _Cells:
-        counts = np.array(lengths)
-        row, place = (np.arange(width) >= width - counts[:, None]).nonzero()
-        return _Cells(
-            *(torch.from_numpy(i).to(self.device) for i in (row, place, place + columns - width, counts.cumsum() - 1))
-        )
 
     def _mamba_prefill(
         self, x: torch.Tensor, layer: MambaWeights, runs: Runs, states: States, index: int
@@ -345,16 +489,10 @@ class CachedHybridModel(CachedModel):
         return gated_output(x, y.flatten(1).float(), gate, layer, self.weights)
 
     def _attention_prefill(
-        self,
-        x: torch.Tensor,
-        layer: AttentionWeights,
-        cells: _Cells,
-        bias: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        self, x: torch.Tensor, layer: AttentionWeights, cells: _Cells, bias: torch.Tensor, *cache: torch.Tensor
     ) -> torch.Tensor:
-        """x [n, H] with the layer added; keys and values [B, key-value heads, W, D] are those of this layer."""
-        a, queries = self.architecture, self.queries_per_lane
+        """x [n, H] with the layer added; `cache`: keys and values [B, key-value heads, W, D] of this layer."""
+        a, queries, (keys, values) = self.architecture, self.queries_per_lane, cache
         qkv = linear_forward(layer_norm(x, layer.norm, self.weights), layer.qkv)
         qkv = qkv.view(x.shape[0], a.num_key_value_heads, queries + 2, a.head_dim)
         keys[cells.row, :, cells.column] = qkv[:, :, queries]

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from nemotron_steps.engine.generation.embedded.cached_model import DeviceView
-from nemotron_steps.engine.generation.embedded.shared_prefix_batching import MATRIX_ROWS, PREFIX_FIELDS, rows_together
+from nemotron_steps.engine.generation.embedded.prefix_cache import MATRIX_ROWS, PREFIX_FIELDS, rows_together
 
 _WHOLE = {"BLOCK": 16, "num_warps": 1, "num_stages": 4}
 _SPLIT = {"BLOCK": 32, "num_warps": 2, "num_stages": 3}
@@ -123,10 +123,8 @@ def _decode_attention(  # type: ignore[no-untyped-def]
     LANES: tl.constexpr, QUERIES: tl.constexpr, PADDED: tl.constexpr, DIM: tl.constexpr, STATE: tl.constexpr,
     FIELDS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """One program: one row, one of its key-value heads, one of SPLITS parts of its keys.
-
-    With one part, `found` has what the row's queries found in its shared prefix.
-    """
+    """One program: one row, one of its key-value heads, one of SPLITS parts of its keys. With one part, `found` has
+    what the row's queries found in its shared prefix."""
     lane, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, head = lane // LANES, lane % LANES
     dim, slot = tl.arange(0, DIM), tl.arange(0, PADDED)
@@ -189,12 +187,8 @@ def _join(found, out, QUERIES: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.const
 
 
 def parts_of_keys(rows_and_heads: int, columns: int) -> int:
-    """Programs that share the keys of one row and head: a power of two, from the numbers that a captured graph keeps.
-
-    Args:
-        rows_and_heads: rows * key-value heads.
-        columns: of the cache, used or not.
-    """
+    """Programs that share the keys of one row and head: a power of two, from numbers that a captured graph keeps (rows
+    * key-value heads, and columns of the cache, used or not)."""
     useful = max(1, min(_PROGRAMS // rows_and_heads, columns // _SPLIT_COLUMNS, 64))
     return 1 << (useful.bit_length() - 1)
 
@@ -209,19 +203,14 @@ def decode_attention(
     epsilon: float,
     scale: float,
 ) -> torch.Tensor:
-    """Attention of one new token a row over its shared prefix, its own columns and itself.
-
-    Writes the token's key and value to the cache's `column`.
+    """Attention of one new token a row over its shared prefix, its own columns and itself, [B, key-value heads * R *
+    D]. Writes the token's key and value to the cache's `column`.
 
     Args:
         qkv: [B, key-value heads * (R + 2) * D], the projection before norm and rotation.
         norm: [R + 1, D] QK-norm weights, the query's R times, then the key's; None for families without.
         rotations: float32 [positions, D / 2, 2], cosine and sine.
         cache: of at least B rows, contiguous.
-        layer: which layer of the cache and of the prefixes is read.
-
-    Returns:
-        [B, key-value heads * R * D]
     """
     keys, values = cache.keys[layer], cache.values[layer]
     rows, (_, lanes, columns, dim) = qkv.shape[0], keys.shape

@@ -1,12 +1,9 @@
 """Keys and values of prompts, computed once and reused: within a group, among prompts that begin alike, over time.
 
-Prompts are cut into blocks of 16 tokens, each named by the hash of everything up to its end. Prompts that share blocks
-(judge instructions, a system prompt, an earlier turn of a conversation) share their computation: what enough of them
-have in common is computed first, then each prompt is fed from there on. Whatever is found by hash is compared token by
-token before it is used. Keys and values can be cut anywhere; the states of a recurrent model cannot, so there a prompt
-goes on only from where another one ends.
-
-Not for: the cache of running sequences (decode_batch.py).
+Prompts are cut into blocks of 16 tokens, each named by the hash of everything up to its end. What enough prompts have
+in common is computed first, then each is fed from there on. Whatever is found by hash is compared token by token before
+it is used. Keys and values can be cut anywhere; the states of a recurrent model cannot, so there a prompt goes on only
+from where another one ends. While rows are decoded, a PrefixGrid has each shared prefix read once a step.
 
 Shapes: L layers, h key-value heads, D head size, V vocabulary.
 """
@@ -16,39 +13,49 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from nemotron_steps.engine.generation.embedded.cached_model import CachedModel, Continuation, States
+from nemotron_steps.engine.generation.embedded.cached_model import CachedModel, Continuation, PrefixView, States
 
 BLOCK = 16
 _WORTHWHILE_TOKENS = 256  # one more forward pass costs about as much as feeding this many tokens
 # Attending in two parts costs about as much as reading this many tokens more in every row.
 _SHARED_TOKENS = 32
 _SHARING_ROWS = 4
+_ROW_COST = 3  # a grid row costs about as much as this many cells: its keys and values are read once
+MATRIX_ROWS = 16
+"""Queries that a matrix unit takes at once."""
+PREFIX_FIELDS = 5
+"""int64s a row of the prefix table: addresses of its shared prefix's keys and values, tokens, layer and head stride."""
 _CHUNK_TOKENS = {"cpu": 2048, "cuda": 32_768}  # one prefill pass; on a CPU its activations stay in the cache
 
 
 @dataclass(eq=False)
 class Prefix:
-    """The cache of the first tokens of one or more sequences."""
+    """The cache of the first tokens of one or more sequences. One cut from a longer one has only tokens, keys and
+    values.
+
+    Attributes:
+        keys, values: [L, h, len(tokens), D].
+        logits: float32 [V] of the token that follows.
+        epoch: how often the weights had changed when it was computed.
+        key: block key of the whole prefix, when it is a whole number of blocks.
+        states: after its last token; None for models without.
+        routed_experts: [len(tokens), mixtures, k], where they are recorded.
+    """
 
     tokens: tuple[int, ...]
     keys: torch.Tensor
-    """[L, h, len(tokens), D]"""
     values: torch.Tensor
     logits: torch.Tensor | None
-    """float32 [V] of the token that follows; None for a prefix cut from a longer one"""
     epoch: int
-    """How often the weights had changed when it was computed"""
     key: int | None = None
-    """Block key of the whole prefix, when it is a whole number of blocks"""
     states: States | None = None
-    """After its last token; None for models without, and for a prefix cut from a longer one"""
     routed_experts: npt.NDArray[np.int16] | None = None
-    """[len(tokens), mixtures, k], where they are recorded; None for a prefix cut from a longer one"""
 
     def cut(self, blocks: int, key: int) -> Prefix:
         """The first `blocks` blocks, sharing memory; for attention to read, not to be continued by a state."""
@@ -57,11 +64,8 @@ class Prefix:
 
 
 def block_keys(tokens: Sequence[int], *, proper: bool = True) -> list[int]:
-    """One key a block of the prompt, each naming everything up to its end.
-
-    Args:
-        proper: leave out a block that would end the prompt, since its last token must be fed to sample the next.
-    """
+    """One key a block of the prompt, each naming everything up to its end. `proper`: without a block that would end the
+    prompt, since its last token must be fed to sample the next."""
     keys: list[int] = []
     key = 0
     for end in range(BLOCK, len(tokens) + (0 if proper else 1), BLOCK):
@@ -71,12 +75,8 @@ def block_keys(tokens: Sequence[int], *, proper: bool = True) -> list[int]:
 
 
 class PrefixCache:
-    """Computes prompts and remembers them, least recently used first out.
-
-    Args:
-        max_tokens: prompt tokens remembered, states counting as what takes as much memory; what running sequences hold
-            on to is not counted.
-    """
+    """Computes prompts and remembers them up to `max_tokens` (states counting as what takes as much memory), least
+    recently used first out."""
 
     def __init__(self, model: CachedModel, max_tokens: int) -> None:
         self._model = model
@@ -116,7 +116,13 @@ class PrefixCache:
                 done[prompt] = entry
         if not missing:
             return done
-        shared = self._shared_prefixes(missing)
+        # For each prompt the longest prefix that saves enough tokens by being computed first, unless it is known.
+        counts = Counter(key for keys in missing.values() for key in keys)
+        shared: set[tuple[int, ...]] = set()
+        for prompt, keys in missing.items():
+            worth = [b for b in range(len(keys), 0, -1) if (counts[keys[b - 1]] - 1) * b * BLOCK >= _WORTHWHILE_TOKENS]
+            if worth and not self._knows(prompt, keys, worth[0]):
+                shared.add(prompt[: worth[0] * BLOCK])
         # Held until the prompts are fed, however small the cache.
         held = self.compute(shared) if shared else {}
         done |= {prompt: held[prompt] for prompt in held.keys() & missing.keys()}
@@ -133,20 +139,17 @@ class PrefixCache:
                 end += 1
             for prefix in self._feed([(p, *pasts[p]) for p in order[begin:end]]):
                 done[prefix.tokens] = prefix
-                self._remember(prefix, missing[prefix.tokens])
+                self._remember(prefix)
             begin = end
-        self._trim()
+        while self._tokens > self._max_tokens and self._entries:
+            self._forget_oldest()
         return done
 
     def choose_shared(self, prompts: Sequence[Prefix], live: Iterable[Prefix]) -> list[Prefix | None]:
         """What each joining row should read together with others while it is decoded; None where nothing is worth it.
 
         Rows of one prompt share all of it. Otherwise a row shares the longest beginning that enough joining rows
-        have in common, or that running rows share already.
-
-        Args:
-            prompts: the computed prompt of each joining row.
-            live: prefixes that running rows share, of any weight version.
+        have in common, or that running rows share already (`live`, of any weight version).
         """
         repeats, live = Counter(prompts), set(live)
         single = [p for p in repeats if repeats[p] == 1 and p not in live]
@@ -166,19 +169,6 @@ class PrefixCache:
                     chosen[prompt] = known[key] = prompt.cut(blocks, key)
                     break
         return [chosen[prompt] for prompt in prompts]
-
-    def _shared_prefixes(self, prompts: dict[tuple[int, ...], list[int]]) -> set[tuple[int, ...]]:
-        """For each prompt the longest prefix that saves enough tokens by being computed first, unless it is known."""
-        counts = Counter(key for keys in prompts.values() for key in keys)
-        shared: set[tuple[int, ...]] = set()
-        for prompt, keys in prompts.items():
-            for blocks in range(len(keys), 0, -1):
-                key = keys[blocks - 1]
-                if (counts[key] - 1) * blocks * BLOCK >= _WORTHWHILE_TOKENS:
-                    if not self._knows(prompt, keys, blocks):
-                        shared.add(prompt[: blocks * BLOCK])
-                    break
-        return shared
 
     def _knows(self, prompt: tuple[int, ...], keys: list[int], blocks: int) -> bool:
         """Whether a prompt can be fed from behind its first blocks, or further on."""
@@ -244,7 +234,12 @@ class PrefixCache:
         logits = model.prefill(
             torch.from_numpy(tokens), torch.from_numpy(positions), keys, values, torch.from_numpy(hidden), new
         )
-        chosen = _with_past(model.take_chosen(), rows)
+        experts: list[Any] = [None] * count
+        if (chosen := model.take_chosen()) is not None:  # of the tokens fed just now, row after row
+            experts = np.split(chosen.cpu().numpy(), np.cumsum(new.lengths)[:-1])
+            for row, (_, past, known) in enumerate(rows):
+                if past is not None and past.routed_experts is not None:
+                    experts[row] = np.concatenate((past.routed_experts[:known], experts[row]))
         return [
             Prefix(
                 prompt,
@@ -253,16 +248,16 @@ class PrefixCache:
                 logits[row],
                 self._epoch,
                 states=None if states is None else states.of(row),
-                routed_experts=chosen[row],
+                routed_experts=experts[row],
             )
             for row, (prompt, _, _) in enumerate(rows)
         ]
 
-    def _remember(self, prefix: Prefix, keys: list[int]) -> None:
+    def _remember(self, prefix: Prefix) -> None:
         self._entries[prefix.tokens] = prefix
         self._tokens += len(prefix.tokens) + self._state_tokens
-        whole = keys if len(prefix.tokens) % BLOCK else block_keys(prefix.tokens, proper=False)
-        if whole is not keys:
+        whole = block_keys(prefix.tokens, proper=False)
+        if len(prefix.tokens) % BLOCK == 0:
             prefix.key = whole[-1]
         if self._model.recurrent:
             self._ends.setdefault(whole[-1] if whole else 0, []).append(prefix)
@@ -270,33 +265,122 @@ class PrefixCache:
         for key in whole:
             self._index[key] = prefix
 
-    def _trim(self) -> None:
-        while self._tokens > self._max_tokens and self._entries:
-            tokens, prefix = self._entries.popitem(last=False)
-            self._tokens -= len(tokens) + self._state_tokens
-            keys = block_keys(tokens, proper=False)
-            if self._model.recurrent:
-                last = keys[-1] if keys else 0
-                self._ends[last].remove(prefix)
-                if not self._ends[last]:
-                    del self._ends[last]
-            for key in keys:
-                if self._index.get(key) is prefix:
-                    del self._index[key]
+    def _forget_oldest(self) -> None:
+        tokens, prefix = self._entries.popitem(last=False)
+        self._tokens -= len(tokens) + self._state_tokens
+        keys = block_keys(tokens, proper=False)
+        if self._model.recurrent:
+            last = keys[-1] if keys else 0
+            self._ends[last].remove(prefix)
+            if not self._ends[last]:
+                del self._ends[last]
+        for key in keys:
+            if self._index.get(key) is prefix:
+                del self._index[key]
 
 
-def _with_past(
-    chosen: torch.Tensor | None, rows: list[tuple[tuple[int, ...], Prefix | None, int]]
-) -> list[npt.NDArray[np.int16] | None]:
-    """The experts of each prompt, of which those of tokens fed just now are `chosen`, row after row."""
-    if chosen is None:
-        return [None] * len(rows)
-    fed = chosen.cpu().numpy()
-    whole: list[npt.NDArray[np.int16] | None] = []
-    begin = 0
-    for prompt, past, known in rows:
-        own = fed[begin : begin + len(prompt) - known]
-        begin += len(own)
-        before = None if past is None or not known else past.routed_experts
-        whole.append(own if before is None else np.concatenate((before[:known], own)))
-    return whole
+def cells_per_row(counts: Sequence[int]) -> int:
+    """The grid width that wastes least for prefixes read by `counts` rows each."""
+    widths = {*counts, *(1 << i for i in range(max(counts).bit_length()))}
+
+    def cost(width: int) -> int:
+        return sum(-(-count // width) for count in counts) * (width + _ROW_COST)
+
+    return min(sorted(widths, reverse=True), key=cost)
+
+
+class PrefixGrid:
+    """Arranges rows that share prefixes into a grid, so that each prefix is read once a step and not once a row.
+
+    Attention over a shared prefix is one matrix product of all its rows' queries with its keys. Products of one batch
+    must have one shape, so prefixes get equally many cells; one with more rows than cells takes several grid rows.
+
+    `view`: what the model reads, None when no row has a prefix.
+    """
+
+    def __init__(self, model: CachedModel) -> None:
+        self._model = model
+        self._stacked: list[Prefix | None] = []
+        self.view: PrefixView | None = None
+
+    def arrange(self, prefixes: Sequence[Prefix | None]) -> None:
+        """Lay out rows 0, 1, … that read `prefixes`."""
+        rows_of: dict[Prefix | None, list[int]] = {}
+        for row, prefix in enumerate(prefixes):
+            rows_of.setdefault(prefix, []).append(row)
+        without = rows_of.pop(None, [])
+        if not rows_of:
+            self.view, self._stacked = None, []
+            return
+        width = cells_per_row([len(rows) for rows in rows_of.values()])
+        stacked: list[Prefix | None] = []
+        grid: list[list[int]] = []
+        place = np.zeros((len(prefixes), 2), dtype=np.int64)
+        for prefix, rows in rows_of.items():
+            for begin in range(0, len(rows), width):
+                cells = rows[begin : begin + width]
+                place[cells, 0], place[cells, 1] = len(grid), range(len(cells))
+                stacked.append(prefix)
+                grid.append(cells + [0] * (width - len(cells)))
+        if without:  # rows that hold their whole prompt themselves read a prefix that is masked everywhere
+            place[without, 0] = len(grid)
+            stacked.append(None)
+            grid.append([0] * width)
+        self._index(np.array(grid, dtype=np.int64), place, stacked)
+
+    def _index(self, grid: np.ndarray, place: np.ndarray, stacked: list[Prefix | None]) -> None:
+        model = self._model
+        lanes, queries = model.architecture.num_key_value_heads, model.queries_per_lane
+        # Cells in the order prefix, key-value head, row of the prefix, query head.
+        lane = grid[:, None, :, None] * lanes + np.arange(lanes)[:, None, None]
+        query = np.arange(queries)
+        row_of_cell = lane * queries + query
+        query_of_cell = lane * (queries + 1) + query
+        cell = (place[:, 0, None] * lanes + np.arange(lanes)) * grid.shape[1] + place[:, 1, None]
+        cell_of_row = cell[:, :, None] * queries + query
+        if self.view is None or self._stacked != stacked:
+            self._stacked = stacked
+            keys, values, bias = self._stack(stacked)
+        else:
+            keys, values, bias = self.view.keys, self.view.values, self.view.bias
+        query_index, row_index, cell_index = (
+            torch.from_numpy(index.reshape(-1)).to(model.device) for index in (query_of_cell, row_of_cell, cell_of_row)
+        )
+        self.view = PrefixView(keys, values, bias, query_index, row_index, cell_index)
+
+    def _stack(self, stacked: list[Prefix | None]) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
+        model = self._model
+        longest = max(len(prefix.tokens) for prefix in stacked if prefix is not None)
+        keys, values = model.new_cache(len(stacked), longest), model.new_cache(len(stacked), longest)
+        bias = torch.full(
+            (len(stacked), keys.shape[2], 1, longest), model.masked, device=model.device, dtype=torch.float32
+        )
+        for place, prefix in enumerate(stacked):
+            if prefix is not None:
+                begin = longest - len(prefix.tokens)
+                keys[:, place, :, begin:] = prefix.keys
+                values[:, place, :, begin:] = prefix.values
+                bias[place, :, :, begin:] = 0
+        return (
+            list(keys.flatten(1, 2).transpose(2, 3).unbind(0)),
+            list(values.flatten(1, 2).unbind(0)),
+            bias.flatten(0, 1),
+        )
+
+
+def address(prefix: Prefix) -> tuple[int, int, int, int, int]:
+    """A row of the prefix table."""
+    keys, values = prefix.keys, prefix.values
+    assert keys.stride() == values.stride() and keys.stride(2) == keys.shape[3] and keys.stride(3) == 1
+    return keys.data_ptr(), values.data_ptr(), len(prefix.tokens), keys.stride(0), keys.stride(1)
+
+
+def rows_together(queries: int) -> int:
+    """Rows of one prefix that are looked up together: as many as have MATRIX_ROWS queries of a key-value head."""
+    return max(1, MATRIX_ROWS // queries)
+
+
+def sets_of_rows(sharing: Iterable[Sequence[int]], most: int) -> torch.Tensor:
+    """Rows that share a prefix, at most `most` of them together: int64 [sets, most], filled up with -1."""
+    sets = [rows[i : i + most] for rows in sharing for i in range(0, len(rows), most)]
+    return torch.tensor([[*rows, *[-1] * (most - len(rows))] for rows in sets], dtype=torch.int64).view(-1, most)

@@ -1,10 +1,8 @@
 """Turns logits into tokens and logprobs, and seeds into uniforms that do not depend on the batch.
 
-A sampled token is the inverse of the cumulative distribution at one uniform number, so one number a token is all the
-randomness a sequence needs, and it can come from a counter-based generator: SplitMix64 (Steele, Lea and Flood, 2014)
-of the sequence's own key and the token's index. The same on every device and in every batch.
-
-Not for: deciding when a sequence ends (embedded.py).
+A sampled token is the inverse of the cumulative distribution at one uniform number, which comes from a counter-based
+generator: SplitMix64 (Steele, Lea and Flood, 2014) of the sequence's own key and the token's index. The same on every
+device and in every batch.
 """
 
 from __future__ import annotations
@@ -41,36 +39,28 @@ def versions_of(changes: Sequence[tuple[int, int]], tokens: int) -> list[int]:
 
 
 def stream_uniforms(keys: torch.Tensor, first: torch.Tensor, count: int) -> torch.Tensor:
-    """Uniform numbers `first` … `first + count - 1` of each stream, in [0, 1).
+    """Uniform numbers `first` … `first + count - 1` of each stream (int64 [N] both), float64 [N, count] in [0, 1)."""
 
-    Args:
-        keys, first: int64 [N]
+    def right(x: torch.Tensor, bits: int) -> torch.Tensor:
+        return (x >> bits) & ((1 << (64 - bits)) - 1)  # int64 shifts copy the sign bit
 
-    Returns:
-        float64 [N, count]
-    """
     steps = first.unsqueeze(1) + torch.arange(1, count + 1, device=keys.device)
     x = keys.unsqueeze(1) + steps * _WEYL
     for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
-        x = (x ^ _shift_right(x, shift)) * factor
-    x = x ^ _shift_right(x, 31)
-    return _shift_right(x, 11).to(torch.float64) * 2.0**-53
-
-
-def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    return (x >> bits) & ((1 << (64 - bits)) - 1)  # int64 shifts copy the sign bit
+        x = (x ^ right(x, shift)) * factor
+    x = x ^ right(x, 31)
+    return right(x, 11).to(torch.float64) * 2.0**-53
 
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """The sampling settings of a batch: scalars when every row agrees, which is the fast path, else a value per row."""
+    """The sampling settings of a batch: one temperature (0 is greedy) when every row agrees, which is the fast path,
+    else float32 [N]. Where any row truncates, top_p float64 [N, 1] and top_k int64 [N, 1], vocabulary size where
+    off."""
 
     temperature: float | torch.Tensor
-    """0 is greedy; float32 [N] when mixed"""
     top_p: torch.Tensor | None = None
-    """float64 [N, 1], None when no row truncates"""
     top_k: torch.Tensor | None = None
-    """int64 [N, 1], vocabulary size where off; None when no row truncates"""
 
 
 def make_plan(params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> SamplingPlan:
@@ -92,16 +82,9 @@ def make_plan(params: Sequence[SamplingParams], vocab_size: int, device: torch.d
 
 
 def sample(logits: torch.Tensor, uniforms: torch.Tensor, plan: SamplingPlan) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample one token a row.
-
-    Args:
-        logits: float32 [N, V]; overwritten.
-        uniforms: float64 [N], in [0, 1).
-
-    Returns:
-        int64 [N] tokens, and float32 [N] logprobs under the distribution that they are drawn from: at `temperature`, of
-        what top-k and top-p keep (at temperature 1 and of all tokens for greedy rows).
-    """
+    """One token a row from float32 logits [N, V], which are overwritten, and float64 uniforms [N]: int64 [N] tokens,
+    and float32 [N] logprobs under the distribution that they are drawn from: at `temperature`, of what top-k and top-p
+    keep (at temperature 1 and of all tokens for greedy rows)."""
     temperature = plan.temperature
     greedy: torch.Tensor | None = None
     if isinstance(temperature, torch.Tensor):
@@ -126,10 +109,8 @@ def sample(logits: torch.Tensor, uniforms: torch.Tensor, plan: SamplingPlan) -> 
 
 
 def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The token at which each row's cumulative weight passes its uniform share of the total; int64 [N, 1].
-
-    Scans are float64: on a GPU a float32 scan is not monotone, and its rounding would give mass to impossible tokens.
-    """
+    """The token at which each row's cumulative weight passes its uniform share of the total; int64 [N, 1]. Scans are
+    float64: on a GPU a float32 scan is not monotone, and its rounding would give mass to impossible tokens."""
     rows, vocab = weights.shape
     if vocab <= _SCAN_VOCAB:
         return _pass(weights, uniforms)

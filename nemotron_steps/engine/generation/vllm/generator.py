@@ -1,7 +1,7 @@
 """The vLLM generator: vLLM's own engine, stepped like the embedded one.
 
 engine.py starts it, in this process or beside it; weights arrive through vLLM's weight-transfer API (transfer.py).
-Works with vLLM 0.25 (CUDA) to 0.32 (CPU). Not for: serving over HTTP (engine/serving) or sampling across nodes.
+Works with vLLM 0.25 (CUDA) to 0.32 (CPU).
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nemotron_steps.engine.generation.embedded.sampling import stream_key, versions_of
-from nemotron_steps.engine.generation.vllm.engine import default_group_kept, on_cpu, start_engine
-from nemotron_steps.engine.generation.vllm.liveness import call, wait_for_output
-from nemotron_steps.engine.generation.vllm.transfer import WorkersTransfer, hand_over
+from nemotron_steps.engine.generation.vllm.engine import on_cpu, start_engine
+from nemotron_steps.engine.generation.vllm.transfer import WorkersTransfer, call, hand_over, wait_for_output
 from nemotron_steps.engine.policy.lora import AdaptedWeights, after
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, WeightSyncReport
 from nemotron_steps.engine.weight_sync.transport_handle import ChannelHandles
@@ -44,12 +43,11 @@ FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": Fin
 
 @dataclass
 class _Sequence:
-    """One running sample."""
+    """One running sample; `versions`: (tokens sampled before, weight version)."""
 
     request_id: str
     index: int
     versions: list[tuple[int, int]] = field(default_factory=list)
-    """(tokens sampled before, weight version): which weights sampled what."""
 
 
 class VllmGenerator:
@@ -66,16 +64,14 @@ class VllmGenerator:
         in_flight_updates: weights may change while sequences run. The version of every token follows from how long
             each sample was at each change; an engine in another process is asked to sample ahead, so that of one
             token a sample may be of the version before.
+        recompute_kv_cache: drop the KV cache of running sequences on every weight update, so that they are prefilled
+            again under the new weights (`grpo.async_grpo.recompute_kv_cache_after_weight_updates`).
         shares_device: a policy trains on the same GPU: between generations vLLM sleeps (`finish_generation`).
         record_routed_experts: return with each completion the experts that its tokens went through.
         options: further arguments of vLLM's EngineArgs (`policy.generation.vllm_kwargs`).
-        recompute_kv_cache: drop the KV cache of running sequences on every weight update, so that they are prefilled
-            again under the new weights (`grpo.async_grpo.recompute_kv_cache_after_weight_updates`).
 
-    Raises:
-        UnsupportedError: vLLM is not installed, or cannot do here what is asked of it.
-        WorkerLostError: a process of the engine's died or does not answer; from `submit`, `step` and `update_weights`
-            as well.
+    Raises UnsupportedError when vLLM cannot do here what is asked of it; and, from `submit`, `step` and
+    `update_weights` as well, WorkerLostError when a process of the engine's died or does not answer.
     """
 
     def __init__(
@@ -177,12 +173,16 @@ class VllmGenerator:
             tokens = list(sample.token_ids)
             fed = len(output.prompt_token_ids) + len(tokens) - 1
             self._returned_tokens += len(tokens)
+            logprobs = list(sample.logprobs.logprobs)  # with `logprobs=0`, a flat list of exactly the sampled tokens'
+            if len(logprobs) != len(tokens):
+                what = "vLLM returned another number of logprobs than tokens"
+                raise EngineError(what, expected=str(len(tokens)), found=str(len(logprobs)))
             completions.append(
                 Completion(
                     request_id=sequence.request_id,
                     index=sequence.index,
                     token_ids=tokens,
-                    logprobs=_sampled_logprobs(tokens, sample.logprobs),
+                    logprobs=logprobs,
                     finish_reason=FINISH[sample.finish_reason],
                     weight_versions=versions_of(sequence.versions, len(tokens)),
                     routed_experts=recorded_experts(sample, self._mixtures, fed) if self._mixtures and tokens else None,
@@ -238,11 +238,8 @@ class VllmGenerator:
     def update_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]] | ChannelHandles, version: int
     ) -> WeightSyncReport:
-        """Load new weights; the prefix cache is dropped, running sequences go on under the new weights.
-
-        Raises:
-            EngineError: sequences are running and the generator was not built for in-flight updates.
-        """
+        """Load new weights; the prefix cache is dropped, running sequences go on under the new weights. EngineError for
+        those without in-flight updates."""
         if self._sequences and not self._in_flight:
             raise EngineError("weights changed under running sequences", expected="in_flight_updates=True")
         started = time.perf_counter()
@@ -259,29 +256,32 @@ class VllmGenerator:
             if isinstance(weights, AdaptedWeights):
                 moved = weights.bytes if self._frozen_of is weights.source else moved
                 self._frozen_of = weights.source
-        self._mark(version)
+        if self._own_process and self._sequences:
+            # Its answer to the update came after all that it had sampled before.
+            arrived = self._engine.engine_core.outputs_queue
+            while not arrived.empty():
+                self._finished += self._completed(self._decode())
+        lengths = self._running() if self._sequences else {}
+        for key, sequence in self._sequences.items():
+            sequence.versions.append((lengths.get(key, 0), version))
         self._engine.reset_prefix_cache(reset_running_requests=self._recompute)  # frees what the new salt hides
         self.weight_version = version
         return WeightSyncReport(version, time.perf_counter() - started, moved)
 
-    def _mark(self, version: int) -> None:
-        """Note how long every running sample was when the weights changed."""
-        if not self._sequences:
-            return
-        if self._own_process:  # its answer to the update came after all that it had sampled before
-            arrived = self._engine.engine_core.outputs_queue
-            while not arrived.empty():
-                self._finished += self._completed(self._decode())
-        lengths = self._running()
-        for key, sequence in self._sequences.items():
-            sequence.versions.append((lengths.get(key, 0), version))
-
     def close(self) -> None:
         """Shut the engine down. torch.distributed stays as it is: a policy of this process may train on."""
+        import torch.distributed as dist
+
         core, self._engine = getattr(self._engine, "engine_core", None), None
-        if core is not None:
-            with default_group_kept():
-                core.shutdown()
+        if core is None:
+            return
+        # vLLM ends its own process groups, and then torch.distributed as a whole, whoever started that.
+        destroy = dist.destroy_process_group
+        dist.destroy_process_group = lambda group=None: None if group in (None, dist.group.WORLD) else destroy(group)
+        try:
+            core.shutdown()
+        finally:
+            dist.destroy_process_group = destroy
 
 
 def _sampling_params(params: SamplingParams, room: int, *, seed: int | None = None) -> Any:
@@ -305,30 +305,12 @@ def _sampling_params(params: SamplingParams, room: int, *, seed: int | None = No
     )
 
 
-def _sampled_logprobs(token_ids: Any, logprobs: Any) -> list[float]:
-    """The logprob of each sampled token; with `logprobs=0` vLLM's flat list holds exactly those."""
-    values = list(logprobs.logprobs)
-    if len(values) != len(token_ids):
-        raise EngineError(
-            "vLLM returned another number of logprobs than tokens",
-            expected=str(len(token_ids)),
-            found=str(len(values)),
-        )
-    return values
-
-
 def recorded_experts(sample: Any, mixtures: Sequence[int], fed: int) -> npt.NDArray[np.int16]:
-    """int16 [fed, mixtures, k], -1 for last tokens of which vLLM says nothing.
+    """int16 [fed, mixtures, k] of vLLM's CompletionOutput, -1 for last tokens of which it says nothing; what it
+    recorded beyond the `fed` tokens, of tokens that it sampled and took back, is dropped.
 
-    Args:
-        sample: vLLM's CompletionOutput, of an engine that records.
-        mixtures: layers that have experts, from 0.
-        fed: tokens of the prompt and of the sample, without the last. What vLLM recorded beyond them, of tokens that it
-            sampled and took back, is dropped.
-
-    Raises:
-        EngineError: nothing was recorded, or fewer layers were; or a token has an expert twice, which is how vLLM's
-            buffers look where a kernel routes by itself and nothing was recorded.
+    EngineError when nothing was recorded, or fewer layers than `mixtures`; or a token has an expert twice, which is how
+    vLLM's buffers look where a kernel routes by itself and nothing was recorded.
     """
     record = sample.routed_experts
     if record is None or record.ndim != 3 or record.shape[1] <= mixtures[-1]:

@@ -9,18 +9,19 @@ What runs inside the workers is worker.py.
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.storage import TypedStorage, UntypedStorage
 
-from nemotron_steps.engine.generation.vllm.liveness import call, lost_engine
 from nemotron_steps.engine.policy.lora import AdaptedWeights
 from nemotron_steps.engine.weight_sync.plan import Bucket, Entry, WeightPlan
 from nemotron_steps.engine.weight_sync.shared_memory import SegmentWriter
@@ -28,6 +29,7 @@ from nemotron_steps.engine.weight_sync.streams import StreamHandle, StreamSender
 from nemotron_steps.engine.weight_sync.transport_handle import SHARED_MEMORY, STREAM, ChannelHandles, TransportHandle
 from nemotron_steps.engine.workers.rendezvous import serve_store
 from nemotron_steps.errors import RESUME, WorkerLostError
+from nemotron_steps.waiting import waiting
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 
@@ -38,13 +40,13 @@ _LOOPBACK = "127.0.0.1"
 FIRST_SECONDS, LATER_SECONDS = 960.0, 180.0
 """For one call of the workers, before and after the first transfer, which may wait for its sender."""
 
-_handed_over: dict[str, Iterator[tuple[str, torch.Tensor]]] = {}
-"""Weights on their way to the worker of this process, by ticket. Filled and emptied within one `hand_over`."""
+LOOK_SECONDS = 1.0
+"""How often a wait looks whether an engine in a process of its own lives: vLLM's client would wait for it for ever."""
+_RESUMED = f"{RESUME}   # goes on from the last checkpoint"
+Answer = TypeVar("Answer")
 
-
-def take(ticket: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The worker's side of `hand_over`."""
-    return _handed_over.pop(ticket)
+HANDED_OVER: dict[str, Iterator[tuple[str, torch.Tensor]]] = {}
+"""Weights on their way to the worker of this process. Filled and emptied within one `hand_over`."""
 
 
 def hand_over(engine: Any, weights: Weights) -> int:
@@ -57,54 +59,40 @@ def hand_over(engine: Any, weights: Weights) -> int:
             moved += tensor.numel() * tensor.element_size()
             yield name, tensor.detach()
 
-    _handed_over["weights"] = counted()
+    HANDED_OVER["weights"] = counted()
     try:
         engine.collective_rpc("start_weight_update")
-        engine.collective_rpc("update_weights", kwargs={"update_info": {"ticket": "weights"}})
+        engine.collective_rpc("update_weights", kwargs={"update_info": {"channel": "weights"}})
         engine.collective_rpc("finish_weight_update")
     finally:
-        _handed_over.pop("weights", None)
+        HANDED_OVER.pop("weights", None)
     return moved
 
 
 class WorkersTransfer:
-    """Weights to the workers of an engine that are processes of their own.
-
-    Args:
-        engine: vLLM's LLMEngine.
-        workers: how many.
-        own_process: the engine as a whole is in another process, not its workers alone.
-    """
+    """Weights to the workers of an engine that are processes of their own; with `own_process`, the engine as a whole
+    is."""
 
     def __init__(self, engine: Any, workers: int, *, own_process: bool) -> None:
         self._engine, self._workers, self._own_process, self._loaded = engine, workers, own_process, False
         self._local: _LocalSender | None = None
-        self._adapters: _LocalSender | None = None
-        """Where adapters alone are trained, their channel, beside that of the frozen weights."""
+        self._adapters: _LocalSender | None = None  # where adapters alone are trained, beside the frozen weights
         self._frozen_of: object = None
 
     def load(self, weights: Weights | ChannelHandles) -> int:
-        """Load Hugging Face-named weights; every worker keeps its shard. Returns the bytes received, over all workers.
-
-        One call of the workers: a scheduler in another process would sample between two.
-
-        Raises:
-            WorkerLostError: a worker died, or did not answer within FIRST_SECONDS or LATER_SECONDS.
-        """
+        """Load Hugging Face-named weights in one call of the workers, between two of which a scheduler in another
+        process would sample; every worker keeps its shard. Returns the bytes received, over all workers.
+        WorkerLostError when one died, or did not answer within FIRST_SECONDS or LATER_SECONDS."""
         if isinstance(weights, ChannelHandles):
             self._call("load_offered", channel=weights.channel)
             self._loaded = True
             return weights.bytes
-        if isinstance(weights, AdaptedWeights):
-            return self._load_adapted(weights)
-        if self._local is None:
-            weights = list(weights)  # read once for the plan, once to send
-            self._local = self._open(weights)
-        return self._send(self._local, iter(weights))
-
-    def _load_adapted(self, weights: AdaptedWeights) -> int:
-        """The frozen weights once, and the adapters. Both are open before the first travels: the workers keep what
-        adapters are added to."""
+        if not isinstance(weights, AdaptedWeights):
+            if self._local is None:
+                weights = list(weights)  # read once for the plan, once to send
+                self._local = self._open(weights)
+            return self._send(self._local, iter(weights))
+        # Both channels are open before the first is used: the workers keep what adapters are added to.
         moved = 0
         if self._adapters is None:
             self._adapters = self._open(list(weights.adapters()))
@@ -120,7 +108,8 @@ class WorkersTransfer:
         try:
             self.open_channel(sender.offered)
         finally:
-            sender.taken_up()
+            if sender.segment is not None:  # every worker has mapped it: under a name it would outlive every process
+                sender.segment.unlink()
         return sender
 
     def _send(self, sender: _LocalSender, weights: Iterator[tuple[str, torch.Tensor]]) -> int:
@@ -156,21 +145,17 @@ class WorkersTransfer:
 
 
 class _LocalSender:
-    """This process's weights, offered to an engine's workers on the same machine.
-
-    Args:
-        plan: of the weights to come.
-        workers: that read them; they share the device of CUDA weights.
-    """
+    """This process's weights, offered to an engine's workers on the same machine, which share the device of CUDA
+    ones."""
 
     def __init__(self, plan: WeightPlan, workers: int, device: torch.device) -> None:
         channel = uuid.uuid4().hex
         names = [f"{channel}/{number}" for number in range(workers)]
-        self._segment: SegmentWriter | None = None
+        self.segment: SegmentWriter | None = None
         self._stream: StreamSender | None = None
         if device.type == "cpu":
-            self._segment = SegmentWriter(plan)
-            offers = [TransportHandle(SHARED_MEMORY, (plan, self._segment.path))] * workers
+            self.segment = SegmentWriter(plan)
+            offers = [TransportHandle(SHARED_MEMORY, (plan, self.segment.path))] * workers
         else:
             self._store, port = serve_store(_LOOPBACK)
             self._stream = StreamSender(plan, self._store, channel, ipc=names, broadcast=(), device=device)
@@ -178,16 +163,11 @@ class _LocalSender:
             offers = [TransportHandle(STREAM, offer, (_LOOPBACK, port), name) for name in names]
         self.offered = ChannelHandles(channel, tuple(offers))
 
-    def taken_up(self) -> None:
-        """Every worker has mapped the segment: memory under a name would outlive every process."""
-        if self._segment is not None:
-            self._segment.unlink()
-
     @contextmanager
     def sending(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[None]:
         """Send while the block has the workers receive. What stops the sender is raised, not what that causes."""
-        if self._segment is not None:
-            self._segment.write(weights)
+        if self.segment is not None:
+            self.segment.write(weights)
             yield
             return
         assert self._stream is not None
@@ -210,6 +190,55 @@ class _LocalSender:
         sender.join()
         if problem:
             raise problem[0]
+
+
+def wait_for_output(llm: Any) -> None:
+    """Wait until the engine has sent something that `llm.step()` can take. WorkerLostError when it is dead."""
+    arrived = llm.engine_core.outputs_queue
+    while True:
+        with arrived.not_empty:
+            if arrived.not_empty.wait_for(lambda: arrived.queue, timeout=LOOK_SECONDS):
+                return
+        if is_dead(llm):
+            raise lost_engine("it ended while samples were running")
+
+
+def call(llm: Any, function: Callable[[], Answer], seconds: float) -> Answer:
+    """What a call of the engine answers. WorkerLostError when it died, or did not answer within `seconds`."""
+    answer: Future[Answer] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(function())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name="call of vLLM", daemon=True).start()
+    waited = 0.0
+    with waiting("an answer of the vLLM engine", seconds):
+        while waited < seconds:
+            try:
+                return answer.result(timeout=LOOK_SECONDS)
+            except TimeoutError:
+                if answer.done():
+                    return answer.result()
+                if is_dead(llm):
+                    raise lost_engine("it ended while it was asked for something") from None
+            waited += LOOK_SECONDS
+    raise lost_engine(f"it has not answered for {seconds:.0f} s")
+
+
+def is_dead(llm: Any) -> bool:
+    """Whether vLLM's client has lost its engine, or the process has ended."""
+    resources = llm.engine_core.resources
+    processes = getattr(resources.engine_manager, "processes", ())
+    return bool(resources.engine_dead) or any(process.exitcode is not None for process in processes)
+
+
+def lost_engine(found: str) -> WorkerLostError:
+    """What to say of it."""
+    where = f"a child of process {os.getpid()} on {socket.gethostname()}"
+    return WorkerLostError("the process of a vLLM engine is lost", where=where, found=found, hints=[_RESUMED])
 
 
 def lost_worker(engine: Any, error: Exception) -> WorkerLostError | None:
@@ -237,7 +266,7 @@ def lost_worker(engine: Any, error: Exception) -> WorkerLostError | None:
         where=where,
         expected=f"{len(workers)} living processes (policy.generation.vllm_cfg.tensor_parallel_size)",
         found=cause,
-        hints=[f"{RESUME}   # goes on from the last checkpoint"],
+        hints=[_RESUMED],
     )
 
 

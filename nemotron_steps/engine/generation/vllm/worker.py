@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from nemotron_steps.engine.generation.vllm.transfer import IN_PROCESS, OFFERED, from_plain, take
+from nemotron_steps.engine.generation.vllm.transfer import HANDED_OVER, IN_PROCESS, OFFERED, from_plain
 from nemotron_steps.engine.workers.lifetime import end_with_parent
 
 if TYPE_CHECKING:
@@ -29,19 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class NoInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """Nothing to agree on."""
-
-
-@dataclass
-class Ticket(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Where the weights wait."""
-
-    ticket: str
-
-
-@dataclass
-class Offers(WeightTransferInitInfo):  # type: ignore[misc]
+class Opening(WeightTransferInitInfo):  # type: ignore[misc]
     """A channel to open: one plain handle for each worker, in rank order (transfer.py)."""
 
     channel: str
@@ -50,7 +38,7 @@ class Offers(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class Channel(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """An open channel to read from."""
+    """An open channel to read from; within one process, where the weights wait."""
 
     channel: str
 
@@ -58,6 +46,8 @@ class Channel(WeightTransferUpdateInfo):  # type: ignore[misc]
 class _LayerwiseTransfer(WeightTransferEngine):  # type: ignore[misc,type-arg]
     """What both backends share."""
 
+    init_info_cls = Opening
+    update_info_cls = Channel
     _kernels: list[tuple[Any, Any]]
     """Kernels of experts, to be put back where those are not reloaded."""
 
@@ -68,8 +58,15 @@ class _LayerwiseTransfer(WeightTransferEngine):  # type: ignore[misc,type-arg]
 
         self._kernels = []
         initialize_layerwise_reload(self.model)
-        if current_platform.is_cpu():
-            self._repack_experts()
+        if not current_platform.is_cpu():
+            return
+        # On CPU vLLM packs the experts of a mixture only while it has no kernel for them: without this, reloaded ones
+        # would be read as if they were packed.
+        for module in self.model.modules():
+            method: Any = getattr(module, "quant_method", None)
+            if getattr(method, "moe_kernel", None) is not None:
+                self._kernels.append((method, method.moe_kernel))
+                method.moe_kernel = None
 
     def finish_weight_update(self) -> None:
         """Process layers that are still open."""
@@ -86,7 +83,13 @@ class _LayerwiseTransfer(WeightTransferEngine):  # type: ignore[misc,type-arg]
             if method.moe_kernel is None:
                 method.moe_kernel = kernel
         self._kernels = []
-        self._refresh_convolutions()
+        # Mamba-2 reads its convolution from a view of the weight. In bfloat16 on CPU vLLM packs the weight into other
+        # memory, which leaves the view with the values that the engine was started with.
+        for module in self.model.modules():
+            unpacked = getattr(getattr(module, "conv1d", None), "_cpu_unpacked_conv_weight", None)
+            view = getattr(module, "conv_weights", None)
+            if unpacked is not None and view is not None:
+                view.data.copy_(unpacked)
 
     def shutdown(self) -> None:
         """Nothing is held."""
@@ -96,55 +99,32 @@ class _LayerwiseTransfer(WeightTransferEngine):  # type: ignore[misc,type-arg]
         """Abstract in older versions; the trainer's side is transfer.py."""
         raise NotImplementedError
 
-    def _repack_experts(self) -> None:
-        """On CPU vLLM packs the experts of a mixture only while it has no kernel for them: without this, reloaded ones
-        would be read as if they were packed."""
-        for module in self.model.modules():
-            method = getattr(module, "quant_method", None)
-            if getattr(method, "moe_kernel", None) is not None:
-                self._kernels.append((method, method.moe_kernel))  # type: ignore[union-attr]
-                method.moe_kernel = None  # type: ignore[union-attr]
-
-    def _refresh_convolutions(self) -> None:
-        """Mamba-2 reads its convolution from a view of the weight. In bfloat16 on CPU vLLM packs the weight into other
-        memory, which leaves the view with the values that the engine was started with."""
-        for module in self.model.modules():
-            unpacked = getattr(getattr(module, "conv1d", None), "_cpu_unpacked_conv_weight", None)
-            view = getattr(module, "conv_weights", None)
-            if unpacked is not None and view is not None:
-                view.data.copy_(unpacked)
-
     def _load(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
-        self.model.load_weights(self._with_head(weights))  # type: ignore[operator]
-
-    def _with_head(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         tied = bool(getattr(self.model_config.hf_text_config, "tie_word_embeddings", False))
-        for name, tensor in weights:
-            yield name, tensor
-            if tied and name.endswith("embed_tokens.weight"):
-                # vLLM's own head is another layer on CPU, and would keep the weights it was started with.
-                yield "lm_head.weight", tensor
+
+        def with_head() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in weights:
+                yield name, tensor
+                if tied and name.endswith("embed_tokens.weight"):
+                    # vLLM's own head is another layer on CPU, and would keep the weights it was started with.
+                    yield "lm_head.weight", tensor
+
+        self.model.load_weights(with_head())  # type: ignore[operator]
 
 
 class InProcessTransfer(_LayerwiseTransfer):
     """See the module docstring."""
 
-    init_info_cls = NoInfo
-    update_info_cls = Ticket
-
-    def init_transfer_engine(self, init_info: NoInfo) -> None:
+    def init_transfer_engine(self, init_info: Opening) -> None:
         """No rendezvous."""
 
-    def receive_weights(self, update_info: Ticket, *_: Any) -> None:
+    def receive_weights(self, update_info: Channel, *_: Any) -> None:
         """Load every tensor that waits."""
-        self._load(take(update_info.ticket))
+        self._load(HANDED_OVER.pop(update_info.channel))
 
 
 class OfferedTransfer(_LayerwiseTransfer):
     """See the module docstring."""
-
-    init_info_cls = Offers
-    update_info_cls = Channel
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -154,7 +134,7 @@ class OfferedTransfer(_LayerwiseTransfer):
         self._ends: dict[str, ReceivingEndpoint] = {}
         self._frozen = FrozenWeights()
 
-    def init_transfer_engine(self, init_info: Offers) -> None:
+    def init_transfer_engine(self, init_info: Opening) -> None:
         """Take up this worker's offer."""
         from nemotron_steps.engine.weight_sync.endpoints import ReceivingEndpoint
 

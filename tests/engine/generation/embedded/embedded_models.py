@@ -1,4 +1,4 @@
-"""Random tiny transformers models, with biases and norms that are not zeros and ones."""
+"""Random tiny transformers models, dense and hybrid, with biases and norms that are not zeros and ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nemotron_steps.models.architecture import Architecture
+from tests.models.hybrid_twins import hybrid_model
 
 _LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -29,8 +30,26 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+# More experts than a prompt's tokens compute all of, in groups, and time steps at their lower bound; no attention and
+# no convolution bias; no Mamba-2.
+_BOUNDED = {"time_step_min": 0.05, "time_step_limit": (0.05, float("inf"))}
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dense": ("dense", {}),
+    "mixture": ("mixture", {}),
+    "latent": ("latent", {}),
+    "many-experts": ("mixture", {"n_routed_experts": 16, "n_group": 4, "topk_group": 2, **_BOUNDED}),
+    # transformers' cache asks for an attention layer
+    "no-attention": ("dense", {"pattern": "M-M", "use_conv_bias": False, "use_cache": False}),
+    "no-mamba": ("dense", {"pattern": "*-*-"}),
+}
+
+
 def random_model(family: str, **overrides: Any) -> tuple[Any, Architecture]:
-    """A float32 transformers model and its Architecture."""
+    """A float32 transformers model of FAMILIES or HYBRIDS, and its Architecture."""
+    if family in HYBRIDS:
+        of, changes = HYBRIDS[family]
+        model = hybrid_model(of, **changes)
+        return model, Architecture.from_config(model.config.to_dict())
     settings: dict[str, Any] = {
         "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
@@ -48,9 +67,19 @@ def random_model(family: str, **overrides: Any) -> tuple[Any, Architecture]:
     return model, Architecture.from_config(config.to_dict())
 
 
+def changed_model(family: str) -> Any:
+    """With other weights."""
+    model, _ = random_model(family)
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            tensor.mul_(1.1)
+    return model
+
+
 def hub_weights(model: Any) -> dict[str, torch.Tensor]:
-    """Weights of a transformers Nemotron-H model under the hub's names, which are those of its files: every expert by
-    itself."""
+    """A model's weights under the hub's names, which are those of its files: of a hybrid, every expert by itself."""
+    if model.config.model_type != "nemotron_h":
+        return dict(model.state_dict())
     weights: dict[str, torch.Tensor] = {}
     for key, tensor in model.state_dict().items():
         name = f"backbone.{key.removeprefix('model.')}" if key.startswith("model.") else key

@@ -12,12 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nemotron_steps.engine.generation.embedded.dense_model import CachedDenseModel
 from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
 from nemotron_steps.engine.generation.embedded.sampling import stream_key, stream_uniforms
 from nemotron_steps.engine.types import Completion, FinishReason, GenerationRequest, SamplingParams
-from nemotron_steps.errors import EngineError
+from nemotron_steps.errors import EngineError, UnsupportedError
+from nemotron_steps.models.architecture import Architecture
 from tests.conditioning import assert_conditioned
-from tests.engine.generation.embedded.embedded_models import FAMILIES, random_model
+from tests.engine.generation.embedded.embedded_models import FAMILIES, changed_model, hub_weights, random_model
 
 Done = dict[tuple[str, int], Completion]
 shared_model = cache(random_model)
@@ -33,7 +35,7 @@ def make(
     model, architecture = shared_model(family)
     kwargs.setdefault("eos_token_ids", [])
     generator = EmbeddedGenerator(
-        architecture, model.state_dict().items(), max_sequences=rows, max_total_length=length, **kwargs
+        architecture, hub_weights(model).items(), max_sequences=rows, max_total_length=length, **kwargs
     )
     return model, generator
 
@@ -114,29 +116,6 @@ def test_logprobs_agree_with_a_full_forward(family: str) -> None:
         check_logprobs(completion, model, prompts[name])
 
 
-def test_logprobs_are_of_what_truncation_keeps_at_the_temperature() -> None:
-    model, generator = make()
-    prompt = prompt_of(0, 10)
-    sampled = SamplingParams(8, temperature=0.7, top_p=0.8, top_k=20, seed=1)
-    done = run(generator, GenerationRequest("a", prompt, sampled, 4))
-    for completion in done.values():
-        tokens = completion.token_ids
-
-        @torch.inference_mode()
-        def of_the_kept(model: Any, tokens: Sequence[int] = tokens) -> list[float]:
-            expected = []
-            logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1] / 0.7
-            for token, row in zip(tokens, logits, strict=True):
-                heaviest = row.topk(20)
-                shares = heaviest.values.softmax(-1)
-                kept = int((shares.cumsum(-1) - shares < 0.8).sum())
-                place = heaviest.indices[:kept].tolist().index(token)
-                expected.append(float(heaviest.values[:kept].log_softmax(-1)[place]))
-            return expected
-
-        assert_conditioned(completion.logprobs, of_the_kept, model)
-
-
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_greedy_equals_transformers_generate(family: str) -> None:
     model, generator = make(family)
@@ -187,21 +166,6 @@ def test_stop_token_ends_a_completion_and_is_kept() -> None:
         run(with_eos, GenerationRequest("a", prompt, SamplingParams(20, temperature=0.0)))["a", 0].token_ids
         == (free.token_ids[: first + 1])
     )
-
-
-def test_stop_string_ends_a_completion_at_the_token_that_completes_it() -> None:
-    _, generator = make(decode=letters)
-    prompt = prompt_of(2, 9)
-    free = run(generator, GenerationRequest("a", prompt, SamplingParams(30, temperature=0.0)))["a", 0]
-    text = letters(free.token_ids)
-    stop = text[10:13]
-    for stops in (("#never#", stop), (stop, " ")):
-        params = SamplingParams(30, temperature=0.0, stop_strings=stops)
-        stopped = run(generator, GenerationRequest("a", prompt, params))["a", 0]
-        assert stopped.finish_reason is FinishReason.STOP
-        assert letters(stopped.token_ids) == text[: text.index(stop) + 3]
-    never = run(generator, GenerationRequest("a", prompt, SamplingParams(30, temperature=0.0, stop_strings=("#",))))
-    assert never["a", 0].token_ids == free.token_ids
 
 
 def pieces(token_ids: Sequence[int]) -> str:
@@ -255,10 +219,7 @@ def test_cancel_drops_running_and_waiting_members_and_spares_the_rest() -> None:
 
 def test_update_in_flight_continues_under_the_new_version() -> None:
     model, generator = make()
-    other, _ = random_model("qwen3-tied")
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.mul_(1.1)
+    other = changed_model("qwen3-tied")
     prompt = prompt_of(4, 14)
     generator.submit(GenerationRequest("a", prompt, SamplingParams(10, seed=1), 2))
     for _ in range(3):
@@ -280,19 +241,17 @@ def test_update_in_flight_continues_under_the_new_version() -> None:
     check_logprobs(done["b", 0], other, prompt)  # nothing computed under version 0 was reused
 
 
+@pytest.mark.parametrize("family", ["qwen3-tied", "latent"])
 @pytest.mark.parametrize("length", [14, 90])
-def test_recomputed_cache_continues_exactly_as_the_new_weights_would(length: int) -> None:
-    model, generator = make(recompute_kv_cache=True)
-    other, _ = random_model("qwen3-tied")
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.mul_(1.1)
+def test_recomputed_cache_continues_exactly_as_the_new_weights_would(family: str, length: int) -> None:
+    model, generator = make(family, length=128, recompute_kv_cache=True)
+    other = changed_model(family)
     prompt = prompt_of(4, length)
     generator.submit(GenerationRequest("a", prompt, SamplingParams(10, seed=1), 3))
     generator.submit(GenerationRequest("b", prompt_of(5, 7), SamplingParams(3, seed=1)))
     for _ in range(4):
         generator.step()
-    generator.update_weights(other.state_dict().items(), 1)
+    generator.update_weights(hub_weights(other).items(), 1)
     done = drain(generator)
     assert len(done) == 3
     for completion in done.values():
@@ -302,30 +261,10 @@ def test_recomputed_cache_continues_exactly_as_the_new_weights_would(length: int
         check_logprobs(completion, other, prompt, part=slice(old, None))
 
 
-def test_members_admitted_after_an_update_use_no_old_prefix() -> None:
-    _, generator = make(rows=2)
-    other, _ = random_model("qwen3-tied")
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.mul_(1.1)
-    prompt = prompt_of(4, 14)
-    generator.submit(GenerationRequest("a", prompt, SamplingParams(5, seed=1), 4))
-    generator.step()
-    generator.update_weights(other.state_dict().items(), 1)
-    done = drain(generator)
-    late = [c for c in done.values() if c.weight_versions[0] == 1]
-    assert len(late) == 2
-    for completion in late:
-        check_logprobs(completion, other, prompt)
-
-
 def test_a_member_that_waits_alone_through_an_update_uses_no_old_prefix() -> None:
     """Those of its group that were admitted before have ended; another request holds the row that it waits for."""
     _, generator = make(rows=1)
-    other, _ = random_model("qwen3-tied")
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.mul_(1.1)
+    other = changed_model("qwen3-tied")
     prompt = prompt_of(4, 14)
     generator.submit(GenerationRequest("a", prompt, SamplingParams(1, seed=1), 2))
     generator.submit(GenerationRequest("b", prompt, SamplingParams(1, seed=1)))
@@ -376,14 +315,16 @@ def test_weights_that_are_not_numbers_stop_generation() -> None:
         drain(generator)
 
 
+@pytest.mark.parametrize("family", ["qwen3-tied", "dense"])
 @pytest.mark.parametrize("length", [9, 80])
-def test_bfloat16_stays_close_to_float32(length: int) -> None:
-    model, generator = make(dtype=torch.bfloat16)
+def test_bfloat16_stays_close_to_float32(family: str, length: int) -> None:
+    model, generator = make(family, dtype=torch.bfloat16)
+    assert generator._batch.states is None or generator._batch.states.ssm.dtype is torch.float32
     prompt = prompt_of(0, length)
     done = run(generator, GenerationRequest("a", prompt, SamplingParams(12, seed=0), 4))
     for completion in done.values():
         expected = full_logprobs(model, prompt, completion.token_ids)
-        assert (torch.tensor(completion.logprobs) - expected).abs().mean() < 0.1
+        assert (torch.tensor(completion.logprobs) - expected).abs().mean() < (0.2 if family == "dense" else 0.1)
 
 
 _requests = st.lists(
@@ -393,14 +334,15 @@ _requests = st.lists(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@pytest.mark.parametrize("family", ["qwen3-tied", "mixture"])
+@settings(max_examples=15, deadline=None)
 @given(_requests, st.integers(1, 6))
 def test_random_arrivals_give_the_same_greedy_outputs_as_one_by_one(
-    shapes: list[tuple[int, int, int, int, bool]], rows: int
+    family: str, shapes: list[tuple[int, int, int, int, bool]], rows: int
 ) -> None:
-    """Whatever joins or leaves the batch, and however often its columns shift, greedy outputs are unchanged."""
-    model, generator = make(rows=rows, length=160, eos_token_ids=[5, 17])
-    _, single = make(rows=1, length=160, eos_token_ids=[5, 17])
+    """Whatever joins or leaves the batch, stops, or shares a beginning, and however often its columns shift."""
+    model, generator = make(family, rows=rows, length=160, eos_token_ids=[5, 17, 60])
+    _, single = make(family, rows=1, length=160, eos_token_ids=[5, 17, 60])
     requests, expected, done = [], {}, {}
     for i, (length, new, n, delay, shared) in enumerate(shapes):
         prompt = (prompt_of(99, 85) if shared else []) + prompt_of(i, length)
@@ -413,3 +355,26 @@ def test_random_arrivals_give_the_same_greedy_outputs_as_one_by_one(
         expected.update({(f"r{i}", k): alone[f"r{i}", 0] for k in range(n)})
     done.update(drain(generator))
     assert_same_tokens(done, expected, model, requests)
+
+
+def test_load_refuses_wrong_weights() -> None:
+    reference, architecture = random_model("qwen3-tied")
+    model = CachedDenseModel(architecture, max_positions=8, device=torch.device("cpu"), dtype=torch.float32)
+    weights = dict(reference.state_dict())
+    with pytest.raises(EngineError, match="name"):
+        model.load({**weights, "model.layers.9.mlp.up_proj.weight": torch.zeros(1)}.items())
+    with pytest.raises(EngineError, match="shape"):
+        model.load({**weights, "model.norm.weight": torch.zeros(3)}.items())
+    name = "model.layers.0.self_attn.k_norm.weight"
+    with pytest.raises(EngineError, match="missing") as missing:
+        model.load((k, v) for k, v in weights.items() if k != name)
+    assert name in str(missing.value)
+
+
+def test_mixtures_of_experts_are_refused() -> None:
+    architecture = Architecture(
+        family="qwen3_moe", hidden_size=8, num_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=4,
+        ffn_hidden_size=8, vocab_size=16, rope_theta=1e4, norm_eps=1e-6, max_position_embeddings=32, num_experts=4,
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError, match="mixture"):
+        CachedDenseModel(architecture, max_positions=8, device=torch.device("cpu"), dtype=torch.float32)

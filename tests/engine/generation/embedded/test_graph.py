@@ -13,8 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron_steps.engine.generation.embedded.shared_prefix_batching import sets_of_rows
-
 SCRIPT = """
 import json
 import sys
@@ -117,13 +115,3 @@ def test_keys_are_split_only_where_the_gpu_would_else_idle(rows_and_heads: int, 
     assert parts.bit_count() == 1
     assert parts == 1 or rows_and_heads * parts <= 512
     assert parts == 1 or columns // parts >= 256
-
-
-@given(st.lists(st.integers(1, 40), max_size=6), st.integers(1, 16))
-def test_every_row_that_shares_a_prefix_is_in_one_set_of_its_own_group(sizes: list[int], most: int) -> None:
-    rows = iter(range(sum(sizes)))
-    groups = [[next(rows) for _ in range(size)] for size in sizes]
-    sets = [[row for row in found if row >= 0] for found in sets_of_rows(groups, most).tolist()]
-    assert sorted(row for found in sets for row in found) == list(range(sum(sizes)))
-    assert all(any(set(found) <= set(group) for group in groups) for found in sets)
-    assert len(sets) == sum(-(-size // most) for size in sizes)

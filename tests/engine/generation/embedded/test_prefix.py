@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 import torch
 
 from nemotron_steps.engine.generation.embedded.dense_model import CachedDenseModel
-from nemotron_steps.engine.generation.embedded.generator import EmbeddedGenerator
-from nemotron_steps.engine.generation.embedded.prefix_cache import BLOCK, Prefix, PrefixCache, block_keys
-from nemotron_steps.engine.generation.embedded.shared_prefix_batching import PrefixGrid, cells_per_row
-from nemotron_steps.engine.types import Completion, GenerationRequest, SamplingParams
-from tests.engine.generation.embedded.embedded_models import random_model
-from tests.engine.generation.embedded.test_generator import Done, assert_same_tokens, check_logprobs
+from nemotron_steps.engine.generation.embedded.hybrid_model import CachedHybridModel
+from nemotron_steps.engine.generation.embedded.prefix_cache import (
+    BLOCK,
+    Prefix,
+    PrefixCache,
+    block_keys,
+)
+from tests.engine.generation.embedded.embedded_models import hub_weights, random_model
 
 
 def tokens(seed: int, length: int) -> tuple[int, ...]:
     return tuple(torch.randint(0, 97, (length,), generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+@pytest.fixture(scope="module")
+def hybrid() -> CachedHybridModel:
+    reference, architecture = random_model("mixture")
+    model = CachedHybridModel(architecture, device=torch.device("cpu"), dtype=torch.float32)
+    with torch.inference_mode():
+        model.load(hub_weights(reference).items())
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +42,19 @@ def assert_same(prefix: Prefix, expected: Prefix) -> None:
     assert prefix.tokens == expected.tokens
     assert prefix.logits is not None
     assert expected.logits is not None
-    for a, b in ((prefix.keys, expected.keys), (prefix.values, expected.values), (prefix.logits, expected.logits)):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    pairs = [(prefix.keys, expected.keys), (prefix.values, expected.values), (prefix.logits, expected.logits)]
+    if prefix.states is not None and expected.states is not None:
+        pairs += [(prefix.states.ssm, expected.states.ssm), (prefix.states.window, expected.states.window)]
+    for a, b in pairs:
+        torch.testing.assert_close(a, b, atol=3e-5 if prefix.states else 1e-5, rtol=1e-4 if prefix.states else 1e-5)
 
 
+@pytest.mark.parametrize("kind", ["model", "hybrid"])
 @torch.inference_mode()
-def test_prompts_with_common_beginnings_are_computed_once_and_correctly(model: CachedDenseModel) -> None:
+def test_prompts_with_common_beginnings_are_computed_once_and_correctly(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    model = request.getfixturevalue(kind)
     instructions = tokens(0, 90)
     prompts = [instructions + tokens(i, 5 + i) for i in range(1, 9)] + [tokens(99, 40), instructions[:32]]
     cache = PrefixCache(model, 10_000)
@@ -111,66 +127,3 @@ def test_a_beginning_computed_with_older_weights_is_not_shared_by_rows_that_join
     assert cache.choose_shared(joining(5), live) == running[:1]
     cache.clear()
     assert cache.choose_shared(joining(5), live) == [None]
-
-
-def test_grid_width_follows_the_groups() -> None:
-    assert cells_per_row([8] * 8) == 8
-    assert cells_per_row([64]) == 64
-    assert cells_per_row([3, 6]) == 6  # two grid rows of 6 cost what three of 3 do
-    assert cells_per_row([1] * 5) == 1
-    assert cells_per_row([64, 1, 1, 1, 1, 1]) < 64
-
-
-@torch.inference_mode()
-def test_grid_indices_lead_each_row_to_its_prefix_and_back(model: CachedDenseModel) -> None:
-    prefixes = [PrefixCache(model, 0).compute([tokens(i, 20 + i)])[tokens(i, 20 + i)] for i in range(3)]
-    rows: list[Prefix | None] = [prefixes[i] for i in (0, 1, 0, 0, 2)] + [None, prefixes[0], prefixes[1]]
-    grid = PrefixGrid(model)
-    grid.arrange(rows)
-    view = grid.view
-    assert view is not None
-    lanes, queries = model.architecture.num_key_value_heads, model.queries_per_lane
-    cells_per_batch = view.query_of_cell.numel() // view.bias.shape[0]
-    for row, head, query in product(range(len(rows)), range(lanes), range(queries)):
-        cell = int(view.cell_of_row[(row * lanes + head) * queries + query])
-        assert int(view.row_of_cell[cell]) == (row * lanes + head) * queries + query or rows[row] is None
-        batch = cell // cells_per_batch
-        prefix = rows[row]
-        visible = view.bias[batch, 0] == 0
-        if prefix is None:
-            assert not visible.any()
-            continue
-        assert int(view.query_of_cell[cell]) == (row * lanes + head) * (queries + 1) + query
-        assert torch.equal(view.keys[0][batch][:, visible], prefix.keys[0, head].T)
-        assert torch.equal(view.values[0][batch][visible], prefix.values[0, head])
-    grid.arrange([None, None])
-    assert grid.view is None
-
-
-def test_judge_like_requests_share_their_instructions_without_changing_results() -> None:
-    reference, architecture = random_model("qwen3-tied")
-
-    def generate(rows: int, requests: list[GenerationRequest]) -> tuple[Done, int]:
-        generator = EmbeddedGenerator(
-            architecture, reference.state_dict().items(), max_sequences=rows, max_total_length=256, eos_token_ids=[3]
-        )
-        for request in requests:
-            generator.submit(request)
-        done: dict[str, Completion] = {}
-        while generator.pending():
-            done.update({c.request_id: c for c in generator.step()})
-        return {(name, 0): completion for name, completion in done.items()}, generator._prompts.fed_tokens
-
-    instructions = tokens(0, 100)
-    prompts = [instructions + tokens(i // 3, 30) + tokens(i, 3 + i) for i in range(12)]
-    requests = [GenerationRequest(f"j{i}", p, SamplingParams(20, seed=i)) for i, p in enumerate(prompts)]
-    shared, fed = generate(12, requests)
-    assert fed < sum(map(len, prompts)) / 2
-    few, _ = generate(5, requests)
-    alone: Done = {}
-    for request in requests:
-        alone |= generate(1, [request])[0]
-    for done in (shared, few):
-        assert_same_tokens(done, alone, reference, requests)
-        for i, prompt in enumerate(prompts):
-            check_logprobs(done[f"j{i}", 0], reference, prompt)

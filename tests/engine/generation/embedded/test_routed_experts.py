@@ -100,12 +100,6 @@ def test_a_policy_that_replays_has_the_generators_logprobs(folder):
     torch.testing.assert_close(policy.logprobs(batch), batch.generation_logprobs, atol=5e-5, rtol=0)
 
 
-def test_recorded_are_the_experts_that_a_policy_of_these_weights_chooses(folder):
-    batch = sampled_batch(make(folder))
-    expected = chosen_by(MegatronPolicy(policy_config(), folder, rl_loss()), batch).sort(-1).values
-    assert torch.equal(batch.routed_experts.sort(-1).values, expected)
-
-
 def test_a_prompt_that_goes_on_from_a_part_of_another_has_the_experts_of_that_part(tmp_path):
     """Without recurrent layers what is known of a prompt may be cut anywhere."""
     write_hybrid("latent", tmp_path, pattern="*E*E", initializer_range=0.1)
@@ -120,17 +114,6 @@ def test_a_prompt_that_goes_on_from_a_part_of_another_has_the_experts_of_that_pa
     batch = pad_rows([rollout_of(each, prompts) for each in completions], torch.ones(2))
     expected = chosen_by(MegatronPolicy(policy_config(), tmp_path, rl_loss()), batch).sort(-1).values
     assert torch.equal(batch.routed_experts.sort(-1).values, expected)
-
-
-def test_recording_changes_no_sample_and_is_left_out_unless_asked_for(folder):
-    recorded, plain = (make(folder, record=record) for record in (True, False))
-    for generator in (recorded, plain):
-        for each in requests():
-            generator.submit(each)
-    found, expected = drain(recorded), drain(plain)
-    assert {key: c.token_ids for key, c in found.items()} == {key: c.token_ids for key, c in expected.items()}
-    assert all(c.routed_experts is None for c in expected.values())
-    assert plain._batch.routed_experts.numel() == 0
 
 
 def test_after_an_update_in_flight_each_token_has_the_experts_it_went_through(folder):

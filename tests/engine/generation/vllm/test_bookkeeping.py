@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from nemotron_steps.engine.generation.embedded.sampling import versions_of
-from nemotron_steps.engine.generation.vllm import liveness, transfer
+from nemotron_steps.engine.generation.vllm import transfer
 from nemotron_steps.engine.generation.vllm.generator import VllmGenerator, _Sequence
 from nemotron_steps.engine.generation.vllm.transfer import (
     WorkersTransfer,
@@ -129,26 +129,26 @@ def test_it_sleeps_when_nothing_is_asked_for_and_wakes_for_weights_alone(monkeyp
     assert engine.told[2:] == ["wake ['weights']", "reset False"] and generator._asleep == {"kv_cache"}
 
 
+def adapted(source: object, whole_modules: bool = True) -> AdaptedWeights:
+    def weights(*names: str) -> Any:
+        return lambda: iter([(name, torch.zeros(2)) for name in names])
+
+    parts = (weights("whole"), weights("changed"), weights("frozen"), weights("A", "B"))
+    return AdaptedWeights(source, *parts, whole_modules)
+
+
 @pytest.mark.parametrize(("sleeps", "whole_modules"), [(False, True), (True, True), (False, False)])
 def test_adapters_alone_travel_to_an_engine_that_keeps_the_rest_and_loads_whole_modules(
     sleeps: bool, whole_modules: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def weights(name: str) -> Any:
-        return lambda: iter([(name, torch.zeros(2))])
-
-    def adapted(source: object) -> AdaptedWeights:
-        return AdaptedWeights(
-            source, weights("whole"), weights("changed"), weights("frozen"), weights("adapters"), whole_modules
-        )
-
     generator, _, handed = made(monkeypatch, _sleeps=sleeps)
     policy = object()
-    moved = [generator.update_weights(adapted(source), 4).bytes for source in (policy, policy, object())]
+    moved = [generator.update_weights(adapted(source, whole_modules), 4).bytes for source in (policy, policy, object())]
     names = [names for _, names in handed]
     if sleeps or not whole_modules:
         assert names == [["whole"]] * 3 and moved == [7, 7, 7]
     else:
-        assert names == [["whole"], ["changed"], ["whole"]] and moved == [7, 8, 7]
+        assert names == [["whole"], ["changed"], ["whole"]] and moved == [7, 16, 7]
         assert handed[1][0] == ChangedWeights.__name__
 
 
@@ -185,22 +185,12 @@ def test_the_worker_that_died_by_itself_is_named(
         assert lost.what.startswith("tensor-parallel worker 1") and str(lost.where).startswith("process 41")
 
 
-def test_the_first_transfer_may_take_longer_than_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[float] = []
-    monkeypatch.setattr(transfer, "call", lambda engine, function, seconds: waited.append(seconds))
-    offered = ChannelHandles("c", (TransportHandle(SHARED_MEMORY, (WeightPlan.of(WEIGHTS), "/dev/shm/x")),))
-    workers = WorkersTransfer(None, 1, own_process=True)
-    workers.open_channel(offered)
-    assert [workers.load(offered) for _ in range(2)] == [20, 20]
-    assert waited == [transfer.FIRST_SECONDS] * 2 + [transfer.LATER_SECONDS]
-
-
 def test_what_stops_a_sender_is_raised_and_not_what_that_causes() -> None:
     def send(weights: Any) -> None:
         raise LookupError("the sender")
 
     sender: Any = object.__new__(_LocalSender)
-    sender._segment, sender._stream = None, SimpleNamespace(send=send)
+    sender.segment, sender._stream = None, SimpleNamespace(send=send)
     with pytest.raises(LookupError, match="sender"), sender.sending(iter([])):
         pass
     with pytest.raises(LookupError, match="sender"), sender.sending(iter([])):
@@ -218,50 +208,36 @@ def engine(*exit_codes: int | None, lost: bool = False) -> Any:
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(transfer, "LOOK_SECONDS", 0.02)
 
 
 def test_what_a_dead_engine_had_sent_is_taken_before_it_is_given_up() -> None:
     dead = engine(-9)
     dead.engine_core.outputs_queue.put("sample")
-    liveness.wait_for_output(dead)
+    transfer.wait_for_output(dead)
     dead.engine_core.outputs_queue.get()
     with pytest.raises(WorkerLostError, match="lost"):
-        liveness.wait_for_output(dead)
+        transfer.wait_for_output(dead)
 
 
 def test_a_call_answers_raises_or_is_given_up() -> None:
-    assert liveness.call(engine(None), lambda: 5, 60.0) == 5
+    assert transfer.call(engine(None), lambda: 5, 60.0) == 5
     with pytest.raises(KeyError):
-        liveness.call(engine(None), lambda: {}["x"], 60.0)
+        transfer.call(engine(None), lambda: {}["x"], 60.0)
     with pytest.raises(TimeoutError, match="its own"):
 
         def late() -> None:
             raise TimeoutError("its own")
 
-        liveness.call(engine(None), late, 0.2)
+        transfer.call(engine(None), late, 0.2)
     never = threading.Event()
     try:
         for llm, seconds, found in ((engine(-9), 60.0, "it ended"), (engine(None), 0.05, "has not answered")):
             with pytest.raises(WorkerLostError) as caught:
-                liveness.call(llm, never.wait, seconds)
+                transfer.call(llm, never.wait, seconds)
             assert found in str(caught.value.found)
     finally:
         never.set()
-
-
-def adapted(source: object) -> AdaptedWeights:
-    def weights(*names: str):
-        return lambda: iter([(name, torch.zeros(1)) for name in names])
-
-    return AdaptedWeights(
-        source,
-        whole=weights("whole"),
-        changed=weights("changed"),
-        frozen=weights("frozen"),
-        adapters=weights("A", "B"),
-        whole_modules=True,
-    )
 
 
 def test_frozen_weights_travel_once_for_each_policy_and_adapters_every_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,16 +5,14 @@ One engine in this process, as on any CPU, for all tests but that of bfloat16.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from nemotron_steps.config.schema.policy import VllmConfig
 from nemotron_steps.engine.policy.megatron import MegatronPolicy
-from nemotron_steps.engine.types import GenerationRequest, SamplingParams, TrainBatch
+from nemotron_steps.engine.types import TrainBatch
 from nemotron_steps.models.huggingface import load_hf_weights, save_hf_checkpoint
-from tests.engine.generation.vllm.test_generator import sample
+from tests.engine.generation.vllm.conftest import sample
 from tests.engine.policy.batches import grouped_batch, policy_config, rl_loss
 from tests.models.hybrid_twins import write_hybrid
 
@@ -154,42 +152,3 @@ def test_an_update_of_one_kind_of_weight_alone_makes_the_logprobs_the_policys(ki
     completions = sample(generator, PROMPTS, "changed")
     assert token_mult_prob_error(after, completions) < 1.0001
     assert token_mult_prob_error(before, completions) > 1.001
-
-
-def test_states_of_older_weights_are_not_read_by_new_requests_while_others_run(generator, folder):
-    policy = policy_of(folder)
-    generator.update_weights(policy.weights(), 60)
-    generator.submit(GenerationRequest("running/1", PROMPTS[1], SamplingParams(40), 2))
-    for _ in range(4):
-        generator.step()
-    policy.train_step(grouped_batch(0))
-    generator.update_weights(policy.weights(), 61)
-    done = sample(generator, PROMPTS, "fresh")
-    fresh = [c for c in done if c.request_id.startswith("fresh")]
-    assert len(fresh) == 4 * len(PROMPTS) and token_mult_prob_error(policy, fresh) < 1.0001
-    running = [c for c in done if c.request_id.startswith("running")]
-    assert any({60, 61} == set(c.weight_versions) for c in running)
-
-
-def test_recomputed_states_make_later_tokens_those_of_the_new_weights_alone(generator, folder, monkeypatch):
-    monkeypatch.setattr(generator, "_recompute", True)
-    policy = policy_of(folder)
-    generator.update_weights(policy.weights(), 70)
-    generator.submit(GenerationRequest("redone/3", PROMPTS[3], SamplingParams(20), 4))
-    for _ in range(5):
-        generator.step()
-    for step in range(5):
-        policy.train_step(grouped_batch(step))
-    generator.update_weights(policy.weights(), 71)
-    done = []
-    while generator.pending():
-        done += generator.step()
-    prompts, rest = [], []
-    for completion in done:  # as if what came before the update had been in the prompt
-        old = completion.weight_versions.count(70)
-        prompts.append(PROMPTS[3] + completion.token_ids[:old])
-        tokens, logprobs = completion.token_ids[old:], completion.logprobs[old:]
-        rest.append(replace(completion, request_id=f"rest/{len(rest)}", token_ids=tokens, logprobs=logprobs))
-    rest = [completion for completion in rest if completion.token_ids]
-    assert sum(len(completion.token_ids) for completion in rest) > 15
-    assert token_mult_prob_error(policy, rest, prompts) < 1.0001

@@ -12,22 +12,11 @@ import time
 import psutil
 import pytest
 
-from nemotron_steps.config.schema.policy import VllmConfig
 from nemotron_steps.engine.types import GenerationRequest, SamplingParams
 from nemotron_steps.errors import WorkerLostError
-from tests.engine.generation.vllm.test_generator import (
-    EOS,
-    MAX_LENGTH,
-    PROMPTS,
-    model,  # noqa: F401  (a fixture)
-    sample,
-    shift,
-    token_mult_prob_error,
-)
+from tests.engine.generation.vllm.conftest import EOS, PROMPTS, finish, sample, shift, started, token_mult_prob_error
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
-
-SETTINGS = VllmConfig(async_engine=True, enforce_eager=True, max_num_seqs=32)
 
 
 def engines() -> list[psutil.Process]:
@@ -36,23 +25,14 @@ def engines() -> list[psutil.Process]:
 
 
 @pytest.fixture(scope="module")
-def generator(model):  # noqa: F811
-    from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
-
-    folder, network = model
-    generator = VllmGenerator(
-        folder,
-        SETTINGS,
-        max_total_length=MAX_LENGTH,
-        precision="float32",
-        weights=network.state_dict().items(),
-        options={"max_num_batched_tokens": 4096},
-    )
+def generator(model):
+    weights, options = model[1].state_dict().items(), {"max_num_batched_tokens": 4096}
+    generator = started(model[0], weights, options=options, async_engine=True)
     yield generator
     generator.close()
 
 
-def test_logprobs_are_the_policys_after_every_update(generator, model):  # noqa: F811
+def test_logprobs_are_the_policys_after_every_update(generator, model):
     _, network = model
     assert engines()
     for version in range(1, 4):
@@ -64,7 +44,7 @@ def test_logprobs_are_the_policys_after_every_update(generator, model):  # noqa:
         assert {v for c in completions for v in c.weight_versions} == {version}
 
 
-def test_the_version_of_every_token_follows_from_the_length_at_the_update(generator, model):  # noqa: F811
+def test_the_version_of_every_token_follows_from_the_length_at_the_update(generator, model):
     _, network = model
     generator.submit(GenerationRequest("long", PROMPTS[0], SamplingParams(max_new_tokens=40), 4))
     done = []
@@ -72,8 +52,7 @@ def test_the_version_of_every_token_follows_from_the_length_at_the_update(genera
         done += generator.step()
     before = generator.weight_version
     generator.update_weights(network.state_dict().items(), before + 1)
-    while generator.pending():
-        done += generator.step()
+    done += finish(generator)
     assert len(done) == 4
     for completion in done:
         versions = completion.weight_versions
@@ -84,7 +63,7 @@ def test_the_version_of_every_token_follows_from_the_length_at_the_update(genera
 
 def test_a_request_that_is_cancelled_brings_none_of_its_samples_that_were_over_at_an_update(
     generator,
-    model,  # noqa: F811
+    model,
 ):
     _, network = model
     generator.submit(GenerationRequest("over", PROMPTS[0], SamplingParams(max_new_tokens=2), 2))
@@ -136,7 +115,7 @@ that it imports tells it what it is."""
 
 
 @pytest.mark.parametrize("program", [ORPHAN, FORKED], ids=["spawned", "forked"])
-def test_an_engine_ends_with_the_process_that_started_it(model, tmp_path, program):  # noqa: F811
+def test_an_engine_ends_with_the_process_that_started_it(model, tmp_path, program):
     script = tmp_path / "parent.py"
     script.write_text(textwrap.dedent(program))
     with subprocess.Popen([sys.executable, str(script), str(model[0])], stdout=subprocess.PIPE, text=True) as parent:
@@ -151,7 +130,7 @@ def test_an_engine_ends_with_the_process_that_started_it(model, tmp_path, progra
     assert alive == []
 
 
-def test_a_killed_engine_is_a_lost_worker(generator, model):  # noqa: F811  (the last one: it has no engine any more)
+def test_a_killed_engine_is_a_lost_worker(generator, model):  # the last one: it has no engine any more
     _, network = model
     generator.submit(GenerationRequest("lost", PROMPTS[0], SamplingParams(max_new_tokens=40, stop_token_ids=(EOS,)), 4))
     for process in engines():

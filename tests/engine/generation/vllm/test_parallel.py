@@ -12,14 +12,13 @@ import threading
 import pytest
 import torch
 
-from nemotron_steps.config.schema.policy import VllmConfig
 from nemotron_steps.engine.generation.vllm import transfer as vllm_transfer
 from nemotron_steps.engine.weight_sync.plan import WeightPlan
 from nemotron_steps.engine.weight_sync.streams import StreamSender
 from nemotron_steps.engine.weight_sync.transport_handle import STREAM, ChannelHandles, TransportHandle
 from nemotron_steps.engine.workers.rendezvous import serve_store
 from nemotron_steps.errors import WorkerLostError
-from tests.engine.generation.vllm.test_generator import EOS, MAX_LENGTH, PROMPTS, sample, token_mult_prob_error
+from tests.engine.generation.vllm.conftest import PROMPTS, SIZES, sample, shift, started, token_mult_prob_error
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -29,26 +28,18 @@ def model(tmp_path_factory):
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=128,
-        hidden_size=64,
-        moe_intermediate_size=64,
-        num_experts=4,
-        num_experts_per_tok=2,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        norm_topk_prob=True,
-        max_position_embeddings=MAX_LENGTH,
-        tie_word_embeddings=True,
-        eos_token_id=EOS,
-        initializer_range=0.1,  # experts that matter
-    )
-    network = Qwen3MoeForCausalLM(config)
+    experts = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
+    network = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **experts, initializer_range=0.1))  # experts that matter
     folder = tmp_path_factory.mktemp("qwen3_moe")
     network.save_pretrained(folder)
     return folder, network
+
+
+@pytest.fixture(scope="module")
+def generator(model):
+    generator = started(model[0], weights_of(model[1]), tensor_parallel_size=2)
+    yield generator
+    generator.close()
 
 
 def weights_of(network):
@@ -64,33 +55,11 @@ def weights_of(network):
                 yield f"{prefix}.{expert}.{part}.weight", weight
 
 
-@pytest.fixture(scope="module")
-def generator(model):
-    from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
-
-    folder, network = model
-    generator = VllmGenerator(
-        folder,
-        VllmConfig(tensor_parallel_size=2, enforce_eager=True, max_num_seqs=32),
-        max_total_length=MAX_LENGTH,
-        precision="float32",
-        weights=weights_of(network),
-    )
-    yield generator
-    generator.close()
-
-
-def change(network):
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.02)
-
-
 def test_the_workers_follow_the_policy_through_shared_memory(generator, model):
     _, network = model
     assert token_mult_prob_error(network, PROMPTS, sample(generator, PROMPTS, "v0")) < 1.0001
     for version in range(1, 6):
-        change(network)
+        shift(network, 0.02)
         report = generator.update_weights(weights_of(network), version)
         assert report.bytes == 2 * sum(tensor.nbytes for _, tensor in weights_of(network))
         if version in (1, 5):  # the same prompts: their prefixes must not be read from the cache
@@ -113,7 +82,7 @@ def test_each_worker_is_a_rank_of_the_senders_broadcast(generator, model):
     offered = ChannelHandles("gloo", tuple(offers))
     generator.open_channel(offered)
     for version in (6, 7):
-        change(network)
+        shift(network, 0.02)
         sending = threading.Thread(target=sender.send, args=(weights_of(network),))
         sending.start()
         generator.update_weights(offered, version)

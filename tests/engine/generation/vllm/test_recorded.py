@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +15,7 @@ from nemotron_steps.errors import EngineError, UnsupportedError
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.huggingface import load_hf_weights
 from tests.engine.generation.embedded.test_routed_experts import rollout_of
-from tests.engine.generation.vllm.test_generator import sample
+from tests.engine.generation.vllm.conftest import sample
 from tests.engine.policy.batches import policy_config, rl_loss
 from tests.engine.policy.routes import chosen_by
 from tests.models.checkpoints import write_checkpoint
@@ -74,15 +72,6 @@ def test_a_record_that_is_none_is_an_error_and_not_a_guess(record, says):
         recorded_experts(recorded(record), (1, 3), 6)
 
 
-def test_a_vllm_without_a_recording_is_refused_before_it_starts():
-    from nemotron_steps.engine.generation.vllm.engine import check_recording
-
-    older = dataclasses.make_dataclass("EngineArgs", ["model", "dtype"])
-    with pytest.raises(UnsupportedError, match="does not return the experts") as caught:
-        check_recording(older)
-    assert "policy.generation.backend=embedded" in caught.value.hints
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mixture") / "qwen3_moe"
@@ -93,13 +82,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def generator(folder):
-    from vllm import EngineArgs
 
     from nemotron_steps.engine.generation.vllm.engine import check_recording
     from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
 
     try:
-        check_recording(EngineArgs)
+        check_recording()
     except UnsupportedError as refusal:
         pytest.skip(f"needs CUDA: {refusal.what}")
     generator = VllmGenerator(
@@ -163,13 +151,12 @@ def test_after_an_update_in_flight_each_token_has_the_experts_it_went_through(fo
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_where_vllm_cannot_record_it_says_so_before_it_starts(folder):
-    from vllm import EngineArgs
 
     from nemotron_steps.engine.generation.vllm import engine
     from nemotron_steps.engine.generation.vllm.generator import VllmGenerator
 
     try:
-        engine.check_recording(EngineArgs)
+        engine.check_recording()
     except UnsupportedError:
         with pytest.raises(UnsupportedError, match="returns the experts of its tokens only with a Triton"):
             VllmGenerator(
