@@ -1,8 +1,5 @@
-"""What is known about the artifact at a port, and whether the artifacts of one step agree.
-
-At plan time only supplied artifacts and what outputs inherit from them are known; whatever is unknown passes and is
-checked again by the runner, with `check_attributes`, once the artifacts exist.
-"""
+"""Whether the artifacts at a step's ports are what it needs, and agree. What is unknown when it is planned passes, and
+is checked again by the runner once the artifacts exist."""
 
 from __future__ import annotations
 
@@ -22,11 +19,8 @@ def check_attributes(
 ) -> list[AttributeConflict]:
     """Every requirement and constraint of a step that the attributes of its inputs break.
 
-    Args:
-        known: port → attributes of the artifact bound to it. A missing port or attribute breaks nothing.
-        key: how the step is called in messages; default its id.
-        sources: port → where its artifact comes from, for messages.
-    """
+    `known`: port → attributes of the artifact bound to it; what is missing breaks nothing. `sources`: port → where its
+    artifact comes from, for messages."""
     key = key or manifest.id
     sources = sources or {}
     problems = []
@@ -38,7 +32,7 @@ def check_attributes(
                 problems.append(
                     AttributeConflict(
                         f"'{port.name}' of {key} needs another {name}",
-                        chain=_chain(sources, port.name, key),
+                        chain=[*([sources[port.name]] if port.name in sources else []), f"{key}.{port.name}"],
                         where=manifest.where_input(port.name, "attributes", name),
                         expected=" or ".join(str(value) for value in allowed),
                         found=str(have[name]),
@@ -51,13 +45,14 @@ def check_attributes(
             for port in known
             if (port == place or port.startswith(f"{place}.")) and name in known[port]  # PORT.NAME: a port takes many
         ]
+        first_term, first_value, first = values[0] if values else ("", None, "")
         for term, value, place in values[1:]:
-            first_term, first_value, first_place = values[0]
             if value != first_value:
+                compared = f"{sources.get(first, first)} and {sources.get(place, place)}"
                 problems.append(
                     AttributeConflict(
                         constraint.description or f"{first_term} and {term} must be the same in {key}",
-                        chain=(_both(sources, first_place, place), _both({}, f"{key}.{first_place}", f"{key}.{place}")),
+                        chain=(compared, f"{key}.{first} and {key}.{place}"),
                         where=manifest.where("constraints", index),
                         expected=f"{term} = {first_value} (as {first_term})",
                         found=str(value),
@@ -65,11 +60,3 @@ def check_attributes(
                     )
                 )
     return problems
-
-
-def _chain(sources: Mapping[str, str], port: str, key: str) -> tuple[str, ...]:
-    return (*((sources[port],) if port in sources else ()), f"{key}.{port}")
-
-
-def _both(sources: Mapping[str, str], one: str, other: str) -> str:
-    return f"{sources.get(one, one)} and {sources.get(other, other)}"

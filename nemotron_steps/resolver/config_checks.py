@@ -14,8 +14,6 @@ from nemotron_steps.resolver.request import StepConfig
 
 _PLACEHOLDER = re.compile(r"\?\?\?|/?path/to/.*|<(your|path)[^<>]*>|(TODO|FIXME|CHANGE_?ME)\b.*", re.IGNORECASE)
 
-_MISSING = object()
-
 
 def is_placeholder(value: Any) -> bool:
     """Whether a value only stands where a real one has to go (`/path/to/…`, `???`, `<your …>`)."""
@@ -23,13 +21,13 @@ def is_placeholder(value: Any) -> bool:
 
 
 def check_parameters(manifest: StepManifest, config: StepConfig, key: str) -> list[PlanProblem]:
-    """Parameters the config model does not have, and values that are none of a parameter's choices."""
+    """Parameters the config model does not have, and values that are not among a parameter's choices."""
     problems: list[PlanProblem] = []
     for index, parameter in enumerate(manifest.parameters):
         if config.has_key is not None and not config.has_key(parameter.name):
             problems.append(
                 ParameterProblem(
-                    f"parameter '{parameter.name}' of {manifest.id} is no key of its config",
+                    f"parameter '{parameter.name}' of {manifest.id} is not a key of its config",
                     chain=(key,),
                     where=manifest.where("parameters", index, "name"),
                     expected=f"a key of {manifest.step.config_schema or 'its config model'}",
@@ -37,11 +35,11 @@ def check_parameters(manifest: StepManifest, config: StepConfig, key: str) -> li
                 )
             )
             continue
-        value = config.flat.get(parameter.name, _MISSING)
-        if value is not _MISSING and not parameter.allows(value):
+        value = config.flat.get(parameter.name)
+        if parameter.name in config.flat and not parameter.allows(value):
             problems.append(
                 ParameterProblem(
-                    f"'{parameter.name}' of {key} is none of its choices",
+                    f"'{parameter.name}' of {key} is not one of its choices",
                     chain=(key,),
                     where=config.where(parameter.name) or manifest.where("parameters", index, "choices"),
                     expected=" or ".join(_shown(choice) for choice in parameter.choices),
@@ -55,9 +53,7 @@ def check_parameters(manifest: StepManifest, config: StepConfig, key: str) -> li
 def check_placeholders(manifest: StepManifest, config: StepConfig, key: str, fed: Container[str]) -> list[PlanProblem]:
     """Placeholder values, except at config keys that an input port fills in.
 
-    Args:
-        fed: input ports that have a source, or whose lack of one was reported. Required ports are one or the other.
-    """
+    `fed`: input ports that have a source, or whose lack of one was reported."""
     found = [
         (dotted, text)
         for dotted, value in config.flat.items()
@@ -84,30 +80,21 @@ def check_placeholders(manifest: StepManifest, config: StepConfig, key: str, fed
 
 def merge_placeholders(problems: Sequence[StepsError]) -> list[StepsError]:
     """One problem for a placeholder that several steps take from the same line of a config, with a hint for each."""
-    alike: dict[tuple[str | None, ...], list[PlaceholderValue]] = {}
+    alike: dict[Any, list[StepsError]] = {}
     for problem in problems:
+        key: Any = id(problem)
         if isinstance(problem, PlaceholderValue):
-            key = problem.what.partition(" of ")[0]
-            alike.setdefault((problem.where, problem.found, key), []).append(problem)
-    merged = {id(group[0]): _for_all(group) for group in alike.values()}
-    return [
-        merged.get(id(problem), problem)
-        for problem in problems
-        if not isinstance(problem, PlaceholderValue) or id(problem) in merged
-    ]
-
-
-def _for_all(group: Sequence[PlaceholderValue]) -> PlaceholderValue:
-    first, steps = group[0], [step for problem in group for step in problem.chain]
-    if len(group) == 1:
-        return first
-    return PlaceholderValue(
-        first.what.replace(f" of {steps[0]} ", f" of {', '.join(steps[:-1])} and {steps[-1]} "),
-        where=first.where,
-        expected=first.expected,
-        found=first.found,
-        hints=tuple(hint for problem in group for hint in problem.hints),
-    )
+            key = (problem.where, problem.found, problem.what.partition(" of ")[0])
+        alike.setdefault(key, []).append(problem)
+    for group in alike.values():
+        first = group[0]
+        if len(group) == 1 or not isinstance(first, PlaceholderValue):
+            continue
+        *steps, last = [step for each in group if isinstance(each, PlaceholderValue) for step in each.chain]
+        first.what = first.what.replace(f" of {steps[0]} ", f" of {', '.join(steps)} and {last} ")
+        first.chain = ()
+        first.hints = tuple(hint for each in group for hint in each.hints)
+    return [group[0] for group in alike.values()]
 
 
 def _texts(value: Any) -> Iterable[str]:

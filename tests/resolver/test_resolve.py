@@ -212,8 +212,8 @@ def test_parameter_choices_and_existence(strict: World) -> None:
     strict.schemas["s"] = {"mode", "level"}
     found = problems(strict, "s", inputs={"policy": "T1", "judge": "T1hf"}, overrides=["mode=medium"])
     assert found == [
-        ("E308", "'mode' of s is none of its choices"),
-        ("E308", "parameter 'level.depth' of s is no key of its config"),
+        ("E308", "'mode' of s is not one of its choices"),
+        ("E308", "parameter 'level.depth' of s is not a key of its config"),
     ]
 
 
