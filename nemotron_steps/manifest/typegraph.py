@@ -107,11 +107,9 @@ class TypeGraph:
         return found
 
     def path(self, found: str, wanted: str) -> tuple[Conversion, ...] | None:
-        """Fewest conversions that make an artifact of type `found` usable as `wanted`.
+        """Fewest conversions that make an artifact of type `found` usable as `wanted`; None when nothing leads there.
 
-        () when it already is; None when nothing leads there. Among equally short chains the first in
-        (target, step id) order at every hop, so the answer depends on the graph alone.
-        """
+        Among equally short chains the first in (target, step id) order at every hop."""
         leading = self.leading_to(wanted)
         if found not in leading:
             return None
