@@ -1,12 +1,8 @@
 """Where a home's records and artifact folders live: a local folder, or any fsspec URL.
 
-Both backends keep one promise: `commit_tree` makes a folder appear whole or not at all. Locally that is one
-rename; on an object store, which has none, the files are uploaded first and `artifact.json` last, and a folder
-without it does not exist.
-
-Every path handed in is checked to stay in the home (see confinement), for a record may have named it. A store's every
-failure is a StorageError; a StorageUnreachableError, which says that trying again may help, where the server does not
-answer or is busy.
+`commit_tree` makes a folder appear whole or not at all. Locally that is one rename; on an object store, which has none,
+the files are uploaded first and `artifact.json` last, and a folder without it does not exist. Every path handed in is
+checked to stay in the home (see confinement), for a record may have named it.
 """
 # ruff: noqa: D102  Backend says what each method does
 
@@ -52,17 +48,15 @@ class Backend:
     """Records and folders under one home: a folder of this machine or of a shared file system.
 
     Paths are relative, posix; ArtifactError for one that leaves the home.
-
-    Attributes:
-        url: what the user called the home.
-        scratch: a local folder for staging, locks, work folders and copies; here the home itself.
-        private: a local folder of this user's own, in no home: what lies there was written by this user.
     """
 
     def __init__(self, root: Path, cache: Path | None = None) -> None:
         self.url = str(root)
+        """What the user called the home."""
         self.scratch = root
+        """A local folder for staging, locks, work folders and copies; here the home itself."""
         self.private = cache or default_cache()
+        """A local folder of this user's own, in no home: what lies there was written by this user."""
 
     def read(self, path: str) -> bytes | None:
         """A record's content, None if it is not there."""
@@ -93,10 +87,8 @@ class Backend:
             raise StorageError("reading the home failed", where=str(place), found=error.strerror) from error
 
     def commit_tree(self, staged: Path, path: str, *, replace: bool = False) -> None:
-        """Publish a staged folder, which holds artifact.json, under `path`.
-
-        A folder already there stays, unless `replace` says that it is corrupt.
-        """
+        """Publish a staged folder, which holds artifact.json. One already there stays, unless `replace`: it is
+        corrupt."""
         target = self.local(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         if replace:
@@ -133,16 +125,7 @@ class Backend:
 
 
 class FsspecBackend(Backend):
-    """A home on an object store, or any other file system that fsspec knows.
-
-    Args:
-        url: an fsspec URL.
-        cache: this user's folder for copies.
-
-    Raises:
-        UnsupportedError: the package for this kind of URL is not installed.
-        RequestError: the URL is not understood.
-    """
+    """A home on an object store, or any other file system that fsspec knows."""
 
     def __init__(self, url: str, cache: Path) -> None:
         import fsspec
@@ -252,8 +235,11 @@ class FsspecBackend(Backend):
         records = []
         for name in found:
             inside = name.removeprefix(root + "/")
-            if inside != MANIFEST_NAME:
-                records.append(self._hashed(name, inside))
+            if inside == MANIFEST_NAME:
+                continue
+            with self._asking("reading", inside), self._fs.open(name, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                records.append(FileRecord(inside, file.seek(0, os.SEEK_END), digest))
         return records
 
     def drop_copy(self, path: str) -> bool:
@@ -280,24 +266,12 @@ class FsspecBackend(Backend):
             for name in sorted(names, key=lambda name: name != f"{root}/{MANIFEST_NAME}"):
                 self._fs.rm_file(name)
 
-    def _hashed(self, name: str, inside: str) -> FileRecord:
-        digest, size = hashlib.sha256(), 0
-        with self._asking("reading", inside), self._fs.open(name, "rb") as file:
-            while piece := file.read(1 << 22):
-                digest.update(piece)
-                size += len(piece)
-        return FileRecord(inside, size, digest.hexdigest())
-
     def _at(self, path: str) -> str:
         return f"{self._root}/{require_relative(path, self.url)}"
 
     @contextmanager
     def _asking(self, action: str, path: str, answer: type[OSError] | None = None) -> Iterator[None]:
-        """Turn what a file system package raises, each errors of its own, into a StorageError.
-
-        Args:
-            answer: FileNotFoundError or FileExistsError, where that is no failure.
-        """
+        """Turn what a file system package raises into a StorageError, but for an `answer` that is no failure."""
         try:
             yield
         except Exception as error:
@@ -318,11 +292,7 @@ class FsspecBackend(Backend):
 
 
 def open_backend(home: str | Path | None = None, cache: Path | None = None) -> Backend:
-    """The backend of a home: the argument, else STEPS_HOME, else `.steps` in the working directory.
-
-    Raises:
-        StorageError: it is there and is not a folder.
-    """
+    """The backend of a home: the argument, else STEPS_HOME, else `.steps` in the working directory."""
     text = str(home) if home is not None else os.environ.get("STEPS_HOME") or DEFAULT_HOME
     if text.startswith("file://"):
         text = text.removeprefix("file://")
