@@ -41,14 +41,9 @@ SMALL = Limits(wall_s=30.0, memory_bytes=256 * MIB, processes=24, scratch_bytes=
 async def probe(
     sandbox: Sandbox, *, host_paths: tuple[str, ...] = (), hidden_memory: bool = True, limits: Limits = SMALL
 ) -> None:
-    """Run the attempts in `sandbox`, which need not have been started.
+    """Run the attempts in `sandbox`; SandboxError naming everything that got through, or that they could not be made.
 
-    Args:
-        host_paths: what must not even exist inside.
-        hidden_memory: also try memory that only a cgroup counts; False where one does.
-
-    Raises:
-        SandboxError: naming everything that got through, or that the attempts could not even run.
+    `host_paths`: what must not even exist inside. `hidden_memory`: also try memory that only a cgroup counts.
     """
     machine, secret = architecture(), secrets.token_hex(16)
     with ExitStack() as stack:
@@ -82,11 +77,25 @@ async def probe(
             _run(sandbox, host, secret, limits),
             _run(sandbox, {"together": limits.memory_bytes // 5 * 2}, secret, limits),
         )
-    through = _reached(alone, secret)
+    try:
+        report = json.loads(alone.stdout) if alone.ok else {}
+    except ValueError:
+        report = {}
+    if report.get("secret") != secret:  # it must be whole
+        raise SandboxError(
+            "the sandbox's start-up probe did not run to its end",
+            expected="exit code 0 and a report",
+            found=f"{alone.outcome.value}, exit code {alone.exit_code}: {(alone.stderr or alone.stdout)[-400:]}",
+        )
+    through = {name: how for name, how in report["results"].items() if how is not None}
     if together.outcome is not Outcome.MEMORY_LIMIT and together.stdout not in ("1\n", "2\n"):
         said = together.stdout.strip() or together.outcome.value
         through["memory: several processes"] = f"three with two fifths of the limit each: {said}"
-    left = _with_argument(secret)
+    left = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if secret.encode() in (folder / "cmdline").read_bytes():
+                left.append(int(folder.name))
     if left:
         through["left behind"] = f"processes {left}"
     if through:
@@ -103,36 +112,9 @@ async def _run(sandbox: Sandbox, host: dict[str, Any], secret: str, limits: Limi
     return await sandbox.execute(argv, json.dumps(host).encode(), {"probe.py": source}, limits)
 
 
-def _reached(result: SandboxResult, secret: str) -> dict[str, str]:
-    """Attempt → what it reached, from a report that must be whole."""
-    try:
-        report = json.loads(result.stdout) if result.ok else {}
-    except ValueError:
-        report = {}
-    if report.get("secret") != secret:
-        raise SandboxError(
-            "the sandbox's start-up probe did not run to its end",
-            expected="exit code 0 and a report",
-            found=f"{result.outcome.value}, exit code {result.exit_code}: {(result.stderr or result.stdout)[-400:]}",
-        )
-    return {name: how for name, how in report["results"].items() if how is not None}
-
-
-def _with_argument(text: str) -> list[int]:
-    """Processes of this host that were started with it."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with suppress(OSError):
-                if text.encode() in (folder / "cmdline").read_bytes():
-                    found.append(int(folder.name))
-    return found
-
-
 def _canary_folders() -> list[Path]:
-    folders = [Path(tempfile.gettempdir()), Path.cwd()]
-    home = Path.home()
-    return [folder for folder in (*folders, home) if os.access(folder, os.W_OK)]
+    folders = (Path(tempfile.gettempdir()), Path.cwd(), Path.home())
+    return [folder for folder in folders if os.access(folder, os.W_OK)]
 
 
 def _canary_file(stack: ExitStack, folder: Path) -> str:

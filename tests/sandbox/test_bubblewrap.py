@@ -31,21 +31,6 @@ def test_a_program_gets_its_files_and_input_and_returns_its_output() -> None:
     assert not result.ok
 
 
-def test_argv_runs_any_program() -> None:
-    assert run(argv=["/bin/sh", "-c", "echo $1", "sh", "a b"]).stdout == "a b\n"
-
-
-def test_nothing_is_left_of_a_run() -> None:
-    sandbox = BubblewrapSandbox()
-
-    async def twice() -> tuple[SandboxResult, SandboxResult]:
-        first = await sandbox.run(code="open('left', 'w').write('x')")
-        return first, await sandbox.run(code="import os; print(os.path.exists('left'))")
-
-    first, second = asyncio.run(twice())
-    assert first.ok and second.stdout == "False\n"
-
-
 def test_the_systems_folders_are_read_only_whatever_their_permissions_allow() -> None:
     code = "import os, sys; print([f for f in sys.argv[1:] if not os.statvfs(f).f_flag & os.ST_RDONLY])"
     folders = [folder for folder in SYSTEM_FOLDERS if os.path.isdir(folder)]
@@ -67,41 +52,9 @@ def test_spending_the_processor_time_is_a_time_out(before: str) -> None:
     assert (result.outcome, result.exit_code) == (Outcome.TIMEOUT, None)
 
 
-def test_children_that_detach_die_with_the_run() -> None:
-    marker = f"sandbox-child-{os.getpid()}"
-    code = f"import subprocess; subprocess.Popen(['sh', '-c', 'sleep 600; : {marker}'], start_new_session=True)"
-    result = run(code=code, limits=Limits(wall_s=5))
-    assert result.ok and result.wall_s < 4
-    assert with_argument(marker) == []
-
-
-def test_endless_output_is_cut() -> None:
-    result = run(code="while True: print('x' * 1000)", limits=Limits(output_bytes=10_000))
-    assert result.outcome is Outcome.OUTPUT_LIMIT
-    assert len(result.stdout) == 10_000
-
-
 def test_one_process_cannot_pass_the_memory_limit() -> None:
     result = run(code="x = bytearray(600 * 2**20); print('got it')", limits=Limits(memory_bytes=400 * MIB))
     assert result.outcome is Outcome.EXITED and "MemoryError" in result.stderr
-
-
-def test_several_processes_together_cannot_pass_the_memory_limit() -> None:
-    code = (
-        "import os, time\n"
-        "children = [os.fork() for _ in range(3)]\n"
-        "x = bytearray(100 * 2**20)\n"
-        "x[::4096] = b'x' * len(x[::4096])\n"
-        "time.sleep(30)\n"
-    )
-    result = run(code=code, limits=Limits(memory_bytes=250 * MIB, wall_s=20))
-    assert result.outcome is Outcome.MEMORY_LIMIT
-
-
-def test_a_fork_bomb_is_bounded() -> None:
-    code = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n"
-    result = run(code=code, limits=Limits(wall_s=2, processes=20))
-    assert result.outcome is Outcome.TIMEOUT
 
 
 def test_concurrent_runs_do_not_share_their_process_limit() -> None:
@@ -118,27 +71,6 @@ def test_concurrent_runs_do_not_share_their_process_limit() -> None:
         return await asyncio.gather(*runs)
 
     assert [result.stdout for result in asyncio.run(together())] == ["12\n"] * 4
-
-
-@pytest.mark.parametrize("path", ["../escape", "/etc/passwd", "a/../../b"])
-def test_files_cannot_be_laid_outside(path: str) -> None:
-    with pytest.raises(ValueError, match="relative paths"):
-        run(argv=["true"], files={path: "x"})
-
-
-@pytest.mark.parametrize(
-    ("files", "limits"),
-    [
-        ({"big": b"x" * 3 * MIB}, Limits(scratch_bytes=MIB)),
-        ({"big": b"x" * 3 * MIB}, Limits(file_bytes=MIB)),
-        ({str(number): b"x" for number in range(300)}, Limits(scratch_bytes=MIB)),
-    ],
-)
-def test_files_that_do_not_fit_are_a_result_and_the_program_does_not_begin(
-    files: dict[str, bytes], limits: Limits
-) -> None:
-    result = run(code="print('begun')", files=files, limits=limits)
-    assert (result.outcome, result.exit_code, result.stdout) == (Outcome.FILES_LIMIT, None, "")
 
 
 def test_a_file_cannot_grow_past_its_limit() -> None:
@@ -166,21 +98,10 @@ def test_no_exit_code_of_a_program_is_a_failure_of_the_sandbox(code: int) -> Non
     assert (result.outcome, result.exit_code) == (Outcome.EXITED, code)
 
 
-@pytest.mark.parametrize("said", ["bwrap: Can't mount proc", "setpriv: no", "prlimit: no", "sh: 1: exec: not found"])
-def test_no_message_of_a_program_is_a_failure_of_the_sandbox(said: str) -> None:
-    result = run(code=f"import sys; sys.stderr.write({said!r}); sys.exit(1)")
-    assert (result.outcome, result.exit_code, result.stderr) == (Outcome.EXITED, 1, said)
-
-
 @pytest.mark.parametrize("victim", ["1", "-1", "os.getppid()", "0", "os.getpid()"])
 def test_killing_what_is_in_sight_is_a_result(victim: str) -> None:
     result = run(code=f"import os, signal; print('begun', flush=True); os.kill({victim}, signal.SIGKILL)")
     assert result.stdout == "begun\n" and result.outcome is Outcome.EXITED
-
-
-def test_an_absent_program_is_a_result() -> None:
-    result = run(argv=["/bin/no-such-program"])
-    assert (result.outcome, result.exit_code) == (Outcome.EXITED, 127)
 
 
 @pytest.mark.parametrize("text", ["'\ud800'", "\udcff", "\x00", "\ufeff", "\U0010ffff"])

@@ -72,17 +72,6 @@ def test_a_command_has_the_time_that_it_is_given_or_that_of_the_session(
     inside(tmp_path, work, command_s)
 
 
-def test_files_are_written_or_it_is_an_error(tmp_path: Path) -> None:
-    async def work(session: Plain) -> None:
-        await session.write({f"{tmp_path}/a": "one", f"{tmp_path}/b/c": "two"})
-        assert (tmp_path / "b/c").read_text() == "two"
-        with pytest.raises(SandboxError, match="could not write files") as caught:
-            await session.write({f"{tmp_path}/a/b": "x"})
-        assert "File exists" in (caught.value.found or "")
-
-    inside(tmp_path, work)
-
-
 def test_a_command_that_was_given_up_is_killed_and_answers_for_no_other(tmp_path: Path) -> None:
     async def work(session: Plain) -> None:
         for number in range(3):
@@ -151,8 +140,3 @@ def test_a_server_that_does_not_answer_is_told_with_its_last_words(tmp_path: Pat
     with pytest.raises(SandboxError, match="ended before its first command") as caught:
         asyncio.run(enter())
     assert caught.value.found == "no room for it\n"
-
-
-def test_a_session_that_was_not_entered_takes_no_command() -> None:
-    with pytest.raises(RuntimeError, match="was not entered"):
-        asyncio.run(Plain(Limits(), asyncio.Semaphore(1), "/", None).run(["true"]))
