@@ -211,16 +211,6 @@ class Answering(BubblewrapSandbox):
         return self._change(await super().execute(argv, stdin, files, limits))
 
 
-def with_results(**results: str | None) -> Callable[[SandboxResult], SandboxResult]:
-    def change(result: SandboxResult) -> SandboxResult:
-        if not result.ok:
-            return result
-        report = json.loads(result.stdout)
-        return replace(result, stdout=json.dumps({**report, "results": {**report["results"], **results}}))
-
-    return change
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -234,11 +224,6 @@ def with_results(**results: str | None) -> Callable[[SandboxResult], SandboxResu
 def test_a_report_that_is_not_whole_refuses(change: Callable[[SandboxResult], SandboxResult]) -> None:
     with pytest.raises(SandboxError, match="did not run to its end"):
         asyncio.run(Answering(change).start())
-
-
-def test_an_attempt_that_could_not_be_made_refuses() -> None:
-    sandbox = Answering(with_results(something="could not be tried: ImportError"))
-    assert found_in(sandbox) == "something (could not be tried: ImportError)"
 
 
 def test_the_probe_passes_where_everything_holds_and_lists_every_attempt() -> None:

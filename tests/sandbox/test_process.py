@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.sandbox import Limits, Outcome, process
+from nemotron_steps.sandbox import Outcome, process
 from nemotron_steps.sandbox.process import Ended, run_process
 
 
@@ -36,18 +36,6 @@ def test_output_beyond_the_limit_counts_also_where_the_programs_end_is_seen_firs
     for written, outcome in ((10, Outcome.EXITED), (11, Outcome.OUTPUT_LIMIT)):
         found = ended(f"sys.stdout.write('x' * {written})", output_bytes=10)
         assert (found.outcome, found.stdout) == (outcome, "x" * 10)
-
-
-def test_the_number_of_a_process_that_has_ended_is_waited_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be another's, which runs on."""
-
-    async def body() -> int:
-        child = await asyncio.create_subprocess_exec("sh", "-c", "exit 3")
-        await child.wait()
-        monkeypatch.setattr(process.os, "pidfd_open", lambda pid: pytest.fail("asked of a number that is free"))
-        return await process.gone(child)
-
-    assert asyncio.run(body()) == 3
 
 
 def test_what_is_ready_as_its_setting_up_takes_too_long_has_all_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,11 +64,6 @@ def test_input_and_output_of_any_size_pass_at_the_same_time() -> None:
     assert (found.outcome, found.exit_code, found.stdout) == (Outcome.EXITED, 0, text.decode())
 
 
-def test_a_program_may_leave_its_input_unread() -> None:
-    found = ended("os.close(0); print('x'); sys.exit(3)", b"x" * 10 * process.CHUNK)
-    assert (found.outcome, found.exit_code, found.stdout) == (Outcome.EXITED, 3, "x\n")
-
-
 def test_a_run_that_cannot_begin_says_why_and_leaves_no_descriptor_open() -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -104,65 +87,6 @@ def test_the_clock_ends_a_program_with_all_that_it_started() -> None:
     while child.exists() and child.read_text().rpartition(")")[2].split()[0] not in "ZX" and time.monotonic() < until:
         time.sleep(0.01)
     assert time.monotonic() < until
-
-
-def test_a_program_has_the_environment_and_the_descriptors_that_it_is_given() -> None:
-    reading, writing = os.pipe()
-    try:
-        code = "print(sorted(set(os.environ) - {'LC_CTYPE'})); os.write(int(os.environ['FD']), b'here')"
-        given = {"A": "1", "FD": str(writing)}
-        found = ended(code, environment=given, pass_fds=(writing,))
-        assert found.stdout == "['A', 'FD']\n" and os.read(reading, 9) == b"here"
-    finally:
-        os.close(reading)
-        os.close(writing)
-
-
-@pytest.mark.parametrize(
-    ("outcome", "code", "wall_s", "spent"),
-    [
-        (Outcome.EXITED, 128 + signal.SIGXCPU, 1.0, True),
-        (Outcome.EXITED, 128 + signal.SIGKILL, 60.0, True),
-        (Outcome.EXITED, 128 + signal.SIGKILL, 59.9, False),
-        (Outcome.EXITED, 1, 100.0, False),
-        (Outcome.TIMEOUT, 128 + signal.SIGXCPU, 100.0, False),
-    ],
-)
-def test_spent_processor_time_shows_in_how_a_program_ended(
-    outcome: Outcome, code: int, wall_s: float, spent: bool
-) -> None:
-    found = Ended(outcome, code, "out", "err", wall_s, ready=True)
-    assert found.spent_processor_time(Limits(cpu_s=60)) is spent
-    assert found.result().exit_code == (code if outcome is Outcome.EXITED else None)
-    limited = found.result(Outcome.MEMORY_LIMIT)
-    assert (limited.outcome, limited.exit_code, limited.stderr) == (Outcome.MEMORY_LIMIT, None, "err")
-
-
-@pytest.mark.parametrize(
-    ("left", "pause"),
-    [(0, 0.01), (1 << 50, 0.1), (process.FILL_BYTES_PER_S * 0.05, 0.05)],
-    ids=["little", "much", "some"],
-)
-def test_memory_is_looked_at_before_what_is_left_could_be_filled(
-    left: float, pause: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    run = object.__new__(process._Run)
-    run._memory_bytes, run._rest, run._outcome = 1 << 51, None, None
-
-    class Held:
-        def held(self, limit: int) -> float:
-            return limit - left
-
-    run._look(Held(), 100.0)  # type: ignore[arg-type]
-    assert run._outcome is None and run._next_look == pytest.approx(100.0 + pause)
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)  # which fill memory together
-    left = process.FILL_BYTES_PER_S * 0.2
-    run._look(Held(), 100.0)  # type: ignore[arg-type]
-    assert run._next_look == pytest.approx(100.05)
-    left = -1
-    run._look(Held(), 100.0)  # type: ignore[arg-type]
-    assert run._outcome is Outcome.MEMORY_LIMIT
 
 
 def watched(code: str, *, memory_bytes: int | None = None, wall_s: float = 30) -> Ended:
@@ -203,16 +127,6 @@ def test_what_cannot_be_watched_does_not_run_on_unless_it_is_over() -> None:
     own = "say(b'{\"child-pid\": %%d}\\nready\\n' %% os.getpid()); time.sleep(%s)"
     assert watched(own % 0.05, memory_bytes=1 << 50).outcome is Outcome.EXITED
     assert watched(own % 30, memory_bytes=1).outcome is Outcome.MEMORY_LIMIT
-
-
-def test_a_run_that_is_given_up_is_killed_before_whoever_gave_it_up_goes_on() -> None:
-    async def given_up() -> float:
-        begun = time.monotonic()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(run_process(["sleep", "60"], b"", wall_s=60, output_bytes=1), 0.1)
-        return time.monotonic() - begun
-
-    assert asyncio.run(given_up()) < 20
 
 
 def test_a_run_that_is_given_up_twice_is_waited_for_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

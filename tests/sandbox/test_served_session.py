@@ -116,19 +116,6 @@ def test_no_more_commands_run_at_once_than_all_sessions_may(tmp_path: Path) -> N
     inside(tmp_path, work)
 
 
-def test_a_session_that_was_ended_says_so_to_every_later_command(tmp_path: Path) -> None:
-    async def work(session: Plain) -> None:
-        assert session._whole is not None
-        session._whole.cancel()
-        await asyncio.wait([session._whole])
-        for _ in range(2):
-            with pytest.raises(SessionOverError) as over:
-                await session.run(["true"])
-            assert over.value.outcome is Outcome.EXITED
-
-    inside(tmp_path, work)
-
-
 def test_a_server_that_does_not_answer_is_told_with_its_last_words(tmp_path: Path) -> None:
     class Broken(Plain):
         program = "import sys; sys.exit('no room for it')"
