@@ -76,15 +76,6 @@ def test_the_eleventh_version_comes_after_the_tenth(store: ArtifactStore) -> Non
     assert caught.value.expected == "v4, v5, v6, v7, v8, v9, v10, v11"
 
 
-def test_the_latest_is_the_newest_that_is_there(store: ArtifactStore, tmp_path: Path) -> None:
-    for number in (1, 2, 3):
-        commit(store, number)
-    (tmp_path / "home/artifacts/names/a/v1.json").unlink()
-    for name in ("v0.json", "v04.json", "v5.json.bak", "notes"):
-        (tmp_path / "home/artifacts/names/a" / name).write_text("{}")
-    assert store.versions("a") == [2, 3] and store.find("a").ref == "a:v3"
-
-
 def test_a_digest_is_its_first_version_under_its_first_name(store: ArtifactStore, tmp_path: Path) -> None:
     first = commit(store, 1)
     commit(store, 2)
@@ -108,25 +99,6 @@ def test_what_cannot_be_a_name_names_nothing(name: str, store: ArtifactStore) ->
     with pytest.raises(ArtifactError, match="cannot name"):
         commit(store, name=name)
     assert commit(store, name="a" * 200).version == 1
-
-
-def test_near_names_are_shown(store: ArtifactStore) -> None:
-    for name in ("prompts", "promises", "rows"):
-        commit(store, name=name)
-    with pytest.raises(UnknownNameError) as caught:
-        store.find("prompt")
-    assert caught.value.expected == "prompts or promises"
-    assert caught.value.hints == (
-        "steps artifacts show prompts",
-        "steps artifacts show promises",
-        "steps artifacts list",
-    )
-    with pytest.raises(UnknownNameError) as caught:
-        store.find("compt")
-    assert caught.value.expected == "prompts"
-    with pytest.raises(UnknownNameError) as caught:
-        store.find("xyz")
-    assert caught.value.expected is None
 
 
 def test_what_a_parent_type_asks_for_is_asked_of_every_way_in(
@@ -246,11 +218,6 @@ def test_a_folder_used_in_place_is_read_from_the_home_where_it_was_committed_too
         store.open("b")
     (committed.path / ".hidden").unlink()
     assert store.open("b").path == committed.path and store.verify("b") == []
-
-
-def test_committing_again_leaves_a_whole_object_alone(store: ArtifactStore) -> None:
-    before = commit(store).path.stat().st_ino
-    assert commit(store, producer=MADE).path.stat().st_ino == before
 
 
 def test_a_staging_folder_leaves_no_descriptor_open(store: ArtifactStore, tmp_path: Path) -> None:
