@@ -130,12 +130,3 @@ def test_a_value_is_one_of_the_choices(value: Any, fine: bool, tmp_path: Path) -
         assert found[0].expected == "fast or null or true or 2"
         assert found[0].hints == ("mode=fast", "mode=null", "mode=true")
         assert found[0].found == ("slow" if value == "slow" else str(value).lower())
-
-
-def test_a_parameter_that_is_no_key_is_told_once_and_one_that_is_not_set_not_at_all(tmp_path: Path) -> None:
-    manifest = step_of(tmp_path, "s", PORTS)
-    assert check_parameters(manifest, StepConfig({}, has_key=lambda key: True), "s") == []
-    (problem,) = check_parameters(manifest, StepConfig({"gone": 2}, has_key=lambda key: key == "mode"), "s")
-    assert problem.what == "parameter 'gone' of s is not a key of its config"
-    (problem,) = check_parameters(manifest, StepConfig({"gone": 2}), "s")
-    assert str(problem.where).startswith(str(manifest.file))

@@ -48,12 +48,6 @@ def test_one_problem_is_counted_as_one_and_none_raises_nothing() -> None:
             raise_all([PlanProblem("it")] * count, "cannot plan 'x'")
 
 
-def test_a_problems_chain_stands_below_its_sentence_and_in_json() -> None:
-    problem = PlanProblem("it is wrong", chain=("a.b", "c.d"), where="f:1")
-    assert problem.render().splitlines() == ["error[E300]: it is wrong", "  chain:    a.b → c.d", "  --> f:1"]
-    assert problem.to_dict()["chain"] == ["a.b", "c.d"] and "problems" not in problem.to_dict()
-
-
 HINTED_TYPES = types_of(model="", small="model", tiny="small", raw={"model": "convert/raw"}, rows="", chats="rows")
 HINTED_STEPS = {
     "a/tune": "chats model -> out:model",

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.errors import PlanError
 from nemotron_steps.manifest.models import Consumes, Produces, StepManifest, StepTable
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.resolver.plan import SuppliedInput
@@ -139,16 +138,6 @@ def test_bad_sources(world: World, source: object, code: str, what: str) -> None
     world.configs["sft", None] = {"inputs": {"chats": "chats"}}
     world.configs["eval", None] = {"inputs": {"model": "hf", "prompts": "prompts"}}
     assert problems(world, "rl") == [(code, what)]
-
-
-def test_sources_in_a_circle(world: World) -> None:
-    world.configs["rl", None] = {"inputs": {"prompts": "prompts", "policy": {"step": "sft"}}}
-    world.configs["sft", None] = {"inputs": {"chats": "chats", "model": {"step": "rl"}}}
-    with pytest.raises(PlanError) as raised:
-        world.plan("rl")
-    (problem,) = raised.value.problems
-    assert problem.code == "E311"
-    assert problem.chain == ("rl", "sft", "rl")  # type: ignore[attr-defined]
 
 
 def test_a_long_chain_of_sources_does_not_recurse() -> None:

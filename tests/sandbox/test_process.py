@@ -38,25 +38,6 @@ def test_output_beyond_the_limit_counts_also_where_the_programs_end_is_seen_firs
         assert (found.outcome, found.stdout) == (outcome, "x" * 10)
 
 
-def test_what_is_ready_as_its_setting_up_takes_too_long_has_all_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve, looks = process._Run._serve, []
-
-    def late(run: process._Run, until: float) -> None:
-        """The thread's turn comes when the time is over: what was said meanwhile is not looked at yet."""
-        looks.append(until)
-        if len(looks) > 1:
-            serve(run, until)
-
-    monkeypatch.setattr(process._Run, "_serve", late)
-    monkeypatch.setattr(process, "SETUP_S", 0.0)
-    reading, writing = os.pipe()
-    os.write(writing, b"ready\n")
-    os.close(writing)
-    found = ended("print('x')", watch=process.Watch(reading, None, ()))
-    os.close(reading)
-    assert (found.outcome, found.stdout, found.ready) == (Outcome.EXITED, "x\n", True)
-
-
 def test_input_and_output_of_any_size_pass_at_the_same_time() -> None:
     size = 3 * process.CHUNK + 1
     text = bytes(range(97, 123)) * (size // 26)
