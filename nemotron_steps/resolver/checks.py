@@ -22,8 +22,15 @@ from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.config.layout.other_models import ModelViolations, teacher_violations
 from nemotron_steps.config.layout.parallel_config import TEACHERS, ParallelConfig, read_teachers
 from nemotron_steps.manifest.models import StepManifest
-from nemotron_steps.resolver.layout import generators_have_gpus, layout_fits, profile_size, teachers_fit, vllm_fits
-from nemotron_steps.resolver.memory import memory_fits, memory_of
+from nemotron_steps.resolver.layout import (
+    generators_have_gpus,
+    layout_fits,
+    memory_fits,
+    memory_of,
+    profile_size,
+    teachers_fit,
+    vllm_fits,
+)
 from nemotron_steps.resolver.plan import InputSource, SuppliedInput
 from nemotron_steps.resolver.problems import AttributeConflict, ModelLimitProblem, PlanProblem
 from nemotron_steps.resolver.request import StepConfig

@@ -94,13 +94,11 @@ def _owners(request: Request, graph: Graph, port: str, reference: str, goals: Go
     nodes = [node for _, node in goals]
     if request.chained:
         unfed = []
-        for _, node in having:
-            # What an earlier step of a list would feed by itself (see Chain.candidates) is not meant.
+        for _, node in having:  # what an earlier step would feed by itself (see Chain.candidates) is not meant
             entry = node.manifest.inputs[port]
             leading = graph.types.leading_to(entry.auto if isinstance(entry.auto, str) else entry.type)
             before = [output.type for other in nodes[: nodes.index(node)] for output in other.manifest.produces]
-            fed = any(kind in leading and (entry.required or not leading[kind]) for kind in before)
-            if entry.auto is False or not fed:
+            if entry.auto is False or not any(k in leading and (entry.required or not leading[k]) for k in before):
                 unfed.append(node)
     else:
         earlier = {goal.name for goal in request.goals if goal.earlier}

@@ -12,9 +12,13 @@ from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.packs import BUILT_IN, unusable_code
 from nemotron_steps.manifest.registry import Registry
-from nemotron_steps.resolver.attributes import check_attributes
 from nemotron_steps.resolver.checks import CHECKS, Check, CheckSubject
-from nemotron_steps.resolver.config_checks import check_parameters, check_placeholders, merge_placeholders
+from nemotron_steps.resolver.config_checks import (
+    check_attributes,
+    check_parameters,
+    check_placeholders,
+    merge_placeholders,
+)
 from nemotron_steps.resolver.graph import Graph, Node
 from nemotron_steps.resolver.input_binding import assign_bare_inputs, report_unused, take_out_inputs, with_named_ports
 from nemotron_steps.resolver.plan import Plan, StepOutput, SuppliedInput

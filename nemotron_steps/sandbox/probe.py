@@ -77,17 +77,7 @@ async def probe(
             _run(sandbox, host, secret, limits),
             _run(sandbox, {"together": limits.memory_bytes // 5 * 2}, secret, limits),
         )
-    try:
-        report = json.loads(alone.stdout) if alone.ok else {}
-    except ValueError:
-        report = {}
-    if report.get("secret") != secret:  # it must be whole
-        raise SandboxError(
-            "the sandbox's start-up probe did not run to its end",
-            expected="exit code 0 and a report",
-            found=f"{alone.outcome.value}, exit code {alone.exit_code}: {(alone.stderr or alone.stdout)[-400:]}",
-        )
-    through = {name: how for name, how in report["results"].items() if how is not None}
+    through = _reached(alone, secret)
     if together.outcome is not Outcome.MEMORY_LIMIT and together.stdout not in ("1\n", "2\n"):
         said = together.stdout.strip() or together.outcome.value
         through["memory: several processes"] = f"three with two fifths of the limit each: {said}"
@@ -110,6 +100,21 @@ async def _run(sandbox: Sandbox, host: dict[str, Any], secret: str, limits: Limi
     source = Path(__file__).with_name("attempts.py").read_bytes()
     argv = [sandbox.python, "-I", "-B", "probe.py", secret]
     return await sandbox.execute(argv, json.dumps(host).encode(), {"probe.py": source}, limits)
+
+
+def _reached(result: SandboxResult, secret: str) -> dict[str, str]:
+    """Attempt → what it reached, from a report that must be whole."""
+    try:
+        report = json.loads(result.stdout) if result.ok else {}
+    except ValueError:
+        report = {}
+    if report.get("secret") != secret:
+        raise SandboxError(
+            "the sandbox's start-up probe did not run to its end",
+            expected="exit code 0 and a report",
+            found=f"{result.outcome.value}, exit code {result.exit_code}: {(result.stderr or result.stdout)[-400:]}",
+        )
+    return {name: how for name, how in report["results"].items() if how is not None}
 
 
 def _canary_folders() -> list[Path]:

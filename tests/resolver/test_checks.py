@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemotron_steps.manifest.models import Constraint, Consumes, StepManifest, StepTable
-from nemotron_steps.resolver.attributes import check_attributes
 from nemotron_steps.resolver.checks import (
     CHECKS,
     CheckSubject,
     prompts_are_graded,
 )
+from nemotron_steps.resolver.config_checks import check_attributes
 from nemotron_steps.resolver.request import StepConfig
 
 MANIFEST = StepManifest(

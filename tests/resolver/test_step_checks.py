@@ -9,7 +9,6 @@ import pytest
 
 from nemotron_steps.config.layout.parallel_config import TEACHERS
 from nemotron_steps.manifest.models import Constraint, Consumes, StepManifest, StepTable
-from nemotron_steps.resolver.attributes import check_attributes
 from nemotron_steps.resolver.checks import (
     CHECKS,
     CheckSubject,
@@ -17,6 +16,7 @@ from nemotron_steps.resolver.checks import (
     judges_are_asked_as_trained,
     sorted_data_is_served_in_order,
 )
+from nemotron_steps.resolver.config_checks import check_attributes
 from nemotron_steps.resolver.layout import layout_fits, profile_size, teachers_fit
 from nemotron_steps.resolver.request import StepConfig
 
