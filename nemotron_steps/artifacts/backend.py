@@ -154,11 +154,9 @@ class FsspecBackend(Backend):
 
     def read(self, path: str) -> bytes | None:
         self._fs.invalidate_cache()
-        try:
-            with self._asking("reading", path, FileNotFoundError):
-                data: bytes = self._fs.cat_file(self._at(path), **self._at_once)
-        except FileNotFoundError:
-            return None
+        data: bytes | None = None
+        with self._asking("reading", path, FileNotFoundError):
+            data = self._fs.cat_file(self._at(path), **self._at_once)
         return data
 
     def write(self, path: str, data: bytes) -> None:
@@ -167,20 +165,17 @@ class FsspecBackend(Backend):
 
     def create(self, path: str, data: bytes) -> bool:
         self._fs.invalidate_cache()
-        try:
-            with self._asking("writing", path, FileExistsError):
-                self._fs.pipe_file(self._at(path), data, mode="create")
-        except FileExistsError:
-            return False
-        return True
+        created = False
+        with self._asking("writing", path, FileExistsError):
+            self._fs.pipe_file(self._at(path), data, mode="create")
+            created = True
+        return created
 
     def names(self, path: str) -> list[str]:
         self._fs.invalidate_cache()
-        try:
-            with self._asking("listing", path, FileNotFoundError):
-                found = self._fs.ls(self._at(path), detail=False)
-        except FileNotFoundError:
-            return []
+        found: list[str] = []
+        with self._asking("listing", path, FileNotFoundError):
+            found = self._fs.ls(self._at(path), detail=False)
         names = {name.rstrip("/").rsplit("/", 1)[-1] for name in found} - {path.rsplit("/", 1)[-1]}
         return sorted(name for name in names if not name.startswith("."))
 
@@ -209,16 +204,17 @@ class FsspecBackend(Backend):
         for name in [*(record.path for record in files), MANIFEST_NAME]:
             target = partial / require_relative(name, f"{self.url.rstrip('/')}/{path}/{MANIFEST_NAME}")
             target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with self._asking("reading", f"{path}/{name}", FileNotFoundError):
-                    self._fs.get_file(self._at(f"{path}/{name}"), str(target))
-            except FileNotFoundError as error:
+            is_there = False
+            with self._asking("reading", f"{path}/{name}", FileNotFoundError):
+                self._fs.get_file(self._at(f"{path}/{name}"), str(target))
+                is_there = True
+            if not is_there:
                 remove_tree(partial)
                 raise ArtifactError(
                     "a file of the artifact is missing from the store",
                     where=f"{self.url.rstrip('/')}/{path}/{name}",
                     hints=("run the step that produced it again with --force",),
-                ) from error
+                )
         try:
             partial.rename(local)
         except OSError:
@@ -271,15 +267,17 @@ class FsspecBackend(Backend):
 
     @contextmanager
     def _asking(self, action: str, path: str, answer: type[OSError] | None = None) -> Iterator[None]:
-        """Turn what a file system package raises into a StorageError, but for an `answer` that is no failure."""
+        """Turn what a file system package raises into a StorageError, but for an `answer`, which ends the block."""
         try:
             yield
         except Exception as error:
-            if answer is FileExistsError and _said(error).get("Error", {}).get("Code") == "PreconditionFailed":
-                raise FileExistsError(path) from error
-            if answer is not None and isinstance(error, answer):
-                raise
-            status: int = _said(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            # The server's answer that botocore keeps with an error, or with the one that caused it.
+            kept = [getattr(each, "response", None) for each in (error, error.__cause__)]
+            said = next((response for response in kept if isinstance(response, dict)), {})
+            taken = answer is FileExistsError and said.get("Error", {}).get("Code") == "PreconditionFailed"
+            if taken or (answer is not None and isinstance(error, answer)):
+                return
+            status: int = said.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             no_answer = not _NO_ANSWER.isdisjoint(each.__name__ for each in type(error).__mro__)
             unreachable = no_answer or status == 429 or status >= 500
             cls = StorageUnreachableError if unreachable else StorageError
@@ -311,16 +309,5 @@ def open_backend(home: str | Path | None = None, cache: Path | None = None) -> B
 
 def default_cache() -> Path:
     """Where copies of remote artifacts are kept: STEPS_CACHE, else the user's cache folder."""
-    explicit = os.environ.get("STEPS_CACHE")
-    if explicit:
-        return Path(explicit)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nemotron_steps"
-
-
-def _said(error: BaseException) -> dict[str, Any]:
-    """The server's answer that botocore keeps with an error, or with the one that caused it; {} without one."""
-    for each in (error, error.__cause__):
-        response = getattr(each, "response", None)
-        if isinstance(response, dict):
-            return response
-    return {}
+    shared = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("STEPS_CACHE") or shared / "nemotron_steps")

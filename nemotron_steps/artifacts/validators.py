@@ -212,13 +212,10 @@ def _eval_report(folder: Path) -> dict[str, Any]:
     metrics = report.get("metrics", report)
     if not isinstance(metrics, dict):
         raise ArtifactError("`metrics` is not an object", where=str(path), expected="name → number")
-    if metrics is not report:
-        bad = [name for name, value in metrics.items() if not _is_number(value)]
-        if bad:
-            raise ArtifactError(
-                f"metric '{bad[0]}' is not a number", where=str(path), expected="a number", found=repr(metrics[bad[0]])
-            )
-    numbers = {name: value for name, value in metrics.items() if _is_number(value)}
+    numbers = {name: value for name, value in metrics.items() if type(value) in (int, float)}
+    for name in metrics.keys() - numbers.keys() if metrics is not report else ():
+        what = f"metric '{name}' is not a number"
+        raise ArtifactError(what, where=str(path), expected="a number", found=repr(metrics[name]))
     if not numbers:
         raise ArtifactError(
             "the evaluation report has no metrics",
@@ -226,10 +223,6 @@ def _eval_report(folder: Path) -> dict[str, Any]:
             expected="numbers at the top, or an object `metrics`: name → number",
         )
     return {"metrics": numbers}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 _DECLARED: dict[str, str] = {}
