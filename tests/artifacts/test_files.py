@@ -59,15 +59,6 @@ def test_what_cannot_be_written_is_a_storage_error_and_leaves_nothing(
     assert not path.parent.exists() if at == "mkdir" else names(path.parent) == ["b.json"]
 
 
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_atomic(tmp_path / "a.json", b"old")
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", refuse(errno.ENOSPC))
-        with pytest.raises(StorageError, match="the disk is full"):
-            write_atomic(tmp_path / "a.json", b"new")
-    assert (tmp_path / "a.json").read_bytes() == b"old" and names(tmp_path) == ["a.json"]
-
-
 def test_a_folder_is_out_of_sight_before_its_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "object"
     folder.mkdir()

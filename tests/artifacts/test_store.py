@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.artifacts import validators
 from nemotron_steps.artifacts.lineage import lineage
 from nemotron_steps.artifacts.models import Edge, Producer
 from nemotron_steps.artifacts.store import ArtifactStore
@@ -83,17 +82,6 @@ def test_invalid_content_is_not_committed(store: ArtifactStore, tmp_path: Path) 
     assert store.list_artifacts() == [] and not (tmp_path / "home/artifacts/objects").exists()
 
 
-def test_an_empty_folder_is_no_artifact_whatever_its_type_accepts(
-    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(validators._VALIDATORS, "accepts_anything", lambda folder: {})
-    with store.staging() as folder:
-        (folder / "tree" / "deep").mkdir(parents=True)
-        with pytest.raises(ArtifactError, match="empty"):
-            store.commit(folder / "tree", "accepts_anything", name="x")
-    assert store.list_artifacts() == []
-
-
 def test_user_folder_is_used_in_place_and_noticed_when_it_changes(store: ArtifactStore, tmp_path: Path) -> None:
     folder = write_hf(tmp_path / "model")
     (folder / ".git").mkdir()
@@ -107,15 +95,6 @@ def test_user_folder_is_used_in_place_and_noticed_when_it_changes(store: Artifac
     copy = store.add(folder, name="copy")
     assert copy.digest == store.find("input/model").digest
     assert store.open("copy").path != folder
-
-
-def test_unknown_folder_needs_a_type(store: ArtifactStore, tmp_path: Path) -> None:
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "notes.txt").write_text("hi")
-    with pytest.raises(ArtifactError, match="cannot be told") as caught:
-        store.add(tmp_path / "x")
-    assert "--type" in caught.value.hints[0]
-    assert store.add(tmp_path / "x", type_name="notes").type == "notes"
 
 
 def test_dead_staging_is_cleaned_and_live_staging_is_not(store: ArtifactStore, tmp_path: Path) -> None:

@@ -16,8 +16,6 @@ from nemotron_steps.artifacts import validators
 from nemotron_steps.artifacts.checkpoints import read_safetensors_header
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.artifacts.validators import (
-    declare,
-    has_validator,
     jsonl_files,
     sniff_type,
     validate,
@@ -68,18 +66,6 @@ def test_cut_off_safetensors_is_refused(tmp_path: Path, cut: int) -> None:
     with pytest.raises(ArtifactError, match="broken or cut off") as caught:
         validate("checkpoint_hf", folder)
     assert caught.value.where == str(weights)
-
-
-def test_safetensors_header_matches_the_library(tmp_path: Path) -> None:
-    import numpy
-    from safetensors.numpy import save_file
-
-    save_file({"x": numpy.ones((2, 3), dtype=numpy.float16), "y": numpy.zeros(5)}, tmp_path / "t.safetensors")
-    header = read_safetensors_header(tmp_path / "t.safetensors")
-    assert {name: (entry["dtype"], entry["shape"]) for name, entry in header.items()} == {
-        "x": ("F16", [2, 3]),
-        "y": ("F64", [5]),
-    }
 
 
 def test_sharded_checkpoint_missing_a_shard_names_it(tmp_path: Path) -> None:
@@ -312,12 +298,6 @@ def test_rows_are_counted_by_split_and_one_of_them_is_enough(tmp_path: Path) -> 
         validate("training_jsonl", tmp_path / "nothing")
 
 
-def test_environments_are_sorted_and_each_named_once(tmp_path: Path) -> None:
-    names = [f"n{number:02}" for number in range(20)]
-    text = "".join(PROMPT_LINE.replace("NAME", name) for name in (*reversed(names), "n00"))
-    assert validate("rl_prompts", write(tmp_path, "train.jsonl", text=text))["environments"] == names
-
-
 @pytest.mark.parametrize(
     ("report", "metrics"),
     [
@@ -340,29 +320,6 @@ def test_a_report_has_metrics_of_its_own_or_numbers_at_the_top(
                 validate("eval_report", path)
         else:
             assert validate("eval_report", path) == {"metrics": metrics}
-
-
-def test_the_nearest_type_with_a_validator_has_its_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    for name in ("own", "near", "far"):
-        monkeypatch.setitem(validators._VALIDATORS, name, lambda folder, name=name: {"by": name})
-    monkeypatch.setattr(validators, "_DECLARED", {})
-    assert validate("own", tmp_path, ("near", "far")) == {"by": "own"}
-    assert validate("none", tmp_path, ("none", "near", "far")) == {"by": "near"}
-    declare({"near": "nowhere:at_all", "theirs": f"{__name__}:first"})
-    assert validate("near", tmp_path) == {"by": "near"}, "a built-in type keeps its own"
-    assert validate("theirs", tmp_path, ("near",)) == {"by": "first"}
-    declare({"theirs": f"{__name__}:second"})
-    assert validate("theirs", tmp_path) == {"by": "second"} and calls == []
-    assert has_validator("near") and not has_validator("theirs")
-
-
-def first(folder: Path) -> dict[str, Any]:
-    return {"by": "first"}
-
-
-def second(folder: Path) -> dict[str, Any]:
-    return {"by": "second"}
 
 
 Q = "base.q_proj.lora_{}.weight"

@@ -76,16 +76,6 @@ def test_the_eleventh_version_comes_after_the_tenth(store: ArtifactStore) -> Non
     assert caught.value.expected == "v4, v5, v6, v7, v8, v9, v10, v11"
 
 
-def test_a_digest_is_its_first_version_under_its_first_name(store: ArtifactStore, tmp_path: Path) -> None:
-    first = commit(store, 1)
-    commit(store, 2)
-    commit(store, 1)
-    commit(store, 1, name="0-earlier")
-    assert store.by_digest(first.digest).ref == store.find(first.digest[:8]).ref == "a:v1"
-    shutil.rmtree(tmp_path / "home/artifacts/names/a")
-    assert store.by_digest(first.digest).ref == first.digest[:12], "a version that was never numbered"
-
-
 def test_an_object_whose_folder_is_no_digest_is_not_found_by_it(store: ArtifactStore, tmp_path: Path) -> None:
     artifact = commit(store)
     (tmp_path / "home/artifacts/objects" / f"{artifact.digest}.0f.corrupt").mkdir()
@@ -218,17 +208,3 @@ def test_a_folder_used_in_place_is_read_from_the_home_where_it_was_committed_too
         store.open("b")
     (committed.path / ".hidden").unlink()
     assert store.open("b").path == committed.path and store.verify("b") == []
-
-
-def test_a_staging_folder_leaves_no_descriptor_open(store: ArtifactStore, tmp_path: Path) -> None:
-    def open_here() -> list[str]:
-        found = []
-        for name in os.listdir("/proc/self/fd"):
-            if os.path.exists(f"/proc/self/fd/{name}") or os.path.islink(f"/proc/self/fd/{name}"):
-                found.append(os.readlink(f"/proc/self/fd/{name}"))
-        return [path for path in found if path.startswith(str(tmp_path))]
-
-    with store.staging():
-        pass
-    commit(store)
-    assert open_here() == []

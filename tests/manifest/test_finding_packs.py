@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,21 +39,6 @@ def test_a_wheel_brings_the_pack_inside_the_package(tmp_path: Path, monkeypatch:
     assert module.builtin_pack_root() == tmp_path / "site"
     (tmp_path / "site/nemotron_steps/_pack").mkdir(parents=True)
     assert module.builtin_pack_root() == tmp_path / "site/nemotron_steps/_pack"
-
-
-def test_entries_of_the_path_are_folders_from_here_from_the_users_own_or_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "user"))
-    monkeypatch.chdir("/")
-    write_files(tmp_path, {"here/one/x.toml": "", "user/two/x.toml": ""})
-    assert found(tmp_path / "here", f"{os.pathsep}one{os.pathsep}{os.pathsep}~/two") == [
-        ("one", "STEPS_PATH", tmp_path / "here/one"),
-        ("two", "STEPS_PATH", tmp_path / "user/two"),
-    ]
-    assert problems(tmp_path / "here", "gone") == [
-        (f"pack folder '{tmp_path / 'here/gone'}' does not exist", "STEPS_PATH=gone")
-    ]
 
 
 def test_packs_of_distributions_are_located_by_folder_and_sorted(

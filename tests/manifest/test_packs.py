@@ -61,20 +61,6 @@ def test_a_broken_file_hides_only_itself(tmp_path: Path, broken: str) -> None:
     assert raised.value is registry.problems[0]
 
 
-def test_binary_and_unreadable_files_are_reported(tmp_path: Path) -> None:
-    root = write_files(tmp_path / "p", {"manifests/good.toml": step_text("demo/good", "b", "b")})
-    (root / "manifests/bad.toml").write_bytes(b"\xff\xfe\x00")
-    (root / "manifests/gone.toml").symlink_to(tmp_path / "nowhere")
-    (root / "manifests/other.toml").write_text("[not_a_manifest]\n")
-    registry = read_packs(root)
-    assert set(registry.steps) == {"demo/good"}
-    assert sorted(str(p.where).rpartition("/")[2] for p in registry.problems) == [
-        "bad.toml",
-        "gone.toml",
-        "other.toml:1",
-    ]
-
-
 def test_installed_pack_is_found_without_importing_the_plugin(tmp_path: Path) -> None:
     """A distribution on sys.path whose package fails on import: its manifests are listed all the same."""
     site = write_files(

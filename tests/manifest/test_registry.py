@@ -40,20 +40,6 @@ def test_copies_are_one_step_wherever_they_lie_and_a_third_pack_hides_behind_bot
     assert "did you mean 'three:demo/x'?" in caught.value.hints
 
 
-def test_a_broken_pipeline_is_told_by_the_name_of_its_file_and_one_without_a_table_is_one(tmp_path: Path) -> None:
-    stages = '[[stages]]\nstep = "demo/x"\n'
-    registry = packs(
-        tmp_path,
-        one={"types": TYPES, "a": step_text("demo/x"), "mine": f'{stages}[pipeline]\nnam = "p"\n', "bare": stages},
-    )
-    for name, said in (("mine", "pipeline.nam"), ("bare", "'pipeline' is missing"), ("one:mine", "pipeline.nam")):
-        with pytest.raises(ManifestError, match=said):
-            registry.pipeline(name)
-    with pytest.raises(UnknownNameError) as caught:
-        registry.pipeline("mien")
-    assert caught.value.expected == "one of none are installed, or a path to a .toml file"
-
-
 def test_a_pipeline_under_a_steps_name_goes_by_its_pack(tmp_path: Path) -> None:
     files = {"types": TYPES, "a": step_text("demo/x"), "p": PIPELINE.format("demo/x"), "q": PIPELINE.format("q")}
     registry = packs(tmp_path, one=files)

@@ -127,15 +127,6 @@ def test_each_rule(changes: dict[str, Any], expected: tuple[str, str, tuple[str,
         assert expected[:2] not in [problem[:2] for problem in found(pasted(config(**changes), hint))]
 
 
-def test_a_batch_must_split_over_the_ranks() -> None:
-    values = config(grpo__num_prompts_per_step=125, grpo__num_generations_per_prompt=8)
-    values["policy"]["train_global_batch_size"] = 1000
-    ((code, batch, hints),) = found(values)
-    assert (code, batch) == ("E309", "1000")
-    # One update a step: the batch is the rollouts of a whole number of prompts.
-    assert [found(pasted(values, hint)) for hint in hints] == [[]]
-
-
 def test_ranks_on_cpu_hold_whole_copies_of_the_model() -> None:
     values: dict[str, Any] = {  # an SFT step: no rollouts, no generation
         "policy": {"train_global_batch_size": 64, "megatron_cfg": {"enabled": True, "tensor_model_parallel_size": 2}},

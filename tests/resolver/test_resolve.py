@@ -38,34 +38,6 @@ def test_an_input_stands_in_place_of_other_keys_but_for_those_that_an_override_s
     assert fed.config == {"path": None, "blend": "mine", "seed": 1}
 
 
-def test_what_an_output_always_has_goes_before_what_it_inherits(tmp_path: Path) -> None:
-    steps = {
-        "retoken": """
-[[consumes]]
-type = "hf"
-name = "model"
-[[produces]]
-type = "hf"
-name = "out"
-inherits = "model"
-attributes = { tokenizer = "T9" }
-""",
-        "use": """
-[[consumes]]
-type = "hf"
-name = "model"
-attributes = { tokenizer = "T9", architecture = "A" }
-[[produces]]
-type = "report"
-""",
-    }
-    world = world_of(tmp_path, TYPES, steps)
-    world.artifacts["hf"] = SuppliedInput("hf", "hf", {"tokenizer": "T1", "architecture": "A"})
-    plan = world.plan("retoken", "use", inputs={"retoken.model": "hf"})
-    assert wiring(plan)["use"] == {"model": "retoken.out"}
-    assert [code for code, _ in problems(world, "use", inputs={"model": "hf"})] == ["E304"]
-
-
 def test_subtype_is_accepted_and_supertype_is_not(world: World) -> None:
     assert wiring(world.plan("prep/chats", inputs={"source": "chats"})) == {"prep/chats": {"source": "chats"}}
     assert problems(world, "sft", inputs={"chats": "rows"}) == [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +18,6 @@ from nemotron_steps.sandbox.base import (
     Outcome,
     Sandbox,
     SandboxResult,
-    create_sandbox,
     encoded,
 )
 
@@ -70,14 +68,6 @@ def test_a_sandbox_that_its_probe_refused_is_probed_again_and_never_runs() -> No
         with pytest.raises(SandboxError):
             run(sandbox, argv=["x"])
         assert (sandbox.probes, sandbox.given) == (tries, [])
-
-
-def test_as_many_runs_as_there_are_cores_go_on_at_once_where_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cores, slots in ((3, 3), (None, 1)):
-        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
-        assert Recorded().slots._value == slots
-    made = create_sandbox("bubblewrap", max_concurrency=5, read_only=("/opt",))
-    assert made.slots._value == 5 and made._read_only == ("/opt",)  # type: ignore[attr-defined]
 
 
 def test_code_is_laid_beside_the_files_and_run_by_an_isolated_interpreter() -> None:

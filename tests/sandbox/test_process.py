@@ -38,13 +38,6 @@ def test_output_beyond_the_limit_counts_also_where_the_programs_end_is_seen_firs
         assert (found.outcome, found.stdout) == (outcome, "x" * 10)
 
 
-def test_input_and_output_of_any_size_pass_at_the_same_time() -> None:
-    size = 3 * process.CHUNK + 1
-    text = bytes(range(97, 123)) * (size // 26)
-    found = ended("while (part := os.read(0, 4096)): os.write(1, part)", text)
-    assert (found.outcome, found.exit_code, found.stdout) == (Outcome.EXITED, 0, text.decode())
-
-
 def test_a_run_that_cannot_begin_says_why_and_leaves_no_descriptor_open() -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))

@@ -60,18 +60,6 @@ def test_commands_take_turns_and_work_where_the_session_does_unless_they_say(tmp
     inside(tmp_path, work)
 
 
-@pytest.mark.parametrize(("command_s", "wall_s"), [(0.1, None), (30.0, 0.1)])
-def test_a_command_has_the_time_that_it_is_given_or_that_of_the_session(
-    tmp_path: Path, command_s: float, wall_s: float | None
-) -> None:
-    async def work(session: Plain) -> None:
-        stopped = await session.run(["sleep", "20"], wall_s=wall_s)
-        assert (stopped.outcome, stopped.exit_code) == (Outcome.TIMEOUT, None)
-        assert (await session.run(["sh", "-c", "exit 3"])).exit_code == 3
-
-    inside(tmp_path, work, command_s)
-
-
 def test_a_command_that_was_given_up_is_killed_and_answers_for_no_other(tmp_path: Path) -> None:
     async def work(session: Plain) -> None:
         for number in range(3):
