@@ -28,36 +28,18 @@ _DTYPE_BITS = {
 }
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """What families call the number of experts of a layer."""
+_SIZES = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
+    *("intermediate_size", "moe_intermediate_size"),
+)
 _SHAPE = (
-    "model_type",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "attention_head_dim",
-    "intermediate_size",
-    "vocab_size",
-    "tie_word_embeddings",
-    *_EXPERTS,
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-    "moe_shared_expert_intermediate_size",
-    "moe_latent_size",
-    "hybrid_override_pattern",
-    "layers_block_type",
-    "num_nextn_predict_layers",
-    "mtp_hybrid_override_pattern",
-    "mtp_layers_block_type",
-    "mamba_num_heads",
-    "mamba_head_dim",
-    "ssm_state_size",
-    "n_groups",
-    "mamba_n_groups",
-    "conv_kernel",
-    "mamba_d_conv",
-    "chunk_size",
-    "mamba_chunk_size",
+    *("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("attention_head_dim", "intermediate_size", "vocab_size", "tie_word_embeddings", *_EXPERTS),
+    *("num_experts_per_tok", "moe_intermediate_size", "moe_shared_expert_intermediate_size", "moe_latent_size"),
+    *("hybrid_override_pattern", "layers_block_type", "num_nextn_predict_layers"),
+    *("mtp_hybrid_override_pattern", "mtp_layers_block_type", "mamba_num_heads", "mamba_head_dim"),
+    *("ssm_state_size", "n_groups", "mamba_n_groups", "conv_kernel", "mamba_d_conv"),
+    *("chunk_size", "mamba_chunk_size"),
 )
 """Keys of config.json that the memory of a model depends on."""
 _MTP = "mtp."
@@ -186,18 +168,7 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
         attributes["architecture"] = architectures[0]
     if "model_type" in config:
         attributes["model_type"] = config["model_type"]
-    for key in (
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "vocab_size",
-        "intermediate_size",
-        "moe_intermediate_size",
-    ):
-        if type(text.get(key)) is int:
-            attributes[key] = text[key]
+    attributes |= {key: text[key] for key in _SIZES if type(text.get(key)) is int}
     pattern = pattern_of(text)
     if pattern:
         attributes.update(_hybrid_attributes(pattern, text))

@@ -6,8 +6,9 @@ Files are hashed where the home has them. The cheap check before an artifact is 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,38 +74,34 @@ class Contents:
     def __init__(self, store: ArtifactStore) -> None:
         self._store = store
         self._found: dict[tuple[str, str], list[FileRecord] | ArtifactError] = {}
-        self._objects: dict[str, ArtifactError | None] = {}
+        self._record_problem = cache(partial(_record_problem, store.backend))
 
     def problems(self, artifact: Artifact) -> list[ArtifactError]:
         """Everything about an artifact that is not as its version's record says."""
-        backend = self._store.backend
-        path = f"{OBJECTS}/{artifact.digest}"
-        if backend.read(f"{path}/{MANIFEST_NAME}") is None:
-            if not artifact.location:
-                return [gone(artifact, backend)]
-            place = Path(artifact.location)
+        backend, digest = self._store.backend, artifact.digest
+        path, problems = f"{OBJECTS}/{digest}", []
+        read = partial(backend.stored_files, path)
+        place = _place(backend, path)
+        if backend.read(f"{path}/{MANIFEST_NAME}") is not None:
+            problems += [problem for problem in [self._record_problem(digest)] if problem is not None]
+        elif not artifact.location:
+            return [gone(artifact, backend)]
+        else:
+            place = artifact.location
+            read = partial(hash_tree, Path(place), user_folder=True)
             try:
                 require_supplied(self._store, artifact)
             except ArtifactError as error:
                 return [error]
-            return self._compared(artifact, str(place), lambda: hash_tree(place, user_folder=True))
-        if artifact.digest not in self._objects:
-            self._objects[artifact.digest] = _record_problem(backend, artifact.digest)
-        broken = self._objects[artifact.digest]
-        problems = self._compared(artifact, _place(backend, path), lambda: backend.stored_files(path))
-        return [*([broken] if broken else []), *problems]
-
-    def _compared(self, artifact: Artifact, place: str, read: Callable[[], list[FileRecord]]) -> list[ArtifactError]:
-        key = (place, artifact.digest)
-        if key not in self._found:
+        if (place, digest) not in self._found:
             try:
-                self._found[key] = read()
+                self._found[place, digest] = read()
             except ArtifactError as error:
-                self._found[key] = error
+                self._found[place, digest] = error
             except OSError as error:
-                self._found[key] = ArtifactError("a file cannot be read", where=place, found=str(error))
-        found = self._found[key]
-        return [found] if isinstance(found, ArtifactError) else differences(artifact, found, place)
+                self._found[place, digest] = ArtifactError("a file cannot be read", where=place, found=str(error))
+        found = self._found[place, digest]
+        return [*problems, *([found] if isinstance(found, ArtifactError) else differences(artifact, found, place))]
 
 
 def object_problems(backend: Backend, digest: str) -> list[ArtifactError]:
