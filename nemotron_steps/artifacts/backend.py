@@ -1,12 +1,8 @@
 """Where a home's records and artifact folders live: a local folder, or any fsspec URL.
 
-Both backends keep one promise: `commit_tree` makes a folder appear whole or not at all. Locally that is one
-rename; on an object store, which has none, the files are uploaded first and `artifact.json` last, and a folder
-without it does not exist.
-
-Every path handed in is checked to stay in the home (see confinement), for a record may have named it. A store's every
-failure is a StorageError; a StorageUnreachableError, which says that trying again may help, where the server does not
-answer or is busy.
+`commit_tree` makes a folder appear whole or not at all. Locally that is one rename; on an object store, which has none,
+the files are uploaded first and `artifact.json` last, and a folder without it does not exist. Every path handed in is
+checked to stay in the home (see confinement), for a record may have named it.
 """
 # ruff: noqa: D102  Backend says what each method does
 
@@ -52,17 +48,15 @@ class Backend:
     """Records and folders under one home: a folder of this machine or of a shared file system.
 
     Paths are relative, posix; ArtifactError for one that leaves the home.
-
-    Attributes:
-        url: what the user called the home.
-        scratch: a local folder for staging, locks, work folders and copies; here the home itself.
-        private: a local folder of this user's own, in no home: what lies there was written by this user.
     """
 
     def __init__(self, root: Path, cache: Path | None = None) -> None:
         self.url = str(root)
+        """What the user called the home."""
         self.scratch = root
+        """A local folder for staging, locks, work folders and copies; here the home itself."""
         self.private = cache or default_cache()
+        """A local folder of this user's own, in no home: what lies there was written by this user."""
 
     def read(self, path: str) -> bytes | None:
         """A record's content, None if it is not there."""
@@ -93,10 +87,8 @@ class Backend:
             raise StorageError("reading the home failed", where=str(place), found=error.strerror) from error
 
     def commit_tree(self, staged: Path, path: str, *, replace: bool = False) -> None:
-        """Publish a staged folder, which holds artifact.json, under `path`.
-
-        A folder already there stays, unless `replace` says that it is corrupt.
-        """
+        """Publish a staged folder, which holds artifact.json. One already there stays, unless `replace`: it is
+        corrupt."""
         target = self.local(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         if replace:
@@ -133,16 +125,7 @@ class Backend:
 
 
 class FsspecBackend(Backend):
-    """A home on an object store, or any other file system that fsspec knows.
-
-    Args:
-        url: an fsspec URL.
-        cache: this user's folder for copies.
-
-    Raises:
-        UnsupportedError: the package for this kind of URL is not installed.
-        RequestError: the URL is not understood.
-    """
+    """A home on an object store, or any other file system that fsspec knows."""
 
     def __init__(self, url: str, cache: Path) -> None:
         import fsspec
@@ -171,11 +154,9 @@ class FsspecBackend(Backend):
 
     def read(self, path: str) -> bytes | None:
         self._fs.invalidate_cache()
-        try:
-            with self._asking("reading", path, FileNotFoundError):
-                data: bytes = self._fs.cat_file(self._at(path), **self._at_once)
-        except FileNotFoundError:
-            return None
+        data: bytes | None = None
+        with self._asking("reading", path, FileNotFoundError):
+            data = self._fs.cat_file(self._at(path), **self._at_once)
         return data
 
     def write(self, path: str, data: bytes) -> None:
@@ -184,20 +165,17 @@ class FsspecBackend(Backend):
 
     def create(self, path: str, data: bytes) -> bool:
         self._fs.invalidate_cache()
-        try:
-            with self._asking("writing", path, FileExistsError):
-                self._fs.pipe_file(self._at(path), data, mode="create")
-        except FileExistsError:
-            return False
-        return True
+        created = False
+        with self._asking("writing", path, FileExistsError):
+            self._fs.pipe_file(self._at(path), data, mode="create")
+            created = True
+        return created
 
     def names(self, path: str) -> list[str]:
         self._fs.invalidate_cache()
-        try:
-            with self._asking("listing", path, FileNotFoundError):
-                found = self._fs.ls(self._at(path), detail=False)
-        except FileNotFoundError:
-            return []
+        found: list[str] = []
+        with self._asking("listing", path, FileNotFoundError):
+            found = self._fs.ls(self._at(path), detail=False)
         names = {name.rstrip("/").rsplit("/", 1)[-1] for name in found} - {path.rsplit("/", 1)[-1]}
         return sorted(name for name in names if not name.startswith("."))
 
@@ -226,16 +204,17 @@ class FsspecBackend(Backend):
         for name in [*(record.path for record in files), MANIFEST_NAME]:
             target = partial / require_relative(name, f"{self.url.rstrip('/')}/{path}/{MANIFEST_NAME}")
             target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with self._asking("reading", f"{path}/{name}", FileNotFoundError):
-                    self._fs.get_file(self._at(f"{path}/{name}"), str(target))
-            except FileNotFoundError as error:
+            is_there = False
+            with self._asking("reading", f"{path}/{name}", FileNotFoundError):
+                self._fs.get_file(self._at(f"{path}/{name}"), str(target))
+                is_there = True
+            if not is_there:
                 remove_tree(partial)
                 raise ArtifactError(
                     "a file of the artifact is missing from the store",
                     where=f"{self.url.rstrip('/')}/{path}/{name}",
                     hints=("run the step that produced it again with --force",),
-                ) from error
+                )
         try:
             partial.rename(local)
         except OSError:
@@ -252,8 +231,11 @@ class FsspecBackend(Backend):
         records = []
         for name in found:
             inside = name.removeprefix(root + "/")
-            if inside != MANIFEST_NAME:
-                records.append(self._hashed(name, inside))
+            if inside == MANIFEST_NAME:
+                continue
+            with self._asking("reading", inside), self._fs.open(name, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                records.append(FileRecord(inside, file.seek(0, os.SEEK_END), digest))
         return records
 
     def drop_copy(self, path: str) -> bool:
@@ -280,32 +262,22 @@ class FsspecBackend(Backend):
             for name in sorted(names, key=lambda name: name != f"{root}/{MANIFEST_NAME}"):
                 self._fs.rm_file(name)
 
-    def _hashed(self, name: str, inside: str) -> FileRecord:
-        digest, size = hashlib.sha256(), 0
-        with self._asking("reading", inside), self._fs.open(name, "rb") as file:
-            while piece := file.read(1 << 22):
-                digest.update(piece)
-                size += len(piece)
-        return FileRecord(inside, size, digest.hexdigest())
-
     def _at(self, path: str) -> str:
         return f"{self._root}/{require_relative(path, self.url)}"
 
     @contextmanager
     def _asking(self, action: str, path: str, answer: type[OSError] | None = None) -> Iterator[None]:
-        """Turn what a file system package raises, each errors of its own, into a StorageError.
-
-        Args:
-            answer: FileNotFoundError or FileExistsError, where that is no failure.
-        """
+        """Turn what a file system package raises into a StorageError, but for an `answer`, which ends the block."""
         try:
             yield
         except Exception as error:
-            if answer is FileExistsError and _said(error).get("Error", {}).get("Code") == "PreconditionFailed":
-                raise FileExistsError(path) from error
-            if answer is not None and isinstance(error, answer):
-                raise
-            status: int = _said(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            # The server's answer that botocore keeps with an error, or with the one that caused it.
+            kept = [getattr(each, "response", None) for each in (error, error.__cause__)]
+            said = next((response for response in kept if isinstance(response, dict)), {})
+            taken = answer is FileExistsError and said.get("Error", {}).get("Code") == "PreconditionFailed"
+            if taken or (answer is not None and isinstance(error, answer)):
+                return
+            status: int = said.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             no_answer = not _NO_ANSWER.isdisjoint(each.__name__ for each in type(error).__mro__)
             unreachable = no_answer or status == 429 or status >= 500
             cls = StorageUnreachableError if unreachable else StorageError
@@ -318,11 +290,7 @@ class FsspecBackend(Backend):
 
 
 def open_backend(home: str | Path | None = None, cache: Path | None = None) -> Backend:
-    """The backend of a home: the argument, else STEPS_HOME, else `.steps` in the working directory.
-
-    Raises:
-        StorageError: it is there and is not a folder.
-    """
+    """The backend of a home: the argument, else STEPS_HOME, else `.steps` in the working directory."""
     text = str(home) if home is not None else os.environ.get("STEPS_HOME") or DEFAULT_HOME
     if text.startswith("file://"):
         text = text.removeprefix("file://")
@@ -341,16 +309,5 @@ def open_backend(home: str | Path | None = None, cache: Path | None = None) -> B
 
 def default_cache() -> Path:
     """Where copies of remote artifacts are kept: STEPS_CACHE, else the user's cache folder."""
-    explicit = os.environ.get("STEPS_CACHE")
-    if explicit:
-        return Path(explicit)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nemotron_steps"
-
-
-def _said(error: BaseException) -> dict[str, Any]:
-    """The server's answer that botocore keeps with an error, or with the one that caused it; {} without one."""
-    for each in (error, error.__cause__):
-        response = getattr(each, "response", None)
-        if isinstance(response, dict):
-            return response
-    return {}
+    shared = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("STEPS_CACHE") or shared / "nemotron_steps")

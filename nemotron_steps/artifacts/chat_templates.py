@@ -34,10 +34,7 @@ _CHATS: dict[str, list[dict[str, Any]]] = {
 
 
 def chat_template(folder: Path) -> str | None:
-    """The template of a model's folder: chat_template.jinja, or that of tokenizer_config.json; None without one.
-
-    ArtifactError for a chat_template.jinja that is no UTF-8.
-    """
+    """The template of a model's folder: chat_template.jinja, or that of tokenizer_config.json; None without one."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:

@@ -1,7 +1,4 @@
-"""Checks of checkpoint folders without torch: required files, safetensors headers, attributes from config.json.
-
-Reads headers only, never a tensor: whether the numbers are any good is the evaluation's business.
-"""
+"""Checks of checkpoint folders without torch: required files, safetensors headers, attributes from config.json."""
 
 from __future__ import annotations
 
@@ -31,36 +28,18 @@ _DTYPE_BITS = {
 }
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """What families call the number of experts of a layer."""
+_SIZES = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
+    *("intermediate_size", "moe_intermediate_size"),
+)
 _SHAPE = (
-    "model_type",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "attention_head_dim",
-    "intermediate_size",
-    "vocab_size",
-    "tie_word_embeddings",
-    *_EXPERTS,
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-    "moe_shared_expert_intermediate_size",
-    "moe_latent_size",
-    "hybrid_override_pattern",
-    "layers_block_type",
-    "num_nextn_predict_layers",
-    "mtp_hybrid_override_pattern",
-    "mtp_layers_block_type",
-    "mamba_num_heads",
-    "mamba_head_dim",
-    "ssm_state_size",
-    "n_groups",
-    "mamba_n_groups",
-    "conv_kernel",
-    "mamba_d_conv",
-    "chunk_size",
-    "mamba_chunk_size",
+    *("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("attention_head_dim", "intermediate_size", "vocab_size", "tie_word_embeddings", *_EXPERTS),
+    *("num_experts_per_tok", "moe_intermediate_size", "moe_shared_expert_intermediate_size", "moe_latent_size"),
+    *("hybrid_override_pattern", "layers_block_type", "num_nextn_predict_layers"),
+    *("mtp_hybrid_override_pattern", "mtp_layers_block_type", "mamba_num_heads", "mamba_head_dim"),
+    *("ssm_state_size", "n_groups", "mamba_n_groups", "conv_kernel", "mamba_d_conv"),
+    *("chunk_size", "mamba_chunk_size"),
 )
 """Keys of config.json that the memory of a model depends on."""
 _MTP = "mtp."
@@ -73,10 +52,8 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.j
 
 
 def read_safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
-    """Tensor name → {dtype, shape, data_offsets} of one file, checked against the file's size.
-
-    Raises ArtifactError if the header is malformed or the file is shorter or longer than the header says.
-    """
+    """Tensor name → {dtype, shape, data_offsets} of one file. ArtifactError if it is malformed or does not fit the
+    file."""
     if path.is_dir():
         raise _broken(path, "a file", "a folder")
     size = path.stat().st_size
@@ -166,28 +143,17 @@ def validate_megatron(folder: Path) -> dict[str, Any]:
             read_safetensors_header(path)
         elif path.suffix == ".json":
             read_json_object(path)
-    if attributes.get("mtp_layers") and not _has_blocks(folder):
+    # Tensors of multi-token prediction, carried or trained. The list of what was trained is a pickle, which is not
+    # opened here; names are plain text in it.
+    stored = folder / "weights" / ".metadata"
+    carried = (folder / "hf" / "carried.safetensors").is_file()
+    if not carried and stored.is_file() and _MTP.encode() not in stored.read_bytes() and attributes.get("mtp_layers"):
         attributes["mtp_layers"] = 0
     return attributes
 
 
-def _has_blocks(folder: Path) -> bool:
-    """Whether a Megatron checkpoint has tensors of multi-token prediction, carried or trained; True where its list of
-    tensors cannot be told. Their names are plain text in that list, which is a pickle and is not opened here."""
-    stored = folder / "weights" / ".metadata"
-    carried = (folder / "hf" / "carried.safetensors").is_file()
-    return carried or not stored.is_file() or _MTP.encode() in stored.read_bytes()
-
-
 def validate_model_folder(folder: Path) -> dict[str, Any]:
-    """config.json and tokenizer of a model folder → attributes: what later steps must agree on.
-
-    architecture, model_type, hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim,
-    vocab_size, intermediate_size, moe_intermediate_size, num_experts, shared_expert_width, mamba_num_heads,
-    mamba_groups, bounded_time_steps, mtp_layers, shape (what memory depends on, as config.json has it),
-    sequence_length, rope_type and fixed_positions (of scaled positions), tokenizer (digest), tokenizer_size,
-    chat_template (digest), chat_roles, has_end_token, quantised (how) where known.
-    """
+    """config.json and tokenizer of a model folder → attributes: what later steps must agree on, where it is known."""
     config_path = folder / "config.json"
     if not config_path.is_file():
         raise ArtifactError(
@@ -202,18 +168,7 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
         attributes["architecture"] = architectures[0]
     if "model_type" in config:
         attributes["model_type"] = config["model_type"]
-    for key in (
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "vocab_size",
-        "intermediate_size",
-        "moe_intermediate_size",
-    ):
-        if type(text.get(key)) is int:
-            attributes[key] = text[key]
+    attributes |= {key: text[key] for key in _SIZES if type(text.get(key)) is int}
     pattern = pattern_of(text)
     if pattern:
         attributes.update(_hybrid_attributes(pattern, text))
@@ -227,9 +182,14 @@ def validate_model_folder(folder: Path) -> dict[str, Any]:
     attributes |= {"rope_type": rope} if rope != "default" else {}
     attributes |= {"fixed_positions": fixed} if fixed is not None else {}
     attributes["tokenizer"] = tokenizer_digest(folder)
-    tokens = _tokenizer_size(folder)
-    if tokens is not None:
-        attributes["tokenizer_size"] = tokens
+    if (folder / "tokenizer.json").is_file():
+        content = read_json_object(folder / "tokenizer.json", fetch_again(folder, folder / "tokenizer.json"))
+        model, added = content.get("model"), content.get("added_tokens")
+        vocabulary = model.get("vocab") if isinstance(model, dict) else None
+        ids = [number for number in vocabulary.values() if type(number) is int] if isinstance(vocabulary, dict) else []
+        ids += [token["id"] for token in added or () if isinstance(token, dict) and type(token.get("id")) is int]
+        if isinstance(vocabulary, dict | list):
+            attributes["tokenizer_size"] = max([*ids, len(vocabulary) - 1]) + 1
     template = chat_template_digest(folder)
     if template is not None:
         attributes["chat_template"] = template
@@ -280,11 +240,8 @@ def _positions(config: Mapping[str, Any]) -> int:
 
 
 def tokenizer_digest(folder: Path) -> str:
-    """A digest of what the tokenizer does, so that a re-saved copy of the same tokenizer has the same one.
-
-    Of tokenizer.json the parsed content counts, without padding and truncation settings (they change with the last
-    call, not with the vocabulary). ArtifactError if the folder has no tokenizer.
-    """
+    """A digest of what the tokenizer does, so that a re-saved copy of it has the same one: of tokenizer.json without
+    padding and truncation, which change with the last call. ArtifactError if the folder has no tokenizer."""
     for name in _TOKENIZER_FILES:
         path = folder / name
         if not path.is_file():
@@ -304,21 +261,6 @@ def tokenizer_digest(folder: Path) -> str:
         found=listing(folder),
         hints=(f"cp <base model folder>/tokenizer*.json {folder}/",),
     )
-
-
-def _tokenizer_size(folder: Path) -> int | None:
-    """One more than the largest token id of tokenizer.json; None without one, or without a vocabulary of its own."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return None
-    content = read_json_object(path, fetch_again(folder, path))
-    model, added = content.get("model"), content.get("added_tokens")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    if not isinstance(vocabulary, dict | list):
-        return None
-    ids = [number for number in vocabulary.values() if type(number) is int] if isinstance(vocabulary, dict) else []
-    ids += [token["id"] for token in added or () if isinstance(token, dict) and type(token.get("id")) is int]
-    return max([*ids, len(vocabulary) - 1]) + 1
 
 
 def _turn_ends(folder: Path) -> list[str] | None:

@@ -53,10 +53,7 @@ def require_relative(path: str, where: str) -> str:
 def confined(root: Path, relative: str) -> Path:
     """`root / relative`, where following symbolic links does not lead out of the first folder of `relative`.
 
-    That first folder may itself be a link: people move `artifacts/` to another disk.
-
-    Raises ArtifactError if it would.
-    """
+    That first folder may itself be a link: people move `artifacts/` to another disk. ArtifactError if it would."""
     require_relative(relative, str(root))
     path, (first, *below) = root / relative, relative.split("/")
     base = os.path.join(root, first)
@@ -65,20 +62,14 @@ def confined(root: Path, relative: str) -> Path:
     if any(map(os.path.islink, accumulate(below, os.path.join, initial=base))):
         base, real = os.path.realpath(base), os.path.realpath(path)
         if real != base and not real.startswith(base.rstrip(os.sep) + os.sep):
-            raise leaves(path, real)
+            raise _leaves(path, real)
     return path
 
 
 def walk(folder: Path, *, follow: Path | None, skip_hidden: bool = False) -> Iterator[Path]:
-    """Every file below a folder.
+    """Every file below a folder. ArtifactError for names with control characters or not UTF-8.
 
-    Args:
-        follow: symbolic links to files below this folder count as the files; any other link is refused. With None
-            links are left out.
-        skip_hidden: leave out entries at the top whose names begin with a dot.
-
-    Raises:
-        ArtifactError: a link that leads out, to a folder or nowhere; a name with control characters or not UTF-8.
+    Symbolic links to files below `follow` count as the files, any other link is refused; with None links are left out.
     """
     pending = [folder]
     while pending:
@@ -89,12 +80,27 @@ def walk(folder: Path, *, follow: Path | None, skip_hidden: bool = False) -> Ite
                     continue
                 path = here / entry.name
                 if entry.is_symlink():
-                    if follow is not None:
-                        yield _linked(path, follow)
+                    if follow is None:
+                        continue
+                    target = os.path.realpath(path)
+                    if not target.startswith(os.path.realpath(follow).rstrip(os.sep) + os.sep):
+                        raise _leaves(path, target)
+                    if not os.path.isfile(target):
+                        raise ArtifactError(
+                            "a symbolic link does not lead to a file",
+                            where=str(path),
+                            expected="links to files only: a linked folder is not followed",
+                            found=f"a link to {target}",
+                        )
                 elif entry.is_dir():
                     pending.append(path)
-                elif entry.is_file():
-                    yield _named(path)
+                    continue
+                elif not entry.is_file():
+                    continue
+                if _CONTROL.search(path.name):
+                    what = "a file's name holds control characters or is not UTF-8"
+                    raise ArtifactError(what, where=repr(str(path)), hints=("rename it",))
+                yield path
 
 
 def link_root(folder: Path) -> Path:
@@ -105,8 +111,7 @@ def link_root(folder: Path) -> Path:
     return real.parent.parent if is_snapshot else real
 
 
-def leaves(path: Path, target: str) -> ArtifactError:
-    """The error for a link that leads out of its folder."""
+def _leaves(path: Path, target: str) -> ArtifactError:
     return ArtifactError(
         "a symbolic link leads out of the folder",
         where=str(path),
@@ -114,25 +119,3 @@ def leaves(path: Path, target: str) -> ArtifactError:
         found=f"a link to {target}",
         hints=(f"cp -rL {path.parent} COPY   # a copy with the files in place of links",),
     )
-
-
-def _linked(path: Path, root: Path) -> Path:
-    target = os.path.realpath(path)
-    if not target.startswith(os.path.realpath(root).rstrip(os.sep) + os.sep):
-        raise leaves(path, target)
-    if not os.path.isfile(target):
-        raise ArtifactError(
-            "a symbolic link leads to no file",
-            where=str(path),
-            expected="links to files only: a linked folder is not followed",
-            found=f"a link to {target}",
-        )
-    return _named(path)
-
-
-def _named(path: Path) -> Path:
-    if _CONTROL.search(path.name):
-        raise ArtifactError(
-            "a file's name holds control characters or is not UTF-8", where=repr(str(path)), hints=("rename it",)
-        )
-    return path

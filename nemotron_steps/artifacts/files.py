@@ -1,7 +1,4 @@
-"""Atomic local file work: hashing, atomic writes, durable renames, and storage failures as StorageError.
-
-For small records of runs and artifacts; a step writes its own outputs with its own means.
-"""
+"""Atomic local file work: hashing, atomic writes, durable renames, and storage failures as StorageError."""
 
 from __future__ import annotations
 
@@ -30,19 +27,14 @@ _STORAGE_ERRNOS = {
     errno.EROFS: "the file system is read-only",
     errno.EIO: "the disk reported an input/output error",
 }
-_CHUNK = 1 << 20
 
 """Called while files are hashed, with the bytes done so far and the bytes of all of them."""
 
 
 def sha256_file(path: Path) -> str:
     """sha256 of a file's content, in hex."""
-    digest = hashlib.sha256()
-    buffer = memoryview(bytearray(_CHUNK))
     with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hash_tree(folder: Path, *, user_folder: bool = False) -> list[FileRecord]:
@@ -53,12 +45,10 @@ def hash_tree(folder: Path, *, user_folder: bool = False) -> list[FileRecord]:
 
 
 def tree_files(folder: Path, *, user_folder: bool = False) -> list[Path]:
-    """The files an artifact folder consists of, sorted by relative posix path.
+    """The files an artifact folder consists of, sorted by relative posix path, without its own artifact.json.
 
-    Its own artifact.json is not one of them, and in a folder that a user supplies neither is what lies in hidden
-    entries at its top (`.git`, `.cache`). A symbolic link to a file of the folder counts as that file.
-
-    Raises ArtifactError for any other link: it would take files from elsewhere, or leave some out without a word.
+    In a folder that a user supplies hidden entries at its top (`.git`, `.cache`) do not count. A symbolic link to a
+    file of the folder counts as that file; ArtifactError for any other link, which would take files from elsewhere.
     """
     follow = link_root(folder) if user_folder else folder
     found = (path for path in walk(folder, follow=follow, skip_hidden=user_folder) if path != folder / MANIFEST_NAME)
@@ -142,7 +132,12 @@ def seal_tree(folder: Path) -> None:
 
 def remove_tree(folder: Path) -> None:
     """Delete a folder if it is there."""
-    shutil.rmtree(folder, ignore_errors=False, onerror=_ignore_missing)
+
+    def ignore_missing(function: Any, path: str, info: Any) -> None:
+        if not issubclass(info[0], FileNotFoundError):
+            raise info[1]
+
+    shutil.rmtree(folder, onerror=ignore_missing)
 
 
 def set_aside(folder: Path) -> None:
@@ -184,10 +179,8 @@ def storage_errors(where: Path | str) -> Iterator[None]:
 
 
 def as_storage_error(error: BaseException, where: Path | str) -> StorageError | None:
-    """The StorageError an exception (or one that caused it) amounts to, or None.
-
-    Libraries wrap a full disk in errors of their own without an errno, so their texts are looked at too.
-    """
+    """The StorageError an exception (or one that caused it) amounts to, or None. Libraries wrap a full disk in
+    errors of their own without an errno, so their texts are looked at too."""
     visited: set[int] = set()
     seen: BaseException | None = error
     while seen is not None and id(seen) not in visited:
@@ -227,8 +220,3 @@ def _disk(path: Path) -> tuple[Path, os.statvfs_result]:
     while not path.exists() and path != path.parent:
         path = path.parent
     return path, os.statvfs(path)
-
-
-def _ignore_missing(function: Any, path: str, info: Any) -> None:
-    if not issubclass(info[0], FileNotFoundError):
-        raise info[1]

@@ -28,11 +28,7 @@ _WORTH_SAYING = 200_000_000
 
 
 class Imports:
-    """Notes about what the user supplied.
-
-    Args:
-        folder: where they are kept; nobody else's.
-    """
+    """Notes about what the user supplied, kept in a folder that is nobody else's."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -48,11 +44,7 @@ class Imports:
     ) -> Artifact:
         """What a path holds, as an artifact that is not in any home. From then on its folder may be read in place.
 
-        It is validated and hashed once, and again when a file's size, times or inode change; with other content it is
-        another artifact.
-
-        Raises ArtifactError or DataError if there is nothing there, or it is not valid.
-        """
+        It is validated and hashed once, and again when a file's size, times or inode change."""
         if not path.exists():
             raise ArtifactError("there is nothing at this path", where=str(path))
         path = path.absolute()

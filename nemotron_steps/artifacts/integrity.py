@@ -1,15 +1,14 @@
 """Whether what a home holds is what was committed: records against records, and every byte against the records.
 
-`verify_home` looks at every record there is, also at those that no name leads to, and goes on after what is broken.
-Files are hashed where the home has them, not in a local copy of them. The cheap check before an artifact is read is
-the store's own.
+Files are hashed where the home has them. The cheap check before an artifact is read is the store's own.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,18 +32,17 @@ _LEFTOVERS = (".corrupt", ".partial")
 
 @dataclass(frozen=True)
 class Verified:
-    """One thing that was looked at: an artifact's version, or a record that no name leads to.
-
-    `digest` is empty where the record could not be read.
-    """
+    """One thing that was looked at: an artifact's version, or a record that no name leads to."""
 
     ref: str
     digest: str
+    """Empty where the record could not be read."""
     problems: tuple[ArtifactError, ...]
 
 
 def verify_home(store: ArtifactStore) -> Iterator[Verified]:
-    """Look at every record and every file of a home's artifacts, each file once."""
+    """Look at every record and every file of a home's artifacts, also at those that no name leads to, each file
+    once."""
     contents = Contents(store)
     named: set[str] = set()
     for ref, record in store.records():
@@ -76,46 +74,41 @@ class Contents:
     def __init__(self, store: ArtifactStore) -> None:
         self._store = store
         self._found: dict[tuple[str, str], list[FileRecord] | ArtifactError] = {}
-        self._objects: dict[str, ArtifactError | None] = {}
+        self._record_problem = cache(partial(_record_problem, store.backend))
 
     def problems(self, artifact: Artifact) -> list[ArtifactError]:
         """Everything about an artifact that is not as its version's record says."""
-        backend = self._store.backend
-        path = f"{OBJECTS}/{artifact.digest}"
-        if backend.read(f"{path}/{MANIFEST_NAME}") is None:
-            if not artifact.location:
-                return [gone(artifact, backend)]
+        backend, digest = self._store.backend, artifact.digest
+        path, problems = f"{OBJECTS}/{digest}", []
+        read = partial(backend.stored_files, path)
+        place = _place(backend, path)
+        if backend.read(f"{path}/{MANIFEST_NAME}") is not None:
+            problems += [problem for problem in [self._record_problem(digest)] if problem is not None]
+        elif not artifact.location:
+            return [gone(artifact, backend)]
+        else:
+            place = artifact.location
+            read = partial(hash_tree, Path(place), user_folder=True)
             try:
-                require_allowed(self._store, artifact)
+                require_supplied(self._store, artifact)
             except ArtifactError as error:
                 return [error]
-            place = Path(artifact.location)
-            return self._compared(artifact, str(place), lambda: hash_tree(place, user_folder=True))
-        if artifact.digest not in self._objects:
-            self._objects[artifact.digest] = _record_problem(backend, artifact.digest)
-        broken = self._objects[artifact.digest]
-        problems = self._compared(artifact, _place(backend, path), lambda: backend.stored_files(path))
-        return [*([broken] if broken else []), *problems]
-
-    def _compared(self, artifact: Artifact, place: str, read: Callable[[], list[FileRecord]]) -> list[ArtifactError]:
-        key = (place, artifact.digest)
-        if key not in self._found:
+        if (place, digest) not in self._found:
             try:
-                self._found[key] = read()
+                self._found[place, digest] = read()
             except ArtifactError as error:
-                self._found[key] = error
+                self._found[place, digest] = error
             except OSError as error:
-                self._found[key] = ArtifactError("a file cannot be read", where=place, found=str(error))
-        found = self._found[key]
-        return [found] if isinstance(found, ArtifactError) else differences(artifact, found, place)
+                self._found[place, digest] = ArtifactError("a file cannot be read", where=place, found=str(error))
+        found = self._found[place, digest]
+        return [*problems, *([found] if isinstance(found, ArtifactError) else differences(artifact, found, place))]
 
 
 def object_problems(backend: Backend, digest: str) -> list[ArtifactError]:
     """Everything about a committed folder that is not as its own artifact.json says."""
     path = f"{OBJECTS}/{digest}"
     data = backend.read(f"{path}/{MANIFEST_NAME}")
-    if data is None:
-        # An upload that was cut short: it does not exist yet.
+    if data is None:  # an upload that was cut short: it does not exist yet
         return []
     broken = _record_problem(backend, digest)
     if broken is not None:
@@ -128,38 +121,28 @@ def object_problems(backend: Backend, digest: str) -> list[ArtifactError]:
 
 
 def differences(artifact: Artifact, found: Sequence[FileRecord], place: str) -> list[ArtifactError]:
-    """Files that are missing, too many or changed.
-
-    Args:
-        found: the files as they are.
-        place: folder or URL they are in, for the errors.
-    """
-    problems: list[ArtifactError] = []
+    """Files of the folder or URL `place` that are missing, too many or changed. `found`: as they are."""
+    wrong: list[tuple[str, str, str]] = []
     there = {record.path: record for record in found}
     for record in artifact.files:
         other = there.pop(record.path, None)
         if other is None:
-            problems.append(corrupt(artifact, f"{place}/{record.path}", f"sha256 {record.sha256}", "no file"))
+            wrong.append((record.path, f"sha256 {record.sha256}", "no file"))
         elif other.sha256 != record.sha256:
-            problems.append(
-                corrupt(artifact, f"{place}/{record.path}", f"sha256 {record.sha256}", f"sha256 {other.sha256}")
-            )
+            wrong.append((record.path, f"sha256 {record.sha256}", f"sha256 {other.sha256}"))
         elif other.size != record.size:
-            problems.append(corrupt(artifact, f"{place}/{record.path}", f"{record.size} bytes", f"{other.size} bytes"))
-    for path in there:
-        problems.append(corrupt(artifact, f"{place}/{path}", "no such file", "a file that was not committed"))
-    return problems
-
-
-def corrupt(artifact: Artifact, where: str, expected: str, found: str) -> ArtifactError:
-    """The error for a file that is not what was committed."""
-    return ArtifactError(
-        f"artifact '{artifact.ref}' is corrupt: a file is not what was committed",
-        where=where,
-        expected=expected,
-        found=found,
-        hints=(recreate_hint(artifact), f"steps artifacts verify {artifact.ref}"),
-    )
+            wrong.append((record.path, f"{record.size} bytes", f"{other.size} bytes"))
+    wrong += [(path, "no such file", "a file that was not committed") for path in there]
+    return [
+        ArtifactError(
+            f"artifact '{artifact.ref}' is corrupt: a file is not what was committed",
+            where=f"{place}/{path}",
+            expected=expected,
+            found=actual,
+            hints=(recreate_hint(artifact), f"steps artifacts verify {artifact.ref}"),
+        )
+        for path, expected, actual in wrong
+    ]
 
 
 def gone(artifact: Artifact, backend: Backend) -> ArtifactError:
@@ -172,26 +155,19 @@ def gone(artifact: Artifact, backend: Backend) -> ArtifactError:
     )
 
 
-def require_allowed(store: ArtifactStore, artifact: Artifact) -> None:
-    """ArtifactError for an artifact in a folder outside the home that is gone, or that this user never supplied."""
-    if not Path(artifact.location).is_dir():
-        raise gone(artifact, store.backend)
-    _require_supplied(store, artifact)
-
-
 def place_of(store: ArtifactStore, artifact: Artifact) -> Path:
-    """The folder that an artifact would be read from; nothing of it is read.
-
-    Raises ArtifactError where that is a folder outside the home that this user never supplied.
-    """
+    """The folder that an artifact would be read from; nothing of it is read. ArtifactError as `require_supplied`."""
     backend = store.backend
     if not artifact.location or backend.read(f"{OBJECTS}/{artifact.digest}/{MANIFEST_NAME}") is not None:
         return backend.scratch / OBJECTS / artifact.digest
-    _require_supplied(store, artifact)
+    require_supplied(store, artifact, must_exist=False)
     return Path(artifact.location)
 
 
-def _require_supplied(store: ArtifactStore, artifact: Artifact) -> None:
+def require_supplied(store: ArtifactStore, artifact: Artifact, *, must_exist: bool = True) -> None:
+    """ArtifactError for an artifact in a folder outside the home that is gone, or that this user never supplied."""
+    if must_exist and not Path(artifact.location).is_dir():
+        raise gone(artifact, store.backend)
     if not store.imports.allows(artifact.location):
         raise ArtifactError(
             f"artifact '{artifact.ref}' lies in a folder outside the home that you never gave as an input",

@@ -23,19 +23,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, bool | int) or value is None:
         return value
     if isinstance(value, str):
-        return _encodable(value)
+        return value if value.isascii() else value.encode(errors="replace").decode()
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
-        return {_encodable(str(key)): plain(item) for key, item in value.items()}
+        return {plain(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
     item = getattr(value, "item", None)
     if callable(item) and getattr(value, "size", None) is not None:
         shape = getattr(value, "shape", ())
         return plain(item()) if math.prod(shape) == 1 else plain(value.tolist())
-    return _encodable(str(value))
-
-
-def _encodable(text: str) -> str:
-    return text if text.isascii() else text.encode(errors="replace").decode()
+    return plain(str(value))

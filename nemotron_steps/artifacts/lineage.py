@@ -1,8 +1,7 @@
-"""Which artifacts an artifact was made from, and which were made from it.
+"""Which artifacts an artifact was made from, and which were made from it, by the version records.
 
 An edge belongs to one production: a step's run that read one version and wrote another. Versions with the same bytes
-are kept apart, for a step may hand on what it was given. Read from the version records alone, so it is the same for a
-home on an object store.
+are kept apart, for a step may hand on what it was given.
 """
 
 from __future__ import annotations
@@ -30,6 +29,10 @@ class Link:
     run: str
     accepted: str = ""
 
+    def to_dict(self) -> dict[str, str]:
+        """JSON-serialisable form."""
+        return {name: text for name, text in vars(self).items() if text or name != "accepted"}
+
 
 @dataclass(frozen=True)
 class Lineage:
@@ -46,17 +49,13 @@ class Lineage:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable form."""
+        links = {"ancestors": self.ancestors, "descendants": self.descendants}
         return {
             "artifact": self.of.ref,
             "digest": self.of.digest,
             **({"accepted": self.accepted} if self.accepted else {}),
-            "ancestors": [_fields(link) for link in self.ancestors],
-            "descendants": [_fields(link) for link in self.descendants],
+            **{name: [link.to_dict() for link in found] for name, found in links.items()},
         }
-
-
-def _fields(link: Link) -> dict[str, str]:
-    return {name: text for name, text in vars(link).items() if text or name != "accepted"}
 
 
 def lineage(store: ArtifactStore, artifact: Artifact) -> Lineage:

@@ -119,11 +119,11 @@ class Artifact:
         return f"{self.name}:v{self.version}" if self.version else short_digest(self.digest)
 
     def jsonl(self, split: str = "train") -> Path | None:
-        """The JSON Lines file of one split: train, validation or heldout (test).
+        """The JSON Lines file of one split: train, validation or heldout (test); None when there is no such split.
 
         `<split>.jsonl`, or the names of the published blends (`train-split.jsonl`, `val-split.jsonl`,
         `val/data.jsonl`); for `train` also the only JSON Lines file of the folder, so that a single file a user
-        supplies is a training set. None when the artifact has no such split.
+        supplies is a training set.
         """
         found = split_file(self.path, split)
         if found is not None:
@@ -187,10 +187,7 @@ def short_digest(digest: str) -> str:
 
 
 def parse_ref(text: str) -> tuple[str, str]:
-    """Split `NAME[:VERSION]` into (name, version), version `latest` when left out.
-
-    VERSION is `vN`, `N` or `latest`. Raises ArtifactError for anything that cannot be a reference.
-    """
+    """Split `NAME[:VERSION]` into (name, version), VERSION one of `vN`, `N` or `latest`, which it is when left out."""
     name, _, version = text.partition(":")
     version = version or "latest"
     if version.isdigit():

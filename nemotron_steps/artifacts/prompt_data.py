@@ -20,7 +20,7 @@ _HEADER_BYTES = 1 << 16
 TOOLS = "tools"
 
 
-def _chat(row: Row) -> bool:
+def _is_chat(row: Row) -> bool:
     try:
         read_chat(row, "")
     except DataError:
@@ -30,19 +30,14 @@ def _chat(row: Row) -> bool:
 
 _READABLE: dict[str, Callable[[Row], bool]] = {
     "prompt_data": lambda row: bool(prompt_layout(row)[1]) and not has_pair(row),
-    "chat_data": _chat,
+    "chat_data": _is_chat,
     "pair_data": has_pair,
 }
 
 
 def looks_like(kind: str, path: Path) -> bool:
-    """Whether a path holds rows that an import may read: JSON Lines by their first row, a table, or a folder.
-
-    What is in a table is looked at by the import.
-
-    Args:
-        kind: prompt_data, chat_data or pair_data.
-    """
+    """Whether a path holds rows that an import of `kind` may read: JSON Lines by their first row, a table, or a
+    folder."""
     row = first_row(path)
     if row is not None:
         return _READABLE[kind](row)
@@ -60,10 +55,7 @@ def first_row(path: Path) -> Row | None:
 
 def roles_in(path: Path) -> tuple[str, ...]:
     """Roles of the messages in the first rows of JSON Lines, as the policy will see them, and TOOLS where a row offers
-    some; none of other files.
-
-    What is wrong with a row is told by whoever reads all of them.
-    """
+    some. What is wrong with a row is told by whoever reads all of them."""
     file = path if path.is_file() else next(iter(sorted(path.rglob("*.jsonl"))), path)
     if file.suffix != ".jsonl":
         return ()
@@ -80,9 +72,7 @@ def roles_in(path: Path) -> tuple[str, ...]:
 def names_no_agent(path: Path) -> bool:
     """Whether rows are seen to name no agent that grades them: JSON Lines by their first row, a table by its columns.
 
-    Of a folder, whether that is so of each file: its held-out rows may have a grader of their own, and beside JSON
-    Lines a table is a report on them. False where it cannot be told at a glance.
-    """
+    Of a folder, whether that is so of each file. False where it cannot be told at a glance."""
     if path.is_dir():
         every = sorted(file for file in path.rglob("*") if file.is_file() and file.stat().st_size > 0)
         rows = [file for file in every if file.suffix == ".jsonl"]
@@ -97,19 +87,13 @@ def names_no_agent(path: Path) -> bool:
         case ".csv" | ".tsv":
             with path.open("rb") as file:
                 return b"agent_ref" not in file.readline(_HEADER_BYTES)
-        case ".parquet":
-            footer = _footer(path)
-            return bool(footer) and b"agent_ref" not in footer
+        case ".parquet":  # columns are named in plain text in the metadata at its end
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(size - 8, 0))
+                length, magic = int.from_bytes(file.read(4), "little"), file.read(4)
+                if magic != b"PAR1" or not 0 < length <= size - 8:
+                    return False
+                file.seek(size - 8 - length)
+                return b"agent_ref" not in file.read(length)
     return False
-
-
-def _footer(path: Path) -> bytes:
-    """The metadata at the end of a Parquet file, where columns are named in plain text; empty for another file."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(size - 8, 0))
-        length, magic = int.from_bytes(file.read(4), "little"), file.read(4)
-        if magic != b"PAR1" or length > size - 8:
-            return b""
-        file.seek(size - 8 - length)
-        return file.read(length)

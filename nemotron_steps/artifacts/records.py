@@ -23,14 +23,7 @@ from typing import Any
 
 from nemotron_steps.artifacts.confinement import require_relative
 from nemotron_steps.artifacts.files import to_json_bytes
-from nemotron_steps.artifacts.models import (
-    Artifact,
-    Edge,
-    FileRecord,
-    Producer,
-    is_artifact_name,
-    tree_digest,
-)
+from nemotron_steps.artifacts.models import Artifact, Edge, FileRecord, Producer, is_artifact_name, tree_digest
 from nemotron_steps.errors import ArtifactError
 
 Shape = Any
@@ -123,11 +116,7 @@ def artifact_bytes(artifact: Artifact) -> bytes:
 
 
 def parse_artifact(data: bytes, where: str) -> Artifact:
-    """The inverse of artifact_bytes, with an empty `path`. ArtifactError for anything but an intact record.
-
-    Args:
-        where: the record's address, for the error.
-    """
+    """The inverse of artifact_bytes, with an empty `path`. ArtifactError for anything but an intact record."""
     record = json_object(data, where)
     version = record.get("format")
     if version == FORMAT:
@@ -209,7 +198,18 @@ def _wrong(value: Any, shape: Shape, at: str) -> tuple[str, Any] | None:
         found = [_wrong(value, each, at) for each in shape]
         return None if None in found else found[0]
     if isinstance(shape, Mapping):
-        return _wrong_fields(value, shape, at)
+        if not isinstance(value, dict):
+            return at, value
+        for name, inner in shape.items():
+            below, optional = _below(at, str(name)), isinstance(inner, Optional)
+            if name is ANY or (optional and name not in value):
+                continue
+            if name not in value:
+                return below, "nothing"
+            if wrong := _wrong(value[name], inner.shape if optional else inner, below):
+                return wrong
+        unknown = next((name for name in value if name not in shape and ANY not in shape), None)
+        return None if unknown is None else (_below(at, unknown), "an unknown field")
     if isinstance(shape, Values):
         if not isinstance(value, dict):
             return at, value
@@ -231,23 +231,6 @@ def _wrong(value: Any, shape: Shape, at: str) -> tuple[str, Any] | None:
     else:
         fits = value is None if shape is None else type(value) is shape
     return None if fits else (at, value)
-
-
-def _wrong_fields(value: Any, shape: Mapping[str, Shape], at: str) -> tuple[str, Any] | None:
-    if not isinstance(value, dict):
-        return at, value
-    for name, inner in shape.items():
-        if name is ANY:
-            continue
-        if name not in value:
-            if isinstance(inner, Optional):
-                continue
-            return _below(at, name), "nothing"
-        wrong = _wrong(value[name], inner.shape if isinstance(inner, Optional) else inner, _below(at, name))
-        if wrong is not None:
-            return wrong
-    unknown = next((name for name in value if name not in shape and ANY not in shape), None)
-    return None if unknown is None else (_below(at, unknown), "an unknown field")
 
 
 def _below(at: str, name: str) -> str:

@@ -1,6 +1,6 @@
 """The artifact store: stage, validate, hash, commit; find, verify and read back.
 
-Layout under a home (paths of the backend):
+Layout under a home:
 
     artifacts/objects/<digest>/            files and artifact.json of one artifact, read-only
     artifacts/references/<digest>.json     an artifact used in place, in a folder the user supplied (see imports)
@@ -9,8 +9,6 @@ Layout under a home (paths of the backend):
 and, always on this machine: `artifacts/staging/` (being written), `artifacts/verified/` (size and time of files
 whose hash was right).
 
-Records are read with distrust (see records), and no path of one leads out of the home (see confinement).
-
 Content decides identity: the same type and bytes are one object, however often they are produced. Which step and
 which inputs produced it is the version's record. Commit order is object, then version; a kill in between leaves an
 object no one names, which the next production of the same content reuses.
@@ -18,7 +16,6 @@ object no one names, which the next production of the same content reuses.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import logging
@@ -27,7 +24,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +51,7 @@ from nemotron_steps.artifacts.integrity import (
     differences,
     gone,
     object_problems,
-    require_allowed,
+    require_supplied,
 )
 from nemotron_steps.artifacts.jsonable import plain
 from nemotron_steps.artifacts.models import (
@@ -87,14 +84,20 @@ class ArtifactStore:
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
-        """A fresh folder to fill, on the file system artifacts are committed to; deleted on exit if still there.
-
-        What killed processes left is cleaned on the way: a staging folder whose lock nobody holds is dead.
-        """
+        """A fresh folder to fill, on the file system artifacts are committed to; deleted on exit if still there."""
         root = self.backend.local("artifacts/staging")
         root.mkdir(parents=True, exist_ok=True)
-        _clean_staging(root)
-        folder, lock = _locked_folder(root)
+        for left in root.iterdir():
+            if left.is_symlink() or not left.is_dir():  # nothing of ours
+                left.unlink(missing_ok=True)
+            elif (dead := _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB)) is not None:  # of a process that was killed
+                remove_tree(left)
+                os.close(dead)
+        lock = None
+        while lock is None:  # another process may take it for dead until it is locked
+            folder = root / uuid.uuid4().hex
+            folder.mkdir()
+            lock = _locked(folder, fcntl.LOCK_EX)
         try:
             yield folder
         finally:
@@ -117,12 +120,10 @@ class ArtifactStore:
         inputs: Sequence[Edge] = (),
         source: str = "",
     ) -> Artifact:
-        """Validate and hash a filled folder, for `publish`.
+        """Validate and hash a filled folder, for `publish`. Attributes read from the files win over `attributes`; links
+        to files of the folder become files.
 
-        Attributes read from the files win over `attributes`. Links to files of the folder become files.
-
-        Raises ArtifactError or DataError if the folder is empty, links to files elsewhere or is not valid for its
-        type, StorageError if it cannot be written.
+        Raises ArtifactError or DataError if the folder is empty, links to files elsewhere or is not valid for its type.
         """
         if not is_artifact_name(name):
             expected = "at most 200 letters, digits and ._-/"
@@ -148,9 +149,8 @@ class ArtifactStore:
         )
 
     def publish(self, artifact: Artifact) -> Artifact:
-        """Move a staged artifact away as the next version of its name; the newest, if it is the same production
-        (content, producer but for the run, inputs), is returned instead.
-        """
+        """Move a staged artifact away as the next version of its name. The newest, if it is the same production
+        (content, producer but for the run, inputs), is returned instead."""
         path = f"{OBJECTS}/{artifact.digest}"
         there = self.backend.read(f"{path}/{MANIFEST_NAME}") is not None
         corrupt = there and bool(object_problems(self.backend, artifact.digest))
@@ -194,10 +194,7 @@ class ArtifactStore:
         supertypes: Sequence[str] = (),
         name: str | None = None,
     ) -> Artifact:
-        """Take a folder of the user's as an artifact in place, without copying it; a single file is copied.
-
-        The folder is validated and hashed once (see Imports), and again when it changed: then it is another artifact.
-        """
+        """Take a folder of the user's as an artifact in place, without copying it; a single file is copied."""
         if path.is_file():
             return self.add(path, type_name=type_name, name=name, supertypes=supertypes)
         artifact = self.imports.identify(path, type_name=type_name, supertypes=supertypes, name=name)
@@ -210,10 +207,8 @@ class ArtifactStore:
         return self._new_version(replace(artifact, producer=producer, inputs=tuple(inputs), created=time.time()))
 
     def find(self, ref: str) -> Artifact:
-        """The record of `NAME`, `NAME:vN`, `NAME:latest`, or a digest of at least 8 hex digits.
-
-        Reads no file of the artifact; `path` may not exist yet (see `open`). UnknownNameError with near names.
-        """
+        """The record of `NAME`, `NAME:vN`, `NAME:latest`, or a digest of at least 8 hex digits; no file of it is
+        read."""
         if _DIGEST_START.fullmatch(ref):
             for digest in self.backend.names(OBJECTS):
                 if digest.startswith(ref) and is_digest(digest):
@@ -255,10 +250,8 @@ class ArtifactStore:
     def open(self, ref: str | Artifact, *, full: bool = False) -> Artifact:
         """An artifact ready to be read: on this machine, with the files that were committed and no others.
 
-        Files whose size, times and inode are those of the last successful check are trusted unless `full`.
-        Raises ArtifactError naming the file, the expected and the found hash; also for an artifact in a folder
-        outside the home that this user never supplied.
-        """
+        Files whose size, times and inode are those of the last successful check are trusted unless `full`. Raises
+        ArtifactError for what is corrupt, and for a folder outside the home that this user never supplied."""
         artifact = self.find(ref) if isinstance(ref, str) else ref
         artifact = artifact.at(self._local_path(artifact))
         problems = self._problems(artifact, artifact.path, full=full)
@@ -304,10 +297,7 @@ class ArtifactStore:
                     yield ref, error
 
     def list_artifacts(self, *, type_name: str | None = None, name: str | None = None) -> list[Artifact]:
-        """The record of every version, by name and version. `name` and `type_name` filter exactly.
-
-        A broken record is left out, with a warning.
-        """
+        """The record of every version, by name and version. A broken record is left out, with a warning."""
         artifacts = []
         for ref, record in self.records(name):
             if isinstance(record, ArtifactError):
@@ -326,7 +316,7 @@ class ArtifactStore:
                     # What was just made must not be lost over it.
                     logger.warning("the newest record of %s is broken: %s", artifact.name, error.what)
                 else:
-                    if _same_production(newest, artifact):
+                    if _production(newest) == _production(artifact):
                         return newest.at(artifact.path)
             numbered = replace(artifact, version=(versions[-1] if versions else 0) + 1)
             path = f"{_folder_of(artifact.name)}/v{numbered.version}.json"
@@ -362,11 +352,15 @@ class ArtifactStore:
             return self.backend.local_tree(f"{OBJECTS}/{artifact.digest}", artifact.files)
         if not artifact.location:
             raise gone(artifact, self.backend)
-        require_allowed(self, artifact)
+        require_supplied(self, artifact)
         return Path(artifact.location)
 
     def _problems(self, artifact: Artifact, folder: Path, *, full: bool) -> list[ArtifactError]:
-        trusted = {} if full else self._verified_before(artifact.digest, folder)
+        trusted: dict[str, Any] = {}  # size and time of each file when its hash was last right
+        if not full:
+            with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+                note = json.loads(self._note(artifact.digest).read_bytes())
+                trusted = dict(note["files"]) if note["folder"] == str(folder) else {}
         records = {record.path: record for record in artifact.files}
         found: list[FileRecord] = []
         checked = False
@@ -382,24 +376,15 @@ class ArtifactStore:
             self._remember_verified(artifact.digest, folder, artifact.files)
         return problems
 
-    def _verified_before(self, digest: str, folder: Path) -> dict[str, Any]:
-        """Size and time of each file when its hash was last right."""
-        try:
-            record = json.loads(self._verified_path(digest).read_bytes())
-            files = record["files"] if record["folder"] == str(folder) else {}
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return {}
-        return files if isinstance(files, dict) else {}
-
     def _remember_verified(self, digest: str, folder: Path, files: Sequence[FileRecord]) -> None:
         record = {"folder": str(folder), "files": {f.path: stat_of(folder / f.path) for f in files}}
         try:
-            write_atomic(self._verified_path(digest), to_json_bytes(record))
+            write_atomic(self._note(digest), to_json_bytes(record))
         except StorageError as error:
             # Reading must work on a full or read-only disk; the files are then hashed again next time.
             logger.warning("could not record that %s is verified: %s", short_digest(digest), error.what)
 
-    def _verified_path(self, digest: str) -> Path:
+    def _note(self, digest: str) -> Path:
         return self.backend.local(f"artifacts/verified/{digest}.json")
 
     def _unknown(self, ref: str, name: str, versions: Sequence[int]) -> UnknownNameError:
@@ -422,51 +407,25 @@ class ArtifactStore:
         )
 
 
-def _locked_folder(root: Path) -> tuple[Path, int]:
-    """A new folder and the descriptor that holds its lock."""
-    while True:
-        folder = root / uuid.uuid4().hex
-        folder.mkdir()
-        # Another process may take it for dead until it is locked.
-        try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:
-            continue
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+def _locked(folder: Path, how: int) -> int | None:
+    """A descriptor that holds a staging folder's lock; None where it is gone, or another process has it."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    with suppress(BlockingIOError):
+        fcntl.flock(descriptor, how)
         if folder.exists():
-            return folder, descriptor
-        os.close(descriptor)
+            return descriptor
+    os.close(descriptor)
+    return None
 
 
-def _clean_staging(root: Path) -> None:
-    for folder in root.iterdir():
-        try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
-                raise
-            # A file, or a link to a folder elsewhere: nothing of ours.
-            folder.unlink(missing_ok=True)
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_tree(folder)
-        except BlockingIOError:
-            continue
-        finally:
-            os.close(descriptor)
-
-
-def _same_production(a: Artifact, b: Artifact) -> bool:
-    def identity(artifact: Artifact) -> tuple[Any, ...]:
-        producer = artifact.producer
-        made_by = (producer.step, producer.port, producer.cache_key) if producer else None
-        inputs = tuple((edge.port, edge.digest) for edge in artifact.inputs)
-        return artifact.digest, dict(artifact.attributes), made_by, inputs, artifact.location
-
-    return identity(a) == identity(b)
+def _production(artifact: Artifact) -> tuple[Any, ...]:
+    producer = artifact.producer
+    made_by = (producer.step, producer.port, producer.cache_key) if producer else None
+    inputs = tuple((edge.port, edge.digest) for edge in artifact.inputs)
+    return artifact.digest, dict(artifact.attributes), made_by, inputs, artifact.location
 
 
 def _folder_of(name: str) -> str:

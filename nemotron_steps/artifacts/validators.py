@@ -1,8 +1,6 @@
 """What makes a folder a valid artifact of its type, and the attributes that can be read from its files.
 
-A validator is a function from a folder to attributes that raises ArtifactError or DataError. It runs before an
-artifact is committed, so a committed artifact always passed. Types without a validator of their own use their
-nearest supertype's, and at last only have to hold a file.
+Types without a validator of their own use their nearest supertype's, and at last only have to hold a file.
 """
 
 from __future__ import annotations
@@ -30,11 +28,8 @@ _ADAPTER, _ADAPTER_WEIGHTS, _ADAPTER_BASE = "adapter_config.json", "adapter_mode
 
 
 def validate(type_name: str, folder: Path, supertypes: Sequence[str] = ()) -> dict[str, Any]:
-    """Check a folder as an artifact of `type_name` and return the attributes read from it.
-
-    A data set may also be a single JSON Lines file.
-    `supertypes`: the type's ancestors, nearest first, whose validator is used if the type has none.
-    """
+    """Check a folder, or a single JSON Lines file, as an artifact of `type_name` and return the attributes read from
+    it."""
     for name in (type_name, *supertypes):
         if name in _VALIDATORS:
             return _VALIDATORS[name](folder)
@@ -46,10 +41,8 @@ def validate(type_name: str, folder: Path, supertypes: Sequence[str] = ()) -> di
 
 
 def declare(validators: Mapping[str, str]) -> None:
-    """Say which functions validate the types of third-party packs: type → `module:function`.
-
-    A module is imported when an artifact of its type is validated. Built-in types keep their own.
-    """
+    """Say which functions validate the types of third-party packs: type → `module:function`, imported when it is
+    needed."""
     _DECLARED.update(validators)
 
 
@@ -108,10 +101,8 @@ def sniff_type(path: Path) -> str | None:
 
 
 def jsonl_files(folder: Path) -> list[Path]:
-    """Every JSON Lines file of an artifact folder, at any depth, sorted; a file stands for itself.
-
-    A link that leads out is none of them, in a hidden entry either, which is no part of the artifact.
-    """
+    """Every JSON Lines file of an artifact folder, at any depth, sorted, without links that lead out; a file stands for
+    itself."""
     if folder.is_file():
         return [folder]
     inside = os.path.realpath(link_root(folder)).rstrip(os.sep) + os.sep
@@ -180,7 +171,26 @@ def validate_adapter(folder: Path) -> dict[str, Any]:
         )
     tensors = read_safetensors_header(folder / _ADAPTER_WEIGHTS)
     for name, entry in tensors.items():
-        _check_half(folder, name, entry["shape"], rank, tensors)
+        stem, _, half = name.rpartition(".lora_")
+        if half not in ("A.weight", "B.weight"):
+            raise ArtifactError(
+                "the adapter has a tensor that is neither lora_A nor lora_B",
+                where=str(folder / _ADAPTER_WEIGHTS),
+                expected="a plain LoRA adapter",
+                found=name,
+                hints=("merge it with PEFT's merge_and_unload, and use the checkpoint",),
+            )
+        shape, other = entry["shape"], "B" if half[0] == "A" else "A"
+        if len(shape) != 2 or shape[half[0] == "B"] != rank:
+            raise ArtifactError(
+                f"'{name}' has another rank than the config says",
+                where=str(folder / _ADAPTER_WEIGHTS),
+                expected=str(rank),
+                found=f"shape {shape}",
+            )
+        if f"{stem}.lora_{other}.weight" not in tensors:
+            expected = f"lora_{other} beside it"
+            raise ArtifactError(f"'{name}' is half of a sum", where=str(folder / _ADAPTER_WEIGHTS), expected=expected)
     found: dict[str, Any] = {
         "rank": rank,
         "alpha": alpha,
@@ -194,31 +204,6 @@ def validate_adapter(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _check_half(folder: Path, name: str, shape: list[int], rank: int, tensors: dict[str, dict[str, Any]]) -> None:
-    for letter, other, dimension in (("A", "B", 0), ("B", "A", 1)):
-        if not name.endswith(f".lora_{letter}.weight"):
-            continue
-        if len(shape) != 2 or shape[dimension] != rank:
-            raise ArtifactError(
-                f"'{name}' has another rank than the config says",
-                where=str(folder / _ADAPTER_WEIGHTS),
-                expected=str(rank),
-                found=f"shape {shape}",
-            )
-        if name.replace(f".lora_{letter}.", f".lora_{other}.") not in tensors:
-            raise ArtifactError(
-                f"'{name}' is half of a sum", where=str(folder / _ADAPTER_WEIGHTS), expected=f"lora_{other} beside it"
-            )
-        return
-    raise ArtifactError(
-        "the adapter has a tensor that is neither lora_A nor lora_B",
-        where=str(folder / _ADAPTER_WEIGHTS),
-        expected="a plain LoRA adapter",
-        found=name,
-        hints=("merge it with PEFT's merge_and_unload, and use the checkpoint",),
-    )
-
-
 def _eval_report(folder: Path) -> dict[str, Any]:
     path = folder / "report.json" if folder.is_dir() else folder
     if not path.is_file():
@@ -227,13 +212,10 @@ def _eval_report(folder: Path) -> dict[str, Any]:
     metrics = report.get("metrics", report)
     if not isinstance(metrics, dict):
         raise ArtifactError("`metrics` is not an object", where=str(path), expected="name → number")
-    if metrics is not report:
-        bad = [name for name, value in metrics.items() if not _is_number(value)]
-        if bad:
-            raise ArtifactError(
-                f"metric '{bad[0]}' is not a number", where=str(path), expected="a number", found=repr(metrics[bad[0]])
-            )
-    numbers = {name: value for name, value in metrics.items() if _is_number(value)}
+    numbers = {name: value for name, value in metrics.items() if type(value) in (int, float)}
+    for name in metrics.keys() - numbers.keys() if metrics is not report else ():
+        what = f"metric '{name}' is not a number"
+        raise ArtifactError(what, where=str(path), expected="a number", found=repr(metrics[name]))
     if not numbers:
         raise ArtifactError(
             "the evaluation report has no metrics",
@@ -241,10 +223,6 @@ def _eval_report(folder: Path) -> dict[str, Any]:
             expected="numbers at the top, or an object `metrics`: name → number",
         )
     return {"metrics": numbers}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 _DECLARED: dict[str, str] = {}

@@ -233,12 +233,8 @@ def _show_difference(found: Difference, config: dict[str, Pair] | None, terminal
     files = {path: tuple(None if each is None else size(each) for each in pair) for path, pair in found.files.items()}
     _pairs("files", files, terminal)
     for path, changes in found.rows.items():
-        counts = f"{changes.added} added, {changes.removed} removed, {changes.changed} changed, {changes.same} the same"
+        counts = f"{changes.added} added, {changes.removed} removed, {changes.same} the same"
         _title(f"rows of {path}: {counts}", terminal)
-        for each in changes.examples:
-            lines = " → ".join(str(line) for line in (each.line_a, each.line_b) if line is not None)
-            what = ", ".join(each.keys) or each.text
-            terminal.print(f"    {terminal.style(each.kind, 'dim')} line {lines}  {printable(what)}")
     if found.tensors is not None:
         _show_tensors(found.tensors, terminal)
     elif any(path.endswith(".distcp") for path in found.files):
@@ -247,8 +243,8 @@ def _show_difference(found: Difference, config: dict[str, Pair] | None, terminal
 
 
 def _show_tensors(changes: TensorChanges, terminal: Terminal) -> None:
-    largest = changes.largest
-    most = f", largest difference {number(largest[1])} in {largest[0]}" if largest else ""
+    name, largest = next(iter(changes.differing.items()), ("", None))
+    most = f", largest difference {number(largest)} in {name}" if largest is not None else ""
     _title(f"tensors: {len(changes.differing)} differ, {changes.same} the same{most}", terminal)
     rows = [
         [name, "cannot be compared" if value is None else number(value)] for name, value in changes.differing.items()

@@ -1,9 +1,7 @@
 """What `steps list` and `steps types` show, as plain rows from a cache, with the standard library only.
 
-`load_index()` stats every manifest file; if paths, times and sizes are those the cache was made from, the rows come
-from one small JSON file. Otherwise all packs are read and checked again (that imports pydantic) and the cache is
-replaced. A cache that is missing, unreadable or of another version is rebuilt without a word; one that cannot be
-written costs only time.
+The cache holds while paths, times and sizes of every manifest file are those that it was made from. One that is
+missing, unreadable or of another version is rebuilt without a word; one that cannot be written costs only time.
 """
 
 from __future__ import annotations
@@ -11,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from nemotron_steps.config.locations import cache_folder, read_json, write_json
 from nemotron_steps.errors import ManifestError
@@ -29,6 +28,9 @@ from nemotron_steps.manifest.packs import (
     unusable_code,
 )
 from nemotron_steps.manifest.typegraph import ArtifactType, TypeGraph
+
+if TYPE_CHECKING:
+    from nemotron_steps.manifest.source import SourceText
 
 FORMAT = 7
 """Version of the cache file; raise it when its rows or how they are made change."""
@@ -114,10 +116,7 @@ class Index:
     ) -> tuple[StepRow, ...]:
         """Steps that match every filter given.
 
-        Args:
-            consumes: steps with an input that accepts an artifact of this type.
-            produces: steps with an output that can be used as this type.
-        """
+        `consumes`: an input accepts an artifact of this type; `produces`: an output can be used as it."""
         return tuple(
             row
             for row in self.steps
@@ -133,19 +132,19 @@ def load_index(
 ) -> Index:
     """The index of every pack, from the cache where nothing changed.
 
-    Args:
-        environ: where STEPS_PATH and XDG_CACHE_HOME are read; default the process environment.
-        cwd: whose `manifests` folder is a pack; default the working directory.
-        cache_dir: where the cache is; default `$XDG_CACHE_HOME/nemotron_steps`, or `~/.cache/nemotron_steps`.
-    """
+    `environ` has STEPS_PATH and XDG_CACHE_HOME; a `manifests` folder of `cwd` is a pack."""
     environ = os.environ if environ is None else environ
     cwd = Path.cwd() if cwd is None else cwd
     folder = cache_folder(environ) if cache_dir is None else cache_dir
-    path = folder / f"index-{_scope(environ, cwd)}.json"
+    of = "\0".join((sys.prefix, str(Path(__file__)), str(cwd), environ.get(PATH_VARIABLE, "")))
+    path = folder / f"index-{crc32(of.encode()):08x}.json"
     cached = read_json(path)
     if not isinstance(cached, dict) or cached.get("format") != FORMAT or not cached.keys() >= _KEYS:
         cached = None
-    python_path = _python_path()
+    python_path: list[list[Any]] = []
+    for entry in dict.fromkeys(sys.path):
+        with contextlib.suppress(OSError):  # entries that are not there hold no distribution
+            python_path.append([entry, _distributions(entry or ".")])
     if cached is not None and cached["python_path"] == python_path:
         installed = tuple(InstalledPack(*entry) for entry in cached["installed"])
     else:
@@ -157,23 +156,22 @@ def load_index(
     else:
         index = build_index(search)
         write_json(path, _encode(index, files, python_path, installed))
-    return replace(index, problems=(*index.problems, *_code_problems(index.steps)))
-
-
-def _code_problems(rows: Iterable[StepRow]) -> Iterator[ManifestError]:
-    """Of third parties' steps, each time anew: their code changes without their manifests."""
-    for row in rows:
+    found: list[ManifestError] = []
+    for row in index.steps:  # of third parties' steps each time anew: their code changes without their manifests
         if row.pack != BUILT_IN and row.runnable:
             import tomllib
 
+            from nemotron_steps.manifest.source import SourceText
+
             text = Path(row.file).read_text(encoding="utf-8")
-            yield from unusable_code(row.id, tomllib.loads(text)["step"], partial(_where, row.file, text))
+            source = SourceText(text)
+            where = partial(_where, row.file, source)
+            found += unusable_code(row.id, tomllib.loads(text)["step"], where)
+    return replace(index, problems=(*index.problems, *found))
 
 
-def _where(file: str, text: str, *path: str) -> str:
-    from nemotron_steps.manifest.source import SourceText
-
-    return f"{file}:{SourceText(text).line(path)}"
+def _where(file: str, source: SourceText, *path: str) -> str:
+    return f"{file}:{source.line(path)}"
 
 
 def build_index(search: PackSearch) -> Index:
@@ -210,14 +208,6 @@ def build_index(search: PackSearch) -> Index:
     return Index(steps, pipelines, registry.types, registry.problems, registry.warnings)
 
 
-def _scope(environ: Mapping[str, str], cwd: Path) -> str:
-    """Names the cache file of one combination of Python, working directory and STEPS_PATH."""
-    from zlib import crc32
-
-    text = "\0".join((sys.prefix, str(Path(__file__)), str(cwd), environ.get(PATH_VARIABLE, "")))
-    return f"{crc32(text.encode()):08x}"
-
-
 def _fingerprint(search: PackSearch) -> list[list[Any]]:
     """[path, mtime in ns, size] of every manifest file, and one entry per pack and per problem of the search."""
     entries: list[list[Any]] = [["pack", pack.name, str(pack.base)] for pack in search.packs]
@@ -236,20 +226,9 @@ def _fingerprint(search: PackSearch) -> list[list[Any]]:
     return entries
 
 
-def _python_path() -> list[list[Any]]:
-    """[entry, what tells its distributions from others] of everything on sys.path."""
-    found = []
-    for entry in dict.fromkeys(sys.path):
-        with contextlib.suppress(OSError):  # entries that are not there hold no distribution
-            found.append([entry, _distributions(entry or ".")])
-    return found
-
-
 def _distributions(entry: str) -> int:
     """Changes when one is installed or removed, and not with whatever else is written into a folder: in a checkout that
     is installed as it lies, that is much."""
-    from zlib import crc32
-
     try:
         with os.scandir(entry) as found:
             metadata = [each for each in found if each.name.endswith((".dist-info", ".egg-info", ".egg"))]
@@ -270,8 +249,8 @@ def _encode(
         "steps": [row.to_dict() for row in index.steps],
         "pipelines": [row.to_dict() for row in index.pipelines],
         "types": [asdict(artifact_type) for artifact_type in index.types.types.values()],
-        "problems": [_error_fields(error) for error in index.problems],
-        "warnings": [_error_fields(error) for error in index.warnings],
+        "problems": [vars(error) for error in index.problems],
+        "warnings": [vars(error) for error in index.warnings],
     }
 
 
@@ -292,8 +271,3 @@ def _decode(data: Mapping[str, Any]) -> Index:
         errors(data["warnings"]),
         from_cache=True,
     )
-
-
-def _error_fields(error: ManifestError) -> dict[str, Any]:
-    fields = error.to_dict()
-    return {key: fields[key] for key in ("what", "where", "expected", "found", "hints")}

@@ -94,14 +94,21 @@ def parse_step(
         for key, value in extra.items()
         if _is_value(value) or key.lower() in _MEANT or meant(key, _STEP_TABLES)
     ]
-    step, more = _validate(
-        StepManifest,
-        {**known, "extra": extra, "pack": pack, "file": file.path, "config_dir": config_dir, "source": file.source},
-        file,
-    )
+    origin = {"pack": pack, "file": file.path, "config_dir": config_dir, "source": file.source}
+    step, more = _validate(StepManifest, {**known, "extra": extra, **origin}, file)
     problems += more
     if step is not None:
-        problems += _check_overrides(step, file)
+        problems += [  # not a field validator, so that the line of the entry is known
+            ManifestError(
+                f"override '{text}' cannot be pasted",
+                where=file.where(table, index, "override"),
+                expected="key=value, +key=value, ~key, key<=MOST, or key*=FACTOR|FALLBACK",
+            )
+            for table, entries in (("strategies", step.strategies), ("errors", step.errors))
+            for index, entry in enumerate(entries)
+            for text in entry.override
+            if not is_override(text)
+        ]
     return (None if problems else step), tuple(problems)
 
 
@@ -160,33 +167,27 @@ def _validate(
             at = item["loc"]
             if item["type"] == "too_short" and any(other["loc"][: len(at)] == at != other["loc"] for other in items):
                 continue
-            location = _toml_path(item["loc"], data)
+            # What of the location exists in the file, plus its last key when that one is missing.
+            location: tuple[str | int, ...] = ()
+            inner: Any = data
+            for part in at:
+                is_item = isinstance(inner, list | tuple) and isinstance(part, int) and part < len(inner)
+                if not is_item and not isinstance(inner, dict):
+                    break
+                location += (part,)
+                if not is_item and part not in inner:
+                    break
+                inner = inner[part]
             problems.setdefault(location, _explain(model, item, location, file, prefix))
         return None, tuple(problems.values())
-
-
-def _toml_path(location: tuple[Any, ...], data: Any) -> tuple[str | int, ...]:
-    """The part of a pydantic location that exists in the file, plus its last key when that one is missing."""
-    path: list[str | int] = []
-    for part in location:
-        if isinstance(data, dict):
-            path.append(part)
-            if part not in data:
-                break
-            data = data[part]
-        elif isinstance(data, list | tuple) and isinstance(part, int) and part < len(data):
-            path.append(part)
-            data = data[part]
-        else:
-            break
-    return tuple(path)
 
 
 def _explain(
     model: type[BaseModel], item: Any, location: tuple[str | int, ...], file: TomlFile, prefix: tuple[str, ...]
 ) -> ManifestError:
-    dotted = _dotted((*prefix, *location))
-    where = file.where(*prefix, *location)
+    path = (*prefix, *location)
+    dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    where = file.where(*path)
     kind, found = item["type"], item.get("input")
     if kind == "missing":
         return ManifestError(f"'{dotted}' is missing", where=where, expected="a value")
@@ -199,17 +200,13 @@ def _explain(
             hints=_did_you_mean(str(location[-1]), fields, where),
         )
     if kind == "value_error":
-        return ManifestError(str(item["msg"]).removeprefix("Value error, "), where=_deeper(item, file, where, prefix))
+        text = str(item["msg"]).removeprefix("Value error, ")
+        named = re.match(r"(\w+)[.:]", text)
+        if item["loc"] == () and named is not None:  # a rule over a whole file names the table first: `consumes: …`
+            where = file.where(*prefix, named[1], 0)
+        return ManifestError(text, where=where)
     expected = str(item["msg"]).removeprefix("Input should be ")
     return ManifestError(f"'{dotted}' has the wrong type", where=where, expected=expected, found=repr(found))
-
-
-def _deeper(item: Any, file: TomlFile, where: str, prefix: tuple[str, ...]) -> str:
-    """For a rule over a whole file, the line of the table that its message names first (`consumes: …`)."""
-    named = re.match(r"Value error, (\w+)[.:]", str(item["msg"]))
-    if item["loc"] == () and named is not None:
-        return file.where(*prefix, named[1], 0)
-    return where
 
 
 def _fields_at(model: type[BaseModel], location: tuple[str | int, ...]) -> frozenset[str]:
@@ -236,24 +233,6 @@ def _model_in(annotation: Any) -> Any:
     return None
 
 
-def _check_overrides(step: StepManifest, file: TomlFile) -> list[ManifestError]:
-    """Overrides that could not be pasted. Not a field validator, so that the line of the entry is known."""
-    return [
-        ManifestError(
-            f"override '{text}' cannot be pasted",
-            where=file.where(table, index, "override"),
-            expected="key=value, +key=value, ~key, key<=MOST, or key*=FACTOR|FALLBACK",
-        )
-        for table, overrides in (
-            ("strategies", [entry.override for entry in step.strategies]),
-            ("errors", [entry.override for entry in step.errors]),
-        )
-        for index, texts in enumerate(overrides)
-        for text in texts
-        if not is_override(text)
-    ]
-
-
 def _did_you_mean(key: str, known: frozenset[str], where: str) -> tuple[str, ...]:
     other = _MEANT.get(key.lower(), "")
     close = (other,) if other in known else meant(key, known)[:1]
@@ -264,10 +243,3 @@ def _is_value(value: Any) -> bool:
     """Whether what stands at the top of a file is neither a table nor a list of them."""
     tables = isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
     return not tables and not isinstance(value, dict)
-
-
-def _dotted(path: tuple[str | int, ...]) -> str:
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return text

@@ -1,7 +1,7 @@
 """The manifest files of a step and of an artifact type as frozen models (a pipeline: `pipeline_models`).
 
 The fields of the public Nemotron `step.toml` and `types.toml` are a subset of these. Unknown keys inside a known
-table are refused; unknown tables beside them are kept in `extra`. Reading files and reporting lines is `loader`.
+table are refused; unknown tables beside them are kept in `extra`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -35,23 +36,20 @@ STEP_ID = re.compile(r"[a-z0-9][a-z0-9_.-]*(/[a-z0-9][a-z0-9_.-]*)*")
 TABLES: dict[str, list[str]] = {"@families": [*FAMILIES]}
 """What the value of a port's attribute may stand for."""
 
-_OBJECT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 DOTTED = re.compile(r"[^\s.=]+(\.[^\s.=]+)*")
 """What a dotted config key looks like."""
 
 
-def _as_tuple(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
-
-
-def _object_path(value: str | None, info: ValidationInfo) -> str | None:
-    if value is not None and not _OBJECT_PATH.fullmatch(value):
+def _object_path(value: str, info: ValidationInfo) -> str:
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
         raise ValueError(f"{info.field_name} must look like 'package.module:name', not {value!r}")
     return value
 
 
+ObjectPath = Annotated[StrictStr, AfterValidator(_object_path)]
+"""`module:name`, imported only when needed."""
 Strings = tuple[StrictStr, ...]
-OneOrMore = Annotated[Strings, BeforeValidator(_as_tuple)]
+OneOrMore = Annotated[Strings, BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 """A string or a list of strings."""
 LONGEST_OUTPUT = 200
 """Characters of an artifact's name (artifacts/models.py), which for a step's output is its pack, id and port."""
@@ -84,7 +82,7 @@ class ManifestFile(Table):
 
 
 class StepTable(Table):
-    """`[step]`. `entry`, `config_schema` and `preflight` are `module:name` and imported only when needed."""
+    """`[step]`."""
 
     id: StrictStr
     name: StrictStr = ""
@@ -96,9 +94,9 @@ class StepTable(Table):
     tags: Strings = ()
     version: StrictStr = "1"
     """Part of the cache key: raise it when the step's results change for the same config."""
-    entry: StrictStr | None = None
-    config_schema: StrictStr | None = None
-    preflight: StrictStr | None = None
+    entry: ObjectPath | None = None
+    config_schema: ObjectPath | None = None
+    preflight: ObjectPath | None = None
     """Function of (config, inputs) that raises what is wrong with the data it is given, before any step of a run
     starts. `inputs` holds the supplied artifacts by port, None for a port that an earlier step will fill. It may return
     what the data needs of the machine, by name (see Resources.needs)."""
@@ -109,11 +107,6 @@ class StepTable(Table):
         if not STEP_ID.fullmatch(value):
             raise ValueError(f"step id {value!r} must look like 'rl/nemo_rl/rlhf'")
         return value
-
-    @field_validator("entry", "config_schema", "preflight")
-    @classmethod
-    def _is_object_path(cls, value: str | None, info: ValidationInfo) -> str | None:
-        return _object_path(value, info)
 
 
 class Port(Table):
@@ -217,11 +210,8 @@ class Parameter(Table):
 
     def allows(self, value: Any) -> bool:
         """Whether `value` is one of the choices ('null' in the manifest stands for None)."""
-        return not self.choices or any(_same(value, None if c == "null" else c) for c in self.choices)
-
-
-def _same(left: Any, right: Any) -> bool:
-    return left == right and isinstance(left, bool) == isinstance(right, bool)
+        choices = [None if c == "null" else c for c in self.choices]
+        return not choices or any(value == c and isinstance(value, bool) == isinstance(c, bool) for c in choices)
 
 
 class Advice(Table):
@@ -377,11 +367,7 @@ class StepManifest(ManifestFile):
         return self.changed(consumes=consumes)
 
     def under(self, config: Mapping[str, Any]) -> StepManifest:
-        """The same step with the inputs that a config takes and the outputs that it makes.
-
-        Args:
-            config: dotted key → value.
-        """
+        """The same step with the inputs that a config (dotted key → value) takes and the outputs that it makes."""
         return self.changed(
             consumes=tuple(port for port in self.consumes if not port.idle(config)),
             produces=tuple(port.under(config) for port in self.produces),
@@ -398,11 +384,6 @@ class TypeManifest(Table):
     """Target type → id of the step that converts. None: what the parents convert to; {}: nothing."""
     attributes: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     """Attribute → what it means. Recorded when an artifact is committed, checked when it is consumed."""
-    validator: StrictStr | None = None
+    validator: ObjectPath | None = None
     """`module:function` of a folder, imported when an artifact of the type is committed or opened: raises ArtifactError
     or DataError for what is no such artifact, returns the attributes read from it. None: the parents' is used."""
-
-    @field_validator("validator")
-    @classmethod
-    def _is_object_path(cls, value: str | None, info: ValidationInfo) -> str | None:
-        return _object_path(value, info)

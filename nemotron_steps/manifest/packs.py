@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,21 +40,17 @@ _SKIPPED_FOLDERS = frozenset({"__pycache__", "config", "configs", "node_modules"
 
 @dataclass(frozen=True)
 class Pack:
-    """One folder of manifests.
-
-    Attributes:
-        name: how the pack is called in listings and in `PACK:ID`; no other pack of a search has it.
-        origin: built-in, installed, STEPS_PATH or working directory.
-        base: folder searched for `*.toml`.
-        configs: folder of `<step id>/<config>.yaml`; None in the public layout.
-        strict: every `*.toml` below base must be a manifest (this project's layout).
-    """
+    """One folder of manifests."""
 
     name: str
+    """In listings and in `PACK:ID`; no other pack of a search has it."""
     origin: str
+    """Built-in, installed, STEPS_PATH or working directory."""
     base: Path
     configs: Path | None = None
+    """Folder of `<step id>/<config>.yaml`; None in the public layout."""
     strict: bool = True
+    """Every `*.toml` below base must be a manifest (this project's layout)."""
 
     def files(self) -> Iterator[Path]:
         """Every `*.toml` below base, sorted; hidden folders and configs are not entered."""
@@ -88,10 +84,7 @@ class Pack:
 
     def config_dir(self, file: Path, step_id: str) -> Path | None:
         """Folder of the configs of the step defined in `file`; None if there is none."""
-        if self.configs is not None:
-            folder = self.configs / step_id
-            return folder if folder.is_dir() else None
-        folder = file.parent / "config"
+        folder = file.parent / "config" if self.configs is None else self.configs / step_id
         return folder if folder.is_dir() else None
 
 
@@ -110,7 +103,7 @@ class InstalledPack:
     distribution: str
     name: str
     folder: str | None
-    problem: str | None = field(default=None)
+    problem: str | None = None
 
 
 def builtin_pack_root() -> Path:
@@ -137,13 +130,8 @@ def find_packs(
 ) -> PackSearch:
     """Every pack, in the order built-in, installed, STEPS_PATH, working directory.
 
-    A folder reachable in two ways is one pack. A folder that is not there is a problem, not an error.
-
-    Args:
-        environ: where STEPS_PATH is read; default the process environment.
-        cwd: whose `manifests` folder is a pack; default the working directory.
-        installed: packs of distributions; default: look them up (reads the metadata of every distribution).
-    """
+    A folder reachable in two ways is one pack. A folder that is not there is a problem, not an error. `cwd`: whose
+    `manifests` folder is a pack. `installed`: default: look them up, which reads the metadata of every distribution."""
     environ = os.environ if environ is None else environ
     cwd = Path.cwd() if cwd is None else cwd
     packs: list[Pack] = []
@@ -186,11 +174,7 @@ def find_packs(
 
 
 def unusable_code(step_id: str, named: Mapping[str, Any], where: Callable[..., str]) -> Iterator[ManifestError]:
-    """What the `[step]` table of a manifest names as code and its source says that it cannot be; nothing is imported.
-
-    Args:
-        where: `file:line` of a key of the manifest.
-    """
+    """What a `[step]` table names as code and its source says that it cannot be; nothing is imported."""
     for key, (arguments, expected) in _CODE.items():
         reference = named.get(key)
         why = unusable(reference, arguments) if isinstance(reference, str) else None
@@ -207,11 +191,10 @@ def unusable_code(step_id: str, named: Mapping[str, Any], where: Callable[..., s
 
 
 def find_installed() -> tuple[InstalledPack, ...]:
-    """Packs that installed distributions announce in the entry-point group, located without importing them.
+    """Packs that installed distributions announce, located without importing them.
 
-    The entry point's value is `package`, `package.sub.folder` or `package:folder`; it names a folder inside the
-    package, which need not be importable itself.
-    """
+    The entry point's value is `package`, `package.sub.folder` or `package:folder`: a folder inside the package, which
+    need not be importable itself."""
     from importlib.metadata import entry_points
 
     found = []

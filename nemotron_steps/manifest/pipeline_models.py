@@ -1,22 +1,11 @@
-"""A pipeline's file as frozen models: stages, where their inputs come from, and what `-c NAME` means for each.
-
-Reading files and reporting lines is `loader`.
-"""
+"""A pipeline's file as frozen models: stages, where their inputs come from, and what `-c NAME` means for each."""
 
 from __future__ import annotations
 
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    Field,
-    StrictBool,
-    StrictFloat,
-    StrictInt,
-    StrictStr,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, field_validator, model_validator
 
 from nemotron_steps.manifest.models import DOTTED, ManifestFile, OneOrMore, Strings, Table
 

@@ -1,22 +1,18 @@
 """Every step, type and pipeline of every pack, checked together. One broken file never hides the others.
 
-`load_registry` never raises for what it finds in packs: mistakes are collected in `problems`, and asking for a step
-that a mistake removed raises that mistake.
-
 Where several packs have a step (or pipeline) of one id, the plain id is the first pack's, in the order in which packs
-are found: built-in, installed, STEPS_PATH, working directory. Every step is also `PACK:ID`, the hidden ones only that
-(docs/decisions/one-id-in-several-packs.md).
+are found. Every step is also `PACK:ID`, the hidden ones only that (docs/decisions/one-id-in-several-packs.md).
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nemotron_steps.config.names import meant, nearest
 from nemotron_steps.errors import ManifestError, UnknownNameError, did_you_mean, renamed_key
@@ -31,27 +27,20 @@ M = TypeVar("M", StepManifest, PipelineManifest)
 
 @dataclass(frozen=True)
 class Registry:
-    """All manifests.
-
-    Attributes:
-        steps: id → manifest.
-        pipelines: name → pipeline.
-        hidden_steps, hidden_pipelines: `PACK:ID` → what an earlier pack's of the same id hides.
-        types: the type graph; conversions whose step is missing or unusable are already left out.
-        packs: where everything came from.
-        problems: mistakes; what they are about is not in `steps`, `pipelines` or `types`.
-        warnings: remarks on what did load.
-    """
+    """All manifests, by id or name. What is broken is not among them: asking for it raises why."""
 
     steps: Mapping[str, StepManifest]
     pipelines: Mapping[str, PipelineManifest]
     types: TypeGraph
+    """Without the conversions whose step is missing or unusable."""
     packs: tuple[Pack, ...] = ()
     problems: tuple[ManifestError, ...] = ()
     warnings: tuple[ManifestError, ...] = ()
+    """Remarks on what did load."""
     broken: Mapping[str, ManifestError] = field(default_factory=dict)
     """Step id or pipeline name, plain (unless another pack has one) and as `PACK:ID` → the mistake that removed it."""
     hidden_steps: Mapping[str, StepManifest] = field(default_factory=dict)
+    """`PACK:ID` → what an earlier pack's of the same id hides."""
     hidden_pipelines: Mapping[str, PipelineManifest] = field(default_factory=dict)
 
     def find_step(self, step_id: str) -> StepManifest | None:
@@ -68,10 +57,7 @@ class Registry:
         return tuple(other.id for other in shared)
 
     def step(self, step_id: str) -> StepManifest:
-        """The manifest of a step by `ID` or `PACK:ID`.
-
-        Raises UnknownNameError with the nearest ids, or the ManifestError that broke it.
-        """
+        """The manifest of a step by `ID` or `PACK:ID`, or the error that says why there is none."""
         found = self.find_step(step_id)
         if found is None:
             expected = "an id that `steps list` shows; an override is KEY=VALUE in one word"
@@ -79,7 +65,7 @@ class Registry:
         return found
 
     def pipeline(self, name: str) -> PipelineManifest:
-        """A pipeline by name. Raises UnknownNameError with the nearest names, or the ManifestError that broke it."""
+        """A pipeline by name, or the error that says why there is none."""
         found = self.find_pipeline(name)
         if found is None:
             known = f"one of {', '.join(sorted(self.pipelines)) or 'none are installed'}"
@@ -87,7 +73,7 @@ class Registry:
         return found
 
     def type(self, name: str) -> ArtifactType:
-        """A declared type. Raises UnknownNameError with the nearest names."""
+        """A declared type, or the error that names the nearest."""
         if name not in self.types:
             expected = "a name that `steps types` shows"
             raise self._missing("artifact type", name, self.types.types, expected, "steps types")
@@ -96,7 +82,6 @@ class Registry:
     def _missing(
         self, kind: str, name: str, known: Iterable[str], expected: str, *hints: str
     ) -> ManifestError | UnknownNameError:
-        """Why there is nothing of a name."""
         if kind != "artifact type" and name in self.broken:
             return self.broken[name]
         near = did_you_mean(nearest(name, known))
@@ -128,6 +113,21 @@ def load_pipeline_file(path: Path) -> PipelineManifest:
     return pipeline
 
 
+def _find(name: str, plain: Mapping[str, M], hidden: Mapping[str, M]) -> M | None:
+    """By plain id, by `PACK:ID` of a hidden one, or by `PACK:ID` of the one that the plain id is."""
+    found = plain.get(name) or hidden.get(name)
+    pack, colon, rest = name.partition(":")
+    if found is None and colon and rest in plain and plain[rest].pack == pack:
+        return plain[rest]
+    return found
+
+
+def _id_in(text: str) -> str:
+    """The id that a file which does not parse has in its text, to say why that step is missing; "" for none."""
+    match = re.search(r'^\s*id\s*=\s*"([^"]+)"', text, re.M)
+    return match[1] if match else ""
+
+
 @dataclass
 class _Reading:
     """State while packs are read: what loaded so far, and what went wrong."""
@@ -144,6 +144,12 @@ class _Reading:
     """(type, parent) → how many packs were read when it was first said."""
     packs_read: int = 0
 
+    def problem(self, what: str, **said: Any) -> None:
+        self.problems.append(ManifestError(what, **said))
+
+    def warn(self, what: str, **said: Any) -> None:
+        self.warnings.append(ManifestError(what, **said))
+
     def read_pack(self, pack: Pack) -> None:
         self.packs_read += 1
         manifests = 0
@@ -152,84 +158,75 @@ class _Reading:
                 manifests += self.read_file(pack, path)
             except ManifestError as error:
                 if pack.strict or path.name in ("step.toml", TYPES_FILE):
-                    self.add_problem(error, path, pack)
+                    self.problems.append(error)
                     manifests += 1
-        if pack.name != BUILT_IN:
-            self.problems += [
-                ManifestError(
-                    f"'{path.name}' of pack '{pack.name}' is read by nothing",
-                    where=str(path),
-                    expected=str(right),
-                    hints=(f"mkdir -p {shlex.quote(str(right.parent))} && mv {_quoted(path, right)}",),
-                )
-                for path, right in pack.unseen()
-            ]
-        if not manifests:
-            self.problems.append(
-                ManifestError(
-                    f"pack '{pack.name}' holds no manifest",
-                    where=str(pack.base),
-                    expected="step.toml files, or a manifests folder",
-                )
+                    start = b""
+                    if path.is_file():
+                        with path.open("rb") as file:
+                            start = file.read(1 << 16)
+                    if step_id := _id_in(start.decode("utf-8", "replace")):
+                        self.broken.setdefault((pack.name, step_id), error)
+        for path, right in pack.unseen() if pack.name != BUILT_IN else ():
+            move = f"mv {shlex.quote(str(path))} {shlex.quote(str(right))}"
+            self.problem(
+                f"'{path.name}' of pack '{pack.name}' is read by nothing",
+                where=str(path),
+                expected=str(right),
+                hints=(f"mkdir -p {shlex.quote(str(right.parent))} && {move}",),
             )
+        if not manifests:
+            expected = "step.toml files, or a manifests folder"
+            self.problem(f"pack '{pack.name}' holds no manifest", where=str(pack.base), expected=expected)
 
     def read_file(self, pack: Pack, path: Path) -> bool:
         """Read one file; whether it is a manifest at all. Raises ManifestError when it is not even TOML."""
         file = loader.read_toml(path)
         if path.name == TYPES_FILE:
-            self.read_types(file)
+            types, problems = loader.parse_types(file)
+            self.problems.extend(problems)
+            for name, parsed in types.items():
+                self.types.setdefault(name, []).append((parsed, file))
+                for parent in parsed.is_a:
+                    self.parents.setdefault((name, parent), self.packs_read)
         elif "step" in file.data:
             self.read_step(pack, file)
         elif "pipeline" in file.data or "stages" in file.data:
             self.read_pipeline(pack, file)
         elif pack.strict or path.name == "step.toml":
-            self.problems.append(
-                ManifestError(
-                    "the file is not a manifest", where=f"{path}:1", expected="a [step] or a [pipeline] table"
-                )
-            )
+            self.problem("the file is not a manifest", where=f"{path}:1", expected="a [step] or a [pipeline] table")
         else:
             return False
         return True
 
-    def read_types(self, file: loader.TomlFile) -> None:
-        types, problems = loader.parse_types(file)
-        self.problems.extend(problems)
-        for name, parsed in types.items():
-            self.types.setdefault(name, []).append((parsed, file))
-            for parent in parsed.is_a:
-                self.parents.setdefault((name, parent), self.packs_read)
-
     def read_step(self, pack: Pack, file: loader.TomlFile) -> None:
         table = file.data["step"]
         step_id = table.get("id") if isinstance(table, dict) else None
-        config_dir = pack.config_dir(file.path, step_id) if isinstance(step_id, str) else None
+        if not isinstance(step_id, str):
+            step_id = None
+        config_dir = None if step_id is None else pack.config_dir(file.path, step_id)
         step, problems = loader.parse_step(file, pack=pack.name, config_dir=config_dir)
         if step is None:
-            for problem in problems:
-                self.add_problem(problem, file.path, pack, step_id if isinstance(step_id, str) else None)
+            self.problems.extend(problems)
+            self.broken.setdefault((pack.name, step_id or _id_in(file.source.text)), problems[0])
             return
         if not step.produces and not step.consumes:
-            self.warnings.append(
-                ManifestError(f"step '{step.id}' neither consumes nor produces anything", where=step.where("step"))
-            )
+            self.warn(f"step '{step.id}' neither consumes nor produces anything", where=step.where("step"))
         self.add(step, "step", pack, file, self.steps.setdefault(step.id, []))
 
     def read_pipeline(self, pack: Pack, file: loader.TomlFile) -> None:
         pipeline, problems = loader.parse_pipeline(file, pack=pack.name)
-        if pipeline is None:
-            table = file.data.get("pipeline")
-            said = table.get("name") if isinstance(table, dict) else None
-            for problem in problems:
-                self.add_problem(problem, file.path, pack, said if isinstance(said, str) else file.path.stem)
-        else:
+        if pipeline is not None:
             self.add(pipeline, "pipeline", pack, file, self.pipelines.setdefault(pipeline.name, []))
+            return
+        table = file.data.get("pipeline")
+        name = table.get("name") if isinstance(table, dict) else None
+        self.problems.extend(problems)
+        self.broken.setdefault((pack.name, name if isinstance(name, str) else file.path.stem), problems[0])
 
     def add(self, new: M, kind: str, pack: Pack, file: loader.TomlFile, there: list[M]) -> None:
         """Keep a manifest beside those of the same id. Copies with the same content are one manifest.
 
-        Within a pack two of one id are a mistake, and neither is used: nothing could tell them apart.
-        """
+        Two of one id within a pack are a mistake, and neither is used: nothing could tell them apart."""
         if any(first.source is not None and first.source.text == file.source.text for first in there):
             return
         key = ("step", "id") if kind == "step" else ("pipeline", "name")
@@ -256,26 +253,12 @@ class _Reading:
                 plain[name] = first
             for other in usable[1:]:
                 hidden[f"{other.pack}:{name}"] = other.model_copy(update={"hidden": True})
-                self.warnings.append(
-                    ManifestError(
-                        f"{kind} '{name}' of pack '{other.pack}' is hidden by that of pack '{usable[0].pack}'",
-                        where=other.where(*(("step", "id") if kind == "step" else ("pipeline", "name"))),
-                        hints=(f"steps plan {other.pack}:{name}   # is the hidden one",),
-                    )
+                self.warn(
+                    f"{kind} '{name}' of pack '{other.pack}' is hidden by that of pack '{usable[0].pack}'",
+                    where=other.where(*(("step", "id") if kind == "step" else ("pipeline", "name"))),
+                    hints=(f"steps plan {other.pack}:{name}   # is the hidden one",),
                 )
         return plain, hidden
-
-    def add_problem(self, error: ManifestError, path: Path, pack: Pack, name: str | None = None) -> None:
-        self.problems.append(error)
-        if name is None:
-            # The file did not parse: its id can still be read off the text, to say why that step is missing.
-            match = None
-            if path.is_file():
-                with path.open("rb") as file:
-                    match = re.search(rb'^\s*id\s*=\s*"([^"]+)"', file.read(1 << 16), re.M)
-            name = match[1].decode("utf-8", "replace") if match else None
-        if name is not None:
-            self.broken.setdefault((pack.name, name), error)
 
     def registry(self, packs: tuple[Pack, ...]) -> Registry:
         graph = self.type_graph()
@@ -287,28 +270,28 @@ class _Reading:
             taken = pipelines.pop(name)
             hidden_pipelines[f"{taken.pack}:{name}"] = taken.model_copy(update={"hidden": True})
             text = f"pipeline '{name}' of pack '{taken.pack}' is hidden by the step of that id"
-            self.warnings.append(ManifestError(text, where=taken.where("pipeline", "name")))
+            self.warn(text, where=taken.where("pipeline", "name"))
         known = {**steps, **hidden_steps}
         graph = graph.without(self.unusable_conversions(graph, known))
-        for pack in packs if len(packs) > 1 else ():
+        for pack in packs:
             self.check_folders(pack, known)
         for pipeline in (*pipelines.values(), *hidden_pipelines.values()):
             if pipeline.pack != BUILT_IN:
-                self.problems += _unknown_in(pipeline, known, packs)
+                self.check_names(pipeline, known, packs)
         broken = {f"{pack}:{name}": error for (pack, name), error in self.broken.items()}
         for (_, name), error in self.broken.items():
             if name not in steps and name not in pipelines:
                 broken.setdefault(name, error)
         return Registry(
-            steps=steps,
-            pipelines=pipelines,
-            types=graph,
-            packs=packs,
-            problems=tuple(self.problems),
-            warnings=tuple(self.warnings),
-            broken=broken,
-            hidden_steps=hidden_steps,
-            hidden_pipelines=hidden_pipelines,
+            steps,
+            pipelines,
+            graph,
+            packs,
+            tuple(self.problems),
+            tuple(self.warnings),
+            broken,
+            hidden_steps,
+            hidden_pipelines,
         )
 
     def type_graph(self) -> TypeGraph:
@@ -326,17 +309,14 @@ class _Reading:
                 convert = {} if convert is None else convert
                 for target, step_id in parsed.convert_to.items():
                     if convert.setdefault(target, step_id) != step_id:
-                        self.warnings.append(
-                            ManifestError(
-                                f"type '{name}' is converted to '{target}' by the step an earlier pack names",
-                                where=file.where(name, "convert_to", target),
-                                expected=convert[target],
-                                found=step_id,
-                            )
+                        self.warn(
+                            f"type '{name}' is converted to '{target}' by the step an earlier pack names",
+                            where=file.where(name, "convert_to", target),
+                            expected=convert[target],
+                            found=step_id,
                         )
-            first_file = definitions[0][1]
             description = next((d.description for d, _ in definitions if d.description), "")
-            where = first_file.where(name)
+            where = definitions[0][1].where(name)
             validator = next((d.validator for d, _ in definitions if d.validator), None)
             merged[name] = ArtifactType(name, description, tuple(parents), convert, attributes, validator, where)
         return TypeGraph(self.without_bad_parents(merged).values())
@@ -344,27 +324,20 @@ class _Reading:
     def without_bad_parents(self, merged: dict[str, ArtifactType]) -> dict[str, ArtifactType]:
         """Report unknown parents and is_a cycles, and drop those edges so that the rest can be used."""
         dropped: set[tuple[str, str]] = set()
-        for name, artifact_type in merged.items():
-            file = self.types[name][0][1]
-            for parent in artifact_type.is_a:
-                if parent not in merged:
-                    dropped.add((name, parent))
-                    close = nearest(parent, merged)
-                    self.problems.append(
-                        ManifestError(
-                            f"type '{name}' is_a '{parent}', which is not a type",
-                            where=file.where(name, "is_a"),
-                            hints=did_you_mean(close[:1]),
-                        )
-                    )
+        for name, parent in [(name, parent) for name, each in merged.items() for parent in each.is_a]:
+            if parent not in merged:
+                dropped.add((name, parent))
+                self.problem(
+                    f"type '{name}' is_a '{parent}', which is not a type",
+                    where=self.types[name][0][1].where(name, "is_a"),
+                    hints=did_you_mean(nearest(parent, merged)[:1]),
+                )
         parents = {n: [p for p in t.is_a if (n, p) not in dropped] for n, t in merged.items()}
         while cycle := find_cycle(parents):
-            self.problems.append(
-                ManifestError(
-                    f"is_a goes in a circle: {' → '.join(cycle)}",
-                    where=self.types[cycle[0]][0][1].where(cycle[0], "is_a"),
-                    expected="a type is never its own ancestor",
-                )
+            self.problem(
+                f"is_a goes in a circle: {' → '.join(cycle)}",
+                where=self.types[cycle[0]][0][1].where(cycle[0], "is_a"),
+                expected="a type is never its own ancestor",
             )
             # What the latest pack said goes, so that no pack can loosen what the ones before it rely on.
             child, parent = max(pairwise(cycle), key=lambda edge: (self.parents[edge], cycle.index(edge[0])))
@@ -374,15 +347,23 @@ class _Reading:
     def unusable_conversions(self, graph: TypeGraph, steps: Mapping[str, StepManifest]) -> list[Conversion]:
         """Conversions whose step is not there or does not do what the type says; each is a warning."""
         gone = []
-        for name, artifact_type in graph.types.items():
-            for target, step_id in (artifact_type.convert_to or {}).items():
-                why = _why_no_converter(graph, name, target, step_id, steps.get(step_id))
-                if why is not None:
-                    gone.append(Conversion(name, target, step_id))
-                    where = self.types[name][0][1].where(name, "convert_to", target)
-                    self.warnings.append(
-                        ManifestError(f"'{name}' is never converted to '{target}' by itself: {why}", where=where)
-                    )
+        named = [(each.name, *named) for each in graph.types.values() for named in (each.convert_to or {}).items()]
+        for name, target, step_id in named:
+            step = steps.get(step_id)
+            required = [port for port in step.consumes if port.required] if step is not None else []
+            if step is None:
+                why = f"there is no step '{step_id}'"
+            elif len(required) != 1:
+                why = f"step '{step_id}' needs {len(required)} inputs, not one"
+            elif not graph.is_a(name, required[0].type):
+                why = f"step '{step_id}' takes '{required[0].type}'"
+            elif not any(graph.is_a(port.type, target) for port in step.produces):
+                why = f"step '{step_id}' produces no '{target}'"
+            else:
+                continue
+            gone.append(Conversion(name, target, step_id))
+            where = self.types[name][0][1].where(name, "convert_to", target)
+            self.warn(f"'{name}' is never converted to '{target}' by itself: {why}", where=where)
         return gone
 
     def check_types(self, graph: TypeGraph, step: StepManifest) -> None:
@@ -420,76 +401,44 @@ class _Reading:
             name = folder.relative_to(pack.configs).as_posix()
             close = meant(name, ids, 1) if name not in ids else ()
             if close and not (pack.configs / close[0]).is_dir():
-                self.problems.append(
-                    ManifestError(
-                        f"there is no step '{name}', so nothing reads its configs",
-                        where=str(folder),
-                        expected=f"configs/{close[0]}",
-                        hints=(f"mv {_quoted(folder, pack.configs / close[0])}",),
-                    )
+                self.problem(
+                    f"there is no step '{name}', so nothing reads its configs",
+                    where=str(folder),
+                    expected=f"configs/{close[0]}",
+                    hints=(shlex.join(["mv", str(folder), str(pack.configs / close[0])]),),
                 )
 
+    def check_names(self, pipeline: PipelineManifest, steps: Mapping[str, StepManifest], packs: Sequence[Pack]) -> None:
+        """Steps, configs and ports that a pipeline names and that there are not."""
+        outputs: dict[str, Sequence[str]] = {}
 
-def _quoted(*paths: Path) -> str:
-    return shlex.join(map(str, paths))
-
-
-def _unknown_in(
-    pipeline: PipelineManifest, steps: Mapping[str, StepManifest], packs: Sequence[Pack]
-) -> Iterator[ManifestError]:
-    """Steps, configs and ports that a pipeline names and that there are not."""
-    outputs: dict[str, Sequence[str]] = {}
-
-    def unknown(what: str, name: str, known: Iterable[str], *place: str | int) -> Iterator[ManifestError]:
-        known = sorted(known)
-        if name not in known:
+        def check(what: str, name: str, known: Iterable[str], *place: str | int) -> None:
+            known = sorted(known)
+            if name in known:
+                return
             where = pipeline.where(*place)
             right = meant(name, known, 1)
-            yield ManifestError(
+            self.problem(
                 f"pipeline '{pipeline.name}' names {what} '{name}', which there is not",
                 where=where,
                 expected=", ".join(known) if len(known) <= 12 else f"one of {len(known)}",
                 hints=renamed_key(where, name, *right) or did_you_mean(right),
             )
 
-    for number, stage in enumerate(pipeline.stages):
-        place = ("stages", number)
-        step = steps.get(stage.step) or steps.get(stage.step.rpartition(":")[2])
-        if step is None:
-            yield from unknown("the step", stage.step, steps, *place, "step")
-            continue
-        outputs[stage.name] = list(step.outputs)
-        configs = {file.stem for pack in packs if pack.configs for file in (pack.configs / step.step.id).glob("*.yaml")}
-        if stage.config is not None and not re.search(r"[/.]", stage.config):
-            yield from unknown("the config", stage.config, {*configs, *step.config_names}, *place, "config")
-        for port, source in stage.inputs.items():
-            base = port.partition(".")[0]
-            yield from unknown(f"an input of {step.id},", base, step.inputs, *place, "inputs", base)
-            if source.port is not None and source.stage in outputs:
-                what = f"an output of stage {source.stage},"
-                yield from unknown(what, source.port, outputs[source.stage], *place, "inputs", base)
-
-
-def _why_no_converter(
-    graph: TypeGraph, source: str, target: str, step_id: str, step: StepManifest | None
-) -> str | None:
-    """Why a step cannot do the conversion that a type names it for; None if it can."""
-    if step is None:
-        return f"there is no step '{step_id}'"
-    required = [port for port in step.consumes if port.required]
-    if len(required) != 1:
-        return f"step '{step_id}' needs {len(required)} inputs, not one"
-    if not graph.is_a(source, required[0].type):
-        return f"step '{step_id}' takes '{required[0].type}'"
-    if not any(graph.is_a(port.type, target) for port in step.produces):
-        return f"step '{step_id}' produces no '{target}'"
-    return None
-
-
-def _find(name: str, plain: Mapping[str, M], hidden: Mapping[str, M]) -> M | None:
-    """By plain id, by `PACK:ID` of a hidden one, or by `PACK:ID` of the one that the plain id is."""
-    found = plain.get(name) or hidden.get(name)
-    pack, colon, rest = name.partition(":")
-    if found is None and colon and rest in plain and plain[rest].pack == pack:
-        return plain[rest]
-    return found
+        for number, stage in enumerate(pipeline.stages):
+            place = ("stages", number)
+            step = steps.get(stage.step) or steps.get(stage.step.rpartition(":")[2])
+            if step is None:
+                check("the step", stage.step, steps, *place, "step")
+                continue
+            outputs[stage.name] = list(step.outputs)
+            folders = [pack.configs / step.step.id for pack in packs if pack.configs]
+            configs = {file.stem for folder in folders for file in folder.glob("*.yaml")}
+            if stage.config is not None and not re.search(r"[/.]", stage.config):
+                check("the config", stage.config, {*configs, *step.config_names}, *place, "config")
+            for port, source in stage.inputs.items():
+                base = port.partition(".")[0]
+                check(f"an input of {step.id},", base, step.inputs, *place, "inputs", base)
+                if source.port is not None and source.stage in outputs:
+                    what = f"an output of stage {source.stage},"
+                    check(what, source.port, outputs[source.stage], *place, "inputs", base)

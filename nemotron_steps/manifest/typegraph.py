@@ -7,10 +7,9 @@ exactly the target type.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from graphlib import CycleError, TopologicalSorter
 
 
@@ -43,9 +42,9 @@ class TypeGraph:
 
     def __init__(self, types: Iterable[ArtifactType] = ()) -> None:
         self.types: Mapping[str, ArtifactType] = {t.name: t for t in types}
-        self._ancestors: dict[str, tuple[str, ...]] = {}
-        self._conversions: dict[str, tuple[Conversion, ...]] = {}
-        self._leading: dict[str, Mapping[str, int]] = {}
+        self.ancestors = cache(self._ancestors)
+        self.conversions = cache(self._conversions)
+        self.leading_to = cache(self._leading_to)
 
     @property
     def validators(self) -> dict[str, str]:
@@ -55,19 +54,13 @@ class TypeGraph:
     def __contains__(self, name: object) -> bool:
         return name in self.types
 
-    def ancestors(self, name: str) -> tuple[str, ...]:
+    def _ancestors(self, name: str) -> tuple[str, ...]:
         """The type itself, then everything it is, nearest first (ties in declared order)."""
-        known = self._ancestors.get(name)
-        if known is None:
-            order, queue = [name], deque([name])
-            while queue:
-                declared = self.types.get(queue.popleft())
-                for parent in declared.is_a if declared is not None else ():
-                    if parent not in order:
-                        order.append(parent)
-                        queue.append(parent)
-            known = self._ancestors[name] = tuple(order)
-        return known
+        order = [name]
+        for each in order:
+            declared = self.types.get(each)
+            order += [parent for parent in (declared.is_a if declared is not None else ()) if parent not in order]
+        return tuple(order)
 
     def is_a(self, name: str, parent: str) -> bool:
         """Whether an artifact of type `name` can be used where `parent` is asked for."""
@@ -77,41 +70,26 @@ class TypeGraph:
         """Declared types usable as `name`, sorted, without `name` itself."""
         return tuple(sorted(other for other in self.types if other != name and self.is_a(other, name)))
 
-    def conversions(self, name: str) -> tuple[Conversion, ...]:
-        """Hops open to an artifact of type `name`, sorted by target and step."""
-        known = self._conversions.get(name)
-        if known is None:
-            found: dict[tuple[str, str], Conversion] = {}
-            for source in self._declaring(name):
-                for target, step_id in (self.types[source].convert_to or {}).items():
-                    found.setdefault((target, step_id), Conversion(source, target, step_id))
-            known = self._conversions[name] = tuple(found[key] for key in sorted(found))
-        return known
-
-    def _declaring(self, name: str) -> list[str]:
-        """Nearest types at or above `name` that declare convert_to, one per line of descent."""
-        found: list[str] = []
-        queue, seen = deque([name]), {name}
-        while queue:
-            current = queue.popleft()
+    def _conversions(self, name: str) -> tuple[Conversion, ...]:
+        """Hops open to an artifact of type `name`, sorted by target and step: those of the nearest types at or above it
+        that declare some, one per line of descent."""
+        found: dict[tuple[str, str], Conversion] = {}
+        queue = [name]
+        for current in queue:
             declared = self.types.get(current)
             if declared is None:
                 continue
-            if declared.convert_to is not None:
-                found.append(current)
+            if declared.convert_to is None:
+                queue += [parent for parent in declared.is_a if parent not in queue]
                 continue
-            for parent in declared.is_a:
-                if parent not in seen:
-                    seen.add(parent)
-                    queue.append(parent)
-        return found
+            for hop in declared.convert_to.items():
+                found.setdefault(hop, Conversion(current, *hop))
+        return tuple(found[key] for key in sorted(found))
 
     def path(self, found: str, wanted: str) -> tuple[Conversion, ...] | None:
-        """Fewest conversions that make an artifact of type `found` usable as `wanted`.
+        """Fewest conversions that make an artifact of type `found` usable as `wanted`; None when nothing leads there.
 
-        () when it already is; None when nothing leads there. Among equally short chains the first in
-        (target, step id) order at every hop, so the answer depends on the graph alone.
-        """
+        Among equally short chains the first in (target, step id) order at every hop."""
         leading = self.leading_to(wanted)
         if found not in leading:
             return None
@@ -121,18 +99,16 @@ class TypeGraph:
             found = hops[-1].target
         return tuple(hops)
 
-    def leading_to(self, wanted: str) -> Mapping[str, int]:
+    def _leading_to(self, wanted: str) -> Mapping[str, int]:
         """Every type that can be used as, or converted into, `wanted` → how few conversions that takes."""
-        if wanted not in self._leading:
-            below, before = self._reversed
-            found, hops = dict.fromkeys((wanted, *below.get(wanted, ())), 0), 0
-            level = list(found)
-            while level:
-                hops += 1
-                level = [name for target in level for name in before.get(target, ()) if name not in found]
-                found |= dict.fromkeys(level, hops)
-            self._leading[wanted] = found
-        return self._leading[wanted]
+        below, before = self._reversed
+        found, hops = dict.fromkeys((wanted, *below.get(wanted, ())), 0), 0
+        level = list(found)
+        while level:
+            hops += 1
+            level = [name for target in level for name in before.get(target, ()) if name not in found]
+            found |= dict.fromkeys(level, hops)
+        return found
 
     @cached_property
     def _reversed(self) -> tuple[Mapping[str, list[str]], Mapping[str, list[str]]]:

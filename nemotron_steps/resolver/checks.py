@@ -22,8 +22,15 @@ from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.config.layout.other_models import ModelViolations, teacher_violations
 from nemotron_steps.config.layout.parallel_config import TEACHERS, ParallelConfig, read_teachers
 from nemotron_steps.manifest.models import StepManifest
-from nemotron_steps.resolver.layout import generators_have_gpus, layout_fits, profile_size, teachers_fit, vllm_fits
-from nemotron_steps.resolver.memory import memory_fits, memory_of
+from nemotron_steps.resolver.layout import (
+    generators_have_gpus,
+    layout_fits,
+    memory_fits,
+    memory_of,
+    profile_size,
+    teachers_fit,
+    vllm_fits,
+)
 from nemotron_steps.resolver.plan import InputSource, SuppliedInput
 from nemotron_steps.resolver.problems import AttributeConflict, ModelLimitProblem, PlanProblem
 from nemotron_steps.resolver.request import StepConfig
@@ -31,26 +38,18 @@ from nemotron_steps.resolver.request import StepConfig
 
 @dataclass(frozen=True)
 class CheckSubject:
-    """One step to check.
-
-    Attributes:
-        key: how the plan calls it.
-        manifest: its manifest.
-        config: its composed config.
-        profile: the env.toml profile it will be launched with (nodes, gpus_per_node, …); empty for none.
-        artifacts: port → what is recorded of the artifact that will be there, as far as it is known by now.
-        inputs: port → where its artifact comes from.
-        origins: port → the supplied artifact that what is recorded was read from: the port's own, or one that it is
-            made from.
-    """
+    """One step to check."""
 
     key: str
     manifest: StepManifest
     config: StepConfig
     profile: Mapping[str, Any]
+    """Of env.toml, that it will be launched with (nodes, gpus_per_node, …); empty for none."""
     artifacts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Port → what is recorded of the artifact that will be there, as far as it is known by now."""
     inputs: Mapping[str, InputSource] = field(default_factory=dict)
     origins: Mapping[str, SuppliedInput] = field(default_factory=dict)
+    """Port → the supplied artifact that what is recorded was read from: its own, or one that it is made from."""
 
     def integer(self, key: str) -> int | None:
         """An integer config value, or None."""
@@ -156,6 +155,12 @@ def models_are_described(subject: CheckSubject) -> Iterator[PlanProblem]:
         family = FAMILIES.get(str(recorded.get("model_type")))
         if not isinstance(source, SuppliedInput) or family is None:
             continue
+        # As it was published. Files of the home's own artifacts stay as they were hashed.
+        if source.folder is not None:
+            paste = f"hf download MODEL config.json --local-dir {shlex.quote(source.folder)}   # as it was published"
+        else:
+            copy = shlex.quote(f"{re.split('[:@]', source.ref)[0].rpartition('/')[2]}-as-published")
+            paste = f"hf download MODEL --local-dir {copy}   # and give {copy} in place of {source.ref}"
         for what, expected, found in misdescribed(recorded.get("shape", {}), family.kind):
             yield ModelLimitProblem(
                 f"config.json of {source.ref} has {what}",
@@ -163,7 +168,7 @@ def models_are_described(subject: CheckSubject) -> Iterator[PlanProblem]:
                 where=f"{source.folder}/config.json" if source.folder is not None else None,
                 expected=expected,
                 found=found,
-                hints=(_published(source),),
+                hints=(paste,),
             )
         rope = recorded.get("rope_type", "default")
         converts = "checkpoint_megatron" in (made.type for made in subject.manifest.produces)
@@ -175,14 +180,6 @@ def models_are_described(subject: CheckSubject) -> Iterator[PlanProblem]:
                 found=rope,
                 hints=(f"--input {port}=PATH   # a model with one of these",),
             )
-
-
-def _published(source: SuppliedInput) -> str:
-    """Brings a model's config.json as it was published. Files of the home's own artifacts stay as they were hashed."""
-    if source.folder is not None:
-        return f"hf download MODEL config.json --local-dir {shlex.quote(source.folder)}   # as it was published"
-    copy = shlex.quote(f"{re.split('[:@]', source.ref)[0].rpartition('/')[2]}-as-published")
-    return f"hf download MODEL --local-dir {copy}   # and give {copy} in place of {source.ref}"
 
 
 def chats_can_be_written(subject: CheckSubject) -> Iterator[PlanProblem]:

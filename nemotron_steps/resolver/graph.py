@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,20 +26,18 @@ DEFAULT = "default"
 _SPLITS = {"val": "validation", "test": "heldout"}
 """Splits there → here."""
 
-Identity = tuple[str, str, tuple[str, ...]]
-"""(step id, config name, overrides): named twice as a source, it is one node."""
-
 
 @dataclass(eq=False)
 class Node:
-    """A step being planned. `config` is None when it did not compose, which was reported."""
+    """A step being planned. `config` is empty when it did not compose, which was reported."""
 
     key: str
     manifest: StepManifest
     config_name: str | None
     overrides: tuple[str, ...]
-    config: StepConfig | None
     because: str
+    config: StepConfig = field(default_factory=lambda: StepConfig({}))
+    composed: bool = False
     inserted: bool = False
     earlier: bool = False
     instance: Instance | None = None
@@ -48,24 +46,24 @@ class Node:
     failed: set[str] = field(default_factory=set)
     """Input ports that an error was already reported for."""
 
-    @property
-    def identity(self) -> Identity:
-        """What makes two requests for this step the same."""
-        return (self.manifest.id, self.config_name or DEFAULT, self.overrides)
-
     def at(self, port: str) -> str:
         """`KEY.PORT`."""
         return f"{self.key}.{port}"
 
     def planned(self, subject: CheckSubject | None) -> PlannedStep:
         """The finished step, with what is known of its models and of the memory that it takes."""
+        values = self.config.values
+        replaced = {key for port in self.inputs for key in self.manifest.inputs[port].instead_of}
+        if replaced:  # an input stands in place of these
+            overridden = {override.partition("=")[0].lstrip("+") for override in self.overrides}
+            values = {**values, **dict.fromkeys((replaced - overridden) & values.keys())}
         return PlannedStep(
             key=self.key,
             step_id=self.manifest.id,
             manifest=self.manifest,
             config_name=self.config_name or DEFAULT,
             overrides=self.overrides,
-            config=self._values(),
+            config=values,
             inputs=self.inputs,
             produces={port.name: port.type for port in self.manifest.produces},
             inserted=self.inserted,
@@ -75,19 +73,9 @@ class Node:
             turn_ends={} if subject is None else subject.turn_ends,
             instance=self.instance,
             checks=self.checks,
-            variables=frozenset().union(*self.config.variables.values()) if self.config is not None else frozenset(),
-            job=self.config.job if self.config is not None else {},
+            variables=frozenset().union(*self.config.variables.values()),
+            job=self.config.job,
         )
-
-    def _values(self) -> Mapping[str, Any]:
-        """The config's values, without those that an input stands in place of."""
-        if self.config is None:
-            return {}
-        replaced = {key for port in self.inputs for key in self.manifest.inputs[port].instead_of}
-        if not replaced:
-            return self.config.values
-        overridden = {override.partition("=")[0].lstrip("+") for override in self.overrides}
-        return {**self.config.values, **dict.fromkeys((replaced - overridden) & self.config.values.keys())}
 
 
 class Graph:
@@ -135,12 +123,13 @@ class Graph:
         base, number = key, 2
         while key in self.nodes:
             key, number = f"{base}#{number}", number + 1
-        node = Node(key, manifest, config_name, tuple(overrides), None, because, inserted)
+        node = Node(key, manifest, config_name, tuple(overrides), because, inserted=inserted)
         self.nodes[key] = node
         try:
             composed = self._compose(manifest.id, config_name, tuple(overrides))
             node.config, problems = with_references(manifest, composed, key)
-            if node.config is not None and manifest.varies:
+            node.composed = True
+            if manifest.varies:
                 node.manifest = manifest.under(node.config.flat)
             for problem in problems:
                 self.report(problem)
@@ -191,7 +180,16 @@ class Graph:
                     order.append(node)
                     continue
                 if state.get(node.key) == 1:
-                    self._report_cycle([*path[path.index(node.key) :], node.key])
+                    loop = [*path[path.index(node.key) :], node.key]
+                    self.report(
+                        SourceCycle(
+                            f"the inputs of {node.key} come, in the end, from itself",
+                            chain=loop[::-1],
+                            where=node.manifest.where("step"),
+                            expected="sources that do not need this step",
+                            hints=tuple(f"steps show {self.nodes[key].manifest.id}" for key in dict.fromkeys(loop)),
+                        )
+                    )
                     continue
                 if state.get(node.key) == 2:
                     continue
@@ -202,28 +200,12 @@ class Graph:
                 stack.extend((self.nodes[key], False) for key in reversed(needed))
         return order
 
-    def _report_cycle(self, loop: list[str]) -> None:
-        node = self.nodes[loop[-1]]
-        self.report(
-            SourceCycle(
-                f"the inputs of {node.key} come, in the end, from itself",
-                chain=loop[::-1],
-                where=node.manifest.where("step"),
-                expected="sources that do not need this step",
-                hints=tuple(f"steps show {self.nodes[key].manifest.id}" for key in dict.fromkeys(loop)),
-            )
-        )
-
 
 def with_references(manifest: StepManifest, config: StepConfig, key: str) -> tuple[StepConfig, list[PlanProblem]]:
     """The config with every reference readable as what `--input` takes, and what is wrong about them.
 
     An input is fed at the first key that it is bound to; it fills its other keys, so a reference there is left out. It
-    comes before the source that the `inputs` of a base config gives the same port.
-
-    Args:
-        key: the step's key in the plan.
-    """
+    comes before the source that the `inputs` of a base config gives the same port."""
     found = {name: each for name, value in config.flat.items() if (each := read_reference(value)) is not None}
     given = {port: each.ref for port, source in config.inputs.items() if (each := read_reference(source)) is not None}
     if not found and not given:
@@ -272,7 +254,11 @@ def _wrong_parts(port: Consumes, config: StepConfig, key: str, here: dict[str, R
                     hints=(f"--input {port.name}={first.ref}", f"{name}=PATH"),
                 )
             )
-        elif not _fits(each, port.bindings[name]):
+            continue
+        inside = port.bindings[name]
+        # Of `A.jsonl|B.jsonl` that is A: where an artifact has both, B is not what the key would get.
+        split = inside.partition("|")[0].removesuffix(".jsonl") if inside.endswith(".jsonl") else None
+        if each.field != "path" and _SPLITS.get(each.field, each.field) != split:
             problems.append(
                 UnknownPort(
                     f"'{name}' of {key} takes another part of the artifact than its input fills in",
@@ -284,13 +270,6 @@ def _wrong_parts(port: Consumes, config: StepConfig, key: str, here: dict[str, R
                 )
             )
     return problems
-
-
-def _fits(reference: Reference, inside: str) -> bool:
-    """Whether a reference's field is the part of an artifact that a key is bound to. Of `A.jsonl|B.jsonl` that is A:
-    where an artifact has both, B is not what the key would get."""
-    split = inside.partition("|")[0].removesuffix(".jsonl") if inside.endswith(".jsonl") else None
-    return reference.field == "path" or _SPLITS.get(reference.field, reference.field) == split
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:

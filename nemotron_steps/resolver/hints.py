@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from nemotron_steps.config.names import nearest
 from nemotron_steps.errors import did_you_mean
-from nemotron_steps.manifest.models import Consumes, StepManifest
+from nemotron_steps.manifest.models import Consumes
 from nemotron_steps.manifest.registry import Registry
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver.graph import Node
@@ -27,18 +27,22 @@ def mismatch(
 ) -> TypeMismatch:
     """What is fed to a port is not of its type, and no conversion leads there.
 
-    Args:
-        label: the source in the chain, `STEP.PORT` or a reference.
-        found: its type, or the types of all outputs of a step none of which fits.
-        where: file:line of the wiring; default the port's own.
-        producer: id of the step that made it; empty for a supplied artifact.
-    """
+    `label`: the source in the chain. `found`: its type, or those of all outputs of a step. `producer`: id of the step
+    that made it; empty for a supplied artifact."""
     types = registry.types
-    target = node.at(port.name)
     backwards = [name for name in found if types.is_a(port.type, name)]
     hints = []
     for name in found:
-        for step, entrance in steps_between(registry, name, port.type):
+        # Of the steps that make it of that: first those that cannot do without, then those that need least beside it.
+        # None whose port takes what is wanted as well, and any kind of rows: it refuses these by their fields.
+        steps = [
+            (not entry.required, sum(other.required for other in manifest.consumes), step_id, entry.name)
+            for step_id, manifest in registry.steps.items()
+            if any(types.is_a(output.type, port.type) for output in manifest.produces)
+            for entry in manifest.consumes
+            if types.is_a(name, entry.type) and (name == entry.type or not types.is_a(port.type, entry.type))
+        ]
+        for _, _, step, entrance in sorted(steps)[:2]:
             if not producer:
                 made = f"{port.type} of such rows" if port.type in ROWS else f"a {port.type} of it"
                 hints.append(f"steps run {step} --input {entrance}={label}   # makes {made}")
@@ -50,18 +54,14 @@ def mismatch(
     accepted = f"{port.type} (or {', '.join(narrower)})" if narrower else port.type
     if not producer and port.type in ROWS:
         accepted += f": rows like {ROWS[port.type]}"
+    kind, what = TypeMismatch, f"'{port.name}' of {node.key} cannot take {shown}"
     if backwards:
-        return WrongDirection(
-            f"'{port.name}' of {node.key} needs {port.type}, and not every {backwards[0]} is one",
-            chain=(label, target),
-            where=where or node.manifest.where_input(port.name),
-            expected=accepted,
-            found=f"{shown} ({port.type} is_a {backwards[0]}, not the other way round)",
-            hints=tuple(dict.fromkeys(hints))[:3],
-        )
-    return TypeMismatch(
-        f"'{port.name}' of {node.key} cannot take {shown}",
-        chain=(label, target),
+        kind = WrongDirection
+        what = f"'{port.name}' of {node.key} needs {port.type}, and not every {backwards[0]} is one"
+        shown += f" ({port.type} is_a {backwards[0]}, not the other way round)"
+    return kind(
+        what,
+        chain=(label, node.at(port.name)),
         where=where or node.manifest.where_input(port.name),
         expected=accepted,
         found=shown,
@@ -94,39 +94,6 @@ def unknown_input(node: Node, name: str, where: str | None) -> UnknownPort:
     )
 
 
-def idle_input(registry: Registry, node: Node, name: str, where: str) -> list[UnknownPort]:
-    """An input port that the step does not have under its config; none where the config is not why."""
-    port = registry.step(node.manifest.id).inputs.get(name)
-    flat = {} if node.config is None else node.config.flat
-    return [
-        UnknownPort(
-            f"{node.key} takes no '{name}' while {key} is {value}",
-            chain=(node.at(name),),
-            where=where,
-            expected=f"another {key}, or no '{name}'",
-            found=f"{key}={value}",
-            hints=(f"steps show {node.manifest.id}",),
-        )
-        for key, value in (port.unless.items() if port is not None else ())
-        if flat.get(key) == value
-    ]
-
-
-def unnamed(node: Node, port: Consumes, named: str, where: str | None) -> UnknownPort:
-    """An artifact is given to a port that takes many, each under a name, without one.
-
-    Args:
-        named: how it is given with a name.
-    """
-    return UnknownPort(
-        f"'{port.name}' of {node.key} takes several artifacts, each under a name",
-        chain=(node.at(port.name),),
-        where=where,
-        expected=named,
-        found="no name",
-    )
-
-
 def ambiguous(
     node: Node, port: Consumes, sources: Sequence[str], where: str | None, hints: Sequence[str]
 ) -> AmbiguousSource:
@@ -155,11 +122,8 @@ def two_sources(node: Node, port: Consumes, reference: str, override: str) -> Am
 
 
 def producers_of(registry: Registry, wanted: str, limit: int = 2) -> tuple[str, ...]:
-    """Ids of steps whose output a port of type `wanted` accepts as it is.
-
-    First those that make it of something else, then those that need one to make another; within each the types
-    nearest to `wanted` first, then by id. Converters are left out: they are inserted where they help.
-    """
+    """Ids of steps whose output a port of type `wanted` accepts as it is: first those that make it of something else.
+    Converters are left out: they are inserted where they help."""
     types = registry.types
     converters = {step for each in types.types.values() for step in (each.convert_to or {}).values()}
     found = [
@@ -172,51 +136,23 @@ def producers_of(registry: Registry, wanted: str, limit: int = 2) -> tuple[str, 
     return tuple(dict.fromkeys(step_id for _, _, step_id in sorted(found)))[:limit]
 
 
-def steps_between(registry: Registry, found: str, wanted: str, limit: int = 2) -> tuple[tuple[str, str], ...]:
-    """(step, its input port) of steps that make something a port of type `wanted` accepts of a `found`.
-
-    Those that cannot do without it first, then those that need least beside it, then by id. None whose port takes what
-    is wanted as well, and any kind of rows: it refuses these by their fields.
-    """
-    steps = [
-        (not port.required, sum(other.required for other in manifest.consumes), step_id, port.name)
-        for step_id, manifest in registry.steps.items()
-        if any(registry.types.is_a(output.type, wanted) for output in manifest.produces)
-        for port in manifest.consumes
-        if registry.types.is_a(found, port.type)
-        if found == port.type or not registry.types.is_a(wanted, port.type)
-    ]
-    return tuple((step_id, port) for _, _, step_id, port in sorted(steps)[:limit])
-
-
-def missing_input_hints(registry: Registry, target: str, port: Consumes, step: str) -> tuple[str, ...]:
-    """How to feed a port of a list of steps: supply it, set its config key, or plan a step that makes it first.
-
-    Args:
-        target: `PORT` or `STEP.PORT`, as `--input` names it.
-        step: the step whose port it is.
-    """
+def missing_input_hints(registry: Registry, target: str, port: Consumes, step: str) -> list[str]:
+    """How to feed a port of a list of steps. `target`: `PORT` or `STEP.PORT`, as `--input` names it."""
     hints = [f"--input {target}=PATH"]
     if port.bindings and not port.many:
         hints.append(f"{next(iter(port.bindings))}=PATH")
-    hints += [f"steps plan {producer} {step}" for producer in producers_of(registry, port.type) if producer != step]
-    return tuple(hints)
+    return hints + [f"steps plan {each} {step}" for each in producers_of(registry, port.type) if each != step]
 
 
 def missing_stage_input_hints(
-    types: TypeGraph, target: str, port: Consumes, stage: str, before: Mapping[str, StepManifest]
-) -> tuple[str, ...]:
-    """How to feed a port of a pipeline's stage: supply it, set its config key, or wire it to an earlier stage.
-
-    Args:
-        before: earlier stages by name, in order; the nearest that fits is named.
-    """
+    types: TypeGraph, target: str, port: Consumes, stage: str, before: Sequence[Node]
+) -> list[str]:
+    """How to feed a port of a pipeline's stage. `before`: the stages before it; the nearest that fits is named."""
     hints = [f"--input {target}=PATH"]
     if port.bindings and not port.many:
         hints.append(f"{stage}.{next(iter(port.bindings))}=PATH")
     leading, own = types.leading_to(port.type), port.name + (".NAME" if port.many else "")
-    for name, manifest in reversed(list(before.items())):
-        if any(output.type in leading for output in manifest.produces):
-            hints.append(f'inputs = {{ {own} = "{name}" }}   # in [[stages]] name = "{stage}"')
-            break
-    return tuple(hints)
+    for earlier in reversed(before):
+        if any(output.type in leading for output in earlier.manifest.produces):
+            return [*hints, f'inputs = {{ {own} = "{earlier.key}" }}   # in [[stages]] name = "{stage}"']
+    return hints

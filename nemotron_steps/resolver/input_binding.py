@@ -64,7 +64,20 @@ def _owners(request: Request, graph: Graph, port: str, reference: str, goals: Go
     if not having:
         known = sorted({name for _, node in goals for name in node.manifest.inputs})
         close = meant(port, known)
-        idle = [problem for _, node in goals for problem in hints.idle_input(graph.registry, node, port, where)]
+        idle = [
+            UnknownPort(
+                f"{node.key} takes no '{port}' while {key} is {value}",
+                chain=(node.at(port),),
+                where=where,
+                expected=f"another {key}, or no '{port}'",
+                found=f"{key}={value}",
+                hints=(f"steps show {node.manifest.id}",),
+            )
+            for _, node in goals
+            if (entry := graph.registry.step(node.manifest.id).inputs.get(port)) is not None
+            for key, value in entry.unless.items()
+            if node.config.flat.get(key) == value
+        ]
         for problem in idle:
             graph.report(problem)
         if goals and not idle:
@@ -80,7 +93,13 @@ def _owners(request: Request, graph: Graph, port: str, reference: str, goals: Go
         return []
     nodes = [node for _, node in goals]
     if request.chained:
-        unfed = [n for _, n in having if not any(_feeds(graph, b, n, port) for b in nodes[: nodes.index(n)])]
+        unfed = []
+        for _, node in having:  # what an earlier step would feed by itself (see Chain.candidates) is not meant
+            entry = node.manifest.inputs[port]
+            leading = graph.types.leading_to(entry.auto if isinstance(entry.auto, str) else entry.type)
+            before = [output.type for other in nodes[: nodes.index(node)] for output in other.manifest.produces]
+            if entry.auto is False or not any(k in leading and (entry.required or not leading[k]) for k in before):
+                unfed.append(node)
     else:
         earlier = {goal.name for goal in request.goals if goal.earlier}
         unfed = [n for goal, n in having if port not in goal.wired or goal.wired[port].stage in earlier]
@@ -97,30 +116,16 @@ def _owners(request: Request, graph: Graph, port: str, reference: str, goals: Go
     return unfed
 
 
-def _feeds(graph: Graph, before: Node, node: Node, port: str) -> bool:
-    """Whether an earlier step of a list would feed a port by itself (see `chain`)."""
-    entry = node.manifest.inputs[port]
-    if entry.auto is False:
-        return False
-    wanted = entry.auto if isinstance(entry.auto, str) else entry.type
-    paths = [graph.types.path(output.type, wanted) for output in before.manifest.produces]
-    return any(path is not None and (entry.required or not path) for path in paths)
-
-
 def with_named_ports(manifest: StepManifest, key: str, goal: Goal, request: Request) -> StepManifest:
     """The step with a port for every artifact that is wired or given by `--input` to a port that takes many.
 
-    A port that nothing is named for stays as it is, to be reported as missing.
-
-    Args:
-        key: how the plan calls the step; `--input KEY.PORT.NAME` is for it alone.
-    """
+    A port that nothing is named for stays as it is, to be reported as missing."""
     if not any(port.many for port in manifest.consumes):
         return manifest
     given = [*goal.wired]
     for target in request.inputs:
-        own = next((target[len(step) + 1 :] for step in (key, manifest.id) if target.startswith(f"{step}.")), target)
-        given.append(own)
+        step = next((step for step in (key, manifest.id) if target.startswith(f"{step}.")), "")
+        given.append(target.removeprefix(f"{step}."))
     ports: list[Consumes] = []
     for port in manifest.consumes:
         prefix = f"{port.name}."
@@ -155,20 +160,19 @@ def take_out_inputs(
 ) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
     """A step's overrides without those that name an input and that its config refuses; each of them is reported.
 
-    Args:
-        key: how the plan calls the step.
-        steps: key → manifest of the steps whose inputs a bare override may name, the step itself first.
-        alone: whether the request has no other step, so that an input needs no step in front.
-
-    Returns:
-        The overrides that are left, and (step's key, port) of those that were taken out.
-    """
+    `steps`: key → manifest of the steps whose inputs a bare override may name, the step itself first. `alone`: the
+    request has no other step. Returns the overrides that are left, and (step's key, port) of the others."""
     kept: list[str] = []
     taken: list[tuple[str, str]] = []
     for override in goal.overrides:
         name, _, value = override.lstrip("+").partition("=")
         found = _port(name, steps)
-        if not value or found is None or _is_key(goal, name, compose):
+        try:  # it may be for the step's config: a port may have the name of a key
+            has_key = compose(goal.step_id, goal.config_name, ()).has_key if value and found is not None else None
+            is_key = has_key is None or has_key(name)
+        except StepsError:
+            is_key = True
+        if found is None or is_key:
             kept.append(override)
             continue
         owner, port = found
@@ -198,12 +202,3 @@ def _port(name: str, steps: Mapping[str, StepManifest]) -> tuple[str, Consumes] 
             if name == port.name or (port.many and name.startswith(f"{port.name}.")):
                 return key, port
     return None
-
-
-def _is_key(goal: Goal, name: str, compose: Compose) -> bool:
-    """Whether an override may be for the step's config: a port may have the name of a key."""
-    try:
-        has_key = compose(goal.step_id, goal.config_name, ()).has_key
-    except StepsError:
-        return True
-    return has_key is None or has_key(name)

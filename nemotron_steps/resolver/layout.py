@@ -1,4 +1,4 @@
-"""Checks of a planned step's layout, and of the nodes and GPUs that it asks for (config/layout)."""
+"""Checks of a planned step's layout, of the nodes and GPUs that it asks for, and of the memory that it takes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,24 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from nemotron_steps.config.layout.constraints import Violation, format_violations, hints_of
+from nemotron_steps.config.layout.constraints import Violation, format_violations, hints_of, overrides
+from nemotron_steps.config.layout.memory.devices import CAPACITY, POLICY, TEACHER, StepMemory, step_memory
+from nemotron_steps.config.layout.memory.generation import GIB
+from nemotron_steps.config.layout.memory.measures import memory_measures
+from nemotron_steps.config.layout.memory.settings import MemorySettings
+from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.config.layout.other_models import vllm_keys, vllm_violations
-from nemotron_steps.resolver.memory import GPUS, NODES, PROFILE, beyond_profile
-from nemotron_steps.resolver.problems import BatchSizeProblem, LayoutProblem, PlanProblem
+from nemotron_steps.config.layout.parallel_config import JUDGES, TEACHERS
+from nemotron_steps.resolver.problems import BatchSizeProblem, LayoutProblem, MemoryProblem, PlanProblem
 
 if TYPE_CHECKING:
     from nemotron_steps.resolver.checks import CheckSubject
 
+H200_GIB = 141.0
+NODES, GPUS = "cluster.num_nodes", "cluster.gpus_per_node"
+PROFILE = {NODES: "nodes", GPUS: "gpus_per_node"}
+"""Config key → what a profile calls it."""
 SMALLER = {NODES: "one_node", GPUS: "one_gpu"}
 """What a config asks for → the config that a step has for a single one, by convention."""
 
@@ -59,7 +68,10 @@ def _problem(
 
 def profile_size(subject: CheckSubject) -> Iterator[PlanProblem]:
     """The config asks for no more nodes and GPUs than its profile has."""
-    for key, wanted, offered in beyond_profile(subject):
+    for key, offered in offers(subject).items():
+        wanted = subject.integer(key)
+        if wanted is None or wanted <= offered:
+            continue
         name = PROFILE[key]
         by, more = f"the profile's {name}", f"set {name} = {wanted} in the profile of env.toml"
         if name in subject.config.job:
@@ -108,3 +120,61 @@ def generators_have_gpus(subject: CheckSubject) -> Iterator[LayoutProblem]:
         found=f"{keys.width}={width}",
         hints=(f"{keys.width}={smaller}{also}", f"cluster.gpus_per_node={width}"),
     )
+
+
+def memory_of(subject: CheckSubject) -> StepMemory | None:
+    """Of a training step whose layout comes out even; None for any other."""
+    if not ("policy" in subject.config.flat and "cluster" in subject.config.flat) or subject.violations:
+        return None
+    return step_memory(MemorySettings.read(subject.get, subject.sizes), lambda role: _shape(subject, role))
+
+
+def memory_fits(subject: CheckSubject) -> Iterator[MemoryProblem]:
+    """Every GPU has the memory that the parts on it take."""
+    memory = subject.memory
+    if memory is None or not memory.shortages:
+        return
+
+    def shape_of(role: str) -> ModelShape | None:
+        return _shape(subject, role)
+
+    measures = memory_measures(subject.get, shape_of, subject.model, offers(subject).get(NODES))
+    hints = overrides(measures)
+    larger = MemorySettings.read(lambda key: H200_GIB if key == CAPACITY else subject.get(key))
+    if not step_memory(larger, shape_of).shortages:
+        hints += (f"{CAPACITY}={H200_GIB:.0f}   # where the GPUs have it, as an H200",)
+    if not hints or subject.config.sizes.backend != "ray":
+        hints += (f"steps show {subject.manifest.step.id}   # its configs, and the GPUs that each is for",)
+    for shortage in memory.shortages:
+        most = sorted(shortage.lines.items(), key=lambda item: -item[1])[:4]
+        parts = [f"{role}'s {line} {_gib(count)}" for (role, line), count in most]
+        yield MemoryProblem(
+            f"{subject.key}: {shortage.what}",
+            chain=(subject.key,),
+            where=subject.where(shortage.key),
+            expected=f"at most {_gib(shortage.there)} GiB ({shortage.key})",
+            found=f"{_gib(shortage.needed)} GiB: {', '.join(parts)}",
+            hints=hints,
+        )
+        hints = ()
+
+
+def _gib(count: float) -> str:
+    return f"{count / GIB:.1f}"
+
+
+def _shape(subject: CheckSubject, role: str) -> ModelShape | None:
+    """Of the model that plays a role, from what is recorded of it."""
+    key = "policy.checkpoint" if role == POLICY else f"{JUDGES}.{role}.responses_api_models.vllm_model.model"
+    if role.startswith(f"{TEACHER} "):
+        key = f"{TEACHERS}.{role.removeprefix(f'{TEACHER} ')}"
+    for port in subject.manifest.consumes:
+        if key in port.bindings:
+            return ModelShape.read(subject.artifacts.get(port.name, {}).get("shape", {}))
+    return None
+
+
+def offers(subject: CheckSubject) -> dict[str, int]:
+    """Config key → the most that its profile has of it, where that is said."""
+    found = {key: subject.profile.get(name) for key, name in PROFILE.items()}
+    return {key: offered for key, offered in found.items() if type(offered) is int}

@@ -1,8 +1,4 @@
-"""A plan: the steps to run, in order, and where each input port gets its artifact from.
-
-Plain frozen data, produced by `resolver.resolve` and consumed by the runner, the command line and `--json`.
-Nothing here decides anything.
-"""
+"""A plan: the steps to run, in order, and where each input port gets its artifact from. Plain frozen data."""
 
 from __future__ import annotations
 
@@ -20,24 +16,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SuppliedInput:
-    """An artifact that exists already, or a path or name the user vouches for.
-
-    Attributes:
-        ref: what the user wrote: a path, `NAME:VERSION` or a model name.
-        type: artifact type; None when it cannot be known here (a hub model name), then the port's type is trusted.
-        attributes: what is known about it (tokenizer, architecture, …).
-        config_key: set when the reference came from the port's bound config key, which then already holds it.
-        absent: what of it is not here, so that it can be planned with and not run with.
-        folder: of a model that the user has, what holds its config.json; None for anything else, artifacts of the home
-            included: what was copied there is not to be changed.
-    """
+    """An artifact that exists already, or a path or name the user vouches for."""
 
     ref: str
+    """What the user wrote: a path, `NAME:VERSION` or a model name."""
     type: str | None = None
+    """None when it cannot be known here (a hub model name), then the port's type is trusted."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
     config_key: str | None = None
+    """Set when the reference came from the port's bound config key, which then already holds it."""
     absent: AbsentInput | None = None
+    """What of it is not here, so that it can be planned with and not run with."""
     folder: str | None = None
+    """Of a model that the user has, what holds its config.json; None for anything else, artifacts of the home included:
+    what was copied there is not to be changed."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable form."""
@@ -65,12 +57,7 @@ InputSource = SuppliedInput | StepOutput
 
 @dataclass(frozen=True)
 class Instance:
-    """Which instance of a fanned-out stage a step is.
-
-    Attributes:
-        stage: the stage as its pipeline names it, or the step.
-        labels: what was fanned out over → this instance's value of it, as it stands in the step's key.
-    """
+    """Which instance of a fanned-out stage a step is: what was fanned out over → its value, as in the step's key."""
 
     stage: str
     labels: Mapping[str, str]
@@ -82,14 +69,8 @@ class Instance:
 
 @dataclass(frozen=True)
 class Changes:
-    """How a step that has to run differs from the nearest result of it that is there.
-
-    Attributes:
-        differences: each as a line; what else there is to say where there is no such result.
-        version: of nemotron_steps, that made it; "" where that is not known.
-        run: that made it; "" where there is no result.
-        code: what of the code changed, where nothing else did: the result may be accepted (`--accept`).
-    """
+    """How a step that has to run differs from the nearest result of it that is there, which `version` (of
+    nemotron_steps) and `run` made. `code`: what of it changed, where nothing else did, so that it may be accepted."""
 
     differences: tuple[str, ...]
     version: str = ""
@@ -98,59 +79,45 @@ class Changes:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable form."""
-        return {
-            "differences": list(self.differences),
-            "version": self.version,
-            "run": self.run,
-            "code": list(self.code),
-        }
+        return {**vars(self), "differences": list(self.differences), "code": list(self.code)}
 
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """One step of a plan.
-
-    Attributes:
-        key: unique in the plan: the step id, `id@config` or a pipeline's stage name, numbered where needed.
-        step_id: the manifest's id.
-        manifest: the step's manifest (ports, bindings, strategies, entry).
-        config_name: which config of the step.
-        overrides: Hydra overrides on top of it.
-        config: the composed config, without its `inputs` section.
-        inputs: port → source; an optional port that nothing feeds is absent.
-        produces: output port → artifact type.
-        inserted: whether the resolver put it there (a converter) rather than the request.
-        because: one phrase saying why it is in the plan.
-        cached: output port → artifact reference when nothing needs to run; None until a runner has looked.
-        changes: why it must run; None where nothing needs to, or until a runner has looked.
-        earlier: whether it is a stage before the first one asked for, which is not run: its result must be there.
-        memory: what it takes of each device, and how its batch is cut; None where nothing is trained.
-        turn_ends: port of a model that writes chats → the tokens that end its turns, where they are known.
-        instance: which instance of a fanned-out stage it is; None for any other step.
-        checks: what its results have to be before anything that reads them runs.
-        variables: the environment variables that are set here and that the config takes values from.
-        job: key of `run.env`, or of `cluster` where a file or an override sets it → its value, and what set it.
-    """
+    """One step of a plan."""
 
     key: str
+    """Unique in the plan: the step id, `id@config` or a pipeline's stage name, numbered where needed."""
     step_id: str
     manifest: StepManifest
     config_name: str
     overrides: tuple[str, ...]
     config: Mapping[str, Any]
+    """Composed, without its `inputs` section."""
     inputs: Mapping[str, InputSource]
+    """Without the optional ports that nothing feeds."""
     produces: Mapping[str, str]
+    """Output port → artifact type."""
     inserted: bool = False
+    """A converter, which the request does not name."""
     because: str = ""
+    """Why it is in the plan."""
     cached: Mapping[str, str] | None = None
+    """Output port → artifact reference when nothing needs to run; None until a runner has looked."""
     changes: Changes | None = None
+    """Why it must run; None where nothing needs to, or until a runner has looked."""
     earlier: bool = False
+    """It comes before the first stage asked for, and is not run: its result must be there."""
     memory: StepMemory | None = None
+    """What it takes of each device, and how its batch is cut; None where nothing is trained."""
     turn_ends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Port of a model that writes chats → the tokens that end its turns, where they are known."""
     instance: Instance | None = None
     checks: tuple[StageCheck, ...] = ()
     variables: frozenset[str] = frozenset()
+    """The environment variables that are set here and that the config takes values from."""
     job: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Key of `run.env`, or of `cluster` where a file or an override sets it → its value, and what set it."""
 
     def to_dict(self, *, with_config: bool = False) -> dict[str, Any]:
         """JSON-serialisable form; the config only on request, as it may hold values to be redacted."""
@@ -182,23 +149,18 @@ class PlannedStep:
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps in an order in which every step comes after the steps it reads from.
-
-    Attributes:
-        steps: every step, dependencies first.
-        goals: keys of the steps that were asked for, in the order asked.
-        name: the pipeline's name, or the goals joined.
-        warnings: remarks that stop nothing, each one sentence.
-        unfilled: what has to be filled in before it can run; empty unless it was asked to be planned all the same.
-        taken: `STEP.PORT` → the artifact of the home that a config's source with `existing` came to.
-    """
+    """Steps in an order in which every step comes after the steps it reads from."""
 
     steps: tuple[PlannedStep, ...]
     goals: tuple[str, ...]
+    """Keys of the steps that were asked for, in the order asked."""
     name: str = ""
+    """The pipeline's, or the goals joined."""
     warnings: tuple[str, ...] = ()
     unfilled: tuple[StepsError, ...] = ()
+    """What has to be filled in before it can run; empty unless it was asked to be planned all the same."""
     taken: Mapping[str, str] = field(default_factory=dict)
+    """`STEP.PORT` → the artifact of the home that a config's source with `existing` came to."""
 
     def __iter__(self) -> Iterator[PlannedStep]:
         return iter(self.steps)

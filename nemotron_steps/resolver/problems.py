@@ -1,21 +1,4 @@
-"""Everything that can be wrong with a chain, each with a code of its own.
-
-PlanError E300 (raised once, carrying every problem)
-└── PlanProblem
-    ├── TypeMismatch        E301  an artifact of one type is fed to a port of an unrelated type
-    ├── WrongDirection      E302  a port wants a narrower type: `is_a` goes one way
-    ├── MissingInput        E303  nothing feeds a required port
-    ├── AttributeConflict   E304  two inputs disagree (tokenizer, architecture), or one is not what a port needs
-    ├── UnknownPort         E305  no such port or stage
-    ├── AmbiguousSource     E306  several artifacts could feed a port
-    ├── PlaceholderValue    E307  a value still has to be filled in
-    ├── ParameterProblem    E308  a parameter does not exist in the config, or is none of its choices
-    ├── BatchSizeProblem    E309  batch sizes that do not divide
-    ├── LayoutProblem       E310  more GPUs are asked for than there are, or a layout does not divide them
-    ├── SourceCycle         E311  a step's inputs come from itself
-    ├── ModelLimitProblem   E312  a model lacks the positions, or the chat template, for what is asked of it
-    └── MemoryProblem       E313  a GPU has less memory than the parts on it take
-"""
+"""Everything that can be wrong with a chain, each with a code of its own; PlanError (E300) carries them all."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from nemotron_steps.config.layout.parallel_config import ParallelConfig
 from nemotron_steps.manifest.pipeline_models import PipelineManifest, StageCheck, StageSource
@@ -16,76 +16,59 @@ _SCALARS = frozenset({str, int, float, bool, type(None), list, tuple})
 
 @dataclass(frozen=True)
 class Goal:
-    """One step that was asked for.
-
-    Attributes:
-        step_id: which step.
-        config_name: which of its configs (a name or a path); None for `default`, which a step may lack.
-        overrides: Hydra overrides.
-        name: a pipeline's stage name; the plan's key for it.
-        wired: port → earlier stage or reference, from a pipeline file.
-        where: port → file:line of that wiring; '' → file:line of the stage.
-        earlier: whether it is a stage before the first one asked for: it is not run, what it left is read.
-        instance: which instance of a fanned-out stage it is.
-        checks: what its results have to be before anything that reads them runs.
-    """
+    """One step that was asked for; of a pipeline, a stage."""
 
     step_id: str
     config_name: str | None = None
+    """A name or a path; None for `default`, which a step may lack."""
     overrides: tuple[str, ...] = ()
     name: str | None = None
+    """The stage's, which is the plan's key for it."""
     wired: Mapping[str, StageSource] = field(default_factory=dict)
     where: Mapping[str, str] = field(default_factory=dict)
+    """Port → file:line of that wiring; '' → file:line of the stage."""
     earlier: bool = False
+    """It comes before the first stage asked for: it is not run, what it left is read."""
     instance: Instance | None = None
     checks: tuple[StageCheck, ...] = ()
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to plan.
-
-    Attributes:
-        goals: steps in the order asked.
-        command: the request as typed after `steps plan`, for hints: `rl/nemo_rl/rlhf -c tiny`.
-        inputs: `PORT` or `STEP.PORT` → what the user gave for it (a path, NAME:VERSION, …).
-        chained: a plain list of steps, whose outputs are connected to later inputs by type. False for a pipeline,
-            which says itself what goes where.
-        name: the pipeline's name; empty for a list.
-    """
+    """What to plan: steps in the order asked."""
 
     goals: tuple[Goal, ...]
     command: str
+    """The request as typed after `steps plan`, for hints: `rl/nemo_rl/rlhf -c tiny`."""
     inputs: Mapping[str, str] = field(default_factory=dict)
+    """`PORT` or `STEP.PORT` → what the user gave for it (a path, NAME:VERSION, …)."""
     chained: bool = True
+    """A plain list, whose outputs are connected to later inputs by type. A pipeline says itself what goes where."""
     name: str = ""
+    """The pipeline's; empty for a list."""
 
 
 @dataclass(frozen=True)
 class StepConfig:
-    """A step's composed config.
-
-    Attributes:
-        values: plain values, interpolations resolved, without `inputs`.
-        inputs: the config's `inputs` section: port → source, as written.
-        has_key: whether the step's config model has a dotted key; None when the step has no config model.
-        origin: dotted key → `file:line` or `override '…'` that set it; None when unknown.
-        variables: dotted key → the environment variables it takes its value from, for those that are set.
-        idle: (environment variable, config) for those that are set and that only another config of the step reads.
-        unread: why the config could not be read, where that stops nothing: the step has no implementation here.
-        job: see PlannedStep.
-        flat: every value under its dotted key, groups as well as what is in them; list items are not keys.
-    """
+    """A step's composed config: plain values without `inputs`, interpolations resolved."""
 
     values: Mapping[str, Any]
     inputs: Mapping[str, Any] = field(default_factory=dict)
+    """Port → source, as written."""
     has_key: Callable[[str], bool] | None = None
+    """Whether the step's config model has a dotted key; None when the step has no config model."""
     origin: Callable[[str], str | None] | None = None
+    """Dotted key → `file:line` or `override '…'` that set it."""
     variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Dotted key → the environment variables it takes its value from, for those that are set."""
     idle: tuple[tuple[str, str], ...] = ()
+    """(environment variable, config) for those that are set and that only another config of the step reads."""
     unread: str | None = None
+    """Why the config could not be read, where that stops nothing: the step has no implementation here."""
     job: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """See PlannedStep."""
     flat: Mapping[str, Any] = field(init=False, repr=False, compare=False)
+    """Every value under its dotted key, groups as well as what is in them; list items are not keys."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flat", _flatten(self.values))
@@ -130,20 +113,11 @@ def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-class Compose(Protocol):
-    """Composes one config of one step. Raises StepsError for anything wrong with it."""
-
-    def __call__(self, step_id: str, config_name: str | None, overrides: Sequence[str]) -> StepConfig:
-        """The composed config; a step without a config of its own has an empty one."""
-
-
-class DescribeInput(Protocol):
-    """Says what a user-supplied reference is. Raises StepsError if it does not exist or cannot be told."""
-
-    def __call__(self, ref: str, wanted_type: str) -> SuppliedInput:
-        """What `ref` is, for a port of `wanted_type`; type None to trust the port."""
-
-
+Compose = Callable[[str, str | None, Sequence[str]], StepConfig]
+"""(step, config, overrides) → the composed config. Raises StepsError for anything wrong with it."""
+DescribeInput = Callable[[str, str], SuppliedInput]
+"""(what the user gave, the port's type) → what it is; type None to trust the port. Raises StepsError if it is not
+there, or cannot be told."""
 Newest = Callable[[str, str | None, str], str | None]
 """(step, config, output) → NAME:VERSION of the newest artifact left there; of any config for None."""
 
@@ -155,16 +129,13 @@ def request_for_steps(
     overrides: Sequence[str] = (),
     inputs: Mapping[str, str] | None = None,
 ) -> Request:
-    """A step, or a list of steps to be connected by type.
-
-    The config name goes to every step that is named; overrides go to the last one, which is what the user is after.
-    """
+    """A step, or a list to be connected by type. Overrides go to the last one, which is what the user is after."""
     goals = tuple(
         Goal(step_id, config_name, tuple(overrides) if position == len(steps) - 1 else ())
         for position, step_id in enumerate(steps)
     )
-    command = " ".join([*steps, *(["-c", config_name] if config_name is not None else [])])
-    return Request(goals, command, inputs or {})
+    config = [] if config_name is None else ["-c", config_name]
+    return Request(goals, " ".join([*steps, *config]), inputs or {})
 
 
 def request_for_pipeline(pipeline: PipelineManifest, *, inputs: Mapping[str, str] | None = None) -> Request:

@@ -1,9 +1,5 @@
-"""Goal and what exists → a plan, or every error in it.
-
-`resolve` puts the pieces together: a node per step asked for, `--input` handed to the ports it names, a source for
-every port (`sources`), checks of configs, attributes and arithmetic, and an order. Nothing is run, written or
-imported here, and nothing is raised before everything has been looked at.
-"""
+"""Goal and what exists → a plan, or every error in it. Nothing is run, written or imported here, and nothing is raised
+before everything has been looked at."""
 
 from __future__ import annotations
 
@@ -16,9 +12,13 @@ from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.errors import StepsError
 from nemotron_steps.manifest.packs import BUILT_IN, unusable_code
 from nemotron_steps.manifest.registry import Registry
-from nemotron_steps.resolver.attributes import check_attributes
 from nemotron_steps.resolver.checks import CHECKS, Check, CheckSubject
-from nemotron_steps.resolver.config_checks import check_parameters, check_placeholders, merge_placeholders
+from nemotron_steps.resolver.config_checks import (
+    check_attributes,
+    check_parameters,
+    check_placeholders,
+    merge_placeholders,
+)
 from nemotron_steps.resolver.graph import Graph, Node
 from nemotron_steps.resolver.input_binding import assign_bare_inputs, report_unused, take_out_inputs, with_named_ports
 from nemotron_steps.resolver.plan import Plan, StepOutput, SuppliedInput
@@ -29,86 +29,8 @@ from nemotron_steps.resolver.sources import Sources
 _OVERRIDE = re.compile(r"\+*[\w.]+=|~[\w.]+")
 
 
-def resolve(
-    request: Request,
-    registry: Registry,
-    *,
-    compose: Compose,
-    describe_input: DescribeInput,
-    newest: Newest = lambda step_id, config_name, port: None,
-    checks: Sequence[Check] = CHECKS,
-    profile: Mapping[str, Any] | None = None,
-    known: Sequence[StepsError] = (),
-    allow_unfilled: bool = False,
-) -> Plan:
-    """Type-check a request and return its plan.
-
-    Args:
-        compose: composes a step's config; called once per step of the plan.
-        describe_input: says what a user-supplied reference is; called once per reference and wanted type.
-        newest: finds what earlier runs left, for configs that take it.
-        checks: arithmetic to check each config with.
-        profile: the env.toml profile the run will use, for those checks.
-        known: what was found wrong before, to be told with the rest.
-        allow_unfilled: inputs that nothing feeds or that are not here, and placeholders, are the plan's `unfilled`
-            instead of errors.
-
-    Raises:
-        PlanError: with every problem found, each with its code, chain, place and hints.
-    """
-    problems: list[StepsError] = [problem for error in known for problem in getattr(error, "problems", ()) or (error,)]
-    graph = Graph(registry, compose, problems)
-    goals = _goal_nodes(request, graph, compose)
-    bare = assign_bare_inputs(request, graph, goals)
-    sources = Sources(request, graph, describe_input, goals, bare, newest)
-    for goal, node in goals:
-        sources.feed(node, goal)
-        if request.chained:
-            sources.extend_chain(node)
-    while sources.pending:
-        sources.feed(*sources.pending.popleft())
-    report_unused(request.inputs, sources.used | {port for _, port in bare}, graph)
-    nodes = [node for _, node in goals]
-    order = graph.in_order(nodes)
-    artifacts, origins, conflicts = _check_inputs(order, graph)
-    subjects = {
-        key: CheckSubject(
-            key,
-            node.manifest,
-            node.config,
-            {**(profile or {}), **{key: value for key, (value, _) in node.config.job.items() if value is not None}},
-            artifacts[key],
-            node.inputs,
-            origins[key],
-        )
-        for key, node in ((node.key, node) for node in order)
-        if node.config is not None
-    }
-    for node in order:
-        for problem in _config_problems(node, checks, subjects.get(node.key), order):
-            _address(problem, node, request, nodes)
-            graph.report(problem)
-    for manifest in (node.manifest for node in order if node.manifest.pack != BUILT_IN):
-        named = manifest.step.model_dump(include={"entry", "preflight"})
-        for unusable in unusable_code(manifest.id, named, manifest.where):
-            graph.report(unusable)
-    for conflict in conflicts:
-        graph.report(conflict)
-    _name_steps(graph, request, nodes)
-    problems = merge_placeholders(problems)
-    unfilled = tuple(problem for problem in problems if allow_unfilled and isinstance(problem, FILLABLE))
-    raise_all([problem for problem in problems if problem not in unfilled], f"cannot plan '{request.command}'")
-    return Plan(
-        tuple(node.planned(subjects.get(node.key)) for node in order),
-        tuple(node.key for node in nodes),
-        request.name or request.command,
-        (*sources.notes, *_remarks(order, nodes, graph)),
-        unfilled,
-        sources.taken,
-    )
-
-
 def _goal_nodes(request: Request, graph: Graph, compose: Compose) -> list[tuple[Goal, Node]]:
+    """The steps asked for, with the ports that the request names. Overrides that are inputs are reported."""
     goals: list[tuple[Goal, Node]] = []
     because = f"stage of {request.name}" if request.name else "asked for"
     steps = [
@@ -132,15 +54,86 @@ def _goal_nodes(request: Request, graph: Graph, compose: Compose) -> list[tuple[
     return goals
 
 
+def resolve(
+    request: Request,
+    registry: Registry,
+    *,
+    compose: Compose,
+    describe_input: DescribeInput,
+    newest: Newest = lambda step_id, config_name, port: None,
+    checks: Sequence[Check] = CHECKS,
+    profile: Mapping[str, Any] | None = None,
+    known: Sequence[StepsError] = (),
+    allow_unfilled: bool = False,
+) -> Plan:
+    """Type-check a request and return its plan, or raise PlanError with every problem found.
+
+    `newest` finds what earlier runs left, `profile` is that of env.toml, `known` was found wrong before. With
+    `allow_unfilled`, inputs that nothing feeds or that are not here, and placeholders, are the plan's `unfilled`
+    instead of errors."""
+    problems: list[StepsError] = [problem for error in known for problem in getattr(error, "problems", ()) or (error,)]
+    graph = Graph(registry, compose, problems)
+    goals = _goal_nodes(request, graph, compose)
+    bare = assign_bare_inputs(request, graph, goals)
+    sources = Sources(request, graph, describe_input, goals, bare, newest)
+    for goal, node in goals:
+        sources.feed(node, goal)
+        if request.chained:
+            sources.extend_chain(node)
+    while sources.pending:
+        sources.feed(*sources.pending.popleft())
+    report_unused(request.inputs, sources.used | {port for _, port in bare}, graph)
+    nodes = [node for _, node in goals]
+    order = graph.in_order(nodes)
+    artifacts, origins, conflicts = _check_inputs(order, graph)
+    subjects: dict[str, CheckSubject] = {}
+    for node in order:
+        if not node.composed:
+            continue
+        of_job = {key: value for key, (value, _) in node.config.job.items() if value is not None}
+        subject = CheckSubject(
+            node.key,
+            node.manifest,
+            node.config,
+            {**(profile or {}), **of_job},
+            artifacts[node.key],
+            node.inputs,
+            origins[node.key],
+        )
+        subjects[node.key] = subject
+        for problem in _config_problems(node, checks, subject, order):
+            _address(problem, node, request, nodes)
+            graph.report(problem)
+    for manifest in (node.manifest for node in order if node.manifest.pack != BUILT_IN):
+        named = manifest.step.model_dump(include={"entry", "preflight"})
+        for unusable in unusable_code(manifest.id, named, manifest.where):
+            graph.report(unusable)
+    for conflict in conflicts:
+        graph.report(conflict)
+    for node, uncomposed in graph.uncomposed if len(graph.nodes) > 1 else ():  # of several steps, say which it is
+        if node.key not in uncomposed.what:
+            uncomposed.what = f"{node.key}: {uncomposed.what}"
+        _address(uncomposed, node, request, nodes)
+    problems = merge_placeholders(problems)
+    unfilled = tuple(problem for problem in problems if allow_unfilled and isinstance(problem, FILLABLE))
+    raise_all([problem for problem in problems if problem not in unfilled], f"cannot plan '{request.command}'")
+    return Plan(
+        tuple(node.planned(subjects.get(node.key)) for node in order),
+        tuple(node.key for node in nodes),
+        request.name or request.command,
+        (*sources.notes, *_remarks(order, nodes, graph)),
+        unfilled,
+        sources.taken,
+    )
+
+
 def _config_problems(
-    node: Node, checks: Sequence[Check], subject: CheckSubject | None, order: Sequence[Node]
+    node: Node, checks: Sequence[Check], subject: CheckSubject, order: Sequence[Node]
 ) -> Iterator[PlanProblem]:
-    """Parameters, placeholders and arithmetic of one step; nothing of one that did not compose."""
-    if subject is None:
-        return
+    """Parameters, placeholders and arithmetic of one step."""
     for problem in (
-        *check_parameters(node.manifest, subject.config, node.key),
-        *check_placeholders(node.manifest, subject.config, node.key, {*node.inputs, *node.failed}),
+        *check_parameters(node.manifest, node.config, node.key),
+        *check_placeholders(node.manifest, node.config, node.key, {*node.inputs, *node.failed}),
         *(problem for check in checks for problem in check(subject)),
     ):
         if node.inserted:  # the user has not heard of it: its input is given as that of the step that it feeds
@@ -155,32 +148,20 @@ def _config_problems(
         yield problem
 
 
-def _name_steps(graph: Graph, request: Request, goals: Sequence[Node]) -> None:
-    """Say which step a config problem belongs to, where there are several."""
-    if len(graph.nodes) < 2:
-        return
-    for node, problem in graph.uncomposed:
-        if node.key not in problem.what:
-            problem.what = f"{node.key}: {problem.what}"
-        _address(problem, node, request, goals)
-
-
 def _address(problem: StepsError, node: Node, request: Request, goals: Sequence[Node]) -> None:
-    """Say in overrides whose they are, where the command line would take them for another step's."""
-    if not request.chained or (node in goals[:-1] and node.manifest.id != goals[-1].manifest.id):
-        name = node.manifest.id if request.chained else node.key
-        problem.hints = tuple(_for_stage(hint, name) for hint in problem.hints)
-
-
-def _for_stage(hint: str, stage: str) -> str:
-    """Overrides as a pipeline takes them: with the stage in front of each key."""
-    overrides, comment, text = hint.partition("   #")
-    words = overrides.split(" ")
-    if not all(_OVERRIDE.match(word) for word in words):
-        return hint
-    signs = [word[: len(word) - len(word.lstrip("+~"))] for word in words]
-    named = (f"{sign}{stage}.{word.removeprefix(sign)}" for sign, word in zip(signs, words, strict=True))
-    return " ".join(named) + comment + text
+    """Put the step in front of the keys of overrides, where the command line would take them for another step's."""
+    if request.chained and (node not in goals[:-1] or node.manifest.id == goals[-1].manifest.id):
+        return
+    name = node.manifest.id if request.chained else node.key
+    hints = []
+    for hint in problem.hints:
+        overrides, comment, text = hint.partition("   #")
+        words = overrides.split(" ")
+        if all(_OVERRIDE.match(word) for word in words):
+            signs = [word[: len(word) - len(word.lstrip("+~"))] for word in words]
+            words = [f"{sign}{name}.{word.removeprefix(sign)}" for sign, word in zip(signs, words, strict=True)]
+        hints.append(" ".join(words) + comment + text)
+    problem.hints = tuple(hints)
 
 
 def _check_inputs(
@@ -188,10 +169,8 @@ def _check_inputs(
 ) -> tuple[dict[str, dict[str, Mapping[str, Any]]], dict[str, dict[str, SuppliedInput]], list[AttributeConflict]]:
     """Attributes of supplied artifacts, carried along outputs that inherit them, against what ports need.
 
-    Returns:
-        Step key → port → what is known of the artifact that will be there; the same for the supplied one that it is
-        known of; and every conflict.
-    """
+    Returns step key → port → what is known of the artifact that will be there; the same for the supplied one that it is
+    known of; and every conflict."""
     conflicts: list[AttributeConflict] = []
     known: dict[tuple[str, str], Mapping[str, Any]] = {}
     inherited_from: dict[tuple[str, str], SuppliedInput] = {}
@@ -207,7 +186,11 @@ def _check_inputs(
             at_port[port] = known.get((source.step_key, source.port), {})
             if (source.step_key, source.port) in inherited_from:
                 from_port[port] = inherited_from[source.step_key, source.port]
-        new = _new_model(node)
+        # What will be recorded of a model that is made from scratch, but for its positions: small models made to try a
+        # config of a large one have fewer than that asks for.
+        given = any(output.inherits in node.inputs for output in node.manifest.produces)
+        model = None if given else ModelSpec.from_scratch(node.config.flat.get)
+        new = {} if model is None else replace(model, positions=None).attributes()
         for output in node.manifest.produces:
             attributes = {**(new if output.inherits is not None else {}), **output.attributes}
             if attributes:
@@ -228,37 +211,27 @@ def _check_inputs(
     return found, origins, conflicts
 
 
-def _new_model(node: Node) -> dict[str, Any]:
-    """What will be recorded of the model that a step makes from scratch; nothing where one is given to start from."""
-    if node.config is None or any(output.inherits in node.inputs for output in node.manifest.produces):
-        return {}
-    model = ModelSpec.from_scratch(node.config.flat.get)
-    # Its positions are left out: small models made to try a config of a large one have fewer than that asks for.
-    return {} if model is None else replace(model, positions=None).attributes()
-
-
 def _remarks(order: Sequence[Node], goals: Sequence[Node], graph: Graph) -> Iterator[str]:
     """What stops nothing, each one sentence."""
     for node in goals:
         if hidden := graph.registry.hidden_by(node.manifest):
             yield f"{node.manifest.id} is that of pack {node.manifest.pack}; there is also {' and '.join(hidden)}"
-    configs = [(node, node.config) for node in order if node.config is not None]
-    for node, config in configs:
-        if config.unread is not None:
-            yield f"the config of {node.key}, which has no implementation here, cannot be read: {config.unread}"
+    for node in order:
+        if node.config.unread is not None:
+            yield f"the config of {node.key}, which has no implementation here, cannot be read: {node.config.unread}"
     # Environment variables that are set, are meant for a step, and change nothing here.
-    read = {name for _, config in configs for names in config.variables.values() for name in names}
-    for node, config in configs:
+    read = {name for node in order for names in node.config.variables.values() for name in names}
+    for node in order:
         for port in node.manifest.consumes:
             key, source = next(iter(port.bindings), None), node.inputs.get(port.name)
             if key is None or source is None or getattr(source, "config_key", None) == key:
                 continue
-            for name in config.variables.get(key, ()):
+            for name in node.config.variables.get(key, ()):
                 yield (
                     f"{name} is set, but '{port.name}' of {node.key} is {graph.label(source)}; "
                     f'--input {port.name}="${name}" takes it instead'
                 )
-        for name, other in config.idle:
+        for name, other in node.config.idle:
             if name not in read:
                 yield f"{name} is set, and nothing in the config of {node.key} reads it (its config {other} does)"
     # Steps of the request, other than the last, whose outputs nothing reads; a report is an end in itself.

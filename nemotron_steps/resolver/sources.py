@@ -24,10 +24,10 @@ from nemotron_steps.manifest.pipeline_models import StageSource
 from nemotron_steps.manifest.typegraph import TypeGraph
 from nemotron_steps.resolver import hints
 from nemotron_steps.resolver.config_checks import is_placeholder
-from nemotron_steps.resolver.graph import DEFAULT, Graph, Identity, Node
+from nemotron_steps.resolver.graph import DEFAULT, Graph, Node
 from nemotron_steps.resolver.input_binding import with_named_ports, with_sources_of_config
 from nemotron_steps.resolver.plan import InputSource, StepOutput, SuppliedInput
-from nemotron_steps.resolver.problems import UnknownPort
+from nemotron_steps.resolver.problems import PlanProblem, UnknownPort
 from nemotron_steps.resolver.request import DescribeInput, Goal, Newest, Request
 
 _SOURCE_KEYS = frozenset({"step", "config", "overrides", "port", "existing", "ref"})
@@ -50,7 +50,6 @@ class Chain:
 
     types: TypeGraph
     steps: list[tuple[Produced, ...]] = field(default_factory=list)
-    """Outputs of each step, in order."""
     latest: dict[str, int] = field(default_factory=dict)
     """Type → position of the latest step with an output of exactly that type."""
     converted_from: dict[str, tuple[InputSource, str]] = field(default_factory=dict)
@@ -77,11 +76,11 @@ class Chain:
 
     def look_through(self, produced: Produced, port: Consumes) -> tuple[InputSource, str]:
         """The source to use for an output: what it was converted from, when the port accepts that as it is."""
-        if not self.types.is_a(produced.type, port.type):
-            before = self.converted_from.get(produced.source.step_key)
-            if before is not None and self.types.is_a(before[1], port.type):
-                return before
-        return produced.source, produced.type
+        before = self.converted_from.get(produced.source.step_key)
+        is_right = self.types.is_a(produced.type, port.type)
+        if before is None or is_right or not self.types.is_a(before[1], port.type):
+            return produced.source, produced.type
+        return before
 
 
 class Sources:
@@ -94,7 +93,7 @@ class Sources:
         describe_input: DescribeInput,
         goals: Sequence[tuple[Goal, Node]],
         supplied: Mapping[tuple[str, str], str],
-        newest: Newest = lambda step_id, config_name, port: None,
+        newest: Newest,
     ) -> None:
         """`goals`: the steps asked for; `supplied`: (node key, port) → reference of a bare `--input`."""
         self.request = request
@@ -102,7 +101,6 @@ class Sources:
         self.types = graph.types
         self.chain = Chain(graph.types)
         self.goals = [node for _, node in goals]
-        self.positions = {node.key: position for position, node in enumerate(self.goals)}
         self.stages = {goal.name: node for goal, node in goals if goal.name is not None}
         self.wired = {node.key: frozenset(goal.wired) for goal, node in goals}
         self.supplied = supplied
@@ -115,80 +113,82 @@ class Sources:
         """Steps that configs asked for and earlier stages that are read, whose own ports are still to be fed."""
         self._earlier = {goal.name: goal for goal in request.goals if goal.earlier}
         self._converters = {step for t in graph.types.types.values() for step in (t.convert_to or {}).values()}
-        self._shared: dict[Identity, Node] = {}
+        self._shared: dict[tuple[str, str, tuple[str, ...]], Node] = {}
+        """(step id, config name, overrides): named twice as a source, it is one node."""
         self._describe_input = describe_input
         self._newest = newest
         self._described: dict[tuple[str, str], SuppliedInput | None] = {}
 
     def feed(self, node: Node, goal: Goal | None) -> None:
         """Find a source for every port of a step. `goal` is None for a step that a config asked for."""
-        # From here on a config that names the same step, config and overrides means this node.
-        self._shared.setdefault(node.identity, node)
-        if node.config is not None and node.config.inputs:
+        self._shared.setdefault((node.manifest.id, node.config_name or DEFAULT, node.overrides), node)
+        if node.config.inputs:
             node.manifest, of_config = with_sources_of_config(node.manifest, node.config.inputs)
-            if of_config != node.config.inputs:
-                node.config = replace(node.config, inputs=of_config)
+            node.config = replace(node.config, inputs=of_config)
         wired = goal.wired if goal is not None else {}
-        named = node.config.inputs if node.config is not None else {}
-        for name in [*wired, *named]:
+        for name in [*wired, *node.config.inputs]:
             port = self.graph.registry.step(node.manifest.id).inputs.get(name)
             is_idle = port is not None and port.unless  # it is named for other configs of the step
             if name not in node.manifest.inputs and not is_idle:
                 where = goal.where.get(name) if goal is not None and name in wired else None
-                where = where or (node.config.where(f"inputs.{name}") if node.config is not None else None)
-                self.graph.report(hints.unknown_input(node, name, where))
+                self.graph.report(hints.unknown_input(node, name, where or node.config.where(f"inputs.{name}")))
         missing = []
         for port in node.manifest.consumes:
             source = self._find(node, port, goal)
             if source is not None:
                 node.inputs[port.name] = source
-            elif port.required and port.name not in node.failed and node.config is not None:
+            elif port.required and port.name not in node.failed and node.composed:
                 missing.append(port)
         if missing:
             self._report_missing(node, missing, goal)
 
     def _find(self, node: Node, port: Consumes, goal: Goal | None) -> InputSource | None:
-        reference = self._supplied(node, port.name)
+        key = next(iter(port.bindings), "")
+        value = node.config.flat.get(key)
+        is_set = isinstance(value, str) and bool(value) and not is_placeholder(value)
+        overridden = is_set and (node.config.where(key) or "").startswith("override")
+        reference = self.supplied.get((node.key, port.name))
+        target = node.at(port.name)
+        if target not in self.request.inputs:
+            target = f"{node.manifest.id}.{port.name}"
+        if target in self.request.inputs:
+            self.used.add(target)
+            reference = self.request.inputs[target]
         if port.many:  # it is here where no artifact has a name, and each needs one
-            self._report_unnamed(node, port, reference, goal)
-            return None
-        bound = self._bound_value(node, port)
-        set_by = node.config.where(bound[0]) if bound is not None and node.config is not None else None
-        overridden = bound is not None and (set_by or "").startswith("override")
+            return self._unnamed(node, port, reference, goal)
         if reference is not None:
-            if bound is not None and overridden:
-                node.failed.add(port.name)
-                self.graph.report(hints.two_sources(node, port, reference, "=".join(bound)))
-                return None
+            if overridden:
+                return self._fail(node, port, hints.two_sources(node, port, reference, f"{key}={value}"))
             return self._from_reference(node, port, reference, f"--input {port.name}={reference}")
-        if bound is not None and overridden:
-            return self._from_config_key(node, port, *bound)
+        if overridden:
+            return self._from_config_key(node, port, key, str(value))
         if goal is not None and port.name in goal.wired:
             return self._from_stage(node, port, goal.wired[port.name], goal.where.get(port.name))
         if goal is not None and self.request.chained:
             source = self._from_chain(node, port)
             if source is not None or port.name in node.failed:
                 return source
-        by_variable = bound is not None and node.config is not None and bool(node.config.variables.get(bound[0]))
-        if node.config is not None and node.config.inputs.get(port.name) is not None and not by_variable:
+        by_variable = is_set and bool(node.config.variables.get(key))
+        if node.config.inputs.get(port.name) is not None and not by_variable:
             return self._from_config_source(node, port, node.config.inputs[port.name])
-        return self._from_config_key(node, port, *bound) if bound is not None else None
+        return self._from_config_key(node, port, key, str(value)) if is_set else None
 
     def extend_chain(self, node: Node) -> None:
         """Make a fed step's outputs available to the steps after it in a plain list."""
         self.chain.add(node.key, node.manifest)
-        if node.manifest.id in self._converters:
-            entrances = [port.name for port in node.manifest.consumes if port.required and port.name in node.inputs]
-            found = self.graph.type_of(node.inputs[entrances[0]]) if len(entrances) == 1 else None
-            if found is not None:
-                self.chain.converted_from[node.key] = (node.inputs[entrances[0]], found)
+        if node.manifest.id not in self._converters:
+            return
+        entrances = [node.inputs[p.name] for p in node.manifest.consumes if p.required and p.name in node.inputs]
+        found = self.graph.type_of(entrances[0]) if len(entrances) == 1 else None
+        if found is not None:
+            self.chain.converted_from[node.key] = (entrances[0], found)
 
-    def _supplied(self, node: Node, port: str) -> str | None:
-        for step in (node.key, node.manifest.id):
-            if f"{step}.{port}" in self.request.inputs:
-                self.used.add(f"{step}.{port}")
-                return self.request.inputs[f"{step}.{port}"]
-        return self.supplied.get((node.key, port))
+    def _fail(self, node: Node, port: Consumes, problem: PlanProblem | None = None) -> InputSource | None:
+        """There is no source, and why is reported, or was."""
+        node.failed.add(port.name)
+        if problem is not None:
+            self.graph.report(problem)
+        return None
 
     # -- kinds of source --------------------------------------------------------------------------------------
 
@@ -197,9 +197,9 @@ class Sources:
         return None if supplied is None else self._fit(node, port, supplied, supplied.type, where)
 
     def _from_config_key(self, node: Node, port: Consumes, key: str, value: str) -> InputSource | None:
-        where = node.config.where(key) if node.config is not None else None
-        variables = node.config.variables.get(key, ()) if node.config is not None else ()
-        supplied = self._describe(node, port, value, where, *(f"export {name}=PATH" for name in variables))
+        where = node.config.where(key)
+        more = [f"export {name}=PATH" for name in node.config.variables.get(key, ())]
+        supplied = self._describe(node, port, value, where, *more)
         if supplied is None:
             return None
         described = replace(supplied, ref=value, config_key=key, absent=None)
@@ -208,15 +208,25 @@ class Sources:
     def _from_stage(self, node: Node, port: Consumes, wired: StageSource, where: str | None) -> InputSource | None:
         if wired.ref is not None:
             return self._from_reference(node, port, wired.ref, where)
-        producer = self.stages.get(wired.stage or "") or self._earlier_stage(wired.stage or "")
+        name = wired.stage or ""
+        producer, goal = self.stages.get(name), self._earlier.get(name)
+        if producer is None and goal is not None:  # before the first stage asked for: it is planned once it is read
+            manifest = self.graph.find_step(goal.step_id, goal.where.get(""))
+            if manifest is not None:
+                manifest = with_named_ports(manifest, name, goal, self.request)
+                because = f"an earlier stage of {self.request.name}"
+                producer = self.graph.add(name, manifest, goal.config_name, goal.overrides, because)
+                producer.earlier, producer.instance, producer.checks = True, goal.instance, goal.checks
+                self.stages[name] = producer
+                self.wired[name] = frozenset(goal.wired)
+                self.pending.append((producer, goal))
         if producer is None:  # its step is unknown, which was reported
-            node.failed.add(port.name)
-            return None
+            return self._fail(node, port)
         return self._from_step(node, port, producer, wired.port, where)
 
     def _from_config_source(self, node: Node, port: Consumes, source: Any) -> InputSource | None:
         """`inputs: {PORT: {step: ID, config: NAME, overrides: [...], port: NAME, existing: HOW}}`, or a reference."""
-        where = node.config.where(f"inputs.{port.name}") if node.config is not None else None
+        where = node.config.where(f"inputs.{port.name}")
         if isinstance(source, str):
             return self._from_reference(node, port, source, where)
         if (
@@ -226,87 +236,59 @@ class Sources:
             or not isinstance(source.get("overrides"), str | list | tuple | None)
             or source.get("existing") not in (_EXISTING if "step" in source else (None,))
         ):
-            node.failed.add(port.name)
-            self.graph.report(
-                UnknownPort(
-                    f"the config's source for '{port.name}' of {node.key} cannot be read",
-                    chain=(node.at(port.name),),
-                    where=where,
-                    expected="{step: STEP, config: NAME, overrides: [...], port: PORT, existing: prefer|require}, "
-                    "{ref: REF}, or REF",
-                    found=str(source),
-                )
+            problem = UnknownPort(
+                f"the config's source for '{port.name}' of {node.key} cannot be read",
+                chain=(node.at(port.name),),
+                where=where,
+                expected="{step: STEP, config: NAME, overrides: [...], port: PORT, existing: prefer|require}, "
+                "{ref: REF}, or REF",
+                found=str(source),
             )
-            return None
+            return self._fail(node, port, problem)
         if "ref" in source:
             return self._from_reference(node, port, str(source["ref"]), where)
-        if source.get("existing") is not None and not source.get("overrides"):
-            ref = self._left_before(node, port, source, where)
+        manifest = self.graph.find_step(str(source["step"]), where)
+        if manifest is None:
+            return self._fail(node, port)
+        given = source.get("overrides") or ()
+        if source.get("existing") is not None and not given:
+            ref = self._left_before(node, port, source, manifest, where)
             if ref is not None or port.name in node.failed:
                 return None if ref is None else self._from_reference(node, port, ref, where)
-        producer = self._source_step(node, port, source, where)
+        config_name = None if source.get("config") is None else str(source["config"])
+        overrides = (given,) if isinstance(given, str) else tuple(str(item) for item in given)
+        identity = (str(source["step"]), config_name or DEFAULT, overrides)
+        producer = self._shared.get(identity)
         if producer is None:
-            node.failed.add(port.name)
-            return None
+            because = f"source of {node.at(port.name)}"
+            producer = self.graph.add(manifest.id, manifest, config_name, overrides, because)
+            self._shared[identity] = producer
+            self.pending.append((producer, None))
         return self._from_step(node, port, producer, source.get("port"), where)
 
-    def _left_before(self, node: Node, port: Consumes, source: Mapping[str, Any], where: str | None) -> str | None:
+    def _left_before(
+        self, node: Node, port: Consumes, source: Mapping[str, Any], manifest: StepManifest, where: str | None
+    ) -> str | None:
         """What an earlier run of a config's source left; None after reporting that a required one is not here."""
-        manifest = self.graph.find_step(str(source["step"]), where)
         config_name = str(source.get("config") or DEFAULT)
-        if manifest is None:
-            node.failed.add(port.name)
-            return None
         outputs = [name for name in manifest.outputs if source.get("port") in (None, name)]
         of = f"{manifest.id} -c {config_name}"
+        target = self._target(node, port.name)
         for output in outputs:
             ref = self._newest(manifest.id, config_name, output)
             if ref is not None:
                 self.taken[node.at(port.name)] = ref
-                self.notes.append(
-                    f"{port.name} of {node.key} is {ref}, the newest that {of} left here; "
-                    f"--input {self._target(node, port.name)}=REF takes another"
-                )
+                newest = f"{port.name} of {node.key} is {ref}, the newest that {of} left here"
+                self.notes.append(f"{newest}; --input {target}=REF takes another")
                 return ref
         if source["existing"] == "require":
-            node.failed.add(port.name)
             others = [ref for output in outputs if (ref := self._newest(manifest.id, None, output)) is not None]
-            target = self._target(node, port.name)
             given = [f"--input {target}={ref}" for ref in (*others, "PATH")]
             what = f"'{port.name}' of {node.key} is made by {of}, which has made none in this home"
             problem = hints.missing(node, port, (f"steps run {of}", *given), what)
             problem.where, problem.chain, problem.found = where, (of, node.at(port.name)), "none in this home"
-            self.graph.report(problem)
+            self._fail(node, port, problem)
         return None
-
-    def _source_step(self, node: Node, port: Consumes, source: Mapping[str, Any], where: str | None) -> Node | None:
-        config_name = None if source.get("config") is None else str(source["config"])
-        given = source.get("overrides") or ()
-        overrides = (given,) if isinstance(given, str) else tuple(str(item) for item in given)
-        identity = (str(source["step"]), config_name or DEFAULT, overrides)
-        known = self._shared.get(identity)
-        if known is None:
-            manifest = self.graph.find_step(identity[0], where)
-            if manifest is None:
-                return None
-            because = f"source of {node.at(port.name)}"
-            known = self._shared[identity] = self.graph.add(manifest.id, manifest, config_name, overrides, because)
-            self.pending.append((known, None))
-        return known
-
-    def _earlier_stage(self, name: str) -> Node | None:
-        """A stage before the first one asked for, once something reads what it left."""
-        goal = self._earlier.get(name)
-        manifest = self.graph.find_step(goal.step_id, goal.where.get("")) if goal is not None else None
-        if goal is None or manifest is None:
-            return None
-        manifest = with_named_ports(manifest, name, goal, self.request)
-        because = f"an earlier stage of {self.request.name}"
-        node = self.stages[name] = self.graph.add(name, manifest, goal.config_name, goal.overrides, because)
-        node.earlier, node.instance, node.checks = True, goal.instance, goal.checks
-        self.wired[name] = frozenset(goal.wired)
-        self.pending.append((node, goal))
-        return node
 
     def _from_step(
         self, node: Node, port: Consumes, producer: Node, output: str | None, where: str | None
@@ -314,49 +296,38 @@ class Sources:
         """The output of a named step: the one named, else the one that fits with the fewest conversions."""
         outputs = producer.manifest.outputs
         if output is not None and output not in outputs:
-            node.failed.add(port.name)
-            self.graph.report(
-                UnknownPort(
-                    f"{producer.key} has no output '{output}'",
-                    chain=(producer.at(output), node.at(port.name)),
-                    where=where,
-                    expected=" or ".join(outputs) or "a step that produces something",
-                    found=output,
-                    hints=did_you_mean(nearest(output, outputs, 1)),
-                )
+            problem = UnknownPort(
+                f"{producer.key} has no output '{output}'",
+                chain=(producer.at(output), node.at(port.name)),
+                where=where,
+                expected=" or ".join(outputs) or "a step that produces something",
+                found=output,
+                hints=did_you_mean(nearest(output, outputs, 1)),
             )
-            return None
+            return self._fail(node, port, problem)
         names = list(outputs) if output is None else [output]
         paths = {name: self.types.path(outputs[name].type, port.type) for name in names}
         fewest = min((len(path) for path in paths.values() if path is not None), default=None)
         if fewest is None:
-            node.failed.add(port.name)
-            found = tuple(outputs[name].type for name in names)
             label = producer.at(names[0]) if len(names) == 1 else producer.key
-            self.graph.report(
-                hints.mismatch(self.graph.registry, node, port, label, found, where, producer.manifest.id)
-            )
-            return None
+            return self._mismatch(node, port, label, [outputs[name].type for name in names], where, producer)
         best = [name for name, path in paths.items() if path is not None and len(path) == fewest]
         if len(best) > 1:
-            node.failed.add(port.name)
             wirings = [f'{port.name} = "{producer.key}.{name}"' for name in best]
-            self.graph.report(hints.ambiguous(node, port, [producer.at(n) for n in best], where, wirings))
-            return None
+            problems = hints.ambiguous(node, port, [producer.at(name) for name in best], where, wirings)
+            return self._fail(node, port, problems)
         return self._fit(node, port, StepOutput(producer.key, best[0]), outputs[best[0]].type, where)
 
     def _from_chain(self, node: Node, port: Consumes) -> InputSource | None:
         candidates = self.chain.candidates(port)
-        if len(candidates) > 1:
-            node.failed.add(port.name)
-            labels = [f"{c.source.step_key}.{c.source.port}" for c in candidates]
-            hint = f"--input {self._target(node, port.name)}=PATH"
-            self.graph.report(hints.ambiguous(node, port, labels, None, (hint,)))
-            return None
         if not candidates:
             return None
-        source, found = self.chain.look_through(candidates[0], port)
-        return self._fit(node, port, source, found, None)
+        if len(candidates) > 1:
+            labels = [self.graph.label(found.source) for found in candidates]
+            hint = f"--input {self._target(node, port.name)}=PATH"
+            return self._fail(node, port, hints.ambiguous(node, port, labels, None, (hint,)))
+        source, kind = self.chain.look_through(candidates[0], port)
+        return self._fit(node, port, source, kind, None)
 
     # -- fitting ----------------------------------------------------------------------------------------------
 
@@ -364,15 +335,19 @@ class Sources:
         self, node: Node, port: Consumes, source: InputSource, found: str | None, where: str | None
     ) -> InputSource | None:
         """The source, or the end of a chain of conversions to the port's type; None after reporting a mismatch."""
-        path = () if found is None else self.types.path(found, port.type)
+        if found is None:
+            return source
+        path = self.types.path(found, port.type)
         if path is None:
-            assert found is not None
-            node.failed.add(port.name)
-            producer = self.graph.nodes[source.step_key].manifest.id if isinstance(source, StepOutput) else ""
-            label = self.graph.label(source)
-            self.graph.report(hints.mismatch(self.graph.registry, node, port, label, (found,), where, producer))
-            return None
+            producer = self.graph.nodes[source.step_key] if isinstance(source, StepOutput) else None
+            return self._mismatch(node, port, self.graph.label(source), [found], where, producer)
         return self.graph.convert(source, path, node, port.name)
+
+    def _mismatch(
+        self, node: Node, port: Consumes, label: str, found: Sequence[str], where: str | None, producer: Node | None
+    ) -> InputSource | None:
+        made_by = "" if producer is None else producer.manifest.id
+        return self._fail(node, port, hints.mismatch(self.graph.registry, node, port, label, found, where, made_by))
 
     def _describe(self, node: Node, port: Consumes, ref: str, where: str | None, *more: str) -> SuppliedInput | None:
         key = (ref, port.type)
@@ -393,67 +368,52 @@ class Sources:
             node.failed.add(port.name)
         return self._described[key]
 
-    def _report_unnamed(self, node: Node, port: Consumes, reference: str | None, goal: Goal | None) -> None:
+    def _unnamed(self, node: Node, port: Consumes, reference: str | None, goal: Goal | None) -> InputSource | None:
+        """An artifact is given to a port that takes many, each under a name, without one."""
+        named = f"inputs.{port.name}.NAME"
+        where: str | None
         if reference is not None:
-            where = f"--input {port.name}={reference}"
-            problem = hints.unnamed(node, port, f"--input {port.name}.NAME={reference}", where)
+            named, where = f"--input {port.name}.NAME={reference}", f"--input {port.name}={reference}"
         elif goal is not None and port.name in goal.wired:
-            problem = hints.unnamed(node, port, f"inputs.{port.name}.NAME", goal.where.get(port.name))
-        elif node.config is not None and node.config.inputs.get(port.name) is not None:
-            problem = hints.unnamed(node, port, f"inputs.{port.name}.NAME", node.config.where(f"inputs.{port.name}"))
+            where = goal.where.get(port.name)
+        elif node.config.inputs.get(port.name) is not None:
+            where = node.config.where(f"inputs.{port.name}")
         else:
-            return
-        node.failed.add(port.name)
-        self.graph.report(problem)
-
-    def _bound_value(self, node: Node, port: Consumes) -> tuple[str, str] | None:
-        """(config key, value) when the port's first bound key already holds a real value."""
-        if node.config is None or not port.bindings:
             return None
-        key = next(iter(port.bindings))
-        value = node.config.flat.get(key)
-        return (key, value) if isinstance(value, str) and value and not is_placeholder(value) else None
+        problem = UnknownPort(
+            f"'{port.name}' of {node.key} takes several artifacts, each under a name",
+            chain=(node.at(port.name),),
+            where=where,
+            expected=named,
+            found="no name",
+        )
+        return self._fail(node, port, problem)
 
-    def _report_missing(self, node: Node, missing: Sequence[Consumes], goal: Goal | None) -> None:
+    def _report_missing(self, node: Node, missing: list[Consumes], goal: Goal | None) -> None:
         """Nothing feeds these required ports. If the step before in a list feeds none, one is a mismatch with it."""
-        registry = self.graph.registry
-        left = list(missing)
-        before = self._step_before(node) if goal is not None and self.request.chained else None
-        single = [port for port in left if not port.many]
-        if before is not None and before.manifest.produces and single:
-            found = tuple(entry.type for entry in before.manifest.produces)
+        chained = self.request.chained
+        before = self.goals[: self.goals.index(node)] if node in self.goals else []
+        single = [port for port in missing if not port.many]
+        found = [entry.type for entry in before[-1].manifest.produces] if before and chained else []
+        if found and single and not self._feeds(before[-1], node):
             # The port that comes closest: one that wants a narrower type than it would get.
             narrower = [port for port in single if any(self.types.is_a(port.type, name) for name in found)]
             closest = (narrower or single)[0]
-            left.remove(closest)
-            self.graph.report(hints.mismatch(registry, node, closest, before.key, found, None, before.manifest.id))
-        for port in left:
-            self.graph.report(hints.missing(node, port, self._missing_hints(node, port, goal)))
+            missing.remove(closest)
+            self._mismatch(node, closest, before[-1].key, found, None, before[-1])
+        for port in missing:
+            target = self._target(node, port.name) + (".NAME" if port.many else "")
+            if goal is not None and not chained:
+                paste = hints.missing_stage_input_hints(self.types, target, port, node.key, before)
+            else:
+                paste = hints.missing_input_hints(self.graph.registry, target, port, node.manifest.id)
+            self.graph.report(hints.missing(node, port, paste))
 
-    def _missing_hints(self, node: Node, port: Consumes, goal: Goal | None) -> tuple[str, ...]:
-        target = self._target(node, port.name) + (".NAME" if port.many else "")
-        if goal is None or self.request.chained:
-            return hints.missing_input_hints(self.graph.registry, target, port, node.manifest.id)
-        before = {stage.key: stage.manifest for stage in self.goals[: self.positions.get(node.key, 0)]}
-        return hints.missing_stage_input_hints(self.types, target, port, node.key, before)
-
-    def _step_before(self, node: Node) -> Node | None:
-        """The step named just before this one, unless one of its outputs already feeds this step."""
-        position = self.positions[node.key]
-        before = self.goals[position - 1] if position else None
-        return None if before is None or before.key in self._feeders(node) else before
-
-    def _feeders(self, node: Node) -> set[str]:
-        """Keys of the steps that feed this one, through converters as well."""
-        feeders: set[str] = set()
-        queue = [node]
-        while queue:
-            for source in queue.pop().inputs.values():
-                if isinstance(source, StepOutput) and source.step_key not in feeders:
-                    feeders.add(source.step_key)
-                    if self.graph.nodes[source.step_key].inserted:
-                        queue.append(self.graph.nodes[source.step_key])
-        return feeders
+    def _feeds(self, before: Node, node: Node) -> bool:
+        """Whether a step feeds another, through converters as well."""
+        keys = {source.step_key for source in node.inputs.values() if isinstance(source, StepOutput)}
+        inserted = [self.graph.nodes[key] for key in keys if self.graph.nodes[key].inserted]
+        return before.key in keys or any(self._feeds(before, converter) for converter in inserted)
 
     def _target(self, node: Node, port: str) -> str:
         """How `--input` names a port: bare where only one of the steps asked for has it and is not wired to another."""

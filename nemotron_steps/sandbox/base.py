@@ -81,11 +81,7 @@ class Sandbox(ABC):
         self._start_lock = asyncio.Lock()
 
     async def start(self) -> None:
-        """Probe the sandbox, once.
-
-        Raises:
-            UnsupportedError: the program it is made of is absent. SandboxError: the probe got something through.
-        """
+        """Probe the sandbox, once. UnsupportedError: what it is made of is absent; SandboxError: the probe got out."""
         async with self._start_lock:
             if not self._started:
                 await self.probe()
@@ -104,19 +100,10 @@ class Sandbox(ABC):
         files: Mapping[str, str | bytes] | None = None,
         limits: Limits | None = None,
     ) -> SandboxResult:
-        """Run a program, or Python source.
+        """Run a program, or Python source; exactly one of argv and code. `files`: relative path → content.
 
-        Whatever a model wrote goes into `code`, `stdin` or the content of `files`: any text will do there.
-
-        Args:
-            argv: program and arguments; exactly one of argv and code.
-            code: Python source, run as a script.
-            stdin: its standard input.
-            files: relative path → content, laid into the working folder before it starts.
-            limits: bounds of the run.
-
-        Raises:
-            SandboxError: the sandbox itself failed, which no program can bring about.
+        Whatever a model wrote goes into `code`, `stdin` or the content of `files`: any text will do there. SandboxError
+        where the sandbox itself failed, which no program can bring about.
         """
         if (argv is None) == (code is None):
             raise ValueError("give exactly one of argv and code")
@@ -150,11 +137,7 @@ class Sandbox(ABC):
 
 
 def create_sandbox(backend: str = "bubblewrap", **options: Any) -> Sandbox:
-    """A sandbox by backend name: bubblewrap (default), docker, podman or apptainer (these need `image`).
-
-    Raises:
-        ConfigError: unknown backend.
-    """
+    """A sandbox by backend name: bubblewrap (default), docker, podman or apptainer (these need `image`)."""
     if backend == "bubblewrap":
         from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
 

@@ -60,18 +60,9 @@ class Descriptors:
     files: Mapping[str, int]
     """Path in the working folder → content."""
 
-    def all(self) -> list[int]:
-        """All of them."""
-        return [self.channel, self.seccomp, *self.files.values()]
-
 
 class BubblewrapSandbox(Sandbox):
-    """See the module docstring.
-
-    Args:
-        max_concurrency: runs at once, by default the number of cores.
-        read_only: further host folders to show, read-only, at the same path.
-    """
+    """See the module docstring. `read_only`: further host folders to show, read-only, at the same path."""
 
     def __init__(self, max_concurrency: int | None = None, read_only: tuple[str, ...] = ()) -> None:
         super().__init__(max_concurrency)
@@ -103,8 +94,8 @@ class BubblewrapSandbox(Sandbox):
         kept_open: Sequence[int] = (),
         rest: Rest | None = None,
     ) -> SandboxResult:
-        """execute, for a program that is also given descriptors of this process, under the same numbers, and that
-        may `rest`."""
+        """execute, for a program that is also given descriptors of this process, under the same numbers, and may
+        `rest`."""
         with ExitStack() as stack:
             status, descriptors = stack.enter_context(self._open(files))
             group = stack.enter_context(MemoryGroup.try_to_make(limits.memory_bytes))
@@ -114,7 +105,7 @@ class BubblewrapSandbox(Sandbox):
                 wall_s=limits.wall_s,
                 output_bytes=limits.output_bytes,
                 environment={"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
-                pass_fds=[*descriptors.all(), *kept_open],
+                pass_fds=[descriptors.channel, descriptors.seccomp, *descriptors.files.values(), *kept_open],
                 watch=Watch(status, None if group else limits.memory_bytes, (WORK, TEMPORARY), rest),
             )
             if not ended.ready and ended.outcome is not Outcome.MEMORY_LIMIT:
@@ -159,17 +150,20 @@ class BubblewrapSandbox(Sandbox):
     ) -> list[str]:
         """The full command line."""
         root = os.geteuid() == 0
-        outer = [
-            "prlimit",
-            "--core=1:1",
-            "--",
-            "/bin/sh",
-            "-c",
-            _OUTER,
-            str(given.channel),
-            group.procs if group else "",
-        ]
-        return [*outer, *self._bubblewrap(limits, given, root), "--", *self._launcher(limits, root), *argv]
+        command = ["prlimit", "--core=1:1", "--", "/bin/sh", "-c", _OUTER]
+        command += [str(given.channel), group.procs if group else ""]
+        command += [*self._bubblewrap(limits, given, root), "--"]
+        command += ["prlimit", f"--as={limits.memory_bytes}", f"--nproc={limits.processes}"]
+        command += [f"--fsize={limits.file_bytes}", f"--nofile={limits.open_files}"]
+        # SIGXCPU at the first, SIGKILL at the second.
+        command += [f"--cpu={limits.cpu_s}:{limits.cpu_s + 1}", "--"]
+        # The program cannot signal the group, which is also that of bubblewrap on the host.
+        command += ["setsid"]
+        if root:
+            uid = str(FIRST_UID + (os.getpid() % 65536) * UIDS_PER_PROCESS + next(_uids))
+            command += ["setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", "--no-new-privs"]
+            command += ["--inh-caps=-all", "--bounding-set=-all", "--"]
+        return [*command, "/bin/sh", "-c", _LAUNCH, "sh", *argv]
 
     def _bubblewrap(self, limits: Limits, given: Descriptors, root: bool) -> list[str]:
         # Not --new-session: until its first process has asked to die with its parent, only the process group has it.
@@ -216,25 +210,6 @@ class BubblewrapSandbox(Sandbox):
         for path, descriptor in given.files.items():
             command += ["--perms", "0666", "--file", str(descriptor), f"{WORK}/{path}"]
         return [*command, "--remount-ro", "/", "--chdir", WORK]
-
-    def _launcher(self, limits: Limits, root: bool) -> list[str]:
-        command = [
-            "prlimit",
-            f"--as={limits.memory_bytes}",
-            f"--nproc={limits.processes}",
-            f"--fsize={limits.file_bytes}",
-            # SIGXCPU at the first, SIGKILL at the second.
-            f"--cpu={limits.cpu_s}:{limits.cpu_s + 1}",
-            f"--nofile={limits.open_files}",
-            "--",
-            # The program cannot signal the group, which is also that of bubblewrap on the host.
-            "setsid",
-        ]
-        if root:
-            uid = str(FIRST_UID + (os.getpid() % 65536) * UIDS_PER_PROCESS + next(_uids))
-            command += ["setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", "--no-new-privs"]
-            command += ["--inh-caps=-all", "--bounding-set=-all", "--"]
-        return [*command, "/bin/sh", "-c", _LAUNCH, "sh"]
 
 
 def _environment() -> dict[str, str]:

@@ -60,11 +60,8 @@ class ContainerSession:
     keeps running when this process is killed, and collects the processes that commands leave behind. Commands run
     beside it as the image's own user, without capabilities: they can end each other and not the container.
 
-    Args:
-        image: needs /bin/sh, timeout, cat, dirname and mkdir.
-        limits: `wall_s` is a command's, where `run` is not told.
-        session_s: seconds of the whole session; None: no bound.
-    """
+    The image needs /bin/sh, timeout, cat, dirname and mkdir. `limits.wall_s` is a command's; `session_s` of the whole
+    session, None for no bound."""
 
     def __init__(
         self, engine: Engine, image: str, *, limits: Limits | None = None, session_s: float | None = None
@@ -88,17 +85,29 @@ class ContainerSession:
             client = await _begun([self.engine, *self.start_arguments(_profile(folder))], cwd=folder)
             stack.push_async_callback(self._stop, client)
             assert client.stdout is not None and client.stderr is not None
-            if (await _first_line(client, client.stdout)).strip() != b"ready":
+            # Nothing, where the engine's program ends, or its time, before there is a line.
+            line, end = asyncio.ensure_future(client.stdout.readline()), asyncio.ensure_future(gone(client))
+            try:
+                await asyncio.wait([line, end], timeout=ENGINE_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+                is_ready = line.done() and line.result().strip() == b"ready"
+            finally:
+                line.cancel()
+                end.cancel()
+            if not is_ready:
                 _kill(client)
                 # Docker ends what it says with advice to read its help.
                 lines = (await _rest(client.stderr)).decode(errors="replace").strip().splitlines()
-                said = [line for line in lines if line.strip() and "--help" not in line] or lines
+                told = [line for line in lines if line.strip() and "--help" not in line] or lines
                 raise SandboxError(
                     f"{self.engine} could not start a container of {self.image}",
-                    found=said[-1][-500:] if said else f"no answer in {ENGINE_TIMEOUT_S:.0f} s",
+                    found=told[-1][-500:] if told else f"no answer in {ENGINE_TIMEOUT_S:.0f} s",
                     hints=(f"{self.engine} pull {self.image}",),
                 )
-            self._as_image = await self._image_user()
+            # Commands are the image's own: its user and its working folder.
+            said = await call_engine(self.engine, "image", "inspect", "--format", "{{json .Config}}", self.image)
+            config: dict[str, Any] = json.loads(said.stdout) or {}
+            user, folder = config.get("User") or "0", config.get("WorkingDir") or "/"
+            self._as_image = ["--user", user, "--workdir", folder]
             self._client = client
             if self._session_s is not None:
                 self._ends_at = time.monotonic() + self._session_s
@@ -123,12 +132,6 @@ class ContainerSession:
             *isolation(self.engine, self.limits, profile),
             *("--user", KEEPER, "--workdir", "/", "--entrypoint", "/bin/sh", self.image, "-c", _KEEP),
         ]
-
-    async def _image_user(self) -> list[str]:
-        """Arguments of `exec` that make a command the image's own: its user and its working folder."""
-        said = await call_engine(self.engine, "image", "inspect", "--format", "{{json .Config}}", self.image)
-        config: dict[str, Any] = json.loads(said.stdout) or {}
-        return ["--user", config.get("User") or "0", "--workdir", config.get("WorkingDir") or "/"]
 
     async def run(
         self, argv: Sequence[str], *, cwd: str | None = None, stdin: str = "", wall_s: float | None = None
@@ -177,16 +180,11 @@ class ContainerSession:
 
 
 class ApptainerSession(ServedSession):
-    """An Apptainer image that stays: one `apptainer exec` over many commands, its server on the program's own input and
-    output. An instance without a network would need root.
+    """An Apptainer image (a .sif path or a URL) that stays: one `apptainer exec` over many commands, its server on the
+    program's own input and output. An instance without a network would need root.
 
     The image needs a Python (`python3`) for the server. Changes lie in memory (`--writable-tmpfs`) and go with the
-    session. The probe of the sandbox is not passed: the isolation is what the installation grants to these options.
-
-    Args:
-        image: a .sif path or a URL.
-        slots: commands at once, of all sessions that share it.
-    """
+    session. The probe of the sandbox is not passed: the isolation is what the installation grants to these options."""
 
     _clock: asyncio.Timeout
     """Of Apptainer's own start, then of the session's time."""
@@ -280,17 +278,6 @@ def _kill(client: asyncio.subprocess.Process) -> None:
     if client.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(client.pid, signal.SIGKILL)
-
-
-async def _first_line(client: asyncio.subprocess.Process, stream: asyncio.StreamReader) -> bytes:
-    """Empty where the engine's program ends, or its time, before there is one."""
-    line, end = asyncio.ensure_future(stream.readline()), asyncio.ensure_future(gone(client))
-    try:
-        await asyncio.wait([line, end], timeout=ENGINE_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-        return line.result() if line.done() else b""
-    finally:
-        line.cancel()
-        end.cancel()
 
 
 async def _rest(stream: asyncio.StreamReader) -> bytes:

@@ -17,7 +17,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from nemotron_steps.errors import SandboxError, UnsupportedError
 from nemotron_steps.sandbox.base import Limits, Outcome, Sandbox, SandboxResult
@@ -50,12 +50,10 @@ _NO_ANSWER = frozenset({125, 126, 127, 137})
 
 
 class ContainerSandbox(Sandbox):
-    """One fresh container a run.
+    """One fresh container a run, of an image name, or a .sif path or URL for apptainer. `python`: the interpreter
+    inside.
 
-    Args:
-        engine: docker, podman or apptainer.
-        image: image name, or .sif path or URL for apptainer. It needs /bin/sh, cp, timeout and, for `code`, a Python.
-        python: the interpreter inside the image.
+    The image needs /bin/sh, cp, timeout and, for `code`, a Python.
     """
 
     def __init__(
@@ -81,7 +79,14 @@ class ContainerSandbox(Sandbox):
         name = f"steps-sandbox-{secrets.token_hex(8)}"
         with tempfile.TemporaryDirectory(prefix="sandbox-") as folder:
             inputs, profile = Path(folder) / "inputs", Path(folder) / "seccomp.json"
-            _lay_files(inputs, files)
+            inputs.mkdir()
+            for path, content in files.items():
+                target = inputs / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content)
+            # Readable to whoever the program runs as, whatever this process's umask is; the folder around is private.
+            for made in (inputs, *inputs.rglob("*")):
+                made.chmod(0o755 if made.is_dir() else 0o644)
             profile.write_text(json.dumps(container_profile(session=False)))
             try:
                 ended = await run_process(
@@ -101,8 +106,10 @@ class ContainerSandbox(Sandbox):
         """The engine's record, which no program can write, tells its failures from a program's exit code."""
         ambiguous = ended.outcome is Outcome.EXITED and ended.exit_code in _NO_ANSWER
         if ambiguous and self.engine != "apptainer":
-            state = await _state(self.engine, name)
-            if not state or str(state.get("StartedAt", "0001")).startswith("0001"):
+            asked = ("inspect", "--type", "container", "--format", "{{json .State}}", name)
+            said = await call_engine(self.engine, *asked, check=False)
+            state = json.loads(said.stdout) if said.ok else None
+            if not isinstance(state, dict) or str(state.get("StartedAt", "0001")).startswith("0001"):
                 raise SandboxError(f"{self.engine} could not start a container", found=ended.stderr[-500:])
             if state.get("OOMKilled"):
                 return ended.result(Outcome.MEMORY_LIMIT)
@@ -158,11 +165,8 @@ async def check_engine(engine: str) -> None:
 
 
 def isolation(engine: str, limits: Limits, profile: str) -> list[str]:
-    """Arguments of Docker's and Podman's `run` that bound and close off a container.
-
-    Args:
-        profile: the path of a file with a system call list.
-    """
+    """Arguments of Docker's and Podman's `run` that bound and close off a container. `profile`: a file of system
+    calls."""
     memory = str(limits.memory_bytes)
     docker_files = ["--ulimit", f"nofile={limits.open_files}"]
     return [
@@ -182,11 +186,9 @@ def podman_ulimits(*, nofile: int = 1_048_576) -> list[str]:
     """Arguments of `podman run`: as many files as given and processes as there may be, never above this process's own
     hard limits.
 
-    What Podman takes by itself as root, 1,048,576 of both, may be more than this process may grant (root without
-    CAP_SYS_RESOURCE, as in many containers), and then no container starts. nproc counts all processes of a user on the
-    machine, so it bounds no single container: `--pids-limit` does. Podman has lowered its own to the kernel's number of
-    process numbers by the time it starts a container.
-    """
+    What Podman takes by itself as root may be more than this process may grant (root without CAP_SYS_RESOURCE, as in
+    many containers), and then no container starts. nproc counts all processes of a user on the machine, so it bounds no
+    single container: `--pids-limit` does."""
     limits = {
         "nofile": (resource.RLIMIT_NOFILE, nofile),
         "nproc": (resource.RLIMIT_NPROC, int(Path("/proc/sys/kernel/pid_max").read_text())),
@@ -199,15 +201,6 @@ def podman_ulimits(*, nofile: int = 1_048_576) -> list[str]:
     return words
 
 
-async def _state(engine: str, name: str) -> dict[str, Any]:
-    """The engine's record of how a container ran, empty if it has none."""
-    result = await call_engine(
-        engine, "inspect", "--type", "container", "--format", "{{json .State}}", name, check=False
-    )
-    state = json.loads(result.stdout) if result.ok else {}
-    return state if isinstance(state, dict) else {}
-
-
 async def remove(engine: str, name: str) -> None:
     """End a container and take it away, if there is one of this name."""
     # Its `rm` asks nicely first, and waits ten seconds for a first process that does not listen.
@@ -217,11 +210,7 @@ async def remove(engine: str, name: str) -> None:
 
 
 async def call_engine(engine: str, *arguments: str, check: bool = True) -> SandboxResult:
-    """Run the engine's program to its end.
-
-    Raises:
-        SandboxError: it failed, where `check` asks.
-    """
+    """Run the engine's program to its end; SandboxError if it failed, where `check` asks."""
     with waiting(f"`{engine} {arguments[0]}`", ENGINE_TIMEOUT_S):
         ended = await run_process([engine, *arguments], b"", wall_s=ENGINE_TIMEOUT_S, output_bytes=1 << 20)
     result = ended.result()
@@ -231,15 +220,3 @@ async def call_engine(engine: str, *arguments: str, check: bool = True) -> Sandb
             found=(result.stderr or result.stdout)[-500:],
         )
     return result
-
-
-def _lay_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write them under `folder`, readable to whoever the program runs as; the folder around it is private."""
-    folder.mkdir()
-    for path, content in files.items():
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
-    # Whatever this process's umask is.
-    for made in (folder, *folder.rglob("*")):
-        made.chmod(0o755 if made.is_dir() else 0o644)

@@ -32,12 +32,7 @@ Fields = Mapping[str, int]
 class TreeMemory:
     """The processes of a sandbox, seen from the host through the sandbox's own /proc.
 
-    Args:
-        pid: its first process, as the host numbers it.
-        folders: its folders in memory.
-
-    Raises:
-        FileNotFoundError, ProcessLookupError: it is over. PermissionError: the host does not let this be read.
+    FileNotFoundError and ProcessLookupError where it is over, PermissionError where the host does not let this be read.
     """
 
     def __init__(self, pid: int, folders: tuple[str, ...]) -> None:
@@ -57,11 +52,24 @@ class TreeMemory:
 
         What processes share after a fork counts once for each in the quick sum. The exact one walks page tables.
         """
-        shared = self._in_folders() + self._in_sockets()
+        stats = [os.fstatvfs(folder) for folder in self._folders]
+        shared = sum(s.f_frsize * (s.f_blocks - s.f_bfree) + INODE_BYTES * (s.f_files - s.f_ffree) for s in stats)
+        with suppress(FileNotFoundError, ProcessLookupError):
+            shared += SOCKET_BYTES * self._fields("1/net/sockstat").get("sockets", 0)
         quick = shared + sum(_kernel(status) + _pages(status) for _, status in self._processes())
         if quick <= limit:
             return quick
-        return shared + sum(_kernel(status) + self._proportional(pid, status) for pid, status in self._processes())
+        exact = shared
+        for pid, status in self._processes():
+            exact += _kernel(status)
+            try:
+                rollup = self._fields(f"{pid}/smaps_rollup")
+                exact += 1024 * (rollup.get("Pss_Anon", rollup.get("Pss", 0)) + rollup.get("SwapPss", 0))
+            except PermissionError:
+                exact += _pages(status)
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+        return exact
 
     def close(self) -> None:
         """Let go of the sandbox's folders, which live on while they are held open."""
@@ -73,26 +81,6 @@ class TreeMemory:
                 # It may end at any moment.
                 with suppress(FileNotFoundError, ProcessLookupError):
                     yield name, self._fields(f"{name}/status")
-
-    def _proportional(self, pid: str, status: Fields) -> int:
-        try:
-            rollup = self._fields(f"{pid}/smaps_rollup")
-        except (FileNotFoundError, ProcessLookupError):
-            return 0
-        except PermissionError:
-            return _pages(status)
-        return 1024 * (rollup.get("Pss_Anon", rollup.get("Pss", 0)) + rollup.get("SwapPss", 0))
-
-    def _in_folders(self) -> int:
-        stats = [os.fstatvfs(folder) for folder in self._folders]
-        return sum(s.f_frsize * (s.f_blocks - s.f_bfree) + INODE_BYTES * (s.f_files - s.f_ffree) for s in stats)
-
-    def _in_sockets(self) -> int:
-        try:
-            used = self._fields("1/net/sockstat").get("sockets", 0)
-        except (FileNotFoundError, ProcessLookupError):
-            return 0
-        return SOCKET_BYTES * used
 
     def _fields(self, path: str) -> Fields:
         """The last number of each `Name: ... number [kB]` line."""

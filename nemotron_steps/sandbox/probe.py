@@ -41,14 +41,9 @@ SMALL = Limits(wall_s=30.0, memory_bytes=256 * MIB, processes=24, scratch_bytes=
 async def probe(
     sandbox: Sandbox, *, host_paths: tuple[str, ...] = (), hidden_memory: bool = True, limits: Limits = SMALL
 ) -> None:
-    """Run the attempts in `sandbox`, which need not have been started.
+    """Run the attempts in `sandbox`; SandboxError naming everything that got through, or that they could not be made.
 
-    Args:
-        host_paths: what must not even exist inside.
-        hidden_memory: also try memory that only a cgroup counts; False where one does.
-
-    Raises:
-        SandboxError: naming everything that got through, or that the attempts could not even run.
+    `host_paths`: what must not even exist inside. `hidden_memory`: also try memory that only a cgroup counts.
     """
     machine, secret = architecture(), secrets.token_hex(16)
     with ExitStack() as stack:
@@ -86,7 +81,11 @@ async def probe(
     if together.outcome is not Outcome.MEMORY_LIMIT and together.stdout not in ("1\n", "2\n"):
         said = together.stdout.strip() or together.outcome.value
         through["memory: several processes"] = f"three with two fifths of the limit each: {said}"
-    left = _with_argument(secret)
+    left = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if secret.encode() in (folder / "cmdline").read_bytes():
+                left.append(int(folder.name))
     if left:
         through["left behind"] = f"processes {left}"
     if through:
@@ -118,21 +117,9 @@ def _reached(result: SandboxResult, secret: str) -> dict[str, str]:
     return {name: how for name, how in report["results"].items() if how is not None}
 
 
-def _with_argument(text: str) -> list[int]:
-    """Processes of this host that were started with it."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with suppress(OSError):
-                if text.encode() in (folder / "cmdline").read_bytes():
-                    found.append(int(folder.name))
-    return found
-
-
 def _canary_folders() -> list[Path]:
-    folders = [Path(tempfile.gettempdir()), Path.cwd()]
-    home = Path.home()
-    return [folder for folder in (*folders, home) if os.access(folder, os.W_OK)]
+    folders = (Path(tempfile.gettempdir()), Path.cwd(), Path.home())
+    return [folder for folder in folders if os.access(folder, os.W_OK)]
 
 
 def _canary_file(stack: ExitStack, folder: Path) -> str:

@@ -1,6 +1,5 @@
-"""Run a host process to its end under a wall clock, an output cap and a memory watch, and leave nothing behind.
-
-Used by every backend for the outermost program (bwrap, docker, ...). Not a sandbox by itself.
+"""Run a host process to its end under a wall clock, an output cap and a memory watch, and leave nothing behind. Used by
+every backend for the outermost program (bwrap, docker, ...); not a sandbox by itself.
 
 Each run has a thread of its own: a busy event loop delays neither the clock nor the memory watch, and a process that
 asks the kernel to be killed with its parent is tied to the thread that started it.
@@ -16,11 +15,11 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import IO
+from typing import IO, Any
 
 from nemotron_steps.sandbox.base import Limits, Outcome, SandboxResult
 from nemotron_steps.sandbox.memory import TreeMemory
@@ -69,19 +68,16 @@ class Rest:
 
 @dataclass(frozen=True)
 class Watch:
-    """How one run is told about and bounded, beside its clock and output.
-
-    Args:
-        status: the reading end of the channel on which bubblewrap tells its first process and the launcher says READY.
-        memory_bytes: bound of the tree's memory, None where the kernel keeps it.
-        folders: folders in memory that count.
-        rest: of a run that stays.
-    """
+    """How one run is told about and bounded, beside its clock and output."""
 
     status: int
+    """The reading end of the channel on which bubblewrap tells its first process and the launcher says READY."""
     memory_bytes: int | None
+    """Bound of the tree's memory, None where the kernel keeps it."""
     folders: tuple[str, ...]
+    """Those in memory that count."""
     rest: Rest | None = None
+    """Of a run that stays."""
 
 
 @dataclass(frozen=True)
@@ -125,35 +121,36 @@ async def run_process(
 ) -> Ended:
     """Run argv in its own session; whatever ends it, its whole process group is killed afterwards.
 
-    Args:
-        wall_s: from when it is ready.
-        environment: of the host process (the sandboxed program's own is the backend's business), as is `cwd`.
+    `wall_s` counts from when it is ready; `environment` and `cwd` are the host process's.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Ended] = loop.create_future()
     stop = os.eventfd(0)
     done.add_done_callback(lambda _: os.close(stop))
 
-    def begin() -> subprocess.Popen[bytes]:
-        pipe = subprocess.PIPE
-        return subprocess.Popen(
-            argv,
-            bufsize=0,
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
-            start_new_session=True,
-            env=environment,
-            cwd=cwd,
-            pass_fds=pass_fds,
-        )
-
-    def watching(process: subprocess.Popen[bytes]) -> _Run:
-        return _Run(process, stdin, wall_s, output_bytes, watch, stop)
+    def whole() -> Ended:
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        options: dict[str, Any] = {"env": environment, "cwd": cwd, "pass_fds": pass_fds, **pipes}
+        with ExitStack() as stack:
+            process = subprocess.Popen(argv, bufsize=0, start_new_session=True, **options)
+            stack.callback(_kill, process)
+            for stream in (process.stdin, process.stdout, process.stderr):
+                assert stream is not None
+                os.set_blocking(stream.fileno(), False)
+                stack.callback(stream.close)
+            run = stack.enter_context(closing(_Run(process, stdin, wall_s, output_bytes, watch, stop)))
+            outcome = run.until_over()
+            seconds = time.monotonic() - run.begin
+            _kill(process)
+            run.drain()
+            if outcome is Outcome.EXITED and run.overflow:
+                outcome = Outcome.OUTPUT_LIMIT
+            out, err = (held.decode(errors="replace") for held in run.captures.values())
+            return Ended(outcome, process.returncode, out, err, seconds, run.ready)
 
     def body() -> None:
         try:
-            tell = partial(done.set_result, _to_the_end(begin, watching))
+            tell = partial(done.set_result, whole())
         except BaseException as error:
             tell = partial(done.set_exception, error)
         # A loop that was closed over a run has nobody left to tell.
@@ -175,10 +172,8 @@ async def run_process(
 
 
 async def gone(process: asyncio.subprocess.Process) -> int:
-    """Wait until a process has ended; returns its exit code.
-
-    asyncio's own wait is also for its pipes, which what it has started may hold open.
-    """
+    """Wait until a process has ended. asyncio's own wait is also for its pipes, which what it has started may hold
+    open."""
     if process.returncode is not None:
         return process.returncode  # its number may be another's by now
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
@@ -201,27 +196,6 @@ async def let_go(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
-def _to_the_end(
-    begin: Callable[[], subprocess.Popen[bytes]], watching: Callable[[subprocess.Popen[bytes]], _Run]
-) -> Ended:
-    with ExitStack() as stack:
-        process = begin()
-        stack.callback(_kill, process)
-        for stream in (process.stdin, process.stdout, process.stderr):
-            assert stream is not None
-            os.set_blocking(stream.fileno(), False)
-            stack.callback(stream.close)
-        run = stack.enter_context(closing(watching(process)))
-        outcome = run.until_over()
-        wall_s = time.monotonic() - run.begin
-        _kill(process)
-        run.drain()
-        if outcome is Outcome.EXITED and run.overflow:
-            outcome = Outcome.OUTPUT_LIMIT
-        stdout, stderr = run.outputs()
-        return Ended(outcome, process.returncode, stdout, stderr, wall_s, run.ready)
-
-
 class _Run:
     """One run's clock, pipes and memory. Each watched descriptor has a handler that says whether it is done with."""
 
@@ -237,7 +211,7 @@ class _Run:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         self._wall_s, self._output_bytes, self._watch = wall_s, output_bytes, watch
         self._stdin, self._left = process.stdin, memoryview(stdin)
-        self._captures = {process.stdout: bytearray(), process.stderr: bytearray()}
+        self.captures = {process.stdout: bytearray(), process.stderr: bytearray()}
         self._outcome: Outcome | None = None
         self._status, self._first_pid = b"", 0
         self._memory: TreeMemory | None = None
@@ -251,7 +225,7 @@ class _Run:
         self.begin = self._next_look = time.monotonic()
         self._deadline = self.begin + (wall_s if self.ready else SETUP_S)
         self._selector.register(self._stdin, selectors.EVENT_WRITE, self._feed)
-        for stream, held in self._captures.items():
+        for stream, held in self.captures.items():
             self._selector.register(stream, selectors.EVENT_READ, partial(self._take, stream, held))
         for descriptor in (self._pidfd, stop):
             self._selector.register(descriptor, selectors.EVENT_READ, partial(self._over, Outcome.EXITED))
@@ -259,7 +233,7 @@ class _Run:
             self._selector.register(watch.status, selectors.EVENT_READ, partial(self._told, watch))
         self._rest = watch.rest if watch is not None else None
         if self._rest is not None:
-            self._selector.register(self._rest.over, selectors.EVENT_READ, partial(self._rested, self._rest))
+            self._selector.register(self._rest.over, selectors.EVENT_READ, self._look_again)
 
     def until_over(self) -> Outcome:
         """Serve until it has ended or must be."""
@@ -277,18 +251,13 @@ class _Run:
     def drain(self) -> None:
         """Read what was written before the end, and wait until everything is dead, also what holds no pipe."""
         for key in list(self._selector.get_map().values()):
-            if key.fileobj not in self._captures:
+            if key.fileobj not in self.captures:
                 self._selector.unregister(key.fileobj)
         if self._first >= 0:
             self._selector.register(self._first, selectors.EVENT_READ, lambda: CLOSED)
         until = time.monotonic() + DRAIN_S
         while self._selector.get_map() and time.monotonic() < until:
             self._serve(until)
-
-    def outputs(self) -> tuple[str, str]:
-        """Standard output and standard error."""
-        out, err = (held.decode(errors="replace") for held in self._captures.values())
-        return out, err
 
     def close(self) -> None:
         """Let go of what was opened here."""
@@ -339,28 +308,34 @@ class _Run:
         *lines, self._status = (self._status + chunk).split(b"\n")
         for line in lines:
             if line == READY:
-                self._set_off(watch)
-            elif line:
-                pid = json.loads(line).get("child-pid", 0)
-                if pid and not self._first_pid:
-                    self._first_pid = pid
-                    with suppress(ProcessLookupError):  # it is over already
-                        self._first = os.pidfd_open(pid)
+                self.ready = True
+                self.begin = self._next_look = time.monotonic()
+                self._deadline = self.begin + self._wall_s
+                self._watch_memory(watch)
+                continue
+            pid = json.loads(line).get("child-pid", 0) if line else 0
+            if pid and not self._first_pid:
+                self._first_pid = pid
+                with suppress(ProcessLookupError):  # it is over already
+                    self._first = os.pidfd_open(pid)
         return None if chunk else CLOSED
 
-    def _set_off(self, watch: Watch) -> None:
-        self.ready = True
-        self.begin = self._next_look = time.monotonic()
-        self._deadline = self.begin + self._wall_s
-        if watch.memory_bytes is not None:
-            self._memory_bytes = watch.memory_bytes
-            try:
-                self._memory = TreeMemory(self._first_pid, watch.folders)
-            except (FileNotFoundError, ProcessLookupError, PermissionError) as error:
-                # It may be over already. Otherwise what cannot be watched does not run; where that is always so, the
-                # start-up probe says it.
-                if isinstance(error, PermissionError) or not self._first_pid:
-                    self._over(Outcome.MEMORY_LIMIT)
+    def _watch_memory(self, watch: Watch) -> None:
+        if watch.memory_bytes is None:
+            return
+        self._memory_bytes = watch.memory_bytes
+        try:
+            self._memory = TreeMemory(self._first_pid, watch.folders)
+        except (FileNotFoundError, ProcessLookupError, PermissionError) as error:
+            # It may be over already. Otherwise what cannot be watched does not run; where that is always so, the
+            # start-up probe says it.
+            if isinstance(error, PermissionError) or not self._first_pid:
+                self._over(Outcome.MEMORY_LIMIT)
+
+    def _look_again(self) -> None:
+        assert self._rest is not None
+        os.eventfd_read(self._rest.over)
+        self._next_look = time.monotonic()
 
     def _look(self, memory: TreeMemory, now: float) -> None:
         left = self._memory_bytes - memory.held(self._memory_bytes)
@@ -369,10 +344,6 @@ class _Run:
         pause = left / (FILL_BYTES_PER_S * (os.cpu_count() or 1))
         pause = min(max(pause, SHORTEST_WATCH_S), LONGEST_WATCH_S)
         self._next_look = now + (RESTING_WATCH_S if self._rest is not None and self._rest.resting else pause)
-
-    def _rested(self, rest: Rest) -> None:
-        os.eventfd_read(rest.over)
-        self._next_look = time.monotonic()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -151,11 +151,7 @@ _ALLOW: Instruction = (_RETURN, 0, 0, 0x7FFF_0000)
 
 
 def architecture() -> str:
-    """This machine's.
-
-    Raises:
-        UnsupportedError: there is no filter for it.
-    """
+    """This machine's; UnsupportedError where there is no filter for it."""
     machine = platform.machine()
     if machine not in AUDIT_ARCH:
         raise UnsupportedError(
@@ -181,12 +177,8 @@ def allowed(machine: str) -> dict[str, int]:
 
 
 def filter_program(machine: str, *, also: Sequence[str] = ()) -> bytes:
-    """The filter as an array of struct sock_filter.
-
-    Args:
-        machine: x86_64 or aarch64.
-        also: further calls to allow whatever their arguments, "*" for all: how tests show that the probe finds them.
-    """
+    """The filter as an array of struct sock_filter. `also`: further calls to allow whatever their arguments, "*" for
+    all: how tests show that the probe finds them."""
     code: list[Instruction] = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, AUDIT_ARCH[machine]), _fail(errno.ENOSYS)]
     code.append((_LOAD, 0, 0, _NR))
     if machine == "x86_64":
@@ -233,15 +225,9 @@ def _rules() -> dict[str, list[Instruction]]:
         "setrlimit": [_argument(0), *_refuse(RLIMIT_CORE, 0)],
         # Reading a limit passes no pointer to a new one, and both halves of a pointer count.
         "prlimit64": [
-            _argument(1),
-            (_EQUAL, 1, 0, RLIMIT_CORE),
-            _ALLOW,
-            _argument(2),
-            (_EQUAL, 1, 0, 0),
-            _fail(0),
-            _argument(2, high=True),
-            (_EQUAL, 1, 0, 0),
-            _fail(0),
+            *(_argument(1), (_EQUAL, 1, 0, RLIMIT_CORE), _ALLOW),
+            *(_argument(2), (_EQUAL, 1, 0, 0), _fail(0)),
+            *(_argument(2, high=True), (_EQUAL, 1, 0, 0), _fail(0)),
             _ALLOW,
         ],
     }
@@ -273,11 +259,8 @@ def container_profile(*, session: bool) -> dict[str, Any]:
     """The list for Docker, Podman and Apptainer (the OCI runtime's seccomp object, in Docker's JSON).
 
     Memory is the engine's cgroup's business, so what only hides memory is allowed. Every known call is named with its
-    answer: Docker before 23 takes no default but EPERM, and with that for clone3 libc starts no thread.
-
-    Args:
-        session: a repository's own tests talk over sockets of their own network and share memory; one program does not.
-    """
+    answer: Docker before 23 takes no default but EPERM, and with that for clone3 libc starts no thread. In a session a
+    repository's own tests talk over sockets of their own network and share memory; one program does not."""
     machines = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
     groups = (HARMLESS, NETWORK, SHARING, ATTRIBUTES) if session else (HARMLESS,)
     names = {name for machine in machines for name in calls(machine, *groups)} - {"socket"}

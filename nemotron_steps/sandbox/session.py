@@ -35,11 +35,8 @@ LINE_BYTES = 256 << 20
 
 
 class SessionOverError(Exception):
-    """The session takes no further command.
-
-    Attributes:
-        outcome: TIMEOUT or MEMORY_LIMIT of the session as a whole; EXITED where what ran in it has ended it.
-    """
+    """The session takes no further command. `outcome`: TIMEOUT or MEMORY_LIMIT of the session as a whole; EXITED where
+    what ran in it has ended it."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(f"the sandbox session is over: {outcome.value}")
@@ -47,16 +44,12 @@ class SessionOverError(Exception):
 
 
 class ServedSession(ABC):
-    """A session whose commands a server inside runs (command_server.py), one at a time.
+    """A session whose commands a server inside runs (command_server.py), one at a time; `limits.wall_s` is its total
+    time.
 
     A command is of the same user as the server, so it can kill it: the session is then over, which is the command's own
-    loss and nobody else's.
-
-    Args:
-        limits: of the session; `wall_s` is its total time.
-        slots: held while a command runs.
-        work: where commands run that name no folder.
-        command_s: seconds of a command, where `run` is not told.
+    loss and nobody else's. `slots`: held while a command runs. `work` and `command_s`: where, and for how many seconds,
+    commands run that are not told.
     """
 
     def __init__(self, limits: Limits, slots: asyncio.Semaphore, work: str, command_s: float | None) -> None:
@@ -77,11 +70,6 @@ class ServedSession(ABC):
         """Start the server: `_whole` first, then `_reader` and `_writer`."""
 
     async def __aenter__(self) -> Self:
-        """Start it.
-
-        Raises:
-            SandboxError: it could not be set up. UnsupportedError: what it is made of is absent.
-        """
         try:
             async with self._slots:
                 await self._begin()
@@ -108,22 +96,10 @@ class ServedSession(ABC):
     async def run(
         self, argv: Sequence[str], *, cwd: str | None = None, stdin: str = "", wall_s: float | None = None
     ) -> SandboxResult:
-        """Run a command to its end.
-
-        Args:
-            wall_s: seconds until it is killed with what it started; None: those of the session's limits.
-
-        Raises:
-            SessionOverError.
-        """
+        """Run a command to its end, or SessionOverError. `wall_s`: until it is killed with what it started."""
         wall = self._command_s if wall_s is None else wall_s
-        job = {
-            "argv": list(argv),
-            "cwd": cwd or self._work,
-            "stdin": stdin,
-            "wall_s": wall,
-            "output_bytes": self.limits.output_bytes,
-        }
+        job: dict[str, object] = {"argv": list(argv), "cwd": cwd or self._work, "stdin": stdin}
+        job |= {"wall_s": wall, "output_bytes": self.limits.output_bytes}
         async with self._one_at_a_time, self._slots:
             return await self._ask(job, wall + GRACE_S)
 
@@ -174,15 +150,9 @@ class ServedSession(ABC):
 
 
 class BubblewrapSession(ServedSession):
-    """One set of namespaces and one folder in memory over many commands.
+    """One set of namespaces and one folder in memory over many commands, with the bounds of one run (bubblewrap.py).
 
-    The bounds are those of one run (bubblewrap.py): memory, files included, processes, size of a file.
-
-    Args:
-        sandbox: says what of the host is shown; as many commands run at once, in all its sessions, as it has slots.
-        limits: of the session; `wall_s` is its total time.
-        command_s: seconds of a command, where `run` is not told.
-    """
+    As many commands run at once, in all sessions of a sandbox, as it has slots."""
 
     def __init__(
         self, sandbox: BubblewrapSandbox, *, limits: Limits | None = None, command_s: float | None = None

@@ -47,12 +47,6 @@ def test_roles_are_those_that_transformers_finds(template: str) -> None:
     assert {"user", "assistant"} <= set(found)
 
 
-def test_a_template_that_refuses_or_drops_a_role_does_not_write_it() -> None:
-    assert roles_written(GEMMA) == ("user", "assistant")
-    assert roles_written("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}") == ROLES[1:]
-    assert roles_written("{% for m in messages %}") == ()
-
-
 def test_the_template_of_a_folder_is_the_file_or_that_of_the_settings(tmp_path: Path) -> None:
     assert chat_template(tmp_path) is None
     settings = tmp_path / "tokenizer_config.json"
@@ -62,29 +56,6 @@ def test_the_template_of_a_folder_is_the_file_or_that_of_the_settings(tmp_path: 
     assert chat_template(tmp_path) == "z"
     (tmp_path / "chat_template.jinja").write_text("w")
     assert chat_template(tmp_path) == "w"
-
-
-@pytest.mark.parametrize(
-    ("settings", "template"),
-    [
-        ("{", None),
-        ("[]", None),
-        ("{}", None),
-        ('{"chat_template": ""}', None),
-        ('{"chat_template": 3}', None),
-        ('{"chat_template": [{"name": "default", "template": ""}]}', None),
-        ('{"chat_template": [3, {"name": "default", "template": "x"}]}', "x"),
-        ('{"chat_template": [{"name": "tool_use", "template": "x"}]}', None),
-        ('{"chat_template": []}', None),
-    ],
-)
-def test_settings_without_a_template_for_every_chat_have_none(
-    settings: str, template: str | None, tmp_path: Path
-) -> None:
-    (tmp_path / "tokenizer_config.json").write_text(settings)
-    assert chat_template(tmp_path) == template
-    (tmp_path / "chat_template.jinja").write_text("")
-    assert chat_template(tmp_path) is None, "the file goes before the settings, also where it is empty"
 
 
 @pytest.mark.parametrize(

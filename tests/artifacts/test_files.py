@@ -15,9 +15,6 @@ from nemotron_steps.artifacts.files import (
     as_storage_error,
     create_exclusive,
     hash_tree,
-    remove_tree,
-    remove_unfinished,
-    seal_tree,
     set_aside,
     tree_files,
     write_atomic,
@@ -34,14 +31,6 @@ def refuse(code: int) -> Any:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_a_single_file_is_hashed_as_itself(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"123")
-    (tmp_path / "b").write_bytes(b"12345")
-    found = hash_tree(tmp_path)
-    assert [(record.path, record.size) for record in found] == [("a", 3), ("b", 5)]
-    assert hash_tree(tmp_path / "b") == [found[1]]
 
 
 def test_only_the_folders_own_manifest_is_no_file_of_it(tmp_path: Path) -> None:
@@ -70,32 +59,6 @@ def test_what_cannot_be_written_is_a_storage_error_and_leaves_nothing(
     assert not path.parent.exists() if at == "mkdir" else names(path.parent) == ["b.json"]
 
 
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_atomic(tmp_path / "a.json", b"old")
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", refuse(errno.ENOSPC))
-        with pytest.raises(StorageError, match="the disk is full"):
-            write_atomic(tmp_path / "a.json", b"new")
-    assert (tmp_path / "a.json").read_bytes() == b"old" and names(tmp_path) == ["a.json"]
-
-
-def test_what_a_killed_writer_left_is_deleted_and_nothing_of_another_file(tmp_path: Path) -> None:
-    for name in (".a.json.0f.tmp", ".b.json.0f.tmp", "a.json", "a.json.0f.tmp"):
-        (tmp_path / name).write_text("x")
-    remove_unfinished(tmp_path / "a.json")
-    assert names(tmp_path) == [".b.json.0f.tmp", "a.json", "a.json.0f.tmp"]
-
-
-def test_the_manifest_is_sealed_with_the_files(tmp_path: Path) -> None:
-    for name in ("artifact.json", "deep/train.jsonl"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("x")
-        (tmp_path / name).chmod(0o664)
-    seal_tree(tmp_path)
-    modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("artifact.json", "deep/train.jsonl")]
-    assert modes == [0o444, 0o444]
-
-
 def test_a_folder_is_out_of_sight_before_its_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "object"
     folder.mkdir()
@@ -104,16 +67,6 @@ def test_a_folder_is_out_of_sight_before_its_files_go(tmp_path: Path, monkeypatc
     set_aside(folder)
     set_aside(folder)
     assert seen == [(False, True)]
-
-
-def test_a_folder_that_cannot_be_deleted_is_an_error_and_one_that_is_gone_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    remove_tree(tmp_path / "gone")
-    (tmp_path / "there").mkdir()
-    monkeypatch.setattr(os, "rmdir", refuse(errno.EACCES))
-    with pytest.raises(PermissionError):
-        remove_tree(tmp_path / "there")
 
 
 @pytest.mark.parametrize(

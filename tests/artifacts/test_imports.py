@@ -74,18 +74,6 @@ def test_only_what_was_supplied_may_be_read_also_where_nothing_can_be_remembered
         assert elsewhere.identify(data).path == data and elsewhere.allows(str(data))
 
 
-def test_what_is_said_of_a_large_folder_is_its_size(
-    imports: Imports, data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(module, "_WORTH_SAYING", 10)
-    imports.identify(data)
-    assert caplog.text == ""
-    monkeypatch.setattr(module, "_WORTH_SAYING", 9)
-    os.utime(data / "train.jsonl")
-    imports.identify(data)
-    assert f"hashing {data} (0.0 GB)" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("name", "folder", "expected"),
     [

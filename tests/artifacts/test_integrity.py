@@ -95,14 +95,6 @@ def test_an_object_with_another_record_in_place_of_its_own_is_told(
     assert len(told(store)["a:v1"]) == 2, "and what else is wrong"
 
 
-def test_a_reference_with_another_artifacts_record_is_not_read(store: ArtifactStore, tmp_path: Path) -> None:
-    artifact = store.add(folder(tmp_path / "data"), name="a")
-    store.reference(tmp_path / "data", name="b")
-    record = tmp_path / f"home/artifacts/references/{artifact.digest}.json"
-    record.write_bytes((artifact.path / "artifact.json").read_bytes())
-    assert told(store)[f"artifacts/references/{record.name}"] == ["the record is another artifact's"]
-
-
 FILES = (FileRecord("a", 1, "1" * 64), FileRecord("b", 2, "2" * 64))
 ARTIFACT = Artifact("t", tree_digest("t", FILES), Path(), files=FILES, name="x", version=1)
 

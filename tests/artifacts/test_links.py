@@ -104,12 +104,6 @@ def test_a_snapshot_of_the_hub_cache_is_a_model_folder(store: ArtifactStore, tmp
         store.reference(snapshot, name="model")
 
 
-def test_a_file_whose_name_is_not_text_is_refused(store: ArtifactStore, folder: Path) -> None:
-    (Path(os.fsdecode(os.fsencode(folder) + b"/bad\xff.txt"))).write_text("x")
-    with pytest.raises(ArtifactError, match="not UTF-8"):
-        store.add(folder, name="a")
-
-
 def test_hidden_entries_are_left_out_at_the_top_alone_and_links_where_none_is_followed(folder: Path) -> None:
     for name in (".git/config", ".hidden", "deep/.kept", "deep/.also/x", "deep/y"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

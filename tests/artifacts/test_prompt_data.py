@@ -72,15 +72,6 @@ def test_rows_that_name_no_agent_are_seen_at_a_glance(row: dict[str, Any], none:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [("rows.json", '[{"prompt": "x"}]'), ("rows.jsonl", ""), ("rows.jsonl", "{"), ("rows.parquet", "P")],
-)
-def test_what_cannot_be_told_at_a_glance_is_not_said_to_name_no_agent(name: str, text: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(text)
-    assert not names_no_agent(tmp_path / name)
-
-
-@pytest.mark.parametrize(
     ("files", "none"),
     [
         ({"pass_rates.csv": "prompt,rate\nx,1\n", "train.jsonl": '{"agent_ref": {}}\n'}, False),
@@ -103,8 +94,6 @@ def test_a_folder_names_no_agent_if_none_of_its_files_of_rows_does(
     [
         ("rows.csv", "a", True),
         ("ROWS.TSV", "a", True),
-        ("rows.json", "[]", True),
-        ("rows.parquet", "PAR1", True),
         ("rows.jsonl.gz", "x", True),
         ("rows.csv", "", False),
         ("rows.txt", "x", False),
@@ -125,20 +114,3 @@ def test_what_may_be_imported_is_told_at_a_glance(name: str, content: str, some:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content)
     assert looks_like("prompt_data", tmp_path / name.split("/")[0]) == some
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "none"),
-    [
-        ("rows.TSV", b"prompt\tx\n", True),
-        ("rows.tsv", b"prompt\tagent_ref\n", False),
-        ("rows.csv", b"prompt\nagent_ref\n", True),
-        ("rows.parquet", b"agent_ref" + b"prompt" + (6).to_bytes(4, "little") + b"PAR1", True),
-        ("rows.parquet", b"prompt" + (7).to_bytes(4, "little") + b"PAR1", False),
-        ("rows.parquet", b"prompt" + (6).to_bytes(4, "little") + b"PAR2", False),
-        ("rows.parquet", (0).to_bytes(4, "little") + b"PAR1", False),
-    ],
-)
-def test_columns_are_named_in_a_header_or_at_the_end(name: str, content: bytes, none: bool, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(content)
-    assert names_no_agent(tmp_path / name) is none

@@ -85,18 +85,6 @@ def test_a_commit_is_not_lost_over_a_broken_record_of_an_earlier_one(store: Arti
     assert [artifact.ref for artifact in store.list_artifacts()] == ["a:v2"]
 
 
-def test_a_file_added_to_a_committed_folder_is_not_read_with_it(store: ArtifactStore, tmp_path: Path) -> None:
-    path = tmp_path / "train.jsonl"
-    path.write_text('{"v": 1}\n')
-    artifact = store.add(path, name="a")
-    (artifact.path / "validation.jsonl").write_text('{"v": 2}\n')
-    with pytest.raises(ArtifactError) as caught:
-        store.open("a")
-    assert caught.value.where == str(artifact.path / "validation.jsonl")
-    assert store.add(path, name="a").ref == "a:v1", "the same content, committed again, repairs it"
-    assert store.open("a").jsonl("validation") is None and store.verify("a") == []
-
-
 def changed(**changes: object) -> bytes:
     """ARTIFACT's record, written by hand and sealed; its digest is that of its type and files unless it is given."""
     record = {"format": 2, **ARTIFACT.to_json(), **changes}

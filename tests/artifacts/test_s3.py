@@ -65,20 +65,6 @@ def test_object_changed_on_the_store_is_found_on_reading(s3_url: str, tmp_path: 
     assert caught.value.where and caught.value.where.endswith("train.jsonl")
 
 
-def test_bad_local_copy_is_fetched_again(s3_url: str, tmp_path: Path) -> None:
-    store = open_store(s3_url, tmp_path / "cache")
-    path = store.add(rows(tmp_path / "train.jsonl", 1), name="data").path / "train.jsonl"
-    path.chmod(0o644)
-    path.write_text("spoiled")
-    assert store.open("data").require_jsonl().read_text() == '{"v": 1}\n'
-
-
-def test_a_record_is_created_only_once(s3_url: str, tmp_path: Path) -> None:
-    backend = open_store(s3_url, tmp_path / "cache").backend
-    assert backend.create("x/y.json", b"1") and not backend.create("x/y.json", b"2")
-    assert backend.read("x/y.json") == b"1"
-
-
 def test_versions_are_never_given_twice(s3_url: str, tmp_path: Path) -> None:
     def commit(number: int) -> None:
         store = open_store(s3_url, tmp_path / f"cache{number}")

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import shutil
 import signal
 from pathlib import Path
 
@@ -11,9 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nemotron_steps.artifacts import validators
 from nemotron_steps.artifacts.lineage import lineage
-from nemotron_steps.artifacts.models import Edge, Producer, short_digest
+from nemotron_steps.artifacts.models import Edge, Producer
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import ArtifactError, DataError, UnknownNameError
 from tests.artifacts.checkpoint_files import write_hf
@@ -39,14 +37,6 @@ def test_added_file_becomes_a_versioned_read_only_artifact(store: ArtifactStore,
     assert artifact.require_jsonl().read_text() == '{"v": 1}\n{"v": 2}\n'
     assert not os.stat(artifact.path / "train.jsonl").st_mode & 0o222
     assert json.loads((artifact.path / "artifact.json").read_text())["digest"] == artifact.digest
-
-
-def test_same_content_is_one_object_and_one_version(store: ArtifactStore, tmp_path: Path) -> None:
-    path = rows(tmp_path / "train.jsonl", 1)
-    first, again, other = store.add(path, name="a"), store.add(path, name="a"), store.add(path, name="b")
-    assert (again.ref, other.ref) == ("a:v1", "b:v1")
-    assert first.digest == other.digest
-    assert len(list((tmp_path / "home/artifacts/objects").iterdir())) == 1
 
 
 def test_the_beginning_of_a_digest_finds_an_artifact_of_the_home_or_one_used_in_place(
@@ -92,23 +82,6 @@ def test_invalid_content_is_not_committed(store: ArtifactStore, tmp_path: Path) 
     assert store.list_artifacts() == [] and not (tmp_path / "home/artifacts/objects").exists()
 
 
-def test_what_the_files_say_wins_over_what_was_declared(store: ArtifactStore, tmp_path: Path) -> None:
-    declared = {"rows": {"train": 99}, "tokenizer": "mine"}
-    artifact = store.add(rows(tmp_path / "train.jsonl", 1, 2), name="data", attributes=declared)
-    assert artifact.attributes == {"rows": {"train": 2}, "tokenizer": "mine"} == store.find("data").attributes
-
-
-def test_an_empty_folder_is_no_artifact_whatever_its_type_accepts(
-    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(validators._VALIDATORS, "accepts_anything", lambda folder: {})
-    with store.staging() as folder:
-        (folder / "tree" / "deep").mkdir(parents=True)
-        with pytest.raises(ArtifactError, match="empty"):
-            store.commit(folder / "tree", "accepts_anything", name="x")
-    assert store.list_artifacts() == []
-
-
 def test_user_folder_is_used_in_place_and_noticed_when_it_changes(store: ArtifactStore, tmp_path: Path) -> None:
     folder = write_hf(tmp_path / "model")
     (folder / ".git").mkdir()
@@ -122,24 +95,6 @@ def test_user_folder_is_used_in_place_and_noticed_when_it_changes(store: Artifac
     copy = store.add(folder, name="copy")
     assert copy.digest == store.find("input/model").digest
     assert store.open("copy").path != folder
-
-
-def test_reference_to_a_folder_that_went_away_says_so(store: ArtifactStore, tmp_path: Path) -> None:
-    folder = write_hf(tmp_path / "model")
-    store.reference(folder)
-    shutil.rmtree(folder)
-    with pytest.raises(ArtifactError, match="are gone") as caught:
-        store.open("input/model")
-    assert caught.value.where == str(folder)
-
-
-def test_unknown_folder_needs_a_type(store: ArtifactStore, tmp_path: Path) -> None:
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "notes.txt").write_text("hi")
-    with pytest.raises(ArtifactError, match="cannot be told") as caught:
-        store.add(tmp_path / "x")
-    assert "--type" in caught.value.hints[0]
-    assert store.add(tmp_path / "x", type_name="notes").type == "notes"
 
 
 def test_dead_staging_is_cleaned_and_live_staging_is_not(store: ArtifactStore, tmp_path: Path) -> None:
@@ -168,22 +123,6 @@ def test_what_is_no_folder_of_staging_is_cleaned_away_and_what_a_link_leads_to_s
     assert (elsewhere / "mine").is_file()
 
 
-def test_a_staging_folder_cleaned_away_before_it_is_locked_is_made_again(
-    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened, cleaned = os.open, []
-
-    def open_after_another_process_cleaned(path: Path, flags: int, **options: int) -> int:
-        if not cleaned:
-            Path(path).rmdir()
-            cleaned.append(path)
-        return opened(path, flags, **options)
-
-    monkeypatch.setattr(os, "open", open_after_another_process_cleaned)
-    with store.staging() as folder:
-        assert folder.is_dir() and cleaned != [folder]
-
-
 def _commit_one(home: Path, number: int, barrier: multiprocessing.synchronize.Barrier) -> None:
     store = ArtifactStore(home)
     with store.staging() as folder:
@@ -208,17 +147,6 @@ def test_racing_commits_lose_nothing(tmp_path: Path) -> None:
     assert [artifact.version for artifact in artifacts] == [1, 2, 3, 4, 5, 6]
     assert len({artifact.digest for artifact in artifacts}) == 3
     assert all(store.verify(artifact) == [] for artifact in artifacts)
-
-
-def test_a_parent_whose_name_is_another_artifacts_here_is_its_digest(store: ArtifactStore, tmp_path: Path) -> None:
-    """As where an artifact was made in another home."""
-    store.add(rows(tmp_path / "a.jsonl", 1), name="a")
-    with store.staging() as folder:
-        rows(folder / "tree" / "train.jsonl", 2)
-        edges = (Edge("in", "ab" * 32, "a:v1"),)
-        made = store.commit(folder / "tree", "training_jsonl", name="b", inputs=edges)
-    (link,) = lineage(store, made).ancestors
-    assert link.parent == short_digest("ab" * 32) and lineage(store, store.find("a")).descendants == ()
 
 
 def test_lineage_keeps_productions_of_the_same_bytes_apart(store: ArtifactStore, tmp_path: Path) -> None:

@@ -16,8 +16,6 @@ from nemotron_steps.artifacts import validators
 from nemotron_steps.artifacts.checkpoints import read_safetensors_header
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.artifacts.validators import (
-    declare,
-    has_validator,
     jsonl_files,
     sniff_type,
     validate,
@@ -39,14 +37,6 @@ def jsonl(path: Path, *values: object, tail: str = "") -> Path:
     return path
 
 
-def test_hf_checkpoint_attributes_are_read_from_its_files(tmp_path: Path) -> None:
-    attributes = validate("checkpoint_hf", write_hf(tmp_path / "m"))
-    assert attributes["architecture"] == "Qwen3ForCausalLM"
-    assert (attributes["hidden_size"], attributes["vocab_size"], attributes["sequence_length"]) == (8, 16, 64)
-    assert (attributes["parameters"], attributes["dtype"]) == (3, "f32")
-    assert attributes["tokenizer"].startswith("sha256:") and attributes["chat_template"].startswith("sha256:")
-
-
 @pytest.mark.parametrize(("pattern", "width"), [("M*E", 96), ("M*E-", 32), ("M*-", None)])
 def test_what_every_token_of_a_hybrid_goes_through_has_one_width(
     pattern: str, width: int | None, tmp_path: Path
@@ -57,12 +47,6 @@ def test_what_every_token_of_a_hybrid_goes_through_has_one_width(
     hybrid = {"model_type": "nemotron_h", "hybrid_override_pattern": pattern, **widths}
     (folder / "config.json").write_text(json.dumps({**config, **hybrid}))
     assert validate("checkpoint_hf", folder).get("shared_expert_width") == width
-
-
-def test_megatron_checkpoint_has_the_attributes_of_its_hf_part(tmp_path: Path) -> None:
-    hf = validate("checkpoint_hf", write_hf(tmp_path / "hf"))
-    megatron = validate("checkpoint_megatron", write_megatron(tmp_path / "mg"))
-    assert megatron.items() <= hf.items()
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
@@ -82,25 +66,6 @@ def test_cut_off_safetensors_is_refused(tmp_path: Path, cut: int) -> None:
     with pytest.raises(ArtifactError, match="broken or cut off") as caught:
         validate("checkpoint_hf", folder)
     assert caught.value.where == str(weights)
-
-
-def test_safetensors_header_matches_the_library(tmp_path: Path) -> None:
-    import numpy
-    from safetensors.numpy import save_file
-
-    save_file({"x": numpy.ones((2, 3), dtype=numpy.float16), "y": numpy.zeros(5)}, tmp_path / "t.safetensors")
-    header = read_safetensors_header(tmp_path / "t.safetensors")
-    assert {name: (entry["dtype"], entry["shape"]) for name, entry in header.items()} == {
-        "x": ("F16", [2, 3]),
-        "y": ("F64", [5]),
-    }
-
-
-def test_safetensors_with_an_absurd_header_length_is_refused_without_reading_it(tmp_path: Path) -> None:
-    path = tmp_path / "t.safetensors"
-    path.write_bytes(struct.pack("<Q", 1 << 62) + b"{}")
-    with pytest.raises(ArtifactError):
-        read_safetensors_header(path)
 
 
 def test_sharded_checkpoint_missing_a_shard_names_it(tmp_path: Path) -> None:
@@ -153,14 +118,6 @@ def test_a_megatron_checkpoint_with_missing_empty_or_broken_weights_is_refused(t
         validate("checkpoint_megatron", folder)
 
 
-def test_a_file_of_the_checkpoint_that_is_not_json_is_named_with_its_line(tmp_path: Path) -> None:
-    folder = write_hf(tmp_path / "m")
-    (folder / "config.json").write_text('{\n"model_type": \n}')
-    with pytest.raises(ArtifactError) as caught:
-        validate("checkpoint_hf", folder)
-    assert caught.value.where == f"{folder / 'config.json'}:3"
-
-
 def test_an_index_that_leads_to_no_files_is_refused(tmp_path: Path) -> None:
     folder = write_hf(tmp_path / "m")
     for weight_map in ({"a": 1}, ["model.safetensors"], {}, {"a": "../m/model.safetensors"}):
@@ -180,20 +137,8 @@ def test_hf_folder_given_as_megatron_suggests_the_converter(tmp_path: Path) -> N
     ("type_name", "good", "bad"),
     [
         ("rl_prompts", PROMPT, {"prompt": "2+2?"}),
-        ("rl_prompts", PROMPT, {"responses_create_params": {"input": []}}),
-        ("rl_prompts", PROMPT, {"_hf_placeholder": {"row": 3}, "responses_create_params": {"input": "x"}}),
         ("sft_chats", CHAT, {"messages": [{"role": "user", "content": "hi"}]}),
-        ("sft_chats", CHAT, {"messages": [{"content": "hi"}]}),
         ("preference_pairs", PAIR, {"prompt": "2+2?", "chosen": "4"}),
-        ("preference_pairs", PAIR, {"prompt": "2+2?", "chosen": "4", "rejected": "4"}),
-        ("rl_prompts", {"responses_create_params": {"input": "2+2?"}}, {"responses_create_params": {"input": " "}}),
-        ("rl_prompts", PROMPT, {"responses_create_params": {"input": ["2+2?"]}}),
-        ("sft_chats", CHAT, {"messages": "hi"}),
-        ("sft_chats", CHAT, {"messages": []}),
-        ("sft_chats", CHAT, {"messages": [{"role": "assistant", "content": None}]}),
-        ("preference_pairs", {**PAIR, "prompt": CHAT["messages"]}, {**PAIR, "prompt": [{"content": "hi"}]}),
-        ("preference_pairs", {"context": "2+2?", "chosen": "4", "rejected": "5"}, {"chosen": "4", "rejected": "5"}),
-        ("preference_pairs", PAIR, {**PAIR, "chosen": ""}),
         ("training_jsonl", {"x": 1}, [1, 2]),
     ],
 )
@@ -204,11 +149,6 @@ def test_bad_row_is_named_by_file_and_line(tmp_path: Path, type_name: str, good:
     with pytest.raises(DataError) as caught:
         validate(type_name, tmp_path / "d")
     assert str(caught.value.where).partition(" field ")[0] == f"{path}:3"
-
-
-def test_a_complete_last_line_needs_no_newline(tmp_path: Path) -> None:
-    jsonl(tmp_path / "d" / "train.jsonl", {"x": 1}, tail='{"x": 2}')
-    assert validate("training_jsonl", tmp_path / "d")["rows"] == {"train": 2}
 
 
 def test_the_layer_imports_nothing_heavy() -> None:
@@ -242,12 +182,6 @@ def test_a_file_given_for_a_checkpoints_folder_is_told(tmp_path: Path, type_name
     with pytest.raises(ArtifactError) as caught:
         validate(type_name, config)
     assert caught.value.found == "a file"
-
-
-def test_json_that_is_nested_too_deeply_to_read_is_an_artifact_error(tmp_path: Path) -> None:
-    (tmp_path / "report.json").write_text("[" * 100_000)
-    with pytest.raises(ArtifactError, match="not JSON"):
-        validate("eval_report", tmp_path)
 
 
 CODE = """
@@ -287,10 +221,6 @@ def test_its_attributes_are_recorded_and_its_refusal_is_raised(tmp_path: Path, d
     with pytest.raises(DataError, match="the text is bad"):
         store.add(tmp_path / "data", type_name="toy")
     assert store.add(tmp_path / "data", type_name="other").type == "other"
-
-
-def test_a_subtype_has_its_parents(tmp_path: Path, declared: None) -> None:
-    assert validators.validate("toy_child", folder_with(tmp_path, "fine"), ("toy_child", "toy")) == {"letters": 4}
 
 
 def test_a_validator_whose_module_fails_is_told_by_the_line_that_fails(tmp_path: Path, declared: None) -> None:
@@ -368,12 +298,6 @@ def test_rows_are_counted_by_split_and_one_of_them_is_enough(tmp_path: Path) -> 
         validate("training_jsonl", tmp_path / "nothing")
 
 
-def test_environments_are_sorted_and_each_named_once(tmp_path: Path) -> None:
-    names = [f"n{number:02}" for number in range(20)]
-    text = "".join(PROMPT_LINE.replace("NAME", name) for name in (*reversed(names), "n00"))
-    assert validate("rl_prompts", write(tmp_path, "train.jsonl", text=text))["environments"] == names
-
-
 @pytest.mark.parametrize(
     ("report", "metrics"),
     [
@@ -396,37 +320,6 @@ def test_a_report_has_metrics_of_its_own_or_numbers_at_the_top(
                 validate("eval_report", path)
         else:
             assert validate("eval_report", path) == {"metrics": metrics}
-
-
-def test_the_nearest_type_with_a_validator_has_its_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    for name in ("own", "near", "far"):
-        monkeypatch.setitem(validators._VALIDATORS, name, lambda folder, name=name: {"by": name})
-    monkeypatch.setattr(validators, "_DECLARED", {})
-    assert validate("own", tmp_path, ("near", "far")) == {"by": "own"}
-    assert validate("none", tmp_path, ("none", "near", "far")) == {"by": "near"}
-    declare({"near": "nowhere:at_all", "theirs": f"{__name__}:first"})
-    assert validate("near", tmp_path) == {"by": "near"}, "a built-in type keeps its own"
-    assert validate("theirs", tmp_path, ("near",)) == {"by": "first"}
-    declare({"theirs": f"{__name__}:second"})
-    assert validate("theirs", tmp_path) == {"by": "second"} and calls == []
-    assert has_validator("near") and not has_validator("theirs")
-
-
-def first(folder: Path) -> dict[str, Any]:
-    return {"by": "first"}
-
-
-def second(folder: Path) -> dict[str, Any]:
-    return {"by": "second"}
-
-
-def test_any_file_however_deep_makes_a_folder_an_artifact_of_a_type_that_asks_for_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="empty"):
-        validate("anything", write(tmp_path, "deep/deeper/"))
-    assert (
-        validate("anything", write(tmp_path, "deep/deeper/x")) == {} == validate("anything", tmp_path / "deep/deeper/x")
-    )
 
 
 Q = "base.q_proj.lora_{}.weight"
@@ -471,7 +364,7 @@ def test_both_files_are_needed_and_pickled_weights_are_named(missing: str, tmp_p
 
 @pytest.mark.parametrize(
     "settings",
-    [{"r": 0}, {"r": True}, {"r": 2.0}, {"r": None}, {"lora_alpha": None}, {"lora_alpha": True}, {"lora_alpha": "4"}],
+    [{"r": 0}, {"r": True}, {"lora_alpha": None}, {"lora_alpha": "4"}],
 )
 def test_a_rank_is_at_least_one_and_a_scale_a_number(settings: dict[str, Any], tmp_path: Path) -> None:
     config = {"r": 1, "lora_alpha": 0.5, "target_modules": "all-linear"}
@@ -488,9 +381,7 @@ def test_a_rank_is_at_least_one_and_a_scale_a_number(settings: dict[str, Any], t
     [
         ({"A": [3, 5], "B": [3, 2]}, "another rank"),
         ({"A": [2, 5], "B": [2, 3]}, "another rank"),
-        ({"A": [2], "B": [3, 2]}, "another rank"),
         ({"A": [2, 5], "B": [3, 2, 1]}, "another rank"),
-        ({"A": [2, 5]}, "half of a sum"),
         ({"B": [3, 2]}, "half of a sum"),
         ({"A": [2, 5], "B": [3, 2], "magnitude": [2, 2]}, "neither lora_A nor lora_B"),
     ],

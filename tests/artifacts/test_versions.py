@@ -76,25 +76,6 @@ def test_the_eleventh_version_comes_after_the_tenth(store: ArtifactStore) -> Non
     assert caught.value.expected == "v4, v5, v6, v7, v8, v9, v10, v11"
 
 
-def test_the_latest_is_the_newest_that_is_there(store: ArtifactStore, tmp_path: Path) -> None:
-    for number in (1, 2, 3):
-        commit(store, number)
-    (tmp_path / "home/artifacts/names/a/v1.json").unlink()
-    for name in ("v0.json", "v04.json", "v5.json.bak", "notes"):
-        (tmp_path / "home/artifacts/names/a" / name).write_text("{}")
-    assert store.versions("a") == [2, 3] and store.find("a").ref == "a:v3"
-
-
-def test_a_digest_is_its_first_version_under_its_first_name(store: ArtifactStore, tmp_path: Path) -> None:
-    first = commit(store, 1)
-    commit(store, 2)
-    commit(store, 1)
-    commit(store, 1, name="0-earlier")
-    assert store.by_digest(first.digest).ref == store.find(first.digest[:8]).ref == "a:v1"
-    shutil.rmtree(tmp_path / "home/artifacts/names/a")
-    assert store.by_digest(first.digest).ref == first.digest[:12], "a version that was never numbered"
-
-
 def test_an_object_whose_folder_is_no_digest_is_not_found_by_it(store: ArtifactStore, tmp_path: Path) -> None:
     artifact = commit(store)
     (tmp_path / "home/artifacts/objects" / f"{artifact.digest}.0f.corrupt").mkdir()
@@ -108,25 +89,6 @@ def test_what_cannot_be_a_name_names_nothing(name: str, store: ArtifactStore) ->
     with pytest.raises(ArtifactError, match="cannot name"):
         commit(store, name=name)
     assert commit(store, name="a" * 200).version == 1
-
-
-def test_near_names_are_shown(store: ArtifactStore) -> None:
-    for name in ("prompts", "promises", "rows"):
-        commit(store, name=name)
-    with pytest.raises(UnknownNameError) as caught:
-        store.find("prompt")
-    assert caught.value.expected == "prompts or promises"
-    assert caught.value.hints == (
-        "steps artifacts show prompts",
-        "steps artifacts show promises",
-        "steps artifacts list",
-    )
-    with pytest.raises(UnknownNameError) as caught:
-        store.find("compt")
-    assert caught.value.expected == "prompts"
-    with pytest.raises(UnknownNameError) as caught:
-        store.find("xyz")
-    assert caught.value.expected is None
 
 
 def test_what_a_parent_type_asks_for_is_asked_of_every_way_in(
@@ -246,22 +208,3 @@ def test_a_folder_used_in_place_is_read_from_the_home_where_it_was_committed_too
         store.open("b")
     (committed.path / ".hidden").unlink()
     assert store.open("b").path == committed.path and store.verify("b") == []
-
-
-def test_committing_again_leaves_a_whole_object_alone(store: ArtifactStore) -> None:
-    before = commit(store).path.stat().st_ino
-    assert commit(store, producer=MADE).path.stat().st_ino == before
-
-
-def test_a_staging_folder_leaves_no_descriptor_open(store: ArtifactStore, tmp_path: Path) -> None:
-    def open_here() -> list[str]:
-        found = []
-        for name in os.listdir("/proc/self/fd"):
-            if os.path.exists(f"/proc/self/fd/{name}") or os.path.islink(f"/proc/self/fd/{name}"):
-                found.append(os.readlink(f"/proc/self/fd/{name}"))
-        return [path for path in found if path.startswith(str(tmp_path))]
-
-    with store.staging():
-        pass
-    commit(store)
-    assert open_here() == []

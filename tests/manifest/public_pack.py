@@ -85,4 +85,7 @@ def public_pack(root: Path) -> Path:
     files["rl/nemo_rl/rlhf/config/default.yaml"] = "grpo: {num_generations_per_prompt: 8}\n"
     files["rl/nemo_rl/rlhf/config/tiny.yaml"] = "defaults: default.yaml\ngrpo: {max_num_steps: 5}\n"
     files["curate/filter/config/default.yaml"] = "threads: 4\n"
+    # Files that are no manifests.
+    files["bench/make/pyproject.toml"] = "[project]\nname = 'x'\n"
+    files["bench/make/data/langpack.toml"] = "[pack]\nlanguage = 'en'\n"
     return write_files(root / "public", files)

@@ -147,7 +147,7 @@ BROKEN = (
         "one.toml:12", "two entries are named 'model'",
     ),
     Broken("broken TOML", ONE, 'name = "rows"', 'name = "rows', "one.toml:9", "not valid TOML"),
-    Broken("a parameter", ONE, '"steps"\n', '"stesp"\n', "one.toml:17", "no key of its config", code="E308"),
+    Broken("a parameter", ONE, '"steps"\n', '"stesp"\n', "one.toml:17", "not a key of its config", code="E308"),
     # types
     Broken("a type in another case", ONE, '"own_model"', '"Own_Model"', "one.toml:13", "'Own_Model' is not declared"),
     Broken("a type that nobody declares", ONE, '"own_rows"', '"parquet"', "one.toml:8", "'parquet' is not"),

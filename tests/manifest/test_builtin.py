@@ -55,34 +55,6 @@ def test_grpo_steps_answer_every_signal(step: StepManifest) -> None:
     assert set(RULES) - OF_TEACHERS <= answered
 
 
-def test_public_face_of_rlhf() -> None:
-    step = REGISTRY.step("rl/nemo_rl/rlhf")
-    assert {p.name: (p.type, p.required) for p in step.consumes} == {
-        "prompts": ("rl_prompts", True),
-        "validation": ("rl_prompts", False),
-        "policy": ("checkpoint_megatron", True),
-        "reward_model": ("checkpoint_hf", True),
-    }
-    assert [p.type for p in step.produces] == ["checkpoint_megatron"]
-    parameters = {p.name: p.default for p in step.parameters}
-    assert parameters["grpo.num_generations_per_prompt"] == 8
-    judge = "env.nemo_gym.genrm_model.responses_api_models.vllm_model.model"
-    assert parameters[judge] == "meta-llama/Llama-3.2-1B-Instruct"
-    assert step.inputs["reward_model"].bindings == {judge: ""}
-    assert {"grpo.max_num_steps", "grpo.num_prompts_per_step", "data.train.data_path"} <= set(parameters)
-    saturated = next(s for s in step.strategies if "reward_saturated" in s.signal)
-    config = {"loss_fn": {"reference_policy_kl_penalty": 1e-4}, "policy": {"megatron_cfg": {"optimizer": {"lr": 3e-6}}}}
-    assert saturated.overrides_for(config) == (
-        "loss_fn.reference_policy_kl_penalty=0.001",
-        "policy.megatron_cfg.optimizer.lr=1e-06",
-        "grpo.reward_scaling.enabled=true",
-        "grpo.reward_scaling.source_max=5",
-        "grpo.reward_scaling.target_max=5",
-    )
-    super3 = next(s for s in step.strategies if "Super3" in s.when)
-    assert "env.should_use_nemo_gym=true" in super3.then
-
-
 def test_pipeline_stages_name_steps_and_ports_that_exist() -> None:
     for pipeline in REGISTRY.pipelines.values():
         for stage in pipeline.stages:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,55 +34,11 @@ def test_files_are_told_in_order_and_those_of_other_things_left_out(tmp_path: Pa
     assert listed == [f"m{n:02}.toml" for n in range(8)] + [f"{c}{n:02}/x.toml" for c in "ab" for n in range(8)]
 
 
-def test_configs_lie_beside_the_manifests_or_below_their_step(tmp_path: Path) -> None:
-    files = (
-        "own/manifests/x.toml",
-        "own/configs/a/b/default.yaml",
-        "public/x/step.toml",
-        "public/x/config/default.yaml",
-    )
-    write_files(tmp_path, dict.fromkeys(files, ""))
-    for own in (open_pack(tmp_path / "own", "p", "t"), open_pack(tmp_path / "own/manifests", "p", "t")):
-        assert (own.base, own.strict) == (tmp_path / "own/manifests", True)
-        assert own.config_dir(own.base / "x.toml", "a/b") == tmp_path / "own/configs/a/b"
-        assert own.config_dir(own.base / "x.toml", "a/c") is None
-    public = open_pack(tmp_path / "public", "p", "t")
-    assert (public.base, public.strict) == (tmp_path / "public", False)
-    assert public.config_dir(tmp_path / "public/x/step.toml", "x") == tmp_path / "public/x/config"
-    assert public.config_dir(tmp_path / "public/y/step.toml", "x") is None
-
-
 def test_a_wheel_brings_the_pack_inside_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "__file__", str(tmp_path / "site/nemotron_steps/manifest/packs.py"))
     assert module.builtin_pack_root() == tmp_path / "site"
     (tmp_path / "site/nemotron_steps/_pack").mkdir(parents=True)
     assert module.builtin_pack_root() == tmp_path / "site/nemotron_steps/_pack"
-
-
-def test_entries_of_the_path_are_folders_from_here_from_the_users_own_or_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "user"))
-    monkeypatch.chdir("/")
-    write_files(tmp_path, {"here/one/x.toml": "", "user/two/x.toml": ""})
-    assert found(tmp_path / "here", f"{os.pathsep}one{os.pathsep}{os.pathsep}~/two") == [
-        ("one", "STEPS_PATH", tmp_path / "here/one"),
-        ("two", "STEPS_PATH", tmp_path / "user/two"),
-    ]
-    assert problems(tmp_path / "here", "gone") == [
-        (f"pack folder '{tmp_path / 'here/gone'}' does not exist", "STEPS_PATH=gone")
-    ]
-
-
-def test_the_folder_here_is_a_pack_where_it_is_there_and_its_name_is_taken_once(tmp_path: Path) -> None:
-    assert found(tmp_path) == [] and problems(tmp_path) == []
-    write_files(tmp_path, {"manifests/x.toml": "", "a/manifests/x.toml": "", "b/manifests/x.toml": ""})
-    path = os.pathsep.join(("a/manifests", "b/manifests"))
-    assert found(tmp_path, path) == [
-        ("manifests", "STEPS_PATH", tmp_path / "a/manifests"),
-        ("manifests-2", "STEPS_PATH", tmp_path / "b/manifests"),
-        ("manifests-3", "working directory", tmp_path / "manifests"),
-    ]
 
 
 def test_packs_of_distributions_are_located_by_folder_and_sorted(

@@ -160,11 +160,6 @@ def test_a_package_that_fails_at_import_is_named_with_its_line(site: Path, name:
         assert f"{site}/{name}/__init__.py:1" in str(error["where"])
 
 
-def test_an_entry_point_to_nowhere_is_named(site: Path) -> None:
-    error = told(run(site, "env", "show", "nowhere", "--json"))
-    assert "environment `nowhere` of nowhere cannot be loaded" in error["what"]
-
-
 def test_what_a_package_prints_at_import_stays_out_of_json(site: Path) -> None:
     for words in (("plan", "printing/step"), ("env", "show", "printing"), ("run", "printing/step", "-d")):
         done = run(site, *words, "--json")

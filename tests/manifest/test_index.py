@@ -90,13 +90,6 @@ def test_a_damaged_cache_is_rebuilt(tmp_path: Path, pack: Path, damage: str) -> 
     assert load(tmp_path, pack).from_cache
 
 
-def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path: Path, pack: Path) -> None:
-    (tmp_path / "cache").write_text("a file where the folder should be")
-    for _ in range(2):
-        index = load(tmp_path, pack)
-        assert not index.from_cache and index.select(category="demo")
-
-
 def test_installing_a_distribution_is_noticed(tmp_path: Path, pack: Path) -> None:
     """And nothing else that is written beside it, or into a checkout that is installed as it lies."""
     site = tmp_path / "site"

@@ -95,19 +95,6 @@ anything = 1
         step.pack = "other"  # type: ignore[misc]
 
 
-def test_unknown_key_names_line_and_nearest_key(tmp_path: Path) -> None:
-    text = '[step]\nid = "a"\ndescripton = "x"\n[[consumes]]\ntype = "t"\nrequird = false\n'
-    file = tmp_path / "step.toml"
-
-    def hints(line: int, wrong: str, right: str) -> tuple[str, ...]:
-        return f"sed -i '{line}s/\\b{wrong}\\b/{right}/' {file}   # corrects the key", f"did you mean '{right}'?"
-
-    assert mistakes(tmp_path, text) == [
-        (3, "unknown key 'step.descripton'", hints(3, "descripton", "description")),
-        (6, "unknown key 'consumes[0].requird'", hints(6, "requird", "required")),
-    ]
-
-
 @pytest.mark.parametrize(
     ("text", "line", "what"),
     [
@@ -162,15 +149,6 @@ def test_types(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("too_long", [0, 1])
-def test_an_output_whose_artifact_could_have_no_name_is_refused(tmp_path: Path, too_long: int) -> None:
-    step, output = "a/" + "b" * 100, "c" * (96 + too_long)  # `:ID/OUTPUT`
-    found = mistakes(tmp_path, f'[step]\nid = "{step}"\nentry = "m:f"\n[[produces]]\nname = "{output}"\ntype = "t"\n')
-    assert bool(found) == bool(too_long)
-    if too_long:
-        assert "of at most 200" in found[0][1]
-
-
 @pytest.mark.parametrize(
     ("bounds", "holding"),
     [
@@ -219,10 +197,3 @@ def test_mistakes_of_several_kinds_are_told_together_and_each_once(tmp_path: Pat
     (tmp_path / "p.toml").write_text('stages = []\n[pipeline]\nname = "p"\n')
     _, problems = parse_pipeline(read_toml(tmp_path / "p.toml"))
     assert [problem.what for problem in problems] == ["'stages' has the wrong type"]
-
-
-def test_a_rule_over_the_whole_file_is_told_at_the_table_that_it_names(tmp_path: Path) -> None:
-    text = '[step]\nid = "a"\n[resources]\nnodes = 1\n[[consumes]]\ntype = "t"\n[[consumes]]\ntype = "t"\n'
-    assert [line for line, _, _ in mistakes(tmp_path, text)] == [5]
-    text = '[step]\nid = "a"\n[[consumes]]\ntype = "t"\n[[consumes]]\ntype = "u"\nmany = true\n'
-    assert [line for line, _, _ in mistakes(tmp_path, text)] == [5]

@@ -117,13 +117,6 @@ def test_what_contradicts_itself_is_refused(text: str, said: str, tmp_path: Path
     assert said in mistake(tmp_path, f'[step]\nid = "x"\n{text}')
 
 
-@pytest.mark.parametrize("key", ["entry", "config_schema", "preflight"])
-def test_what_is_imported_is_named_by_module_and_object(key: str, tmp_path: Path) -> None:
-    for wrong in ("pkg.module", "pkg/module:name", "pkg:na me", ":name", "pkg:"):
-        assert f"{key} must look like" in mistake(tmp_path, f'[step]\nid = "x"\n{key} = "{wrong}"\n')
-    assert getattr(parsed(tmp_path, f'[step]\nid = "x"\n{key} = "pkg.module:name"\n').step, key) == "pkg.module:name"
-
-
 def test_a_stage_of_many_may_inherit_and_agree_by_the_port_it_has_in_the_file(tmp_path: Path) -> None:
     text = '[step]\nid = "x"\n[[consumes]]\ntype = "t"\nmany = true\nbind = "t"\n'
     text += '[[produces]]\ntype = "t"\ninherits = "t"\n'

@@ -42,17 +42,6 @@ def test_a_folder_reached_twice_is_one_pack(tmp_path: Path) -> None:
     assert len(builtin_again.packs) == 1
 
 
-def test_missing_folder_and_empty_pack_are_reported(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    path = f"{tmp_path / 'absent'}:{tmp_path / 'empty'}"
-    registry = load_registry(find_packs(environ={"STEPS_PATH": path}, cwd=tmp_path, installed=()))
-    assert [p.what for p in registry.problems] == [
-        f"pack folder '{tmp_path / 'absent'}' does not exist",
-        "pack 'empty' holds no manifest",
-    ]
-    assert "rl/nemo_rl/rlhf" in registry.steps
-
-
 @pytest.mark.parametrize(
     "broken",
     [
@@ -70,20 +59,6 @@ def test_a_broken_file_hides_only_itself(tmp_path: Path, broken: str) -> None:
     with pytest.raises(ManifestError) as raised:
         registry.step("demo/broken")
     assert raised.value is registry.problems[0]
-
-
-def test_binary_and_unreadable_files_are_reported(tmp_path: Path) -> None:
-    root = write_files(tmp_path / "p", {"manifests/good.toml": step_text("demo/good", "b", "b")})
-    (root / "manifests/bad.toml").write_bytes(b"\xff\xfe\x00")
-    (root / "manifests/gone.toml").symlink_to(tmp_path / "nowhere")
-    (root / "manifests/other.toml").write_text("[not_a_manifest]\n")
-    registry = read_packs(root)
-    assert set(registry.steps) == {"demo/good"}
-    assert sorted(str(p.where).rpartition("/")[2] for p in registry.problems) == [
-        "bad.toml",
-        "gone.toml",
-        "other.toml:1",
-    ]
 
 
 def test_installed_pack_is_found_without_importing_the_plugin(tmp_path: Path) -> None:
@@ -162,10 +137,3 @@ def test_unknown_parents_and_cycles_are_errors_and_the_rest_works(tmp_path: Path
     ]
     assert [str(p.where).rpartition(":")[2] for p in registry.problems] == ["8", "2", "10"]
     assert registry.types.is_a("d", "a")
-
-
-@pytest.mark.parametrize(("ports", "warned"), [("", True), ("consumes", False), ("produces", False)])
-def test_a_step_without_any_port_is_a_warning(ports: str, warned: bool, tmp_path: Path) -> None:
-    text = '[step]\nid = "x"\n' + (f'[[{ports}]]\ntype = "a"\n' if ports else "")
-    registry = read_packs(write_files(tmp_path / "p", {"manifests/types.toml": "[a]\n", "manifests/x.toml": text}))
-    assert ["neither consumes nor produces" in warning.what for warning in registry.warnings] == [True] * warned

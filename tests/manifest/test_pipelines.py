@@ -25,14 +25,6 @@ def fine(tmp_path: Path, text: str) -> PipelineManifest:
 TWO = '[[stages]]\nstep = "a/one"\n[[stages]]\nstep = "a/two"\n'
 
 
-@pytest.mark.parametrize(
-    ("step", "name"), [("make", "make"), ("rl/nemo_rl/rlhf", "rlhf"), ("mine:rl/rlhf", "rlhf"), ("mine:make", "make")]
-)
-def test_a_stage_is_named_after_its_step(step: str, name: str, tmp_path: Path) -> None:
-    assert fine(tmp_path, f'[[stages]]\nstep = "{step}"\n').stages[0].name == name
-    assert fine(tmp_path, f'[[stages]]\nstep = "{step}"\nname = "own"\n').stages[0].name == "own"
-
-
 def test_a_source_is_a_stage_a_stage_and_port_or_a_reference_and_a_port_of_many_has_a_table(tmp_path: Path) -> None:
     inputs = 'a = "one"\nb = "one.out"\nc = { ref = "x:v1" }\nd = { stage = "one", port = "out" }\n'
     many = 'e.first = "one"\ne.second = { ref = "y:v1" }\ne.ref = { ref = "z:v1" }\n'

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from nemotron_steps.errors import ManifestError, UnknownNameError
-from nemotron_steps.manifest.packs import Pack, PackSearch
-from nemotron_steps.manifest.registry import Registry, load_registry
+from nemotron_steps.manifest.registry import Registry
 from tests.manifest.packs_on_disk import read_packs, step_text, write_files
 
 TYPES = "[a]\n[b]\n"
@@ -41,20 +40,6 @@ def test_copies_are_one_step_wherever_they_lie_and_a_third_pack_hides_behind_bot
     assert "did you mean 'three:demo/x'?" in caught.value.hints
 
 
-def test_a_broken_pipeline_is_told_by_the_name_of_its_file_and_one_without_a_table_is_one(tmp_path: Path) -> None:
-    stages = '[[stages]]\nstep = "demo/x"\n'
-    registry = packs(
-        tmp_path,
-        one={"types": TYPES, "a": step_text("demo/x"), "mine": f'{stages}[pipeline]\nnam = "p"\n', "bare": stages},
-    )
-    for name, said in (("mine", "pipeline.nam"), ("bare", "'pipeline' is missing"), ("one:mine", "pipeline.nam")):
-        with pytest.raises(ManifestError, match=said):
-            registry.pipeline(name)
-    with pytest.raises(UnknownNameError) as caught:
-        registry.pipeline("mien")
-    assert caught.value.expected == "one of none are installed, or a path to a .toml file"
-
-
 def test_a_pipeline_under_a_steps_name_goes_by_its_pack(tmp_path: Path) -> None:
     files = {"types": TYPES, "a": step_text("demo/x"), "p": PIPELINE.format("demo/x"), "q": PIPELINE.format("q")}
     registry = packs(tmp_path, one=files)
@@ -78,36 +63,12 @@ def test_what_breaks_a_step_is_told_by_its_id_however_it_is_quoted_and_hides_no_
     assert set(registry.broken) == {"demo/y", "one:demo/y", "two:demo/x", "two:demo/z"}
 
 
-def loose(tmp_path: Path, **files: str) -> Registry:
-    """A pack in the public layout, whose files may be anything."""
-    root = write_files(tmp_path / "loose", {name.replace("__", "/") + ".toml": text for name, text in files.items()})
-    return load_registry(PackSearch((Pack("loose", "test", root, None, strict=False),)))
-
-
-def test_in_the_public_layout_only_files_of_known_names_have_to_be_manifests(tmp_path: Path) -> None:
-    registry = loose(
-        tmp_path, types="[a\n", x__step="[other]\n", y__step="[step\n", notes="[not toml", more="[other]\n"
-    )
-    assert sorted((str(p.where).rpartition("loose/")[2], p.what.partition(":")[0]) for p in registry.problems) == [
-        ("types.toml:1", "not valid TOML"),
-        ("x/step.toml:1", "the file is not a manifest"),
-        ("y/step.toml:1", "not valid TOML"),
-    ]
-
-
 @pytest.mark.parametrize("again", ["", "[z]\nis_a = ['a']\n"])
 def test_of_a_circle_what_the_latest_pack_said_first_goes(again: str, tmp_path: Path) -> None:
     registry = packs(tmp_path, one={"types": "[z]\nis_a = ['a']\n[a]\n"}, two={"types": f"[a]\nis_a = ['z']\n{again}"})
     assert registry.types.is_a("z", "a") and not registry.types.is_a("a", "z")
     assert [problem.what for problem in registry.problems] == ["is_a goes in a circle: a → z → a"]
     assert registry.type("z").is_a == ("a",)
-
-
-def test_a_circle_that_shows_once_another_is_cut_is_cut_too(tmp_path: Path) -> None:
-    one = "[a]\nis_a = ['b', 'd']\n[d]\nis_a = ['c']\n[c]\nis_a = ['a']\n[b]\n"
-    registry = packs(tmp_path, one={"types": one}, two={"types": "[b]\nis_a = ['c']\n"})
-    assert [problem.what.partition(": ")[2] for problem in registry.problems] == ["a → d → c → a"]
-    assert not any(registry.types.is_a(x, y) and registry.types.is_a(y, x) for x in "abcd" for y in "abcd" if x != y)
 
 
 @pytest.mark.parametrize(

@@ -75,21 +75,6 @@ def test_path_is_a_shortest_valid_chain(graph: TypeGraph, found: str, wanted: st
         assert is_a_slowly(graph, current, wanted)
 
 
-@given(graphs(), ANY)
-def test_leading_to_agrees_with_path(graph: TypeGraph, wanted: str) -> None:
-    leading = graph.leading_to(wanted)
-    names = {*graph.types, wanted, "undeclared"}
-    expected = {name: len(path) for name in names if (path := graph.path(name, wanted)) is not None}
-    assert dict(leading) == expected
-
-
-@given(graphs(), ANY, ANY, st.randoms(use_true_random=False))
-def test_path_does_not_depend_on_the_order_of_declaration(graph: TypeGraph, found: str, wanted: str, random) -> None:  # type: ignore[no-untyped-def]
-    types = list(graph.types.values())
-    random.shuffle(types)
-    assert TypeGraph(types).path(found, wanted) == graph.path(found, wanted)
-
-
 def test_own_conversions_replace_inherited_ones() -> None:
     graph = TypeGraph(
         [

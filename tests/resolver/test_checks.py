@@ -11,16 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemotron_steps.manifest.models import Constraint, Consumes, StepManifest, StepTable
-from nemotron_steps.resolver.attributes import check_attributes
 from nemotron_steps.resolver.checks import (
     CHECKS,
     CheckSubject,
     prompts_are_graded,
-    sorted_data_is_served_in_order,
 )
+from nemotron_steps.resolver.config_checks import check_attributes
 from nemotron_steps.resolver.request import StepConfig
-
-MORE_NODES = 'executor = "slurm" in the profile   # or another that has several nodes'
 
 MANIFEST = StepManifest(
     step=StepTable(id="rl"), consumes=(Consumes(type="checkpoint", name="policy", bind="policy.checkpoint"),)
@@ -82,11 +79,6 @@ def test_the_recipe_passes() -> None:
     assert found(config()) == []
 
 
-def test_a_config_without_any_of_the_keys_passes() -> None:
-    assert found({}) == []
-    assert found({"cluster": {"gpus_per_node": 8}}) == []
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -135,33 +127,6 @@ def test_each_rule(changes: dict[str, Any], expected: tuple[str, str, tuple[str,
         assert expected[:2] not in [problem[:2] for problem in found(pasted(config(**changes), hint))]
 
 
-def test_several_updates_a_step_are_fine_off_policy() -> None:
-    assert found(config(policy__train_global_batch_size=512, loss_fn__force_on_policy_ratio=False)) == []
-
-
-def test_a_batch_must_split_over_the_ranks() -> None:
-    values = config(grpo__num_prompts_per_step=125, grpo__num_generations_per_prompt=8)
-    values["policy"]["train_global_batch_size"] = 1000
-    ((code, batch, hints),) = found(values)
-    assert (code, batch) == ("E309", "1000")
-    # One update a step: the batch is the rollouts of a whole number of prompts.
-    assert [found(pasted(values, hint)) for hint in hints] == [[]]
-
-
-def test_colocated_generation_uses_every_gpu() -> None:
-    assert found(config(policy__generation__colocated__enabled=True, cluster__num_nodes=2)) == []
-
-
-def test_cpu_has_no_gpu_arithmetic_but_ranks() -> None:
-    values = config(cluster__gpus_per_node=0, cluster__policy_workers=3)
-    values["policy"]["megatron_cfg"] = {"enabled": True}
-    ((code, batch, hints),) = found(values)
-    assert (code, batch) == ("E309", "2048")
-    assert [found(pasted(values, hint)) for hint in hints] == [[]]
-    values["cluster"]["policy_workers"] = 2
-    assert found(values) == []
-
-
 def test_ranks_on_cpu_hold_whole_copies_of_the_model() -> None:
     values: dict[str, Any] = {  # an SFT step: no rollouts, no generation
         "policy": {"train_global_batch_size": 64, "megatron_cfg": {"enabled": True, "tensor_model_parallel_size": 2}},
@@ -174,30 +139,6 @@ def test_ranks_on_cpu_hold_whole_copies_of_the_model() -> None:
     ((code, ranks, hints),) = found(values)
     assert (code, ranks) == ("E310", "1")
     assert "cluster.policy_workers=2" in hints and all(found(pasted(values, hint)) == [] for hint in hints)
-
-
-def test_sft_uses_every_gpu() -> None:
-    values: dict[str, Any] = {
-        "policy": {"train_global_batch_size": 64, "megatron_cfg": {"enabled": True, "tensor_model_parallel_size": 2}},
-        "cluster": {"backend": "ray", "num_nodes": 2, "gpus_per_node": 8},
-    }
-    assert found(values) == []
-    values["policy"]["train_global_batch_size"] = 60
-    assert found(values) == [("E309", "60", ("policy.train_global_batch_size=64",))]
-
-
-def test_separate_generation_without_a_number_is_one_generator() -> None:
-    values = config(policy__generation__colocated__generation_devices=None, cluster__num_nodes=65)
-    values["policy"]["megatron_cfg"] = {"enabled": True, "tensor_model_parallel_size": 4}
-    values["policy"]["train_global_batch_size"] = values["grpo"]["num_prompts_per_step"] = 129 * 16
-    values["loss_fn"]["force_on_policy_ratio"] = False
-    assert [problem for problem in found(values) if problem[0] == "E310"] == []
-
-
-def test_the_profile_bounds_the_cluster() -> None:
-    assert found(config(), {"nodes": 64, "gpus_per_node": 8}) == []
-    short = ("E310", "64", ("cluster.num_nodes=32", MORE_NODES))
-    assert found(config(), {"nodes": 32, "gpus_per_node": 8}) == [short]
 
 
 MODELS = {
@@ -224,21 +165,6 @@ def attributes(name: str) -> dict[str, Any]:
         **({"num_experts": experts} if experts else {}),
         **(HYBRID if family == "nemotron_h" else {}),
     }
-
-
-@pytest.mark.parametrize(("tensor", "context", "fits"), [(4, 8, True), (8, 4, True), (3, 1, False), (16, 2, False)])
-def test_a_layout_may_exceed_the_key_value_heads_but_not_the_attention_heads(
-    tensor: int, context: int, fits: bool
-) -> None:
-    """Eight and sixteen."""
-    values = config(cluster__num_nodes=3 * 4)
-    parallel = {"tensor_model_parallel_size": tensor, "context_parallel_size": context}
-    values["policy"]["megatron_cfg"] = {"enabled": True, **parallel}
-    values["policy"]["generation"]["colocated"] = {"enabled": True}
-    values["policy"]["train_global_batch_size"] = values["grpo"]["num_prompts_per_step"] = 96
-    values["grpo"]["num_generations_per_prompt"] = 1
-    problems = found(values, model=attributes("Qwen3-0.6B"))
-    assert [problem[:2] for problem in problems] == ([] if fits else [("E310", str(tensor))])
 
 
 DENSE = {"policy__megatron_cfg__expert_model_parallel_size": 1}
@@ -332,26 +258,6 @@ def test_a_refused_layout_has_a_hint_that_mends_it(
         problems = found(values, model=model)
         assert said not in problems
     assert not problems
-
-
-@pytest.mark.parametrize(
-    ("shuffle", "attributes", "refused"),
-    [
-        (True, {"order": "pass_rate"}, True),
-        (False, {"order": "pass_rate"}, False),
-        (True, {}, False),
-    ],
-)
-def test_data_that_was_sorted_is_not_shuffled(shuffle: bool, attributes: dict[str, Any], refused: bool) -> None:
-    manifest = StepManifest(
-        step=StepTable(id="rl"),
-        consumes=(Consumes(type="rl_prompts", name="prompts", bind="data.train.data_path"),),
-    )
-    subject = CheckSubject("rl", manifest, StepConfig({"data": {"shuffle": shuffle}}), {}, {"prompts": attributes})
-    problems = list(sorted_data_is_served_in_order(subject))
-    assert [(p.code, p.hints, p.chain) for p in problems] == (
-        [("E304", ("data.shuffle=false",), ("rl.prompts",))] if refused else []
-    )
 
 
 def test_a_constraint_is_about_the_ports_that_it_names_and_not_about_longer_names() -> None:

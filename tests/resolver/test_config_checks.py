@@ -25,14 +25,9 @@ from tests.resolver.worlds import step_of
         ("???", True),
         ("/path/to/rows.jsonl", True),
         ("path/to/rows.jsonl", True),
-        ("/PATH/TO/x", True),
         ("<your model>", True),
-        ("<path>", True),
         ("<PATH to rows>", True),
-        ("TODO", True),
         ("todo: a name", True),
-        ("FIXME", True),
-        ("CHANGE_ME", True),
         ("changeme", True),
         ("", False),
         ("????", False),
@@ -126,16 +121,7 @@ def test_a_value_is_one_of_the_choices(value: Any, fine: bool, tmp_path: Path) -
     found = check_parameters(manifest, StepConfig({"mode": value}, origin=lambda key: "f:3"), "key")
     assert bool(found) != fine
     if found:
-        assert found[0].what == "'mode' of key is none of its choices" and found[0].where == "f:3"
+        assert found[0].what == "'mode' of key is not one of its choices" and found[0].where == "f:3"
         assert found[0].expected == "fast or null or true or 2"
         assert found[0].hints == ("mode=fast", "mode=null", "mode=true")
         assert found[0].found == ("slow" if value == "slow" else str(value).lower())
-
-
-def test_a_parameter_that_is_no_key_is_told_once_and_one_that_is_not_set_not_at_all(tmp_path: Path) -> None:
-    manifest = step_of(tmp_path, "s", PORTS)
-    assert check_parameters(manifest, StepConfig({}, has_key=lambda key: True), "s") == []
-    (problem,) = check_parameters(manifest, StepConfig({"gone": 2}, has_key=lambda key: key == "mode"), "s")
-    assert problem.what == "parameter 'gone' of s is no key of its config"
-    (problem,) = check_parameters(manifest, StepConfig({"gone": 2}), "s")
-    assert str(problem.where).startswith(str(manifest.file))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nemotron_steps.errors import PlanError, StepsError
 from nemotron_steps.manifest.models import Consumes
-from nemotron_steps.resolver.plan import StepOutput, SuppliedInput
-from nemotron_steps.resolver.request import request_for_pipeline
-from nemotron_steps.resolver.sources import Chain, Produced
+from nemotron_steps.resolver.plan import SuppliedInput
+from nemotron_steps.resolver.sources import Chain
 from tests.resolver.worlds import MANY, World, pipeline, problems, types_of, wiring, world_of
 
 TYPES = types_of(model="", hf=("model", {"mega": "up"}), mega="model", judge="hf", rows="", notes="", log="")
@@ -59,13 +57,6 @@ def test_the_nearest_step_and_of_its_outputs_the_one_with_the_fewest_conversions
     assert chosen(tmp_path, port, *steps) == found
 
 
-def test_what_a_port_accepts_as_it_is_was_converted_on_purpose() -> None:
-    chain = Chain(TYPES, converted_from={"up": (SuppliedInput("x", "hf"), "hf")})
-    produced = Produced(StepOutput("up", "mega"), "mega")
-    assert chain.look_through(produced, Consumes(type="model")) == (StepOutput("up", "mega"), "mega")
-    assert chain.look_through(produced, Consumes(type="hf")) == (SuppliedInput("x", "hf"), "hf")
-
-
 def test_a_model_before_is_no_judge_where_a_port_asks_for_one(world: World) -> None:
     found = problems(world, "sft_hf", "rlhf", inputs={"prompts": "prompts", "sft_hf.chats": "chats"})
     assert found == [("E303", "nothing feeds 'judge' of rlhf")]
@@ -84,12 +75,6 @@ def test_a_list_is_connected_by_type(world: World) -> None:
         "eval": {"model": "convert/down.hf", "prompts": "prep/prompts.prompts"},
     }
     assert plan.warnings == ()
-
-
-def test_a_converter_in_the_list_is_looked_through(world: World) -> None:
-    plan = world.plan("sft", "convert/down", "rl", inputs={"chats": "chats", "prompts": "prompts"})
-    assert wiring(plan)["rl"]["policy"] == "sft.model"
-    assert wiring(plan)["convert/down"] == {"mega": "sft.model"}
 
 
 def test_a_port_may_ask_for_a_narrower_type_in_lists(world: World) -> None:
@@ -163,18 +148,3 @@ def test_artifacts_of_a_port_of_many_are_for_the_one_step_that_has_it_or_the_one
         "one": {"models.a": "hf", "models.b": "judge"},
         "two": {"models.b": "judge"},
     }
-
-
-def test_an_input_of_a_stage_that_is_not_run_goes_to_what_reads_it(small: World) -> None:
-    stages = (
-        {"name": "make", "step": "make"},
-        {"name": "one", "step": "train", "inputs": {"rows": "make"}},
-        {"name": "two", "step": "judge", "inputs": {"rows": "make"}},
-    )
-    request = request_for_pipeline(pipeline(*stages), inputs={"rows": "rows"})
-    with pytest.raises(PlanError) as caught:
-        small.resolve(request)
-    assert "each is fed by another step" in caught.value.problems[0].what
-    first, *rest = request.goals
-    plan = small.resolve(replace(request, goals=(replace(first, earlier=True), *rest)))
-    assert wiring(plan) == {"one": {"rows": "rows"}, "two": {"rows": "rows"}}

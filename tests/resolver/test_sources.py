@@ -132,12 +132,6 @@ def test_a_config_names_the_artifacts_of_a_port_that_takes_many(many_world: Worl
     }
 
 
-def test_what_the_request_names_takes_the_place_of_what_the_config_does(many_world: World) -> None:
-    many_world.configs["distil", None] = {"inputs": {"policy": "p", "teachers": {"one": "b"}}}
-    plan = many_world.plan("distil", inputs={"teachers.mine": "a"})
-    assert wiring(plan) == {"distil": {"policy": "p", "teachers.mine": "a"}}
-
-
 @pytest.mark.parametrize("source", ["a", {"ref": "a"}, {"step": "train"}])
 def test_a_source_without_a_name_is_none_for_a_port_that_takes_many(source: object, many_world: World) -> None:
     unnamed = [("E305", "'teachers' of distil takes several artifacts, each under a name")]
@@ -309,10 +303,3 @@ def test_an_adapter_is_merged_and_converted_on_its_way_to_a_checkpoint(lora_worl
     assert wiring(plan)["convert/up"] == {"hf": "merge.model"}
     assert wiring(plan)["rl"] == {"policy": "convert/up.mega"}
     assert type_at(plan, plan.step("rl"), "policy") == "mega"
-
-
-def test_without_adapters_the_output_is_what_the_manifest_says(lora_world: World) -> None:
-    lora_world.configs["sft", None] = {"policy": {"peft": {"enabled": False}}}
-    plan = lora_world.plan("sft", "rl", inputs={"model": "mega"})
-    assert plan.step("sft").produces == {"model": "mega"}
-    assert wiring(plan)["rl"] == {"policy": "sft.model"}

@@ -7,23 +7,18 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.layout.memory.generation import GIB
 from nemotron_steps.config.layout.parallel_config import TEACHERS
 from nemotron_steps.manifest.models import Constraint, Consumes, StepManifest, StepTable
-from nemotron_steps.resolver.attributes import check_attributes
 from nemotron_steps.resolver.checks import (
     CHECKS,
     CheckSubject,
     chats_can_be_written,
     judges_are_asked_as_trained,
-    prompts_are_graded,
     sorted_data_is_served_in_order,
 )
+from nemotron_steps.resolver.config_checks import check_attributes
 from nemotron_steps.resolver.layout import layout_fits, profile_size, teachers_fit
-from nemotron_steps.resolver.memory import gib, largest
 from nemotron_steps.resolver.request import StepConfig
-
-MORE_NODES = 'executor = "slurm" in the profile   # or another that has several nodes'
 
 
 def subject(
@@ -38,11 +33,6 @@ def subject(
 
 def port(name: str, bind: Any = None) -> Consumes:
     return Consumes(type="t", name=name, bind=bind)
-
-
-def test_a_truth_value_is_no_number() -> None:
-    step = subject(config={"a": {"b": 3, "c": True, "d": 3.0, "e": "3"}})
-    assert [step.integer(f"a.{key}") for key in "bcdef"] == [3, None, None, None, None]
 
 
 def test_teachers_are_those_of_the_config_and_before_them_those_that_inputs_bring() -> None:
@@ -89,26 +79,6 @@ BY_ROW = {"env": {"should_use_nemo_gym": True}}
 
 
 @pytest.mark.parametrize(
-    ("artifacts", "told"),
-    [
-        ({"a": UNGRADED, "b": UNGRADED}, ["key.a"]),
-        ({"a": {"environments": ["mcqa"]}, "b": UNGRADED}, ["key.b"]),
-        ({"a": {}, "b": UNGRADED}, ["key.b"]),
-        ({"b": {}}, []),
-    ],
-)
-def test_the_first_prompts_that_nothing_grades_are_told(artifacts: dict[str, Any], told: list[str]) -> None:
-    found = list(prompts_are_graded(subject(port("a"), port("b"), config=BY_ROW, **artifacts)))
-    assert [problem.chain for problem in found] == [(chain,) for chain in told]
-
-
-@pytest.mark.parametrize("value", [False, None, "yes", 1])
-def test_prompts_are_graded_by_row_only_where_the_config_says_exactly_so(value: Any) -> None:
-    config = {"env": {"should_use_nemo_gym": value}}
-    assert list(prompts_are_graded(subject(port("a"), config=config, a=UNGRADED))) == []
-
-
-@pytest.mark.parametrize(
     ("trained", "settings", "hint"),
     [
         ("plain", {}, "genrm_compare.layout=plain"),
@@ -148,12 +118,6 @@ def test_no_more_is_asked_for_than_a_profile_has(
     cluster: dict[str, Any], profile: dict[str, Any], told: list[str]
 ) -> None:
     assert [problem.found for problem in profile_size(subject(config={"cluster": cluster}, profile=profile))] == told
-
-
-@pytest.mark.parametrize(("nodes", "hints"), [(16, ["cluster.num_nodes=16"]), (0, [])])
-def test_what_a_profile_has_is_offered(nodes: int, hints: list[str]) -> None:
-    (problem,) = profile_size(subject(config={"cluster": {"num_nodes": 72}}, profile={"nodes": nodes}))
-    assert list(problem.hints) == [*hints, MORE_NODES]
 
 
 def test_a_config_for_a_single_one_is_offered_where_the_profile_has_no_more(tmp_path: Path) -> None:
@@ -231,33 +195,9 @@ def laid_out(folder: Path, cluster: dict[str, Any], profile: dict[str, Any] | No
     return CheckSubject("key", manifest, StepConfig(values), profile or {}, {"policy": model})
 
 
-BATCH = {"grpo": {"num_prompts_per_step": 2, "num_generations_per_prompt": 2}}
-
-
-def test_a_layout_that_does_not_divide_is_refused_with_a_hint(tmp_path: Path) -> None:
-    (problem,) = layout_fits(laid_out(tmp_path, {"gpus_per_node": 8}, tensor=12))
-    assert problem.hints == ("policy.megatron_cfg.tensor_model_parallel_size=8",)
-    assert problem.what == (
-        "key cannot train this qwen3 model: tensor_model_parallel_size=12 does not divide 16 attention heads"
-    )
-
-
-def test_a_batch_is_no_fault_of_the_model(tmp_path: Path) -> None:
-    (problem,) = layout_fits(laid_out(tmp_path, {"gpus_per_node": 1}, **BATCH))
-    assert (problem.code, problem.hints) == ("E309", ("policy.train_global_batch_size=4",))
-    assert problem.what.startswith("key: ")
-
-
 def test_memory_is_predicted_for_what_trains_on_a_layout_that_fits(tmp_path: Path) -> None:
     fits = laid_out(tmp_path, {"gpus_per_node": 1})
     assert fits.memory is not None
     assert laid_out(tmp_path, {"gpus_per_node": 1}, tensor=2).memory is None
     for part in ("policy", "cluster"):
         assert subject(config={part: fits.config.values[part]}).memory is None
-
-
-def test_what_takes_most_memory_is_told_first() -> None:
-    lines = {("policy", "weights"): GIB, ("judge", "cache"): 3 * GIB, ("policy", "optimizer"): 2 * GIB}
-    lines |= {("policy", f"small {number}"): number for number in range(3)}
-    assert largest(lines) == "judge's cache 3.0, policy's optimizer 2.0, policy's weights 1.0, policy's small 2 0.0"
-    assert largest(lines, most=1) == "judge's cache 3.0" and gib(1.25 * GIB) in ("1.2", "1.3")

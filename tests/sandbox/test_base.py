@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +18,6 @@ from nemotron_steps.sandbox.base import (
     Outcome,
     Sandbox,
     SandboxResult,
-    create_sandbox,
     encoded,
 )
 
@@ -72,20 +70,6 @@ def test_a_sandbox_that_its_probe_refused_is_probed_again_and_never_runs() -> No
         assert (sandbox.probes, sandbox.given) == (tries, [])
 
 
-def test_code_takes_the_place_of_a_file_of_its_name() -> None:
-    sandbox = Recorded()
-    run(sandbox, code="right", files={"__main__.py": "wrong"})
-    assert sandbox.given[0][2] == {"__main__.py": b"right"}
-
-
-def test_as_many_runs_as_there_are_cores_go_on_at_once_where_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cores, slots in ((3, 3), (None, 1)):
-        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
-        assert Recorded().slots._value == slots
-    made = create_sandbox("bubblewrap", max_concurrency=5, read_only=("/opt",))
-    assert made.slots._value == 5 and made._read_only == ("/opt",)  # type: ignore[attr-defined]
-
-
 def test_code_is_laid_beside_the_files_and_run_by_an_isolated_interpreter() -> None:
     sandbox = Recorded()
     limits = Limits(wall_s=3.0)
@@ -125,13 +109,6 @@ def test_files_take_whole_pages_of_the_scratch_space() -> None:
     assert outcome({"a": b"x", "b": b"x", "c": b"x"}) is Outcome.FILES_LIMIT
     small = replace(limits, file_bytes=10)
     assert [outcome({"a": b"x" * size}, small) for size in (10, 11)] == [Outcome.EXITED, Outcome.FILES_LIMIT]
-
-
-def test_only_an_end_by_itself_with_code_0_is_well() -> None:
-    def ok(outcome: Outcome, code: int | None) -> bool:
-        return SandboxResult(outcome, code, "", "", 0.0).ok
-
-    assert ok(Outcome.EXITED, 0) and not ok(Outcome.EXITED, 1) and not ok(Outcome.TIMEOUT, 0)
 
 
 def test_the_limits_where_nobody_sets_any_are_those_that_are_documented() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from nemotron_steps.errors import SandboxError, UnsupportedError
 from nemotron_steps.sandbox import Limits, Outcome, SandboxResult, create_sandbox
-from nemotron_steps.sandbox.bubblewrap import SYSTEM_FOLDERS, BubblewrapSandbox
+from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
 from tests.sandbox.programs import MIB, started, with_argument
 
 pytestmark = pytest.mark.sandbox
@@ -31,28 +31,6 @@ def test_a_program_gets_its_files_and_input_and_returns_its_output() -> None:
     assert not result.ok
 
 
-def test_argv_runs_any_program() -> None:
-    assert run(argv=["/bin/sh", "-c", "echo $1", "sh", "a b"]).stdout == "a b\n"
-
-
-def test_nothing_is_left_of_a_run() -> None:
-    sandbox = BubblewrapSandbox()
-
-    async def twice() -> tuple[SandboxResult, SandboxResult]:
-        first = await sandbox.run(code="open('left', 'w').write('x')")
-        return first, await sandbox.run(code="import os; print(os.path.exists('left'))")
-
-    first, second = asyncio.run(twice())
-    assert first.ok and second.stdout == "False\n"
-
-
-def test_the_systems_folders_are_read_only_whatever_their_permissions_allow() -> None:
-    code = "import os, sys; print([f for f in sys.argv[1:] if not os.statvfs(f).f_flag & os.ST_RDONLY])"
-    folders = [folder for folder in SYSTEM_FOLDERS if os.path.isdir(folder)]
-    result = run(argv=[sys.executable, "-c", code, *folders])
-    assert len(folders) > 2 and result.stdout == "[]\n", result.stderr
-
-
 def test_an_endless_loop_is_stopped_on_the_wall_clock() -> None:
     began = time.monotonic()
     result = run(code="print('begun', flush=True)\nwhile True: pass", limits=Limits(wall_s=2.0))
@@ -65,43 +43,6 @@ def test_an_endless_loop_is_stopped_on_the_wall_clock() -> None:
 def test_spending_the_processor_time_is_a_time_out(before: str) -> None:
     result = run(code=f"{before}\nwhile True: pass", limits=Limits(wall_s=30, cpu_s=1))
     assert (result.outcome, result.exit_code) == (Outcome.TIMEOUT, None)
-
-
-def test_children_that_detach_die_with_the_run() -> None:
-    marker = f"sandbox-child-{os.getpid()}"
-    code = f"import subprocess; subprocess.Popen(['sh', '-c', 'sleep 600; : {marker}'], start_new_session=True)"
-    result = run(code=code, limits=Limits(wall_s=5))
-    assert result.ok and result.wall_s < 4
-    assert with_argument(marker) == []
-
-
-def test_endless_output_is_cut() -> None:
-    result = run(code="while True: print('x' * 1000)", limits=Limits(output_bytes=10_000))
-    assert result.outcome is Outcome.OUTPUT_LIMIT
-    assert len(result.stdout) == 10_000
-
-
-def test_one_process_cannot_pass_the_memory_limit() -> None:
-    result = run(code="x = bytearray(600 * 2**20); print('got it')", limits=Limits(memory_bytes=400 * MIB))
-    assert result.outcome is Outcome.EXITED and "MemoryError" in result.stderr
-
-
-def test_several_processes_together_cannot_pass_the_memory_limit() -> None:
-    code = (
-        "import os, time\n"
-        "children = [os.fork() for _ in range(3)]\n"
-        "x = bytearray(100 * 2**20)\n"
-        "x[::4096] = b'x' * len(x[::4096])\n"
-        "time.sleep(30)\n"
-    )
-    result = run(code=code, limits=Limits(memory_bytes=250 * MIB, wall_s=20))
-    assert result.outcome is Outcome.MEMORY_LIMIT
-
-
-def test_a_fork_bomb_is_bounded() -> None:
-    code = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n"
-    result = run(code=code, limits=Limits(wall_s=2, processes=20))
-    assert result.outcome is Outcome.TIMEOUT
 
 
 def test_concurrent_runs_do_not_share_their_process_limit() -> None:
@@ -120,27 +61,6 @@ def test_concurrent_runs_do_not_share_their_process_limit() -> None:
     assert [result.stdout for result in asyncio.run(together())] == ["12\n"] * 4
 
 
-@pytest.mark.parametrize("path", ["../escape", "/etc/passwd", "a/../../b"])
-def test_files_cannot_be_laid_outside(path: str) -> None:
-    with pytest.raises(ValueError, match="relative paths"):
-        run(argv=["true"], files={path: "x"})
-
-
-@pytest.mark.parametrize(
-    ("files", "limits"),
-    [
-        ({"big": b"x" * 3 * MIB}, Limits(scratch_bytes=MIB)),
-        ({"big": b"x" * 3 * MIB}, Limits(file_bytes=MIB)),
-        ({str(number): b"x" for number in range(300)}, Limits(scratch_bytes=MIB)),
-    ],
-)
-def test_files_that_do_not_fit_are_a_result_and_the_program_does_not_begin(
-    files: dict[str, bytes], limits: Limits
-) -> None:
-    result = run(code="print('begun')", files=files, limits=limits)
-    assert (result.outcome, result.exit_code, result.stdout) == (Outcome.FILES_LIMIT, None, "")
-
-
 def test_a_file_cannot_grow_past_its_limit() -> None:
     code = (
         "import os\n"
@@ -152,11 +72,6 @@ def test_a_file_cannot_grow_past_its_limit() -> None:
     assert run(code=code, limits=Limits(file_bytes=MIB)).stdout == f"{errno.EFBIG}\n{MIB}\n"
 
 
-def test_open_files_are_limited() -> None:
-    code = "import os\ntry: held = [os.dup(0) for _ in range(100)]\nexcept OSError as error: print(error.errno)"
-    assert run(code=code, limits=Limits(open_files=50)).stdout == f"{errno.EMFILE}\n"
-
-
 # What a program says or how it ends is a result, never a failure of the sandbox.
 
 
@@ -166,21 +81,10 @@ def test_no_exit_code_of_a_program_is_a_failure_of_the_sandbox(code: int) -> Non
     assert (result.outcome, result.exit_code) == (Outcome.EXITED, code)
 
 
-@pytest.mark.parametrize("said", ["bwrap: Can't mount proc", "setpriv: no", "prlimit: no", "sh: 1: exec: not found"])
-def test_no_message_of_a_program_is_a_failure_of_the_sandbox(said: str) -> None:
-    result = run(code=f"import sys; sys.stderr.write({said!r}); sys.exit(1)")
-    assert (result.outcome, result.exit_code, result.stderr) == (Outcome.EXITED, 1, said)
-
-
 @pytest.mark.parametrize("victim", ["1", "-1", "os.getppid()", "0", "os.getpid()"])
 def test_killing_what_is_in_sight_is_a_result(victim: str) -> None:
     result = run(code=f"import os, signal; print('begun', flush=True); os.kill({victim}, signal.SIGKILL)")
     assert result.stdout == "begun\n" and result.outcome is Outcome.EXITED
-
-
-def test_an_absent_program_is_a_result() -> None:
-    result = run(argv=["/bin/no-such-program"])
-    assert (result.outcome, result.exit_code) == (Outcome.EXITED, 127)
 
 
 @pytest.mark.parametrize("text", ["'\ud800'", "\udcff", "\x00", "\ufeff", "\U0010ffff"])
@@ -189,11 +93,6 @@ def test_any_text_can_be_a_program_an_input_and_a_file(text: str) -> None:
     code = "import sys; print(len(sys.stdin.buffer.read()), len(open('file', 'rb').read()))"
     size = len(text.encode(errors="surrogatepass"))
     assert run(code=code, stdin=text, files={"file": text}).stdout == f"{size} {size}\n"
-
-
-def test_any_output_is_text() -> None:
-    result = run(code="import os; [os.write(1, bytes([b])) for b in range(256)]; os.write(2, b'\\xed\\xa0\\x80')")
-    assert result.ok and result.stdout.encode().startswith(bytes(range(128))) and "\ufffd" in result.stderr
 
 
 def test_the_program_has_no_descriptor_but_its_input_and_outputs() -> None:
@@ -273,24 +172,6 @@ def test_killing_the_process_group_reaches_the_sandbox_and_the_program_cannot_si
 
     found = asyncio.run(groups())
     assert len(found["bwrap"]) == 1 and found["bwrap"].isdisjoint(found["sh"])
-
-
-def test_a_busy_event_loop_does_not_delay_the_clock() -> None:
-    marker = f"sandbox-busy-{os.getpid()}"
-    sandbox = started()
-
-    async def busy() -> tuple[list[int], SandboxResult]:
-        argv = ["/bin/sh", "-c", f"sleep 600; : {marker}"]
-        task = asyncio.create_task(sandbox.run(argv=argv, limits=Limits(wall_s=0.5)))
-        while not with_argument(marker) and not task.done():
-            await asyncio.sleep(0.02)
-        until = time.monotonic() + 30
-        while with_argument(marker) and time.monotonic() < until:  # the loop gets nothing of this time
-            time.sleep(0.05)
-        return with_argument(marker), await task
-
-    left, result = asyncio.run(busy())
-    assert (left, result.outcome) == ([], Outcome.TIMEOUT)
 
 
 def test_a_parent_that_is_killed_takes_its_runs_with_it() -> None:

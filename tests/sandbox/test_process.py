@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.sandbox import Limits, Outcome, process
-from nemotron_steps.sandbox.memory import TreeMemory, _pages
+from nemotron_steps.sandbox import Outcome, process
 from nemotron_steps.sandbox.process import Ended, run_process
 
 
@@ -37,54 +36,6 @@ def test_output_beyond_the_limit_counts_also_where_the_programs_end_is_seen_firs
     for written, outcome in ((10, Outcome.EXITED), (11, Outcome.OUTPUT_LIMIT)):
         found = ended(f"sys.stdout.write('x' * {written})", output_bytes=10)
         assert (found.outcome, found.stdout) == (outcome, "x" * 10)
-
-
-def test_the_number_of_a_process_that_has_ended_is_waited_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be another's, which runs on."""
-
-    async def body() -> int:
-        child = await asyncio.create_subprocess_exec("sh", "-c", "exit 3")
-        await child.wait()
-        monkeypatch.setattr(process.os, "pidfd_open", lambda pid: pytest.fail("asked of a number that is free"))
-        return await process.gone(child)
-
-    assert asyncio.run(body()) == 3
-
-
-def test_what_is_ready_as_its_setting_up_takes_too_long_has_all_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve, looks = process._Run._serve, []
-
-    def late(run: process._Run, until: float) -> None:
-        """The thread's turn comes when the time is over: what was said meanwhile is not looked at yet."""
-        looks.append(until)
-        if len(looks) > 1:
-            serve(run, until)
-
-    monkeypatch.setattr(process._Run, "_serve", late)
-    monkeypatch.setattr(process, "SETUP_S", 0.0)
-    reading, writing = os.pipe()
-    os.write(writing, b"ready\n")
-    os.close(writing)
-    found = ended("print('x')", watch=process.Watch(reading, None, ()))
-    os.close(reading)
-    assert (found.outcome, found.stdout, found.ready) == (Outcome.EXITED, "x\n", True)
-
-
-def test_each_output_has_the_limit_to_itself() -> None:
-    found = ended("os.write(1, b'x' * 10); os.write(2, b'y' * 10)", output_bytes=10)
-    assert (found.outcome, found.stdout, found.stderr) == (Outcome.EXITED, "x" * 10, "y" * 10)
-
-
-def test_input_and_output_of_any_size_pass_at_the_same_time() -> None:
-    size = 3 * process.CHUNK + 1
-    text = bytes(range(97, 123)) * (size // 26)
-    found = ended("while (part := os.read(0, 4096)): os.write(1, part)", text)
-    assert (found.outcome, found.exit_code, found.stdout) == (Outcome.EXITED, 0, text.decode())
-
-
-def test_a_program_may_leave_its_input_unread() -> None:
-    found = ended("os.close(0); print('x'); sys.exit(3)", b"x" * 10 * process.CHUNK)
-    assert (found.outcome, found.exit_code, found.stdout) == (Outcome.EXITED, 3, "x\n")
 
 
 def test_a_run_that_cannot_begin_says_why_and_leaves_no_descriptor_open() -> None:
@@ -110,80 +61,6 @@ def test_the_clock_ends_a_program_with_all_that_it_started() -> None:
     while child.exists() and child.read_text().rpartition(")")[2].split()[0] not in "ZX" and time.monotonic() < until:
         time.sleep(0.01)
     assert time.monotonic() < until
-
-
-def test_a_program_has_the_environment_and_the_descriptors_that_it_is_given() -> None:
-    reading, writing = os.pipe()
-    try:
-        code = "print(sorted(set(os.environ) - {'LC_CTYPE'})); os.write(int(os.environ['FD']), b'here')"
-        given = {"A": "1", "FD": str(writing)}
-        found = ended(code, environment=given, pass_fds=(writing,))
-        assert found.stdout == "['A', 'FD']\n" and os.read(reading, 9) == b"here"
-    finally:
-        os.close(reading)
-        os.close(writing)
-
-
-@pytest.mark.parametrize(
-    ("outcome", "code", "wall_s", "spent"),
-    [
-        (Outcome.EXITED, 128 + signal.SIGXCPU, 1.0, True),
-        (Outcome.EXITED, 128 + signal.SIGKILL, 60.0, True),
-        (Outcome.EXITED, 128 + signal.SIGKILL, 59.9, False),
-        (Outcome.EXITED, 1, 100.0, False),
-        (Outcome.TIMEOUT, 128 + signal.SIGXCPU, 100.0, False),
-    ],
-)
-def test_spent_processor_time_shows_in_how_a_program_ended(
-    outcome: Outcome, code: int, wall_s: float, spent: bool
-) -> None:
-    found = Ended(outcome, code, "out", "err", wall_s, ready=True)
-    assert found.spent_processor_time(Limits(cpu_s=60)) is spent
-    assert found.result().exit_code == (code if outcome is Outcome.EXITED else None)
-    limited = found.result(Outcome.MEMORY_LIMIT)
-    assert (limited.outcome, limited.exit_code, limited.stderr) == (Outcome.MEMORY_LIMIT, None, "err")
-
-
-def test_a_tree_is_counted_from_its_own_proc_and_folders(tmp_path: Any) -> None:
-    memory = TreeMemory(os.getpid(), (str(tmp_path),))
-    try:
-        own = memory._fields("self/status")
-        assert own["RssAnon"] > 1000 and own["Threads"] >= 1 and own["Pid"] == os.getpid()
-        assert 0 < memory._proportional("self", own) < 4 * _pages(own)
-        assert memory._proportional("999999999", own) == 0
-        assert memory.held(1 << 62) > _pages(own)
-        stats = os.statvfs(tmp_path)
-        used = stats.f_frsize * (stats.f_blocks - stats.f_bfree) + 1024 * (stats.f_files - stats.f_ffree)
-        assert memory._in_folders() == pytest.approx(used, rel=0.05)
-    finally:
-        memory.close()
-
-
-@pytest.mark.parametrize(
-    ("left", "pause"),
-    [(0, 0.01), (1 << 50, 0.1), (process.FILL_BYTES_PER_S * 0.05, 0.05)],
-    ids=["little", "much", "some"],
-)
-def test_memory_is_looked_at_before_what_is_left_could_be_filled(
-    left: float, pause: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    run = object.__new__(process._Run)
-    run._memory_bytes, run._rest, run._outcome = 1 << 51, None, None
-
-    class Held:
-        def held(self, limit: int) -> float:
-            return limit - left
-
-    run._look(Held(), 100.0)  # type: ignore[arg-type]
-    assert run._outcome is None and run._next_look == pytest.approx(100.0 + pause)
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)  # which fill memory together
-    left = process.FILL_BYTES_PER_S * 0.2
-    run._look(Held(), 100.0)  # type: ignore[arg-type]
-    assert run._next_look == pytest.approx(100.05)
-    left = -1
-    run._look(Held(), 100.0)  # type: ignore[arg-type]
-    assert run._outcome is Outcome.MEMORY_LIMIT
 
 
 def watched(code: str, *, memory_bytes: int | None = None, wall_s: float = 30) -> Ended:
@@ -224,26 +101,6 @@ def test_what_cannot_be_watched_does_not_run_on_unless_it_is_over() -> None:
     own = "say(b'{\"child-pid\": %%d}\\nready\\n' %% os.getpid()); time.sleep(%s)"
     assert watched(own % 0.05, memory_bytes=1 << 50).outcome is Outcome.EXITED
     assert watched(own % 30, memory_bytes=1).outcome is Outcome.MEMORY_LIMIT
-
-
-def test_what_ended_a_run_first_is_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    def out_of_time(run: process._Run) -> Outcome:
-        assert select.select([run._captures.keys().__iter__().__next__()], [], [], 30)[0]
-        return Outcome.TIMEOUT
-
-    monkeypatch.setattr(process._Run, "until_over", out_of_time)
-    found = ended("os.write(1, b'x' * 11); time.sleep(30)", output_bytes=10)
-    assert (found.outcome, found.stdout) == (Outcome.TIMEOUT, "x" * 10)
-
-
-def test_a_run_that_is_given_up_is_killed_before_whoever_gave_it_up_goes_on() -> None:
-    async def given_up() -> float:
-        begun = time.monotonic()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(run_process(["sleep", "60"], b"", wall_s=60, output_bytes=1), 0.1)
-        return time.monotonic() - begun
-
-    assert asyncio.run(given_up()) < 20
 
 
 def test_a_run_that_is_given_up_twice_is_waited_for_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +170,7 @@ def test_a_pipe_whose_other_end_the_program_used_itself_is_waited_for_again(monk
     serve = process._Run._serve
 
     def too_late(run: process._Run, until: float) -> None:
-        for stream in (run._stdin, *run._captures):
+        for stream in (run._stdin, *run.captures):
             for _ in range(20 if stream is run._stdin else 1):
                 run._selector.get_key(stream).data()
         monkeypatch.setattr(process._Run, "_serve", serve)

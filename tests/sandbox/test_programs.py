@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from pathlib import Path
 
 import pytest
 
-from nemotron_steps.sandbox import Limits, SandboxResult
+from nemotron_steps.sandbox import Limits
 from nemotron_steps.sandbox.bubblewrap import BubblewrapSandbox
 from tests.sandbox.programs import PRELUDE, run, sections, started
 
@@ -95,18 +94,3 @@ def test_a_compiler_and_what_it_makes_run() -> None:
     argv = ["/bin/sh", "-c", "gcc -O2 -pthread main.c -o main && ./main"]
     result = asyncio.run(started().run(argv, files={"main.c": source}, limits=Limits(wall_s=60)))
     assert result.stdout == "ok\n", result
-
-
-def test_runs_side_by_side_do_not_mix_and_leave_no_thread() -> None:
-    sandbox = started()
-
-    async def together() -> list[SandboxResult]:
-        code = "import sys; data = sys.stdin.read(); open('x', 'w').write(data); print(open('x').read())"
-        return await asyncio.gather(*(sandbox.run(code=code, stdin=str(n) * 100_000) for n in range(8)))
-
-    assert [result.stdout for result in asyncio.run(together())] == [f"{str(n) * 100_000}\n" for n in range(8)]
-    # A thread has told its result a moment before it is over.
-    threads = [thread for thread in threading.enumerate() if thread.name == "sandbox-run"]
-    for thread in threads:
-        thread.join(10)
-    assert not [thread for thread in threads if thread.is_alive()]

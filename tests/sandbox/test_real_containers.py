@@ -245,17 +245,6 @@ def test_what_commands_leave_behind_and_ends_is_not_counted_for_ever(session: Ca
     assert over(session(processes=50), body) == "still here\n"
 
 
-def test_a_session_cannot_be_held_longer_than_it_may_last(session: Callable[..., ContainerSession]) -> None:
-    async def body(entered: ContainerSession) -> Outcome:
-        with pytest.raises(SessionOverError) as caught:
-            await entered.run(["sleep", "600"])
-        with pytest.raises(SessionOverError):
-            await entered.run(["true"])
-        return caught.value.outcome
-
-    assert over(session(session_s=1.0), body) is Outcome.TIMEOUT
-
-
 def test_a_session_whose_container_is_gone_is_over(
     session: Callable[..., ContainerSession], real_engine: str, container_engines: Engines
 ) -> None:

@@ -65,13 +65,6 @@ def test_every_number_is_refused_but_those_on_the_list(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_no_call_is_in_two_groups(machine: str) -> None:
-    groups = [calls(machine, group) for group in (HARMLESS, BY_ARGUMENT, NETWORK, ATTRIBUTES, SHARING, DANGEROUS)]
-    numbers = [number for group in groups for number in group.values()]
-    assert len(numbers) == len(set(numbers))
-
-
-@pytest.mark.parametrize("machine", MACHINES)
 def test_a_call_of_another_architecture_is_refused_even_where_the_number_is_allowed(machine: str) -> None:
     number = calls(machine, HARMLESS)["read"]
     other = next(seccomp.AUDIT_ARCH[name] for name in MACHINES if name != machine)
@@ -233,12 +226,6 @@ def test_a_session_may_do_what_a_repositorys_tests_do_and_take_no_namespace() ->
         assert in_container(name, *arguments, session=True) == "allowed"
     assert in_container("clone", 0x10000011, session=True) == errno.ENOSYS
     assert in_container("socket", 40, session=True) == errno.ENOSYS  # vsock
-
-
-def test_a_profile_is_for_both_architectures_and_no_older_ones() -> None:
-    assert seccomp.container_profile(session=False)["archMap"] == [
-        {"architecture": name, "subArchitectures": []} for name in ("SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64")
-    ]
 
 
 @pytest.mark.parametrize(

@@ -60,29 +60,6 @@ def test_commands_take_turns_and_work_where_the_session_does_unless_they_say(tmp
     inside(tmp_path, work)
 
 
-@pytest.mark.parametrize(("command_s", "wall_s"), [(0.1, None), (30.0, 0.1)])
-def test_a_command_has_the_time_that_it_is_given_or_that_of_the_session(
-    tmp_path: Path, command_s: float, wall_s: float | None
-) -> None:
-    async def work(session: Plain) -> None:
-        stopped = await session.run(["sleep", "20"], wall_s=wall_s)
-        assert (stopped.outcome, stopped.exit_code) == (Outcome.TIMEOUT, None)
-        assert (await session.run(["sh", "-c", "exit 3"])).exit_code == 3
-
-    inside(tmp_path, work, command_s)
-
-
-def test_files_are_written_or_it_is_an_error(tmp_path: Path) -> None:
-    async def work(session: Plain) -> None:
-        await session.write({f"{tmp_path}/a": "one", f"{tmp_path}/b/c": "two"})
-        assert (tmp_path / "b/c").read_text() == "two"
-        with pytest.raises(SandboxError, match="could not write files") as caught:
-            await session.write({f"{tmp_path}/a/b": "x"})
-        assert "File exists" in (caught.value.found or "")
-
-    inside(tmp_path, work)
-
-
 def test_a_command_that_was_given_up_is_killed_and_answers_for_no_other(tmp_path: Path) -> None:
     async def work(session: Plain) -> None:
         for number in range(3):
@@ -127,19 +104,6 @@ def test_no_more_commands_run_at_once_than_all_sessions_may(tmp_path: Path) -> N
     inside(tmp_path, work)
 
 
-def test_a_session_that_was_ended_says_so_to_every_later_command(tmp_path: Path) -> None:
-    async def work(session: Plain) -> None:
-        assert session._whole is not None
-        session._whole.cancel()
-        await asyncio.wait([session._whole])
-        for _ in range(2):
-            with pytest.raises(SessionOverError) as over:
-                await session.run(["true"])
-            assert over.value.outcome is Outcome.EXITED
-
-    inside(tmp_path, work)
-
-
 def test_a_server_that_does_not_answer_is_told_with_its_last_words(tmp_path: Path) -> None:
     class Broken(Plain):
         program = "import sys; sys.exit('no room for it')"
@@ -151,8 +115,3 @@ def test_a_server_that_does_not_answer_is_told_with_its_last_words(tmp_path: Pat
     with pytest.raises(SandboxError, match="ended before its first command") as caught:
         asyncio.run(enter())
     assert caught.value.found == "no room for it\n"
-
-
-def test_a_session_that_was_not_entered_takes_no_command() -> None:
-    with pytest.raises(RuntimeError, match="was not entered"):
-        asyncio.run(Plain(Limits(), asyncio.Semaphore(1), "/", None).run(["true"]))

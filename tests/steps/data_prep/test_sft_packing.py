@@ -20,7 +20,7 @@ from nemotron_steps.errors import ConfigError, DataError
 from nemotron_steps.manifest.registry import load_registry
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.models.tokenizers import save_tokenizer, train_tokenizer
-from nemotron_steps.resolver.attributes import check_attributes
+from nemotron_steps.resolver.config_checks import check_attributes
 from nemotron_steps.runs.context import plain_context
 from nemotron_steps.steps import supervised
 from nemotron_steps.steps.data_prep import sft_packing
