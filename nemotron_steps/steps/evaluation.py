@@ -46,16 +46,7 @@ def grade(
     *,
     environment: str | None,
 ) -> tuple[dict[str, list[RolloutGroup]], RolloutCollector]:
-    """Groups of graded answers of one model to each set of rows, and the collector that can show their prompts.
-
-    Args:
-        folder: the model, a Hugging Face folder.
-        sets: name → rows; each row is sampled `evaluation.samples_per_prompt` times.
-        environment: grades every row; None: each row's own.
-
-    Raises:
-        JudgeUnavailableError, StepFailedError: too many answers could not be graded.
-    """
+    """Groups of graded answers of one model to each set of rows, and the collector that can show their prompts."""
     settings = config.evaluation
     every = [row for rows in sets.values() for row in rows]
     only = environment or config.env.only_environment

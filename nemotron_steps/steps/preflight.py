@@ -51,16 +51,7 @@ def check_placement(config: SftConfig | DpoConfig, inputs: Mapping[str, Artifact
 
 
 def refuse_violations(config: SftConfig | DpoConfig | RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
-    """A layout that does not come out even over the model, as far as it is there, the devices and the batch.
-
-    Args:
-        inputs: see StepTable.preflight; a model that an earlier step will make is not looked at.
-
-    Raises:
-        ConfigError: see config/layout; or an adapter is asked of a linear layer that cannot have one.
-        ArtifactError, UnsupportedError: the model's config.json is missing, or not of a model that can be trained; or
-            tensors of a Hugging Face folder are not those of its config.json.
-    """
+    """A layout that does not come out even over the model, as far as it is there, the devices and the batch."""
     folder = config.policy.checkpoint
     if folder is None or not all(_is_here(folder, port, inputs) for port in MODEL_PORTS):
         raise_if_violated(parallel_config_of(config), ModelSpec.from_scratch(getter(config)))
@@ -105,11 +96,7 @@ def check_generation(
 def check_judges(
     config: EvalConfig | StagesEvalConfig | DifficultyConfig | RlConfig, inputs: Mapping[str, Artifact | None]
 ) -> None:
-    """Refuse folders that a step's judges cannot generate from; those that are here, and that no earlier step makes.
-
-    Args:
-        inputs: see StepTable.preflight.
-    """
+    """Refuse folders that a step's judges cannot generate from; those that are here, and that no earlier step makes."""
     known: dict[str, ModelSpec] = {}
     for role in JUDGE_ROLES:
         judge = config.env.nemo_gym.judge(role)
@@ -133,21 +120,13 @@ def _refuse_of_vllm(models: Mapping[str, ModelSpec], config: Section) -> None:
 
 
 def check_tensors(folder: Path) -> Architecture:
-    """Refuse a folder whose tensors are not those of its config.json, by the first that is not.
-
-    Raises:
-        ArtifactError, UnsupportedError: that, or see Architecture.from_folder.
-    """
+    """Refuse a folder whose tensors are not those of its config.json, by the first that is not."""
     return _check_stored(folder, Architecture.from_folder(folder))
 
 
 def check_known_tensors(folder: Path) -> Architecture | None:
     """`check_tensors` of a folder that a library reads, which knows more models than this package: families,
-    attention and quantisations that have no Architecture (None) are left to it, and so are Megatron checkpoints.
-
-    Raises:
-        ArtifactError, UnsupportedError: see check_tensors.
-    """
+    attention and quantisations that have no Architecture (None) are left to it, and so are Megatron checkpoints."""
     if hf_folder(folder) != folder or str(read_config(folder / "config.json").get("model_type")) not in FAMILIES:
         return None
     try:
@@ -188,11 +167,7 @@ def check_base(config: MergeConfig, inputs: Mapping[str, Artifact | None]) -> No
 
 
 def check_rl(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> Iterable[str]:
-    """Refuse what the step would refuse when it starts, as far as its prompts exist. See StepTable.preflight.
-
-    Returns:
-        What the rows need of the machine.
-    """
+    """Refuse what the step would refuse when it starts, as far as its prompts exist. See StepTable.preflight."""
     raise_if_rl_needs_ray(config)
     refuse_violations(config, inputs)
     check_judges(config, inputs)
@@ -239,10 +214,7 @@ def refuse_idle_validation(config: RlConfig, inputs: Mapping[str, Artifact | Non
 
 
 def check_supervised(config: SftConfig | GenRmConfig, inputs: Mapping[str, Artifact | None]) -> None:
-    """Refuse a config without a model, or whose ranks need Ray. Chats are looked at when their artifact is opened.
-
-    See StepTable.preflight.
-    """
+    """Refuse a config without a model, or whose ranks need Ray. Chats are looked at when their artifact is opened."""
     if config.policy.checkpoint is None and config.from_scratch is None and "model" not in inputs:
         raise nothing_to_train()
     if config.policy.adapters.enabled and config.policy.checkpoint is None and "model" not in inputs:

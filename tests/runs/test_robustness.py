@@ -131,7 +131,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_artifacts(tmp_path: Path
 
 COMMIT_SEQUENCE: dict[str, type | ModuleType] = {
     "mark_filled": WorkFolder,
-    "commit_outputs": execute_module,
+    "publish": ArtifactStore,
     "commit_tree": Backend,
     "_new_version": ArtifactStore,
     "remember": execute_module,

@@ -65,10 +65,7 @@ class RunReport:
 
 
 def read_report(folder: Path, store: ArtifactStore) -> RunReport:
-    """Read a run folder; files that a run which ended early did not write count as empty.
-
-    Raises ArtifactError if a file is not what a run writes.
-    """
+    """Read a run folder; files that a run which ended early did not write count as empty."""
     try:
         return _read_report(folder, store)
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:

@@ -91,11 +91,7 @@ class StepSeen:
 
 
 class Follower:
-    """What a run has recorded, kept up to date by `look`, or in the run's own process by `apply`.
-
-    Args:
-        folder: the run's folder on this machine; None: nothing is read.
-    """
+    """What a run has recorded, kept up to date by `look`, or in the run's own process by `apply`."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.steps: dict[str, StepSeen] = {}

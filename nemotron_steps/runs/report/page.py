@@ -189,10 +189,7 @@ INDEX_NAME = "index.html"
 
 
 def write_index(store: ArtifactStore, path: Path | None = None) -> Path:
-    """Write the page, by default into the home (its local copy, of one on an object store); returns where.
-
-    Links are relative, so a home that is copied or served whole keeps working.
-    """
+    """Write the page, by default into the home (its local copy, of one on an object store); returns where."""
     home = store.backend.scratch
     path = path or home / INDEX_NAME
     artifacts = [_placed(artifact, store) for artifact in store.list_artifacts()]
@@ -211,13 +208,7 @@ def _placed(artifact: Artifact, store: ArtifactStore) -> Artifact:
 
 
 def render_index(title: str, runs: Sequence[RunInfo], artifacts: Sequence[Artifact], home: Path, folder: Path) -> str:
-    """The whole page.
-
-    Args:
-        title: where the home is.
-        home: where runs and artifacts lie on this machine.
-        folder: where the page will lie; links are relative to it.
-    """
+    """The whole page."""
 
     def link(target: Path) -> str:
         # "./" keeps a first part with a colon from being read as a scheme.

@@ -97,11 +97,7 @@ def headlines(names: Sequence[str]) -> list[str]:
 
 
 def curve(points: Points, label: str, within: Points = ()) -> Markup:
-    """A line over training steps. Points with a value that is not finite are left out.
-
-    Args:
-        within: the axes reach over these points too, so that several curves are on one scale.
-    """
+    """A line over training steps. Points with a value that is not finite are left out."""
     kept = [(x, y) for x, y in points if math.isfinite(y)]
     if not kept:
         return Markup('<svg class="curve"></svg>')

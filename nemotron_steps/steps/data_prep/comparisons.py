@@ -41,12 +41,7 @@ REDRAWS = 20
 
 
 class ComparisonMaker:
-    """Makes comparison chats.
-
-    Args:
-        config: styles and shares of wrong, foreign and attacking answers.
-        pool: questions whose answers serve as foreign ones.
-    """
+    """Makes comparison chats."""
 
     def __init__(self, config: ComparisonConfig, pool: Sequence[Question]) -> None:
         self._config = config
@@ -128,10 +123,7 @@ class Assessment:
 
 
 def ranking_of(first: Assessment, second: Assessment) -> int:
-    """1 (first much better) or 6 where the scores differ; 3 or 4 where they tie and only the key differs.
-
-    Wrong answers are not told apart by length: a policy would learn to say little.
-    """
+    """1 (first much better) or 6 where the scores differ; 3 or 4 where they tie and only the key differs."""
     if first.right != second.right:
         return 1 if first.right else 6
     return 3 if first.key >= second.key else 4

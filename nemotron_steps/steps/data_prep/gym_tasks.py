@@ -41,12 +41,7 @@ def split_of(text: str, source: ReasoningGymSource) -> Split:
 
 
 def draw_questions(source: ReasoningGymSource, rows: SplitRows) -> dict[Split, list[Question]]:
-    """Distinct questions of every split, tasks mixed by weight, in an order drawn from the seed.
-
-    Raises:
-        UnknownNameError: the library has no such data set. ConfigError: it refuses an option.
-        DataError: a task has fewer distinct questions than wanted.
-    """
+    """Distinct questions of every split, tasks mixed by weight, in an order drawn from the seed."""
     wanted = {"train": rows.train or 0, "validation": rows.validation, "heldout": rows.heldout}
     drawn: dict[Split, list[Question]] = {split: [] for split in SPLITS}
     shares = {split: _quotas(source.tasks, wanted[split]) for split in SPLITS}
@@ -149,14 +144,7 @@ def _quotas(tasks: tuple[ReasoningGymTask, ...], rows: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Asked:
-    """How a question is asked.
-
-    Attributes:
-        suffix: what is said after the question.
-        reply: a reply that does as asked, with {answer} in it; None where any reply with the answer does.
-        agent: what grades it; None for the preparation's own.
-        fields: verifier fields beside the question's own.
-    """
+    """How a question is asked."""
 
     suffix: str = ""
     reply: str | None = None
@@ -228,10 +216,7 @@ def write_answer(answer: str, styles: Sequence[AnswerStyle], rng: random.Random)
 
 
 def slip(answer: str, rng: random.Random) -> str:
-    """The answer with one slip: units swapped, dropped, doubled, replaced, overwritten by another one, or shuffled.
-
-    Units are words where the answer has several, else characters. May return the answer itself (equal units swapped).
-    """
+    """The answer with one slip: units swapped, dropped, doubled, replaced, overwritten by another one, or shuffled."""
     gaps = _GAPS.findall(answer)
     units = _GAPS.split(answer)[::2] if gaps else list(answer)
     if len(units) < 2:

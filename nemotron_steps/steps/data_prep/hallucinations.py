@@ -41,11 +41,7 @@ _OVERHEAD = 100
 
 
 class _Distinct:
-    """The distinct values of one argument, or as many as there is room for.
-
-    Those stay that have the smallest digests, so which they are does not depend on the order in which they came, and is
-    a fair sample of all. Very long values are never kept.
-    """
+    """The distinct values of one argument, or as many as there is room for."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Any] = {}
@@ -75,11 +71,7 @@ class _Distinct:
 
 
 class HallucinationMaker:
-    """Makes rejected actions.
-
-    Args:
-        rows: whose tools, argument names and values are borrowed.
-    """
+    """Makes rejected actions."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._grader = SingleStepToolUse(SingleStepToolUseConfig(), {})

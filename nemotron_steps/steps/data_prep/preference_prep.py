@@ -53,11 +53,7 @@ class AnswerPair:
 
 
 def answer_pair(row: Row, where: str) -> AnswerPair:
-    """The comparison of a row in any of the layouts.
-
-    Raises:
-        DataError: the row is in none of them, or lacks something.
-    """
+    """The comparison of a row in any of the layouts."""
     if "overall_preference" in row:
         pair = _helpsteer(row, where)
     elif "conversation_a" in row or "response_a" in row:

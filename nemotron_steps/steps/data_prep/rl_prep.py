@@ -154,13 +154,7 @@ def agent_ref(name: str) -> dict[str, str]:
 def prompt_rows(
     agent: str | None, check_environments: bool, placeholders: Placeholders, limit: PromptLengthConfig | None
 ) -> RowFunction:
-    """Of the user's own prompts: filled in, checked, named an agent, left out where they are too long.
-
-    Args:
-        agent: of rows that name none.
-        check_environments: whether rows are refused that their environment could not score.
-        placeholders: where the questions are that rows point to.
-    """
+    """Of the user's own prompts: filled in, checked, named an agent, left out where they are too long."""
     check_environment = EnvironmentChecks() if check_environments else None
     length = LengthCheck(limit) if limit is not None else None
     filler = PlaceholderFiller(placeholders)
@@ -212,11 +206,7 @@ class LengthCheck:
 
 
 class EnvironmentChecks:
-    """Asks each row's environment whether it could score the row. No judge is needed for that.
-
-    Where an environment is nothing without the run's own settings (a server's address), a row is only checked for
-    naming an agent that exists.
-    """
+    """Asks each row's environment whether it could score the row. No judge is needed for that."""
 
     def __init__(self) -> None:
         self._environments: dict[str, Environment | None] = {}

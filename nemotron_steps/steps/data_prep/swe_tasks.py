@@ -52,11 +52,7 @@ def run(context: StepContext[SweTasksConfig]) -> None:
 
 
 async def made_up_rows(context: StepContext[SweTasksConfig], source: MadeUpPackages) -> dict[Split, list[Row]]:
-    """Rows out of packages made here.
-
-    Raises:
-        DataError: there are not so many different ones.
-    """
+    """Rows out of packages made here."""
     config = context.config
     wanted: dict[Split, int] = {
         "train": config.rows.train or 0,
@@ -95,11 +91,7 @@ async def made_up_rows(context: StepContext[SweTasksConfig], source: MadeUpPacka
 
 
 async def mined_rows(context: StepContext[SweTasksConfig], source: PackageSource) -> dict[Split, list[Row]]:
-    """Rows out of a folder's packages. Faults of one line stay in one split.
-
-    Raises:
-        DataError: no package was found, or too few faults that tests notice.
-    """
+    """Rows out of a folder's packages. Faults of one line stay in one split."""
     config = context.config
     packages, refused = packages_in(source.path, source.test_command, source.max_bytes)
     for name, why in refused.items():
@@ -161,11 +153,7 @@ def swe_rows() -> RowFunction:
 
 
 def complete(row: Row, where: str) -> Row:
-    """A row of SWE-bench with the fields that a prompt has. Fields within `instance_dict` come to the top.
-
-    Raises:
-        DataError: `instance_dict` or what holds it is not an object.
-    """
+    """A row of SWE-bench with the fields that a prompt has. Fields within `instance_dict` come to the top."""
     params = _object(row.get("responses_create_params"), "responses_create_params", where)
     metadata = _object(params.get("metadata"), "responses_create_params.metadata", where)
     told = row.get("instance_dict") or metadata.get("instance_dict")

@@ -114,11 +114,7 @@ def checked_rows() -> RowFunction:
 
 
 def split_conversations(rows: PromptRows, sizes: SplitRows, seed: int) -> dict[Split, list[int]]:
-    """Places of the rows of each split: whole conversations in an order drawn from the seed.
-
-    Raises:
-        DataError: too few rows are left for training.
-    """
+    """Places of the rows of each split: whole conversations in an order drawn from the seed."""
     conversations: dict[bytes, list[int]] = {}
     for each in rows:
         conversations.setdefault(_conversation(each.row, seed), []).append(each.index)
@@ -232,11 +228,7 @@ _TASKS = (
 
 
 def tool_rows(source: ToolTasksSource, count: int, seed: int) -> list[Row]:
-    """`count` rows with different requests.
-
-    Raises:
-        DataError: there are not so many different requests.
-    """
+    """`count` rows with different requests."""
     rng = random.Random(f"{seed}:tool_tasks")
     rows: dict[str, Row] = {}
     for _ in range(_DRAWS_PER_ROW * count + 1000):

@@ -46,11 +46,7 @@ Blend = dict[Split | None, list[BlendEntry]]
 
 
 def read_blend(path: str) -> Blend:
-    """The data sets of a blend file, in its order.
-
-    Raises:
-        DataError: it does not exist, is not a blend file, or two data sets of a list have one name.
-    """
+    """The data sets of a blend file, in its order."""
     file = Path(path).expanduser()
     try:
         blend = _BlendFile.model_validate_json(file.read_bytes())

@@ -35,13 +35,7 @@ _SPLITS = {"dapo": "train", "skywork": "math"}
 
 @dataclass(frozen=True)
 class Placeholders:
-    """Where the questions are, and where their tables may be put.
-
-    Attributes:
-        sources: dapo and skywork → source.
-        mirror: a folder with copies of hub data sets.
-        folder: for the tables.
-    """
+    """Where the questions are, and where their tables may be put."""
 
     sources: Mapping[str, str]
     mirror: str | None
@@ -56,12 +50,7 @@ class PlaceholderFiller:
         self._tables: dict[str, sqlite3.Connection] = {}
 
     def fill(self, row: Row, where: str) -> Row:
-        """The row with question, answer and prompt in it.
-
-        Raises:
-            DataError: the placeholder points to nothing. ConfigError: the data set is not there.
-            RetryableError: the hub does not answer.
-        """
+        """The row with question, answer and prompt in it."""
         pointer = row[PLACEHOLDER]
         if not isinstance(pointer, dict) or not isinstance(pointer.get("row"), int) or pointer["row"] < 0:
             raise _refused("the placeholder names no row", where, f"{PLACEHOLDER}.row", pointer)

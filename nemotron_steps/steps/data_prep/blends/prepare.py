@@ -35,14 +35,7 @@ _TOLD = 10
 
 @dataclass(frozen=True)
 class Source:
-    """A data set to be read.
-
-    Attributes:
-        name: for the accounting.
-        files: in the order of the rows.
-        weight: 1 takes every row once, less a share of them, more repeats them for training.
-        split: where all its rows go; None: its rows are split.
-    """
+    """A data set to be read."""
 
     name: str
     files: Sequence[DataFile]
@@ -51,11 +44,7 @@ class Source:
 
 
 def sources_of(config: DataPrepConfig) -> list[Source]:
-    """The sources that a config names.
-
-    Raises:
-        DataError: there is nothing where one should be. RetryableError: a server does not answer.
-    """
+    """The sources that a config names."""
     if config.blend_path is not None:
         return [
             Source(
@@ -105,18 +94,7 @@ def prepare(
     *,
     preparation: Any = None,
 ) -> dict[str, int]:
-    """Write the split files and the accounting. Returns split → rows.
-
-    Args:
-        context: of the step; shards are kept in its work folder until everything is written.
-        folder: gets the files.
-        files: split → file in it.
-        preparation: a config in the place of the step's, with its `rows`, `sample`, `max_refused_share`, `num_workers`.
-
-    Raises:
-        DataError: too many rows cannot be used (it shows the first), too few are left for the splits, or a file cannot
-            be read. StorageError: the disk is full. WorkerLostError: a worker process died.
-    """
+    """Write the split files and the accounting. Returns split → rows."""
     preparation, tracker = preparation or context.config, context.tracker
     staging = context.work / "shards"
     staging.mkdir(parents=True, exist_ok=True)

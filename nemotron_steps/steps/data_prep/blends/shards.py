@@ -111,16 +111,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class ShardTask:
-    """A part, and what of it is taken.
-
-    Attributes:
-        name: of the shard's files.
-        folder: where they are put.
-        part: what is read.
-        limit: rows at most.
-        share: of the rows, drawn from their place; 1 for all.
-        seed: of the draw.
-    """
+    """A part, and what of it is taken."""
 
     name: str
     folder: str
@@ -158,11 +149,7 @@ class Shard:
 
 
 def make_shard(task: ShardTask, function: RowFunction) -> Shard:
-    """Read the part, write the shard and commit it.
-
-    Raises:
-        DataError: the part cannot be read. StorageError: the shard cannot be written.
-    """
+    """Read the part, write the shard and commit it."""
     with storage_errors(task.folder):
         shard = _write(task, function)
         refusal = shard.first_refusal

@@ -28,13 +28,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True)
 class HubName:
-    """hf://ORG/NAME@REVISION/FILE.
-
-    Attributes:
-        repository: ORG/NAME.
-        revision: None for the newest.
-        file: a file or folder of it; "" for all.
-    """
+    """hf://ORG/NAME@REVISION/FILE."""
 
     repository: str
     revision: str | None = None
@@ -52,12 +46,7 @@ def hub_name(path: str) -> HubName | None:
 
 
 def hub_folder(name: HubName, key: str, suffixes: tuple[str, ...]) -> Path:
-    """Fetch the data files of a hub data set, those that are not here yet, and return where they are.
-
-    Raises:
-        DataError: the data set, revision or file does not exist, or is closed to this user.
-        RetryableError: the hub does not answer and this machine has no copy.
-    """
+    """Fetch the data files of a hub data set, those that are not here yet, and return where they are."""
     from huggingface_hub import errors, snapshot_download
 
     patterns = [f"*{suffix}" for suffix in suffixes]
@@ -119,15 +108,7 @@ _WORD = re.compile(r"[/._-]")
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of rows.
-
-    Attributes:
-        path: where it can be opened.
-        name: relative to its source, for accounts.
-        kind: how its rows are written.
-        size: bytes.
-        stamp: changes when the file does.
-    """
+    """One file of rows."""
 
     path: str
     name: str
@@ -149,20 +130,7 @@ def without_signature(address: str) -> str:
 def data_files(
     path: str, *, key: str, split: str | None = None, subset: str | None = None, mirror: str | None = None
 ) -> list[DataFile]:
-    """The files of a source in name order.
-
-    Args:
-        path: a file of any name; a folder, whose data files are known by their suffixes; a folder that `datasets`
-            saved; an address; the name of a hub data set.
-        key: the config key (or file) that names the source, for errors.
-        split: of a folder with files of several splits, those with this word in their names.
-        subset: likewise, for the configurations of a hub data set.
-        mirror: a folder with copies of hub data sets.
-
-    Raises:
-        DataError: there is nothing, or nothing of a known kind, or no such split.
-        RetryableError: the hub, or whoever serves the address, does not answer.
-    """
+    """The files of a source in name order."""
     local = Path(path).expanduser()
     name = hub_name(path) if not local.exists() else None
     if name is not None:

@@ -53,16 +53,7 @@ def write_splits(folder: Path, names: Mapping[Split, str], splits: Mapping[Split
 def split_groups(
     groups: Iterable[Sequence[Item]], sizes: SplitRows, *, of: str, hints: Sequence[str] = ()
 ) -> dict[Split, list[Item]]:
-    """Whole groups in their order: validation and held-out rows first, the rest trains.
-
-    Validation and held-out rows may be a few more than asked for, so that their last group stays whole.
-
-    Args:
-        of: what the items are, for the error.
-
-    Raises:
-        DataError: too few are left for training.
-    """
+    """Whole groups in their order: validation and held-out rows first, the rest trains."""
     splits: dict[Split, list[Item]] = {split: [] for split in SPLITS}
     wanted: dict[Split, int] = {"validation": sizes.validation, "heldout": sizes.heldout}
     for group in groups:
@@ -82,14 +73,7 @@ def split_groups(
 
 @dataclass(frozen=True)
 class DataSet:
-    """The finished shards of one data set of a blend.
-
-    Attributes:
-        name: for the accounting.
-        shards: in the order of the rows.
-        weight: above 1, how often each row is trained on.
-        split: where all its rows go; None: its rows are split.
-    """
+    """The finished shards of one data set of a blend."""
 
     name: str
     shards: Sequence[Shard]
@@ -119,11 +103,7 @@ class SplitSizes:
 
     @classmethod
     def of(cls, total: int, sizes: SplitRows) -> SplitSizes:
-        """Cut from the end, as published blends are split.
-
-        Raises:
-            DataError: too few rows to leave one for training, or fewer training rows than asked for.
-        """
+        """Cut from the end, as published blends are split."""
         room = total - sizes.validation - sizes.heldout
         train = room if sizes.train is None else sizes.train
         if room < max(1, train):
@@ -153,15 +133,7 @@ class SplitSizes:
 def write_split_files(
     data_sets: Sequence[DataSet], files: Mapping[Split, Path], sizes: SplitRows, counted: RowCounts
 ) -> dict[str, int]:
-    """Write one JSON Lines file for every split that has rows. Returns split → rows.
-
-    Args:
-        sizes: of the splits that have no data sets of their own.
-        counted: of the shards; gets the rows that are repeated, unused and written.
-
-    Raises:
-        DataError: no row is left, or as SplitSizes.of. StorageError: the disk is full.
-    """
+    """Write one JSON Lines file for every split that has rows. Returns split → rows."""
     own: dict[Split, list[DataSet]] = {split: [d for d in data_sets if d.split == split] for split in SPLITS[1:]}
     to_cut = [each for each in data_sets if each.split in (None, "train")]
     nothing_cut = {str(split): 0 for split, given in own.items() if given}

@@ -22,12 +22,7 @@ Done = Callable[[Shard, bool], None]
 
 
 def make_shards(tasks: Sequence[ShardTask], work: RowWork, num_workers: int, done: Done) -> list[Shard]:
-    """The shard of every task, in the order of the tasks.
-
-    Raises:
-        DataError: a part cannot be read. StorageError: a shard cannot be written.
-        WorkerLostError: a worker process died.
-    """
+    """The shard of every task, in the order of the tasks."""
     shards: dict[str, Shard] = {}
     for task in tasks:
         earlier = finished(task)

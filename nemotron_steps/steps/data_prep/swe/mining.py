@@ -113,11 +113,7 @@ def issue_of(mutation: Mutation, failing: tuple[str, ...], error: str, config: S
 
 
 def issue_text(failing: Sequence[str], *, file: str | None, error: str = "") -> str:
-    """An issue as the finder of a fault would report it.
-
-    Args:
-        file: the file that the fault is in, if that is told.
-    """
+    """An issue as the finder of a fault would report it."""
     more = f" and {len(failing) - NAMED} more" if len(failing) > NAMED else ""
     parts = [f"These tests fail: {', '.join(failing[:NAMED])}{more}."]
     if file is not None:

@@ -24,14 +24,7 @@ from nemotron_steps.steps.data_prep.swe.mutations import Mutation, mutations_of
 
 @dataclass(frozen=True)
 class Package:
-    """A package with its tests.
-
-    Attributes:
-        name: of the folder.
-        files: path → text, without the tests.
-        test_files: path → text: tests and what only they need.
-        test_command: see HiddenTests.
-    """
+    """A package with its tests."""
 
     name: str
     files: Mapping[str, str]
@@ -54,17 +47,7 @@ class Package:
 
 
 def packages_in(path: str, test_command: str, max_bytes: int) -> tuple[list[Package], dict[str, str]]:
-    """The packages of a folder: the folder itself if it holds Python files and tests, else each of its folders.
-
-    Args:
-        max_bytes: of one package's texts.
-
-    Returns:
-        The packages by name, and name → reason of the refused ones.
-
-    Raises:
-        DataError: no package was found.
-    """
+    """The packages of a folder: the folder itself if it holds Python files and tests, else each of its folders."""
     root = Path(path)
     folders = [root] if _has_tests(root) else sorted(f for f in root.iterdir() if f.is_dir()) if root.is_dir() else []
     packages, refused = [], {}
