@@ -58,15 +58,10 @@ def parts_of(file: DataFile) -> list[Part]:
 def lines_of(part: Part) -> Iterator[tuple[int, bytes]]:
     """(number within the part, from 1; text) of every line, blank ones too. Rows of columnar files are made lines."""
     file = part.file
+    readers = {"parquet": _columnar_lines, "arrow": _columnar_lines, "csv": _table_lines, "list": _table_lines}
     with _opened(file) as opened:
-        if file.kind in ("parquet", "arrow"):
-            yield from enumerate(_columnar_lines(part, opened), start=1)
-            return
-        if file.kind in ("csv", "list"):
-            yield from enumerate(_table_lines(part, opened), start=1)
-            return
         try:
-            yield from enumerate(_text_lines(part, opened), start=1)
+            yield from enumerate(readers.get(file.kind, _text_lines)(part, opened), start=1)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise DataError(
                 "the compressed file is damaged or cut off",

@@ -134,17 +134,31 @@ def data_files(
     local = Path(path).expanduser()
     name = hub_name(path) if not local.exists() else None
     if name is not None:
-        files = _below(_hub_root(name, key, mirror, split, subset), key)
+        root = hub_folder(name, key, tuple(SUFFIXES)) if mirror is None else _mirrored(name, key, mirror)
+        files = _below(root, key)
     elif "://" in path:
         files = _remote(path, key)
     else:
         files = _below(local, key)
-    return _of_split(_of_subset(files, subset, key), split, key, path)
+    if subset is not None:
+        chosen = [file for file in files if _has_words(file.name, subset)]
+        if not chosen:
+            raise _none_of("subset", subset, files, key)
+        files = chosen
+    if split is None:
+        return files
+    chosen = [file for file in files if _has_words(file.name, split)]
+    words = [word for file in files for word in _WORD.split(file.name)]
+    # Where no file's name tells a split, all of them are `train`; a file that was named itself is of any split.
+    untold = split == "train" and not any(map(_SPLIT_NAMES.fullmatch, words))
+    if not chosen and (untold or (len(files) == 1 and Path(path).name == files[0].name)):
+        return files
+    if not chosen:
+        raise _none_of("split", split, files, key)
+    return chosen
 
 
-def _hub_root(name: HubName, key: str, mirror: str | None, split: str | None, subset: str | None) -> Path:
-    if mirror is None:
-        return hub_folder(name, key, tuple(SUFFIXES))
+def _mirrored(name: HubName, key: str, mirror: str) -> Path:
     copy = Path(mirror).expanduser() / name.repository
     root = copy / name.file
     if not root.exists():
@@ -277,37 +291,9 @@ def unreachable(path: str, key: str, error: Exception) -> StepsError:
     )
 
 
-def _of_subset(files: Sequence[DataFile], subset: str | None, key: str) -> list[DataFile]:
-    if subset is None:
-        return list(files)
-    chosen = [file for file in files if _has_words(file.name, subset)]
-    if not chosen:
-        raise _none_of("subset", subset, files, key)
-    return chosen
-
-
-def _of_split(files: Sequence[DataFile], split: str | None, key: str, path: str) -> list[DataFile]:
-    """Files with the split's name in theirs. Where no file's name tells a split, all of them are `train`."""
-    if split is None:
-        return list(files)
-    chosen = [file for file in files if _has_words(file.name, split)]
-    words = (word for file in files for word in _WORD.split(file.name))
-    if not chosen and split == "train" and not any(map(_is_split, words)):
-        return list(files)
-    if not chosen and len(files) == 1 and Path(path).name == files[0].name:
-        return list(files)  # the file itself was named
-    if not chosen:
-        raise _none_of("split", split, files, key)
-    return chosen
-
-
 def _has_words(name: str, words: str) -> bool:
     """Whether the words stand whole in a file's name: `math` in data/math-00000-of-00001.parquet."""
     return re.search(rf"(^|[/._-]){re.escape(words)}($|[/._-])", name) is not None
-
-
-def _is_split(word: str) -> bool:
-    return _SPLIT_NAMES.fullmatch(word) is not None
 
 
 def _none_of(what: str, wanted: str, files: Sequence[DataFile], key: str) -> DataError:
