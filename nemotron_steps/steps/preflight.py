@@ -171,8 +171,17 @@ def check_rl(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> Iterabl
     raise_if_rl_needs_ray(config)
     refuse_violations(config, inputs)
     check_judges(config, inputs)
-    load_reward_functions(config)
-    refuse_idle_validation(config, inputs)
+    custom = config.env.nemo_gym.environments.get("reward_function")
+    for each in custom.get("functions", ()) if isinstance(custom, Mapping) else ():
+        if isinstance(each, Mapping) and isinstance(each.get("function"), str):
+            load(each["function"])  # what a function of the user's own needs may not be installed here
+    if "validation" in inputs and not validation_keys(config):
+        raise ConfigError(
+            "there are prompts to validate on, and nothing asks for a validation",
+            where="input validation",
+            expected="grpo.val_period, grpo.val_at_start or grpo.val_at_end",
+            hints=("grpo.val_period=10", "grpo.val_at_start=true grpo.val_at_end=true"),
+        )
     if isinstance(config, OpdConfig):
         config = _with_teachers(config, inputs)
         teacher_choice(config)
@@ -192,25 +201,6 @@ def _with_teachers(config: OpdConfig, inputs: Mapping[str, Artifact | None]) -> 
     named = {port.removeprefix("teachers."): "" for port in inputs if port.startswith("teachers.")}
     update = {"teachers": {**named, **distillation.teachers}}
     return config.model_copy(update={"on_policy_distillation": distillation.model_copy(update=update)})
-
-
-def load_reward_functions(config: RlConfig) -> None:
-    """Refuse functions of the user's own that cannot be loaded: what they need may not be installed here."""
-    settings = config.env.nemo_gym.environments.get("reward_function")
-    for each in settings.get("functions", ()) if isinstance(settings, Mapping) else ():
-        if isinstance(each, Mapping) and isinstance(each.get("function"), str):
-            load(each["function"])
-
-
-def refuse_idle_validation(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
-    """Refuse prompts that were given to validate on where nothing asks for a validation."""
-    if "validation" in inputs and not validation_keys(config):
-        raise ConfigError(
-            "there are prompts to validate on, and nothing asks for a validation",
-            where="input validation",
-            expected="grpo.val_period, grpo.val_at_start or grpo.val_at_end",
-            hints=("grpo.val_period=10", "grpo.val_at_start=true grpo.val_at_end=true"),
-        )
 
 
 def check_supervised(config: SftConfig | GenRmConfig, inputs: Mapping[str, Artifact | None]) -> None:

@@ -64,7 +64,10 @@ def trained_on_chats(context: StepContext[Any], config: SftConfig) -> Iterator[T
         raise ConfigError(
             "no training chats", where="data.train.data_path", hints=["--input chats=PATH", "data.train.data_path=PATH"]
         )
-    start = _starting_checkpoint(context, config)
+    if config.policy.checkpoint is not None:
+        start = Path(config.policy.checkpoint)
+    else:
+        start = _initial_checkpoint(context.work / "initial", config)
     chat = ChatFormat.from_folder(hf_folder(start), config.policy.tokenizer.chat_template_kwargs)
     limit = config.policy.max_total_sequence_length
     train, chats, too_long = _read_examples(config.data.train.data_path, chat, limit)
@@ -98,15 +101,12 @@ def _read_examples(path: str, chat: ChatFormat, max_length: int) -> tuple[Sequen
     return packed, len(packed), 0
 
 
-def _starting_checkpoint(context: StepContext[Any], config: SftConfig) -> Path:
-    if config.policy.checkpoint is not None:
-        return Path(config.policy.checkpoint)
+def _initial_checkpoint(target: Path, config: SftConfig) -> Path:
     assert config.from_scratch is not None  # or there was nothing to train
     if config.data.tokenizer is None:
         raise ConfigError(
             "training from scratch needs a tokenizer", where="data.tokenizer", hints=["data.tokenizer=PATH"]
         )
-    target = context.work / "initial"
     if not (target / "config.json").is_file():
         initialize_checkpoint(config.from_scratch, Path(config.data.tokenizer), target, config.sft.seed)
     return target
@@ -193,13 +193,9 @@ def genrm(context: StepContext[GenRmConfig]) -> None:
         agreement, records = measure_agreement(judge, rows, temperature=config.agreement.temperature, max_tokens=limit)
         for record in records[:8]:
             context.tracker.sample(record)
-        summary.update(
-            {
-                "heldout_agreement": agreement.rate,
-                "heldout_pairs": agreement.pairs,
-                "heldout_unparsed": agreement.unparsed,
-            }
-        )
+        summary["heldout_agreement"] = agreement.rate
+        summary["heldout_pairs"] = agreement.pairs
+        summary["heldout_unparsed"] = agreement.unparsed
         context.outputs["reward_model"].attributes["heldout_agreement"] = agreement.rate
         if agreement.rate < config.agreement.minimum:
             raise StepFailedError(

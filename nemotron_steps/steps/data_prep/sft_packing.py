@@ -1,10 +1,5 @@
 """data_prep/sft_packing: chats tokenised and packed into rows of one length, ahead of training.
 
-train.jsonl, validation.jsonl    rows of several chats (engine/supervised/chat_tokens.py)
-tokenizer/                       the tokenizer, as it was used
-metadata.json                    size of a row, algorithm; sequences, rows, tokens and fill of each split
-accounting.json, refusals.ndjson chats in and out, as of every preparation
-
 Chats are tokenised in shards by several processes, then packed window by window: memory does not grow with the data,
 and what comes out depends on the chats and the config alone.
 """

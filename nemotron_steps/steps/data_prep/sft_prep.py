@@ -1,8 +1,5 @@
-"""data_prep/sft_prep: chats for supervised training, split so that no question is in two.
-
-Chats are answers to imitate, or comparisons for a generative reward model; optionally a tokenizer trained on them is
-written beside them (tokenizer/), for models that start from nothing.
-"""
+"""data_prep/sft_prep: chats to imitate, or comparisons for a generative reward model; optionally with a tokenizer that
+is trained on them, for models that start from nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +32,14 @@ from nemotron_steps.rows.messages import is_list, written
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.prepare import prepare, sources_of
 from nemotron_steps.steps.data_prep.blends.shards import RowFunction, RowWork
-from nemotron_steps.steps.data_prep.blends.splits import FILES, SPLITS, TOKENIZER_FOLDER, Split, write_splits
+from nemotron_steps.steps.data_prep.blends.splits import (
+    FILES,
+    SPLITS,
+    TOKENIZER_FOLDER,
+    Split,
+    wanted_rows,
+    write_splits,
+)
 from nemotron_steps.steps.data_prep.comparisons import ComparisonMaker, comparison_rows
 from nemotron_steps.steps.data_prep.gym_tasks import Question, draw_questions, slip, write_answer
 from nemotron_steps.steps.data_prep.swe.demonstrations import swe_chats
@@ -65,8 +69,8 @@ def run(context: StepContext[SftPrepConfig]) -> None:
 
 def gym_chats(config: SftPrepConfig, source: ReasoningGymSource) -> dict[Split, list[Row]]:
     """Chats about reasoning-gym questions."""
-    repeats = config.chats_per_question
-    questions = draw_questions(source, _questions_for(config.rows, repeats))
+    repeats, wanted = config.chats_per_question, wanted_rows(config.rows)
+    questions = draw_questions(source, SplitRows(**{split: -(-rows // repeats) for split, rows in wanted.items()}))
     make: Callable[[Question, random.Random], Row]
     if config.kind == "comparisons":
         make = ComparisonMaker(config.comparisons, questions["train"]).chat
@@ -75,7 +79,6 @@ def gym_chats(config: SftPrepConfig, source: ReasoningGymSource) -> dict[Split, 
         def make(question: Question, rng: random.Random) -> Row:
             return demonstration(question, config.demonstrations, rng)
 
-    wanted = {"train": config.rows.train or 0, "validation": config.rows.validation, "heldout": config.rows.heldout}
     chats: dict[Split, list[Row]] = {}
     for split in SPLITS:
         numbered = list(enumerate(questions[split] * repeats))[: wanted[split]]
@@ -85,7 +88,7 @@ def gym_chats(config: SftPrepConfig, source: ReasoningGymSource) -> dict[Split, 
 
 def with_swe_chats(config: SftPrepConfig, source: SweDemonstrations) -> dict[Split, list[Row]]:
     """Demonstrations of an agent's harness, mixed with those of reasoning-gym's questions if there are some."""
-    whole = {"train": config.rows.train or 0, "validation": config.rows.validation, "heldout": config.rows.heldout}
+    whole = wanted_rows(config.rows)
     wanted: dict[Split, int] = {split: round(source.share * whole[split]) for split in SPLITS}
     chats = swe_chats(source, wanted)
     if config.reasoning_gym is not None:
@@ -96,15 +99,6 @@ def with_swe_chats(config: SftPrepConfig, source: SweDemonstrations) -> dict[Spl
     for split in SPLITS:
         random.Random(f"{source.made_up.seed}:{split}").shuffle(chats[split])
     return chats
-
-
-def _questions_for(rows: SplitRows, repeats: int) -> SplitRows:
-    """Questions needed for so many chats, rounded up."""
-    return SplitRows(
-        train=-(-(rows.train or 0) // repeats),
-        validation=-(-rows.validation // repeats),
-        heldout=-(-rows.heldout // repeats),
-    )
 
 
 def demonstration(question: Question, config: DemonstrationConfig, rng: random.Random) -> Row:
@@ -181,12 +175,9 @@ class ReasoningControl:
         draw = rng.random()
         if draw < config.strip_share:
             return _stripped(row)
-        if draw < config.strip_share + config.truncate_share:
-            return self._truncated(row, rng.choice(config.budgets))
-        return None
-
-    def _truncated(self, row: Row, budget: int) -> Row | None:
-        messages = [dict(message) for message in row["messages"]]
+        if draw >= config.strip_share + config.truncate_share:
+            return None
+        budget, messages = rng.choice(config.budgets), [dict(message) for message in row["messages"]]
         last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
         reasoning, answer = reasoning_of(messages[last])
         cut = self._cut(reasoning, budget)
