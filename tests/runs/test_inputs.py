@@ -67,19 +67,6 @@ def test_a_model_that_cannot_be_fetched_is_an_error_of_the_run_and_none_of_the_p
     )
 
 
-@pytest.mark.parametrize(("ref", "type_name"), [("org/rows", "training_jsonl"), ("no model name", "checkpoint_hf")])
-def test_what_no_model_can_be_called_is_not_asked_of_the_hub(
-    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, ref: str, type_name: str
-) -> None:
-    def download(name: str, **_: Any) -> str:
-        raise AssertionError
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(ArtifactError, match="neither a path nor an artifact") as caught:
-        open_input(planned(type_name), "model", source(ref), store)
-    assert caught.value.found == ref
-
-
 def test_bindings_take_the_files_there_are_and_refuse_those_that_must_be(store: ArtifactStore, tmp_path: Path) -> None:
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "train.jsonl").write_text('{"x": 1}\n')
@@ -114,21 +101,6 @@ def test_bindings_take_the_files_there_are_and_refuse_those_that_must_be(store: 
     assert bound_values(planned("training_jsonl", a="train.jsonl|test.jsonl"), {"model": without}) == {}
     first = bound_values(planned("training_jsonl", a="validation.jsonl|train.jsonl"), {"model": without})
     assert first == {"a": str(without.jsonl("validation"))}
-
-
-def test_an_artifact_of_the_home_that_is_broken_or_of_no_such_version_is_told_as_that(
-    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked of the hub"))
-    added = store.add(write_hf(tmp_path / "m"), name="org/model")
-    file = store.find(added.ref).path / "config.json"
-    file.chmod(0o644)
-    file.write_text("{}")
-    with pytest.raises(ArtifactError, match="corrupt"):
-        open_input(planned(), "model", source("org/model"), store)
-    with pytest.raises(ArtifactError, match="neither a path nor an artifact") as caught:
-        open_input(planned(), "model", source("org/model:v7"), store)
-    assert "steps artifacts list" in caught.value.hints
 
 
 def test_what_a_narrower_type_is_too_must_hold_of_a_path(store: ArtifactStore, tmp_path: Path) -> None:

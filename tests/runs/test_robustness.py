@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -257,16 +256,6 @@ def test_run_that_is_being_worked_on_cannot_be_resumed_twice(tmp_path: Path, gat
     assert first.returncode == 0
 
 
-def test_killed_run_is_shown_as_killed(tmp_path: Path, gate: Path) -> None:
-    home = tmp_path / "home"
-    child = Child(home)
-    child.wait_for("step 4:")
-    child.send(signal.SIGKILL)
-    child.finish()
-    info = get_run(ArtifactStore(home), "latest")
-    assert info.status == "killed" and info.steps["toy/make"]["state"] == "ran"
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB."""
@@ -296,39 +285,6 @@ def test_full_disk_is_one_clear_error_and_nothing_is_lost(small_disk: Path) -> N
     output = child.finish()
     assert child.returncode == 0, output
     assert before.items() <= contents(home).items()
-
-
-def test_disk_that_is_full_from_the_start(small_disk: Path) -> None:
-    home = small_disk / "home"
-    home.mkdir()
-    with contextlib.suppress(OSError), (small_disk / "ballast").open("wb", buffering=0) as ballast:
-        while True:
-            ballast.write(b"x" * 4096)
-    child = Child(home)
-    output = child.finish()
-    assert child.returncode == 1 and output.startswith("error[E610]: writing failed: the disk is full"), output
-
-
-def test_lock_of_a_dead_process_is_not_kept_by_its_forked_children(tmp_path: Path) -> None:
-    lock, ready = tmp_path / "lock", tmp_path / "ready"
-    parent = os.fork()
-    if parent == 0:
-        with hold(lock, {}, lambda holder: None):
-            if os.fork() == 0:
-                ready.write_text(str(os.getpid()))
-                time.sleep(30)
-                os._exit(0)
-            time.sleep(30)
-        os._exit(0)
-    deadline = time.monotonic() + 20
-    while not (ready.exists() and ready.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert is_held(lock)
-    os.kill(parent, signal.SIGKILL)
-    os.waitpid(parent, 0)
-    assert not is_held(lock)
-    os.kill(int(ready.read_text()), signal.SIGKILL)
 
 
 def test_a_lock_says_who_holds_it_while_it_is_held(tmp_path: Path) -> None:
@@ -370,17 +326,6 @@ def test_file_size_limit_is_a_storage_error(tmp_path: Path) -> None:
     child = Child(home, "train.file_bytes=500000")
     output = child.finish()
     assert child.returncode == 0 and "loaded: step=10" in output
-
-
-def test_partial_line_of_a_kill_does_not_spoil_the_journal(tmp_path: Path) -> None:
-    store = ArtifactStore(tmp_path / "home")
-    result = run(store)
-    with (result.folder / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "metr')
-    run(store, resume=result.id, train={"steps": 12})
-    metrics = read_events(store, result.id, "metrics")
-    assert [m["index"] for m in metrics] == [*range(1, 11), *range(1, 13)]
-    assert json.loads((result.folder / "run.json").read_text())["status"] == "done"
 
 
 def test_half_of_a_character_in_what_a_server_said_does_not_end_a_run(tmp_path: Path) -> None:

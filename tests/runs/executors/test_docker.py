@@ -112,25 +112,6 @@ def test_a_container_is_started_with_its_variables_and_stopped(store: ArtifactSt
     assert [line.split()[0] for line in asked].count("kill") == 1
 
 
-def test_a_container_that_is_over_is_not_stopped_and_one_that_failed_says_where_its_words_are(engine: Path) -> None:
-    engine.write_text("exited 1 false")
-    DockerExecutor().cancel("docker/steps-r1-0")
-    assert "kill" not in (engine.parent / "asked").read_text()
-    assert DockerExecutor().status("docker/steps-r1-0").detail == "exit code 1; see: docker logs steps-r1-0"
-    for said in ("exited 137 false", "exited 0 false"):
-        engine.write_text(said)
-        assert "logs" not in DockerExecutor().status("docker/steps-r1-0").detail
-
-
-def test_podman_is_told_its_limits_and_docker_is_not_and_each_has_an_init_and_shared_memory(tmp_path: Path) -> None:
-    docker, podman = (run_command(a_launch(tmp_path, engine=name), "steps-r1-0") for name in ("docker", "podman"))
-    assert "--ulimit" not in docker and len(values_of(podman, "--ulimit")) == 2
-    for command in (docker, podman):
-        assert values_of(command, "--shm-size") == ["16g"] and {"--init", "--detach"} <= set(command)
-    mounted = run_command(a_launch(tmp_path, mounts=["cache"]), "steps-r1-0")
-    assert values_of(mounted, "--volume")[0] == "cache"
-
-
 def test_an_engine_that_says_nothing_or_nothing_in_time_is_one_error(
     engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

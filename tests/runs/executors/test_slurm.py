@@ -215,11 +215,6 @@ def test_missing_sbatch_is_unsupported(store: ArtifactStore, monkeypatch: pytest
         submit(store, SlurmProfile(executor="slurm"))
 
 
-def test_scontrol_fields_are_parsed() -> None:
-    fields = parse_fields("JobId=7 JobName=a JobState=NODE_FAIL Reason=NodeDown ExitCode=0:1 CPUs/Task=1 X=(null)")
-    assert (fields["JobState"], fields["ExitCode"], fields["CPUs/Task"]) == ("NODE_FAIL", "0:1", "1")
-
-
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     if os.geteuid() != 0 or any(shutil.which(name) is None for name in ("slurmctld", "slurmd", "munged", "sbatch")):
@@ -436,19 +431,3 @@ def test_command_line_runs_under_a_slurm_profile(
     assert get_run(store, "latest").executor == "slurm"
     script = (tmp_path / "home/runs" / get_run(store, "latest").id / "slurm.sh").read_text()
     assert "end=judge" not in script and "--resume" in script
-
-
-@pytest.mark.parametrize(
-    ("fields", "state", "detail"),
-    [
-        ("JobState=RUNNING Reason=None ExitCode=0:0", JobState.RUNNING, "exit code 0:0"),
-        ("JobState=PENDING Reason=Priority ExitCode=0:0", JobState.PENDING, "exit code 0:0, Priority"),
-        ("JobState=FAILED Reason=NonZeroExitCode", JobState.FAILED, "exit code ?, NonZeroExitCode"),
-    ],
-)
-def test_what_slurm_says_of_a_job_is_told_with_its_reason_where_it_has_one(
-    fields: str, state: JobState, detail: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Commands, "call", lambda self, words: f"JobId=7 {fields}")
-    found = SlurmExecutor().status("7")
-    assert (found.state, found.detail) == (state, detail)

@@ -14,7 +14,6 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import RequestError, RetryableError, StorageError, UnsupportedError
 from nemotron_steps.runs.executors.base import JobState
 from nemotron_steps.runs.executors.slurm import Commands, SlurmExecutor, SlurmProfile, _state
-from nemotron_steps.runs.run_folder import RunFolder
 from tests.runs.executors.jobs import submit
 
 SLURM = SlurmProfile(executor="slurm")
@@ -109,15 +108,6 @@ def test_the_number_of_a_job_is_the_last_thing_that_sbatch_says(
     assert submit(store, SLURM).job == job
 
 
-def test_a_job_has_the_variables_of_its_profile_before_those_of_the_submitter(
-    store: ArtifactStore, program: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MODE", "the submitter's")
-    asked = program(sbatch='echo "MODE=$MODE" >> "${0%/*}/../asked"; echo 7')
-    submit(store, SLURM.model_copy(update={"env_vars": {"MODE": "the profile's"}}))
-    assert asked.read_text().splitlines()[1] == "MODE=the profile's"
-
-
 def test_what_sbatch_says_that_is_no_number_fails_the_run(store: ArtifactStore, program: Callable[..., Path]) -> None:
     program(sbatch="echo queued")
     with pytest.raises(RequestError, match="did not say which job") as caught:
@@ -168,9 +158,3 @@ def test_what_is_each_machines_own_is_not_sent(program: Callable[..., Path], tmp
     far.send(tmp_path / "r1")
     there = Path(far.home) / "runs" / "r1"
     assert sorted(path.name for path in there.iterdir()) == ["run.json", "slurm.sh"]
-
-
-def test_a_job_of_this_machine_has_nothing_to_fetch(store: ArtifactStore, program: Callable[..., Path]) -> None:
-    asked = program(ssh="exit 9")
-    SlurmExecutor().fetch("7", RunFolder(store, "r1").path)
-    assert asked.read_text() == ""
