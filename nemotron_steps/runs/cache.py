@@ -305,10 +305,9 @@ def _accepted(
     depends: Mapping[str, str],
 ) -> CacheEntry:
     """Record an earlier result under the key that the step has now."""
-    try:
+    user = str(os.getuid())
+    with suppress(OSError, KeyError):  # a user without a name, as in containers
         user = getpass.getuser()
-    except (OSError, KeyError):  # a user without a name, as in containers
-        user = str(os.getuid())
     record = {
         "by": f"{user}@{socket.gethostname()}",
         "at": time.time(),
@@ -337,14 +336,12 @@ def _known_inputs(
 ) -> dict[str, Artifact] | None:
     inputs: dict[str, Artifact] = {}
     for port, source in planned.inputs.items():
+        artifact = None
         if isinstance(source, StepOutput):
             artifact = known.get(source.step_key, {}).get(source.port)
         else:
-            try:
+            with suppress(ArtifactError):  # reported, with everything known about it, when the step runs
                 artifact = open_input(planned, port, source, store, fetch=False)
-            except ArtifactError:
-                # It will be reported, with everything known about it, when the step runs.
-                return None
         if artifact is None:
             return None
         inputs[port] = artifact

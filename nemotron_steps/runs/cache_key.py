@@ -1,16 +1,6 @@
-"""What a step's result depends on, as one mapping: its cache key is the digest of it, and two of them say what changed.
-
-    step ID             its version, entry and outputs
-    input PORT          type and digest of an artifact;  bound KEY: which file of it a config key is filled with
-    config KEY          a value, as JSON; no credentials, nothing OPERATIONAL
-    file KEY            the content of a file or folder that a config key names, in place of its path
-    file NAME.py        a file of the user's own that the config names, `FILE.py` or `FILE.py:NAME`, and what it imports
-    code NAME           a file of the code of the step, of environments, and of `MODULE:NAME` in the config
-    distribution NAME   version of what third parties' code imports
-
-Where a key's values do not say it (a file that names others), the config model does: `data_fingerprint`, the
-`module:function` that gives config key → what identifies it, texts and Paths.
-"""
+"""What a step's result depends on, as one mapping (docs/cache_keys.md): its cache key is the digest of it, and two of
+them say what changed. A config model may add to it by `data_fingerprint`, the `module:function` that gives config key →
+what identifies it, texts and Paths."""
 
 from __future__ import annotations
 

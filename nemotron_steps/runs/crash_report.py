@@ -13,7 +13,6 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import InterruptedRunError, StepsError, WorkerLostError
 from nemotron_steps.runs.locks import hold_if_free
 from nemotron_steps.runs.recorder import Recorder
-from nemotron_steps.runs.report.page import write_report
 from nemotron_steps.runs.run_folder import FAILED, INTERRUPTED, RUNNING, RunFolder, RunInfo, read_events
 from nemotron_steps.runs.step_workdir import WorkFolder
 
@@ -67,26 +66,17 @@ def _journal(store: ArtifactStore, folder: RunFolder, info: RunInfo, error: Step
     recorder = Recorder(folder, info, [])
     interrupted = isinstance(error, InterruptedRunError)
     ended = INTERRUPTED if interrupted else FAILED
-    fields = error.to_dict()
     starts = [record["time"] for record in read_events(store, folder.id) if record.get("kind") == "run_started"]
     states = [step.get("state") for step in info.steps.values()]
     try:
         for key, step in info.steps.items():
             if step.get("state") == RUNNING:
                 if not interrupted:
-                    recorder.tracker(key).record("step_failed", error=fields)
+                    recorder.tracker(key).record("step_failed", error=error.to_dict())
                 recorder.set_step(key, ended)
-        recorder.set_status(ended, error=fields)
-        recorder.run.record(
-            "run_finished",
-            status=ended,
-            seconds=time.time() - starts[-1] if starts else 0.0,
-            ran=states.count("ran"),
-            cached=states.count("cached") + states.count("reused"),
-            error=fields,
-            report=str(folder.path / "report.html"),
-        )
-        write_report(folder.path, store)
+        seconds = time.time() - starts[-1] if starts else 0.0
+        cached = states.count("cached") + states.count("reused")
+        recorder.finish(store, ended, error, seconds=seconds, ran=states.count("ran"), cached=cached)
     finally:
         recorder.close()
         folder.publish()

@@ -440,23 +440,9 @@ class _Run:
 
     def end(self, status: str, started: float, error: StepsError | None = None, traceback: str = "") -> None:
         """Journal the end and write the report. `traceback` is that of an error of nobody's step."""
-        from nemotron_steps.runs.report.page import write_report
-
-        recorder = self.recorder
-        seconds = time.monotonic() - started
-        ran = sum(result.state == "ran" for result in self.results)
-        recorder.set_status(status, error=None if error is None else error.to_dict())
-        recorder.run.record(
-            "run_finished",
-            status=status,
-            seconds=seconds,
-            ran=ran,
-            cached=len(self.results) - ran,
-            error=None if error is None else error.to_dict(),
-            traceback=traceback,
-            report=str(recorder.folder.path / "report.html"),
-        )
-        write_report(recorder.folder.path, self.store)
+        seconds, ran = time.monotonic() - started, sum(result.state == "ran" for result in self.results)
+        counts = {"ran": ran, "cached": len(self.results) - ran}
+        self.recorder.finish(self.store, status, error, seconds=seconds, **counts, traceback=traceback)
 
     def end_badly(self, error: BaseException, signal_name: str | None, started: float) -> BaseException:
         """Journal a failure or interruption; returns the error to raise."""

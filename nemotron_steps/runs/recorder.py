@@ -114,6 +114,15 @@ class Recorder:
                 if record.get("step") == holder.get("step"):
                     self._files[name].write({**record, "step": step})
 
+    def finish(self, store: ArtifactStore, status: str, error: StepsError | None, **fields: Any) -> None:
+        """Journal the end and write the report. `fields`: seconds, ran, cached, traceback of an error of no step."""
+        from nemotron_steps.runs.report.page import write_report
+
+        told, report = None if error is None else error.to_dict(), str(self.folder.path / "report.html")
+        self.set_status(status, error=told)
+        self.run.record("run_finished", status=status, error=told, report=report, **fields)
+        write_report(self.folder.path, store)
+
     def close(self) -> None:
         """Close the files."""
         self._log.end()

@@ -1,10 +1,5 @@
-"""The evaluation steps: a model's answers to rows, graded with reward environments.
-
-eval/model_eval   one model on held-out prompts: report.json and answers.jsonl
-eval/stages       several checkpoints on several sets of prompts, as a table: what each stage of a chain gained on its
-                  own prompts, and what became of the earlier ones'. A checkpoint's row is kept in the work folder, so a
-                  killed run goes on with the next one.
-"""
+"""The evaluation steps: a model's answers to rows, graded with reward environments (eval/model_eval), or several
+checkpoints on several sets of prompts (eval/stages), where a killed run goes on with the next checkpoint."""
 
 from __future__ import annotations
 

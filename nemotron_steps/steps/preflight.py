@@ -1,9 +1,5 @@
-"""What the steps that read a model refuse before any step of a run starts: a placement that cannot be, tensors that are
-not those of a folder's config.json, prompts that cannot be graded. Manifests name these as `preflight`; every `check_*`
-takes the config and the inputs (see StepTable.preflight). Nothing here may import torch.
-
-Not here: how many devices the cluster has (engine).
-"""
+"""What the steps that read a model refuse before any step of a run starts. Manifests name these as `preflight`; every
+`check_*` takes the config and the inputs (see StepTable.preflight). Nothing here may import torch."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,19 +167,6 @@ def test_a_step_that_a_forced_run_committed_before_it_was_killed_is_not_made_aga
         run(store, force=True)
     monkeypatch.setattr(WorkFolder, "remove", remove)
     assert states(run(store, resume="latest")) == ["cached", "cached"]
-
-
-def test_force_takes_what_another_run_made_while_this_one_waited(
-    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(store)
-
-    @contextmanager
-    def waited(*_: Any) -> Iterator[bool]:
-        yield True
-
-    monkeypatch.setattr(execute_module, "hold", waited)
-    assert states(run(store, force=True)) == ["cached", "reused"]
 
 
 @pytest.mark.parametrize("broken", ["broken_report", "forgets_the_model"])

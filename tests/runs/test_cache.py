@@ -76,15 +76,6 @@ def test_an_artifact_that_is_gone_is_made_again(store: ArtifactStore) -> None:
     assert list(verify_entries(store)) == []  # gone is not corrupt
 
 
-def test_a_file_that_is_no_record_is_found_among_the_records(store: ArtifactStore) -> None:
-    run(store)
-    folder = entries(store)[0].parent
-    names = ["notes.txt", "short.json", entries(store)[0].stem]
-    for name in names:
-        (folder / name).write_bytes(entries(store)[0].read_bytes())
-    assert sorted(found.ref for found in verify_entries(store)) == sorted(f"artifacts/steps/{name}" for name in names)
-
-
 def rows_of(store: ArtifactStore, tmp_path: Path) -> dict[str, Artifact]:
     (tmp_path / "mine.jsonl").write_text('{"value": 3}\n')
     return {"rows": store.open(store.reference(tmp_path / "mine.jsonl"))}

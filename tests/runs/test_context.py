@@ -55,18 +55,6 @@ def test_each_kind_goes_to_its_file_and_nothing_to_one_that_is_closed(tmp_path: 
     assert all(record["step"] == "toy" and record["time"] > 1e9 for record in heard)
 
 
-def test_a_record_is_redacted_as_plain_values_before_anybody_has_it(tmp_path: Path) -> None:
-    heard: list[dict[str, Any]] = []
-
-    def redact(record: dict[str, Any]) -> dict[str, Any]:
-        assert record["fields"] == {"path": "/secret", "loss": "nan"}
-        return {**record, "fields": {"path": "***"}}
-
-    tracker = Tracker("toy", tmp_path, heard.append, redact)
-    tracker.event("saved", path=Path("/secret"), loss=float("nan"))
-    assert heard[0]["fields"] == {"path": "***"} and "/secret" not in (tmp_path / "events.jsonl").read_text()
-
-
 def test_plain_context_runs_a_step_without_a_store(tmp_path: Path) -> None:
     from tests.runs import runner_toy_steps
 

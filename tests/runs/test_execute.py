@@ -208,19 +208,6 @@ def test_secrets_reach_no_file_of_the_run(
             assert secret not in content, path
 
 
-def test_remote_home_runs_and_is_read_from_another_machine(tmp_path: Path) -> None:
-    from nemotron_steps.artifacts.backend import FsspecBackend
-    from nemotron_steps.runs.run_folder import run_file
-
-    url = f"memory://remote-{tmp_path.name}"
-    here, there = (ArtifactStore(FsspecBackend(url, tmp_path / name)) for name in ("here", "there"))
-    result = run(here)
-    assert run(there).nothing_ran
-    assert {info.id for info in list_runs(there)} >= {result.id}
-    assert "10 steps" not in run_file(there, result.id, "log.txt").read_text()
-    assert "toy/train/model:v1" in run_file(there, result.id, "log.txt").read_text()
-
-
 def test_planning_and_running_import_nothing_heavy() -> None:
     code = (
         "import sys, nemotron_steps.runs.execute, nemotron_steps.runs.cache, nemotron_steps.runs.report;"

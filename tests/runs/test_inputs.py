@@ -121,19 +121,6 @@ def made(type_name: str, **attributes: Any) -> Artifact:
     return Artifact(type_name, "d", Path("/nowhere"), attributes, name=type_name, version=1)
 
 
-def test_a_port_that_nothing_feeds_hides_no_other() -> None:
-    ports = (Consumes(type="rows", name="more", required=False), Consumes(type="rows", name="rows"))
-    step, types = a_step(*ports), TypeGraph()
-    check_inputs(step, {"rows": made("rows")}, types)
-    with pytest.raises(ArtifactError, match="of the wrong type"):
-        check_inputs(step, {"rows": made("model")}, types)
-    with pytest.raises(ArtifactError, match="input 'rows' is missing") as caught:
-        check_inputs(step, {"more": made("rows")}, types)
-    assert (caught.value.where, caught.value.expected) == ("toy/train.rows", "an artifact of type rows")
-    narrower = TypeGraph([ArtifactType("prompts", is_a=("rows",))])
-    check_inputs(step, {"rows": made("prompts")}, narrower)
-
-
 def test_every_port_is_held_against_its_attributes_and_what_is_not_recorded_is_not_had() -> None:
     ports = tuple(Consumes(type="rows", name=name, attributes={"tokenizer": "a"}) for name in ("one", "two"))
     right = made("rows", tokenizer="a")

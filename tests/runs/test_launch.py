@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -122,20 +121,6 @@ def test_a_submission_that_ends_early_ends_its_run(
     assert info.error is not None and (info.status, info.error["what"], info.job) == (status, what, "")
 
 
-def test_a_first_submission_that_fails_keeps_what_is_forced_for_the_run_that_goes_on(
-    store: ArtifactStore, queue: Queue
-) -> None:
-    RunFolder(store, "r1").create("toy", {"targets": ["a"]})
-    queue.refusal = RequestError("the queue is closed")
-    with pytest.raises(RequestError):
-        launching.submit(store, FAR, run_id="r1", forced=["a"])
-    assert get_run(store, "r1").forced == {"a": ""}
-    with pytest.raises(RequestError):  # and so does a second one
-        launching.submit(store, FAR, run_id="r1")
-    queue.refusal = None
-    assert launching.submit(store, FAR, run_id="r1").forced == {"a": ""}
-
-
 def test_only_this_machine_works_on_a_home_that_is_no_folder(
     tmp_path: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,17 +153,6 @@ def test_what_a_job_wrote_elsewhere_is_fetched_before_its_run_is_read(
     ends(store, "submitted")
     assert follow(store).status == "done"
     assert set(queue.fetched) == {RunFolder(store, "r1").path}
-
-
-def test_a_job_elsewhere_that_began_before_it_was_cancelled_says_itself_how_it_ended(
-    store: ArtifactStore, queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info = submitted(store)
-    told = InterruptedRunError("SIGTERM").to_dict()
-    monkeypatch.setattr(queue, "fetch", lambda job, folder: ends(store, "interrupted", told), raising=False)
-    queue.answers = [JobState.PENDING, JobState.CANCELLED]
-    launching.cancel(store, info)
-    assert (get_run(store, "r1").error or {})["what"] == "SIGTERM"
 
 
 def test_the_log_of_a_followed_run_is_told_once(store: ArtifactStore, queue: Queue) -> None:
@@ -278,30 +252,6 @@ def test_a_failed_run_whose_job_is_over_is_raised_at_once(store: ArtifactStore, 
     with pytest.raises(DataError):
         follow(store)
     assert clock.now == 1000
-
-
-def test_an_executor_that_is_silent_for_ten_minutes_is_given_up(
-    store: ArtifactStore, queue: Queue, clock: Clock
-) -> None:
-    submitted(store)
-    queue.answers = [RetryableError("the queue does not answer")]
-    with pytest.raises(RetryableError, match="does not answer"):
-        follow(store)
-    assert 600 < clock.now - 1000 < 610
-
-
-def test_an_executor_elsewhere_is_asked_every_few_seconds_and_when_the_run_says_something(
-    store: ArtifactStore, queue: Queue, clock: Clock
-) -> None:
-    def failing() -> JobState:
-        ends(store, "failed", DataError("no rows").to_dict())
-        return JobState.RUNNING
-
-    submitted(store)
-    queue.answers = [*[JobState.RUNNING] * 20, failing, JobState.FAILED]
-    with pytest.raises(DataError, match="no rows"):
-        follow(store)
-    assert [after - before for before, after in pairwise(queue.times)] == [5.0] * 20 + [0.5]
 
 
 def test_a_queued_job_that_is_cancelled_ends_its_run_however_long_it_takes(

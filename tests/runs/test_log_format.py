@@ -40,9 +40,7 @@ def test_a_signal_says_its_numbers_and_how_often() -> None:
     [
         (9.94, "9.9 s"),
         (9.95, "10 s"),
-        (59.4, "59 s"),
         (59.6, "1 min 00 s"),
-        (60, "1 min 00 s"),
         (3599, "59 min 59 s"),
         (3600, "1 h 00 min"),
     ],
@@ -54,13 +52,9 @@ def test_a_duration_has_the_units_that_fit_it(value: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        (0, "0 B"),
         (999, "999 B"),
-        (1000, "1.0 kB"),
         (999_949, "999.9 kB"),
         (999_950, "1.0 MB"),
-        (1.5e6, "1.5 MB"),
-        (2e9, "2.0 GB"),
         (1e12, "1.0 TB"),
     ],
 )
@@ -75,10 +69,8 @@ def test_a_size_has_the_unit_that_fits_it(size: float, text: str) -> None:
         (1234567.0, "1.235e+06"),
         (1e-5, "0.00001"),
         (9e-6, "9e-06"),
-        (float("nan"), "nan"),
         (float("-inf"), "-inf"),
         (12345678, "12345678"),
-        (None, "None"),
     ],
 )
 def test_a_number_has_an_exponent_only_where_there_is_no_other_way(value: Any, text: str) -> None:

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import re
 
-from nemotron_steps.runs.report.data import StepReport
-from nemotron_steps.runs.report.svg import Node, arranged, headlines, moving_average, plan_graph
-from tests.runs.report_samples import metrics_of
+from nemotron_steps.runs.report.svg import Node, headlines, moving_average, plan_graph
 
 
 def test_a_moving_average_is_over_as_many_points_on_both_sides() -> None:
@@ -31,16 +29,3 @@ def test_of_the_metrics_of_a_word_the_mean_comes_first_then_the_least_deep_then_
     assert headlines(["ankle", "loss"])[0] == "loss", "two letters are a word and no part of one"
     many = [*(f"other/{at}" for at in range(12)), "loss_reward", "policy_loss_of_both"]
     assert headlines(many) == ["loss_reward", "policy_loss_of_both"], "each once, though it holds two of the words"
-
-
-def test_environments_are_compared_from_the_second_on_and_the_first_kind_there_is_is_shown() -> None:
-    curves = {"failure_rate/a": [(1.0, 0.5)], "response_length/a/mean": [(1.0, 9.0), (2.0, 8.0)]}
-    assert arranged(StepReport("rl", {}, curves=curves)).environments == {}
-    curves["failure_rate/b"] = [(1.0, 0.25)]
-    html = metrics_of(StepReport("rl", {}, curves=curves))
-    assert re.findall(r'class="(\w+)"( checked)?>', html[html.index("radiogroup") :])[:2] == [
-        ("length", " checked"),
-        ("failures", ""),
-    ]
-    cells = re.findall(r"<td class=\"value\">(?:(\S*) <span.*?)?</td>", html)
-    assert cells == ["", "", "8", "0.5", "", "", "", "0.25"]

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ from nemotron_steps.artifacts.backend import Backend
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import InterruptedRunError
 from nemotron_steps.runs.context import Tracker
-from nemotron_steps.runs.locks import hold, is_held, read_holder
+from nemotron_steps.runs.locks import hold, read_holder
 from nemotron_steps.runs.log_format import RunLog
 from nemotron_steps.runs.run_folder import get_run, list_runs, read_events
 from nemotron_steps.runs.step_workdir import WorkFolder
@@ -291,41 +290,6 @@ def test_a_lock_says_who_holds_it_while_it_is_held(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text(json.dumps({"pid": 1, "run": "an-earlier-run-with-a-long-name"}))
     with hold(tmp_path / "lock", {"run": "r1"}, lambda holder: None):
         assert read_holder(tmp_path / "lock") == {"pid": os.getpid(), "host": socket.gethostname(), "run": "r1"}
-
-
-def test_asking_whether_a_lock_is_held_never_looks_like_holding_it(tmp_path: Path) -> None:
-    stop = threading.Event()
-
-    def ask() -> None:
-        while not stop.is_set():
-            is_held(tmp_path / "lock")
-            time.sleep(0.001)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    waits: list[dict[str, Any]] = []
-    for _ in range(100):
-        with hold(tmp_path / "lock", {}, waits.append):
-            time.sleep(0.0005)
-    stop.set()
-    thread.join()
-    assert waits == []
-
-
-def test_file_size_limit_is_a_storage_error(tmp_path: Path) -> None:
-    import resource
-
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
-
-    home = tmp_path / "home"
-    child = Child(home, "train.file_bytes=500000", setup=limit)
-    output = child.finish()
-    assert child.returncode == 1 and "error[E610]" in output and "file size limit" in output
-    child = Child(home, "train.file_bytes=500000")
-    output = child.finish()
-    assert child.returncode == 0 and "loaded: step=10" in output
 
 
 def test_half_of_a_character_in_what_a_server_said_does_not_end_a_run(tmp_path: Path) -> None:

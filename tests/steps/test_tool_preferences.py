@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tracemalloc
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -168,26 +167,6 @@ def test_unusable_rows_are_refused_by_line_and_field_or_counted(change, field, t
     assert caught.value.where == f"{file}:5 field {field}"
     _, summary, _ = prepare(tmp_path / "lenient", max_refused_share=0.5, **settings)
     assert (summary["rows_refused"], summary["train_rows"]) == (1, 3)
-
-
-def test_rows_are_never_all_in_memory(tmp_path):
-    rows = [recorded_row(i, 0) for i in range(40)]
-    for row in rows:
-        row["responses_create_params"]["input"][0]["content"] = "Be of help." * 20_000
-    file = write_rows(tmp_path / "rows.jsonl", rows)
-    del rows
-    tracemalloc.start()
-    try:
-        context = plain_context(
-            ToolPreferencePrepConfig.model_validate({"jsonl": {"path": str(file)}, "rows": {"validation": 8}}),
-            tmp_path / "out",
-            outputs={"preferences": "preference_pairs"},
-        )
-        tool_preference_prep.run(context)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < file.stat().st_size / 2, f"{peak / 2**20:.1f} MiB for {file.stat().st_size / 2**20:.1f} MiB of rows"
 
 
 def test_dpo_on_the_pairs_prefers_right_calls_on_rows_it_never_saw(tmp_path):

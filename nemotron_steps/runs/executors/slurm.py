@@ -144,7 +144,7 @@ def _state(text: str) -> JobState:
 
 @dataclass(frozen=True)
 class Commands:
-    """Where Slurm's commands are run."""
+    """Where Slurm's commands are run: on this machine, or on `host` by ssh, whose `folder` jobs work in."""
 
     host: str = ""
     user: str = ""
@@ -154,7 +154,8 @@ class Commands:
     @classmethod
     def of_profile(cls, profile: SlurmProfile) -> Commands:
         """Those of a profile."""
-        return cls(profile.host or "", profile.user or "", profile.identity_file, profile.remote_job_dir or "")
+        identity = str(Path(profile.identity).expanduser().absolute()) if profile.identity else ""
+        return cls(profile.host or "", profile.user or "", identity, profile.remote_job_dir or "")
 
     @property
     def home(self) -> PurePosixPath:

@@ -1,9 +1,5 @@
-"""The pages about runs, self-contained and opened from disk without a network: report.html of one run, comparison.html
-of several, index.html of every run and artifact of a home.
-
-`data` reads what runs recorded, `svg` draws, the templates of assets lay out. They escape every
-value: samples are model output.
-"""
+"""The pages about runs, self-contained and opened from disk without a network: of one run, of several side by side, and
+of a home. The templates of `assets` escape every value: samples are model output."""
 
 from __future__ import annotations
 

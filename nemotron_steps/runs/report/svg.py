@@ -1,7 +1,4 @@
-"""The report's drawings as inline SVG: curves and the plan graph. Colours are CSS classes.
-
-And which curves of a step are drawn: metrics that matter first, those of each environment, the others folded away.
-"""
+"""The report's drawings as inline SVG: curves and the plan graph, and which curves of a step are drawn."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """A mirror of a run in W&B: one W&B run per executed step, its metrics, signals, samples, artifacts and edges.
 
-The run folder stays the record; W&B gets a copy of what a listener sees, redacted like everything else. Artifacts go
-by reference (their files stay in the home), with the digest in their metadata, under the names of the public recipes
-(PUBLISHED) or names of their own; a step's W&B run uses its inputs and logs its outputs, so W&B draws the same lineage.
-Offline mode writes all of it to `<run folder>/wandb`, to be sent later with `wandb sync`.
+Artifacts go by reference (their files stay in the home), with the digest in their metadata.
 """
 
 from __future__ import annotations

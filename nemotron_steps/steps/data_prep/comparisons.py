@@ -1,8 +1,5 @@
 """Comparison chats: what a generative reward model is asked and how it should reply, labelled by the task's own score.
-
-The reply works the answer out, checks both answers against it unit by unit, and then states the verdict: a small
-model learns to judge only what it can write down. The verdict follows the rule alone.
-"""
+The reply works the answer out and checks both: a small model learns to judge only what it can write down."""
 
 from __future__ import annotations
 

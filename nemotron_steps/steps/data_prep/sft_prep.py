@@ -165,7 +165,11 @@ class ReasoningControl:
 
     def __init__(self, config: ReasoningControlConfig) -> None:
         self._config = config
-        self._cut = _tokenizer_cut(config.tokenizer) if config.tokenizer is not None else _cut_words
+        self._tokenizer: Any = None
+        if config.tokenizer is not None:
+            from nemotron_steps.models.chat import ChatFormat
+
+            self._tokenizer = ChatFormat.from_folder(config.tokenizer).tokenizer
 
     def __call__(self, row: Row) -> Row | None:
         """The changed row, or None where it stays as it is: most do, and those without reasoning."""
@@ -186,6 +190,15 @@ class ReasoningControl:
         own = {_FIELD: cut} if messages[last].get(_FIELD) else {"content": f"{THINK_OPEN}{cut}{THINK_CLOSE}{answer}"}
         messages[last] = {**messages[last], **own}
         return {**row, "messages": messages, "reasoning_budget": budget}
+
+    def _cut(self, text: str, budget: int) -> str:
+        """The first tokens of a text, or words where there is no tokenizer."""
+        if self._tokenizer is None:
+            words = text.split(maxsplit=budget)
+            return text if len(words) <= budget else text[: len(text) - len(words[budget])].rstrip()
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        offsets = encoded["offset_mapping"]
+        return text if len(offsets) <= budget else text[: offsets[budget][0]]
 
 
 def reasoning_of(message: Row) -> tuple[str, str]:
@@ -209,21 +222,3 @@ def _stripped(row: Row) -> Row | None:
         return None
     template_kwargs = {**(row.get("chat_template_kwargs") or {}), "enable_thinking": False}
     return {**row, "messages": messages, "chat_template_kwargs": template_kwargs}
-
-
-def _cut_words(text: str, budget: int) -> str:
-    words = text.split(maxsplit=budget)
-    return text if len(words) <= budget else text[: len(text) - len(words[budget])].rstrip()
-
-
-def _tokenizer_cut(folder: str) -> Callable[[str, int], str]:
-    from nemotron_steps.models.chat import ChatFormat
-
-    tokenizer: Any = ChatFormat.from_folder(folder).tokenizer
-
-    def cut(text: str, budget: int) -> str:
-        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        offsets = encoded["offset_mapping"]
-        return text if len(offsets) <= budget else text[: offsets[budget][0]]
-
-    return cut

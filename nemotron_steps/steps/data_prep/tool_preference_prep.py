@@ -1,8 +1,5 @@
-"""data_prep/tool_preference_prep: preference pairs against tool hallucination, out of single-step tool-use rows.
-
-Chosen is the row's expected action: its call or calls, or a message where no tool fits. Rejected is a hallucinated one
-(hallucinations.py). Rows of one conversation, which repeat each other's turns, stay in one split.
-"""
+"""data_prep/tool_preference_prep: preference pairs against tool hallucination, out of single-step tool-use rows. Rows
+of one conversation, which repeat each other's turns, stay in one split."""
 
 from __future__ import annotations
 

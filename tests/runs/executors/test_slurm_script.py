@@ -16,19 +16,6 @@ from nemotron_steps.runs.executors.slurm import SlurmProfile, batch_script
 from tests.runs.executors.test_slurm import a_launch
 
 
-def options_of(script: str) -> dict[str, str]:
-    return dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", script, re.MULTILINE))
-
-
-def test_what_a_profile_does_not_say_is_not_asked_for(tmp_path: Path) -> None:
-    options = options_of(batch_script(a_launch(tmp_path, gpus_per_node=0)))
-    assert options.keys() == {
-        *("job-name", "output", "open-mode", "chdir", "nodes", "ntasks-per-node", "signal", "no-requeue")
-    }
-    # The cluster's own limit, which is not known, is warned of as a long one.
-    assert (options["signal"], options["job-name"], options["ntasks-per-node"]) == ("B:USR1@120", "steps-r1", "1")
-
-
 @pytest.mark.parametrize(
     ("image", "ready"),
     [

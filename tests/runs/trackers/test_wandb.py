@@ -132,17 +132,6 @@ def test_a_model_has_the_name_of_the_public_recipes(store: ArtifactStore, catego
     assert sorted(model.aliases) == ["latest", f"{category}-train-model-v1"]
 
 
-def test_a_mode_that_is_set_between_two_runs_of_a_process_is_in_force(
-    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    by_environment = MirrorSettings(wandb=WandbSettings(project="toy"))
-    wandb.teardown()
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert not (run(store, mirrored=by_environment).folder / "wandb").exists()
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    assert list((run(store, mirrored=by_environment, force=True).folder / "wandb").glob("offline-run-*"))
-
-
 def test_samples_are_a_table(store: ArtifactStore) -> None:
     result = run(store, mirrored=OFFLINE)
     (table,) = (result.folder / "wandb").glob("offline-run-*/files/media/table/samples_*.table.json")

@@ -1,10 +1,5 @@
-"""A whole preparation: sources to split files, every row accounted for, in memory that no source's size changes.
-
-accounting.json    rows in and out of every source, refusals by reason
-refusals.ndjson    file, line, reason and field of every refused row; absent without one
-
-Shards lie in the step's work folder: a preparation that was killed goes on with the parts that are missing.
-"""
+"""A whole preparation: sources to split files, every row accounted for, in memory that no source's size changes. A
+preparation that was killed goes on with the shards that are missing."""
 
 from __future__ import annotations
 

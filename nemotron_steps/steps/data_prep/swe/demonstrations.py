@@ -1,8 +1,5 @@
-"""Chats in which an agent solves tasks of made-up packages: what supervised training learns the harness from.
-
-An agent that knows the fault goes about it in the harness's own words: look, change the line, say so. Nothing runs:
-what the tools answer follows from the files alone (environments/swe/harness.py).
-"""
+"""Chats in which an agent that knows the fault solves tasks of made-up packages: what supervised training learns the
+harness from. Nothing runs: what the tools answer follows from the files alone."""
 
 from __future__ import annotations
 

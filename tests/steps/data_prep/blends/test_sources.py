@@ -91,14 +91,6 @@ def test_every_format_gives_the_same_rows(write: Callable[..., Any], run: Run, t
     assert done.rows() == ROWS
 
 
-@pytest.mark.parametrize("cells", ["1", "1,2,3"])
-def test_a_line_with_too_few_or_too_many_cells_is_named(cells: str, run: Run, tmp_path: Path):
-    (tmp_path / "t.csv").write_text(f"first,second\n1,2\n{cells}\n")
-    with pytest.raises(DataError, match="another number of columns than the header") as caught:
-        run(files(str(tmp_path / "t.csv")))
-    assert (caught.value.where, caught.value.expected) == (f"{tmp_path}/t.csv:3", "2 columns")
-
-
 @pytest.mark.parametrize("address", ["file://{folder}/rows.jsonl", "file://{folder}", "memory://prep/rows.jsonl"])
 def test_any_address_that_fsspec_opens_is_a_source(address: str, run: Run, tmp_path: Path, monkeypatch):
     import fsspec

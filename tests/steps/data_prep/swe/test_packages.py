@@ -51,20 +51,6 @@ def test_files_and_tests_are_apart_and_what_no_text_is_or_hidden_or_a_link_is_le
     assert (package.name, package.test_command) == ("kit", COMMAND)
 
 
-@pytest.mark.parametrize(
-    ("files", "why"),
-    [({"tests/test_a.py": ""}, "no Python files"), ({"kit_a.py": "", "tests/test_a.py": "x" * 99}, "99 bytes, over")],
-)
-def test_a_folder_that_is_no_package_is_told_beside_one_that_is(
-    files: dict[str, str], why: str, tmp_path: Path
-) -> None:
-    written(tmp_path / "all" / "one", **files)
-    written(tmp_path / "all" / "two", **{"kit_b.py": "", "test_b.py": ""})
-    packages, refused = packages_in(str(tmp_path / "all"), COMMAND, 98)
-    assert [package.name for package in packages] == ["two"]
-    assert list(refused) == ["one"] and refused["one"].startswith(why)
-
-
 def results(source: str, name: str) -> list[Any]:
     space: dict[str, Any] = {}
     exec(compile(source, "made up", "exec"), space)
