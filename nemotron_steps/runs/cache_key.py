@@ -156,7 +156,7 @@ def _environments(values: Values, inputs: Mapping[str, Artifact], code: Code) ->
         except StepsError:  # reported when the step runs
             environment = AGENTS[name].environment if name in AGENTS else None
         if environment is not None:
-            entry = BUILT_IN.get(environment) or getattr(plugin(environment), "value", "")
+            entry = BUILT_IN.get(environment) or getattr(plugin(environment), "value", "") or ""
             modules.add(entry.partition(":")[0])
     return modules - {""}
 

@@ -114,15 +114,12 @@ class Code:
     def _follow(self) -> None:
         while self._pending:
             module, path, kind, folder = self._pending.pop()
-            top = module.partition(".")[0]
+            is_own = kind == "code" and module.partition(".")[0] == _OWN
             stamp = (str(path), tuple(stat_of(path)))
-            if top == _OWN and kind == "code":
-                for name, found in _own_imports(*stamp, module, self._place(top)[0]):
-                    self._take(name, found, kind)
-                continue
-            self._take_named(path, _source(*stamp), _named(*stamp), kind, folder)
+            if not is_own:
+                self._take_named(path, _source(*stamp), _named(*stamp), kind, folder)
             for name in _imports(*stamp, module):
-                if not _is_carrier(name):
+                if not is_own or name.startswith(f"{_OWN}."):
                     self._reach(name, kind)
 
     def _take_named(self, path: Path, source: str, named: tuple[tuple[str, str], ...], kind: str, prefix: str) -> None:
@@ -163,8 +160,10 @@ class Code:
         brought = set() if top in self._by_content else self._brought_by(top)
         if brought and not brought & self._mates:
             self.distributions.update(brought)
+        elif top == _OWN:
+            self._take(name, _find_own(name, folders), "code")
         else:
-            self._take(name, _find(name, folders, single), "code" if top == _OWN else kind)
+            self._take(name, _find(name, folders, single), kind)
 
     def _place(self, top: str) -> tuple[tuple[Path, ...], Path | None]:
         """The folders of a top-level package, or the file of a module."""
@@ -335,18 +334,8 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 @lru_cache(maxsize=4096)
 def _imports(path: str, stamp: tuple[int, ...], module: str) -> tuple[str, ...]:
-    source = _source(path, stamp)
-    return tuple(dict.fromkeys(_named_modules(source, module, Path(path))))
-
-
-@lru_cache(maxsize=4096)
-def _own_imports(
-    path: str, stamp: tuple[int, ...], module: str, folders: tuple[Path, ...]
-) -> tuple[tuple[str, Path], ...]:
-    """What a module of this package imports from it, and where that is."""
-    names = [name for name in _imports(path, stamp, module) if name.startswith(f"{_OWN}.")]
-    found = ((name, _find_own(name, folders)) for name in names if not _is_carrier(name))
-    return tuple((name, place) for name, place in found if place is not None)
+    names = dict.fromkeys(_named_modules(_source(path, stamp), module, Path(path)))
+    return tuple(name for name in names if not _is_carrier(name))
 
 
 def _named_modules(source: str, module: str, path: Path) -> Iterator[str]:

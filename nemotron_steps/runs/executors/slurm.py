@@ -137,9 +137,8 @@ def parse_fields(text: str) -> dict[str, str]:
 
 
 def _state(text: str) -> JobState:
-    # "CANCELLED by 1000", "COMPLETED+"
-    word = re.split(r"[\s+]", text.strip(), maxsplit=1)[0]
-    return _STATES.get(word, JobState.LOST)
+    word = re.match(r"\s*(\w*)", text)  # "CANCELLED by 1000", "COMPLETED+"
+    return _STATES.get(word[1] if word else "", JobState.LOST)
 
 
 @dataclass(frozen=True)

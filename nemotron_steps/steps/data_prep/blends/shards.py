@@ -81,8 +81,8 @@ class RowCounts:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RowCounts:
         """Read what `to_dict` wrote."""
-        reasons = (Counter(data[f"{name}_by_reason"]) for name in ("refused", "left_out"))
-        return cls(data["read"], *reasons, data["added"], data["unused"], data["written"])
+        refused, left_out = (Counter(data[f"{name}_by_reason"]) for name in ("refused", "left_out"))
+        return cls(data["read"], refused, left_out, data["added"], data["unused"], data["written"])
 
 
 def _count(counts: Counter[str], reason: str, count: int) -> None:
