@@ -21,12 +21,7 @@ _teller: threading.Thread | None = None
 
 @contextmanager
 def waiting(what: str, at_most_s: float | None = None) -> Iterator[None]:
-    """Say that `what` is waited for if that takes long; around an `await` as well. Equal waits are logged as one.
-
-    Args:
-        what: as in "waiting for WHAT".
-        at_most_s: after how long whoever waits gives up, if ever.
-    """
+    """Say that `what` is waited for if that takes long; around an `await` as well. Equal waits are logged as one."""
     global _teller
     wait = object()
     try:

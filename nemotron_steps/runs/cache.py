@@ -1,9 +1,4 @@
-"""Which steps need not run: what was committed under their cache keys, and what changed since where nothing was.
-
-The key is the digest of everything that a step's outputs are a function of (see cache_key). Two runs with the same key
-produce the same artifacts, but for rounding where they were placed differently, so the second is a no-op; the work
-folder of a step is named by its key, so a repeated command finds the checkpoints of the one that was killed.
-"""
+"""Which steps need not run: what was committed under their cache keys, and what changed since where nothing was."""
 
 from __future__ import annotations
 
@@ -49,10 +44,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """What a step committed under a key: output port → artifact, and what it reported as its summary.
-
-    `version` is that of nemotron_steps which made it, and `depends` what the key is the digest of, secrets masked.
-    """
+    """What a step committed under a key: output port → artifact, and what it reported as its summary."""
 
     key: str
     run: str
@@ -64,11 +56,7 @@ class CacheEntry:
 
 
 def recall(store: ArtifactStore, key: str) -> CacheEntry | None:
-    """What is committed under a key, None if nothing or if an artifact of it is gone.
-
-    A record that is broken, or names what something else made, counts as nothing, with a warning: the step runs again.
-    The artifacts are records only: whoever reads one opens it, which verifies it.
-    """
+    """What is committed under a key, None if nothing or if an artifact of it is gone."""
     try:
         return _entry(store, key)
     except UnknownNameError:
@@ -193,8 +181,11 @@ class _Look:
     def _nearest(self, planned: PlannedStep, now: Mapping[str, str]) -> tuple[CacheEntry | None, Changes]:
         """The earlier result with the fewest differences, and these."""
         if planned.step_id not in self._made:
-            self._made[planned.step_id] = list(_results_of(self._store, planned))
-        compared = [(entry, _differences(entry, planned, now)) for entry in self._made[planned.step_id]]
+            self._made[planned.step_id] = _results_of(self._store, planned)
+        compared = [
+            (entry, changes_since(planned, entry.depends or {}, now, entry.version, entry.run))
+            for entry in self._made[planned.step_id]
+        ]
         if not compared:
             return None, Changes((_NOTHING,))
         entry, changes = min(compared, key=lambda each: (not each[1].code, len(each[1].differences), len(each[1].code)))
@@ -205,29 +196,25 @@ class _Look:
         return entry, changes
 
 
-def _results_of(store: ArtifactStore, planned: PlannedStep) -> Iterator[CacheEntry]:
+def _results_of(store: ArtifactStore, planned: PlannedStep) -> list[CacheEntry]:
     """What a step made before, newest first: the records of its artifacts lead to those of its keys."""
-    seen = set()
+    keys: dict[str, None] = {}
     for port in planned.produces:
         name = artifact_name(planned.step_id, port)
         for version in reversed(store.versions(name)[-_LOOKED_AT:]):
             with suppress(ArtifactError, UnknownNameError):
                 producer = store.find(f"{name}:v{version}").producer
-                if producer is not None and producer.step == planned.step_id and producer.cache_key not in seen:
-                    seen.add(producer.cache_key)
-                    entry = recall(store, producer.cache_key) if KEY.fullmatch(producer.cache_key) else None
-                    if entry is not None and entry.depends:  # which records of an earlier format lack
-                        yield entry
+                if producer is not None and producer.step == planned.step_id and KEY.fullmatch(producer.cache_key):
+                    keys[producer.cache_key] = None
+    entries = (recall(store, key) for key in keys)
+    return [entry for entry in entries if entry is not None and entry.depends]  # earlier formats have none
 
 
-def changes_since(planned: PlannedStep, before: Mapping[str, str], now: Mapping[str, str]) -> Changes:
+def changes_since(
+    planned: PlannedStep, before: Mapping[str, str], now: Mapping[str, str], version: str = "", run: str = ""
+) -> Changes:
     """What differs between two lists of what a step depends on, as `cache_key.recorded` gives them."""
-    return _differences(CacheEntry("", "", 0.0, {}, {}, depends=before), planned, now)
-
-
-def _differences(entry: CacheEntry, planned: PlannedStep, now: Mapping[str, str]) -> Changes:
     code: list[str] = []
-    before = entry.depends or {}
     lines, config = [], now.get("config") != before.get("config")
     for name in sorted({*now, *before}, key=lambda name: (name.startswith(_CODE), name)):
         old, new = before.get(name), now.get(name)
@@ -243,7 +230,7 @@ def _differences(entry: CacheEntry, planned: PlannedStep, now: Mapping[str, str]
     if not lines and not code:  # of one that had another form of keys
         code.append("what a cache key is made of")
     differences = (*lines, *((_code_line(code),) if code else ()))
-    return Changes(differences, entry.version, entry.run, () if lines else tuple(code))
+    return Changes(differences, version, run, () if lines else tuple(code))
 
 
 def _code_line(code: Sequence[str]) -> str:
@@ -318,10 +305,9 @@ def _accepted(
     depends: Mapping[str, str],
 ) -> CacheEntry:
     """Record an earlier result under the key that the step has now."""
-    try:
+    user = str(os.getuid())
+    with suppress(OSError, KeyError):  # a user without a name, as in containers
         user = getpass.getuser()
-    except (OSError, KeyError):  # a user without a name, as in containers
-        user = str(os.getuid())
     record = {
         "by": f"{user}@{socket.gethostname()}",
         "at": time.time(),
@@ -350,14 +336,12 @@ def _known_inputs(
 ) -> dict[str, Artifact] | None:
     inputs: dict[str, Artifact] = {}
     for port, source in planned.inputs.items():
+        artifact = None
         if isinstance(source, StepOutput):
             artifact = known.get(source.step_key, {}).get(source.port)
         else:
-            try:
+            with suppress(ArtifactError):  # reported, with everything known about it, when the step runs
                 artifact = open_input(planned, port, source, store, fetch=False)
-            except ArtifactError:
-                # It will be reported, with everything known about it, when the step runs.
-                return None
         if artifact is None:
             return None
         inputs[port] = artifact

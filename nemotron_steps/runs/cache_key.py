@@ -1,16 +1,6 @@
-"""What a step's result depends on, as one mapping: its cache key is the digest of it, and two of them say what changed.
-
-    step ID             its version, entry and outputs
-    input PORT          type and digest of an artifact;  bound KEY: which file of it a config key is filled with
-    config KEY          a value, as JSON; no credentials, nothing OPERATIONAL
-    file KEY            the content of a file or folder that a config key names, in place of its path
-    file NAME.py        a file of the user's own that the config names, `FILE.py` or `FILE.py:NAME`, and what it imports
-    code NAME           a file of the code of the step, of environments, and of `MODULE:NAME` in the config
-    distribution NAME   version of what third parties' code imports
-
-Where a key's values do not say it (a file that names others), the config model does: `data_fingerprint`, the
-`module:function` that gives config key → what identifies it, texts and Paths.
-"""
+"""What a step's result depends on, as one mapping (docs/cache_keys.md): its cache key is the digest of it, and two of
+them say what changed. A config model may add to it by `data_fingerprint`, the `module:function` that gives config key →
+what identifies it, texts and Paths."""
 
 from __future__ import annotations
 
@@ -29,7 +19,7 @@ from nemotron_steps.artifacts.imports import stat_of
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.locations import cache_folder, read_json, write_json
 from nemotron_steps.config.secrets import MASK, is_secret_key, redact
-from nemotron_steps.errors import UnsupportedError
+from nemotron_steps.errors import StepsError, UnsupportedError
 from nemotron_steps.resolver.plan import PlannedStep
 from nemotron_steps.runs.code_digest import SYSTEM, Code
 from nemotron_steps.runs.step_entry import ENGINE_PACKAGES
@@ -50,7 +40,7 @@ _NAMES_A_PATH = re.compile(
 """Names of keys whose value is a path even if it is a single word."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".distcp", ".gguf")
 _MOST_READ = (500, 1 << 28)
-"""Files and bytes of what code names in one string."""
+"""Files and bytes of what code names in one string: of more, names, sizes and times count, not the content."""
 _WORTH_NOTING = 1 << 22
 """Bytes of a file from which its digest is remembered by size and time."""
 
@@ -58,10 +48,7 @@ Values = dict[str, Any]
 
 
 def depends_on(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[str, str]:
-    """Name → digest, or short text, of everything that the outputs of a step with these inputs are a function of.
-
-    Raises UnsupportedError if the step's manifest names no code, or code that is not there.
-    """
+    """Name → digest, or short text, of everything that the outputs of a step with these inputs are a function of."""
     filled = bound_values(planned, inputs)
     found = {
         "step": planned.step_id,
@@ -73,14 +60,24 @@ def depends_on(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[str
     for key, path in filled.items():
         port, root = next((p, a.path) for p, a in inputs.items() if Path(path).is_relative_to(a.path))
         found[f"bound {key}"] = f"{port}/{os.path.relpath(path, root)}"
-    code = Code()
-    _add_step(code, planned)
+    code, entry, schema = Code(), entry_module(planned), planned.manifest.step.config_schema
+    if not code.add_module(entry):
+        raise UnsupportedError(
+            f"the code of step '{planned.step_id}' is not installed: no module named '{entry}'",
+            where=planned.manifest.where("step", "entry"),
+            found=planned.manifest.step.entry,
+            hints=("steps doctor",),
+        )
+    if schema is not None:
+        code.add_module(schema.partition(":")[0])
     values = _plain_values(planned)
     for name in _environments(values, inputs, code):
         code.add_module(name)
     bound = {key for port in planned.manifest.consumes for key in port.bindings}
-    fingerprints = _fingerprints(planned, values, filled)
-    for key, value in _leaves(_without(values, filled)):
+    for key in filled:
+        _pop_all(values, key.split("."))
+    fingerprints = _fingerprints(schema, values)
+    for key, value in _leaves(values):
         section = next((each for each in fingerprints if key == each or key.startswith(f"{each}.")), None)
         if section is not None:
             found[f"file {section}"] = fingerprints[section]
@@ -91,7 +88,12 @@ def depends_on(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[str
         else:
             found[f"config {key}"] = text_of(value)
     for name, files in code.files.items():
-        found[name] = _digest(sorted(_content_or_stat(files)))
+        stats = {file: file.stat() for file in files if file.is_file()}
+        if len(stats) > _MOST_READ[0] or sum(each.st_size for each in stats.values()) > _MOST_READ[1]:
+            contents = [f"{file.name} {each.st_size} {each.st_mtime_ns}" for file, each in stats.items()]
+        else:
+            contents = [_file_digest(file) for file in stats]
+        found[name] = _digest(sorted(contents))
     found |= {f"distribution {name}": version for name, version in code.distributions.items()}
     return found
 
@@ -117,19 +119,6 @@ def recorded(depends: Mapping[str, str], planned: PlannedStep) -> dict[str, str]
     return {**masked, "config": _digest(config)}
 
 
-def _add_step(code: Code, planned: PlannedStep) -> None:
-    entry = entry_module(planned)
-    if not code.add_module(entry):
-        raise UnsupportedError(
-            f"the code of step '{planned.step_id}' is not installed: no module named '{entry}'",
-            where=planned.manifest.where("step", "entry"),
-            found=planned.manifest.step.entry,
-            hints=("steps doctor",),
-        )
-    if planned.manifest.step.config_schema is not None:
-        code.add_module(planned.manifest.step.config_schema.partition(":")[0])
-
-
 def entry_module(planned: PlannedStep) -> str:
     """The module of a step's function. UnsupportedError if its manifest names none."""
     entry = planned.manifest.step.entry
@@ -143,9 +132,6 @@ def entry_module(planned: PlannedStep) -> str:
     return entry.partition(":")[0]
 
 
-# -- environments ----------------------------------------------------------------------------------------------------
-
-
 def _environments(values: Values, inputs: Mapping[str, Artifact], code: Code) -> set[str]:
     """Modules of the environments that the config names, itself or as an agent, and of those that rows name, where
     rows are graded or checked: all there are, where it is not known which the rows name."""
@@ -153,6 +139,7 @@ def _environments(values: Values, inputs: Mapping[str, Artifact], code: Code) ->
     named = {str(name) for name in _environment_names(values)}
     if registry not in code.modules and not named:
         return set()
+    from nemotron_steps.environments.agents import AGENTS, resolve
     from nemotron_steps.environments.registry import BUILT_IN, names, plugin
 
     env = _section(values, "env")
@@ -161,9 +148,17 @@ def _environments(values: Values, inputs: Mapping[str, Artifact], code: Code) ->
         recorded_names = [a.attributes["environments"] for a in inputs.values() if "environments" in a.attributes]
         named.update(*(recorded_names or [names()]))
     options = _section(env, "nemo_gym", "environments")
-    chosen = {environment for name in named if (environment := _stands_for(name, options)) is not None}
-    entries = {name: BUILT_IN.get(name) or getattr(plugin(name), "value", "") for name in chosen}
-    return {entry.partition(":")[0] for entry in entries.values() if entry}
+    modules = set()
+    for name in named:
+        try:
+            found = resolve(name, options)
+            environment = found[0] if found is not None else None
+        except StepsError:  # reported when the step runs
+            environment = AGENTS[name].environment if name in AGENTS else None
+        if environment is not None:
+            entry = BUILT_IN.get(environment) or getattr(plugin(environment), "value", "") or ""
+            modules.add(entry.partition(":")[0])
+    return modules - {""}
 
 
 def _section(values: Any, *path: str) -> Mapping[str, Any]:
@@ -182,20 +177,6 @@ def _environment_names(values: Any, inside: str = "") -> Iterator[str]:
         yield from _environment_names(value, key)
 
 
-def _stands_for(name: str, options: Mapping[str, Any]) -> str | None:
-    from nemotron_steps.environments.agents import AGENTS, resolve
-    from nemotron_steps.errors import StepsError
-
-    try:
-        found = resolve(name, options)
-    except StepsError:  # reported when the step runs
-        return AGENTS[name].environment if name in AGENTS else None
-    return found[0] if found is not None else None
-
-
-# -- config ----------------------------------------------------------------------------------------------------------
-
-
 def _plain_values(planned: PlannedStep) -> Values:
     """The config as plain values, without what says how the step runs and without credentials."""
     values: Values = json.loads(json.dumps(dict(planned.config), default=str))
@@ -205,9 +186,7 @@ def _plain_values(planned: PlannedStep) -> Values:
 
         for key in operational_keys(load_schema(schema)):
             _pop_all(values, key.split("."))
-    # Which credentials fetched something does not change it.
-    plain: Values = _without_secrets(values)
-    return plain
+    return dict(_without_secrets(values))  # which credentials fetched something does not change it
 
 
 def _without_secrets(values: Any) -> Any:
@@ -220,13 +199,6 @@ def _without_secrets(values: Any) -> Any:
         for key, value in values.items()
         if isinstance(value, dict) or not is_secret_key(key)
     }
-
-
-def _without(values: Values, keys: Sequence[str] | Mapping[str, Any]) -> Values:
-    values = json.loads(json.dumps(values))
-    for key in keys:
-        _pop_all(values, key.split("."))
-    return values
 
 
 def _pop_all(values: Any, path: Sequence[str]) -> None:
@@ -258,8 +230,7 @@ def text_of(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{len(text)} characters, {_digest(text)}"
 
 
-def _fingerprints(planned: PlannedStep, values: Values, filled: Mapping[str, str]) -> dict[str, str]:
-    schema = planned.manifest.step.config_schema
+def _fingerprints(schema: str | None, values: Values) -> dict[str, str]:
     if schema is None:
         return {}
     from nemotron_steps.config.validation import load_schema
@@ -268,10 +239,7 @@ def _fingerprints(planned: PlannedStep, values: Values, filled: Mapping[str, str
     if not module:
         return {}
     fingerprint: Callable[[Values], Mapping[str, Sequence[Any]]] = getattr(importlib.import_module(module), name)
-    return {key: _digest(text_of(things)) for key, things in fingerprint(_without(values, filled)).items()}
-
-
-# -- files -----------------------------------------------------------------------------------------------------------
+    return {key: _digest(text_of(things)) for key, things in fingerprint(values).items()}
 
 
 def _content(key: str, value: Any, code: Code, *, is_path: bool) -> tuple[str | None, Any]:
@@ -317,14 +285,6 @@ def _tree_digest(path: Path, without: tuple[str, ...] = ()) -> str:
             if not name.endswith(without or ".pyc") and not (name[0] == "." and folder == str(path)) and file.is_file():
                 found[file.relative_to(path).as_posix()] = _file_digest(file)
     return _digest(found)
-
-
-def _content_or_stat(files: set[Path]) -> list[Any]:
-    """Digests of files; of more than can be read each time a plan is made, their names, sizes and times."""
-    stats = {file: file.stat() for file in files if file.is_file()}
-    if len(stats) > _MOST_READ[0] or sum(each.st_size for each in stats.values()) > _MOST_READ[1]:
-        return [f"{file.name} {each.st_size} {each.st_mtime_ns}" for file, each in stats.items()]
-    return [_file_digest(file) for file in stats]
 
 
 _digests: dict[tuple[Any, ...], str] = {}

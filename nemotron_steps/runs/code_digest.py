@@ -1,12 +1,7 @@
 """The code that a result depends on, found by following imports statically: nothing is imported on the way.
 
-By content: the package of what is named (a step, an environment, a function), `nemotron_steps`, and what third parties'
-code imports that no installed distribution brings. Other distributions by version, and the standard library not at
-all. What `nemotron_steps` itself needs does not count (docs/cache_keys.md).
-C sources count with the modules beside which they lie, and files and folders that third parties' code names in a
-string with it.
-Layers that only carry data around (api, runs, manifests, command line, errors) are left out: changing how a run is
-reported must not make every result stale.
+What counts by content, by version and not at all is said in docs/cache_keys.md. Layers that only carry data around are
+left out: changing how a run is reported must not make every result stale.
 """
 
 from __future__ import annotations
@@ -17,9 +12,10 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from glob import glob
-from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -55,13 +51,7 @@ _HEADER = re.compile(r"^(Name|Version): *(.+?) *$", re.MULTILINE)
 
 
 class Code:
-    """What was reached so far.
-
-    Attributes:
-        modules: module name → its source.
-        files: "code NAME", or "file NAME" for the user's own, → every file of that name.
-        distributions: name → version, of what third parties' code imports.
-    """
+    """What was reached so far."""
 
     def __init__(self) -> None:
         self.modules: dict[str, Path] = {}
@@ -124,15 +114,12 @@ class Code:
     def _follow(self) -> None:
         while self._pending:
             module, path, kind, folder = self._pending.pop()
-            top = module.partition(".")[0]
+            is_own = kind == "code" and module.partition(".")[0] == _OWN
             stamp = (str(path), tuple(stat_of(path)))
-            if top == _OWN and kind == "code":
-                for name, found in _own_imports(*stamp, module, self._place(top)[0]):
-                    self._take(name, found, kind)
-                continue
-            self._take_named(path, _source(*stamp), _named(*stamp), kind, folder)
+            if not is_own:
+                self._take_named(path, _source(*stamp), _named(*stamp), kind, folder)
             for name in _imports(*stamp, module):
-                if not _is_carrier(name):
+                if not is_own or name.startswith(f"{_OWN}."):
                     self._reach(name, kind)
 
     def _take_named(self, path: Path, source: str, named: tuple[tuple[str, str], ...], kind: str, prefix: str) -> None:
@@ -173,14 +160,18 @@ class Code:
         brought = set() if top in self._by_content else self._brought_by(top)
         if brought and not brought & self._mates:
             self.distributions.update(brought)
+        elif top == _OWN:
+            self._take(name, _find_own(name, folders), "code")
         else:
-            self._take(name, _find(name, folders, single), "code" if top == _OWN else kind)
+            self._take(name, _find(name, folders, single), kind)
 
     def _place(self, top: str) -> tuple[tuple[Path, ...], Path | None]:
         """The folders of a top-level package, or the file of a module."""
         if top not in self._places:
-            loaded = getattr(sys.modules.get(top), "__path__", None)
-            spec = _spec(top) if not loaded else None
+            loaded, spec = getattr(sys.modules.get(top), "__path__", None), None
+            if not loaded:
+                with suppress(ImportError, ValueError):
+                    spec = importlib.util.find_spec(top)
             folders = loaded or (spec.submodule_search_locations if spec else None) or ()
             single = Path(spec.origin) if spec and spec.has_location and spec.origin and not folders else None
             self._places[top] = tuple(Path(folder) for folder in folders), single
@@ -195,10 +186,7 @@ class Code:
 
 
 def import_closure(module: str) -> dict[str, Path]:
-    """Module name → source of `module` and all it imports from its own package and `nemotron_steps`.
-
-    Raises ModuleNotFoundError if `module` itself cannot be found.
-    """
+    """Module name → source of `module` and all it imports from its own package and `nemotron_steps`."""
     code = Code()
     if not code.add_module(module):
         raise ModuleNotFoundError(f"no module named '{module}'", name=module)
@@ -216,9 +204,9 @@ def _is_carrier(name: str) -> bool:
 
 def _find(name: str, folders: tuple[Path, ...], single: Path | None) -> Path | None:
     """The source of a module, found by path so that no package is imported on the way; None if there is none."""
-    if not folders:
-        return single if "." not in name else None
-    return _find_below(name, folders)
+    if folders:
+        return _find_below(name, folders)
+    return single if "." not in name else None
 
 
 def _find_below(name: str, folders: tuple[Path, ...]) -> Path | None:
@@ -236,19 +224,9 @@ _find_own = lru_cache(maxsize=16384)(_find_below)
 """Of this package, whose modules neither come nor go while it runs."""
 
 
-def _spec(top: str) -> ModuleSpec | None:
-    try:
-        return importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        return None
-
-
 @lru_cache(maxsize=1024)
 def _distributions(top: str, folder: Path, mtime_ns: int) -> tuple[tuple[str, str], ...]:
-    """(name, version) of the distributions that installed a top-level package or module into a folder.
-
-    One that is installed in place (`pip install -e`) did not: its files are the user's own to edit.
-    """
+    """(name, version) of the distributions that installed a top-level package or module into a folder."""
     for pattern in (re.sub(r"[-_.]+", "[-_.]", top) + "-*", "*"):
         found = []
         for place in folder.glob(f"{pattern}.dist-info"):
@@ -347,28 +325,17 @@ def _files_below(folder: Path) -> Iterator[Path]:
     number = 0
     for place, folders, files in os.walk(folder):
         folders[:] = sorted(each for each in folders if each[0] != "." and each != "__pycache__")
-        for name in sorted(files):
-            if name[0] != "." and not name.endswith(".pyc"):
-                yield Path(place, name)
-                number += 1
+        names = [name for name in sorted(files) if name[0] != "." and not name.endswith(".pyc")]
+        yield from (Path(place, name) for name in names)
+        number += len(names)
         if number > _MOST_FILES:
             return
 
 
 @lru_cache(maxsize=4096)
 def _imports(path: str, stamp: tuple[int, ...], module: str) -> tuple[str, ...]:
-    source = _source(path, stamp)
-    return tuple(dict.fromkeys(_named_modules(source, module, Path(path))))
-
-
-@lru_cache(maxsize=4096)
-def _own_imports(
-    path: str, stamp: tuple[int, ...], module: str, folders: tuple[Path, ...]
-) -> tuple[tuple[str, Path], ...]:
-    """What a module of this package imports from it, and where that is."""
-    names = [name for name in _imports(path, stamp, module) if name.startswith(f"{_OWN}.")]
-    found = ((name, _find_own(name, folders)) for name in names if not _is_carrier(name))
-    return tuple((name, place) for name, place in found if place is not None)
+    names = dict.fromkeys(_named_modules(_source(path, stamp), module, Path(path)))
+    return tuple(name for name in names if not _is_carrier(name))
 
 
 def _named_modules(source: str, module: str, path: Path) -> Iterator[str]:

@@ -1,10 +1,5 @@
-"""What a step function is given: its config, its inputs, slots for its outputs, a work folder and a tracker.
-
-The tracker turns each report into one JSON line of the run folder, flushed at once, and hands the same record to
-listeners (the command line's display, experiment trackers). `plain_context` builds a context over ordinary folders, for
-tests of step functions and for the worker processes of a distributed step. Nothing here touches a store: committing
-the filled slots is the runner's job.
-"""
+"""What a step function is given: its config, its inputs, slots for its outputs, a work folder and a tracker. Nothing
+here touches a store: committing the filled slots is the runner's job."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import InterruptedRunError, StepsError, WorkerLostError
 from nemotron_steps.runs.locks import hold_if_free
 from nemotron_steps.runs.recorder import Recorder
-from nemotron_steps.runs.report.page import write_report
 from nemotron_steps.runs.run_folder import FAILED, INTERRUPTED, RUNNING, RunFolder, RunInfo, read_events
 from nemotron_steps.runs.step_workdir import WorkFolder
 
@@ -22,12 +21,7 @@ _CHECKPOINT = re.compile(r"step_([0-9]{8,})")
 
 
 def kept(steps: Mapping[str, Mapping[str, Any]], work: Path) -> str:
-    """One clause about every step of a run, to put behind `interrupted by SIGINT`.
-
-    Args:
-        steps: as in run.json; a step that was at work has its `cache_key`.
-        work: the home's folder of work folders.
-    """
+    """One clause about every step of a run, to put behind `interrupted by SIGINT`."""
     done = [key for key, step in steps.items() if step.get("state") in _DONE]
     parts, anew = [], ""
     if done:
@@ -45,21 +39,18 @@ def kept(steps: Mapping[str, Mapping[str, Any]], work: Path) -> str:
 
 
 def record_death(store: ArtifactStore, run_id: str, how: str, *, asked_by: str | None = None) -> StepsError:
-    """Journal that a run's process is gone, as far as nobody else works on the run or has ended it.
-
-    Args:
-        how: what is known of the end: a signal, an exit code.
-        asked_by: the signal that ended it at the user's wish: a second one, or one that it did not hear.
-
-    Returns:
-        What to tell; its hints say how to look closer and to go on.
-    """
+    """Journal that a run's process is gone, as far as nobody else works on the run or has ended it."""
     folder = RunFolder(store, run_id)
+    config, causes = folder.path / "config.yaml", []
+    if "SIGKILL" in how:
+        causes = ["dmesg | tail   # says whether the machine ran out of memory"]
+    elif config.is_file() and "backend: ray" in config.read_text(encoding="utf-8"):
+        causes = ["ls -t /tmp/ray/session_latest/logs   # Ray ends its driver when one of Ray's own processes dies"]
     error: StepsError = WorkerLostError(
         "the process that worked on the run ended without a word",
         where=f"run {run_id}",
         found=how,
-        hints=(*_causes(how, folder.path), f"steps logs {run_id}", f"steps run --resume {run_id}"),
+        hints=(*causes, f"steps logs {run_id}", f"steps run --resume {run_id}"),
     )
     with hold_if_free(folder.lock) as free:
         info = folder.load()
@@ -75,36 +66,17 @@ def _journal(store: ArtifactStore, folder: RunFolder, info: RunInfo, error: Step
     recorder = Recorder(folder, info, [])
     interrupted = isinstance(error, InterruptedRunError)
     ended = INTERRUPTED if interrupted else FAILED
-    fields = error.to_dict()
     starts = [record["time"] for record in read_events(store, folder.id) if record.get("kind") == "run_started"]
     states = [step.get("state") for step in info.steps.values()]
     try:
         for key, step in info.steps.items():
             if step.get("state") == RUNNING:
                 if not interrupted:
-                    recorder.tracker(key).record("step_failed", error=fields)
+                    recorder.tracker(key).record("step_failed", error=error.to_dict())
                 recorder.set_step(key, ended)
-        recorder.set_status(ended, error=fields)
-        recorder.run.record(
-            "run_finished",
-            status=ended,
-            seconds=time.time() - starts[-1] if starts else 0.0,
-            ran=states.count("ran"),
-            cached=states.count("cached") + states.count("reused"),
-            error=fields,
-            report=str(folder.path / "report.html"),
-        )
-        write_report(folder.path, store)
+        seconds = time.time() - starts[-1] if starts else 0.0
+        cached = states.count("cached") + states.count("reused")
+        recorder.finish(store, ended, error, seconds=seconds, ran=states.count("ran"), cached=cached)
     finally:
         recorder.close()
         folder.publish()
-
-
-def _causes(how: str, folder: Path) -> tuple[str, ...]:
-    """Where to look for why, as far as it can be guessed."""
-    if "SIGKILL" in how:
-        return ("dmesg | tail   # says whether the machine ran out of memory",)
-    config = folder / "config.yaml"
-    if config.is_file() and "backend: ray" in config.read_text(encoding="utf-8"):
-        return ("ls -t /tmp/ray/session_latest/logs   # Ray ends its driver when one of Ray's own processes dies",)
-    return ()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemotron_steps import __version__
-from nemotron_steps.artifacts.files import as_storage_error, storage_errors, to_json_bytes, write_atomic
+from nemotron_steps.artifacts.files import as_storage_error, remove_tree, storage_errors, to_json_bytes, write_atomic
 from nemotron_steps.artifacts.jsonable import plain
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.artifacts.store import ArtifactStore
@@ -30,7 +30,6 @@ from nemotron_steps.runs.cache import KEY, CacheEntry, changes_since, recall, re
 from nemotron_steps.runs.cache_key import depends_on, key_of, recorded
 from nemotron_steps.runs.context import Listener, OutputSlot, StepContext
 from nemotron_steps.runs.crash_report import kept
-from nemotron_steps.runs.hints import blocked, failed_checks
 from nemotron_steps.runs.locks import hold, hold_if_free, read_holder
 from nemotron_steps.runs.recorder import Recorder, report_unwritable, row_at, traceback_text
 from nemotron_steps.runs.report.seed_stats import Outcome, Table, spread_tables
@@ -47,14 +46,7 @@ from nemotron_steps.runs.run_folder import (
     this_process,
 )
 from nemotron_steps.runs.step_entry import as_steps_error, imported, validated_config
-from nemotron_steps.runs.step_workdir import (
-    WorkFolder,
-    check_inputs,
-    commit_outputs,
-    name_users_files,
-    open_input,
-    stage_outputs,
-)
+from nemotron_steps.runs.step_workdir import WorkFolder, check_inputs, name_users_files, open_input, stage_outputs
 from nemotron_steps.runs.trackers import trackers
 from nemotron_steps.runs.trackers.base import ExperimentTracker
 from nemotron_steps.stopping import deferred, interruptible, stop_if_asked, was_interrupted
@@ -70,10 +62,7 @@ _STOPS_ALL = (RetryableError, StorageError, InterruptedRunError)
 
 @dataclass(frozen=True)
 class StepResult:
-    """How one step of a run went.
-
-    `state` is "ran", "cached" (an earlier run made it) or "reused" (another run made it while this one waited).
-    """
+    """How one step of a run went: it "ran", is "cached", or "reused" what another run made while this one waited."""
 
     key: str
     step_id: str
@@ -86,6 +75,14 @@ class StepResult:
     made_by: str = ""
     """The run that made it, and the key of the cache that it made it under."""
     cache_key: str = ""
+
+    @classmethod
+    def of(
+        cls, planned: PlannedStep, entry: CacheEntry, state: str, outputs: Mapping[str, Artifact], *hints: advice.Hint
+    ) -> StepResult:
+        """What an entry of the cache says of a step of the plan."""
+        made = entry.seconds, entry.summary, hints, planned.instance, entry.run, entry.key
+        return cls(planned.key, planned.step_id, state, outputs, *made)
 
 
 @dataclass(frozen=True)
@@ -131,24 +128,16 @@ def execute(
     ends_process: bool = True,
     takes_over: bool = False,
 ) -> RunResult:
-    """Run every step of a plan that is not already done.
+    """Run every step of a plan that is not already done. Raises what the first step failed with, after journalling it.
 
     Args:
-        plan: from the resolver.
-        store: the home's artifacts; run and work folders go to the same home.
         types: the type graph the plan was resolved with, for supertypes of what is committed and consumed.
-        force: run the plan's goals even if they are cached, from the start. What they consume stays cached. A run
-            that is resumed without it goes on with those that it was forced to make and has not made.
+        force: run the plan's goals from the start even if they are cached. A run that is resumed without it goes on
+            with those that it was forced to make and has not made.
         resume: id of an earlier (or submitted) run: its folder is continued instead of a new one begun.
-        listeners: called with every record, after it was written.
         request: what was asked, kept redacted in run.json; `resume` by id alone needs it.
-        mirrored: where metrics and artifacts are mirrored.
         ends_process: whether a second Ctrl-C does; else it is another KeyboardInterrupt (`interruptible`).
         takes_over: this process is not an executor's job, and one that the run had before has no more to do with it.
-
-    Raises:
-        StepsError: the first step that failed, with hints; InterruptedRunError on Ctrl-C or SIGTERM. The run folder
-            says the same, and running the same command again continues.
     """
     declare((types or TypeGraph()).validators)
     folder = RunFolder(store, get_run(store, resume).id if resume else new_run_id(plan.name or plan.goals[-1]))
@@ -245,10 +234,7 @@ class _Run:
         )
 
     def steps(self) -> None:
-        """Do every step in order. An instance of a fan-out that fails takes along only what reads it.
-
-        Raises what failed first, once nothing else is left to do; at once what stops every instance.
-        """
+        """Do every step in order. An instance of a fan-out that fails takes along only what reads it."""
         lost: set[str] = set()
         failures: list[StepsError] = []
         for planned in self.plan.steps:
@@ -289,17 +275,12 @@ class _Run:
             self._journal_hint(planned, hint, failure=False)
         if result.state == "ran":
             _publish(self.recorder.folder)
-        if planned.checks:
-            self._check(planned, result)
-
-    def _check(self, planned: PlannedStep, result: StepResult) -> None:
-        """Hold what a step came to against its checks. CheckFailedError where one blocks what reads it."""
         made = next((a.producer.made_under for a in result.outputs.values() if a.producer), result.cache_key)
-        failed = failed_checks(planned.checks, result.summary, self.store, result.made_by, made)
+        failed = advice.failed_checks(planned.checks, result.summary, self.store, result.made_by, made)
         for each in failed:
             self.recorder.tracker(planned.key).record("warning", text=f"check of {planned.key} failed: {each}")
         if blocking := [each for each in failed if each.check.severity == "block"]:
-            raise blocked(blocking, planned, self.recorder.folder.id)
+            raise advice.blocked(blocking, planned, self.recorder.folder.id)
 
     def _inputs(self, planned: PlannedStep) -> dict[str, Artifact]:
         """What each port reads, opened and checked."""
@@ -354,7 +335,10 @@ class _Run:
             staged = stage_outputs(planned, filled[0], work, self.store, self.types, inputs, run_id, key)
             # From the first that is moved away until that is on record a stop would have the step made once more.
             ending.enter_context(deferred())
-            outputs = commit_outputs(staged, self.store)
+            outputs: dict[str, Artifact] = {}
+            for port, artifact in staged.items():
+                with storage_errors(artifact.path):
+                    outputs[port] = self.store.publish(artifact)
             entry = CacheEntry(key, run_id, filled[2], outputs, filled[1], __version__, made_of)
             remember(self.store, entry)
             # Before the folder goes: a kill in between must not have the step made once more.
@@ -364,7 +348,7 @@ class _Run:
         tracker.record("step_finished", outputs=refs, seconds=entry.seconds)
         signals = self.recorder.signals(planned.key)
         found = advice.hints_for_signals(signals, planned.manifest, planned.config)
-        return _result(planned, entry, "ran", outputs, tuple(found))
+        return StepResult.of(planned, entry, "ran", outputs, *found)
 
     def _take_over_own_attempt(self, planned: PlannedStep, work: WorkFolder, depends: Mapping[str, str]) -> None:
         """Go on from this run's last attempt under another key, where nothing but code has changed since: whoever
@@ -379,7 +363,8 @@ class _Run:
                 changes = None if before is None else changes_since(planned, before, depends)
                 if not free or (changes is not None and not changes.code):
                     return
-                work.take_over(earlier)
+                remove_tree(work.path)
+                earlier.path.rename(work.path)
             what = "what it depends on may have" if changes is None else ", ".join(changes.differences)
             _LOG.warning("%s goes on from its checkpoints; changed since: %s; --force starts anew", planned.key, what)
             return
@@ -403,7 +388,7 @@ class _Run:
             made_by=entry.run,
             summary=entry.summary,
         )
-        return _result(planned, entry, state, outputs)
+        return StepResult.of(planned, entry, state, outputs)
 
     def _call(
         self, planned: PlannedStep, config: Any, inputs: Mapping[str, Artifact], work: WorkFolder
@@ -455,23 +440,9 @@ class _Run:
 
     def end(self, status: str, started: float, error: StepsError | None = None, traceback: str = "") -> None:
         """Journal the end and write the report. `traceback` is that of an error of nobody's step."""
-        from nemotron_steps.runs.report.page import write_report
-
-        recorder = self.recorder
-        seconds = time.monotonic() - started
-        ran = sum(result.state == "ran" for result in self.results)
-        recorder.set_status(status, error=None if error is None else error.to_dict())
-        recorder.run.record(
-            "run_finished",
-            status=status,
-            seconds=seconds,
-            ran=ran,
-            cached=len(self.results) - ran,
-            error=None if error is None else error.to_dict(),
-            traceback=traceback,
-            report=str(recorder.folder.path / "report.html"),
-        )
-        write_report(recorder.folder.path, self.store)
+        seconds, ran = time.monotonic() - started, sum(result.state == "ran" for result in self.results)
+        counts = {"ran": ran, "cached": len(self.results) - ran}
+        self.recorder.finish(self.store, status, error, seconds=seconds, **counts, traceback=traceback)
 
     def end_badly(self, error: BaseException, signal_name: str | None, started: float) -> BaseException:
         """Journal a failure or interruption; returns the error to raise."""
@@ -496,17 +467,6 @@ class _Run:
         except (OSError, StorageError) as unwritable:
             report_unwritable(unwritable, self.recorder.folder.path)
         return error
-
-
-def _result(
-    planned: PlannedStep,
-    entry: CacheEntry,
-    state: str,
-    outputs: Mapping[str, Artifact],
-    hints: tuple[advice.Hint, ...] = (),
-) -> StepResult:
-    key, step, instance = planned.key, planned.step_id, planned.instance
-    return StepResult(key, step, state, outputs, entry.seconds, entry.summary, hints, instance, entry.run, entry.key)
 
 
 def _publish(folder: RunFolder) -> None:

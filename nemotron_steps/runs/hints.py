@@ -1,15 +1,11 @@
-"""Advice from a step's manifest for what went wrong (a failure, or a signal raised while it trained), and the checks
-of a stage's results that its pipeline states.
-
-A failure is matched to `[[errors]]` by error code, exception class or pattern, over the exception and all it came
-from; a signal is matched to `[[strategies]]` by name. The advice carries the run's own numbers and overrides that
-can be pasted, worked out from the run's own config.
-"""
+"""Advice from a step's manifest for a failure (`[[errors]]`) or a signal (`[[strategies]]`), and the checks of a
+stage's results that its pipeline states."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -75,7 +71,12 @@ def hints_for_failure(
         for entry in manifest.errors
         if _matches(entry, error)
     ]
-    return [*found, *hints_for_signals([*signals, *_signals_of(error)], manifest, config)]
+    chain, own = list(_chain(error)), []  # signals that the failure itself amounts to
+    if any(isinstance(each, MemoryError) or _OUT_OF_MEMORY.search(_text(each)) for each in chain):
+        own.append(Signal("out_of_memory"))
+    if any(isinstance(each, JudgeUnavailableError) for each in chain):
+        own.append(Signal("judge_unavailable"))
+    return [*found, *hints_for_signals([*signals, *own], manifest, config)]
 
 
 def of_its_own(hint: str, planned: PlannedStep, plan: Plan) -> str:
@@ -116,24 +117,17 @@ def _matches(entry: ErrorHint, error: BaseException) -> bool:
         if type(each) is StepFailedError and each.__cause__ is not None:
             continue  # the runner's wrapper around what the step really raised, which comes next
         classes = {cls.__name__ for cls in type(each).__mro__}
-        text = f"{type(each).__name__}: {each}"
         for pattern in entry.match:
             if _CODE.fullmatch(pattern):
                 if isinstance(each, StepsError) and each.code == pattern:
                     return True
-            elif pattern in classes or re.search(pattern, text, re.IGNORECASE):
+            elif pattern in classes or re.search(pattern, _text(each), re.IGNORECASE):
                 return True
     return False
 
 
-def _signals_of(error: BaseException) -> Iterator[Signal]:
-    """Signals that a failure itself amounts to."""
-    chain = list(_chain(error))
-    texts = [f"{type(each).__name__}: {each}" for each in chain]
-    if any(isinstance(each, MemoryError) for each in chain) or any(_OUT_OF_MEMORY.search(text) for text in texts):
-        yield Signal("out_of_memory")
-    if any(isinstance(each, JudgeUnavailableError) for each in chain):
-        yield Signal("judge_unavailable")
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -159,14 +153,13 @@ class FailedCheck:
 def failed_checks(
     checks: Sequence[StageCheck], summary: Mapping[str, Any], store: ArtifactStore, made_by: str, cache_key: str
 ) -> list[FailedCheck]:
-    """Every check that does not hold. A number that is not there fails its check.
-
-    Args:
-        made_by: the run whose metrics are the step's, under whatever key it had there.
-    """
+    """Every check that does not hold. A number that is not there fails its check."""
     values = flat_numbers(summary)
     if any(check.metric not in values for check in checks):
-        values = {**_last_metrics(store, made_by, cache_key), **values}
+        keys = keys_of(store, made_by, cache_key)
+        recorded = read_events(store, made_by, "metrics") if keys else []
+        last = [flat_numbers(record["values"]) for record in recorded if record.get("step") in keys]
+        values = {**dict(ChainMap(*reversed(last))), **values}
     failed = []
     for check in checks:
         value = values.get(check.metric)
@@ -190,10 +183,7 @@ def blocked(failed: Sequence[FailedCheck], planned: PlannedStep, run_id: str) ->
 
 
 def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of a summary: NAME, of a change what it came to, of nested values NAME/ROW/COLUMN.
-
-    NaN and infinities among them: a number that ended as NaN is not the one before it.
-    """
+    """The numbers of a summary: NAME, of a change what it came to, of nested values NAME/ROW/COLUMN."""
     found: dict[str, float] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -203,13 +193,3 @@ def flat_numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float
         elif (single := as_float(value)) is not None:
             found[f"{prefix}{name}"] = single
     return found
-
-
-def _last_metrics(store: ArtifactStore, run_id: str, cache_key: str) -> dict[str, float]:
-    """The last value of each metric of the step that worked under a cache key in a run; none of a run that is gone."""
-    keys = keys_of(store, run_id, cache_key)
-    values: dict[str, float] = {}
-    for record in read_events(store, run_id, "metrics") if keys else ():
-        if record.get("step") in keys:
-            values.update(flat_numbers(record["values"]))
-    return values

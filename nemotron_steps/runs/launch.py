@@ -68,19 +68,7 @@ def submit(
     attached: bool = False,
     force_squash: bool = False,
 ) -> RunInfo:
-    """Start a run under a profile's executor.
-
-    Args:
-        run_id: a run whose folder exists (`RunFolder.create`).
-        request: what the job is to do, redacted, where it is not what the run was asked for before.
-        forced: keys of steps that the run makes whatever is cached; none leaves it with those that it has yet to make.
-        paths: see Launch.
-        attached: somebody waits for it.
-
-    Raises UnsupportedError if the executor is not available or gives no name for the job, or the home cannot be seen by
-    the job. Whatever is raised, a run that was new says that it failed, and what it is forced to make; one that was
-    there before is as it was.
-    """
+    """Start a run under a profile's executor."""
     folder = RunFolder(store, run_id)
     with hold(
         folder.submit_lock, {"run": run_id}, lambda holder: refuse_busy(run_id, holder, "being submitted already")
@@ -143,16 +131,24 @@ def refresh(store: ArtifactStore, info: RunInfo) -> RunInfo:
 
 
 def job_status(store: ArtifactStore, info: RunInfo) -> JobStatus | None:
-    """What the executor says about a submitted run's job; None for a run that no executor started.
-
-    Of a job that was cancelled before it began this also writes down that the run is over: nobody else can.
-    Raises UnsupportedError if what the executor says is not a JobStatus.
-    """
+    """What the executor says about a submitted run's job; None for a run that no executor started."""
     if not info.job:
         return None
     status = _status(find_executor(info.executor), info)
-    if status.state is JobState.CANCELLED and info.status == SUBMITTED:
-        _note_cancelled(store, info)
+    if status.state is not JobState.CANCELLED or info.status != SUBMITTED:
+        return status
+    # Nobody else can write down that a job is over which was cancelled before it began.
+    folder = RunFolder(store, info.id)
+    error = InterruptedRunError("the job was cancelled before it began", where=f"run {info.id}").to_dict()
+    try:
+        with hold_if_free(folder.submit_lock) as free:
+            now = get_run(store, info.id)
+            # One that began in the meantime says itself how it ended; handed in again, it has another job.
+            if free and now.status == SUBMITTED and now.job == info.job:
+                folder.update(now, status=INTERRUPTED, error=error)
+    except OSError as failed:  # whoever may only look at the home leaves it as it is
+        if failed.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
     return status
 
 
@@ -169,45 +165,22 @@ def _status(executor: Executor, info: RunInfo) -> JobStatus:
     return status
 
 
-def _note_cancelled(store: ArtifactStore, info: RunInfo) -> None:
-    folder = RunFolder(store, info.id)
-    error = InterruptedRunError("the job was cancelled before it began", where=f"run {info.id}").to_dict()
-    try:
-        with hold_if_free(folder.submit_lock) as free:
-            now = get_run(store, info.id)
-            # One that began in the meantime says itself how it ended; handed in again, it has another job.
-            if free and now.status == SUBMITTED and now.job == info.job:
-                folder.update(now, status=INTERRUPTED, error=error)
-    except OSError as failed:  # whoever may only look at the home leaves it as it is
-        if failed.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
-
-
 def cancel(store: ArtifactStore, info: RunInfo) -> None:
-    """Ask a submitted run's job to stop. RequestError for a run that no executor started.
-
-    A job that waits in a queue is waited for until it is out of it, for _CANCEL_S at most (see job_status).
-    """
+    """Ask a submitted run's job to stop. RequestError for a run that no executor started."""
     if not info.job:
         raise RequestError(f"run '{info.id}' was not submitted to an executor", hints=(f"steps status {info.id}",))
     executor = find_executor(info.executor)
     before = _status(executor, info).state
     executor.cancel(info.job)
-    if before is JobState.RUNNING:
-        return
     until = time.monotonic() + _CANCEL_S
     while before is JobState.PENDING and not _status(executor, info).state.over and time.monotonic() < until:
         time.sleep(_POLL_S)
-    job_status(store, refresh(store, info))
+    if before is not JobState.RUNNING:
+        job_status(store, refresh(store, info))
 
 
 def follow(store: ArtifactStore, run_id: str, write: Callable[[str], None]) -> RunInfo:
-    """Copy a submitted run's log to `write` until the run is over; returns its final state.
-
-    Raises what the run failed with, as the process that worked on it reported it; RetryableError (WorkerLostError)
-    if its node died or it reached its time limit, or if its executor did not answer for _SILENCE_S; InterruptedRunError
-    if it was cancelled.
-    """
+    """Copy a submitted run's log to `write` until the run is over; returns its final state."""
     log = store.backend.scratch / "runs" / run_id / "log.txt"
     offset, ended = 0, 0.0
     queued_again = -1  # attempts there were when the job went back into its queue
@@ -221,29 +194,25 @@ def follow(store: ArtifactStore, run_id: str, write: Callable[[str], None]) -> R
             offset += len(text)
             if text:
                 write(text.decode(errors="replace"))
-        failure = error_of(info)
-        said = _said(info)
-        status = inquiry.status
-        if said and failure is None:
-            ended = ended or time.monotonic()
+        failure, status = error_of(info), inquiry.status
+        if not _said(info) and (status is None or not status.state.over):
+            ended = 0.0
+            time.sleep(_POLL_S)
+            continue
+        ended = ended or time.monotonic()
+        if status is not None and not _said(info):
+            if time.monotonic() - ended > _LAG_S or status.state not in (JobState.DONE, JobState.FAILED):
+                raise _job_error(store, info, status)
+        elif failure is None:
             # The process that worked writes the report a moment after it said how the run ended.
             if (log.parent / "report.html").is_file() or time.monotonic() - ended > _LAG_S:
                 return info
-            time.sleep(_POLL_S)
-            continue
-        if said and failure is not None:
-            ended = ended or time.monotonic()
+        else:
             if status is not None and status.state is JobState.PENDING:
                 queued_again, ended = info.attempts, 0.0
             over = status is None or status.state.over
             if over or (time.monotonic() - ended > _RESTART_S and queued_again != info.attempts):
                 raise failure
-        elif status is not None and status.state.over:
-            ended = ended or time.monotonic()
-            if time.monotonic() - ended > _LAG_S or status.state not in (JobState.DONE, JobState.FAILED):
-                raise _job_error(store, info, status)
-        else:
-            ended = 0.0
         time.sleep(_POLL_S)
 
 
@@ -260,10 +229,7 @@ class _Inquiry:
         self._silent_since: float | None = None
 
     def look(self, info: RunInfo) -> RunInfo:
-        """Ask, if it is time or run.json says something new; what the run is now.
-
-        Raises RetryableError where nobody has answered for _SILENCE_S.
-        """
+        """Ask, if it is time or run.json says something new; what the run is now."""
         now = time.monotonic()
         nothing_new = self._known == (info.status, info.attempts)
         if nothing_new and info.executor != "local" and now - self._asked < _FETCH_S:
@@ -316,7 +282,8 @@ def _job_error(store: ArtifactStore, info: RunInfo, status: JobStatus) -> StepsE
     if status.state is JobState.CANCELLED:
         return InterruptedRunError("the job was cancelled; what was committed is kept", where=where, hints=(again,))
     if status.state is JobState.LOST:
-        return WorkerLostError("the job's node was lost", where=where, found=status.detail, hints=(again,))
+        what = "the run's process is gone" if info.executor == "local" else "the job's node was lost"
+        return WorkerLostError(what, where=where, found=status.detail, hints=(again,))
     if status.state is JobState.TIMED_OUT:
         what = "the job reached its time limit; it goes on from the last checkpoint"
         longer = "raise `time` in the profile, or set checkpointing.checkpoint_must_save_by"

@@ -24,12 +24,7 @@ _held: set[IO[str]] = set()
 
 @contextmanager
 def hold(path: Path, holder: dict[str, Any], on_wait: Callable[[dict[str, Any]], None]) -> Iterator[bool]:
-    """Hold the lock at `path`; yields whether another process had to be waited for.
-
-    Args:
-        holder: written into the file for those who wait: run id and the like.
-        on_wait: called once, with the present holder's note, before waiting.
-    """
+    """Hold the lock at `path`; yields whether another process had to be waited for."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
         waited = not _try_lock(file)

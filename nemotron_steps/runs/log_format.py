@@ -169,11 +169,6 @@ def outputs(references: Mapping[str, str]) -> str:
     return ", ".join(f"{port} = {ref}" for port, ref in references.items())
 
 
-def _run_started(record: Record) -> str:
-    verb = "resumed" if record["resumed"] else "started"
-    return f"run {record['run']} {verb}: {record['name']}, {_steps(len(record['steps']))}"
-
-
 def _run_finished(record: Record) -> str:
     if record["ran"] == 0 and record["status"] == "done":
         every = f"all {record['cached']} steps are cached" if record["cached"] > 1 else "the step is cached"
@@ -194,11 +189,8 @@ def _metrics(record: Record) -> str:
 
 
 def _waiting(record: Record) -> str:
-    holder = record["holder"]
-    return (
-        f"another run works on the same artifact (run {holder.get('run', '?')}, process {holder.get('pid', '?')} "
-        f"on {holder.get('host', '?')}): waiting for it"
-    )
+    run, process, host = (record["holder"].get(name, "?") for name in ("run", "pid", "host"))
+    return f"another run works on the same artifact (run {run}, process {process} on {host}): waiting for it"
 
 
 def signal_text(name: str, numbers: Mapping[str, Any], times: int = 1) -> str:
@@ -214,18 +206,18 @@ def signal_text(name: str, numbers: Mapping[str, Any], times: int = 1) -> str:
 
 
 def _event(record: Record) -> str:
-    fields = "  ".join(f"{name}={_value(value)}" for name, value in record["fields"].items())
-    return f"{record['name']}: {fields}" if fields else str(record["name"])
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}: {number(item)}" for name, item in value.items()) + "}"
-    return number(value)
+    fields = []
+    for name, value in record["fields"].items():
+        if isinstance(value, Mapping):
+            value = "{" + ", ".join(f"{key}: {number(item)}" for key, item in value.items()) + "}"
+        fields.append(f"{name}={number(value)}")
+    return f"{record['name']}: {'  '.join(fields)}" if fields else str(record["name"])
 
 
 _RENDERERS: dict[str, Callable[[Record], str]] = {
-    "run_started": _run_started,
+    "run_started": lambda r: (
+        f"run {r['run']} {'resumed' if r['resumed'] else 'started'}: {r['name']}, {_steps(len(r['steps']))}"
+    ),
     "run_finished": _run_finished,
     "step_started": lambda r: (
         ("continues from its work folder" if r["resumed"] else "started") + f" (key {r['cache_key'][:12]})"

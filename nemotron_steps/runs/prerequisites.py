@@ -1,9 +1,5 @@
-"""What a step would refuse when it starts, asked where the plan is about to run and before its first step does.
-
-Steps without an implementation, what the steps need of the machine (NEEDS: packages, programs, GPUs), and the data that
-a step's own preflight looks at: in a chain the step itself may come hours later. `steps plan` shows what of it is not
-here, and `steps doctor` all of it; a plan that is submitted to other machines is asked for its implementations alone.
-"""
+"""What a step would refuse when it starts, asked before the first step of a plan runs: code that is not there, what
+the machine lacks (NEEDS), data that a step's preflight refuses. In a chain the step itself may come hours later."""
 
 from __future__ import annotations
 
@@ -12,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -42,14 +39,7 @@ _WITHOUT = {"ray": "process", "vllm": "embedded"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        name: what it is.
-        state: ok, warning, failed, or absent (optional, and not here).
-        detail: what was found.
-        fix: what to do about it; empty when there is nothing to do.
-    """
+    """One thing that was looked at."""
 
     name: str
     state: str
@@ -126,13 +116,12 @@ def look(name: str) -> Finding:
 
 
 def needs_of(planned: PlannedStep) -> dict[str, str]:
-    """What a step needs of the machine that it runs on → what says so, as far as its config and its rows' record tell.
-
-    Of prompts that are only named by their path, the environments are found when they are read (preflight).
-    """
+    """What a step needs of the machine that it runs on → what says so, as far as its config and inputs tell."""
     manifest, config = planned.manifest, planned.config
-    if manifest.step.entry is not None and find_spec("torch") is None and _needs_engine(planned):
-        return {"torch": manifest.where("step", "entry") or ""}
+    if manifest.step.entry is not None and find_spec("torch") is None:
+        closure = import_closure(entry_module(planned))
+        if any(_TORCH.search(path.read_text("utf-8")) for path in closure.values()):
+            return {"torch": manifest.where("step", "entry") or ""}
     needs = dict.fromkeys(manifest.resources.needs, manifest.where("resources", "needs") or "")
     for key, backend in _backends(config, ()):
         if backend in _WITHOUT:
@@ -147,26 +136,15 @@ def needs_of(planned: PlannedStep) -> dict[str, str]:
     rows = [source for port, source in planned.inputs.items() if manifest.inputs[port].type == "rl_prompts"]
     recorded = [name for s in rows if isinstance(s, SuppliedInput) for name in s.attributes.get("environments") or ()]
     for name in recorded or (options if any(isinstance(source, StepOutput) for source in rows) else ()):
-        for need in environment_needs(name, options):
-            needs.setdefault(need, f"env.nemo_gym.environments.{name}")
+        with suppress(StepsError):  # an environment that cannot be had is reported when it is needed
+            environment, settings = resolve(name, options) or (name, {})
+            for need in environment_class(environment).needs(settings_of(environment, settings)):
+                needs.setdefault(need, f"env.nemo_gym.environments.{name}")
     return needs
 
 
-def environment_needs(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """What an agent's or an environment's name needs under these settings; nothing of one that cannot be had."""
-    try:
-        environment, settings = resolve(name, options) or (name, {})
-        return environment_class(environment).needs(settings_of(environment, settings))
-    except StepsError:
-        return ()
-
-
 def missing(plan: Plan, *, tried: bool) -> Iterator[tuple[Finding, list[PlannedStep]]]:
-    """What the steps that are still to run need and this machine lacks, and those steps.
-
-    Args:
-        tried: a sandbox or container engine has to work; else it is enough that it is installed, and none is started.
-    """
+    """What the steps that are still to run need and this machine lacks, and those steps."""
     needed: dict[str, list[PlannedStep]] = {}
     for planned in plan:
         for name in needs_of(planned) if planned.cached is None else ():
@@ -195,14 +173,17 @@ def refuse_unimportable(plan: Plan) -> None:
     problems: list[StepsError] = []
     for planned in plan:
         entry = planned.manifest.step.entry
-        if planned.cached is None and entry is not None and planned.manifest.pack != BUILT_IN:
-            try:
-                if not callable(found := imported(entry, planned)):
-                    where = planned.manifest.where("step", "entry")
-                    what = f"entry of step '{planned.step_id}' is not a function"
-                    problems.append(UnsupportedError(what, where=where, expected=entry, found=repr(found)[:80]))
-            except UnsupportedError as error:
-                problems.append(error)
+        if planned.cached is not None or entry is None or planned.manifest.pack == BUILT_IN:
+            continue
+        try:
+            found = imported(entry, planned)
+        except UnsupportedError as error:
+            problems.append(error)
+            continue
+        if not callable(found):
+            what = f"entry of step '{planned.step_id}' is not a function"
+            where = planned.manifest.where("step", "entry")
+            problems.append(UnsupportedError(what, where=where, expected=entry, found=repr(found)[:80]))
     raise_all(problems, "the run cannot start")
 
 
@@ -253,12 +234,6 @@ def _unusable_data(plan: Plan, store: ArtifactStore, types: TypeGraph) -> Iterat
     for name, steps in needed.items():
         if (found := look(name)).state != OK:
             yield _lacking(found, steps, "rows of its prompts")
-
-
-def _needs_engine(planned: PlannedStep) -> bool:
-    """Whether the step's code, or a module that it imports, imports torch."""
-    closure = import_closure(entry_module(planned))
-    return any(_TORCH.search(path.read_text("utf-8")) for path in closure.values())
 
 
 def _backends(config: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,4 @@
-"""Everything one run writes about itself: events, metrics, samples, groups, log, run.json; and what listeners get.
-
-The runner decides; this only records, redacted.
-"""
+"""Everything one run writes about itself, redacted, and what listeners get. What happens is the runner's to decide."""
 
 from __future__ import annotations
 
@@ -30,13 +27,7 @@ _ROW = re.compile(r"(?:environment `[^`]*`, row )?(?P<path>.+\.jsonl):(?P<line>[
 
 
 class Recorder:
-    """Writes the run folder and calls the listeners.
-
-    Args:
-        folder: the run's folder, created.
-        info: its run.json.
-        secret_sources: configs and requests whose secret values must not appear anywhere.
-    """
+    """Writes the run folder and calls the listeners."""
 
     def __init__(self, folder: RunFolder, info: RunInfo, secret_sources: Sequence[Any]) -> None:
         self.folder = folder
@@ -68,7 +59,11 @@ class Recorder:
     def mask_error(self, error: StepsError) -> None:
         """Mask every secret in an error that others will show."""
         for each in (error, *getattr(error, "problems", ())):
-            self._secrets.mask_error(each)
+            for name in ("what", "where", "expected", "found"):
+                text = getattr(each, name)
+                setattr(each, name, text and self.redact_text(text))
+            each.hints = tuple(self.redact_text(hint) for hint in each.hints)
+            each.args = (each.what,)
 
     def signals(self, step: str) -> list[Signal]:
         """The signals a step raised, each once with its last numbers."""
@@ -97,10 +92,7 @@ class Recorder:
 
     @contextmanager
     def capture_logging(self) -> Iterator[None]:
-        """Python's logging also goes to log.txt: this package's from INFO, others' from WARNING.
-
-        This package's warnings are records as well, so that they are seen.
-        """
+        """Python's logging also goes to log.txt: this package's from INFO, others' from WARNING."""
         root, own = logging.getLogger(), logging.getLogger("nemotron_steps")
         level, warnings = own.level, _Warnings(self.run)
         own.setLevel(logging.INFO if level == logging.NOTSET else min(level, logging.INFO))
@@ -121,6 +113,15 @@ class Recorder:
             for record in read_events(store, run_id, name):
                 if record.get("step") == holder.get("step"):
                     self._files[name].write({**record, "step": step})
+
+    def finish(self, store: ArtifactStore, status: str, error: StepsError | None, **fields: Any) -> None:
+        """Journal the end and write the report. `fields`: seconds, ran, cached, traceback of an error of no step."""
+        from nemotron_steps.runs.report.page import write_report
+
+        told, report = None if error is None else error.to_dict(), str(self.folder.path / "report.html")
+        self.set_status(status, error=told)
+        self.run.record("run_finished", status=status, error=told, report=report, **fields)
+        write_report(self.folder.path, store)
 
     def close(self) -> None:
         """Close the files."""

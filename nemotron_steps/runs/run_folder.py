@@ -20,6 +20,7 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -41,7 +42,7 @@ from nemotron_steps.artifacts.records import (
 )
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.config.secrets import Redactor, secrets_in
-from nemotron_steps.errors import ArtifactError, RequestError, StepsError, StorageError, UnknownNameError, did_you_mean
+from nemotron_steps.errors import ArtifactError, RequestError, StorageError, UnknownNameError, did_you_mean
 from nemotron_steps.runs.locks import is_held
 
 logger = logging.getLogger(__name__)
@@ -128,7 +129,6 @@ _RUN: Mapping[Any, Any] = {
 }
 JOB_NAME = re.compile(r"[^-\s\x00-\x1f][^\x00-\x1f]{0,500}")
 """What an executor may call a job. It is handed to programs as an argument: it must not be taken for an option."""
-_JOB: Mapping[Any, Any] = {"executor": TEXT, "job": JOB_NAME, ANY: ANY}
 
 
 class Secrets(Redactor):
@@ -142,15 +142,6 @@ class Secrets(Redactor):
 
     def __init__(self, *sources: Any) -> None:
         super().__init__(os.environ, secrets_in(sources))
-
-    def mask_error(self, error: StepsError) -> None:
-        """Mask every text of an error, for whoever shows it knows less about the run's secrets."""
-        error.what = self.mask_text(error.what)
-        error.where, error.expected, error.found = (
-            None if text is None else self.mask_text(text) for text in (error.where, error.expected, error.found)
-        )
-        error.hints = tuple(self.mask_text(hint) for hint in error.hints)
-        error.args = (error.what,)
 
 
 class RunFolder:
@@ -196,11 +187,8 @@ class RunFolder:
 
     def load(self) -> RunInfo | None:
         """What run.json says, None if there is no such run on this machine."""
-        try:
-            data = (self.path / RUN_FILE).read_bytes()
-        except FileNotFoundError:
-            return None
-        return _parse(data, self.id, str(self.path / RUN_FILE))
+        file = self.path / RUN_FILE
+        return _parse(file.read_bytes(), self.id, str(file)) if file.is_file() else None
 
     def update(self, info: RunInfo, **changes: Any) -> RunInfo:
         """Write run.json with some fields changed and return the new state."""
@@ -266,10 +254,7 @@ def get_run(store: ArtifactStore, run_id: str) -> RunInfo:
 
 
 def run_file(store: ArtifactStore, run_id: str, name: str) -> Path:
-    """A local copy of one file of a run (`log.txt`, `report.html`, `metrics.jsonl`, ...).
-
-    UnknownNameError if the run has no such file (yet).
-    """
+    """A local copy of one file of a run (`log.txt`, `report.html`, `metrics.jsonl`, ...)."""
     info = get_run(store, run_id)
     path = store.backend.local(f"runs/{info.id}/{name}")
     if not path.is_file():
@@ -285,10 +270,9 @@ def run_file(store: ArtifactStore, run_id: str, name: str) -> Path:
 def read_events(store: ArtifactStore, run_id: str, name: str = "events") -> list[dict[str, Any]]:
     """The records of a run's events.jsonl (or metrics, samples). A line cut off by a kill is left out."""
     try:
-        lines = run_file(store, run_id, f"{name}.jsonl").read_bytes().split(b"\n")
+        return parse_lines(run_file(store, run_id, f"{name}.jsonl").read_bytes().split(b"\n"))
     except UnknownNameError:
         return []
-    return parse_lines(lines)
 
 
 def keys_of(store: ArtifactStore, run_id: str, cache_key: str | None) -> list[str]:
@@ -304,13 +288,9 @@ def parse_lines(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     """JSON records of lines; one that a kill cut off is left out."""
     records = []
     for line in lines:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict):
-            records.append(record)
-    return records
+        with suppress(ValueError, RecursionError):
+            records.append(json.loads(line))
+    return [record for record in records if isinstance(record, dict)]
 
 
 def this_process() -> dict[str, Any]:
@@ -335,7 +315,11 @@ def _load(store: ArtifactStore, run_id: str) -> RunInfo | None:
         info = _parse(data, run_id, f"{store.backend.url}/runs/{run_id}/{RUN_FILE}") if data is not None else None
     if info is None:
         return None
-    info = _with_job(info, folder.path)
+    note = folder.path / JOB_FILE
+    if note.is_file():
+        job = json_object(note.read_bytes(), str(note))
+        require_shape(job, {"executor": TEXT, "job": JOB_NAME, ANY: ANY}, str(note), hints=())
+        info = replace(info, executor=job["executor"], job=job["job"])
     if info.status == SUBMITTED and not info.job:
         abandoned = not is_held(folder.submit_lock) and not is_held(folder.lock)
         return replace(info, status=KILLED) if abandoned else info
@@ -343,17 +327,6 @@ def _load(store: ArtifactStore, run_id: str) -> RunInfo | None:
         return info
     # A process on another machine cannot be seen from here; a shared file system shows its lock.
     return replace(info, status=KILLED) if info.host == socket.gethostname() else info
-
-
-def _with_job(info: RunInfo, folder: Path) -> RunInfo:
-    path = folder / JOB_FILE
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return info
-    record = json_object(data, str(path))
-    require_shape(record, _JOB, str(path), hints=())
-    return replace(info, executor=record["executor"], job=record["job"])
 
 
 def _parse(data: bytes, run_id: str, where: str) -> RunInfo:

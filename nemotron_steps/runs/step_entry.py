@@ -24,10 +24,7 @@ _ALMOST_NOTHING = 1 << 20
 
 
 def imported(reference: str, planned: PlannedStep) -> Any:
-    """The function that a manifest names as `module:name`. UnsupportedError if it cannot be imported or is not there.
-
-    The manifest's line named is that of `entry`: a step's functions come from one package.
-    """
+    """The function that a manifest names as `module:name`. UnsupportedError if it cannot be imported."""
     module_name, _, name = reference.partition(":")
     try:
         return load_object(reference)

@@ -65,16 +65,10 @@ class WorkFolder:
 
     def noted_depends(self) -> dict[str, str] | None:
         """What `note_depends` wrote; None in a folder from before it did."""
-        try:
-            data = (self.path / "depends.json").read_bytes()
-        except FileNotFoundError:
+        note = self.path / "depends.json"
+        if not note.is_file():
             return None
-        return {name: str(value) for name, value in json_object(data, str(self.path / "depends.json")).items()}
-
-    def take_over(self, earlier: WorkFolder) -> None:
-        """Go on with what another key's folder holds; nothing is in this one."""
-        remove_tree(self.path)
-        earlier.path.rename(self.path)
+        return {name: str(value) for name, value in json_object(note.read_bytes(), str(note)).items()}
 
     def prepare(self, produces: Mapping[str, str]) -> dict[str, OutputSlot]:
         """Empty slots for a step about to run; what a killed attempt half filled is cleared."""
@@ -95,19 +89,11 @@ class WorkFolder:
         write_atomic(self._filled, to_json_bytes(plain(record)))
 
     def filled(self, produces: Mapping[str, str]) -> tuple[dict[str, OutputSlot], dict[str, Any], float] | None:
-        """(slots, summary, seconds) an earlier attempt filled and did not commit; None if there are none.
-
-        Args:
-            produces: port → type of what the step makes.
-
-        Raises ArtifactError if the note of it is not one that this step left.
-        """
-        try:
-            data = self._filled.read_bytes()
-        except FileNotFoundError:
+        """(slots, summary, seconds) an earlier attempt filled and did not commit; None if there are none."""
+        if not self._filled.is_file():
             return None
-        record = json_object(data, str(self._filled))
-        # Its ports are names of folders to be moved into the home: none but the step's own.
+        record = json_object(self._filled.read_bytes(), str(self._filled))
+        # Its ports name folders to be moved into the home: they must be the step's own.
         slot = {port: {"type": re.compile(re.escape(name)), "attributes": dict} for port, name in produces.items()}
         hints = (f"rm {shlex.quote(str(self._filled))}   # then the step runs again, from its checkpoints",)
         require_shape(record, {"slots": slot, "summary": dict, "seconds": NUMBER}, str(self._filled), hints)
@@ -157,15 +143,7 @@ def stage_outputs(
     run_id: str,
     key: str,
 ) -> dict[str, Artifact]:
-    """What a step filled, checked and ready for `commit_outputs`; an output that need not be may be empty.
-
-    Args:
-        work: rejected where an output is missing or not valid, so that the step is made again.
-        inputs: what the outputs were made from.
-        key: the step's cache key.
-
-    Raises StepFailedError for a required output that is empty, and for one that is not valid.
-    """
+    """What a step filled, checked and ready to publish; rejected in the work folder where it is not valid."""
     edges = tuple(Edge(port, artifact.digest, artifact.ref) for port, artifact in inputs.items())
     staged: dict[str, Artifact] = {}
     filled = {port: slot for port, slot in slots.items() if any(path.is_file() for path in slot.path.rglob("*"))}
@@ -202,15 +180,6 @@ def stage_outputs(
     return staged
 
 
-def commit_outputs(staged: Mapping[str, Artifact], store: ArtifactStore) -> dict[str, Artifact]:
-    """Commit what was staged, port by port."""
-    outputs: dict[str, Artifact] = {}
-    for port, artifact in staged.items():
-        with storage_errors(artifact.path):
-            outputs[port] = store.publish(artifact)
-    return outputs
-
-
 def artifact_name(step_id: str, port: str) -> str:
     """What an output is called: a pack's folder, in `PACK:ID`, may have a name that no artifact can have."""
     return re.sub(r"[^A-Za-z0-9._/-]", "-", step_id.replace(":", "/")) + f"/{port}"
@@ -228,14 +197,8 @@ def open_input(
     types: TypeGraph | None = None,
     fetch: bool = True,
 ) -> Artifact | None:
-    """The artifact a user supplied for a port, verified.
-
-    A path is used in place (see ArtifactStore.reference), a name or digest is looked up in the home, and a model
-    hub name is downloaded. `types` tells which validator a type without one of its own has. With `fetch` false a
-    hub model that is not on this machine gives None.
-
-    Raises ArtifactError if there is no such thing or it is not what it should be.
-    """
+    """The artifact a user supplied for a port, verified: a path, used in place, a name or digest of the home, or a
+    model of the hub, which is None without `fetch` if it is not on this machine."""
     consumes = planned.manifest.inputs[port]
     where = f"{planned.key}.{port}"
     path = Path(source.ref).expanduser()
@@ -256,7 +219,7 @@ def open_input(
                 found=source.ref,
                 hints=(f"--input {port}=PATH", "steps artifacts list", *error.hints[:1]),
             ) from error
-    folder = _hub_folder(source.ref, planned, port, fetch=fetch)
+    folder = _hub_folder(source.ref, where, port, fetch=fetch)
     if folder is None:
         return None
     name = default_name(Path(source.ref))
@@ -267,11 +230,8 @@ def bound_values(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[s
     """Dotted config key → path, for every binding that an input fills.
 
     A binding to `train.jsonl` or another split takes whatever the artifact calls that split, one to `A.jsonl|B.jsonl`
-    the first that it has; a split other than `train` that the artifact lacks leaves its key as it is, and so does any
-    other absent path whose binding ends in "?". An overridden key other than a port's first, which names the artifact,
-    stays as the user set it.
-
-    Raises ArtifactError or DataError if an artifact lacks what a binding names.
+    the first that it has. An absent split other than `train`, or a path whose binding ends in "?", leaves its key as
+    it is. An overridden key other than a port's first stays as the user set it.
     """
     filled: dict[str, str] = {}
     overridden = {override.partition("=")[0].lstrip("+") for override in planned.overrides}
@@ -316,11 +276,7 @@ def filled_config(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> dict[
 
 
 def check_inputs(planned: PlannedStep, inputs: Mapping[str, Artifact], types: TypeGraph) -> None:
-    """Check what could not be checked before the artifacts were there.
-
-    Raises ArtifactError naming port, expected and found for a wrong type, a missing required input, an attribute
-    with a value the port refuses, or two inputs that must agree and do not (architecture, tokenizer).
-    """
+    """Check what could not be checked before the artifacts were there."""
     for consumes in planned.manifest.consumes:
         artifact = inputs.get(consumes.name)
         if artifact is None:
@@ -391,7 +347,7 @@ def name_users_files(error: StepsError, inputs: Iterable[Artifact]) -> StepsErro
     return error
 
 
-def _hub_folder(name: str, planned: PlannedStep, port: str, *, fetch: bool) -> Path | None:
+def _hub_folder(name: str, where: str, port: str, *, fetch: bool) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
@@ -404,7 +360,7 @@ def _hub_folder(name: str, planned: PlannedStep, port: str, *, fetch: bool) -> P
             return None
         raise ArtifactError(
             f"model '{name}' could not be fetched from the model hub",
-            where=f"{planned.key}.{port}",
+            where=where,
             expected="a model folder, an artifact of this home, or a hub name that can be reached from here",
             found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no answer'}",
             hints=(f"--input {port}=PATH_TO_MODEL_FOLDER",),

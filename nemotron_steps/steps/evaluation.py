@@ -1,10 +1,5 @@
-"""The evaluation steps: a model's answers to rows, graded with reward environments.
-
-eval/model_eval   one model on held-out prompts: report.json and answers.jsonl
-eval/stages       several checkpoints on several sets of prompts, as a table: what each stage of a chain gained on its
-                  own prompts, and what became of the earlier ones'. A checkpoint's row is kept in the work folder, so a
-                  killed run goes on with the next one.
-"""
+"""The evaluation steps: a model's answers to rows, graded with reward environments (eval/model_eval), or several
+checkpoints on several sets of prompts (eval/stages), where a killed run goes on with the next checkpoint."""
 
 from __future__ import annotations
 
@@ -46,16 +41,7 @@ def grade(
     *,
     environment: str | None,
 ) -> tuple[dict[str, list[RolloutGroup]], RolloutCollector]:
-    """Groups of graded answers of one model to each set of rows, and the collector that can show their prompts.
-
-    Args:
-        folder: the model, a Hugging Face folder.
-        sets: name → rows; each row is sampled `evaluation.samples_per_prompt` times.
-        environment: grades every row; None: each row's own.
-
-    Raises:
-        JudgeUnavailableError, StepFailedError: too many answers could not be graded.
-    """
+    """Groups of graded answers of one model to each set of rows, and the collector that can show their prompts."""
     settings = config.evaluation
     every = [row for rows in sets.values() for row in rows]
     only = environment or config.env.only_environment

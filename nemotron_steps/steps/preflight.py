@@ -1,9 +1,5 @@
-"""What the steps that read a model refuse before any step of a run starts: a placement that cannot be, tensors that are
-not those of a folder's config.json, prompts that cannot be graded. Manifests name these as `preflight`; every `check_*`
-takes the config and the inputs (see StepTable.preflight). Nothing here may import torch.
-
-Not here: how many devices the cluster has (engine).
-"""
+"""What the steps that read a model refuse before any step of a run starts. Manifests name these as `preflight`; every
+`check_*` takes the config and the inputs (see StepTable.preflight). Nothing here may import torch."""
 
 from __future__ import annotations
 
@@ -51,16 +47,7 @@ def check_placement(config: SftConfig | DpoConfig, inputs: Mapping[str, Artifact
 
 
 def refuse_violations(config: SftConfig | DpoConfig | RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
-    """A layout that does not come out even over the model, as far as it is there, the devices and the batch.
-
-    Args:
-        inputs: see StepTable.preflight; a model that an earlier step will make is not looked at.
-
-    Raises:
-        ConfigError: see config/layout; or an adapter is asked of a linear layer that cannot have one.
-        ArtifactError, UnsupportedError: the model's config.json is missing, or not of a model that can be trained; or
-            tensors of a Hugging Face folder are not those of its config.json.
-    """
+    """A layout that does not come out even over the model, as far as it is there, the devices and the batch."""
     folder = config.policy.checkpoint
     if folder is None or not all(_is_here(folder, port, inputs) for port in MODEL_PORTS):
         raise_if_violated(parallel_config_of(config), ModelSpec.from_scratch(getter(config)))
@@ -105,11 +92,7 @@ def check_generation(
 def check_judges(
     config: EvalConfig | StagesEvalConfig | DifficultyConfig | RlConfig, inputs: Mapping[str, Artifact | None]
 ) -> None:
-    """Refuse folders that a step's judges cannot generate from; those that are here, and that no earlier step makes.
-
-    Args:
-        inputs: see StepTable.preflight.
-    """
+    """Refuse folders that a step's judges cannot generate from; those that are here, and that no earlier step makes."""
     known: dict[str, ModelSpec] = {}
     for role in JUDGE_ROLES:
         judge = config.env.nemo_gym.judge(role)
@@ -133,21 +116,13 @@ def _refuse_of_vllm(models: Mapping[str, ModelSpec], config: Section) -> None:
 
 
 def check_tensors(folder: Path) -> Architecture:
-    """Refuse a folder whose tensors are not those of its config.json, by the first that is not.
-
-    Raises:
-        ArtifactError, UnsupportedError: that, or see Architecture.from_folder.
-    """
+    """Refuse a folder whose tensors are not those of its config.json, by the first that is not."""
     return _check_stored(folder, Architecture.from_folder(folder))
 
 
 def check_known_tensors(folder: Path) -> Architecture | None:
     """`check_tensors` of a folder that a library reads, which knows more models than this package: families,
-    attention and quantisations that have no Architecture (None) are left to it, and so are Megatron checkpoints.
-
-    Raises:
-        ArtifactError, UnsupportedError: see check_tensors.
-    """
+    attention and quantisations that have no Architecture (None) are left to it, and so are Megatron checkpoints."""
     if hf_folder(folder) != folder or str(read_config(folder / "config.json").get("model_type")) not in FAMILIES:
         return None
     try:
@@ -188,16 +163,21 @@ def check_base(config: MergeConfig, inputs: Mapping[str, Artifact | None]) -> No
 
 
 def check_rl(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> Iterable[str]:
-    """Refuse what the step would refuse when it starts, as far as its prompts exist. See StepTable.preflight.
-
-    Returns:
-        What the rows need of the machine.
-    """
+    """Refuse what the step would refuse when it starts, as far as its prompts exist. See StepTable.preflight."""
     raise_if_rl_needs_ray(config)
     refuse_violations(config, inputs)
     check_judges(config, inputs)
-    load_reward_functions(config)
-    refuse_idle_validation(config, inputs)
+    custom = config.env.nemo_gym.environments.get("reward_function")
+    for each in custom.get("functions", ()) if isinstance(custom, Mapping) else ():
+        if isinstance(each, Mapping) and isinstance(each.get("function"), str):
+            load(each["function"])  # what a function of the user's own needs may not be installed here
+    if "validation" in inputs and not validation_keys(config):
+        raise ConfigError(
+            "there are prompts to validate on, and nothing asks for a validation",
+            where="input validation",
+            expected="grpo.val_period, grpo.val_at_start or grpo.val_at_end",
+            hints=("grpo.val_period=10", "grpo.val_at_start=true grpo.val_at_end=true"),
+        )
     if isinstance(config, OpdConfig):
         config = _with_teachers(config, inputs)
         teacher_choice(config)
@@ -219,30 +199,8 @@ def _with_teachers(config: OpdConfig, inputs: Mapping[str, Artifact | None]) -> 
     return config.model_copy(update={"on_policy_distillation": distillation.model_copy(update=update)})
 
 
-def load_reward_functions(config: RlConfig) -> None:
-    """Refuse functions of the user's own that cannot be loaded: what they need may not be installed here."""
-    settings = config.env.nemo_gym.environments.get("reward_function")
-    for each in settings.get("functions", ()) if isinstance(settings, Mapping) else ():
-        if isinstance(each, Mapping) and isinstance(each.get("function"), str):
-            load(each["function"])
-
-
-def refuse_idle_validation(config: RlConfig, inputs: Mapping[str, Artifact | None]) -> None:
-    """Refuse prompts that were given to validate on where nothing asks for a validation."""
-    if "validation" in inputs and not validation_keys(config):
-        raise ConfigError(
-            "there are prompts to validate on, and nothing asks for a validation",
-            where="input validation",
-            expected="grpo.val_period, grpo.val_at_start or grpo.val_at_end",
-            hints=("grpo.val_period=10", "grpo.val_at_start=true grpo.val_at_end=true"),
-        )
-
-
 def check_supervised(config: SftConfig | GenRmConfig, inputs: Mapping[str, Artifact | None]) -> None:
-    """Refuse a config without a model, or whose ranks need Ray. Chats are looked at when their artifact is opened.
-
-    See StepTable.preflight.
-    """
+    """Refuse a config without a model, or whose ranks need Ray. Chats are looked at when their artifact is opened."""
     if config.policy.checkpoint is None and config.from_scratch is None and "model" not in inputs:
         raise nothing_to_train()
     if config.policy.adapters.enabled and config.policy.checkpoint is None and "model" not in inputs:

@@ -8,7 +8,6 @@ import gc
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,18 +44,12 @@ if TYPE_CHECKING:
     from nemotron_steps.engine.types import Policy
 
 
-@dataclass
-class TrainedModel:
-    """What training leaves behind."""
-
-    policy: Policy
-    chat: ChatFormat
-    summary: dict[str, Any]
-
-
 @contextmanager
-def trained_on_chats(context: StepContext[Any], config: SftConfig) -> Iterator[TrainedModel]:
-    """A model trained on data.train and measured on data.validation. Its policy lives until the block ends."""
+def trained_on_chats(
+    context: StepContext[Any], config: SftConfig
+) -> Iterator[tuple[Policy, ChatFormat, dict[str, Any]]]:
+    """A model trained on data.train and measured on data.validation: (policy, which lives until the block ends; its
+    chat format; summary)."""
     check_placement(config, {})
     if config.policy.checkpoint is None and config.from_scratch is None:
         raise nothing_to_train()
@@ -64,7 +57,10 @@ def trained_on_chats(context: StepContext[Any], config: SftConfig) -> Iterator[T
         raise ConfigError(
             "no training chats", where="data.train.data_path", hints=["--input chats=PATH", "data.train.data_path=PATH"]
         )
-    start = _starting_checkpoint(context, config)
+    if config.policy.checkpoint is not None:
+        start = Path(config.policy.checkpoint)
+    else:
+        start = _initial_checkpoint(context.work / "initial", config)
     chat = ChatFormat.from_folder(hf_folder(start), config.policy.tokenizer.chat_template_kwargs)
     limit = config.policy.max_total_sequence_length
     train, chats, too_long = _read_examples(config.data.train.data_path, chat, limit)
@@ -84,7 +80,7 @@ def trained_on_chats(context: StepContext[Any], config: SftConfig) -> Iterator[T
         manager = CheckpointManager(context.work / "checkpoints", config.checkpointing, started=context.started)
         with manager as checkpoints:
             summary = finetune(policy, train, validation, config, checkpoints, context.tracker)
-        yield TrainedModel(policy, chat, summary)
+        yield policy, chat, summary
 
 
 def _read_examples(path: str, chat: ChatFormat, max_length: int) -> tuple[Sequence[SftExample], int, int]:
@@ -98,15 +94,12 @@ def _read_examples(path: str, chat: ChatFormat, max_length: int) -> tuple[Sequen
     return packed, len(packed), 0
 
 
-def _starting_checkpoint(context: StepContext[Any], config: SftConfig) -> Path:
-    if config.policy.checkpoint is not None:
-        return Path(config.policy.checkpoint)
+def _initial_checkpoint(target: Path, config: SftConfig) -> Path:
     assert config.from_scratch is not None  # or there was nothing to train
     if config.data.tokenizer is None:
         raise ConfigError(
             "training from scratch needs a tokenizer", where="data.tokenizer", hints=["data.tokenizer=PATH"]
         )
-    target = context.work / "initial"
     if not (target / "config.json").is_file():
         initialize_checkpoint(config.from_scratch, Path(config.data.tokenizer), target, config.sft.seed)
     return target
@@ -122,16 +115,16 @@ def sft_automodel(context: StepContext[SftConfig]) -> None:
             found="false",
             hints=["policy.dtensor_cfg.enabled=true", "steps sft_automodel sft/megatron_bridge"],
         )
-    with trained_on_chats(context, context.config) as trained:
-        save_trained(trained.policy, context, context.config.policy.checkpoint, port="model", hf=True)
-    context.tracker.summary(trained.summary)
+    with trained_on_chats(context, context.config) as (policy, _, summary):
+        save_trained(policy, context, context.config.policy.checkpoint, port="model", hf=True)
+    context.tracker.summary(summary)
 
 
 def sft_megatron_bridge(context: StepContext[SftConfig]) -> None:
     """Train and write the `model` output (checkpoint_megatron, or adapter)."""
-    with trained_on_chats(context, context.config) as trained:
-        save_trained(trained.policy, context, context.config.policy.checkpoint, port="model")
-    context.tracker.summary(trained.summary)
+    with trained_on_chats(context, context.config) as (policy, _, summary):
+        save_trained(policy, context, context.config.policy.checkpoint, port="model")
+    context.tracker.summary(summary)
 
 
 def dpo(context: StepContext[DpoConfig]) -> None:
@@ -170,10 +163,13 @@ def genrm(context: StepContext[GenRmConfig]) -> None:
     """Train and write the `reward_model` output (Hugging Face folder)."""
     config = context.config
     folder = context.outputs["reward_model"].path
-    with trained_on_chats(context, config) as trained:  # a placed policy leaves its devices to the judge
-        trained.policy.save_hf(folder)
-    chat, summary = trained.chat, dict(trained.summary)
-    del trained  # and with it, in one process, the policy
+    with trained_on_chats(context, config) as (
+        policy,
+        chat,
+        summary,
+    ):  # a placed policy leaves its devices to the judge
+        policy.save_hf(folder)
+    del policy
     first = first_row(Path(config.data.train.data_path)) if config.data.train.data_path is not None else None
     if first is not None and "messages" in first:  # packed rows are tokens
         context.outputs["reward_model"].attributes["comparison_layout"] = layout_of(first["messages"])
@@ -193,13 +189,9 @@ def genrm(context: StepContext[GenRmConfig]) -> None:
         agreement, records = measure_agreement(judge, rows, temperature=config.agreement.temperature, max_tokens=limit)
         for record in records[:8]:
             context.tracker.sample(record)
-        summary.update(
-            {
-                "heldout_agreement": agreement.rate,
-                "heldout_pairs": agreement.pairs,
-                "heldout_unparsed": agreement.unparsed,
-            }
-        )
+        summary["heldout_agreement"] = agreement.rate
+        summary["heldout_pairs"] = agreement.pairs
+        summary["heldout_unparsed"] = agreement.unparsed
         context.outputs["reward_model"].attributes["heldout_agreement"] = agreement.rate
         if agreement.rate < config.agreement.minimum:
             raise StepFailedError(

@@ -17,13 +17,7 @@ _OF_THE_BASE = ("architecture", "model_type", "tokenizer", "chat_template")
 def save_trained(
     policy: Policy, context: StepContext[Any], checkpoint: str | None, *, port: str, hf: bool = False
 ) -> None:
-    """Write the `model` output.
-
-    Args:
-        checkpoint: path of the one that was trained.
-        port: of that checkpoint.
-        hf: a whole checkpoint is a Hugging Face folder.
-    """
+    """Write the `model` output."""
     slot = context.outputs["model"]
     if slot.type != ADAPTER:
         (policy.save_hf if hf else policy.save_model)(slot.path)

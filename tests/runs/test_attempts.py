@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ import pytest
 
 from nemotron_steps.artifacts.backend import FsspecBackend
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import InterruptedRunError, NonFiniteLossError, StepFailedError, StorageError
+from nemotron_steps.errors import InterruptedRunError, StepFailedError, StorageError
 from nemotron_steps.resolver.plan import Instance, Plan
 from nemotron_steps.runs import execute as execute_module
 from nemotron_steps.runs.context import StepContext
@@ -37,17 +34,6 @@ def states(result: Any) -> list[str]:
 def loaded(records: Records) -> list[int]:
     """The step at which each training began."""
     return [record["fields"]["step"] for record in records if record.get("name") == "loaded"]
-
-
-def test_a_run_that_goes_on_has_no_error_any_more(store: ArtifactStore) -> None:
-    with pytest.raises(NonFiniteLossError):
-        run(store, train={"fail": "nan"})
-    failed = get_run(store, "latest")
-    assert failed.error is not None
-    during: list[Any] = []
-    listener = lambda record: during.append(get_run(store, failed.id).error)  # noqa: E731
-    execute(make_plan(train={"fail": "nan"}), store, resume=failed.id, listeners=[listener])
-    assert set(during[:-1]) == {None}
 
 
 def test_force_begins_anew_where_a_checkpoint_was_left(store: ArtifactStore) -> None:
@@ -183,33 +169,6 @@ def test_a_step_that_a_forced_run_committed_before_it_was_killed_is_not_made_aga
     assert states(run(store, resume="latest")) == ["cached", "cached"]
 
 
-def test_force_takes_what_another_run_made_while_this_one_waited(
-    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(store)
-
-    @contextmanager
-    def waited(*_: Any) -> Iterator[bool]:
-        yield True
-
-    monkeypatch.setattr(execute_module, "hold", waited)
-    assert states(run(store, force=True)) == ["cached", "reused"]
-
-
-def test_what_another_run_made_just_before_the_lock_was_had_is_not_made_again(
-    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(store)
-    recall, asked = execute_module.recall, []
-
-    def late(store: ArtifactStore, key: str) -> Any:
-        asked.append(key)
-        return recall(store, key) if asked.count(key) > 1 else None
-
-    monkeypatch.setattr(execute_module, "recall", late)
-    assert states(run(store)) == ["reused", "reused"]
-
-
 @pytest.mark.parametrize("broken", ["broken_report", "forgets_the_model"])
 def test_a_step_whose_output_was_refused_is_asked_again_with_its_own_folder_as_it_left_it(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, broken: str
@@ -245,14 +204,6 @@ def test_of_instances_that_fail_the_first_is_told(store: ArtifactStore, fails: t
     assert [step["state"] for step in get_run(store, "latest").steps.values()] == ["ran", "failed", "failed", "ran"]
 
 
-def test_advice_is_marked_as_being_about_a_failure_or_not(store: ArtifactStore) -> None:
-    records: Records = []
-    run(store, records, train={"fail": "signal"})
-    with pytest.raises(NonFiniteLossError):
-        run(store, records, train={"fail": "nan"})
-    assert [(r["name"], r["failure"]) for r in records if r["kind"] == "hint"] == [("kl_spike", False), ("nan", True)]
-
-
 def fails_outside(error: Exception) -> Callable[[dict[str, Any]], None]:
     def listener(record: dict[str, Any]) -> None:
         if record["kind"] == "run_started":
@@ -268,12 +219,6 @@ def test_a_failure_outside_any_step_is_journalled_with_its_traceback(store: Arti
     finished = read_events(store, info.id)[-1]
     assert info.error is not None and info.error["what"] == "RuntimeError: a listener's mistake"
     assert "Traceback" in finished["traceback"] and finished["status"] == "failed" and finished["seconds"] < 60
-
-
-def test_a_disk_that_is_full_outside_any_step_is_one_clear_error(store: ArtifactStore) -> None:
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with pytest.raises(StorageError, match="the disk is full"):
-        execute(make_plan(), store, listeners=[fails_outside(full)])
 
 
 def test_no_secret_is_in_the_error_that_is_raised(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,16 +246,6 @@ def test_a_remote_home_has_what_ran_while_the_rest_still_works_and_no_more_is_br
     assert seen[0]["steps"]["toy/make"]["state"] == "ran"
     assert states(run(there)) == ["cached", "cached"]
     assert not list((tmp_path / "there").rglob("weights.json"))
-
-
-def test_what_is_cached_says_who_made_it_and_what_it_came_to(store: ArtifactStore) -> None:
-    first = run(store)
-    records: Records = []
-    run(store, records)
-    made, trained = [record for record in records if record["kind"] == "step_cached"]
-    assert (made["reason"], made["made_by"], made["outputs"]) == ("cached", first.id, {"rows": "toy/make/rows:v1"})
-    assert trained["summary"] == {"sum": {"before": 0, "after": 285}, "steps": 10}
-    assert trained["cache_key"] == first.step("toy/train").cache_key
 
 
 def test_what_is_reused_keeps_who_made_it_and_the_run_that_reuses_it_names_its_own_input(

@@ -19,7 +19,7 @@ from nemotron_steps.manifest.models import Consumes, StepManifest
 from nemotron_steps.resolver.plan import PlannedStep
 from nemotron_steps.runs import cache
 from nemotron_steps.runs.cache import recall, verify_entries, with_cached
-from nemotron_steps.runs.cache_key import _pop_all, cache_key
+from nemotron_steps.runs.cache_key import cache_key
 from tests.runs.runner_toy_plan import TRAIN, make_plan, run
 
 
@@ -68,49 +68,12 @@ def test_a_record_that_names_another_artifact_is_not_used(
     assert list(verify_entries(store)) == []
 
 
-def test_records_that_changed_places_are_not_used(store: ArtifactStore) -> None:
-    run(store)
-    first, second = entries(store)
-    kept = first.read_bytes()
-    first.write_bytes(second.read_bytes())
-    second.write_bytes(kept)
-    assert [recall(store, path.stem) for path in (first, second)] == [None, None]
-    assert len(list(verify_entries(store))) == 2
-
-
 def test_an_artifact_that_is_gone_is_made_again(store: ArtifactStore) -> None:
     run(store)
     digest = json.loads(entry_of(store, "model").read_bytes())["outputs"]["model"]["digest"]
     (store.backend.scratch / f"artifacts/objects/{digest}/artifact.json").unlink()
     assert recall(store, entry_of(store, "model").stem) is None
     assert list(verify_entries(store)) == []  # gone is not corrupt
-
-
-def test_a_file_that_is_no_record_is_found_among_the_records(store: ArtifactStore) -> None:
-    run(store)
-    folder = entries(store)[0].parent
-    names = ["notes.txt", "short.json", entries(store)[0].stem]
-    for name in names:
-        (folder / name).write_bytes(entries(store)[0].read_bytes())
-    assert sorted(found.ref for found in verify_entries(store)) == sorted(f"artifacts/steps/{name}" for name in names)
-
-
-@pytest.mark.parametrize(("gone", "broken"), [("rows", "model"), ("model", "rows")])
-def test_an_artifact_that_is_gone_hides_no_broken_record(store: ArtifactStore, gone: str, broken: str) -> None:
-    run(store)
-    digest = json.loads(entry_of(store, gone).read_bytes())["outputs"][gone]["digest"]
-    (store.backend.scratch / f"artifacts/objects/{digest}/artifact.json").unlink()
-    rewrite(entry_of(store, broken), run="../elsewhere")
-    assert [found.ref for found in verify_entries(store)] == [f"artifacts/steps/{entry_of(store, broken).name}"]
-
-
-@pytest.mark.parametrize("port", ["model", "report"])
-def test_every_output_of_a_record_is_held_against_what_was_made(store: ArtifactStore, port: str) -> None:
-    run(store)
-    path = entry_of(store, "model")
-    outputs = json.loads(path.read_bytes())["outputs"]
-    rewrite(path, outputs={**outputs, port: {**outputs[port], "digest": "0" * 64}})
-    assert recall(store, path.stem) is None
 
 
 def rows_of(store: ArtifactStore, tmp_path: Path) -> dict[str, Artifact]:
@@ -143,22 +106,6 @@ def test_a_path_that_an_input_takes_the_place_of_is_no_part_of_a_key(store: Arti
     assert key_of({"data_path": "a.jsonl"}) != key_of({"data_path": "b.jsonl"})
 
 
-def test_a_file_below_the_users_folder_counts_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    keys = set()
-    for text in ("one", "two", "one"):
-        (tmp_path / "mine.jsonl").write_text(text)
-        keys.add(key_of({"validation_path": "~/mine.jsonl"}))
-    assert len(keys) == 2
-
-
-def test_a_bound_key_may_lie_in_a_section_that_is_not_there() -> None:
-    port = Consumes(type="training_jsonl", name="rows", bind={"data.train.path": "train.jsonl"})
-    manifest = StepManifest(step=TRAIN.step, consumes=(port,), produces=TRAIN.produces)
-    keys = {key_of({"data": data}, manifest=manifest) for data in (None, {}, {"train": None}, {"train": {"path": "x"}})}
-    assert len(keys) == 4
-
-
 def test_a_model_that_is_not_here_is_not_fetched_to_see_what_is_cached(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,14 +133,3 @@ def test_a_plans_own_config_is_as_it_was_once_its_key_is_known(store: ArtifactSt
     step = replace(make_plan().steps[1], manifest=manifest, config=config)
     keys = {cache_key(step, inputs) for inputs in ({}, rows_of(store, tmp_path), {})}
     assert len(keys) == 2 and config == {"data": {"path": "mine.jsonl", "api_key": "a-credential"}, "steps": 3}
-
-
-def test_the_order_in_which_a_config_is_written_makes_no_other_key() -> None:
-    assert key_of({"a": {"x": 1, "y": 2}, "b": 3}) == key_of({"b": 3, "a": {"y": 2, "x": 1}})
-
-
-def test_a_key_of_any_name_is_left_out_of_all_of_them() -> None:
-    values = {"teachers": {"x": {"layout": 1, "dtype": 2}, "y": {"layout": 3}, "z": None}, "layout": 4}
-    _pop_all(values, ["teachers", "*", "layout"])
-    _pop_all(values, ["absent", "*", "layout"])
-    assert values == {"teachers": {"x": {"dtype": 2}, "y": {}, "z": None}, "layout": 4}

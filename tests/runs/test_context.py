@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nemotron_steps.artifacts.jsonable import plain
 from nemotron_steps.runs.context import JsonLines, Tracker, plain_context
 
 
@@ -55,37 +53,6 @@ def test_each_kind_goes_to_its_file_and_nothing_to_one_that_is_closed(tmp_path: 
     assert [record["kind"] for record in heard] == ["metrics", "sample", "groups", "summary", "progress", "event"]
     assert [repr(written[name][0]["index"]) for name in ("metrics", "groups")] == ["3", "4"]
     assert all(record["step"] == "toy" and record["time"] > 1e9 for record in heard)
-
-
-def test_a_record_is_redacted_as_plain_values_before_anybody_has_it(tmp_path: Path) -> None:
-    heard: list[dict[str, Any]] = []
-
-    def redact(record: dict[str, Any]) -> dict[str, Any]:
-        assert record["fields"] == {"path": "/secret", "loss": "nan"}
-        return {**record, "fields": {"path": "***"}}
-
-    tracker = Tracker("toy", tmp_path, heard.append, redact)
-    tracker.event("saved", path=Path("/secret"), loss=float("nan"))
-    assert heard[0]["fields"] == {"path": "***"} and "/secret" not in (tmp_path / "events.jsonl").read_text()
-
-
-def test_what_a_step_changes_later_changes_no_record() -> None:
-    heard: list[dict[str, Any]] = []
-    tracker, values, group = Tracker(listener=heard.append), {"x": 1}, {"prompt": 1}
-    tracker.metrics(1, values)
-    tracker.sample(values)
-    tracker.summary(values)
-    tracker.groups(1, [group])
-    values["x"] = group["prompt"] = 2
-    assert [heard[0]["values"], heard[1]["sample"], heard[2]["values"]] == [{"x": 1}] * 3
-    assert heard[3]["groups"] == [{"prompt": 1}]
-
-
-def test_plain_makes_strict_json_of_anything() -> None:
-    import numpy
-
-    value = {"a": numpy.float32(0.5), "b": numpy.arange(3), "c": math.inf, "d": Path("x"), 1: (True, None)}
-    assert plain(value) == {"a": 0.5, "b": [0, 1, 2], "c": "inf", "d": "x", "1": [True, None]}
 
 
 def test_plain_context_runs_a_step_without_a_store(tmp_path: Path) -> None:

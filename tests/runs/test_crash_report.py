@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.artifacts.backend import FsspecBackend
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import InterruptedRunError
 from nemotron_steps.runs.crash_report import kept, record_death
@@ -60,21 +59,6 @@ def test_a_run_that_its_user_ended_is_interrupted_and_no_step_of_it_has_failed(f
     info = get_run(store, "r1")
     assert (info.status, info.steps["d"]["state"]) == ("interrupted", "interrupted")
     assert [record["kind"] for record in read_events(store, "r1")] == ["run_finished"]
-
-
-def test_a_run_on_ray_that_died_says_where_rays_own_logs_are(folder: RunFolder) -> None:
-    (folder.path / "config.yaml").write_text("a:\n  cluster:\n    backend: ray\n")
-    died = record_death(ArtifactStore(folder.path.parents[1]), "r1", "exit code 1")
-    assert died.hints[0].startswith("ls -t /tmp/ray/")
-
-
-def test_a_death_is_told_to_the_other_machines_of_a_home(tmp_path: Path) -> None:
-    url = f"memory://died-{tmp_path.name}"
-    here, there = (ArtifactStore(FsspecBackend(url, tmp_path / name)) for name in ("here", "there"))
-    folder = RunFolder(here, "r1")
-    folder.update(folder.create("toy", {}), status="running")
-    record_death(here, "r1", "exit code 1")
-    assert get_run(there, "r1").status == "failed"
 
 
 DONE, AT_WORK, PENDING = {"state": "ran"}, {"state": "interrupted", "cache_key": "k"}, {"state": "pending"}

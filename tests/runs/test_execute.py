@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,11 @@ from nemotron_steps.errors import (
     NonFiniteLossError,
     StepFailedError,
     UnsupportedError,
-    WorkerLostError,
 )
 from nemotron_steps.resolver.plan import Plan
 from nemotron_steps.runs.cache import with_cached
 from nemotron_steps.runs.execute import execute
 from nemotron_steps.runs.run_folder import get_run, list_runs, read_events
-from tests.runs import runner_toy_steps
 from tests.runs.runner_toy_plan import TRAIN, make_plan, run
 
 Records = list[dict[str, Any]]
@@ -55,16 +52,6 @@ def test_chain_runs_commits_and_journals(store: ArtifactStore) -> None:
     assert (info.status, info.steps["toy/train"]["state"]) == ("done", "ran")
     assert result.step("toy/train").summary == {"sum": {"before": 0, "after": 285}, "steps": 10}
     assert list((store.backend.scratch / "work").glob("*/")) == []
-
-
-def test_every_step_of_a_run_knows_when_the_run_began(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[float] = []
-    for name in ("make", "train"):
-        step = getattr(runner_toy_steps, name)
-        monkeypatch.setattr(runner_toy_steps, name, lambda c, step=step: (begun.append(c.started), step(c))[1])
-    before = time.monotonic()
-    run(store, make={"delay": 0.01})
-    assert len(begun) == 2 and len(set(begun)) == 1 and before <= begun[0] < time.monotonic() - 0.2
 
 
 def test_second_run_is_a_no_op_that_says_so(store: ArtifactStore) -> None:
@@ -132,14 +119,6 @@ def test_failures_carry_the_manifests_advice(store: ArtifactStore) -> None:
     assert any("halve it" in hint and "steps=5" in hint for hint in oom.value.hints)
 
 
-def test_a_hint_to_go_on_names_the_run_whatever_was_run_since(store: ArtifactStore) -> None:
-    with pytest.raises(WorkerLostError) as lost:
-        run(store, train={"fail": "lost"})
-    failed = get_run(store, "latest")
-    assert lost.value.hints[:2] == ("steps doctor", f"steps run --resume {failed.id}   # goes on")
-    assert failed.error is not None and f"--resume {failed.id}" in str(failed.error)
-
-
 def test_signal_is_answered_with_the_runs_own_numbers(store: ArtifactStore) -> None:
     result = run(store, train={"fail": "signal"})
     (hint,) = result.step("toy/train").hints
@@ -158,16 +137,6 @@ def test_user_file_is_an_input_and_part_of_the_lineage(store: ArtifactStore, tmp
     assert run(store, rows="input/mine:v1").nothing_ran
     path.write_text('{"value": 4}\n')
     assert not run(store, rows=path).nothing_ran
-
-
-def test_file_named_by_a_bound_key_alone_counts_by_content(store: ArtifactStore, tmp_path: Path) -> None:
-    validation = tmp_path / "val.jsonl"
-    validation.write_text('{"value": 1}\n')
-    arguments: dict[str, Any] = {"train": {"validation_path": str(validation)}}
-    run(store, **arguments)
-    assert run(store, **arguments).nothing_ran
-    validation.write_text('{"value": 2}\n')
-    assert not run(store, **arguments).nothing_ran
 
 
 def test_truncated_user_file_stops_the_run_before_any_step(store: ArtifactStore, tmp_path: Path) -> None:
@@ -237,19 +206,6 @@ def test_secrets_reach_no_file_of_the_run(
         content = path.read_bytes()
         for secret in (b"sk-config-secret-1", b"hunter22", tracker_secret.encode()):
             assert secret not in content, path
-
-
-def test_remote_home_runs_and_is_read_from_another_machine(tmp_path: Path) -> None:
-    from nemotron_steps.artifacts.backend import FsspecBackend
-    from nemotron_steps.runs.run_folder import run_file
-
-    url = f"memory://remote-{tmp_path.name}"
-    here, there = (ArtifactStore(FsspecBackend(url, tmp_path / name)) for name in ("here", "there"))
-    result = run(here)
-    assert run(there).nothing_ran
-    assert {info.id for info in list_runs(there)} >= {result.id}
-    assert "10 steps" not in run_file(there, result.id, "log.txt").read_text()
-    assert "toy/train/model:v1" in run_file(there, result.id, "log.txt").read_text()
 
 
 def test_planning_and_running_import_nothing_heavy() -> None:

@@ -47,23 +47,3 @@ def test_a_training_step_that_is_done_again_begins_the_pace_anew(tmp_path: Path)
     write(tmp_path, "metrics", metrics(3, 503.0))
     follower.look()
     assert follower.steps["rl"].seconds_per_step == 3.0
-
-
-def test_the_pace_is_that_of_the_last_twenty_steps(tmp_path: Path) -> None:
-    follower = Follower(tmp_path)
-    write(tmp_path, "metrics", *(metrics(at, 100.0 * at) for at in range(5)))
-    write(tmp_path, "metrics", *(metrics(5 + at, 400.0 + 2.0 * at) for at in range(20)))
-    follower.look()
-    # From the end of step 4, at 400 s, to that of step 24, at 438 s.
-    assert follower.steps["rl"].seconds_per_step == 38.0 / 20
-
-
-def test_curves_are_of_numbers_and_samples_are_kept_by_what_they_are(tmp_path: Path) -> None:
-    follower = Follower(tmp_path)
-    write(tmp_path, "metrics", metrics(1, 1.0, loss=0.5, flag=True, note="x", steps=3))
-    samples = [{"which": "best", "response": "a"}, {"response": "b"}, {"which": "best", "response": "c"}]
-    write(tmp_path, "samples", *({"kind": "sample", "time": 1.0, "sample": sample} for sample in samples))
-    follower.look()
-    seen = follower.steps["rl"]
-    assert {name: curve.values for name, curve in seen.curves.items()} == {"loss": [0.5], "steps": [3.0]}
-    assert {which: sample["response"] for which, sample in seen.samples.items()} == {"best": "c", "latest": "b"}

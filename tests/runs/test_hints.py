@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import JudgeUnavailableError, NonFiniteLossError, StepFailedError
+from nemotron_steps.errors import JudgeUnavailableError, StepFailedError
 from nemotron_steps.manifest.models import ErrorHint, StepManifest, StepTable, Strategy
 from nemotron_steps.manifest.pipeline_models import StageCheck
 from nemotron_steps.resolver.plan import Plan, PlannedStep, StepOutput, SuppliedInput
@@ -87,31 +87,6 @@ def test_an_override_for_a_step_that_was_put_there_becomes_a_command_of_its_own(
     assert " -c " not in of_its_own("rows=3", default, PLAN)
 
 
-def test_where_several_steps_were_asked_for_the_reader_is_named() -> None:
-    several = Plan(steps=(IMPORT, TRAIN, planned("score")), goals=("score", "train"))
-    assert of_its_own("rows=3", IMPORT, several).endswith("   # then --input train.prompts=toy/import/rows")
-
-
-@pytest.mark.parametrize(
-    ("hint", "step", "plan"),
-    [
-        ("steps logs r1", IMPORT, PLAN),  # no override
-        ("rows=3", replace(IMPORT, inserted=False), PLAN),  # it was asked for
-        ("rows=3", replace(IMPORT, inputs={**IMPORT.inputs, "more": StepOutput("other", "x")}), PLAN),
-        ("rows=3", IMPORT, Plan(steps=(IMPORT, planned("train", x=StepOutput("other", "rows"))), goals=("train",))),
-    ],
-)
-def test_any_other_hint_is_as_it_was(hint: str, step: PlannedStep, plan: Plan) -> None:
-    assert of_its_own(hint, step, plan) == hint
-
-
-def test_an_error_is_found_by_its_code_in_what_it_came_from() -> None:
-    manifest = MANIFEST.model_copy(update={"errors": (ErrorHint(name="nan", match="E600", recovery="r"),)})
-    error = ValueError("it broke")
-    error.__context__ = NonFiniteLossError("the loss is NaN")
-    assert [hint.name for hint in hints_for_failure(error, [], manifest, {})] == ["nan"]
-
-
 def test_failure_matches_by_code_class_cause_and_pattern() -> None:
     def names(error: BaseException, *entries: ErrorHint) -> list[str]:
         manifest = StepManifest(step=StepTable(id="s"), errors=entries)
@@ -154,11 +129,6 @@ def found(store: ArtifactStore, summary: dict[str, Any], *metrics: str, run: str
 def test_a_summarys_number_comes_before_a_metric_of_that_name(made: ArtifactStore) -> None:
     assert found(made, {"kl": 4.0}, "kl", "loss") == {"kl": "4", "loss": "1"}
     assert found(made, {}, "kl") == {"kl": "2"}
-
-
-def test_metrics_of_another_step_or_of_a_run_that_is_gone_are_no_numbers_of_this_one(made: ArtifactStore) -> None:
-    assert found(made, {}, "only_b")["only_b"].startswith("no such number")
-    assert found(made, {"rows": 3}, "rows", "kl", run="gone") == {"rows": "3", "kl": "no such number"}
 
 
 def test_numbers_of_a_summary_are_named_by_their_way() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -81,27 +80,6 @@ def test_a_page_needs_nothing_from_elsewhere(home):
     assert not re.search(r"https?://|@import|url\(", text)
 
 
-def test_sizes_and_times_sort_by_what_they_are_and_not_by_what_they_read_as(tmp_path):
-    def made(size: int) -> Artifact:
-        return Artifact(
-            "t", "d", tmp_path, {}, (FileRecord("f", size, "s"), FileRecord("g", 1, "s")), "n", 1, created=9.5
-        )
-
-    info = RunInfo("r", "n", "done", {"targets": ["t"]}, {"s": {"state": "ran"}}, created=10.0, updated=100.0)
-    text = render_index("home", [info], [made(5), made(1_500_000)], tmp_path, tmp_path)
-    by = re.findall(r'<td data-by="([^"]*)"', text)
-    assert by == [
-        "r",
-        "t",
-        "done",
-        "1",
-        "10.0",
-        "90.0",
-        *("n:v1", "t", "6", "", "9.5"),
-        *("n:v1", "t", "1500001", "", "9.5"),
-    ]
-
-
 def test_what_is_not_there_is_named_and_not_linked(tmp_path):
     edges = (Edge("rows", "e" * 64, "rows:v1"), Edge("policy", "f" * 64))
     made = Artifact("t", "d", tmp_path / "gone", name="n", version=1, inputs=edges)
@@ -109,15 +87,6 @@ def test_what_is_not_there_is_named_and_not_linked(tmp_path):
     assert [link for link in Page(text).links if not link.startswith("#")] == []
     assert f'<div class="note">rows ← rows:v1</div><div class="note">policy ← {"f" * 12}</div>' in text
     assert "<code>toy</code>" in text
-
-
-def test_a_run_has_the_whole_of_what_was_asked_and_the_error_that_it_ended_with(tmp_path):
-    request = {"targets": ["a", "b"], "config": "tiny", "over": ["a.seed=1,2"], "overrides": ["b.x=two words"]}
-    info = RunInfo("r", "n", "failed", request, error={"what": "the loss is NaN"})
-    text = render_index("home", [info], [], tmp_path, tmp_path)
-    (cell,) = re.findall(r"<code>(a b .*?)</code>(.*?)</td>", text)
-    assert unescape(cell[0]) == "a b -c tiny --over a.seed=1,2 'b.x=two words'"
-    assert cell[1] == '<div class="note">the loss is NaN</div>'
 
 
 def test_what_runs_and_users_wrote_is_text(tmp_path):
@@ -129,11 +98,6 @@ def test_what_runs_and_users_wrote_is_text(tmp_path):
     page = Page(render_index(HOSTILE, [run], [artifact], tmp_path, tmp_path))
     assert "img" not in page.tags and page.tags.count("script") == plain.tags.count("script") == 1
     assert all(link.startswith(("#", "./")) for link in page.links)
-
-
-def test_an_empty_home_has_a_page(tmp_path):
-    text = write_index(ArtifactStore(tmp_path / "home")).read_text()
-    assert text.count("<tbody></tbody>") == 2
 
 
 @pytest.mark.slow

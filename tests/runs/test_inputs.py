@@ -67,19 +67,6 @@ def test_a_model_that_cannot_be_fetched_is_an_error_of_the_run_and_none_of_the_p
     )
 
 
-@pytest.mark.parametrize(("ref", "type_name"), [("org/rows", "training_jsonl"), ("no model name", "checkpoint_hf")])
-def test_what_no_model_can_be_called_is_not_asked_of_the_hub(
-    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, ref: str, type_name: str
-) -> None:
-    def download(name: str, **_: Any) -> str:
-        raise AssertionError
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(ArtifactError, match="neither a path nor an artifact") as caught:
-        open_input(planned(type_name), "model", source(ref), store)
-    assert caught.value.found == ref
-
-
 def test_bindings_take_the_files_there_are_and_refuse_those_that_must_be(store: ArtifactStore, tmp_path: Path) -> None:
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "train.jsonl").write_text('{"x": 1}\n')
@@ -116,21 +103,6 @@ def test_bindings_take_the_files_there_are_and_refuse_those_that_must_be(store: 
     assert first == {"a": str(without.jsonl("validation"))}
 
 
-def test_an_artifact_of_the_home_that_is_broken_or_of_no_such_version_is_told_as_that(
-    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked of the hub"))
-    added = store.add(write_hf(tmp_path / "m"), name="org/model")
-    file = store.find(added.ref).path / "config.json"
-    file.chmod(0o644)
-    file.write_text("{}")
-    with pytest.raises(ArtifactError, match="corrupt"):
-        open_input(planned(), "model", source("org/model"), store)
-    with pytest.raises(ArtifactError, match="neither a path nor an artifact") as caught:
-        open_input(planned(), "model", source("org/model:v7"), store)
-    assert "steps artifacts list" in caught.value.hints
-
-
 def test_what_a_narrower_type_is_too_must_hold_of_a_path(store: ArtifactStore, tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text('{"x": 1}\n{"x": ')
     types, given = TypeGraph([ArtifactType("my_rows", is_a=("training_jsonl",))]), source(str(tmp_path / "mine.jsonl"))
@@ -147,19 +119,6 @@ def a_step(*ports: Consumes, constraints: tuple[Constraint, ...] = ()) -> Any:
 
 def made(type_name: str, **attributes: Any) -> Artifact:
     return Artifact(type_name, "d", Path("/nowhere"), attributes, name=type_name, version=1)
-
-
-def test_a_port_that_nothing_feeds_hides_no_other() -> None:
-    ports = (Consumes(type="rows", name="more", required=False), Consumes(type="rows", name="rows"))
-    step, types = a_step(*ports), TypeGraph()
-    check_inputs(step, {"rows": made("rows")}, types)
-    with pytest.raises(ArtifactError, match="of the wrong type"):
-        check_inputs(step, {"rows": made("model")}, types)
-    with pytest.raises(ArtifactError, match="input 'rows' is missing") as caught:
-        check_inputs(step, {"more": made("rows")}, types)
-    assert (caught.value.where, caught.value.expected) == ("toy/train.rows", "an artifact of type rows")
-    narrower = TypeGraph([ArtifactType("prompts", is_a=("rows",))])
-    check_inputs(step, {"rows": made("prompts")}, narrower)
 
 
 def test_every_port_is_held_against_its_attributes_and_what_is_not_recorded_is_not_had() -> None:

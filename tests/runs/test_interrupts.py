@@ -144,19 +144,6 @@ def test_in_a_notebook_nothing_is_silenced_for_good() -> None:
     assert sys.unraisablehook is hook and warnings.filters == filters
 
 
-def test_asyncio_tells_of_everything_but_an_interrupt() -> None:
-    import logging
-
-    def told(message: str, error: BaseException | None = None) -> bool:
-        raised = None if error is None else (type(error), error, None)
-        record = logging.LogRecord("asyncio", logging.ERROR, __file__, 1, message, (), raised)
-        return bool(stopping._tells_more_than_an_interrupt(record))
-
-    assert told("a task failed") and told("a task failed", ValueError("x"))
-    assert not told("a task failed", KeyboardInterrupt())
-    assert not told("Task was destroyed but it is pending!")
-
-
 def test_an_interrupt_within_a_task_leaves_no_traceback_of_asyncio() -> None:
     code = (
         "import asyncio, gc, os, signal\n"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import socket
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +88,6 @@ def follow(store: ArtifactStore) -> RunInfo:
     return launching.follow(store, "r1", lambda text: None)
 
 
-def test_a_job_is_told_its_run_and_home_and_finds_the_rest_there(store: ArtifactStore, queue: Queue) -> None:
-    submitted(store)
-    assert queue.launches[0].arguments == ("--resume", "r1", "--home", store.backend.url)
-
-
 def test_a_run_that_is_handed_in_again_says_nothing_of_how_it_ended_before(store: ArtifactStore, queue: Queue) -> None:
     info = submitted(store, status="failed", error=DataError("no rows").to_dict(), pid=4321, attempts=1)
     assert (info.status, info.error, info.pid, info.job) == ("submitted", None, 0, "job-1")
@@ -127,30 +119,6 @@ def test_a_submission_that_ends_early_ends_its_run(
         submitted(store)
     info = get_run(store, "r1")
     assert info.error is not None and (info.status, info.error["what"], info.job) == (status, what, "")
-
-
-def test_a_first_submission_that_fails_keeps_what_is_forced_for_the_run_that_goes_on(
-    store: ArtifactStore, queue: Queue
-) -> None:
-    RunFolder(store, "r1").create("toy", {"targets": ["a"]})
-    queue.refusal = RequestError("the queue is closed")
-    with pytest.raises(RequestError):
-        launching.submit(store, FAR, run_id="r1", forced=["a"])
-    assert get_run(store, "r1").forced == {"a": ""}
-    with pytest.raises(RequestError):  # and so does a second one
-        launching.submit(store, FAR, run_id="r1")
-    queue.refusal = None
-    assert launching.submit(store, FAR, run_id="r1").forced == {"a": ""}
-
-
-def test_a_run_that_was_begun_once_is_forced_to_nothing_by_a_refusal(store: ArtifactStore, queue: Queue) -> None:
-    folder = RunFolder(store, "r1")
-    folder.update(folder.create("toy", {"targets": ["a"]}), status="done", attempts=1)
-    queue.refusal = RequestError("the queue is closed")
-    with pytest.raises(RequestError):
-        launching.submit(store, FAR, run_id="r1", forced=["a"], request={"targets": ["b"]})
-    after = get_run(store, "r1")
-    assert (after.status, after.forced, after.request) == ("done", {}, {"targets": ["a"]})
 
 
 def test_only_this_machine_works_on_a_home_that_is_no_folder(
@@ -185,33 +153,6 @@ def test_what_a_job_wrote_elsewhere_is_fetched_before_its_run_is_read(
     ends(store, "submitted")
     assert follow(store).status == "done"
     assert set(queue.fetched) == {RunFolder(store, "r1").path}
-
-
-def test_a_job_elsewhere_that_began_before_it_was_cancelled_says_itself_how_it_ended(
-    store: ArtifactStore, queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info = submitted(store)
-    told = InterruptedRunError("SIGTERM").to_dict()
-    monkeypatch.setattr(queue, "fetch", lambda job, folder: ends(store, "interrupted", told), raising=False)
-    queue.answers = [JobState.PENDING, JobState.CANCELLED]
-    launching.cancel(store, info)
-    assert (get_run(store, "r1").error or {})["what"] == "SIGTERM"
-
-
-def test_a_disk_that_fails_is_not_taken_for_a_home_that_may_only_be_looked_at(
-    store: ArtifactStore, queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info, number = submitted(store), errno.EIO
-
-    def fails(path: Path) -> Any:
-        raise OSError(number, "as it says")
-
-    queue.answers = [JobState.CANCELLED]
-    monkeypatch.setattr(launching, "hold_if_free", fails)
-    with pytest.raises(OSError, match="as it says"):
-        launching.job_status(store, info)
-    number = errno.EPERM
-    launching.job_status(store, info)
 
 
 def test_the_log_of_a_followed_run_is_told_once(store: ArtifactStore, queue: Queue) -> None:
@@ -278,16 +219,6 @@ def test_a_job_that_ended_without_its_runs_word_is_told_by_how_it_ended(
     assert not isinstance(caught.value, InterruptedRunError) or "what was committed is kept" in caught.value.what
 
 
-def test_a_job_that_seemed_over_and_works_again_is_given_the_whole_while_anew(
-    store: ArtifactStore, queue: Queue, clock: Clock
-) -> None:
-    submitted(store)
-    queue.answers = [JobState.DONE, JobState.DONE, JobState.DONE, JobState.RUNNING, JobState.DONE]
-    with pytest.raises(StepFailedError):
-        follow(store)
-    assert clock.now - 1000 >= 5 * 4 + 20
-
-
 def test_a_failed_run_whose_job_goes_on_is_given_a_minute_to_begin_again(
     store: ArtifactStore, queue: Queue, clock: Clock
 ) -> None:
@@ -314,25 +245,6 @@ def test_a_failed_run_that_is_back_in_its_queue_is_waited_for_until_its_next_att
     assert clock.now - 1000 > 35 * 5
 
 
-def test_an_attempt_that_fails_after_it_was_queued_again_has_its_own_minute(
-    store: ArtifactStore, queue: Queue, clock: Clock
-) -> None:
-    submitted(store, attempts=1)
-    ends(store, "failed", DataError("no rows").to_dict())
-
-    def fails_again() -> JobState:
-        RunFolder(store, "r1").update(get_run(store, "r1"), attempts=2)
-        return JobState.RUNNING
-
-    def done() -> JobState:
-        ends(store, "done")
-        return JobState.RUNNING
-
-    waits = [JobState.RUNNING, *[JobState.PENDING] * 20]
-    queue.answers = [*waits, fails_again, *[JobState.RUNNING] * 5, done]
-    assert follow(store).status == "done"
-
-
 def test_a_failed_run_whose_job_is_over_is_raised_at_once(store: ArtifactStore, queue: Queue, clock: Clock) -> None:
     submitted(store)
     ends(store, "failed", DataError("no rows").to_dict())
@@ -340,30 +252,6 @@ def test_a_failed_run_whose_job_is_over_is_raised_at_once(store: ArtifactStore, 
     with pytest.raises(DataError):
         follow(store)
     assert clock.now == 1000
-
-
-def test_an_executor_that_is_silent_for_ten_minutes_is_given_up(
-    store: ArtifactStore, queue: Queue, clock: Clock
-) -> None:
-    submitted(store)
-    queue.answers = [RetryableError("the queue does not answer")]
-    with pytest.raises(RetryableError, match="does not answer"):
-        follow(store)
-    assert 600 < clock.now - 1000 < 610
-
-
-def test_an_executor_elsewhere_is_asked_every_few_seconds_and_when_the_run_says_something(
-    store: ArtifactStore, queue: Queue, clock: Clock
-) -> None:
-    def failing() -> JobState:
-        ends(store, "failed", DataError("no rows").to_dict())
-        return JobState.RUNNING
-
-    submitted(store)
-    queue.answers = [*[JobState.RUNNING] * 20, failing, JobState.FAILED]
-    with pytest.raises(DataError, match="no rows"):
-        follow(store)
-    assert [after - before for before, after in pairwise(queue.times)] == [5.0] * 20 + [0.5]
 
 
 def test_a_queued_job_that_is_cancelled_ends_its_run_however_long_it_takes(
@@ -403,30 +291,10 @@ def test_silences_are_not_added_up_and_each_is_told(store: ArtifactStore, queue:
     assert said == [told, told]
 
 
-def test_a_killed_runs_end_is_its_executors_to_tell(store: ArtifactStore, queue: Queue) -> None:
-    submitted(store)
-    RunFolder(store, "r1").update(get_run(store, "r1"), status="running", host=socket.gethostname())
-    assert get_run(store, "r1").status == "killed"
-    queue.answers = [JobState.OUT_OF_MEMORY]
-    with pytest.raises(StepFailedError, match="out of memory"):
-        follow(store)
-
-
 @pytest.mark.parametrize("name", ["first_line", "StepsErrors", "annotations", "Path", "None"])
 def test_an_error_whose_class_is_none_of_ours_is_a_failed_step(name: str) -> None:
     error = launching.error_of(RunInfo("r1", error={"class": name, "what": "theirs", "hints": ["try this"]}))
     assert type(error) is StepFailedError and error.hints == ("try this",)
-
-
-def test_a_job_is_asked_about_at_once_when_its_run_says_that_it_began_again(
-    store: ArtifactStore, queue: Queue, clock: Clock
-) -> None:
-    info = replace(submitted(store), status="running")
-    inquiry = launching._Inquiry(store, lambda text: None)
-    for attempts, asked in ((1, 1), (1, 1), (2, 2), (2, 2)):
-        RunFolder(store, "r1").update(replace(info, attempts=attempts, host="elsewhere"))
-        inquiry.look(get_run(store, "r1"))
-        assert queue.asked == asked
 
 
 def test_a_launch_has_what_it_was_submitted_with(

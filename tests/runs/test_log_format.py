@@ -12,8 +12,6 @@ import pytest
 from nemotron_steps.runs.log_format import (
     better,
     compared,
-    in_words,
-    is_table,
     number,
     readable_size,
     render,
@@ -42,9 +40,7 @@ def test_a_signal_says_its_numbers_and_how_often() -> None:
     [
         (9.94, "9.9 s"),
         (9.95, "10 s"),
-        (59.4, "59 s"),
         (59.6, "1 min 00 s"),
-        (60, "1 min 00 s"),
         (3599, "59 min 59 s"),
         (3600, "1 h 00 min"),
     ],
@@ -56,13 +52,9 @@ def test_a_duration_has_the_units_that_fit_it(value: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        (0, "0 B"),
         (999, "999 B"),
-        (1000, "1.0 kB"),
         (999_949, "999.9 kB"),
         (999_950, "1.0 MB"),
-        (1.5e6, "1.5 MB"),
-        (2e9, "2.0 GB"),
         (1e12, "1.0 TB"),
     ],
 )
@@ -77,19 +69,12 @@ def test_a_size_has_the_unit_that_fits_it(size: float, text: str) -> None:
         (1234567.0, "1.235e+06"),
         (1e-5, "0.00001"),
         (9e-6, "9e-06"),
-        (float("nan"), "nan"),
         (float("-inf"), "-inf"),
         (12345678, "12345678"),
-        (None, "None"),
     ],
 )
 def test_a_number_has_an_exponent_only_where_there_is_no_other_way(value: Any, text: str) -> None:
     assert number(value) == text
-
-
-def test_a_table_is_told_by_its_size_and_nothing_else_is_one() -> None:
-    assert in_words("t", {"a": {"x": 1, "y": 2}, "b": {"x": 3}, "c": {}}) == "3 × 2"
-    assert [is_table(value) for value in ({"a": {}}, {}, {"a": {}, "b": 1}, [], None)] == [True, *[False] * 4]
 
 
 @pytest.mark.parametrize(
@@ -138,14 +123,6 @@ def test_a_change_says_its_error_and_is_good_or_bad_where_it_is_more_than_that(
 def test_exactly_as_many_metrics_as_fit_leave_none_out() -> None:
     assert line("metrics", index=1, values=dict.fromkeys("abcdef", 1)) == "[toy] step 1: a=1  b=1  c=1  d=1  e=1  f=1"
     assert line("event", name="phase", fields={"times": {"train": 0.123456}}) == "[toy] phase: times={train: 0.1235}"
-
-
-def test_lines_leave_out_what_is_noise() -> None:
-    base = {"step": "s", "time": 0.0}
-    assert render({**base, "kind": "progress", "description": "x", "completed": 1, "total": 2}) is None
-    assert render({**base, "kind": "sample", "sample": {}}) is None
-    long = render({**base, "kind": "metrics", "index": 4, "values": {f"m{i}": float(i) for i in range(9)}})
-    assert long is not None and long.endswith("(+3 more)") and long.startswith("[s] step 4: m0=0")
 
 
 def test_the_log_goes_on_after_a_library_configured_logging(tmp_path: Path) -> None:

@@ -89,11 +89,13 @@ def test_gpus_are_asked_for_unless_a_cluster_has_them(tmp_path: Path, monkeypatc
 
 
 def test_a_machine_without_the_engine_is_told_that_alone_of_the_steps_that_need_it(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    (tmp_path / "t.py").write_text("import torch\n")
     monkeypatch.setattr(prerequisites, "find_spec", lambda name: None)
     monkeypatch.setattr(prerequisites, "version", Mock(side_effect=prerequisites.PackageNotFoundError))
-    monkeypatch.setattr(prerequisites, "_needs_engine", lambda planned: planned.key != "t1")
+    monkeypatch.setattr(prerequisites, "entry_module", lambda planned: planned.key)
+    monkeypatch.setattr(prerequisites, "import_closure", lambda key: {} if key == "t1" else {"t": tmp_path / "t.py"})
     ray = {"backend": "ray"}
     problems = refused(a_plan(ray, ray, ray, cached=(2,)))
     assert [(keys, hints[0]) for keys, _, hints in problems] == [

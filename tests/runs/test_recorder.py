@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -57,24 +56,6 @@ def test_the_log_has_this_packages_infos_and_others_warnings_while_the_run_works
         "of_another_package WARNING: of the other",
     ]
     assert [(record["kind"], record["text"]) for record in records] == [("warning", "look here")]
-
-
-def test_records_go_to_their_file_before_anybody_hears_of_them(recorder: Recorder) -> None:
-    heard: list[str] = []
-
-    def listener(record: dict[str, Any]) -> None:
-        name = {"metrics": "metrics", "sample": "samples", "groups": "groups"}.get(record["kind"], "events")
-        lines = (recorder.folder.path / f"{name}.jsonl").read_text().splitlines()
-        heard.append(f"{record['kind']} {bool(lines) and json.loads(lines[-1])['kind'] == record['kind']}")
-
-    recorder.listen(listener)
-    step = recorder.tracker("a")
-    step.metrics(1, {"loss": 0.5})
-    step.sample({"response": "x"})
-    step.groups(1, [{"prompt": 1}])
-    step.progress("training", 1, 2)
-    step.event("saved", path="p")
-    assert heard == ["metrics True", "sample True", "groups True", "progress False", "event True"]
 
 
 def test_a_step_has_its_own_signals_with_their_last_numbers_and_its_whole_summary(recorder: Recorder) -> None:

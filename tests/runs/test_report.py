@@ -13,18 +13,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import DataError, EngineError, NonFiniteLossError
+from nemotron_steps.errors import DataError, NonFiniteLossError
 from nemotron_steps.runs.recorder import row_at
-from nemotron_steps.runs.report.data import StepReport, _apply_metrics, read_report
-from nemotron_steps.runs.report.page import render_page, write_report
+from nemotron_steps.runs.report.data import read_report
+from nemotron_steps.runs.report.page import write_report
 from nemotron_steps.runs.report.svg import (
-    Node,
     curve,
     headlines,
     nice_ticks,
-    plan_graph,
 )
-from tests.runs.report_samples import metrics_of, section
 from tests.runs.runner_toy_plan import run
 
 VOID = {"meta", "input", "circle", "line", "rect", "path", "br"}
@@ -90,28 +87,6 @@ def test_the_command_of_a_report_asks_for_everything_that_was_asked_for(store: A
     ]
 
 
-def test_every_signal_is_shown_once_with_its_advice_or_by_its_numbers(store: ArtifactStore) -> None:
-    run_report = read_report(run(store).folder, store)
-    step = run_report.steps[-1]
-    step.signals.update({"kl_spike": {"kl": 0.5}, "saturated": {"share": 0.99}})
-    step.hints[:] = [
-        {"name": "kl_spike", "because": "kl_spike (kl=0.5)", "advice": "raise it", "overrides": ["a=1", "b=2"]}
-    ]
-    text = " ".join(Page(section(render_page(run_report), "hints")).text.split())
-    assert text == f"kl_spike (kl=0.5) {step.key} raise it a=1 b=2 saturated share 0.99 {step.key}"
-
-
-def test_phases_are_added_up_without_the_whole_step_and_curves_hold_only_numbers() -> None:
-    values = {"timing/train_s": 1.5, "timing/step_s": 4.0, "loss": 0.5, "flag": True, "bad": math.nan, "note": "x"}
-    lines = [{"step": "a", "index": index, "values": values} for index in (2, 1, 2)]
-    step = StepReport("a", {})
-    _apply_metrics({"a": step}, lines, [])
-    assert step.phases == {"train": 4.5} and step.curves == {"loss": [(1.0, 0.5), (2.0, 0.5)]}
-    other = StepReport("a", {})
-    _apply_metrics({"b": other}, lines, [])
-    assert (other.phases, other.curves) == ({}, {})
-
-
 def test_signals_advice_and_errors_are_those_of_the_last_attempt(store: ArtifactStore) -> None:
     result = run(store, train={"fail": "signal"})
     (step,) = [each for each in read_report(result.folder, store).steps if each.signals]
@@ -155,17 +130,6 @@ def test_report_of_a_failed_run_has_the_error_and_the_advice(store: ArtifactStor
     assert "error[" not in text and "attempt 2" in text
 
 
-def test_a_sample_that_a_resumed_run_reports_again_is_shown_once(store: ArtifactStore) -> None:
-    result = run(store)
-    with (result.folder / "samples.jsonl").open("a") as file:
-        for response, which in (("rolled back", "best"), ("the other", "worst"), ("trained again", "best")):
-            sample = {"prompt": "2+2", "response": response, "step": 7, "which": which}
-            file.write(json.dumps({"kind": "sample", "step": "toy/train", "sample": sample}) + "\n")
-    write_report(result.folder, store)
-    text = page_of(result.folder).text
-    assert "trained again" in text and "the other" in text and "rolled back" not in text
-
-
 def test_the_numbers_of_rl_that_matter_come_first() -> None:
     rlhf = [
         *("actor_loss", "advantages/mean", "approx_entropy", "clip_fraction", "entropy", "gen_kl_error", "grad_norm"),
@@ -201,24 +165,6 @@ def test_an_error_names_its_row_alone_or_with_its_field_or_its_environment(said:
     assert row_at(said.format(tmp_path / "my rows.jsonl")) == '{"n": 2}'
 
 
-def test_what_an_environment_said_keeps_its_lines(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(context: object) -> None:
-        raise EngineError("no rollout could be graded", found="2 x brittle; the first:\nKeyError: '<a>'\n  at <b>")
-
-    monkeypatch.setattr("tests.runs.runner_toy_steps.train", broken)
-    with pytest.raises(EngineError):
-        run(store)
-    (folder,) = (store.backend.scratch / "runs").iterdir()
-    assert "<dd><pre>2 x brittle; the first:\nKeyError: '<a>'\n  at <b></pre></dd>" in unescape(
-        (folder / "report.html").read_text()
-    )
-
-
-@pytest.mark.parametrize("where", [None, "nowhere.jsonl:1", "a.yaml:3", "step 5", "x.jsonl:many"])
-def test_an_error_that_is_about_no_row_shows_none(where: str | None) -> None:
-    assert row_at(where) == ""
-
-
 def test_report_can_be_written_again_when_artifacts_are_gone(store: ArtifactStore) -> None:
     import shutil
 
@@ -226,22 +172,6 @@ def test_report_can_be_written_again_when_artifacts_are_gone(store: ArtifactStor
     shutil.rmtree(store.backend.scratch / "artifacts")
     write_report(result.folder, store)
     assert "gone" in page_of(result.folder).text
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "labels"),
-    [
-        (0.0, 2.0, ["0", "1", "2"]),
-        (0.99998, 0.99999, ["0.99998", "0.999985", "0.99999"]),
-        (1234567, 1234568.5, ["1234567", "1234567.5", "1234568", "1234568.5"]),
-        (-100_001, -100_000, ["-100001", "-100000.5", "-100000"]),
-    ],
-)
-def test_ticks_that_lie_close_together_have_the_digits_to_tell_them_apart(
-    low: float, high: float, labels: list[str]
-) -> None:
-    drawn = curve([(1, low), (2, high)], "a metric")
-    assert re.findall(r'text-anchor="end">([^<]*)', drawn)[: len(labels)] == labels
 
 
 @given(st.floats(-1e12, 1e12), st.floats(0, 1e12), st.integers(1, 6))
@@ -260,43 +190,3 @@ def test_every_curve_is_well_formed_and_inside_its_box(points: list[tuple[float,
     Page(svg)
     for value in re.findall(r' c[xy]="([-0-9.]+)"', svg):
         assert 0 <= float(value) <= 300
-
-
-def test_each_environment_of_several_has_a_reward_curve_all_on_one_scale() -> None:
-    curves = {
-        "reward/mean": [(0.0, 0.2), (4.0, 0.5)],
-        "reward/maths/mean": [(0.0, 0.0), (4.0, 1.0)],
-        "reward/code/mean": [(2.0, 0.5), (3.0, 0.5)],
-        "failure_rate/never_judged": [(0.0, 1.0), (4.0, 1.0)],
-    }
-    page = Page(metrics_of(StepReport("rl", {}, curves=curves)))
-    labels = [value for tag, name, value in page.attributes if tag == "svg" and name == "aria-label"]
-    assert labels == ["reward/mean", "code", "maths", "never_judged"]
-    points = [json.loads(value) for tag, name, value in page.attributes if tag == "svg" and name == "data-points"]
-    (code, *_), maths = points[1], points[2]
-    assert maths[0][2] < code[2] < maths[1][2], "steps 2 and 3 of 0 to 4 lie between the ends"
-    assert code[3] == pytest.approx((maths[0][3] + maths[1][3]) / 2, abs=0.2)
-    radios = [value for tag, name, value in page.attributes if tag == "input" and name == "class"]
-    assert radios == ["reward", "failures"]
-
-
-def test_samples_show_what_the_judge_said(store: ArtifactStore) -> None:
-    result = run(store)
-    notes = [{"compared": "as answer 1 of 2", "reasoning": "it is <b>short</b>", "verdict": '{"score_1": 4}'}]
-    sample = {"step": 1, "prompt": "2+2", "response": "4", "reward": 1.0, "judge": [*notes, {"verdict": "[[YES]]"}]}
-    line = {"kind": "sample", "step": "toy/train", "sample": sample}
-    (result.folder / "samples.jsonl").write_text(json.dumps(line) + "\n")
-    write_report(result.folder, store)
-    text = " ".join(page_of(result.folder).text.split())
-    said = 'judge compared as answer 1 of 2 reasoning it is <b>short</b> {"score_1": 4} [[YES]]'
-    assert f"{said} step 1 · reward 1" in text
-
-
-def test_texts_of_a_node_end_where_its_box_does() -> None:
-    svg = plan_graph([Node("t" * 200, "n" * 200, "ran", ())])
-    texts = re.findall(r'<text class="(name|note)" x="([\d.]+)"[^>]*>([^<]*)</text>', svg)
-    boxes = re.findall(r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', svg)
-    assert len(texts) == 2 * len(boxes)
-    for (name, x, text), (left, width) in zip(texts, [box for box in boxes for _ in range(2)], strict=True):
-        letter = 7.4 if name == "name" else 6.6
-        assert text[0] == "…" and float(x) + letter * len(text) <= float(left) + float(width)

@@ -27,24 +27,6 @@ def test_the_time_of_a_run_is_that_of_its_last_attempt(store: ArtifactStore) -> 
     assert read_report(run_folder(store, "20260102-030405-toy-0002"), store).seconds == 60.0
 
 
-def test_of_a_training_step_that_is_reported_twice_the_later_report_counts(store: ArtifactStore) -> None:
-    metrics = [
-        {"step": "a", "index": index, "values": {"loss": loss}}
-        for index, loss in ((1, 9.0), (2, 8.0), (3, 7.0), (2, 6.0), (3, 5.0))
-    ]
-    (step,) = read_report(run_folder(store, "20260102-030405-toy-0003", metrics=metrics), store).steps
-    assert step.curves == {"loss": [(1.0, 9.0), (2.0, 6.0), (3.0, 5.0)]}
-
-
-def test_a_cached_step_has_the_summary_and_the_curves_of_the_run_that_made_it(store: ArtifactStore) -> None:
-    made = "20260102-030405-toy-0004"
-    metrics = [{"step": "a", "index": 1, "values": {"loss": 0.5}}, {"step": "b", "index": 1, "values": {"loss": 9.0}}]
-    run_folder(store, made, metrics=metrics)
-    events = [{"kind": "step_cached", "step": "a", "made_by": made, "summary": {"rows": 3}}]
-    (step,) = read_report(run_folder(store, "20260102-030405-toy-0005", events=events), store).steps
-    assert (step.summary, step.curves, step.made_by) == ({"rows": 3}, {"loss": [(1.0, 0.5)]}, made)
-
-
 def test_a_step_that_ran_has_no_curves_of_another_run_and_a_cached_one_only_its_own(store: ArtifactStore) -> None:
     made = "20260102-030405-toy-0006"
     metrics = [{"step": step, "index": 1, "values": {"loss": at}} for at, step in enumerate("ab")]
@@ -59,12 +41,6 @@ def test_a_step_that_ran_has_no_curves_of_another_run_and_a_cached_one_only_its_
     (folder / "run.json").write_text(json.dumps({**info, "steps": {"a": {"state": "ran"}}}))
     (ran,) = read_report(folder, store).steps
     assert (ran.curves, ran.samples) == ({}, [])
-
-
-def test_a_summary_is_gathered_from_all_that_a_step_reported(store: ArtifactStore) -> None:
-    events = [{"kind": "summary", "step": "a", "values": values} for values in ({"x": 1, "y": 2}, {"y": 3})]
-    (step,) = read_report(run_folder(store, "20260102-030405-toy-0008", events=events), store).steps
-    assert step.summary == {"x": 1, "y": 3}
 
 
 def test_an_output_that_is_gone_hides_no_other(store: ArtifactStore, tmp_path: Path) -> None:

@@ -40,31 +40,6 @@ def test_a_change_is_green_where_it_is_for_the_better_and_says_its_share_of_what
     ]
 
 
-def test_a_step_may_say_itself_which_way_is_better() -> None:
-    lower, higher = {"better": "lower"}, {"better": "higher"}
-    assert changes_of(
-        length={"before": 100, "after": 50, **lower}, loss={"before": 0, "after": 1, **higher}
-    ) == [("good", "−50 (-50 %)"), ("good", "+1")]  # fmt: skip
-
-
-def test_reused_steps_count_as_cached() -> None:
-    steps = [StepReport(state, {}, state=state) for state in ("ran", "cached", "reused", "pending")]
-    assert " · 1 ran, 2 cached · " in page_of(*steps)
-    assert " · 2 steps ran · " in page_of(steps[0], StepReport("other", {}, state="ran"))
-
-
-def test_what_was_asked_for_stands_before_what_it_needed() -> None:
-    needed, asked = (StepReport(key, {}, summary={"rows": 1}) for key in ("make", "train"))
-    assert re.findall(r"<h3>(\w+)</h3>", page_of(needed, asked)) == ["train", "make"]
-
-
-def test_a_failure_outside_any_step_has_its_traceback() -> None:
-    error = {"code": "E999", "what": "it broke", "where": "here", "expected": None, "found": "x", "hints": ["try"]}
-    page = page_of(StepReport("a", {}), error=error, traceback="Traceback of the run", status="failed")
-    assert "<summary>traceback</summary><pre>Traceback of the run</pre>" in page
-    assert "<dt>where</dt><dd>here</dd><dt>found</dt><dd>x</dd>" in page
-
-
 def test_an_artifact_has_the_size_of_all_of_its_files(tmp_path: Path) -> None:
     files = (FileRecord("a", 1_000_000, "s"), FileRecord("b", 500_000, "s"))
     artifact = Artifact(
@@ -90,15 +65,6 @@ def test_few_samples_are_all_shown_and_of_more_those_at_the_ends() -> None:
     assert samples_of(page_of(StepReport("a", {}, samples=samples))) == [
         *("best", "a2", "a4", "worst", "a3", "a0", "latest", "a4", "a3", "first", "a0", "a1")
     ]
-
-
-def test_a_sample_shows_its_text_and_what_it_says_beside_it() -> None:
-    sample = {"text": "it is so", "environment": "maths", "tags": [], "note": "", "turns": {}, "left": None, "zero": 0}
-    page = page_of(StepReport("a", {}, samples=[sample]))
-    assert '<div class="response"><span>response</span><pre>it is so</pre></div>' in page
-    assert '<p class="note">environment <b>maths</b> · zero <b>0</b></p>' in page
-    turns = page_of(StepReport("a", {}, samples=[{"prompt": ["one", "two"], "response": ""}]))
-    assert "<pre>one\ntwo</pre>" in turns
 
 
 def test_the_plan_says_where_inputs_are_from_and_times_only_what_ran() -> None:
@@ -145,33 +111,3 @@ def test_the_table_has_each_runs_last_value_and_a_gap_where_it_has_none() -> Non
         ("loss", '0.25 <span class="note">step 2</span>', '3 <span class="note">step 2</span>'),
         ("lr", '0.1 <span class="note">step 1</span>', ""),
     ]
-
-
-def test_a_step_that_one_run_alone_has_is_not_compared() -> None:
-    shared = {"loss": [(1.0, 0.5)]}
-    page = render_comparison([run("one", train=shared, make=shared), run("two", train=shared, evaluate=shared)])
-    assert re.findall(r"<h2>(\w+)</h2>", page) == ["train"]
-    assert "no step is in two of the runs" in render_comparison([run("one", train=shared), run("two", make=shared)])
-
-
-def test_curves_are_on_one_scale_that_goes_up_and_to_the_right() -> None:
-    page = render_comparison(
-        [run("one", train={"loss": [(1.0, 0.0), (3.0, 2.0)]}), run("two", train={"loss": [(2.0, 1.0), (3.0, 1.0)]})]
-    )
-    one, two = (
-        [tuple(map(float, point.split(","))) for point in path.split("L")]
-        for path in re.findall(r'<path class="line" style="[^"]*" d="M([^"]*)"', page)
-    )
-    assert one[0][0] < two[0][0] < one[1][0] == two[1][0]
-    assert one[0][1] > two[0][1] > one[1][1], "an SVG counts from the top"
-    dots = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', page)
-    assert [tuple(map(float, dot)) for dot in dots] == [one[-1], two[-1]]
-
-
-def test_more_runs_than_colours_share_them_and_what_is_no_number_is_left_out() -> None:
-    runs = [run(f"r{at}", train={"loss": [(1.0, 1.0), (2.0, float("nan"))]}) for at in range(8)]
-    page = render_comparison(runs)
-    colours = re.findall(r'<li><span style="color:([^"]+)">', page)
-    assert len(colours) == 8 and len(set(colours)) == 6 and colours[6:] == colours[:2]
-    paths = re.findall(r'<path class="line" style="[^"]*" d="M([^"]*)"', page)
-    assert len(paths) == 8 and {path.split(",")[0] for path in paths} == {f"{44 + (300 - 44 - 10) / 2:.1f}"}

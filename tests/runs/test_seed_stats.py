@@ -56,22 +56,3 @@ def test_the_table_of_a_later_step_is_averaged_where_it_has_rows_of_instances() 
     tables = spread_tables([*made, Outcome("compare", {"all_sizes": sizes, "others": others, "count": 3})])
     assert tables.keys() == {"compare: all sizes"}
     assert {row: str(cells["rows"]) for row, cells in tables["compare: all sizes"].items()} == {"m-t": "2 ± 1.414"}
-
-
-def test_the_row_of_an_instance_is_known_by_the_whole_of_its_ending() -> None:
-    short = [Outcome(f"u-{seed}", {}, "u", {"seed": seed}) for seed in ("1", "2")]
-    long = [Outcome(f"t-a-{rate}", {}, "t", {"model": "a", "lr": rate}) for rate in ("1", "2")]
-    sizes = {row: {"rows": 1.0} for row in ("x-a-1", "x-a-2", "y-1", "y-2")}
-    tables = spread_tables([*short, *long, Outcome("compare", {"sizes": sizes})])
-    assert list(tables["compare: sizes"]) == ["x-a-1", "x-a-2", "y"]
-
-
-def test_tables_of_the_instances_themselves_and_runs_without_any_are_not_gathered() -> None:
-    table = {"m-1": {"rows": 1.0}, "m-2": {"rows": 3.0}}
-    assert spread_tables([outcome(f"t-{seed}", {"sizes": table}, seed=seed) for seed in ("1", "2")]) == {}
-    assert spread_tables([Outcome("compare", {"sizes": table, "x": 1.0})]) == {}
-
-
-def test_the_title_names_all_that_was_fanned_out_over() -> None:
-    made = [outcome("t-1", {"x": 1.0}, seed="1"), outcome("u-a", {"x": 1.0}, model="a"), outcome("u-b", {}, model="b")]
-    assert list(spread_tables(made)) == ["over seed and model"]

@@ -57,11 +57,6 @@ def test_a_package_of_the_engine_that_is_not_there_says_how_to_have_it(
     assert isinstance(found, UnsupportedError) and found.hints == (ENGINE,)
 
 
-@pytest.mark.parametrize("error", [ModuleNotFoundError("no tqdm", name="tqdm"), ImportError("no"), ValueError("no")])
-def test_any_other_package_is_not_the_engines(error: Exception, tmp_path: Path) -> None:
-    assert type(told(error, tmp_path)) is StepFailedError
-
-
 def test_a_disk_that_is_full_is_told_of_any_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = StorageError("the checkpoint could not be written")
     bare.__cause__ = OSError(errno.ENOSPC, "full")

@@ -46,13 +46,6 @@ def test_what_a_step_filled_is_there_for_the_next_attempt(work: WorkFolder) -> N
     assert caught.value.hints[0].startswith("rm ")
 
 
-def test_progress_is_a_checkpoint_and_not_an_empty_folder(work: WorkFolder) -> None:
-    work.prepare(PRODUCES)
-    assert not work.has_progress()
-    (work.work / "checkpoint").write_text("x")
-    assert work.has_progress()
-
-
 @pytest.mark.parametrize("committed", ["model", "report"])
 def test_outputs_one_of_which_was_moved_into_the_home_are_filled_anew(work: WorkFolder, committed: str) -> None:
     fill(work)

@@ -23,11 +23,11 @@ from nemotron_steps.environments.base import EnvironmentConfig
 from nemotron_steps.environments.judged.genrm_compare import parse_reply
 from nemotron_steps.environments.responses import split_reasoning
 from nemotron_steps.environments.text.reasoning_gym import ReasoningGym
-from nemotron_steps.errors import DataError, UnknownNameError
+from nemotron_steps.errors import DataError
 from nemotron_steps.runs.context import StepContext, plain_context
 from nemotron_steps.steps.data_prep import rl_prep, sft_prep
 from nemotron_steps.steps.data_prep.comparisons import ComparisonMaker
-from nemotron_steps.steps.data_prep.gym_tasks import Question, draw_questions
+from nemotron_steps.steps.data_prep.gym_tasks import Question
 
 SPELL = ReasoningGymTask(dataset="spell_backward", weight=2, options={"min_word_len": 3, "max_word_len": 6})
 SPIRAL = ReasoningGymTask(dataset="spiral_matrix", options={"min_n": 2, "max_n": 2})
@@ -95,20 +95,6 @@ class TestQuestions:
     def test_no_question_is_in_two_splits_or_twice_in_one(self, prompts: Path):
         questions = [row["question"] for file in sorted(prompts.glob("*.jsonl")) for row in read(file)]
         assert len(set(questions)) == len(questions) == 87
-
-    def test_a_task_with_too_few_questions_says_how_many_there_are(self):
-        tiny = ReasoningGymTask(
-            dataset="chain_sum", options={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
-        )
-        with pytest.raises(DataError, match="too few distinct questions") as caught:
-            draw_questions(ReasoningGymSource(tasks=(tiny,)), SplitRows(train=300, validation=0))
-        assert "200 distinct" in str(caught.value)
-
-    def test_an_unknown_task_names_the_nearest(self):
-        task = ReasoningGymTask(dataset="spell_backwards")
-        with pytest.raises(UnknownNameError, match="spell_backwards") as caught:
-            draw_questions(ReasoningGymSource(tasks=(task,)), ROWS)
-        assert "dataset: spell_backward" in caught.value.hints
 
 
 class TestRlRows:
@@ -184,19 +170,6 @@ class TestBadRows:
         refused = [event["fields"] for event in events if event.get("name") == "row_refused"]
         assert [fields["where"] for fields in refused] == [f"{tmp_path}/mine.jsonl:5 field answer"]
 
-    @pytest.mark.parametrize(
-        "settings",
-        [
-            {},
-            {"reasoning_gym": SOURCE, "jsonl": JsonlSource(path="x")},
-            {"reasoning_gym": SOURCE},
-            {"reasoning_gym": SOURCE, "rows": ROWS, "sample": 3},
-        ],
-    )
-    def test_contradicting_settings_are_refused(self, settings):
-        with pytest.raises(ValueError):
-            RlPrepConfig(**settings)
-
 
 class TestDemonstrations:
     def test_chats_share_no_question_and_use_the_training_questions_of_rl(self, chats: Path, prompts: Path):
@@ -231,17 +204,6 @@ class TestDemonstrations:
         text = tokenizer.apply_chat_template(row, tokenize=False)
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
         assert len(tokenizer.encode(text, add_special_tokens=False)) < 30
-
-    def test_a_users_chats_keep_every_field(self, tmp_path: Path):
-        rows = [
-            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "id": i, "é": [1]}
-            for i in range(4)
-        ]
-        source = JsonlSource(path=str(write(tmp_path / "mine.jsonl", rows)))
-        context = sft_context(tmp_path / "run", jsonl=source, rows=SplitRows(validation=1))
-        sft_prep.run(context)
-        folder = context.outputs["chats"].path
-        assert (read(folder / "train.jsonl"), read(folder / "validation.jsonl")) == (rows[:3], rows[3:])
 
 
 def _train(context: StepContext[SftPrepConfig]) -> Path:

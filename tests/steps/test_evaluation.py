@@ -128,10 +128,3 @@ def test_a_killed_evaluation_goes_on_with_the_next_model(tmp_path, model, monkey
 )
 def test_held_out_rows_are_graded_and_validation_rows_only_where_there_are_none(splits, graded, tmp_path):
     assert len(_heldout("own", Path(prompts(tmp_path / "own", **splits)))) == graded
-
-
-@pytest.mark.parametrize(("models", "sets", "missing"), [({"a": "x"}, {}, "prompts"), ({}, {"a": "x"}, "models")])
-def test_what_is_missing_of_an_evaluation_of_stages_is_asked_for(models, sets, missing, tmp_path):
-    with pytest.raises(ConfigError, match="nothing to evaluate") as caught:
-        eval_stages(context_of(tmp_path, models, sets)[0])
-    assert (caught.value.where, caught.value.hints) == (missing, (f"--input {missing}.NAME=PATH",))

@@ -7,16 +7,8 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.engine.rollouts.evaluation import EvaluationResult
 from nemotron_steps.errors import ConfigError
 from nemotron_steps.steps import grpo
-
-
-def result(reward: float, tokens: float, cut: float) -> EvaluationResult:
-    return EvaluationResult(reward, 0.125, 6, 0, cut, tokens, {}, {})
-
-
-BEFORE, AFTER = result(0.25, 100.0, 0.5), result(0.75, 80.0, 0.0)
 
 
 class Environments:

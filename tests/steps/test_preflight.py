@@ -157,22 +157,3 @@ def test_a_prompt_that_fills_the_sequence_is_refused_and_named(tmp_path, model):
         "policy.max_total_sequence_length=316   # room for all of them",
     )
     preflight.check_rl(config, {"policy": None})  # an earlier step will make the model that counts them
-
-
-@pytest.mark.parametrize(
-    ("lengths", "hints"),
-    [
-        ((50, 100, 300), ("policy.max_total_sequence_length=316", "data.max_input_seq_length=99")),
-        ((100, 300), ("policy.max_total_sequence_length=316", "sed -n 1p")),
-        # The model has 4,096 positions: no longer sequence than that can be asked for.
-        ((50, 100, 4090), ("policy.max_total_sequence_length=4096", "data.max_input_seq_length=99")),
-        ((50, 100, 4096), ("data.max_input_seq_length=99", "sed -n 2p")),
-        ((100, 4096), ("sed -n 1p",)),
-    ],
-)
-def test_where_most_prompts_leave_no_room_the_first_hint_gives_it_if_the_model_can(tmp_path, model, lengths, hints):
-    with pytest.raises(DataError, match="leave no room") as caught:
-        preflight.check_rl(config_of(tmp_path, model, *lengths), {})
-    starts = [hint[: len(start)] for hint, start in zip(caught.value.hints, hints, strict=False)]
-    assert starts == list(hints)
-    assert any(hint.startswith("data.") for hint in caught.value.hints) is (50 in lengths)

@@ -201,7 +201,8 @@ def find_executor(name: str) -> Executor:
     if name in _BUILT_IN:
         executor: Executor = load_object(f"{__package__}.{_BUILT_IN[name]}")()
         return executor
-    points = [point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == name]
+    # An entry point seen twice on the path is one; two different ones are for the user to choose between.
+    points = {point.value: point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == name}
     if not points:
         names = executor_names()
         package = f"PACKAGE   # one whose entry points of the group {ENTRY_POINT_GROUP} have '{name}'"
@@ -213,14 +214,14 @@ def find_executor(name: str) -> Executor:
             found=name,
             hints=did_you_mean(meant(name, names)) or (f"pip install {package}", "steps doctor"),
         )
-    # An entry point seen twice on the path is one; two different ones are for the user to choose between.
-    if len({point.value for point in points}) > 1:
+    if len(points) > 1:
+        packages = sorted(set(map(_package, points.values())))
         raise UnsupportedError(
             f"several installed packages provide an executor '{name}'",
-            found=", ".join(sorted({_package(point) for point in points})),
-            hints=tuple(f"pip uninstall {package}" for package in sorted({_package(point) for point in points})),
+            found=", ".join(packages),
+            hints=tuple(f"pip uninstall {package}" for package in packages),
         )
-    return _loaded(points[0])
+    return _loaded(*points.values())
 
 
 def executor_names() -> tuple[str, ...]:

@@ -1,8 +1,5 @@
-"""The Docker executor: a run in a container of an image, on this machine, with Docker or Podman.
-
-The home and the working folder are mounted at their own paths. Values of variables are handed to the engine's command
-in its own environment, not in its arguments.
-"""
+"""The Docker executor: a run in a container of an image, on this machine, with Docker or Podman. Values of variables
+are handed to the engine's command in its own environment, not in its arguments."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""The Lepton executor: a run as a batch job of NVIDIA DGX Cloud Lepton, through Lepton's own SDK.
-
-The home must be on storage that the job mounts, at the path it has here. With several workers the first one runs `steps
-run`, and Ray over all of them is what `cluster.backend=ray` joins.
-"""
+"""The Lepton executor: a run as a batch job of NVIDIA DGX Cloud Lepton, through Lepton's own SDK. The home must be on
+storage that the job mounts, at the path it has here."""
 
 from __future__ import annotations
 

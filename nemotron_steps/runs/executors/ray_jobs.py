@@ -1,8 +1,5 @@
-"""The Ray executor: a run as a job of a Ray cluster that is there already, through Ray's job API.
-
-The job runs `steps run` on a node of the cluster, in the folder it was submitted from, with the same Python: cluster
-and submitter see one file system. `cluster.backend=ray` in it joins the cluster instead of starting one.
-"""
+"""The Ray executor: a run as a job of a Ray cluster that is there already, through Ray's job API. Cluster and
+submitter see one file system."""
 
 from __future__ import annotations
 

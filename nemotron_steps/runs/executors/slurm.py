@@ -1,12 +1,7 @@
 """The Slurm executor: one batch job that runs `steps run` on its first node, with a Ray cluster over the others.
 
-The script and what the job printed lie in the run folder. Environment variables travel with the submission, not in
-the script, so that no secret is written down. The controller is asked with `scontrol`, and `sacct` once it has
-forgotten the job.
-
-Slurm's commands are on this machine, or through ssh on one that has them. Through ssh nothing is shared: the run's
-folder is sent there before the job is submitted and fetched back while it works. Variables of the job go through ssh's
-standard input, so that no secret is in a file or a list of processes.
+Slurm's commands are on this machine, or through ssh on one that has them; then the run's folder is sent there and
+fetched back. Variables travel with the submission or ssh's standard input: no secret is in a file or a process list.
 """
 
 from __future__ import annotations
@@ -94,7 +89,14 @@ class SlurmExecutor:
         except UnsupportedError:  # nobody to ask says nothing of the job
             raise
         except RequestError:
-            return _from_accounting(commands, number)
+            query = ["sacct", "--noheader", "--allocations", "--parsable2", "--format=State,ExitCode", "-j", number]
+            try:
+                state, _, code = commands.call(query).partition("\n")[0].partition("|")
+            except RequestError:  # no accounting here, or none of this job
+                state = code = ""
+            if not state:
+                return JobStatus(JobState.LOST, "the controller no longer knows the job")
+            return JobStatus(_state(state), f"exit code {code}")
         reason = fields.get("Reason", "None")
         detail = f"exit code {fields.get('ExitCode', '?')}" + (f", {reason}" if reason != "None" else "")
         return JobStatus(_state(fields.get("JobState", "")), detail)
@@ -129,38 +131,19 @@ def _there(launch: Launch, commands: Commands) -> Launch:
     )
 
 
-def _from_accounting(commands: Commands, number: str) -> JobStatus:
-    query = ["sacct", "--noheader", "--allocations", "--parsable2", "--format=State,ExitCode", "-j", number]
-    try:
-        state, _, code = commands.call(query).partition("\n")[0].partition("|")
-    except RequestError:  # no accounting here, or none of this job
-        state = code = ""
-    if not state:
-        return JobStatus(JobState.LOST, "the controller no longer knows the job")
-    return JobStatus(_state(state), f"exit code {code}")
-
-
 def parse_fields(text: str) -> dict[str, str]:
     """`Key=value` pairs of one line of `scontrol show ... --oneliner`."""
     return dict(re.findall(r"(?:^|\s)([A-Za-z][\w/:]*)=(\S*)", text))
 
 
 def _state(text: str) -> JobState:
-    # "CANCELLED by 1000", "COMPLETED+"
-    word = re.split(r"[\s+]", text.strip(), maxsplit=1)[0]
-    return _STATES.get(word, JobState.LOST)
+    word = re.match(r"\s*(\w*)", text)  # "CANCELLED by 1000", "COMPLETED+"
+    return _STATES.get(word[1] if word else "", JobState.LOST)
 
 
 @dataclass(frozen=True)
 class Commands:
-    """Where Slurm's commands are run.
-
-    Attributes:
-        host: the machine to reach by ssh; empty for this one.
-        user: who to be there; empty for what ssh's own configuration says.
-        identity: key file; empty likewise.
-        folder: the folder there that jobs work in; its `.steps` is their home.
-    """
+    """Where Slurm's commands are run: on this machine, or on `host` by ssh, whose `folder` jobs work in."""
 
     host: str = ""
     user: str = ""
@@ -170,7 +153,8 @@ class Commands:
     @classmethod
     def of_profile(cls, profile: SlurmProfile) -> Commands:
         """Those of a profile."""
-        return cls(profile.host or "", profile.user or "", profile.identity_file, profile.remote_job_dir or "")
+        identity = str(Path(profile.identity).expanduser().absolute()) if profile.identity else ""
+        return cls(profile.host or "", profile.user or "", identity, profile.remote_job_dir or "")
 
     @property
     def home(self) -> PurePosixPath:
@@ -199,11 +183,7 @@ class Commands:
         return Commands(found["host"], found["user"] or "", identity, folder), found["number"]
 
     def call(self, command: list[str], environment: Mapping[str, str] | None = None) -> str:
-        """What a command prints; `environment` is added to its shell's variables.
-
-        Raises UnsupportedError where the command does not exist, RequestError with what it refuses, RetryableError
-        without an answer from the controller or the machine, and StorageError where a disk is full.
-        """
+        """What a command prints; `environment` is added to its shell's variables."""
         if not self.host:
             return _run(command, {**os.environ, **(environment or {})}).decode()
         script = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in (environment or {}).items())

@@ -77,15 +77,6 @@ class SlurmProfile(Profile):
             raise ValueError(f'{", ".join(given)}: for tunnel = "ssh", which is not set')
         return self
 
-    def partition_of(self, *, attached: bool) -> str | None:
-        """The partition of a run that somebody waits for, or of one that nobody does; None for the cluster's own."""
-        return (self.run_partition if attached else self.batch_partition) or self.partition
-
-    @property
-    def identity_file(self) -> str:
-        """ssh's key file as an absolute path; empty for none."""
-        return str(Path(self.identity).expanduser().absolute()) if self.identity else ""
-
     @property
     def ready_image(self) -> bool:
         """Whether the image is a file already, which nothing has to be imported for."""
@@ -103,7 +94,10 @@ def batch_script(launch: Launch) -> str:
             found=f"container_image = {profile.container_image}" if profile.container_image else "no container_image",
             hints=("leave out --force-squash",),
         )
-    limit = _limit_seconds(profile.time) if profile.time else 0
+    # [DD-]HH:MM[:SS]. Slurm itself would read HH:MM as minutes and seconds.
+    days, _, clock = (profile.time or "0:0").rpartition("-")
+    hours, minutes, *seconds = (int(part) for part in clock.split(":"))
+    limit = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + sum(seconds)
     options: list[tuple[str, object]] = [
         ("job-name", profile.job_name or f"steps-{launch.run_id}"),
         ("output", launch.folder / "slurm-%j.txt"),
@@ -112,7 +106,7 @@ def batch_script(launch: Launch) -> str:
         ("nodes", profile.nodes),
         ("ntasks-per-node", profile.ntasks_per_node),
         ("account", profile.account),
-        ("partition", profile.partition_of(attached=launch.attached)),
+        ("partition", (profile.run_partition if launch.attached else profile.batch_partition) or profile.partition),
         (
             "time",
             f"{limit // 86400}-{limit // 3600 % 24:02d}:{limit // 60 % 60:02d}:{limit % 60:02d}" if limit else None,
@@ -273,13 +267,6 @@ def _ray_lines(options: str, program: str, *, elsewhere: bool) -> list[str]:
         f'{on_others}{start} --address="$RAY_ADDRESS" &',
         "",
     ]
-
-
-def _limit_seconds(text: str) -> int:
-    """[DD-]HH:MM[:SS] in seconds. Slurm itself would read HH:MM as minutes and seconds."""
-    days, _, clock = text.rpartition("-")
-    hours, minutes, *rest = (int(part) for part in clock.split(":"))
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + (rest[0] if rest else 0)
 
 
 def _one_line(value: object) -> str:

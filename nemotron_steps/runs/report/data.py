@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,10 +66,7 @@ class RunReport:
 
 
 def read_report(folder: Path, store: ArtifactStore) -> RunReport:
-    """Read a run folder; files that a run which ended early did not write count as empty.
-
-    Raises ArtifactError if a file is not what a run writes.
-    """
+    """Read a run folder; files that a run which ended early did not write count as empty."""
     try:
         return _read_report(folder, store)
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
@@ -94,6 +92,10 @@ def _read_report(folder: Path, store: ArtifactStore) -> RunReport:
         if is_run_id(step.made_by) and step.state != "ran" and not step.curves:
             there = dict.fromkeys(keys_of(store, step.made_by, step.cache_key) or [step.key], step)
             _apply_metrics(there, *(read_events(store, step.made_by, name) for name in ("metrics", "samples")))
+    artifacts: dict[str, Artifact] = {}
+    for ref in (ref for step in steps.values() for ref in step.outputs.values()):
+        with suppress(UnknownNameError, ArtifactError):  # a report outlives its artifacts; the page says "gone"
+            artifacts[ref] = store.find(ref)
     finished = [event for event in events if event.get("kind") == "run_finished"]
     return RunReport(
         id=str(info.get("id", folder.name)),
@@ -108,7 +110,7 @@ def _read_report(folder: Path, store: ArtifactStore) -> RunReport:
         steps=list(steps.values()),
         config=(folder / "config.yaml").read_text(encoding="utf-8") if (folder / "config.yaml").is_file() else "",
         traceback=str(finished[-1].get("traceback", "")) if finished else "",
-        artifacts=_artifacts(steps, store),
+        artifacts=artifacts,
     )
 
 
@@ -166,18 +168,6 @@ def _apply_metrics(
             samples.setdefault(record["step"], {})[named] = sample
     for key, by_name in samples.items():
         steps[key].samples.extend(by_name.values())
-
-
-def _artifacts(steps: Mapping[str, StepReport], store: ArtifactStore) -> dict[str, Artifact]:
-    found: dict[str, Artifact] = {}
-    for step in steps.values():
-        for ref in step.outputs.values():
-            try:
-                found[ref] = store.find(ref)
-            except (UnknownNameError, ArtifactError):
-                # The report of an old run outlives its artifacts; the page says "gone".
-                continue
-    return found
 
 
 def _json(path: Path) -> dict[str, Any]:

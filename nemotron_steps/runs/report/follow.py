@@ -1,12 +1,10 @@
-"""A run's files read as they grow, by a process that does not write them: `steps watch`, `steps logs -f`.
-
-Only what is new is read. A line that is still being written, or that a kill cut off, waits for its end.
-"""
+"""A run's files read as they grow, by a process that does not write them: `steps watch`, `steps logs -f`. A line that
+is still being written, or that a kill cut off, waits for its end."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,11 +89,7 @@ class StepSeen:
 
 
 class Follower:
-    """What a run has recorded, kept up to date by `look`, or in the run's own process by `apply`.
-
-    Args:
-        folder: the run's folder on this machine; None: nothing is read.
-    """
+    """What a run has recorded, kept up to date by `look`, or in the run's own process by `apply`."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.steps: dict[str, StepSeen] = {}
@@ -107,16 +101,11 @@ class Follower:
 
     def look(self) -> list[dict[str, Any]]:
         """Read what is new; returns the new records, in the order of time."""
-        new = list(self._new())
+        new = [record for tail in self._tails for record in parse_lines(tail.new())]
+        new = [r for r in new if isinstance(r.get("time"), int | float) and isinstance(r.get("kind"), str)]
         for record in new:
             self.apply(record)
         return sorted(new, key=lambda record: float(record["time"]))
-
-    def _new(self) -> Iterator[dict[str, Any]]:
-        for tail in self._tails:
-            for record in parse_lines(tail.new()):
-                if isinstance(record.get("time"), int | float) and isinstance(record.get("kind"), str):
-                    yield record
 
     def apply(self, record: Mapping[str, Any]) -> None:
         """Take over the newest record."""

@@ -1,9 +1,5 @@
-"""The pages about runs, self-contained and opened from disk without a network: report.html of one run, comparison.html
-of several, index.html of every run and artifact of a home.
-
-`data` reads what runs recorded, `svg` draws, the templates of assets lay out. They escape every
-value: samples are model output.
-"""
+"""The pages about runs, self-contained and opened from disk without a network: of one run, of several side by side, and
+of a home. The templates of `assets` escape every value: samples are model output."""
 
 from __future__ import annotations
 
@@ -189,10 +185,7 @@ INDEX_NAME = "index.html"
 
 
 def write_index(store: ArtifactStore, path: Path | None = None) -> Path:
-    """Write the page, by default into the home (its local copy, of one on an object store); returns where.
-
-    Links are relative, so a home that is copied or served whole keeps working.
-    """
+    """Write the page, by default into the home (its local copy, of one on an object store); returns where."""
     home = store.backend.scratch
     path = path or home / INDEX_NAME
     artifacts = [_placed(artifact, store) for artifact in store.list_artifacts()]
@@ -211,13 +204,7 @@ def _placed(artifact: Artifact, store: ArtifactStore) -> Artifact:
 
 
 def render_index(title: str, runs: Sequence[RunInfo], artifacts: Sequence[Artifact], home: Path, folder: Path) -> str:
-    """The whole page.
-
-    Args:
-        title: where the home is.
-        home: where runs and artifacts lie on this machine.
-        folder: where the page will lie; links are relative to it.
-    """
+    """The whole page."""
 
     def link(target: Path) -> str:
         # "./" keeps a first part with a colon from being read as a scheme.

@@ -17,10 +17,7 @@ _SEED = "seed"
 
 @dataclass(frozen=True)
 class Outcome:
-    """A step of a run: its key, its summary, and what it was fanned out over (key of the config → label), if it was.
-
-    `stage` is the fanned-out stage.
-    """
+    """A step of a run: its key, its summary, and what it was fanned out over (key of the config → label), if it was."""
 
     key: str
     summary: Mapping[str, Any]
@@ -56,10 +53,9 @@ Table = Mapping[str, Mapping[str, Spread]]
 
 
 def spread_tables(outcomes: Iterable[Outcome]) -> dict[str, Table]:
-    """Title → table: of the instances themselves, and of each table that later steps made with a row for each of them.
+    """Title → table: of the instances themselves, and of each table in which a later step has a row for each.
 
-    Instances that differ in a seed alone share a row; other values (models, shards, learning rates) have rows of
-    their own. Empty for a run without fan-out.
+    Instances that differ in a seed alone share a row. Empty for a run without fan-out.
     """
     found = list(outcomes)
     fanned = [outcome for outcome in found if outcome.labels]

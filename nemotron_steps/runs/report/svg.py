@@ -1,7 +1,4 @@
-"""The report's drawings as inline SVG: curves and the plan graph. Colours are CSS classes.
-
-And which curves of a step are drawn: metrics that matter first, those of each environment, the others folded away.
-"""
+"""The report's drawings as inline SVG: curves and the plan graph, and which curves of a step are drawn."""
 
 from __future__ import annotations
 
@@ -97,11 +94,7 @@ def headlines(names: Sequence[str]) -> list[str]:
 
 
 def curve(points: Points, label: str, within: Points = ()) -> Markup:
-    """A line over training steps. Points with a value that is not finite are left out.
-
-    Args:
-        within: the axes reach over these points too, so that several curves are on one scale.
-    """
+    """A line over training steps. Points with a value that is not finite are left out."""
     kept = [(x, y) for x, y in points if math.isfinite(y)]
     if not kept:
         return Markup('<svg class="curve"></svg>')

@@ -1,9 +1,5 @@
-"""Copies of a run elsewhere: W&B, TensorBoard, and what other packages bring. Each is a listener; the run folder stays
-the record, and a tracker that cannot write never stops a run.
-
-Third parties add one under the entry-point group `nemotron_steps.trackers`: the name is that of its table in env.toml,
-the object a subclass of `base.ExperimentTracker`, whose `settings_model` the table is checked against.
-"""
+"""Mirrors of a run in experiment trackers; one that cannot write never stops a run. Another package adds one under the
+entry-point group `nemotron_steps.trackers`: name of its table → subclass of `base.ExperimentTracker`."""
 
 from __future__ import annotations
 

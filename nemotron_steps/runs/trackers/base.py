@@ -25,11 +25,7 @@ _SAMPLES = 2000
 
 
 class ExperimentTracker(ABC):
-    """A listener that is closed at the end of the run, however it ended.
-
-    What cannot be written never stops a run: the tracker says so in the log and goes quiet. UnsupportedError if its
-    package is not installed.
-    """
+    """A listener that is closed at the end of the run, however it ended."""
 
     target: ClassVar[str]
     """What it writes to."""

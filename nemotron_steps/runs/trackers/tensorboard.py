@@ -13,10 +13,7 @@ from nemotron_steps.runs.trackers.base import ExperimentTracker, leaves
 
 
 class TensorBoardTracker(ExperimentTracker):
-    """See ExperimentTracker.
-
-    Event files are in `<folder>/<run id>/<step>`, or `<run folder>/tensorboard/<step>` where no folder is given.
-    """
+    """See ExperimentTracker."""
 
     target, module, table = "TensorBoard", "tensorboardX", "tensorboard"
     _index = 0

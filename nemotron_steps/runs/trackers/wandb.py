@@ -1,9 +1,6 @@
 """A mirror of a run in W&B: one W&B run per executed step, its metrics, signals, samples, artifacts and edges.
 
-The run folder stays the record; W&B gets a copy of what a listener sees, redacted like everything else. Artifacts go
-by reference (their files stay in the home), with the digest in their metadata, under the names of the public recipes
-(PUBLISHED) or names of their own; a step's W&B run uses its inputs and logs its outputs, so W&B draws the same lineage.
-Offline mode writes all of it to `<run folder>/wandb`, to be sent later with `wandb sync`.
+Artifacts go by reference (their files stay in the home), with the digest in their metadata.
 """
 
 from __future__ import annotations
@@ -101,16 +98,12 @@ class WandbTracker(ExperimentTracker):
     def _finish(self, exit_code: int) -> None:
         run, self._run = self._run, None
         try:
-            if self._samples:
-                run.log({"samples": self._table()})
+            if self._samples:  # a column for each of their keys
+                columns = list(dict.fromkeys(key for sample in self._samples for key in sample))
+                rows = [[_cell(sample.get(column)) for column in columns] for sample in self._samples]
+                run.log({"samples": self._package.Table(columns=columns, data=rows, allow_mixed_types=True)})
         finally:
             run.finish(exit_code=exit_code)
-
-    def _table(self) -> Any:
-        """The samples, a column for each of their keys; what is neither a number nor text is written as JSON."""
-        columns = list(dict.fromkeys(key for sample in self._samples for key in sample))
-        rows = [[_cell(sample.get(column)) for column in columns] for sample in self._samples]
-        return self._package.Table(columns=columns, data=rows, allow_mixed_types=True)
 
     def _described(self, artifact: Artifact) -> Any:
         made = artifact.producer

@@ -1,15 +1,12 @@
 """Comparison chats: what a generative reward model is asked and how it should reply, labelled by the task's own score.
-
-The reply works the answer out, checks both answers against it unit by unit, and then states the verdict: a small
-model learns to judge only what it can write down. The verdict follows the rule alone.
-"""
+The reply works the answer out and checks both: a small model learns to judge only what it can write down."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from nemotron_steps.config.schema.data_prep import ComparisonConfig
@@ -41,12 +38,7 @@ REDRAWS = 20
 
 
 class ComparisonMaker:
-    """Makes comparison chats.
-
-    Args:
-        config: styles and shares of wrong, foreign and attacking answers.
-        pool: questions whose answers serve as foreign ones.
-    """
+    """Makes comparison chats."""
 
     def __init__(self, config: ComparisonConfig, pool: Sequence[Question]) -> None:
         self._config = config
@@ -74,7 +66,9 @@ class ComparisonMaker:
         asked = comparison_messages(conversation, shown_1, shown_2, None, self._config.layout)
         first, second = self._assess(question, answer_1), self._assess(question, answer_2)
         work = f"{question.answer} | {first.work} | {second.work}"
-        reply = f"<think>{work}</think>{verdict_text(first.score, second.score, ranking_of(first, second))}"
+        # Much better where the scores differ; hardly where they tie and only the key differs.
+        ranking = (3 if first.key >= second.key else 4) if first.right == second.right else 1 if first.right else 6
+        reply = f"<think>{work}</think>{verdict_text(first.score, second.score, ranking)}"
         return {
             "messages": [*asked, {"role": "assistant", "content": reply}],
             "question": question.text,
@@ -98,7 +92,8 @@ class ComparisonMaker:
         if known not in self._assessed:
             right = (self._grader.grade(question.fields, answer).reward or 0.0) >= FULL_SCORE
             given = EMPTY_ANSWER if is_contentless(answer) else neutralize(extract_answer(answer))
-            agreed = _common_start(given, question.answer)
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(given, question.answer, strict=False))
+            agreed = sum(1 for _ in same)
             # A wrong answer is copied up to and including its first wrong character: the copy is then there to see.
             work = f"{given} yes" if right else f"{given[: agreed + 1]} no"
             self._assessed[known] = Assessment(right, agreed, len(answer.strip()), work)
@@ -127,24 +122,6 @@ class Assessment:
         return (True, -self.length) if self.right else (False, self.agreed)
 
 
-def ranking_of(first: Assessment, second: Assessment) -> int:
-    """1 (first much better) or 6 where the scores differ; 3 or 4 where they tie and only the key differs.
-
-    Wrong answers are not told apart by length: a policy would learn to say little.
-    """
-    if first.right != second.right:
-        return 1 if first.right else 6
-    return 3 if first.key >= second.key else 4
-
-
-def _common_start(left: str, right: str) -> int:
-    """Characters from the start that two texts share."""
-    length = 0
-    while length < min(len(left), len(right)) and left[length] == right[length]:
-        length += 1
-    return length
-
-
 RANKINGS = {-3: 1, -2: 2, -1: 3, 1: 4, 2: 5, 3: 6}
 SCORES = {1: (4, 3), 2: (4, 2), 3: (5, 1)}
 """Strength of a preference → scores of the better and the worse answer."""
@@ -156,21 +133,21 @@ def comparison_rows(config: ComparisonConfig) -> RowFunction:
     The verdict follows the preference: its ranking is the preference on the judge's scale, 1 (the first is much better)
     to 6; its scores are `helpfulness_1` and `helpfulness_2`, else as far apart as the preference is strong.
     """
-    return partial(_comparison, config)
 
+    def become(where: str, row: Row) -> list[Row]:
+        pair = answer_pair(row, where)
+        if pair.preference == 0:
+            raise RowLeftOut("neither answer is preferred")
+        # As genrm_compare shows them: without reasoning, and one that says nothing as an empty one.
+        answers = [split_reasoning(answer)[1] for answer in (pair.answer_1, pair.answer_2)]
+        shown = ["" if is_contentless(answer) else answer for answer in answers]
+        principle = pair.principle or config.principle
+        talk = [{"role": m["role"], "content": texts_of(m)} for m in pair.conversation]
+        asked = comparison_messages(talk, shown[0], shown[1], principle, config.layout)
+        reply = verdict_text(*_scores(row, pair.preference, where), RANKINGS[pair.preference])
+        return [{"messages": [*asked, {"role": "assistant", "content": reply}], "preference": pair.preference}]
 
-def _comparison(config: ComparisonConfig, where: str, row: Row) -> list[Row]:
-    pair = answer_pair(row, where)
-    if pair.preference == 0:
-        raise RowLeftOut("neither answer is preferred")
-    # As genrm_compare shows them: without reasoning, and one that says nothing as an empty one.
-    answers = [split_reasoning(answer)[1] for answer in (pair.answer_1, pair.answer_2)]
-    shown = ["" if is_contentless(answer) else answer for answer in answers]
-    principle = pair.principle or config.principle
-    talk = [{"role": m["role"], "content": texts_of(m)} for m in pair.conversation]
-    asked = comparison_messages(talk, shown[0], shown[1], principle, config.layout)
-    reply = verdict_text(*_scores(row, pair.preference, where), RANKINGS[pair.preference])
-    return [{"messages": [*asked, {"role": "assistant", "content": reply}], "preference": pair.preference}]
+    return become
 
 
 def _scores(row: Row, preference: int, where: str) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from nemotron_steps.engine.types import RolloutGroup
 from nemotron_steps.errors import ConfigError, DataError
 from nemotron_steps.models.chat import ChatFormat
 from nemotron_steps.runs.context import StepContext
-from nemotron_steps.steps.data_prep.blends.splits import PROMPT_FILES
+from nemotron_steps.steps.data_prep.blends.splits import PROMPT_FILES, Split
 
 ORDER = "pass_rate"
 """The attribute `order` of what this step writes; sorted data is not to be shuffled (resolver/checks.py)."""
@@ -90,15 +90,12 @@ def _rate(context: StepContext[DifficultyConfig], rows: PromptRows, needs: Needs
         )
         watch = FailureWatch(64, settings.samples_per_prompt, len(rows) - len(journal.rates))
 
-        def told() -> None:
-            context.tracker.progress("sampling prompts", len(journal.rates), len(rows))
-
         def rated(number: int, prompt: PromptRow, group: RolloutGroup) -> None:
             watch.saw(number, prompt, group)
             journal.add(PassRate.of(prompt.index, group, settings.pass_reward))
             done = len(journal.rates)
             if done % _REPORT_EVERY == 0 or done == len(rows):
-                told()
+                context.tracker.progress("sampling prompts", done, len(rows))
                 context.tracker.metrics(done, journal.figures() | watch.metrics())
 
         async def rate() -> None:
@@ -115,7 +112,7 @@ def _rate(context: StepContext[DifficultyConfig], rows: PromptRows, needs: Needs
             finally:
                 await parts.environments.close()
 
-        told()
+        context.tracker.progress("sampling prompts", len(journal.rates), len(rows))
         asyncio.run(rate())
 
 
@@ -144,8 +141,7 @@ def _enough(config: DifficultyConfig) -> int:
     return max(2, 2 * generators * slots // config.difficulty.samples_per_prompt)
 
 
-def outcome_of(rate: PassRate, settings: DifficultySettings) -> Outcome:
-    """What becomes of a prompt."""
+def _outcome(rate: PassRate, settings: DifficultySettings) -> Outcome:
     if rate.rate is None:
         return "unrated"
     if rate.passed == rate.graded and settings.drop_always_solved:
@@ -156,7 +152,7 @@ def outcome_of(rate: PassRate, settings: DifficultySettings) -> Outcome:
 def _write(context: StepContext[DifficultyConfig], rows: PromptRows, journal: RateJournal) -> None:
     config, slot = context.config, context.outputs["curriculum"]
     settings, rates = config.difficulty, journal.rates
-    outcomes = {place: outcome_of(rates[place], settings) for place in range(len(rows))}
+    outcomes = {place: _outcome(rates[place], settings) for place in range(len(rows))}
     kept = [place for place, outcome in outcomes.items() if outcome in ("kept", "unrated")]
     counts = Counter[str](outcomes.values())
     if not kept:
@@ -176,12 +172,13 @@ def _write(context: StepContext[DifficultyConfig], rows: PromptRows, journal: Ra
             rate = rates[place]
             found = {"pass_rate": rate.rate, "mean_reward": rate.mean_reward, "samples": rate.graded}
             file.write(json.dumps({**rows[place].row, FIELD: found}, ensure_ascii=False) + "\n")
-    for name, path in (
-        (PROMPT_FILES["validation"], config.data.validation.data_path),
-        (PROMPT_FILES["heldout"], config.data.heldout.data_path),
-    ):
+    others: dict[Split, str | None] = {
+        "validation": config.data.validation.data_path,
+        "heldout": config.data.heldout.data_path,
+    }
+    for split, path in others.items():
         if path is not None:
-            shutil.copyfile(path, slot.path / name)
+            shutil.copyfile(path, slot.path / PROMPT_FILES[split])
     with (slot.path / "pass_rates.csv").open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
         table.writerow(["line", "pass_rate", "passed", "graded", "mean_reward", "answer_tokens", "outcome"])

@@ -1,9 +1,7 @@
-"""Questions of reasoning-gym, split so that no question is in two splits, the forms they are asked in, and answers as a
-model of middling skill would give them.
+"""Questions of reasoning-gym, the forms they are asked in, and answers as a model of middling skill would give them.
 
 A question's split follows from its text alone (a hash), never from the order in which it was drawn. The same question
-under another form (plain, with an instruction, for a reply in JSON) is graded by another environment, so that stages of
-a curriculum can differ in what they reward while a small model can learn all of it.
+under another form is graded by another environment, so that stages of a curriculum can differ in what they reward.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from nemotron_steps.config.schema.data_prep import (
     SplitRows,
 )
 from nemotron_steps.errors import ConfigError, DataError, UnknownNameError, UnsupportedError
-from nemotron_steps.steps.data_prep.blends.splits import SPLITS, Split
+from nemotron_steps.steps.data_prep.blends.splits import SPLITS, Split, split_at, wanted_rows
 
 DRAWS_PER_QUESTION = 60
 """Draws before a task is said to have too few distinct questions: this many for each one wanted, and a thousand."""
@@ -35,21 +33,13 @@ DRAWS_PER_QUESTION = 60
 def split_of(text: str, source: ReasoningGymSource) -> Split:
     """The split a question belongs to, by its text without what its form adds: the same in every form."""
     place = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
-    if place < source.heldout_fraction:
-        return "heldout"
-    return "validation" if place < source.heldout_fraction + source.validation_fraction else "train"
+    return split_at(place, source.heldout_fraction, source.validation_fraction)
 
 
 def draw_questions(source: ReasoningGymSource, rows: SplitRows) -> dict[Split, list[Question]]:
-    """Distinct questions of every split, tasks mixed by weight, in an order drawn from the seed.
-
-    Raises:
-        UnknownNameError: the library has no such data set. ConfigError: it refuses an option.
-        DataError: a task has fewer distinct questions than wanted.
-    """
-    wanted = {"train": rows.train or 0, "validation": rows.validation, "heldout": rows.heldout}
+    """Distinct questions of every split, tasks mixed by weight, in an order drawn from the seed."""
     drawn: dict[Split, list[Question]] = {split: [] for split in SPLITS}
-    shares = {split: _quotas(source.tasks, wanted[split]) for split in SPLITS}
+    shares = {split: _quotas(source.tasks, count) for split, count in wanted_rows(rows).items()}
     for position, task in enumerate(source.tasks):
         quotas = {split: shares[split][position] for split in SPLITS}
         for split, questions in _draw_task(task, source, quotas).items():
@@ -62,15 +52,14 @@ def draw_questions(source: ReasoningGymSource, rows: SplitRows) -> dict[Split, l
 def _draw_task(
     task: ReasoningGymTask, source: ReasoningGymSource, quotas: Mapping[Split, int]
 ) -> dict[Split, list[Question]]:
-    total = sum(quotas.values())
-    limit = DRAWS_PER_QUESTION * total + 1000
+    missing = sum(quotas.values())
+    limit = DRAWS_PER_QUESTION * missing + 1000
     dataset = _create_dataset(task, source.seed, limit)
     found: dict[Split, list[Question]] = {split: [] for split in SPLITS}
     seen: set[str] = set()
-    missing = total
     for index in range(limit):
         if missing == 0:
-            return found
+            break
         entry = dataset[index]
         text = entry["question"]
         if text in seen:
@@ -94,8 +83,13 @@ def _draw_task(
 
 
 def _create_dataset(task: ReasoningGymTask, seed: int, size: int) -> Any:
-    gym = load_library()
-    from reasoning_gym.factory import DATASETS
+    try:
+        import reasoning_gym as gym
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        raise UnsupportedError(
+            "making questions needs the reasoning-gym package", found=str(error), hints=("pip install reasoning-gym",)
+        ) from error
 
     where = f"reasoning_gym.tasks dataset={task.dataset}"
     if task.dataset not in DATASETS:
@@ -125,17 +119,6 @@ def _create_dataset(task: ReasoningGymTask, seed: int, size: int) -> Any:
         ) from error
 
 
-def load_library() -> Any:
-    """The reasoning_gym module. UnsupportedError when it is not installed."""
-    try:
-        import reasoning_gym
-    except ImportError as error:
-        raise UnsupportedError(
-            "making questions needs the reasoning-gym package", found=str(error), hints=("pip install reasoning-gym",)
-        ) from error
-    return reasoning_gym
-
-
 def _quotas(tasks: tuple[ReasoningGymTask, ...], rows: int) -> list[int]:
     """Rows of each task: proportional to its weight, largest remainders rounded up, sum exactly `rows`."""
     total = sum(task.weight for task in tasks)
@@ -149,22 +132,13 @@ def _quotas(tasks: tuple[ReasoningGymTask, ...], rows: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Asked:
-    """How a question is asked.
-
-    Attributes:
-        suffix: what is said after the question.
-        reply: a reply that does as asked, with {answer} in it; None where any reply with the answer does.
-        agent: what grades it; None for the preparation's own.
-        fields: verifier fields beside the question's own.
-    """
+    """How a question is asked, and what grades it where it is not the preparation's own agent."""
 
     suffix: str = ""
     reply: str | None = None
+    """One that does as asked, with {answer} in it; None where any reply with the answer does."""
     agent: str | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
-
-
-PLAIN = Asked()
 
 
 @dataclass(frozen=True)
@@ -174,7 +148,7 @@ class Question:
     text: str
     answer: str
     metadata: Mapping[str, Any]
-    asked: Asked = PLAIN
+    asked: Asked = Asked()
     """The form it has in `text`."""
 
     @property
@@ -215,7 +189,7 @@ def ask(form: QuestionForm, text: str, answer: str) -> Asked:
         fields = {"schema_str": json.dumps(schema), "schema_type": "json"}
         said = ' Reply in JSON, like {"answer": "this"}.'
         return Asked(said, '{"answer": "{answer}"}', "structured_outputs_simple_agent", fields)
-    return PLAIN
+    return Asked()
 
 
 _GAPS = re.compile(r"(\s+)")
@@ -228,10 +202,7 @@ def write_answer(answer: str, styles: Sequence[AnswerStyle], rng: random.Random)
 
 
 def slip(answer: str, rng: random.Random) -> str:
-    """The answer with one slip: units swapped, dropped, doubled, replaced, overwritten by another one, or shuffled.
-
-    Units are words where the answer has several, else characters. May return the answer itself (equal units swapped).
-    """
+    """The answer with one slip: units swapped, dropped, doubled, replaced, overwritten by another one, or shuffled."""
     gaps = _GAPS.findall(answer)
     units = _GAPS.split(answer)[::2] if gaps else list(answer)
     if len(units) < 2:

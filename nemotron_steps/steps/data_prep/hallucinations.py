@@ -1,11 +1,5 @@
 """Tool calls that a model made up: variants of the right action that are wrong in one named way.
 
-    unknown_tool       a tool that is not offered
-    unknown_argument   an argument that the tool does not have
-    missing_argument   a required argument left out
-    made_up_value      a value that nothing in the conversation gives
-    needless_call      a call where a message was right
-
 Every variant is graded by the environment itself: what it would reward is not rejected. The wrong names and
 values come from the other rows wherever they can, so that they look right and are not.
 """
@@ -41,11 +35,7 @@ _OVERHEAD = 100
 
 
 class _Distinct:
-    """The distinct values of one argument, or as many as there is room for.
-
-    Those stay that have the smallest digests, so which they are does not depend on the order in which they came, and is
-    a fair sample of all. Very long values are never kept.
-    """
+    """The distinct values of one argument, or as many as there is room for."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Any] = {}
@@ -75,11 +65,7 @@ class _Distinct:
 
 
 class HallucinationMaker:
-    """Makes rejected actions.
-
-    Args:
-        rows: whose tools, argument names and values are borrowed.
-    """
+    """Makes rejected actions."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._grader = SingleStepToolUse(SingleStepToolUseConfig(), {})
@@ -149,7 +135,8 @@ class HallucinationMaker:
             if not choices:
                 return None
             key = rng.choice(choices)
-            changed = {**arguments, key: self._invent(key, arguments[key], conversation_text(row), rng)}
+            said = json.dumps(row["responses_create_params"]["input"], ensure_ascii=False).lower()
+            changed = {**arguments, key: self._invent(key, arguments[key], said, rng)}
         calls[position] = name, changed
         return calls
 
@@ -204,8 +191,3 @@ def calls_of(row: Row) -> Calls:
     if row["expected_action"]["type"] == "message":
         return []
     return [(call.name, dict(call.parsed_arguments() or {})) for call in expected_calls(row)]
-
-
-def conversation_text(row: Row) -> str:
-    """Everything said so far, lower case."""
-    return json.dumps(row["responses_create_params"]["input"], ensure_ascii=False).lower()

@@ -43,22 +43,18 @@ def pairs(context: StepContext[ImportRowsConfig]) -> None:
 
 
 def _import(context: StepContext[Any], work: RowWork, port: str) -> None:
-    files, aside = _training_files(context.config.dataset.path)
-    if aside:
-        context.tracker.summary({"left_aside": aside})
-    if port == "prompts":
-        context.tracker.summary(_recognised(files[0], context.config.prompt_column))
-    counts = prepare(context, [Source("dataset", files)], work, context.outputs[port].path)
-    context.tracker.summary({f"{split}_{port}": count for split, count in counts.items()})
-
-
-def _training_files(path: str | None) -> tuple[list[DataFile], list[str]]:
-    """The files to train on, and the names of those that are of other splits: nobody means to train on a `test`."""
+    path, tracker = context.config.dataset.path, context.tracker
     if path is None:
         raise DataError("no data set was given", where="dataset.path", hints=("--input dataset=FILE.parquet",))
+    # Nobody means to train on files of a `test` split.
     every = data_files(path, key="dataset.path")
     files = data_files(path, key="dataset.path", split="train") if len(every) > 1 else every
-    return files, [file.name for file in every if file not in files]
+    if len(files) < len(every):
+        tracker.summary({"left_aside": [file.name for file in every if file not in files]})
+    if port == "prompts":
+        tracker.summary(_recognised(files[0], context.config.prompt_column))
+    counts = prepare(context, [Source("dataset", files)], work, context.outputs[port].path)
+    tracker.summary({f"{split}_{port}": count for split, count in counts.items()})
 
 
 def _recognised(file: DataFile, column: str | None) -> dict[str, str]:

@@ -1,10 +1,5 @@
-"""data_prep/preference_prep: preference pairs for DPO out of rows of two answers each, in any of these layouts.
-
-own           prompt (text or messages), chosen, rejected
-HelpSteer 3   context (messages), response1, response2, overall_preference: -3 (the first is much better) to 3
-lmarena       conversation_a, conversation_b (messages), winner: model_a, model_b, tie, ...; or prompt, response_a and
-              response_b as JSON lists of turns, winner_model_a, winner_model_b
-"""
+"""data_prep/preference_prep: preference pairs for DPO out of rows of two answers each: our own (prompt, chosen,
+rejected), HelpSteer 3's, or either layout of lmarena."""
 
 from __future__ import annotations
 
@@ -53,13 +48,12 @@ class AnswerPair:
 
 
 def answer_pair(row: Row, where: str) -> AnswerPair:
-    """The comparison of a row in any of the layouts.
-
-    Raises:
-        DataError: the row is in none of them, or lacks something.
-    """
+    """The comparison of a row in any of the layouts."""
     if "overall_preference" in row:
-        pair = _helpsteer(row, where)
+        preference, tools = _number(row, "overall_preference", where, -3), row_tools(row, where)
+        first, second = (_text(row.get(f"response{i}"), where, f"response{i}") for i in (1, 2))
+        asked = read_messages(row.get("context"), where, "context", tools)
+        pair = AnswerPair(asked, first, second, preference, _principle(row, where), tools)
     elif "conversation_a" in row or "response_a" in row:
         pair = _arena(row, where)
     else:
@@ -88,14 +82,6 @@ def preference_rows() -> RowFunction:
         return [{**made, **offered, "preference": abs(pair.preference)}]
 
     return become
-
-
-def _helpsteer(row: Row, where: str) -> AnswerPair:
-    preference = _number(row, "overall_preference", where, -3)
-    first, second = (_text(row.get(f"response{i}"), where, f"response{i}") for i in (1, 2))
-    tools = row_tools(row, where)
-    asked = read_messages(row.get("context"), where, "context", tools)
-    return AnswerPair(asked, first, second, preference, _principle(row, where), tools)
 
 
 def _number(row: Row, field: str, where: str, least: int) -> int:

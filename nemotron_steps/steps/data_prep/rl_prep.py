@@ -7,6 +7,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
@@ -23,7 +24,7 @@ from nemotron_steps.errors import ConfigError, DataError, UnsupportedError
 from nemotron_steps.rows.layouts import REQUEST, prompt_layout, read_request, text_columns
 from nemotron_steps.rows.lines import Row, parse_row, read_rows
 from nemotron_steps.runs.context import StepContext
-from nemotron_steps.steps.data_prep.blends.placeholders import PLACEHOLDER, PlaceholderFiller, Placeholders
+from nemotron_steps.steps.data_prep.blends.placeholders import PLACEHOLDER, PlaceholderFiller
 from nemotron_steps.steps.data_prep.blends.prepare import ACCOUNTING, prepare, sources_of
 from nemotron_steps.steps.data_prep.blends.prepare import check as check_sources
 from nemotron_steps.steps.data_prep.blends.shards import RowFunction, RowLeftOut
@@ -47,8 +48,8 @@ def run(context: StepContext[RlPrepConfig]) -> None:
         counts = write_splits(folder, files, gym_rows(config, config.reasoning_gym))
     else:
         sources = config.placeholders.model_dump()
-        placeholders = Placeholders(sources, config.mirror, str(context.work / "placeholders"))
-        work = partial(prompt_rows, config.agent, config.check_environments, placeholders, config.prompt_length)
+        filler = PlaceholderFiller(sources, config.mirror, str(context.work / "placeholders"))
+        work = partial(prompt_rows, config.agent, config.check_environments, filler, config.prompt_length)
         counts = prepare(context, sources_of(config), work, folder, files)
     if config.low_effort is not None:
         fits = LengthCheck(config.prompt_length).fits if config.prompt_length is not None else None
@@ -152,18 +153,11 @@ def agent_ref(name: str) -> dict[str, str]:
 
 
 def prompt_rows(
-    agent: str | None, check_environments: bool, placeholders: Placeholders, limit: PromptLengthConfig | None
+    agent: str | None, check_environments: bool, filler: PlaceholderFiller, limit: PromptLengthConfig | None
 ) -> RowFunction:
-    """Of the user's own prompts: filled in, checked, named an agent, left out where they are too long.
-
-    Args:
-        agent: of rows that name none.
-        check_environments: whether rows are refused that their environment could not score.
-        placeholders: where the questions are that rows point to.
-    """
+    """Of the user's own prompts: filled in, checked, named an agent, left out where they are too long."""
     check_environment = EnvironmentChecks() if check_environments else None
     length = LengthCheck(limit) if limit is not None else None
-    filler = PlaceholderFiller(placeholders)
 
     def become(where: str, row: Row) -> list[Row] | None:
         changed = PLACEHOLDER in row
@@ -172,7 +166,12 @@ def prompt_rows(
         try:
             read_request(row, where)
         except DataError as error:
-            error.hints = (*_imported(where, row), *error.hints)
+            if "responses_create_params" not in row:  # else it is meant to be a prompt
+                path = shlex.quote(where.rpartition(":")[0])
+                named = [f" prompt_column={name}" for name in text_columns(row)[:1]]
+                ends = [""] if prompt_layout(row)[1] else named
+                imported = f"steps run data_prep/import_prompts --input dataset={path}"
+                error.hints = (*(imported + end for end in ends), *error.hints)
             raise
         if agent is not None and row.get("agent_ref") is None:
             row["agent_ref"] = agent_ref(agent)
@@ -184,16 +183,6 @@ def prompt_rows(
         return [row] if changed else None
 
     return become
-
-
-def _imported(where: str, row: Row) -> tuple[str, ...]:
-    """A command that makes prompts of rows like this one, as a hint; none for one that is meant to be a prompt here."""
-    if "responses_create_params" in row:
-        return ()
-    imported = f"steps run data_prep/import_prompts --input dataset={shlex.quote(where.rpartition(':')[0])}"
-    if prompt_layout(row)[1]:
-        return (imported,)
-    return tuple(f"{imported} prompt_column={name}" for name in text_columns(row)[:1])
 
 
 class LengthCheck:
@@ -214,8 +203,7 @@ class LengthCheck:
 class EnvironmentChecks:
     """Asks each row's environment whether it could score the row. No judge is needed for that.
 
-    Where an environment is nothing without the run's own settings (a server's address), a row is only checked for
-    naming an agent that exists.
+    Where an environment is nothing without the run's own settings, a row is only checked for naming a known agent.
     """
 
     def __init__(self) -> None:
@@ -234,20 +222,15 @@ class EnvironmentChecks:
             )
         agent = agent_of(row, where)
         if agent not in self._environments:
-            self._environments[agent] = _unset_environment(agent, where)
+            environment = None
+            with suppress(ConfigError, UnsupportedError):
+                found = resolve(agent, {})
+                if found is None:
+                    # Only a training step has settings that say what a new agent stands for.
+                    raise unknown_agent(agent, where, hints=("check_environments=false",))
+                name, settings = found
+                environment = environment_class(name)(settings_of(name, settings), {})
+            self._environments[agent] = environment
         environment = self._environments[agent]
         if environment is not None:
             environment.check_row(row, where)
-
-
-def _unset_environment(agent: str, where: str) -> Environment | None:
-    """The environment of an agent without a run's settings; None where it cannot be without them."""
-    try:
-        found = resolve(agent, {})
-        if found is None:
-            # Only a training step has settings that say what a new agent stands for.
-            raise unknown_agent(agent, where, hints=("check_environments=false",))
-        name, settings = found
-        return environment_class(name)(settings_of(name, settings), {})
-    except (ConfigError, UnsupportedError):
-        return None

@@ -1,10 +1,5 @@
 """data_prep/sft_packing: chats tokenised and packed into rows of one length, ahead of training.
 
-train.jsonl, validation.jsonl    rows of several chats (engine/supervised/chat_tokens.py)
-tokenizer/                       the tokenizer, as it was used
-metadata.json                    size of a row, algorithm; sequences, rows, tokens and fill of each split
-accounting.json, refusals.ndjson chats in and out, as of every preparation
-
 Chats are tokenised in shards by several processes, then packed window by window: memory does not grow with the data,
 and what comes out depends on the chats and the config alone.
 """
@@ -14,7 +9,6 @@ from __future__ import annotations
 import shutil
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -54,7 +48,7 @@ def run(context: StepContext[SftPackingConfig]) -> None:
         for split, name in FILES.items():
             if (encoded / name).is_file():
                 context.tracker.event("packing", split=split)
-                splits[split] = pack_file(encoded / name, slot.path / name, packing).told(packing.pack_size)
+                splits[split] = pack_file(encoded / name, slot.path / name, packing)
         for name in (ACCOUNTING, REFUSALS):
             if (encoded / name).is_file():
                 shutil.copyfile(encoded / name, slot.path / name)
@@ -130,33 +124,20 @@ def encoded_rows(tokenizer: str, packing: PackingConfig) -> RowFunction:
     return become
 
 
-@dataclass
-class Packed:
-    """What a file of packed rows has."""
-
-    sequences: int = 0
-    rows: int = 0
-    tokens: int = 0
-    trained_tokens: int = 0
-
-    def told(self, pack_size: int) -> dict[str, int | float]:
-        """The counts, and the share of the rows' room that tokens fill."""
-        return {**vars(self), "fill": round(self.tokens / (self.rows * pack_size), 4)}
-
-
-def pack_file(source: Path, target: Path, packing: PackingConfig) -> Packed:
-    """Pack the tokenised chats of a file. Chats of a row stay in their order."""
-    counts = Packed()
+def pack_file(source: Path, target: Path, packing: PackingConfig) -> dict[str, int | float]:
+    """Pack the tokenised chats of a file, those of a row in their order. Returns counts, and the share of the rows'
+    room that tokens fill."""
+    counts = {"sequences": 0, "rows": 0, "tokens": 0, "trained_tokens": 0}
     with target.open("wb", buffering=1 << 20) as out:
         for window in _windows(source, max(WINDOW_TOKENS, WINDOW_ROWS * packing.pack_size)):
             sizes = [len(ids) for ids, _ in window]
             for chosen in pack(packing.algorithm, sizes, packing.pack_size):
                 _write([window[place] for place in sorted(chosen)], out)
-                counts.rows += 1
-            counts.sequences += len(window)
-            counts.tokens += sum(sizes)
-            counts.trained_tokens += sum(sum(mask) for _, mask in window)
-    return counts
+                counts["rows"] += 1
+            counts["sequences"] += len(window)
+            counts["tokens"] += sum(sizes)
+            counts["trained_tokens"] += sum(sum(mask) for _, mask in window)
+    return {**counts, "fill": round(counts["tokens"] / (counts["rows"] * packing.pack_size), 4)}
 
 
 _Chat = tuple["array[int]", bytes]

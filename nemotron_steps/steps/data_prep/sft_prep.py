@@ -1,8 +1,5 @@
-"""data_prep/sft_prep: chats for supervised training, split so that no question is in two.
-
-Chats are answers to imitate, or comparisons for a generative reward model; optionally a tokenizer trained on them is
-written beside them (tokenizer/), for models that start from nothing.
-"""
+"""data_prep/sft_prep: chats to imitate, or comparisons for a generative reward model; optionally with a tokenizer that
+is trained on them, for models that start from nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +32,14 @@ from nemotron_steps.rows.messages import is_list, written
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.prepare import prepare, sources_of
 from nemotron_steps.steps.data_prep.blends.shards import RowFunction, RowWork
-from nemotron_steps.steps.data_prep.blends.splits import FILES, SPLITS, TOKENIZER_FOLDER, Split, write_splits
+from nemotron_steps.steps.data_prep.blends.splits import (
+    FILES,
+    SPLITS,
+    TOKENIZER_FOLDER,
+    Split,
+    wanted_rows,
+    write_splits,
+)
 from nemotron_steps.steps.data_prep.comparisons import ComparisonMaker, comparison_rows
 from nemotron_steps.steps.data_prep.gym_tasks import Question, draw_questions, slip, write_answer
 from nemotron_steps.steps.data_prep.swe.demonstrations import swe_chats
@@ -65,8 +69,8 @@ def run(context: StepContext[SftPrepConfig]) -> None:
 
 def gym_chats(config: SftPrepConfig, source: ReasoningGymSource) -> dict[Split, list[Row]]:
     """Chats about reasoning-gym questions."""
-    repeats = config.chats_per_question
-    questions = draw_questions(source, _questions_for(config.rows, repeats))
+    repeats, wanted = config.chats_per_question, wanted_rows(config.rows)
+    questions = draw_questions(source, SplitRows(**{split: -(-rows // repeats) for split, rows in wanted.items()}))
     make: Callable[[Question, random.Random], Row]
     if config.kind == "comparisons":
         make = ComparisonMaker(config.comparisons, questions["train"]).chat
@@ -75,7 +79,6 @@ def gym_chats(config: SftPrepConfig, source: ReasoningGymSource) -> dict[Split, 
         def make(question: Question, rng: random.Random) -> Row:
             return demonstration(question, config.demonstrations, rng)
 
-    wanted = {"train": config.rows.train or 0, "validation": config.rows.validation, "heldout": config.rows.heldout}
     chats: dict[Split, list[Row]] = {}
     for split in SPLITS:
         numbered = list(enumerate(questions[split] * repeats))[: wanted[split]]
@@ -85,7 +88,7 @@ def gym_chats(config: SftPrepConfig, source: ReasoningGymSource) -> dict[Split, 
 
 def with_swe_chats(config: SftPrepConfig, source: SweDemonstrations) -> dict[Split, list[Row]]:
     """Demonstrations of an agent's harness, mixed with those of reasoning-gym's questions if there are some."""
-    whole = {"train": config.rows.train or 0, "validation": config.rows.validation, "heldout": config.rows.heldout}
+    whole = wanted_rows(config.rows)
     wanted: dict[Split, int] = {split: round(source.share * whole[split]) for split in SPLITS}
     chats = swe_chats(source, wanted)
     if config.reasoning_gym is not None:
@@ -96,15 +99,6 @@ def with_swe_chats(config: SftPrepConfig, source: SweDemonstrations) -> dict[Spl
     for split in SPLITS:
         random.Random(f"{source.made_up.seed}:{split}").shuffle(chats[split])
     return chats
-
-
-def _questions_for(rows: SplitRows, repeats: int) -> SplitRows:
-    """Questions needed for so many chats, rounded up."""
-    return SplitRows(
-        train=-(-(rows.train or 0) // repeats),
-        validation=-(-rows.validation // repeats),
-        heldout=-(-rows.heldout // repeats),
-    )
 
 
 def demonstration(question: Question, config: DemonstrationConfig, rng: random.Random) -> Row:
@@ -171,7 +165,11 @@ class ReasoningControl:
 
     def __init__(self, config: ReasoningControlConfig) -> None:
         self._config = config
-        self._cut = _tokenizer_cut(config.tokenizer) if config.tokenizer is not None else _cut_words
+        self._tokenizer: Any = None
+        if config.tokenizer is not None:
+            from nemotron_steps.models.chat import ChatFormat
+
+            self._tokenizer = ChatFormat.from_folder(config.tokenizer).tokenizer
 
     def __call__(self, row: Row) -> Row | None:
         """The changed row, or None where it stays as it is: most do, and those without reasoning."""
@@ -181,12 +179,9 @@ class ReasoningControl:
         draw = rng.random()
         if draw < config.strip_share:
             return _stripped(row)
-        if draw < config.strip_share + config.truncate_share:
-            return self._truncated(row, rng.choice(config.budgets))
-        return None
-
-    def _truncated(self, row: Row, budget: int) -> Row | None:
-        messages = [dict(message) for message in row["messages"]]
+        if draw >= config.strip_share + config.truncate_share:
+            return None
+        budget, messages = rng.choice(config.budgets), [dict(message) for message in row["messages"]]
         last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
         reasoning, answer = reasoning_of(messages[last])
         cut = self._cut(reasoning, budget)
@@ -195,6 +190,15 @@ class ReasoningControl:
         own = {_FIELD: cut} if messages[last].get(_FIELD) else {"content": f"{THINK_OPEN}{cut}{THINK_CLOSE}{answer}"}
         messages[last] = {**messages[last], **own}
         return {**row, "messages": messages, "reasoning_budget": budget}
+
+    def _cut(self, text: str, budget: int) -> str:
+        """The first tokens of a text, or words where there is no tokenizer."""
+        if self._tokenizer is None:
+            words = text.split(maxsplit=budget)
+            return text if len(words) <= budget else text[: len(text) - len(words[budget])].rstrip()
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        offsets = encoded["offset_mapping"]
+        return text if len(offsets) <= budget else text[: offsets[budget][0]]
 
 
 def reasoning_of(message: Row) -> tuple[str, str]:
@@ -218,21 +222,3 @@ def _stripped(row: Row) -> Row | None:
         return None
     template_kwargs = {**(row.get("chat_template_kwargs") or {}), "enable_thinking": False}
     return {**row, "messages": messages, "chat_template_kwargs": template_kwargs}
-
-
-def _cut_words(text: str, budget: int) -> str:
-    words = text.split(maxsplit=budget)
-    return text if len(words) <= budget else text[: len(text) - len(words[budget])].rstrip()
-
-
-def _tokenizer_cut(folder: str) -> Callable[[str, int], str]:
-    from nemotron_steps.models.chat import ChatFormat
-
-    tokenizer: Any = ChatFormat.from_folder(folder).tokenizer
-
-    def cut(text: str, budget: int) -> str:
-        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        offsets = encoded["offset_mapping"]
-        return text if len(offsets) <= budget else text[: offsets[budget][0]]
-
-    return cut

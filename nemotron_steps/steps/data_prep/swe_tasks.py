@@ -1,9 +1,6 @@
-"""data_prep/swe_tasks: software engineering tasks with hidden tests, in the NeMo-Gym row shape with SWE-bench's fields.
-
-Out of pure-Python packages with their tests (packages.*), of small packages made here (made_up.*), both by faults that
-the tests notice, each proven in the sandbox; or out of rows in the shape of SWE-bench and SWE-Gym (jsonl.*), which name
-container images. kind=steps records the calls that solve mined tasks instead, for SWE 1.
-"""
+"""data_prep/swe_tasks: software engineering tasks with hidden tests, in the NeMo-Gym row shape with SWE-bench's fields:
+of packages with tests, of small ones made here, or of rows of SWE-bench. kind=steps records the calls that solve
+tasks instead, for SWE 1."""
 
 from __future__ import annotations
 
@@ -27,9 +24,16 @@ from nemotron_steps.rows.messages import wrong
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.prepare import jsonl_source, prepare
 from nemotron_steps.steps.data_prep.blends.shards import RowFunction
-from nemotron_steps.steps.data_prep.blends.splits import PROMPT_FILES, SPLITS, Split, split_groups, write_splits
+from nemotron_steps.steps.data_prep.blends.splits import (
+    PROMPT_FILES,
+    SPLITS,
+    Split,
+    split_groups,
+    wanted_rows,
+    write_splits,
+)
 from nemotron_steps.steps.data_prep.swe.demonstrations import recorded_steps
-from nemotron_steps.steps.data_prep.swe.mining import AGENT, STEPS_AGENT, Miner, Task, issue_of, row_of
+from nemotron_steps.steps.data_prep.swe.mining import AGENT, STEPS_AGENT, Miner, issue_of, row_of
 from nemotron_steps.steps.data_prep.swe.mutations import Mutation, mutations_of
 from nemotron_steps.steps.data_prep.swe.packages import Package, failing_test, made_up_tasks, packages_in
 
@@ -52,17 +56,8 @@ def run(context: StepContext[SweTasksConfig]) -> None:
 
 
 async def made_up_rows(context: StepContext[SweTasksConfig], source: MadeUpPackages) -> dict[Split, list[Row]]:
-    """Rows out of packages made here.
-
-    Raises:
-        DataError: there are not so many different ones.
-    """
-    config = context.config
-    wanted: dict[Split, int] = {
-        "train": config.rows.train or 0,
-        "validation": config.rows.validation,
-        "heldout": config.rows.heldout,
-    }
+    """Rows out of packages made here."""
+    config, wanted = context.config, wanted_rows(context.config.rows)
     rows: dict[Split, list[Row]] = {split: [] for split in SPLITS}
     miner = Miner(config)
     tasks = made_up_tasks(source, str(source.seed))
@@ -95,11 +90,7 @@ async def made_up_rows(context: StepContext[SweTasksConfig], source: MadeUpPacka
 
 
 async def mined_rows(context: StepContext[SweTasksConfig], source: PackageSource) -> dict[Split, list[Row]]:
-    """Rows out of a folder's packages. Faults of one line stay in one split.
-
-    Raises:
-        DataError: no package was found, or too few faults that tests notice.
-    """
+    """Rows out of a folder's packages. Faults of one line stay in one split."""
     config = context.config
     packages, refused = packages_in(source.path, source.test_command, source.max_bytes)
     for name, why in refused.items():
@@ -116,21 +107,17 @@ async def mined_rows(context: StepContext[SweTasksConfig], source: PackageSource
         tasks = await _first(faults, lambda m, p=package, t=passing: miner.task(p, m, t), source.max_tasks)  # type: ignore[misc]
         by_line: dict[tuple[str, int], list[Row]] = {}
         for task in tasks:
-            by_line.setdefault((task.mutation.path, task.mutation.line), []).extend(_rows(task, config))
+            made = [row_of(task, config)]
+            if config.kind == "steps":
+                issue = issue_of(task.mutation, task.fail_to_pass, task.error, config)
+                made = recorded_steps(issue, task.mutation, STEPS_AGENT)
+            by_line.setdefault((task.mutation.path, task.mutation.line), []).extend(made)
         groups += by_line.values()
         context.tracker.progress("packages", number + 1, len(packages))
     await miner.close()
     context.tracker.summary({"packages_refused": len(refused), **miner.refused})
     groups.sort(key=lambda group: hashlib.sha256(json.dumps(group[0], sort_keys=True).encode()).digest())
     return split_groups(groups, config.rows, of="tasks", hints=("packages.max_tasks=500",))
-
-
-def _rows(task: Task, config: SweTasksConfig) -> list[Row]:
-    if config.kind == "steps":
-        return recorded_steps(
-            issue_of(task.mutation, task.fail_to_pass, task.error, config), task.mutation, STEPS_AGENT
-        )
-    return [row_of(task, config)]
 
 
 async def _first(
@@ -161,11 +148,7 @@ def swe_rows() -> RowFunction:
 
 
 def complete(row: Row, where: str) -> Row:
-    """A row of SWE-bench with the fields that a prompt has. Fields within `instance_dict` come to the top.
-
-    Raises:
-        DataError: `instance_dict` or what holds it is not an object.
-    """
+    """A row of SWE-bench with the fields that a prompt has. Fields within `instance_dict` come to the top."""
     params = _object(row.get("responses_create_params"), "responses_create_params", where)
     metadata = _object(params.get("metadata"), "responses_create_params.metadata", where)
     told = row.get("instance_dict") or metadata.get("instance_dict")

@@ -1,8 +1,5 @@
-"""data_prep/tool_preference_prep: preference pairs against tool hallucination, out of single-step tool-use rows.
-
-Chosen is the row's expected action: its call or calls, or a message where no tool fits. Rejected is a hallucinated one
-(hallucinations.py). Rows of one conversation, which repeat each other's turns, stay in one split.
-"""
+"""data_prep/tool_preference_prep: preference pairs against tool hallucination, out of single-step tool-use rows. Rows
+of one conversation, which repeat each other's turns, stay in one split."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from nemotron_steps.rows.messages import wrong
 from nemotron_steps.runs.context import StepContext
 from nemotron_steps.steps.data_prep.blends.prepare import REFUSALS, jsonl_source, prepare
 from nemotron_steps.steps.data_prep.blends.shards import RowFunction
-from nemotron_steps.steps.data_prep.blends.splits import FILES, SPLITS, Split, split_groups, write_splits
+from nemotron_steps.steps.data_prep.blends.splits import FILES, SPLITS, split_groups, wanted_rows, write_splits
 from nemotron_steps.steps.data_prep.hallucinations import Calls, HallucinationMaker, calls_of, tools_of
 
 
@@ -37,7 +35,12 @@ def run(context: StepContext[ToolPreferencePrepConfig]) -> None:
     arguments, and of each argument as many values as hallucinations.ROOM holds."""
     config, folder = context.config, context.outputs["preferences"].path
     rows = PromptRows(usable_rows(context))
-    splits = split_conversations(rows, config.rows, config.seed)
+    # Whole conversations in an order drawn from the seed.
+    conversations: dict[bytes, list[int]] = {}
+    for each in rows:
+        conversations.setdefault(_conversation(each.row, config.seed), []).append(each.index)
+    in_order = (conversations[key] for key in sorted(conversations))
+    splits = split_groups(in_order, config.rows, of=f"rows of {len(conversations)} conversations")
     summary: dict[str, Any] = {}
     kinds: Counter[str] = Counter()
     chosen_messages = 0
@@ -81,9 +84,7 @@ def usable_rows(context: StepContext[ToolPreferencePrepConfig]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / FILES["train"]
     if config.tool_tasks is not None:
-        assert config.rows.train is not None  # the config requires it
-        count = config.rows.train + config.rows.validation + config.rows.heldout
-        made = tool_rows(config.tool_tasks, count, config.seed)
+        made = tool_rows(config.tool_tasks, sum(wanted_rows(config.rows).values()), config.seed)
         write_splits(folder, FILES, {"train": made, "validation": [], "heldout": []})
         return file
     assert config.jsonl is not None  # the config has exactly one source
@@ -113,19 +114,6 @@ def checked_rows() -> RowFunction:
     return become
 
 
-def split_conversations(rows: PromptRows, sizes: SplitRows, seed: int) -> dict[Split, list[int]]:
-    """Places of the rows of each split: whole conversations in an order drawn from the seed.
-
-    Raises:
-        DataError: too few rows are left for training.
-    """
-    conversations: dict[bytes, list[int]] = {}
-    for each in rows:
-        conversations.setdefault(_conversation(each.row, seed), []).append(each.index)
-    in_order = (conversations[key] for key in sorted(conversations))
-    return split_groups(in_order, sizes, of=f"rows of {len(conversations)} conversations")
-
-
 def pairs_of(row: Row, maker: HallucinationMaker, config: ToolPreferencePrepConfig) -> Iterable[Row]:
     """Up to `pairs_per_row` pairs of one row, each with another hallucination."""
     request = row["responses_create_params"]
@@ -133,14 +121,8 @@ def pairs_of(row: Row, maker: HallucinationMaker, config: ToolPreferencePrepConf
     expected = calls_of(row)
     kinds = list(config.hallucinations)
     rng.shuffle(kinds)
-    made = 0
-    for kind in kinds:
-        if made == config.pairs_per_row:
-            return
-        rejected = maker.make(kind, row, rng)
-        if rejected is None:
-            continue
-        made += 1
+    made = ((kind, rejected) for kind in kinds if (rejected := maker.make(kind, row, rng)) is not None)
+    for kind, rejected in islice(made, config.pairs_per_row):
         yield {
             "prompt": read_request(row, "row").messages,
             "tools": tools_of(row),
@@ -232,11 +214,7 @@ _TASKS = (
 
 
 def tool_rows(source: ToolTasksSource, count: int, seed: int) -> list[Row]:
-    """`count` rows with different requests.
-
-    Raises:
-        DataError: there are not so many different requests.
-    """
+    """`count` rows with different requests."""
     rng = random.Random(f"{seed}:tool_tasks")
     rows: dict[str, Row] = {}
     for _ in range(_DRAWS_PER_ROW * count + 1000):

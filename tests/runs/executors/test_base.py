@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -221,16 +220,6 @@ def test_profile_keys_of_a_plugin_are_checked_by_its_model(
     assert environment.profile("c", base.profile_model).model_extra == {"anything": [1, 2]}
 
 
-def test_an_executor_that_is_not_installed_is_refused_at_the_profiles_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_profile(tmp_path, monkeypatch, '[a]\nnodes = 1\nexecutor = "nowhere"\n')
-    with pytest.raises(UnsupportedError, match="no executor 'nowhere'") as caught:
-        load_environment().profile("a", base.profile_model)
-    assert caught.value.where == f"{tmp_path}/env.toml:3"
-    assert caught.value.expected == " or ".join(base.executor_names())
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -291,17 +280,3 @@ def test_the_first_node_of_a_job_does_the_run_and_the_others_are_rays_until_it_e
     command = ["bash", "-c", script.replace("sleep 5", "exit 9")]
     done = subprocess.run(command, env=environment, cwd=tmp_path / "image", capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, said), done.stderr
-
-
-def test_a_detached_run_has_its_own_variables_before_the_submitters_and_adds_to_what_was_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = "import os; print(os.environ['MODE'], os.environ['OTHER'])"
-    monkeypatch.setattr(Launch, "command", lambda self: [sys.executable, "-I", "-S", "-c", program])
-    monkeypatch.setenv("MODE", "the submitter's")
-    monkeypatch.setenv("OTHER", "kept")
-    for mode in ("one", "two"):
-        launch = Launch("r1", tmp_path, (), Profile(env_vars={"MODE": mode}), tmp_path)
-        job = DetachedExecutor().submit(launch)
-        wait_until(lambda job=job: DetachedExecutor().status(job).state is JobState.LOST)
-    assert (tmp_path / "console.txt").read_text() == "one kept\ntwo kept\n"

@@ -13,7 +13,6 @@ import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import RequestError, RetryableError, UnsupportedError
-from nemotron_steps.runs.executors import lepton
 from nemotron_steps.runs.executors.base import JobState, Launch
 from nemotron_steps.runs.executors.lepton import STATES, LeptonExecutor, LeptonProfile, job_request
 from nemotron_steps.runs.run_folder import get_run
@@ -112,46 +111,6 @@ def test_without_the_sdk_it_says_what_to_install(
     assert "nemotron-steps[lepton]" in caught.value.hints[0]
 
 
-@pytest.mark.parametrize(("code", "told"), [(404, None), (401, "Lepton refused")])
-def test_a_job_is_lost_where_the_workspace_does_not_know_it_and_not_where_it_does_not_say(
-    monkeypatch: pytest.MonkeyPatch, code: int, told: str | None
-) -> None:
-    class ClientError(RuntimeError):
-        response = SimpleNamespace(status_code=code)
-
-    def get(job: str) -> None:
-        raise ClientError(f"Client error during API call: {code}")
-
-    named = {"ServerError": ConnectionError}
-    monkeypatch.setitem(sys.modules, "leptonai.api.v2.api_resource", SimpleNamespace(**named))  # type: ignore[arg-type]
-    for package in ("leptonai", "leptonai.api", "leptonai.api.v2"):
-        monkeypatch.setitem(sys.modules, package, ModuleType(package))
-    monkeypatch.setattr(lepton, "_client", lambda: SimpleNamespace(job=SimpleNamespace(get=get)))
-    if told is None:
-        assert LeptonExecutor().status("steps-1").state is JobState.LOST
-        return
-    with pytest.raises(RequestError, match=told):
-        LeptonExecutor().status("steps-1")
-
-
-def test_one_of_several_mounts_holds_the_home(tmp_path: Path) -> None:
-    mounts = [{"path": "/", "mount_path": path, "from": "x"} for path in ("/data", str(tmp_path), "")]
-    assert len(a_request(tmp_path, mounts=mounts)["spec"]["mounts"]) == 3
-
-
-def test_a_job_is_over_in_the_states_in_which_nothing_more_happens() -> None:
-    by_state: dict[JobState, set[str]] = {}
-    for name, state in STATES.items():
-        by_state.setdefault(state, set()).add(name)
-    assert by_state == {
-        JobState.PENDING: {"Starting", "Queueing", "Awaiting", "PendingRetry", "Restarting"},
-        JobState.RUNNING: {"Running", "Stopping", "Terminating", "UNK"},
-        JobState.CANCELLED: {"Stopped", "Deleting", "Deleted", "Archived"},
-        JobState.DONE: {"Completed"},
-        JobState.FAILED: {"Failed"},
-    }
-
-
 @pytest.fixture
 def workspace(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A stand-in for Lepton's SDK with one node group; `state` is what its one job is in, `asked` what was asked."""
@@ -221,3 +180,10 @@ def test_a_node_group_that_is_not_there_is_refused_and_silence_is_retryable(
     workspace.error = ValueError("the workspace is another one")
     with pytest.raises(RequestError, match="Lepton refused"):
         LeptonExecutor().cancel("job-1")
+    unknown: Any = RuntimeError("Client error during API call: 404")
+    unknown.response = SimpleNamespace(status_code=404)
+    workspace.error = unknown
+    assert LeptonExecutor().status("job-1").state is JobState.LOST
+    unknown.response.status_code = 401  # a refusal to answer says nothing of the job
+    with pytest.raises(RequestError, match="Lepton refused"):
+        LeptonExecutor().status("job-1")

@@ -20,9 +20,7 @@ import pytest
 from nemotron_steps.artifacts.store import ArtifactStore
 from nemotron_steps.errors import (
     InterruptedRunError,
-    NonFiniteLossError,
     RequestError,
-    UnsupportedError,
     WorkerLostError,
 )
 from nemotron_steps.runs import launch as launching
@@ -209,17 +207,6 @@ def test_multi_line_profile_values_cannot_add_script_lines(tmp_path: Path) -> No
         batch_script(a_launch(tmp_path, account="x\nrm -rf y"))
 
 
-def test_missing_sbatch_is_unsupported(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UnsupportedError, match="needs sbatch"):
-        submit(store, SlurmProfile(executor="slurm"))
-
-
-def test_scontrol_fields_are_parsed() -> None:
-    fields = parse_fields("JobId=7 JobName=a JobState=NODE_FAIL Reason=NodeDown ExitCode=0:1 CPUs/Task=1 X=(null)")
-    assert (fields["JobState"], fields["ExitCode"], fields["CPUs/Task"]) == ("NODE_FAIL", "0:1", "1")
-
-
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     if os.geteuid() != 0 or any(shutil.which(name) is None for name in ("slurmctld", "slurmd", "munged", "sbatch")):
@@ -265,15 +252,6 @@ def test_slurm_runs_the_chain(store: ArtifactStore, cluster: Path) -> None:
     assert store.find("toy/train/model").producer is not None
     wait_until(lambda: SlurmExecutor().status(info.job).state is JobState.DONE)
     assert SlurmExecutor().status("999999").state is JobState.LOST
-
-
-@pytest.mark.slurm
-def test_slurm_failure_is_raised_as_it_was(store: ArtifactStore, cluster: Path) -> None:
-    info = submit(store, SLURM, "train.fail=nan")
-    with pytest.raises(NonFiniteLossError):
-        launching.follow(store, info.id, lambda text: None)
-    wait_until(lambda: SlurmExecutor().status(info.job).state is JobState.FAILED)
-    assert "exit code 1:0" in SlurmExecutor().status(info.job).detail
 
 
 @pytest.mark.slurm
@@ -379,12 +357,6 @@ def test_a_cluster_is_reached_through_ssh(
 
 
 @pytest.mark.slurm
-def test_slurm_refusal_is_a_request_error(store: ArtifactStore, cluster: Path) -> None:
-    with pytest.raises(RequestError, match="Invalid partition"):
-        submit(store, SlurmProfile(executor="slurm", partition="no-such-partition"))
-
-
-@pytest.mark.slurm
 @pytest.mark.parametrize("dead", [False, True], ids=["out of reach", "dead"])
 def test_lost_node_is_retryable(store: ArtifactStore, cluster: Path, dead: bool) -> None:
     cluster.touch()
@@ -436,19 +408,3 @@ def test_command_line_runs_under_a_slurm_profile(
     assert get_run(store, "latest").executor == "slurm"
     script = (tmp_path / "home/runs" / get_run(store, "latest").id / "slurm.sh").read_text()
     assert "end=judge" not in script and "--resume" in script
-
-
-@pytest.mark.parametrize(
-    ("fields", "state", "detail"),
-    [
-        ("JobState=RUNNING Reason=None ExitCode=0:0", JobState.RUNNING, "exit code 0:0"),
-        ("JobState=PENDING Reason=Priority ExitCode=0:0", JobState.PENDING, "exit code 0:0, Priority"),
-        ("JobState=FAILED Reason=NonZeroExitCode", JobState.FAILED, "exit code ?, NonZeroExitCode"),
-    ],
-)
-def test_what_slurm_says_of_a_job_is_told_with_its_reason_where_it_has_one(
-    fields: str, state: JobState, detail: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Commands, "call", lambda self, words: f"JobId=7 {fields}")
-    found = SlurmExecutor().status("7")
-    assert (found.state, found.detail) == (state, detail)

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from nemotron_steps.artifacts.store import ArtifactStore
-from nemotron_steps.errors import RequestError, RetryableError, StorageError, UnsupportedError
+from nemotron_steps.errors import RequestError, RetryableError, UnsupportedError
 from nemotron_steps.runs.executors.base import JobState
 from nemotron_steps.runs.executors.slurm import Commands, SlurmExecutor, SlurmProfile, _state
-from nemotron_steps.runs.run_folder import RunFolder
 from tests.runs.executors.jobs import submit
 
 SLURM = SlurmProfile(executor="slurm")
@@ -109,15 +108,6 @@ def test_the_number_of_a_job_is_the_last_thing_that_sbatch_says(
     assert submit(store, SLURM).job == job
 
 
-def test_a_job_has_the_variables_of_its_profile_before_those_of_the_submitter(
-    store: ArtifactStore, program: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MODE", "the submitter's")
-    asked = program(sbatch='echo "MODE=$MODE" >> "${0%/*}/../asked"; echo 7')
-    submit(store, SLURM.model_copy(update={"env_vars": {"MODE": "the profile's"}}))
-    assert asked.read_text().splitlines()[1] == "MODE=the profile's"
-
-
 def test_what_sbatch_says_that_is_no_number_fails_the_run(store: ArtifactStore, program: Callable[..., Path]) -> None:
     program(sbatch="echo queued")
     with pytest.raises(RequestError, match="did not say which job") as caught:
@@ -126,16 +116,6 @@ def test_what_sbatch_says_that_is_no_number_fails_the_run(store: ArtifactStore, 
     program(sbatch="exit 1")
     with pytest.raises(RequestError, match="sbatch refused: no reason given"):
         submit(store, SLURM)
-
-
-@pytest.mark.parametrize("said", ["I/O error writing script/environment to file", "sbatch: No space left on device"])
-def test_a_full_disk_of_this_machine_is_said_to_be_one(
-    store: ArtifactStore, program: Callable[..., Path], said: str
-) -> None:
-    program(sbatch=f"echo '{said}' >&2; exit 1")
-    with pytest.raises(StorageError) as caught:
-        submit(store, SLURM)
-    assert (caught.value.what, caught.value.hints[0]) == ("the disk is full", "df -h")
 
 
 def test_a_controller_that_does_not_answer_in_time_is_retryable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,9 +148,3 @@ def test_what_is_each_machines_own_is_not_sent(program: Callable[..., Path], tmp
     far.send(tmp_path / "r1")
     there = Path(far.home) / "runs" / "r1"
     assert sorted(path.name for path in there.iterdir()) == ["run.json", "slurm.sh"]
-
-
-def test_a_job_of_this_machine_has_nothing_to_fetch(store: ArtifactStore, program: Callable[..., Path]) -> None:
-    asked = program(ssh="exit 9")
-    SlurmExecutor().fetch("7", RunFolder(store, "r1").path)
-    assert asked.read_text() == ""

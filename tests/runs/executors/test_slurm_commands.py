@@ -122,16 +122,6 @@ def test_locks_halves_of_files_and_the_jobs_name_are_each_machines_own(
     assert (here / "job.json").read_text() == "of this one"
 
 
-def test_a_file_that_goes_while_the_folder_is_fetched_is_left_out(
-    fetched: Callable[[str], Path], tmp_path: Path
-) -> None:
-    find = tmp_path / "bin" / "find"
-    find.parent.mkdir()
-    find.write_text(f"#!/bin/sh\nprintf './.run.json.tmp\\0'\nexec {shutil.which('find')} \"$@\"\n")
-    find.chmod(0o755)
-    assert (fetched("exit 0") / "log.txt").read_text() == "one\ntwo\n"
-
-
 def test_a_full_disk_here_takes_nothing_away_while_fetching(
     fetched: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,25 +16,6 @@ from nemotron_steps.runs.executors.slurm import SlurmProfile, batch_script
 from tests.runs.executors.test_slurm import a_launch
 
 
-def options_of(script: str) -> dict[str, str]:
-    return dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", script, re.MULTILINE))
-
-
-def test_what_a_profile_does_not_say_is_not_asked_for(tmp_path: Path) -> None:
-    options = options_of(batch_script(a_launch(tmp_path, gpus_per_node=0)))
-    assert options.keys() == {
-        *("job-name", "output", "open-mode", "chdir", "nodes", "ntasks-per-node", "signal", "no-requeue")
-    }
-    # The cluster's own limit, which is not known, is warned of as a long one.
-    assert (options["signal"], options["job-name"], options["ntasks-per-node"]) == ("B:USR1@120", "steps-r1", "1")
-
-
-def test_a_profile_may_name_its_jobs_and_folders_may_have_spaces(tmp_path: Path) -> None:
-    launch = replace(a_launch(tmp_path, job_name="rlhf"), working_dir=tmp_path / "my work")
-    options = options_of(batch_script(launch))
-    assert (options["job-name"], options["chdir"]) == ("rlhf", f"'{tmp_path}/my work'")
-
-
 @pytest.mark.parametrize(
     ("image", "ready"),
     [
@@ -136,10 +117,3 @@ def test_a_job_behind_ssh_runs_what_is_installed_there(tmp_path: Path) -> None:
 def test_keys_that_do_not_fit_each_other_are_refused(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SlurmProfile.model_validate({"executor": "slurm", **keys})
-
-
-def test_a_key_file_may_be_below_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    keys = {"executor": "slurm", "tunnel": "ssh", "host": "login", "remote_job_dir": "/far"}
-    assert SlurmProfile.model_validate({**keys, "identity": "~/id"}).identity_file == f"{tmp_path}/id"
-    assert SlurmProfile.model_validate(keys).identity_file == ""

@@ -13,7 +13,6 @@ from nemotron_steps.config.profiles import load_environment
 from nemotron_steps.errors import ConfigError, UnsupportedError
 from nemotron_steps.runs.run_folder import RunFolder
 from nemotron_steps.runs.trackers import trackers
-from nemotron_steps.runs.trackers.base import leaves
 from tests.runs.runner_toy_plan import run
 
 BOARD, WANDB = TensorBoardSettings(), WandbSettings(project="toy", mode="offline")
@@ -86,9 +85,3 @@ def test_a_tracker_that_is_not_installed_says_what_to_install(
     with pytest.raises(UnsupportedError) as caught:
         run(store, mirrored=load_environment().mirrors)
     assert caught.value.hints == ("pip install ./examples/mlflow_tracker   # in a checkout of nemotron-steps",)
-
-
-def test_a_summarys_empty_part_is_a_value_of_its_own_and_no_name_begins_with_a_separator() -> None:
-    assert list(leaves({"a": {}, "b": {"c": {"d": 1}}, "e": 2}, "", ".")) == [("a", {}), ("b.c.d", 1), ("e", 2)]
-    assert list(leaves({"a": {"b": 1}}, "summary", "/")) == [("summary/a/b", 1)]
-    assert list(leaves({}, "", ".")) == [] and list(leaves({}, "x", ".")) == [("x", {})]

@@ -132,17 +132,6 @@ def test_a_model_has_the_name_of_the_public_recipes(store: ArtifactStore, catego
     assert sorted(model.aliases) == ["latest", f"{category}-train-model-v1"]
 
 
-def test_a_mode_that_is_set_between_two_runs_of_a_process_is_in_force(
-    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    by_environment = MirrorSettings(wandb=WandbSettings(project="toy"))
-    wandb.teardown()
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert not (run(store, mirrored=by_environment).folder / "wandb").exists()
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    assert list((run(store, mirrored=by_environment, force=True).folder / "wandb").glob("offline-run-*"))
-
-
 def test_samples_are_a_table(store: ArtifactStore) -> None:
     result = run(store, mirrored=OFFLINE)
     (table,) = (result.folder / "wandb").glob("offline-run-*/files/media/table/samples_*.table.json")
@@ -176,23 +165,3 @@ def test_a_wandb_that_wants_a_key_is_told_with_what_does_without(
     result = run(store, mirrored=MirrorSettings(wandb=WandbSettings(project="toy", mode="online")))
     log = (result.folder / "log.txt").read_text()
     assert "the W&B mirror stops here" in log and "export WANDB_MODE=offline" in log
-
-
-def test_a_wandb_error_of_another_class_does_not_stop_the_run(
-    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> None:
-        raise TypeError("not a table")
-
-    monkeypatch.setattr("nemotron_steps.runs.trackers.wandb.WandbTracker._table", refuse)
-    result = run(store, mirrored=OFFLINE)
-    assert result.step("toy/train").outputs
-    assert (
-        "the W&B mirror stops here, the run goes on: not a table (TypeError)" in (result.folder / "log.txt").read_text()
-    )
-
-
-def test_cached_run_starts_nothing(store: ArtifactStore) -> None:
-    run(store)
-    result = run(store, mirrored=OFFLINE)
-    assert not (result.folder / "wandb").exists()

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from nemotron_steps.artifacts.checkpoints import chat_template_digest, tokenizer_digest
-from nemotron_steps.artifacts.validators import sniff_type, validate
 from nemotron_steps.config.schema.sft import SftConfig, SftPackingConfig
 from nemotron_steps.engine.supervised.chat_tokens import chats_of
 from nemotron_steps.engine.supervised.sft import read_chats
@@ -94,14 +93,6 @@ def test_every_chat_that_fits_is_in_one_row_as_training_would_read_it(chats: Pat
         left_out += too_long
     assert told["splits"]["train"]["fill"] > 0.85 and left_out > 0
     assert accounts["left_out_by_reason"] == {f"the chat has more than packing.pack_size = {SIZE} tokens": left_out}
-
-
-def test_the_artifact_is_told_by_its_rows_and_has_its_tokenizer(chats: Path, done: Path) -> None:
-    assert sniff_type(done) == "packed_chats"
-    assert set(validate("packed_chats", done)["rows"]) == {"train", "validation"}
-    asked = {"role": "user", "content": "one 2"}
-    one, other = (ChatFormat.from_folder(folder / "tokenizer").render([asked]) for folder in (chats, done))
-    assert one == other
 
 
 def test_parts_of_any_size_give_the_same_bytes(

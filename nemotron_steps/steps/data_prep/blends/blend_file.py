@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,7 @@ Blend = dict[Split | None, list[BlendEntry]]
 
 
 def read_blend(path: str) -> Blend:
-    """The data sets of a blend file, in its order.
-
-    Raises:
-        DataError: it does not exist, is not a blend file, or two data sets of a list have one name.
-    """
+    """The data sets of a blend file, in its order."""
     file = Path(path).expanduser()
     try:
         blend = _BlendFile.model_validate_json(file.read_bytes())
@@ -87,24 +83,19 @@ def read_blend(path: str) -> Blend:
             found=", ".join(sorted(blend.model_fields_set)) or "no list of data sets",
             hints=(f"python -m json.tool {path}",),
         )
-    for entries in lists.values():
-        _refuse_one_name(entries, path)
-    return {
-        split: [entry.model_copy(update={"path": _resolved(entry.path, file.parent)}) for entry in entries]
-        for split, entries in lists.items()
-    }
-
-
-def _refuse_one_name(entries: Sequence[BlendEntry], path: str) -> None:
-    names = [entry.name for entry in entries]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(
-            "two data sets of the blend have one name",
-            where=path,
-            found=json.dumps(twice),
-            hints=(f"grep -n {shlex.quote(json.dumps(twice))} {shlex.quote(path)}   # where it stands",),
-        )
+    found: Blend = {}
+    for split, entries in lists.items():
+        names = [entry.name for entry in entries]
+        for name in names:
+            if names.count(name) > 1:
+                raise DataError(
+                    "two data sets of the blend have one name",
+                    where=path,
+                    found=json.dumps(name),
+                    hints=(f"grep -n {shlex.quote(json.dumps(name))} {shlex.quote(path)}   # where it stands",),
+                )
+        found[split] = [entry.model_copy(update={"path": _resolved(entry.path, file.parent)}) for entry in entries]
+    return found
 
 
 def _resolved(path: str, folder: Path) -> str:

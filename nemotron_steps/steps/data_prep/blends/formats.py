@@ -32,12 +32,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a file.
-
-    Attributes:
-        start, end: the lines that begin in these bytes; of a Parquet file its row groups; else the whole file.
-        size: bytes of the file that it has to do with, for progress.
-    """
+    """A part of a file."""
 
     file: DataFile
     start: int
@@ -46,11 +41,7 @@ class Part:
 
 
 def parts_of(file: DataFile) -> list[Part]:
-    """The parts of a file. A compressed one can only be read as a whole.
-
-    Raises:
-        DataError: it is not what its name says. UnsupportedError: it needs a package that is not here.
-    """
+    """The parts of a file. A compressed one can only be read as a whole."""
     if file.kind == "parquet":
         with _opened(file) as opened, columnar_errors(file):
             groups = _pyarrow().parquet.ParquetFile(opened).metadata
@@ -65,22 +56,12 @@ def parts_of(file: DataFile) -> list[Part]:
 
 
 def lines_of(part: Part) -> Iterator[tuple[int, bytes]]:
-    """(number within the part, from 1; text) of every line, blank ones too. Rows of columnar files are made lines.
-
-    Raises:
-        DataError: a line is longer than any row, or the file is damaged.
-        RetryableError: a server does not answer.
-    """
+    """(number within the part, from 1; text) of every line, blank ones too. Rows of columnar files are made lines."""
     file = part.file
+    readers = {"parquet": _columnar_lines, "arrow": _columnar_lines, "csv": _table_lines, "list": _table_lines}
     with _opened(file) as opened:
-        if file.kind in ("parquet", "arrow"):
-            yield from enumerate(_columnar_lines(part, opened), start=1)
-            return
-        if file.kind in ("csv", "list"):
-            yield from enumerate(_table_lines(part, opened), start=1)
-            return
         try:
-            yield from enumerate(_text_lines(part, opened), start=1)
+            yield from enumerate(readers.get(file.kind, _text_lines)(part, opened), start=1)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise DataError(
                 "the compressed file is damaged or cut off",

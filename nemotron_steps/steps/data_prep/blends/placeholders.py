@@ -1,12 +1,7 @@
-"""Rows of public blends that only point to a question of another data set, filled in.
+"""Rows of public blends that only point to a question of DAPO-Math-17k or Skywork-OR1-RL-Data, filled in:
+`{"_hf_placeholder": {"row": n, "question_template": ...}, "dataset": ...}`.
 
-`{"_hf_placeholder": {"row": n, "question_template": ...}, "dataset": ...}`: row n of DAPO-Math-17k or of
-Skywork-OR1-RL-Data. Of a DAPO prompt the first and the last block between blank lines are instructions, and go; the
-template's prefix and suffix come in their place. Skywork's template has {question} in it. An answer that is a JSON list
-is what is in it. Every other field of the row stays.
-
-The questions are put in a table on disk when the first placeholder is met, so that a blend without placeholders needs
-neither of the two.
+The questions are put in a table on disk when the first placeholder is met.
 """
 
 from __future__ import annotations
@@ -16,8 +11,8 @@ import fcntl
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,35 +28,20 @@ _SPLITS = {"dapo": "train", "skywork": "math"}
 """Word in a row's `dataset` → split of the data set that it stands for."""
 
 
-@dataclass(frozen=True)
-class Placeholders:
-    """Where the questions are, and where their tables may be put.
+@dataclass
+class PlaceholderFiller:
+    """Fills rows. One in each process: it can be pickled as long as it filled none.
 
-    Attributes:
-        sources: dapo and skywork → source.
-        mirror: a folder with copies of hub data sets.
-        folder: for the tables.
+    Where the questions are, a folder with copies of hub data sets, and a folder for the tables.
     """
 
     sources: Mapping[str, str]
     mirror: str | None
     folder: str
-
-
-class PlaceholderFiller:
-    """Fills rows. One in each process."""
-
-    def __init__(self, placeholders: Placeholders) -> None:
-        self._placeholders = placeholders
-        self._tables: dict[str, sqlite3.Connection] = {}
+    _tables: dict[str, sqlite3.Connection] = field(default_factory=dict, init=False)
 
     def fill(self, row: Row, where: str) -> Row:
-        """The row with question, answer and prompt in it.
-
-        Raises:
-            DataError: the placeholder points to nothing. ConfigError: the data set is not there.
-            RetryableError: the hub does not answer.
-        """
+        """The row with question, answer and prompt in it."""
         pointer = row[PLACEHOLDER]
         if not isinstance(pointer, dict) or not isinstance(pointer.get("row"), int) or pointer["row"] < 0:
             raise _refused("the placeholder names no row", where, f"{PLACEHOLDER}.row", pointer)
@@ -91,7 +71,7 @@ class PlaceholderFiller:
 
     def _table(self, kind: str) -> sqlite3.Connection:
         if kind not in self._tables:
-            path = Path(self._placeholders.folder) / f"{kind}.sqlite"
+            path = Path(self.folder) / f"{kind}.sqlite"
             if not path.is_file():
                 self._make_table(kind, path)
             self._tables[kind] = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
@@ -100,7 +80,7 @@ class PlaceholderFiller:
     def _make_table(self, kind: str, path: Path) -> None:
         """One process makes it, the others wait; it is there as a whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_suffix(".lock").open("w") as lock, storage_errors(path), _full_disk(path):
+        with path.with_suffix(".lock").open("w") as lock, storage_errors(path):
             with waiting(f"another process to make {path}"):
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if path.is_file():
@@ -111,15 +91,20 @@ class PlaceholderFiller:
                 # Whatever a kill leaves is thrown away.
                 table.execute("PRAGMA journal_mode = OFF")
                 table.execute("CREATE TABLE rows (number INTEGER PRIMARY KEY, question TEXT, answer TEXT)")
-                table.executemany("INSERT INTO rows VALUES (?, ?, ?)", self._questions(kind))
-                table.commit()
+                try:
+                    table.executemany("INSERT INTO rows VALUES (?, ?, ?)", self._questions(kind))
+                    table.commit()
+                except sqlite3.OperationalError as error:
+                    if "full" in str(error):  # in words what others say in an errno
+                        raise OSError(errno.ENOSPC, str(error), str(path)) from error
+                    raise
             unfinished.replace(path)
 
     def _questions(self, kind: str) -> Iterator[tuple[int, str, str]]:
-        source = self._placeholders.sources[kind]
+        source = self.sources[kind]
         key = f"placeholders.{kind}"
         try:
-            files = data_files(source, key=key, split=_SPLITS[kind], mirror=self._placeholders.mirror)
+            files = data_files(source, key=key, split=_SPLITS[kind], mirror=self.mirror)
             number = 0
             for part in (part for file in files for part in parts_of(file)):
                 for line_number, line in lines_of(part):
@@ -171,6 +156,7 @@ def _question(row: Row) -> str:
 
 
 def _dapo(text: str, template: Any) -> str | None:
+    """The first and the last block are instructions, and give way to the template's prefix and suffix."""
     blocks = text.split("\n\n")
     if len(blocks) > 2:
         text = "\n\n".join(blocks[1:-1])
@@ -191,14 +177,3 @@ def _skywork(text: str, template: Any) -> str | None:
 
 def _refused(what: str, where: str, field: str, found: Any) -> DataError:
     return DataError(what, where=f"{where} field {field}", found=json.dumps(found)[:100], hints=show_line(where))
-
-
-@contextmanager
-def _full_disk(path: Path) -> Iterator[None]:
-    """sqlite says in words what others say in an errno."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        if "full" in str(error):
-            raise OSError(errno.ENOSPC, str(error), str(path)) from error
-        raise

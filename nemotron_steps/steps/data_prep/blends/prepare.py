@@ -1,15 +1,12 @@
-"""A whole preparation: sources to split files, every row accounted for, in memory that no source's size changes.
-
-accounting.json    rows in and out of every source, refusals by reason
-refusals.ndjson    file, line, reason and field of every refused row; absent without one
-
-Shards lie in the step's work folder: a preparation that was killed goes on with the parts that are missing.
-"""
+"""A whole preparation: sources to split files, every row accounted for, in memory that no source's size changes. A
+preparation that was killed goes on with the shards that are missing."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ from nemotron_steps.steps.data_prep.blends.formats import parts_of
 from nemotron_steps.steps.data_prep.blends.shards import RowCounts, RowWork, Shard, ShardTask
 from nemotron_steps.steps.data_prep.blends.sources import DataFile, data_files, hub_name, without_signature
 from nemotron_steps.steps.data_prep.blends.splits import FILES, DataSet, Split, write_split_files
-from nemotron_steps.steps.data_prep.blends.workers import Rate, make_sample, make_shards, processors
+from nemotron_steps.steps.data_prep.blends.workers import make_sample, make_shards
 
 ACCOUNTING = "accounting.json"
 REFUSALS = "refusals.ndjson"
@@ -35,14 +32,7 @@ _TOLD = 10
 
 @dataclass(frozen=True)
 class Source:
-    """A data set to be read.
-
-    Attributes:
-        name: for the accounting.
-        files: in the order of the rows.
-        weight: 1 takes every row once, less a share of them, more repeats them for training.
-        split: where all its rows go; None: its rows are split.
-    """
+    """A data set to be read."""
 
     name: str
     files: Sequence[DataFile]
@@ -51,11 +41,7 @@ class Source:
 
 
 def sources_of(config: DataPrepConfig) -> list[Source]:
-    """The sources that a config names.
-
-    Raises:
-        DataError: there is nothing where one should be. RetryableError: a server does not answer.
-    """
+    """The sources that a config names."""
     if config.blend_path is not None:
         return [
             Source(
@@ -105,18 +91,7 @@ def prepare(
     *,
     preparation: Any = None,
 ) -> dict[str, int]:
-    """Write the split files and the accounting. Returns split → rows.
-
-    Args:
-        context: of the step; shards are kept in its work folder until everything is written.
-        folder: gets the files.
-        files: split → file in it.
-        preparation: a config in the place of the step's, with its `rows`, `sample`, `max_refused_share`, `num_workers`.
-
-    Raises:
-        DataError: too many rows cannot be used (it shows the first), too few are left for the splits, or a file cannot
-            be read. StorageError: the disk is full. WorkerLostError: a worker process died.
-    """
+    """Write the split files and the accounting. Returns split → rows."""
     preparation, tracker = preparation or context.config, context.tracker
     staging = context.work / "shards"
     staging.mkdir(parents=True, exist_ok=True)
@@ -129,9 +104,12 @@ def prepare(
             counted.add(shard.row_counts)
         everything.add(counted)
         by_source[each.name] = counted.to_dict()
+    refused, total = everything.refused.total(), everything.read - everything.left_out.total()
     with storage_errors(folder):
-        _write_refusals(data_sets, folder / REFUSALS, tracker)
-    _refuse_too_many(data_sets, everything, preparation.max_refused_share)
+        if refused:
+            _write_refusals(data_sets, folder / REFUSALS, refused, tracker)
+    if refused > preparation.max_refused_share * total:
+        raise _too_many(data_sets, refused, total, preparation.max_refused_share)
     sizes, rows = preparation.rows, sum(each.rows for each in data_sets)
     if preparation.sample is not None and rows <= sizes.validation + sizes.heldout:
         tenth = rows // 10
@@ -165,17 +143,17 @@ def _shards(
         ]
         for number, source in enumerate(sources)
     ]
-    total = sum(task.part.size for each in tasks for task in each)
-    rate = Rate(total)
+    total, read = sum(task.part.size for each in tasks for task in each), 0
 
-    def done(shard: Shard, made_now: bool) -> None:
-        rate.add(shard, made_now)
-        tracker.progress(f"preparing rows ({rate.text()})", rate.done, total)
+    def done(shard: Shard) -> None:
+        nonlocal read
+        read += shard.task.part.size
+        tracker.progress("preparing rows", read, total)
 
     if preparation.sample is not None:
         shards = [make_sample(each, preparation.sample, work, done) for each in tasks]
     else:
-        num_workers = preparation.num_workers or processors()
+        num_workers = preparation.num_workers or len(os.sched_getaffinity(0))
         made = iter(make_shards([task for each in tasks for task in each], work, num_workers, done))
         shards = [[next(made) for _ in each] for each in tasks]
     return [
@@ -183,76 +161,51 @@ def _shards(
     ]
 
 
-def _write_refusals(data_sets: Sequence[DataSet], path: Path, tracker: Tracker) -> None:
+def _write_refusals(data_sets: Sequence[DataSet], path: Path, refused: int, tracker: Tracker) -> None:
     """The refused rows of every shard in one file, lines counted from the beginning of their files."""
-    refused = sum(shard.row_counts.refused.total() for each in data_sets for shard in each.shards)
-    if not refused:
-        return
     told = 0
-    with path.open("w", encoding="utf-8") as out:
-        for each in data_sets:
-            for shard, offset in _offsets(each.shards):
-                if not shard.row_counts.refused.total():
-                    continue
-                with shard.refusals.open(encoding="utf-8") as lines:
-                    for line in lines:
-                        record = json.loads(line)
-                        record = {"source": each.name, **record, "line": record["line"] + offset}
-                        out.write(json.dumps(record, ensure_ascii=False) + "\n")
-                        if told < _TOLD:
-                            told += 1
-                            place = f"{shard.task.part.file.place}:{record['line']}"
-                            field = f" field {record['field']}" if record["field"] else ""
-                            tracker.event("row_refused", where=place + field, reason=record["reason"])
+    with path.open("w", encoding="utf-8") as out, ExitStack() as opened:
+        for name, shard, offset in _in_order(data_sets):
+            if not shard.row_counts.refused.total():
+                continue
+            for line in opened.enter_context(shard.refusals.open(encoding="utf-8")):
+                record = json.loads(line)
+                record = {"source": name, **record, "line": record["line"] + offset}
+                out.write(json.dumps(record, ensure_ascii=False) + "\n")
+                if told < _TOLD:
+                    told += 1
+                    field = f" field {record['field']}" if record["field"] else ""
+                    place = f"{shard.task.part.file.place}:{record['line']}{field}"
+                    tracker.event("row_refused", where=place, reason=record["reason"])
     if refused > told:
         tracker.event("rows_refused", more=refused - told, file=str(path))
 
 
-def _offsets(shards: Sequence[Shard]) -> list[tuple[Shard, int]]:
-    """Each shard with the lines of its file before it."""
-    found = []
-    file, lines = None, 0
-    for shard in shards:
-        if shard.task.part.file != file:
-            file, lines = shard.task.part.file, 0
-        found.append((shard, lines))
-        lines += shard.lines
-    return found
+def _in_order(data_sets: Sequence[DataSet]) -> Iterator[tuple[str, Shard, int]]:
+    """(data set, shard, lines of its file before it) of every shard."""
+    for each in data_sets:
+        file, lines = None, 0
+        for shard in each.shards:
+            if shard.task.part.file != file:
+                file, lines = shard.task.part.file, 0
+            yield each.name, shard, lines
+            lines += shard.lines
 
 
-def _refuse_too_many(data_sets: Sequence[DataSet], counted: RowCounts, max_refused_share: float) -> None:
-    refused, total = counted.refused.total(), counted.read - counted.left_out.total()
-    if refused <= max_refused_share * total:
-        return
-    first = _first_refusal(data_sets)
+def _too_many(data_sets: Sequence[DataSet], refused: int, total: int, max_refused_share: float) -> DataError:
+    """The error of the first refusal of all, its line counted from the beginning of the file."""
+    error, shard, offset = next((s.first_refusal, s, n) for _, s, n in _in_order(data_sets) if s.first_refusal)
+    path = shard.task.part.file.place
+    number = int((error.where or "").removeprefix(f"{path}:").split(" ")[0])
+    here, there = f"{path}:{number}", f"{path}:{number + offset}"
+    hints = [h for hint in error.hints for h in (show_line(there) if hint in show_line(here) else (hint,))]
     share = refused / total
     percent = 100 * refused // total + 1  # above the share, which no rounding then falls below
     tolerated = (f"max_refused_share={percent / 100:.2f}",) if share <= FEW else ()
-    raise DataError(
-        f"{refused} of {total} rows cannot be used; the first: {first.what}",
-        where=first.where,
-        expected=first.expected if max_refused_share == 0 else f"at most {max_refused_share:.1%} unusable rows",
-        found=first.found if max_refused_share == 0 else f"{share:.1%}",
-        hints=(*tolerated, *first.hints),
+    return DataError(
+        f"{refused} of {total} rows cannot be used; the first: {error.what}",
+        where=there + (error.where or "").removeprefix(here),
+        expected=error.expected if max_refused_share == 0 else f"at most {max_refused_share:.1%} unusable rows",
+        found=error.found if max_refused_share == 0 else f"{share:.1%}",
+        hints=(*tolerated, *hints),
     )
-
-
-def _first_refusal(data_sets: Sequence[DataSet]) -> DataError:
-    """The first refusal of all, its line counted from the beginning of the file."""
-    for each in data_sets:
-        for shard, offset in _offsets(each.shards):
-            error = shard.first_refusal
-            if error is None:
-                continue
-            path = shard.task.part.file.place
-            number = int((error.where or "").removeprefix(f"{path}:").split(" ")[0])
-            here, there = f"{path}:{number}", f"{path}:{number + offset}"
-            hints = [h for hint in error.hints for h in (show_line(there) if hint in show_line(here) else (hint,))]
-            return DataError(
-                error.what,
-                where=there + (error.where or "").removeprefix(here),
-                expected=error.expected,
-                found=error.found,
-                hints=hints,
-            )
-    raise AssertionError("no row was refused")

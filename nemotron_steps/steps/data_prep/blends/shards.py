@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, TextIO
 
 from nemotron_steps.artifacts.files import storage_errors, to_json_bytes, write_atomic
 from nemotron_steps.errors import DataError
@@ -46,7 +45,7 @@ class RowCounts:
     written: int = 0
 
     def refuse(self, reason: str) -> None:
-        """Count a refusal. Reasons are sentences; a source with very many different ones has the rest in one."""
+        """Count a refusal."""
         _count(self.refused, reason, 1)
 
     def leave_out(self, reason: str) -> None:
@@ -55,13 +54,12 @@ class RowCounts:
 
     def add(self, other: RowCounts) -> None:
         """Add the counts of another part."""
-        self.read += other.read
-        self.added += other.added
-        self.unused += other.unused
-        self.written += other.written
-        for mine, others in ((self.refused, other.refused), (self.left_out, other.left_out)):
-            for reason, count in others.items():
-                _count(mine, reason, count)
+        for name, value in vars(other).items():
+            if isinstance(value, int):
+                setattr(self, name, getattr(self, name) + value)
+                continue
+            for reason, count in value.items():
+                _count(getattr(self, name), reason, count)
 
     def balance(self) -> int:
         """Rows that went nowhere: 0, or there is an error in the program."""
@@ -83,11 +81,12 @@ class RowCounts:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RowCounts:
         """Read what `to_dict` wrote."""
-        reasons = {name: Counter(data[f"{name}_by_reason"]) for name in ("refused", "left_out")}
-        return cls(data["read"], **reasons, added=data["added"], unused=data["unused"], written=data["written"])
+        refused, left_out = (Counter(data[f"{name}_by_reason"]) for name in ("refused", "left_out"))
+        return cls(data["read"], refused, left_out, data["added"], data["unused"], data["written"])
 
 
 def _count(counts: Counter[str], reason: str, count: int) -> None:
+    """Reasons are sentences; a source with very many different ones has the rest in one."""
     known = reason in counts or len(counts) < _DISTINCT
     counts[reason if known else _OTHER] += count
 
@@ -111,16 +110,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class ShardTask:
-    """A part, and what of it is taken.
-
-    Attributes:
-        name: of the shard's files.
-        folder: where they are put.
-        part: what is read.
-        limit: rows at most.
-        share: of the rows, drawn from their place; 1 for all.
-        seed: of the draw.
-    """
+    """A part, and what of it is taken."""
 
     name: str
     folder: str
@@ -158,17 +148,12 @@ class Shard:
 
 
 def make_shard(task: ShardTask, function: RowFunction) -> Shard:
-    """Read the part, write the shard and commit it.
-
-    Raises:
-        DataError: the part cannot be read. StorageError: the shard cannot be written.
-    """
+    """Read the part, write the shard and commit it."""
     with storage_errors(task.folder):
         shard = _write(task, function)
         refusal = shard.first_refusal
         receipt = {
-            "format": _FORMAT,
-            "of": _identity(task),
+            **_identity(task),
             "lines": shard.lines,
             "accounts": shard.row_counts.to_dict(),
             "refusal": refusal.__dict__ if refusal is not None else None,
@@ -179,17 +164,16 @@ def make_shard(task: ShardTask, function: RowFunction) -> Shard:
 
 def finished(task: ShardTask) -> Shard | None:
     """The shard that an earlier attempt made of the same part, None if it made none."""
-    try:
-        receipt = json.loads(_receipt(task).read_bytes())
-        refusal, shard_of = receipt["refusal"], receipt["of"]
-        if receipt["format"] != _FORMAT or shard_of != _identity(task):
-            return None
-        error = DataError(refusal["what"], hints=refusal["hints"]) if refusal is not None else None
-        if error is not None:
-            error.__dict__.update(refusal, hints=error.hints)
-        shard = Shard(task, receipt["lines"], RowCounts.from_dict(receipt["accounts"]), error)
-    except FileNotFoundError:
+    if not _receipt(task).is_file():
         return None
+    receipt = json.loads(_receipt(task).read_bytes())
+    if not _identity(task).items() <= receipt.items():
+        return None
+    refusal, error = receipt["refusal"], None
+    if refusal is not None:
+        error = DataError(refusal["what"], hints=refusal["hints"])
+        error.__dict__.update(refusal, hints=error.hints)
+    shard = Shard(task, receipt["lines"], RowCounts.from_dict(receipt["accounts"]), error)
     return shard if shard.rows.is_file() else None
 
 
@@ -199,7 +183,7 @@ def _write(task: ShardTask, function: RowFunction) -> Shard:
     shard = Shard(task, 0, counted, None)
     with ExitStack() as stack:
         out = stack.enter_context(shard.rows.open("wb", buffering=1 << 20))
-        refused: BinaryIO | None = None
+        refused: TextIO | None = None
         for number, line in lines_of(task.part):
             if line.isspace():
                 continue
@@ -217,8 +201,10 @@ def _write(task: ShardTask, function: RowFunction) -> Shard:
                 first = first or error
                 counted.refuse(error.what)
                 if refused is None:
-                    refused = stack.enter_context(shard.refusals.open("wb"))
-                refused.write(json.dumps(refusal_record(error, task.part.file.name, number, where)).encode() + b"\n")
+                    refused = stack.enter_context(shard.refusals.open("w", encoding="utf-8"))
+                field = (error.where or where).removeprefix(where).removeprefix(" field ") or None
+                told = {"reason": error.what, "field": field, "found": error.found}
+                refused.write(json.dumps({"file": task.part.file.name, "line": number, **told}) + "\n")
                 continue
             except RowLeftOut as reason:
                 counted.leave_out(str(reason))
@@ -243,15 +229,10 @@ def _place(task: ShardTask, number: int) -> float:
     return int.from_bytes(blake2b(text.encode(), digest_size=7).digest()) / (1 << 56)
 
 
-def refusal_record(error: DataError, file: str, line: int, where: str) -> dict[str, Any]:
-    """A refused row as it is told in the file of refusals."""
-    field = re.sub(r"^ field ", "", error.where.removeprefix(where)) if error.where and error.where != where else None
-    return {"file": file, "line": line, "reason": error.what, "field": field or None, "found": error.found}
-
-
 def _identity(task: ShardTask) -> dict[str, Any]:
     file = task.part.file
     return {
+        "format": _FORMAT,
         "file": file.place,
         "stamp": file.stamp,
         "start": task.part.start,

@@ -28,13 +28,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True)
 class HubName:
-    """hf://ORG/NAME@REVISION/FILE.
-
-    Attributes:
-        repository: ORG/NAME.
-        revision: None for the newest.
-        file: a file or folder of it; "" for all.
-    """
+    """hf://ORG/NAME@REVISION/FILE."""
 
     repository: str
     revision: str | None = None
@@ -52,12 +46,7 @@ def hub_name(path: str) -> HubName | None:
 
 
 def hub_folder(name: HubName, key: str, suffixes: tuple[str, ...]) -> Path:
-    """Fetch the data files of a hub data set, those that are not here yet, and return where they are.
-
-    Raises:
-        DataError: the data set, revision or file does not exist, or is closed to this user.
-        RetryableError: the hub does not answer and this machine has no copy.
-    """
+    """Fetch the data files of a hub data set, those that are not here yet, and return where they are."""
     from huggingface_hub import errors, snapshot_download
 
     patterns = [f"*{suffix}" for suffix in suffixes]
@@ -119,15 +108,7 @@ _WORD = re.compile(r"[/._-]")
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of rows.
-
-    Attributes:
-        path: where it can be opened.
-        name: relative to its source, for accounts.
-        kind: how its rows are written.
-        size: bytes.
-        stamp: changes when the file does.
-    """
+    """One file of rows."""
 
     path: str
     name: str
@@ -149,34 +130,35 @@ def without_signature(address: str) -> str:
 def data_files(
     path: str, *, key: str, split: str | None = None, subset: str | None = None, mirror: str | None = None
 ) -> list[DataFile]:
-    """The files of a source in name order.
-
-    Args:
-        path: a file of any name; a folder, whose data files are known by their suffixes; a folder that `datasets`
-            saved; an address; the name of a hub data set.
-        key: the config key (or file) that names the source, for errors.
-        split: of a folder with files of several splits, those with this word in their names.
-        subset: likewise, for the configurations of a hub data set.
-        mirror: a folder with copies of hub data sets.
-
-    Raises:
-        DataError: there is nothing, or nothing of a known kind, or no such split.
-        RetryableError: the hub, or whoever serves the address, does not answer.
-    """
+    """The files of a source in name order."""
     local = Path(path).expanduser()
     name = hub_name(path) if not local.exists() else None
     if name is not None:
-        files = _below(_hub_root(name, key, mirror, split, subset), key)
+        root = hub_folder(name, key, tuple(SUFFIXES)) if mirror is None else _mirrored(name, key, mirror)
+        files = _below(root, key)
     elif "://" in path:
         files = _remote(path, key)
     else:
         files = _below(local, key)
-    return _of_split(_of_subset(files, subset, key), split, key, path)
+    if subset is not None:
+        chosen = [file for file in files if _has_words(file.name, subset)]
+        if not chosen:
+            raise _none_of("subset", subset, files, key)
+        files = chosen
+    if split is None:
+        return files
+    chosen = [file for file in files if _has_words(file.name, split)]
+    words = [word for file in files for word in _WORD.split(file.name)]
+    # Where no file's name tells a split, all of them are `train`; a file that was named itself is of any split.
+    untold = split == "train" and not any(map(_SPLIT_NAMES.fullmatch, words))
+    if not chosen and (untold or (len(files) == 1 and Path(path).name == files[0].name)):
+        return files
+    if not chosen:
+        raise _none_of("split", split, files, key)
+    return chosen
 
 
-def _hub_root(name: HubName, key: str, mirror: str | None, split: str | None, subset: str | None) -> Path:
-    if mirror is None:
-        return hub_folder(name, key, tuple(SUFFIXES))
+def _mirrored(name: HubName, key: str, mirror: str) -> Path:
     copy = Path(mirror).expanduser() / name.repository
     root = copy / name.file
     if not root.exists():
@@ -309,37 +291,9 @@ def unreachable(path: str, key: str, error: Exception) -> StepsError:
     )
 
 
-def _of_subset(files: Sequence[DataFile], subset: str | None, key: str) -> list[DataFile]:
-    if subset is None:
-        return list(files)
-    chosen = [file for file in files if _has_words(file.name, subset)]
-    if not chosen:
-        raise _none_of("subset", subset, files, key)
-    return chosen
-
-
-def _of_split(files: Sequence[DataFile], split: str | None, key: str, path: str) -> list[DataFile]:
-    """Files with the split's name in theirs. Where no file's name tells a split, all of them are `train`."""
-    if split is None:
-        return list(files)
-    chosen = [file for file in files if _has_words(file.name, split)]
-    words = (word for file in files for word in _WORD.split(file.name))
-    if not chosen and split == "train" and not any(map(_is_split, words)):
-        return list(files)
-    if not chosen and len(files) == 1 and Path(path).name == files[0].name:
-        return list(files)  # the file itself was named
-    if not chosen:
-        raise _none_of("split", split, files, key)
-    return chosen
-
-
 def _has_words(name: str, words: str) -> bool:
     """Whether the words stand whole in a file's name: `math` in data/math-00000-of-00001.parquet."""
     return re.search(rf"(^|[/._-]){re.escape(words)}($|[/._-])", name) is not None
-
-
-def _is_split(word: str) -> bool:
-    return _SPLIT_NAMES.fullmatch(word) is not None
 
 
 def _none_of(what: str, wanted: str, files: Sequence[DataFile], key: str) -> DataError:

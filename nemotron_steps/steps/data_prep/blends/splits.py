@@ -1,15 +1,14 @@
 """Shards to split files: the last rows are held out, the rest trains; data sets are mixed evenly.
 
-With one data set the order of its rows stays. With several, each is spread evenly over the whole, so the held-out rows
-are a sample of all of them; rows that a weight above 1 repeats are repeated for training alone. The data sets
-that a blend lists for a split are mixed, weighted and repeated by themselves, and nothing is cut from the rest for it.
+With several data sets each is spread evenly over the whole, so the held-out rows are a sample of all of them; rows that
+a weight above 1 repeats are repeated for training alone. The data sets that a blend lists for a split are mixed,
+weighted and repeated by themselves, and nothing is cut from the rest for it.
 """
 
 from __future__ import annotations
 
 import heapq
 import json
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -38,30 +37,34 @@ TOKENIZER_FOLDER = "tokenizer"
 Item = TypeVar("Item")
 
 
+def wanted_rows(sizes: SplitRows) -> dict[Split, int]:
+    """Rows to be made for each split."""
+    return {"train": sizes.train or 0, "validation": sizes.validation, "heldout": sizes.heldout}
+
+
+def split_at(place: float, heldout: float, validation: float) -> Split:
+    """The split of what a hash puts at a place in [0, 1), given the shares of the other splits."""
+    if place < heldout:
+        return "heldout"
+    return "validation" if place < heldout + validation else "train"
+
+
 def write_splits(folder: Path, names: Mapping[Split, str], splits: Mapping[Split, Sequence[Row]]) -> dict[str, int]:
     """One JSON Lines file for every split that has rows. Returns split → rows."""
-    counts: dict[str, int] = {}
     for split in SPLITS:
         if splits[split]:
             (folder / names[split]).parent.mkdir(exist_ok=True)
             with (folder / names[split]).open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in splits[split])
-            counts[split] = len(splits[split])
-    return counts
+    return {split: len(splits[split]) for split in SPLITS if splits[split]}
 
 
 def split_groups(
     groups: Iterable[Sequence[Item]], sizes: SplitRows, *, of: str, hints: Sequence[str] = ()
 ) -> dict[Split, list[Item]]:
-    """Whole groups in their order: validation and held-out rows first, the rest trains.
+    """Whole groups in their order: validation and held-out rows first, the rest trains. `of`: what the items are.
 
     Validation and held-out rows may be a few more than asked for, so that their last group stays whole.
-
-    Args:
-        of: what the items are, for the error.
-
-    Raises:
-        DataError: too few are left for training.
     """
     splits: dict[Split, list[Item]] = {split: [] for split in SPLITS}
     wanted: dict[Split, int] = {"validation": sizes.validation, "heldout": sizes.heldout}
@@ -82,14 +85,7 @@ def split_groups(
 
 @dataclass(frozen=True)
 class DataSet:
-    """The finished shards of one data set of a blend.
-
-    Attributes:
-        name: for the accounting.
-        shards: in the order of the rows.
-        weight: above 1, how often each row is trained on.
-        split: where all its rows go; None: its rows are split.
-    """
+    """The finished shards of a `prepare.Source`, in the order of its rows."""
 
     name: str
     shards: Sequence[Shard]
@@ -108,46 +104,20 @@ class DataSet:
                 yield from file
 
 
-@dataclass(frozen=True)
-class SplitSizes:
-    """Rows from which each split begins: train from 0 to `train`, validation from `validation`, held out to the end."""
-
-    train: int
-    validation: int
-    heldout: int
-    total: int
-
-    @classmethod
-    def of(cls, total: int, sizes: SplitRows) -> SplitSizes:
-        """Cut from the end, as published blends are split.
-
-        Raises:
-            DataError: too few rows to leave one for training, or fewer training rows than asked for.
-        """
-        room = total - sizes.validation - sizes.heldout
-        train = room if sizes.train is None else sizes.train
-        if room < max(1, train):
-            raise DataError(
-                f"{total} rows are too few for the splits",
-                where="rows",
-                expected=f"{train if train > 0 else 1} for training + {sizes.validation} + {sizes.heldout}",
-                found=str(total),
-                hints=("rows.validation=0 rows.heldout=0",),
-            )
-        return cls(train, room, total - sizes.heldout, total)
-
-    def rows_of(self, split: Split) -> int:
-        """Rows of a split, none of them repeated."""
-        ends = {"train": self.train, "validation": self.heldout - self.validation, "heldout": self.total - self.heldout}
-        return ends[split]
-
-    def split_of(self, place: int) -> Split | None:
-        """Where the row at a place goes; None: nowhere."""
-        if place < self.train:
-            return "train"
-        if place < self.validation:
-            return None
-        return "validation" if place < self.heldout else "heldout"
+def places(total: int, sizes: SplitRows) -> dict[Split, range]:
+    """The rows of each split, validation and held-out ones cut from the end, as published blends are split."""
+    room = total - sizes.validation - sizes.heldout
+    train = room if sizes.train is None else sizes.train
+    if room < max(1, train):
+        raise DataError(
+            f"{total} rows are too few for the splits",
+            where="rows",
+            expected=f"{train if train > 0 else 1} for training + {sizes.validation} + {sizes.heldout}",
+            found=str(total),
+            hints=("rows.validation=0 rows.heldout=0",),
+        )
+    heldout = total - sizes.heldout
+    return {"train": range(train), "validation": range(room, heldout), "heldout": range(heldout, total)}
 
 
 def write_split_files(
@@ -155,96 +125,55 @@ def write_split_files(
 ) -> dict[str, int]:
     """Write one JSON Lines file for every split that has rows. Returns split → rows.
 
-    Args:
-        sizes: of the splits that have no data sets of their own.
-        counted: of the shards; gets the rows that are repeated, unused and written.
-
-    Raises:
-        DataError: no row is left, or as SplitSizes.of. StorageError: the disk is full.
+    `sizes` are of the splits that have no data sets of their own. `counted` gets the rows that are repeated, unused
+    and written.
     """
     own: dict[Split, list[DataSet]] = {split: [d for d in data_sets if d.split == split] for split in SPLITS[1:]}
     to_cut = [each for each in data_sets if each.split in (None, "train")]
     nothing_cut = {str(split): 0 for split, given in own.items() if given}
-    if counted.left_out and not any(each.rows for each in to_cut):
+    total = sum(each.rows for each in to_cut)
+    if counted.left_out and not total:
         raise DataError(
             "0 rows are too few for the splits: every one was left out",
             expected="at least one row to train on",
             found="; ".join(f"{count}: {reason}" for reason, count in counted.left_out.most_common(3)),
             hints=[h for each in to_cut for s in each.shards[:1] for h in show_line(f"{s.task.part.file.place}:1")][:3],
         )
-    cut = SplitSizes.of(sum(each.rows for each in to_cut), sizes.model_copy(update=nothing_cut))
+    cut = places(total, sizes.model_copy(update=nothing_cut))
     counts: dict[Split, int] = dict.fromkeys(SPLITS, 0)
+    outs: dict[Split, BinaryIO] = {}
     with ExitStack() as stack:
         stack.enter_context(storage_errors(files["train"]))
-
-        def opened(split: Split) -> BinaryIO:
-            files[split].parent.mkdir(parents=True, exist_ok=True)
-            return stack.enter_context(files[split].open("wb", buffering=1 << 20))
-
-        outs: dict[Split, BinaryIO] = {split: opened(split) for split in SPLITS if cut.rows_of(split)}
-        if len(to_cut) == 1 and to_cut[0].weight <= 1:
-            _write_in_order(to_cut[0], cut, outs, counts)
-        else:
-            _write_mixed(to_cut, cut, outs, counts)
+        for split in SPLITS:
+            if cut[split] or any(each.rows for each in own.get(split, ())):
+                files[split].parent.mkdir(parents=True, exist_ok=True)
+                outs[split] = stack.enter_context(files[split].open("wb", buffering=1 << 20))
+        for place, (data_set, number, line) in enumerate(_evenly(to_cut)):
+            for split, of_split in cut.items():
+                if place in of_split:
+                    copies = _copies(data_set, number) if split == "train" else 1
+                    outs[split].write(line * copies)
+                    counts[split] += copies
         for split, given in own.items():
-            if any(each.rows for each in given):
-                counts[split] = _write_all(given, opened(split))
+            for data_set, number, line in _evenly(given):
+                copies = _copies(data_set, number)
+                outs[split].write(line * copies)
+                counts[split] += copies
     counted.written = sum(counts.values())
-    counted.unused = cut.validation - cut.train
+    counted.unused = total - sum(map(len, cut.values()))
     counted.added += counted.written + counted.unused - sum(each.rows for each in data_sets)
     return {split: count for split, count in counts.items() if count}
 
 
-def _write_in_order(
-    data_set: DataSet, cut: SplitSizes, outs: Mapping[Split, BinaryIO], counts: dict[Split, int]
-) -> None:
-    place = 0
-    for shard in data_set.shards:
-        end = place + shard.row_counts.written
-        with shard.rows.open("rb", buffering=1 << 20) as lines:
-            if end <= cut.train:
-                shutil.copyfileobj(lines, outs["train"], 1 << 20)
-                counts["train"] += end - place
-            else:
-                for at, line in enumerate(lines, start=place):
-                    split = cut.split_of(at)
-                    if split is not None:
-                        outs[split].write(line)
-                        counts[split] += 1
-        place = end
-
-
-def _write_mixed(
-    data_sets: Sequence[DataSet], cut: SplitSizes, outs: Mapping[Split, BinaryIO], counts: dict[Split, int]
-) -> None:
-    for place, (which, number, line) in enumerate(_evenly(data_sets)):
-        split = cut.split_of(place)
-        if split is None:
-            continue
-        copies = _copies(data_sets[which], number) if split == "train" else 1
-        outs[split].write(line * copies)
-        counts[split] += copies
-
-
-def _write_all(data_sets: Sequence[DataSet], out: BinaryIO) -> int:
-    """Every row into one split, as often as its data set's weight says. Returns the rows written."""
-    written = 0
-    for which, number, line in _evenly(data_sets):
-        copies = _copies(data_sets[which], number)
-        out.write(line * copies)
-        written += copies
-    return written
-
-
-def _evenly(data_sets: Sequence[DataSet]) -> Iterator[tuple[int, int, bytes]]:
-    """(which data set, number of its row, line): next is always the data set that is least far."""
+def _evenly(data_sets: Sequence[DataSet]) -> Iterator[tuple[DataSet, int, bytes]]:
+    """(data set, number of its row, line): next is always the data set that is least far."""
     rows = [each.rows for each in data_sets]
     lines = [each.lines() for each in data_sets]
     heap = [(0.5 / count, which, 0) for which, count in enumerate(rows) if count]
     heapq.heapify(heap)
     while heap:
         _, which, number = heap[0]
-        yield which, number, next(lines[which])
+        yield data_sets[which], number, next(lines[which])
         if number + 1 < rows[which]:
             heapq.heapreplace(heap, ((number + 1.5) / rows[which], which, number + 1))
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -17,61 +16,43 @@ from nemotron_steps.errors import WorkerLostError
 from nemotron_steps.steps.data_prep.blends import formats
 from nemotron_steps.steps.data_prep.blends.shards import RowFunction, RowWork, Shard, ShardTask, finished, make_shard
 
-Done = Callable[[Shard, bool], None]
-"""Called with every shard, in any order, and whether this attempt made it."""
+Done = Callable[[Shard], None]
+"""Called with every shard, in any order, also those that an earlier attempt made."""
 
 
 def make_shards(tasks: Sequence[ShardTask], work: RowWork, num_workers: int, done: Done) -> list[Shard]:
-    """The shard of every task, in the order of the tasks.
-
-    Raises:
-        DataError: a part cannot be read. StorageError: a shard cannot be written.
-        WorkerLostError: a worker process died.
-    """
+    """The shard of every task, in the order of the tasks."""
     shards: dict[str, Shard] = {}
     for task in tasks:
         earlier = finished(task)
         if earlier is not None:
             shards[task.name] = earlier
-            done(earlier, False)
+            done(earlier)
     missing = [task for task in tasks if task.name not in shards]
     # A process takes seconds to start: each must have something to do.
     worth = -(-8 * sum(task.part.size for task in missing) // formats.PART_BYTES)
     workers = min(num_workers, len(missing), worth)
-    made = _here(missing, work) if workers <= 1 else _pooled(missing, work, workers)
-    for shard in made:
+    for shard in _here(missing, work) if workers <= 1 else _pooled(missing, work, workers):
         shards[shard.task.name] = shard
-        done(shard, True)
+        done(shard)
     return [shards[task.name] for task in tasks]
 
 
 def make_sample(tasks: Sequence[ShardTask], rows: int, work: RowWork, done: Done) -> list[Shard]:
     """Shards of the first `rows` rows of the tasks, one after the other."""
     shards: list[Shard] = []
-    function: RowFunction | None = None
     for task in tasks:
-        limited = replace(task, limit=rows)
-        shard = finished(limited)
-        if shard is None:
-            function = function or work()
-            shard = make_shard(limited, function)
-        shards.append(shard)
-        done(shard, True)
-        rows -= shard.row_counts.read
+        shards += make_shards([replace(task, limit=rows)], work, 1, done)
+        rows -= shards[-1].row_counts.read
         if rows == 0:
             break
     return shards
 
 
-def processors() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def _here(tasks: Sequence[ShardTask], work: RowWork) -> Iterator[Shard]:
-    function: RowFunction | None = None
+    function = work() if tasks else None
     for task in tasks:
-        function = function or work()
+        assert function is not None
         yield make_shard(task, function)
 
 
@@ -118,29 +99,3 @@ def _begin(work: RowWork, parent: int) -> None:
 def _make(task: ShardTask) -> Shard:
     assert _function is not None  # _begin ran
     return make_shard(task, _function)
-
-
-class Rate:
-    """Rows a second of this attempt, and the time that is left."""
-
-    def __init__(self, total_bytes: int) -> None:
-        self._total = total_bytes
-        self._started = time.monotonic()
-        self._rows = 0
-        self._made = 0
-        self.done = 0
-        """Bytes of finished parts, those of earlier attempts too."""
-
-    def add(self, shard: Shard, made_now: bool) -> None:
-        """A shard is there."""
-        size = shard.task.part.size
-        self.done += size
-        if made_now:
-            self._made += size
-            self._rows += shard.row_counts.read
-
-    def text(self) -> str:
-        """E.g. "12,345 rows/s, 1:05 left"."""
-        seconds = max(time.monotonic() - self._started, 1e-6)
-        left = int((self._total - self.done) * seconds / self._made) if self._made else 0
-        return f"{self._rows / seconds:,.0f} rows/s, {left // 60}:{left % 60:02} left"

@@ -1,8 +1,5 @@
-"""Chats in which an agent solves tasks of made-up packages: what supervised training learns the harness from.
-
-An agent that knows the fault goes about it in the harness's own words: look, change the line, say so. Nothing runs:
-what the tools answer follows from the files alone (environments/swe/harness.py).
-"""
+"""Chats in which an agent that knows the fault solves tasks of made-up packages: what supervised training learns the
+harness from. Nothing runs: what the tools answer follows from the files alone."""
 
 from __future__ import annotations
 
@@ -31,11 +28,7 @@ Step = tuple[str, dict[str, Any], str]
 
 
 def solving_steps(mutation: Mutation, replacement: str | None = None) -> list[Step]:
-    """The calls that put the line right.
-
-    Args:
-        replacement: what the line is changed to instead.
-    """
+    """The calls that put the line right."""
     lines = mutation.source.split("\n")
     seen: dict[str, Any] = {"path": mutation.path}
     if len(lines) > SHORT:
@@ -51,11 +44,7 @@ def solving_steps(mutation: Mutation, replacement: str | None = None) -> list[St
 def demonstration(
     issue: str, mutation: Mutation, others: Sequence[Mutation], slip_rate: float, rng: random.Random
 ) -> Row:
-    """A chat that solves a task; a share of them slips: the line becomes another wrong one, or is left as it is.
-
-    Args:
-        others: faults of the same package, which the wrong lines come from.
-    """
+    """A chat that solves a task; a share of them slips: the line becomes another wrong one, or is left as it is."""
     steps = solving_steps(mutation)
     if rng.random() < slip_rate:
         wrong = sorted(
@@ -105,11 +94,7 @@ def _unique(lines: Sequence[str], number: int, right: str) -> tuple[str, str]:
 
 
 def swe_chats(source: SweDemonstrations, wanted: Mapping[Split, int]) -> dict[Split, list[Row]]:
-    """Demonstrations of so many chats a split. Tasks are not proven, and worded as `tell_error=false` words them.
-
-    Raises:
-        DataError: there are not so many different tasks.
-    """
+    """Demonstrations of so many chats a split. Tasks are not proven, and worded as `tell_error=false` words them."""
     chats: dict[Split, list[Row]] = {split: [] for split in SPLITS}
     for split, package, fault, faults in made_up_tasks(source.made_up, "demonstrations"):
         if all(len(chats[name]) >= count for name, count in wanted.items()):

@@ -1,10 +1,6 @@
 """Mining: faults that a package's tests notice, each proven in the sandbox.
 
-    package as it is      ->  tests that pass, as they are written and as they grade
-    package with a fault  ->  those of them that fail (FAIL_TO_PASS) and still pass (PASS_TO_PASS)
-
-A fault that no test notices, or that keeps the tests from ending, makes no task. Undoing it gives the package as it
-was, where all of these tests passed.
+A fault that no test notices, or that keeps the tests from ending, makes no task.
 """
 
 from __future__ import annotations
@@ -58,15 +54,14 @@ class Miner:
 
     async def passing(self, package: Package) -> frozenset[str]:
         """Tests of the package as it is that pass, as they are written and as they grade."""
-        passed: frozenset[str] | None = None
+        passed: list[frozenset[str]] = []
         for blinded in (False, True):
             graded = await self._run(package, package.files, blinded=blinded)
             ended = graded is not None and graded.outcome is Outcome.EXITED
-            found = graded.passed if graded is not None and ended else frozenset()
-            passed = found if passed is None else passed & found
-        if not passed:
+            passed.append(graded.passed if graded is not None and ended else frozenset())
+        if not passed[0] & passed[1]:
             self.refused["package_without_passing_tests"] += 1
-        return passed or frozenset()
+        return passed[0] & passed[1]
 
     async def task(self, package: Package, mutation: Mutation, passing: frozenset[str]) -> Task | None:
         """The task that a fault makes, if the tests notice it and end."""
@@ -113,11 +108,7 @@ def issue_of(mutation: Mutation, failing: tuple[str, ...], error: str, config: S
 
 
 def issue_text(failing: Sequence[str], *, file: str | None, error: str = "") -> str:
-    """An issue as the finder of a fault would report it.
-
-    Args:
-        file: the file that the fault is in, if that is told.
-    """
+    """An issue as the finder of a fault would report it."""
     more = f" and {len(failing) - NAMED} more" if len(failing) > NAMED else ""
     parts = [f"These tests fail: {', '.join(failing[:NAMED])}{more}."]
     if file is not None:
@@ -139,7 +130,7 @@ def row_of(task: Task, config: SweTasksConfig) -> Row:
         "base_commit": package.digest[:40],
         "problem_statement": issue,
         "fault": mutation.kind,
-        "patch": patch_of(mutation, package.files[mutation.path]),
+        "patch": _patch(mutation, package.files[mutation.path]),
         "FAIL_TO_PASS": list(task.fail_to_pass),
         "PASS_TO_PASS": list(task.pass_to_pass),
         "files": files,
@@ -148,7 +139,7 @@ def row_of(task: Task, config: SweTasksConfig) -> Row:
     }
 
 
-def patch_of(mutation: Mutation, correct: str) -> str:
+def _patch(mutation: Mutation, correct: str) -> str:
     """The diff that undoes a fault."""
     before, after = mutation.source.splitlines(keepends=True), correct.splitlines(keepends=True)
     lines = difflib.unified_diff(before, after, f"a/{mutation.path}", f"b/{mutation.path}")
@@ -157,5 +148,5 @@ def patch_of(mutation: Mutation, correct: str) -> str:
 
 def _error(output: str) -> str:
     """The first error that a test run shows and that is not the one of the test that must fail."""
-    found = _ERROR.findall(output)
-    return found[0].strip()[:500] if found else ""
+    found = _ERROR.search(output)
+    return found[1].strip()[:500] if found else ""

@@ -18,20 +18,13 @@ from typing import Any
 from nemotron_steps.config.schema.data_prep import MadeUpPackages
 from nemotron_steps.environments.swe.working_copy import HIDDEN_FOLDERS, STEERING, is_test
 from nemotron_steps.errors import DataError
-from nemotron_steps.steps.data_prep.blends.splits import Split
+from nemotron_steps.steps.data_prep.blends.splits import Split, split_at
 from nemotron_steps.steps.data_prep.swe.mutations import Mutation, mutations_of
 
 
 @dataclass(frozen=True)
 class Package:
-    """A package with its tests.
-
-    Attributes:
-        name: of the folder.
-        files: path → text, without the tests.
-        test_files: path → text: tests and what only they need.
-        test_command: see HiddenTests.
-    """
+    """A package with its tests."""
 
     name: str
     files: Mapping[str, str]
@@ -54,19 +47,12 @@ class Package:
 
 
 def packages_in(path: str, test_command: str, max_bytes: int) -> tuple[list[Package], dict[str, str]]:
-    """The packages of a folder: the folder itself if it holds Python files and tests, else each of its folders.
-
-    Args:
-        max_bytes: of one package's texts.
-
-    Returns:
-        The packages by name, and name → reason of the refused ones.
-
-    Raises:
-        DataError: no package was found.
-    """
-    root = Path(path)
-    folders = [root] if _has_tests(root) else sorted(f for f in root.iterdir() if f.is_dir()) if root.is_dir() else []
+    """The packages of a folder: the folder itself if it holds Python files and tests, else each of its folders."""
+    root, folders = Path(path), []
+    if any(root.glob("test*/*.py")) or any(root.glob("test_*.py")):
+        folders = [root]
+    elif root.is_dir():
+        folders = sorted(folder for folder in root.iterdir() if folder.is_dir())
     packages, refused = [], {}
     for folder in folders:
         package = _read(folder, test_command)
@@ -84,10 +70,6 @@ def packages_in(path: str, test_command: str, max_bytes: int) -> tuple[list[Pack
             hints=("packages.path=FOLDER_OF_A_PACKAGE",),
         )
     return packages, refused
-
-
-def _has_tests(folder: Path) -> bool:
-    return folder.is_dir() and (any(folder.glob("test*/*.py")) or any(folder.glob("test_*.py")))
 
 
 def _read(folder: Path, test_command: str) -> Package:
@@ -111,20 +93,13 @@ def _problem(package: Package, max_bytes: int) -> str | None:
         return "no Python files" if not package.modules else "no tests"
     if size > max_bytes:
         return f"{size} bytes, over packages.max_bytes={max_bytes}"
-    installed = _installed(package)
+    # The sandbox shows what is installed: the fault could be looked up there.
+    tops = {path.removeprefix("src/").split("/")[0].removesuffix(".py") for path in package.modules} - {"setup"}
+    folders = [Path(folder) for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")]
+    places = (folder / name for folder in folders for top in sorted(tops) for name in (top, f"{top}.py"))
+    installed = next((place for place in places if place.exists()), None)
     if installed is not None:
         return f"it is installed at {installed}, which an agent can read: mine in an environment without it"
-    return None
-
-
-def _installed(package: Package) -> str | None:
-    """Where the sandbox shows a package of the same name: the fault could be looked up there."""
-    tops = {path.removeprefix("src/").split("/")[0].removesuffix(".py") for path in package.modules} - {"setup"}
-    for folder in sys.path:
-        for top in sorted(tops):
-            for place in (Path(folder, top), Path(folder, f"{top}.py")):
-                if Path(folder).name in ("site-packages", "dist-packages") and place.exists():
-                    return str(place)
     return None
 
 
@@ -195,9 +170,7 @@ def made_up_tasks(source: MadeUpPackages, seed: str) -> Iterator[tuple[Split, Pa
 def split_of(package: Package, source: MadeUpPackages) -> Split:
     """The split that a made-up package is in, whatever is broken in it."""
     place = int(package.digest[:16], 16) / 2**64
-    if place < source.heldout_fraction:
-        return "heldout"
-    return "validation" if place < source.heldout_fraction + source.validation_fraction else "train"
+    return split_at(place, source.heldout_fraction, source.validation_fraction)
 
 
 def failing_test(package: Package, mutation: Mutation) -> str:

@@ -54,22 +54,6 @@ def test_weights_take_a_share_of_the_rows_or_repeat_them_in_training(run: Run, t
     assert prepared(run, path, rows=SplitRows(validation=20, heldout=0), name="again").lines() == done.lines()
 
 
-def test_published_blend_files_are_read(tmp_path: Path):
-    path = blend(
-        tmp_path,
-        {
-            "name": "math",
-            "path": "hf://nvidia/Data",
-            "split": "math",
-            "subset": "v1",
-            "text_field": "messages",
-            "weight": 1.0,
-        },
-        {"name": "other", "path": "org/name"},
-    )
-    assert [entry.path for entry in read_blend(str(path))[None]] == ["hf://nvidia/Data", "org/name"]
-
-
 @pytest.mark.parametrize(
     ("text", "where", "found"),
     [

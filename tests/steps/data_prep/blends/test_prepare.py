@@ -24,7 +24,7 @@ from nemotron_steps.steps.data_prep.blends import formats, shards
 from nemotron_steps.steps.data_prep.blends.prepare import Source
 from nemotron_steps.steps.data_prep.blends.shards import RowLeftOut
 from nemotron_steps.steps.data_prep.blends.sources import data_files
-from nemotron_steps.steps.data_prep.blends.splits import SplitSizes
+from nemotron_steps.steps.data_prep.blends.splits import places
 from tests.steps.data_prep.blends.conftest import Marked, Run, run_prepare, write_lines
 
 LINES = st.one_of(
@@ -255,6 +255,8 @@ def test_a_sample_is_of_each_source_and_stops_where_it_is_whole(small_parts: Non
 def test_rows_are_cut_from_the_end_and_one_is_left_to_train_on(total: int, sizes: Any, found: Any):
     if found is None:
         with pytest.raises(DataError, match=f"{total} rows are too few"):
-            SplitSizes.of(total, SplitRows(**sizes))
+            places(total, SplitRows(**sizes))
     else:
-        assert SplitSizes.of(total, SplitRows(**sizes)) == SplitSizes(*found)
+        train, room, heldout, end = found
+        cut = {"train": range(train), "validation": range(room, heldout), "heldout": range(heldout, end)}
+        assert places(total, SplitRows(**sizes)) == cut

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.artifacts.models import MANIFEST_NAME
 from nemotron_steps.config.schema.data_prep import DataPrepConfig
 from nemotron_steps.errors import DataError, RetryableError, show_line
 from nemotron_steps.steps.data_prep.blends import formats
@@ -24,18 +22,6 @@ from nemotron_steps.steps.data_prep.blends.prepare import Source, sources_of
 from nemotron_steps.steps.data_prep.blends.shards import RowFunction
 from nemotron_steps.steps.data_prep.blends.sources import HubName, data_files, hub_name
 from tests.steps.data_prep.blends.conftest import Run, write_lines
-
-
-@pytest.mark.parametrize(
-    "name", ["a.jsonl", "a.ndjson", "a.jsonl.gz", "a.ndjson.gz", "a.json.gz", "a.parquet", "a.csv", "a.tsv"]
-)
-def test_a_data_file_of_a_folder_is_known_by_its_suffix(name: str, tmp_path: Path):
-    (tmp_path / name).write_bytes(b"x")
-    (tmp_path / "a.txt").write_bytes(b"x")
-    (tmp_path / "dataset.jsonl.lock").write_bytes(b"x")
-    (file,) = data_files(str(tmp_path), key="")
-    kinds = {"jsonl": "jsonl", "ndjson": "jsonl", "gz": "gzip", "parquet": "parquet", "csv": "csv", "tsv": "csv"}
-    assert (file.name, file.kind, file.size) == (name, kinds[name.rpartition(".")[2]], 1)
 
 
 @pytest.mark.parametrize(
@@ -54,19 +40,6 @@ def test_a_data_file_of_a_folder_is_known_by_its_suffix(name: str, tmp_path: Pat
 def test_a_file_of_any_name_is_known_by_its_first_bytes(name: str, start: bytes, kind: str, tmp_path: Path):
     (tmp_path / name).write_bytes(start)
     assert [file.kind for file in data_files(str(tmp_path / name), key="")] == [kind]
-
-
-def test_the_stores_own_record_beside_a_list_is_no_list(tmp_path: Path):
-    for name in ("rows.json", MANIFEST_NAME):
-        (tmp_path / name).write_text(json.dumps([{"n": 1}]))
-    assert [file.name for file in data_files(str(tmp_path), key="")] == ["rows.json"]
-
-
-def test_a_file_of_the_same_size_that_was_written_again_has_another_stamp(tmp_path: Path):
-    path = write_lines(tmp_path / "a.jsonl", [{"n": 1}])
-    (before,) = data_files(str(path), key="")
-    os.utime(path, ns=(1, 1))
-    assert data_files(str(path), key="")[0].stamp != before.stamp
 
 
 ROWS = [{"n": i, "text": "é" * (i % 3), "list": [{"a": i}], "none": None, "real": i / 7} for i in range(50)]
@@ -116,14 +89,6 @@ def test_every_format_gives_the_same_rows(write: Callable[..., Any], run: Run, t
     write(tmp_path / "given", ROWS)
     done = run(files(str(tmp_path / "given")), num_workers=2)
     assert done.rows() == ROWS
-
-
-@pytest.mark.parametrize("cells", ["1", "1,2,3"])
-def test_a_line_with_too_few_or_too_many_cells_is_named(cells: str, run: Run, tmp_path: Path):
-    (tmp_path / "t.csv").write_text(f"first,second\n1,2\n{cells}\n")
-    with pytest.raises(DataError, match="another number of columns than the header") as caught:
-        run(files(str(tmp_path / "t.csv")))
-    assert (caught.value.where, caught.value.expected) == (f"{tmp_path}/t.csv:3", "2 columns")
 
 
 @pytest.mark.parametrize("address", ["file://{folder}/rows.jsonl", "file://{folder}", "memory://prep/rows.jsonl"])

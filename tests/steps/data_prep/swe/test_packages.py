@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable
-from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from nemotron_steps.config.schema.data_prep import MUTATION_KINDS, MadeUpPackages, SweDemonstrations
-from nemotron_steps.config.schema.swe_tasks import SweTasksConfig
-from nemotron_steps.environments.swe.grading import Graded
-from nemotron_steps.errors import DataError
-from nemotron_steps.sandbox.base import Outcome
-from nemotron_steps.steps.data_prep.swe import demonstrations as module
-from nemotron_steps.steps.data_prep.swe.demonstrations import swe_chats
-from nemotron_steps.steps.data_prep.swe.mining import Miner, Task, issue_text, row_of
-from nemotron_steps.steps.data_prep.swe.mutations import Mutation, mutations_of
-from nemotron_steps.steps.data_prep.swe.packages import CASES, FUNCTIONS, Package, made_up_tasks, packages_in, split_of
+from nemotron_steps.config.schema.data_prep import MUTATION_KINDS, MadeUpPackages
+from nemotron_steps.steps.data_prep.swe.mining import issue_text
+from nemotron_steps.steps.data_prep.swe.mutations import mutations_of
+from nemotron_steps.steps.data_prep.swe.packages import CASES, FUNCTIONS, Package, packages_in, split_of
 
 COMMAND = "python -m pytest {tests}"
 
@@ -61,20 +51,6 @@ def test_files_and_tests_are_apart_and_what_no_text_is_or_hidden_or_a_link_is_le
     assert (package.name, package.test_command) == ("kit", COMMAND)
 
 
-@pytest.mark.parametrize(
-    ("files", "why"),
-    [({"tests/test_a.py": ""}, "no Python files"), ({"kit_a.py": "", "tests/test_a.py": "x" * 99}, "99 bytes, over")],
-)
-def test_a_folder_that_is_no_package_is_told_beside_one_that_is(
-    files: dict[str, str], why: str, tmp_path: Path
-) -> None:
-    written(tmp_path / "all" / "one", **files)
-    written(tmp_path / "all" / "two", **{"kit_b.py": "", "test_b.py": ""})
-    packages, refused = packages_in(str(tmp_path / "all"), COMMAND, 98)
-    assert [package.name for package in packages] == ["two"]
-    assert list(refused) == ["one"] and refused["one"].startswith(why)
-
-
 def results(source: str, name: str) -> list[Any]:
     space: dict[str, Any] = {}
     exec(compile(source, "made up", "exec"), space)
@@ -107,21 +83,6 @@ def test_a_package_is_in_the_split_that_its_digest_falls_into(place: float, spli
     assert split_of(package, source) == split
 
 
-def demonstrations(**source: Any) -> SweDemonstrations:
-    return SweDemonstrations.model_validate({"made_up": {"seed": 5}, **source})
-
-
-@pytest.mark.parametrize("split", ["train", "heldout"])
-def test_too_few_tasks_say_how_often_each_would_have_to_be_shown(split: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    some = list(islice(made_up_tasks(demonstrations().made_up, "some"), 60))
-    monkeypatch.setattr(module, "made_up_tasks", lambda *_: iter(some))
-    wanted: Any = {"train": 0, "validation": 0, "heldout": 0, split: 1000}
-    with pytest.raises(DataError, match=f"too few different tasks for the {split} split") as caught:
-        swe_chats(demonstrations(), wanted)
-    often = -(-1000 // int(caught.value.found or 0))
-    assert caught.value.hints == (f"swe.chats_per_task={often}",)
-
-
 @pytest.mark.parametrize(
     ("kind", "line", "broken"),
     [
@@ -139,63 +100,7 @@ def test_letters_of_several_bytes_are_one_column_each(kind: str, line: str, brok
     assert {mutation.source for mutation in found} == {f"# é\n{text}\n" for text in broken}
 
 
-PACKAGE = Package("ranges", {"a.py": "x = 1\n"}, {"test_a.py": ""}, "python -m pytest {tests}")
-FAULT = Mutation("constant", "a.py", 1, "x = 1", "x = 2", "x = 2\n")
-
-
-def graded(passed: Iterable[str], outcome: Outcome = Outcome.EXITED, *, output: str = "") -> Graded:
-    return Graded(frozenset(passed), outcome=outcome, output=output)
-
-
-@pytest.fixture
-def mined(monkeypatch: pytest.MonkeyPatch):
-    """A miner whose runs end as they are told to, one after the other."""
-
-    def miner(*runs: Graded | None) -> Miner:
-        told = iter(runs)
-
-        async def run(*_: object, **__: object) -> Graded | None:
-            return next(told)
-
-        made = Miner(SweTasksConfig.model_validate({"packages": {"path": "folder"}}))
-        monkeypatch.setattr(made, "_run", run)
-        return made
-
-    return miner
-
-
-@pytest.mark.parametrize(
-    ("run", "reason"),
-    [
-        (None, "fault_without_end"),
-        (graded("a", Outcome.TIMEOUT), "fault_without_end"),
-        (graded("a", Outcome.MEMORY_LIMIT), "fault_without_end"),
-        (graded("ab"), "fault_unnoticed"),
-    ],
-)
-def test_a_fault_that_makes_no_task_is_counted_by_its_reason(mined, run: Graded | None, reason: str) -> None:
-    miner = mined(run)
-    assert asyncio.run(miner.task(PACKAGE, FAULT, frozenset("ab"))) is None
-    assert miner.refused == {reason: 1}
-
-
 def test_an_issue_names_some_of_its_tests_and_counts_the_others() -> None:
     assert issue_text("abcde", file=None) == "These tests fail: a, b, c, d, e."
     several = issue_text("abcdefg", file="a.py", error="KeyError: 1")
     assert several == "These tests fail: a, b, c, d, e and 2 more. The fault is in a.py.\n\nKeyError: 1"
-
-
-@pytest.mark.parametrize(("tell_file", "tell_error"), [(True, True), (False, False)])
-def test_a_row_tells_of_its_task_what_the_config_lets_it(tell_file: bool, tell_error: bool) -> None:
-    config = SweTasksConfig.model_validate(
-        {"packages": {"path": "folder"}, "tell_file": tell_file, "tell_error": tell_error}
-    )
-    row = row_of(Task(PACKAGE, FAULT, ("t::a",), ("t::b",), "KeyError: 1"), config)
-    issue = row["problem_statement"]
-    assert row["responses_create_params"]["input"][0]["content"].endswith(issue)
-    assert (" in a.py." in issue, "KeyError: 1" in issue) == (tell_file, tell_error)
-    assert (row["files"], row["test_files"]) == ({"a.py": "x = 2\n"}, {"test_a.py": ""})
-    assert (row["FAIL_TO_PASS"], row["PASS_TO_PASS"]) == (["t::a"], ["t::b"])
-    assert "-x = 2\n+x = 1\n" in row["patch"]
-    other = row_of(Task(PACKAGE, replace(FAULT, source="x = 3\n"), ("t::a",), (), ""), config)
-    assert other["instance_id"] != row["instance_id"] and other["base_commit"] == row["base_commit"]
