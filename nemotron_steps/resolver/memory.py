@@ -6,9 +6,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from nemotron_steps.config.layout.constraints import overrides
-from nemotron_steps.config.layout.memory.devices import CAPACITY, POLICY, TEACHER, Lines, StepMemory, step_memory
+from nemotron_steps.config.layout.memory.devices import (
+    CAPACITY,
+    POLICY,
+    TEACHER,
+    Lines,
+    StepMemory,
+    memory_measures,
+    step_memory,
+)
 from nemotron_steps.config.layout.memory.generation import GIB
-from nemotron_steps.config.layout.memory.measures import memory_measures
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.parallel_config import JUDGES, TEACHERS

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.layout.memory.policy import RankMemory, forward_bytes, stage_memory
+from nemotron_steps.config.layout.memory.policy import Taken, forward_bytes, stage_memory
 from nemotron_steps.config.layout.memory.settings import BatchArithmetic, MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from tests.config.layout.memory.shapes import QWEN3_8B
@@ -30,7 +30,7 @@ def settings_of(values: dict[str, Any], **dtensor: Any) -> MemorySettings:
     return MemorySettings.read(config.get)
 
 
-def rank_of(**dtensor: Any) -> RankMemory:
+def rank_of(**dtensor: Any) -> Taken:
     assert SHAPE is not None
     return stage_memory(SHAPE, settings_of({"loss_fn.reference_policy_kl_penalty": 0.1}, **dtensor), 0)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemotron_steps.config.layout.memory.devices import step_memory
-from nemotron_steps.config.layout.memory.measures import memory_measures
+from nemotron_steps.config.layout.memory.devices import memory_measures, step_memory
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.session.session import Session

@@ -116,7 +116,7 @@ def test_a_budget_is_that_of_the_batching_that_is_on(
     values: dict[str, Any], budget: int | None, logprob_budget: int | None
 ) -> None:
     settings = MemorySettings(ParallelConfig(), logprob_batch=3, **values)
-    assert (settings.budget, settings.logprob_budget) == (budget, logprob_budget)
+    assert (settings.budget(), settings.budget(logprobs=True)) == (budget, logprob_budget)
 
 
 @pytest.mark.parametrize(

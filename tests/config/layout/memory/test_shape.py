@@ -7,8 +7,7 @@ import math
 import pytest
 
 from nemotron_steps.config.families import LISTED
-from nemotron_steps.config.layout.memory.policy import held_by_adapters
-from nemotron_steps.config.layout.memory.shape import Held, ModelShape, held, held_ahead
+from nemotron_steps.config.layout.memory.shape import Held, ModelShape, held, held_ahead, held_by_adapters
 from nemotron_steps.config.layout.parallel_config import ParallelConfig
 from nemotron_steps.models.architecture import Architecture
 from nemotron_steps.models.mapping import megatron_shape, parameters

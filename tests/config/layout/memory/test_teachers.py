@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from nemotron_steps.config.layout.memory.devices import StepMemory, step_memory
+from nemotron_steps.config.layout.memory.devices import StepMemory, memory_measures, step_memory
 from nemotron_steps.config.layout.memory.generation import GIB
-from nemotron_steps.config.layout.memory.measures import memory_measures
-from nemotron_steps.config.layout.memory.policy import _compared, beside_policy, settings_of, stage_memory
+from nemotron_steps.config.layout.memory.policy import beside_policy, compared_bytes, settings_of, stage_memory
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.parallel_config import TeacherLayout
@@ -196,7 +195,7 @@ def test_the_logits_of_a_comparison_are_predicted(topk, zero):
     settings = MemorySettings.read(
         values_of(on_policy_distillation__topk_logits_k=topk, loss_fn__zero_outside_topk=zero).get
     )
-    assert compared.most / (rows * vocabulary) == pytest.approx(_compared(settings), rel=0.05)
+    assert compared.most / (rows * vocabulary) == pytest.approx(compared_bytes(settings), rel=0.05)
     assert SHAPE is not None  # and that is what the plan counts of a chunk
     chunks = [
         stage_memory(SHAPE, MemorySettings.read({**values_of(), "policy.logprob_chunk_size": n}.get), 0)
