@@ -19,10 +19,9 @@ from nemotron_steps.config.layout.parallel_config import (
 )
 from nemotron_steps.errors import ConfigError
 
-LENGTHS = ("length", "length_end", "new_tokens")
-"""Fields of `ParallelConfig` that count positions."""
-CUTS = ("tensor", "pipeline", "context", "expert", "generator_width")
-"""Fields of `ParallelConfig` that say over how many ranks a model is cut."""
+_LENGTHS = ("length", "length_end", "new_tokens")
+_CUTS = ("tensor", "pipeline", "context", "expert", "generator_width")
+"""Fields of `ParallelConfig` that count positions, and that say over how many ranks a model is cut."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +46,16 @@ class Violation:
 
 def violations(sizes: ParallelConfig, model: ModelSpec | None = None, wrong: Collection[str] = ()) -> list[Violation]:
     """All of them but consequences of others: a cut that the model has not does not divide devices either, and ranks
-    that a wrong layout makes have no batch to split.
-
-    Args:
-        wrong: config keys of cuts that are wrong anyway, for teachers' models.
+    that a wrong layout makes have no batch to split. `wrong`: keys of cuts that are wrong anyway, for teachers' models.
     """
     of_model = list(model_violations(sizes, model)) if model is not None else []
     wrong = {*wrong, *(each.key for each in of_model)}
     devices = list(device_violations(sizes))
     if devices and wrong:
-        uncut: dict[str, Any] = {cut: 1 for cut in CUTS if key_of(cut, sizes.dtensor) in wrong}
+        uncut: dict[str, Any] = {cut: 1 for cut in _CUTS if key_of(cut, sizes.dtensor) in wrong}
         teachers = []
         for teacher in sizes.teachers:
-            own: dict[str, Any] = {cut: 1 for cut in CUTS[:4] if teacher.key(cut) in wrong}
+            own: dict[str, Any] = {cut: 1 for cut in _CUTS[:4] if teacher.key(cut) in wrong}
             teachers.append(replace(teacher, **own))
         causes = {each.key for each in device_violations(replace(sizes, teachers=tuple(teachers), **uncut))}
         devices = [each for each in devices if each.key in causes]
@@ -73,11 +69,9 @@ def format_violations(several: Sequence[Violation]) -> tuple[str, str, str]:
     if len(alike) == 1:
         return alike[0].what, alike[0].expected, alike[0].found
     names = [each.key.rpartition(".")[2] for each in alike]
-    expected, found = (
-        "; ".join(dict.fromkeys(f"{name}: {text}" for name, text in zip(names, texts, strict=True)))
-        for texts in ([each.expected for each in alike], [each.found for each in alike])
-    )
-    return "; ".join(each.what for each in alike), expected, found
+    expected = dict.fromkeys(f"{name}: {each.expected}" for name, each in zip(names, alike, strict=True))
+    found = dict.fromkeys(f"{name}: {each.found}" for name, each in zip(names, alike, strict=True))
+    return "; ".join(each.what for each in alike), "; ".join(expected), "; ".join(found)
 
 
 def hints_of(several: Sequence[Violation]) -> tuple[str, ...]:
@@ -97,18 +91,11 @@ def overrides(values: Mapping[str, Any]) -> tuple[str, ...]:
     return (text,) if text else ()
 
 
-def raise_if_violated(
-    sizes: ParallelConfig, model: ModelSpec | None = None, *, found: Sequence[Violation] | None = None
-) -> None:
-    """Raise ConfigError, with every constraint that is violated and a hint, if any is.
-
-    Args:
-        found: violations of these sizes to look at alone; None for all.
-    """
-    found = violations(sizes, model) if found is None else found
+def raise_if_violated(found: Sequence[Violation], who: str = "") -> None:
+    """Raise ConfigError with all of these constraints and a hint, if there are any; `who` goes before what is wrong."""
     if found:
         what, expected, value = format_violations(found)
-        raise ConfigError(what, where=found[0].key, expected=expected, found=value, hints=hints_of(found))
+        raise ConfigError(f"{who}{what}", where=found[0].key, expected=expected, found=value, hints=hints_of(found))
 
 
 def model_violations(sizes: ParallelConfig, model: ModelSpec) -> Iterator[Violation]:
@@ -119,7 +106,7 @@ def model_violations(sizes: ParallelConfig, model: ModelSpec) -> Iterator[Violat
     yield from _dtensor_violations(sizes, model) if sizes.dtensor else _megatron_violations(sizes, model)
     if sizes.uses_vllm:
         yield from _generator_violations(sizes, model)
-    for name in LENGTHS:
+    for name in _LENGTHS:
         length = getattr(sizes, name)
         if model.positions is not None and length is not None and length > model.positions:
             what = f"{KEYS[name].rpartition('.')[2]}={length} is more than the positions of the model"
@@ -439,19 +426,16 @@ def batch_violations(sizes: ParallelConfig, copies: int | None) -> Iterator[Viol
 
 def _even_batch(sizes: ParallelConfig, batch: int, copies: int) -> Mapping[str, Any]:
     """The nearest batch that splits over the copies; prompts change only where no batch of their rollouts does."""
-    rollouts = sizes.rollouts
-    if rollouts is None or sizes.group is None or sizes.prompts is None:
-        return {KEYS["batch"]: _multiple(batch, copies)}
+    rollouts, group = sizes.rollouts, sizes.group
+    if rollouts is None or group is None or sizes.prompts is None:
+        return {KEYS["batch"]: max(1, round(batch / copies)) * copies}
     whole = [size for size in range(copies, rollouts + 1, copies) if rollouts % size == 0]
     if whole and not (sizes.on_policy and rollouts % copies):
         nearest = min(whole, key=lambda size: abs(math.log(size / batch)))
         return {KEYS["batch"]: rollouts if sizes.on_policy else nearest}
-    prompts = _multiple(sizes.prompts, copies // math.gcd(copies, sizes.group))
-    return {KEYS["batch"]: prompts * sizes.group, KEYS["prompts"]: prompts}
-
-
-def _multiple(value: int, of: int) -> int:
-    return max(1, round(value / of)) * of
+    of = copies // math.gcd(copies, group)
+    prompts = max(1, round(sizes.prompts / of)) * of
+    return {KEYS["batch"]: prompts * group, KEYS["prompts"]: prompts}
 
 
 def _product(cuts: ParallelConfig | TeacherLayout) -> str:

@@ -33,7 +33,6 @@ def read(config: Mapping[str, Any], where: str) -> Architecture:
     _refuse_unsupported(config, family, values, where)
     moe = family == "qwen3_moe"
     hidden, heads = values.count("hidden_size"), values.count("num_attention_heads")
-    shared = "num_key_value_heads"
     rope_theta, rope_scaling = _read_rope(config, values, where)
 
     architecture = Architecture(

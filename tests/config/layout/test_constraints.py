@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from nemotron_steps.config.layout.constraints import (
-    Violation,
     format_violations,
     hints_of,
     raise_if_violated,
@@ -143,7 +142,7 @@ def test_what_does_not_divide_is_refused_at_its_key_and_its_hint_helps(
 ) -> None:
     layout = ParallelConfig(**sizes)
     with pytest.raises(ConfigError) as caught:
-        raise_if_violated(layout, model)
+        raise_if_violated(violations(layout, model))
     error = caught.value
     assert error.where == key and what in error.what
     (hint,) = error.hints
@@ -203,13 +202,3 @@ def test_a_batch_becomes_the_nearest_that_gives_every_rank_as_much(batch: int, f
 def test_prompts_change_only_where_no_batch_of_their_rollouts_splits() -> None:
     sizes = ParallelConfig(batch=10, prompts=5, group=2, on_policy=True, **NODE)
     assert hints_of(violations(sizes)) == (f"{BATCH}=8 {KEYS['prompts']}=4",)
-
-
-def test_what_is_refused_alone_is_what_was_found() -> None:
-    sizes = ParallelConfig(batch=3, tensor=3, **NODE)
-    raise_if_violated(sizes, found=[])
-    other = Violation("batch", "policy.batch", "another", "1", "2")
-    with pytest.raises(ConfigError, match="another") as caught:
-        raise_if_violated(sizes, found=[other])
-    error = caught.value
-    assert (error.where, error.expected, error.found, error.hints) == ("policy.batch", "1", "2", ())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.layout.constraints import raise_if_violated, violations
+from nemotron_steps.config.layout.constraints import hints_of, raise_if_violated, violations
 from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.config.layout.other_models import (
     raise_if_teachers_violate,
@@ -67,7 +67,7 @@ def test_a_teachers_layout_that_does_not_divide_is_refused_and_the_hint_helps(
     changes: dict[str, Any], said: str, fix: str
 ) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
-        raise_if_violated(parallel_config_of(changes))
+        raise_if_violated(violations(parallel_config_of(changes)))
     assert caught.value.hints == (fix,)
     key, _, value = fix.partition("=")
     assert not violations(parallel_config_of({**changes, key: int(value)}))
@@ -158,14 +158,10 @@ BACKEND, CFG = "generation.backend", "generation.vllm_cfg"
 JUDGE = "env.nemo_gym.judge_model.responses_api_models.vllm_model"
 
 
-def vllm_vllm_found(models: dict[str, ModelSpec], **cfg: Any) -> list[tuple[tuple[str, ...], str, tuple[str, ...]]]:
-    asked = {BACKEND: "vllm", **{f"{CFG}.{key}": value for key, value in cfg.items()}}
-    return [(each.models, each.violations[0].key, each.hints) for each in vllm_violations(models, asked.get)]
-
-
 def vllm_found(models: dict[str, ModelSpec], **cfg: Any) -> list[tuple[tuple[str, ...], str, tuple[str, ...]]]:
     asked = {BACKEND: "vllm", **{f"{CFG}.{key}": value for key, value in cfg.items()}}
-    return [(each.models, each.violations[0].key, each.hints) for each in vllm_violations(models, asked.get)]
+    found = vllm_violations(models, asked.get)
+    return [(each.models, each.violations[0].key, hints_of(each.violations)) for each in found]
 
 
 @pytest.mark.parametrize(
@@ -211,10 +207,10 @@ def test_a_model_that_vllm_samples_otherwise_needs_another_generator() -> None:
 def test_a_judge_has_its_own_width_and_generator() -> None:
     asked = {f"{JUDGE}.backend": "vllm", f"{JUDGE}.tensor_parallel_size": 8}
     (each,) = vllm_violations({f"{JUDGE}.model": NARROW, "model": NARROW}, asked.get)
-    assert each.models == (f"{JUDGE}.model",) and each.hints == (f"{JUDGE}.tensor_parallel_size=4",)
+    assert each.models == (f"{JUDGE}.model",) and hints_of(each.violations) == (f"{JUDGE}.tensor_parallel_size=4",)
     with pytest.raises(ConfigError, match="tensor_parallel_size=8 does not divide") as refused:
         raise_if_vllm_violates({f"{JUDGE}.model": NARROW}, asked.get)
-    assert (refused.value.where, refused.value.hints) == (f"{JUDGE}.tensor_parallel_size", each.hints)
+    assert (refused.value.where, refused.value.hints) == (f"{JUDGE}.tensor_parallel_size", hints_of(each.violations))
 
 
 def test_what_vllm_does_not_generate_or_a_policy_trains_is_none_of_this() -> None:
