@@ -13,6 +13,7 @@ from nemotron_steps.config.schema.rl import RlConfig
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.config.schema.swe_tasks import SweTasksConfig
 from nemotron_steps.config.schema.tool_preferences import ToolPreferencePrepConfig
+from nemotron_steps.config.validation import validate
 from tests.config.test_rules import CORRECTED, DTENSOR, GDPO, HYBRID, LINEAR, PLUS_PLUS, TASKS, TIS, composed
 
 MEGATRON, LORA = "policy.megatron_cfg", "policy.dtensor_cfg.lora_cfg"
@@ -151,9 +152,9 @@ OTHERS: list[tuple[Any, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("values", RL, ids=str)
 def test_an_rl_config_may_say_what_has_a_meaning(values: dict[str, Any]) -> None:
-    composed(values).model(RlConfig)
+    validate(composed(values), RlConfig)
 
 
 @pytest.mark.parametrize(("schema", "values"), OTHERS, ids=str)
 def test_other_configs_may_as_well(schema: Any, values: dict[str, Any]) -> None:
-    composed(values).model(schema)
+    validate(composed(values), schema)

@@ -48,7 +48,6 @@ def test_defaults_list_merges_bases_and_the_last_writer_is_the_origin(configs):
     assert composed.inputs == {"policy": {"step": "sft/toy", "config": "tiny"}}
     assert composed.origin("steps").endswith("rl/toy/default.yaml:4")
     assert composed.origin("optimizer.name").endswith("common.yaml:5")
-    assert composed.name == "default"
     assert {file.name for file in composed.files} == {"default.yaml", "common.yaml"}
 
 

@@ -16,6 +16,7 @@ from nemotron_steps.config.schema.rl import RlConfig, parse_duration
 from nemotron_steps.config.schema.sft import SftConfig
 from nemotron_steps.config.schema.swe_tasks import SweTasksConfig
 from nemotron_steps.config.schema.tool_preferences import ToolPreferencePrepConfig
+from nemotron_steps.config.validation import validate
 from nemotron_steps.errors import ConfigError
 
 ON_POLICY = {"loss_fn.force_on_policy_ratio": True}
@@ -178,12 +179,12 @@ def composed(values: dict[str, Any]) -> ComposedConfig:
             node = node.setdefault(section, {})
         node[key] = value
     origins = {tuple(key.split(".")): f"override '{key}'" for key in values}
-    return ComposedConfig("rl/toy", None, nested, {}, origins)
+    return ComposedConfig("rl/toy", nested, {}, origins)
 
 
 def refusal(values: dict[str, Any]) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
-        composed(values).model(RlConfig)
+        validate(composed(values), RlConfig)
     return caught.value
 
 
@@ -280,12 +281,12 @@ def mended(broken: dict[str, Any], hint: str) -> dict[str, Any]:
 )
 def test_a_key_that_needs_another_is_refused_and_its_hint_helps(schema: Any, broken: Any, key: str | None) -> None:
     with pytest.raises(ConfigError) as caught:
-        composed(broken).model(schema)
+        validate(composed(broken), schema)
     error = caught.value
     assert not error.problems and len(error.hints) == 1
     assert error.where in {f"override '{each}'" for each in ([key] if key else broken)}
     try:
-        composed(mended(broken, error.hints[0])).model(schema)
+        validate(composed(mended(broken, error.hints[0])), schema)
     except ConfigError as another:
         assert error.what not in str(another)
 
@@ -296,7 +297,7 @@ def test_a_key_that_needs_another_is_refused_and_its_hint_helps(schema: Any, bro
 )
 def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
-    assert composed({"checkpointing.checkpoint_must_save_by": text}).model(RlConfig)
+    assert validate(composed({"checkpointing.checkpoint_must_save_by": text}), RlConfig)
 
 
 @pytest.mark.parametrize("text", ["90", "01:60", "00:24:00:00", "00:00:60", "1:2:3:4:5", "-1:00", "a:b", ""])
@@ -339,14 +340,14 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 )
 def test_other_steps_refuse_with_a_hint_as_well(schema: Any, broken: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
-        composed(broken).model(schema)
+        validate(composed(broken), schema)
     (hint,) = caught.value.hints
     pasted = {part.partition("=")[0] for part in hint.split(" ")}
-    composed(mended({key: broken[key] for key in broken if key.split(".")[0] not in pasted}, hint)).model(schema)
+    validate(composed(mended({key: broken[key] for key in broken if key.split(".")[0] not in pasted}, hint)), schema)
 
 
 def test_a_token_may_choose_every_expert_there_is() -> None:
-    chosen = composed({**HYBRID, "from_scratch.hybrid.num_experts_per_tok": 8}).model(SftConfig).from_scratch
+    chosen = validate(composed({**HYBRID, "from_scratch.hybrid.num_experts_per_tok": 8}), SftConfig).from_scratch
     assert chosen is not None and chosen.hybrid is not None
     assert chosen.hybrid.num_experts_per_tok == chosen.hybrid.n_routed_experts == 8
 
@@ -356,14 +357,14 @@ def test_only_the_dropout_of_adapters_rules_out_what_it_would_differ_over(change
     peft = "policy.megatron_cfg.peft"
     values = {"policy.checkpoint": "m", f"{peft}.enabled": True, f"policy.megatron_cfg.{changed}": 2}
     values |= {f"policy.megatron_cfg.{changed}": True} if changed.endswith("ing") else {}
-    assert composed({**values, f"{peft}.dropout": 0.0}).model(RlConfig)
+    assert validate(composed({**values, f"{peft}.dropout": 0.0}), RlConfig)
     error = refusal({**values, f"{peft}.dropout": 0.1})
     assert "dropout would differ" in error.what and error.hints[0].endswith("dropout=0")
 
 
 def test_a_sample_of_made_up_rows_is_meant_as_their_number() -> None:
     with pytest.raises(ConfigError) as caught:
-        composed({"reasoning_gym.tasks": TASKS, "rows.train": 9, "sample": 5}).model(RlPrepConfig)
+        validate(composed({"reasoning_gym.tasks": TASKS, "rows.train": 9, "sample": 5}), RlPrepConfig)
     assert caught.value.hints == ("sample=null rows.train=5",)
 
 
@@ -378,7 +379,7 @@ def test_the_hints_of_a_truncation_without_bounds_lead_to_the_usual_ones(
     for problem in error.problems or [error]:
         key, value = problem.hints[0].split("=")
         values[key] = float(value)
-    accepted = composed(values).model(RlConfig).loss_fn
+    accepted = validate(composed(values), RlConfig).loss_fn
     assert (
         accepted.truncated_importance_sampling_ratio_min,
         accepted.truncated_importance_sampling_ratio,
@@ -398,7 +399,7 @@ def test_every_broken_rule_is_told_at_once_each_with_what_set_it() -> None:
 
 @pytest.mark.parametrize("key", ["kl_input_clamp_value", "kl_output_clamp_value"])
 def test_a_clamp_of_the_kl_is_above_zero_or_none(key: str) -> None:
-    assert getattr(composed({f"loss_fn.{key}": None}).model(RlConfig).loss_fn, key) is None
+    assert getattr(validate(composed({f"loss_fn.{key}": None}), RlConfig).loss_fn, key) is None
     for value in (0, -1):
         assert refusal({f"loss_fn.{key}": value}).where == f"override 'loss_fn.{key}'"
 
@@ -419,7 +420,7 @@ def test_a_clamp_of_the_kl_is_above_zero_or_none(key: str) -> None:
     ids=name,
 )
 def test_what_has_a_meaning_is_accepted(meaningful: dict[str, Any]) -> None:
-    composed(meaningful).model(RlConfig)
+    validate(composed(meaningful), RlConfig)
 
 
 LEARNING_RATE = "policy.megatron_cfg.optimizer.lr"
@@ -436,18 +437,18 @@ LEARNING_RATE = "policy.megatron_cfg.optimizer.lr"
 )
 def test_a_second_name_says_what_the_first_does_and_goes_before_it(second: str, first: str, value: Any) -> None:
     given = value if isinstance(value, bool) else str(value)  # YAML reads 5e-7 as a text
-    plain = composed({first: value}).model(RlConfig)
-    assert composed({second: given}).model(RlConfig) == plain
-    assert composed({second: given, first: 3 if value is not False else True}).model(RlConfig) == plain
+    plain = validate(composed({first: value}), RlConfig)
+    assert validate(composed({second: given}), RlConfig) == plain
+    assert validate(composed({second: given, first: 3 if value is not False else True}), RlConfig) == plain
     again = composed({first: 7 if value is not False else True}).values
     filled_in = plain.model_dump(mode="json")
-    assert RlConfig.model_validate(_merged(filled_in, again)) == composed(
-        {first: 7 if value is not False else True}
-    ).model(RlConfig)  # a run's written config, overridden, goes by the override
+    assert RlConfig.model_validate(_merged(filled_in, again)) == validate(
+        composed({first: 7 if value is not False else True}), RlConfig
+    )  # a run's written config, overridden, goes by the override
 
 
 def test_the_learning_rate_is_that_of_the_policy_that_trains() -> None:
-    config = composed({"grpo.learning_rate": 5e-7, **DTENSOR}).model(RlConfig)
+    config = validate(composed({"grpo.learning_rate": 5e-7, **DTENSOR}), RlConfig)
     assert config.policy.optimizer is not None and config.policy.optimizer.kwargs.lr == 5e-7
     assert config.policy.megatron_cfg == RlConfig().policy.megatron_cfg
 
@@ -468,12 +469,12 @@ def test_a_wrong_value_is_told_of_the_name_that_it_was_given_under(key: str, val
 @pytest.mark.parametrize("key", ["policy.generation.max_new_tokens", "policy.max_total_sequence_length_end"])
 def test_a_step_that_samples_nothing_knows_no_key_of_sampling(schema: Any, key: str) -> None:
     with pytest.raises(ConfigError, match=r"unknown key 'policy\.(generation|max_total_sequence_length_end)"):
-        composed({key: 64}).model(schema)
+        validate(composed({key: 64}), schema)
 
 
 def test_a_config_that_was_filled_in_is_as_valid_as_before() -> None:
     """Runs are given configs with every default written out: a rule must not mistake that for a choice."""
-    sparse = composed({**PLUS_PLUS, "policy.dtensor_cfg.enabled": True}).model(RlConfig)
+    sparse = validate(composed({**PLUS_PLUS, "policy.dtensor_cfg.enabled": True}), RlConfig)
     assert RlConfig.model_validate(sparse.model_dump(mode="json")) == sparse
 
 
@@ -484,12 +485,12 @@ def test_rules_hold_for_sections_built_in_code() -> None:
 
 def test_one_answer_a_prompt_is_enough_and_a_kl_has_three_kinds() -> None:
     one = {"grpo.num_generations_per_prompt": 1}
-    assert composed(one).model(OpdConfig)
+    assert validate(composed(one), OpdConfig)
     with pytest.raises(ConfigError):
-        composed(one).model(RlConfig)
+        validate(composed(one), RlConfig)
     with pytest.raises(ConfigError, match="needs teachers"):
-        composed({"grpo.adv_estimator.name": "opd"}).model(RlConfig)
+        validate(composed({"grpo.adv_estimator.name": "opd"}), RlConfig)
     gradient = {"loss_fn.disable_ppo_ratio": True, "grpo.advantage_clip_low": -5, "grpo.advantage_clip_high": 5}
-    assert composed({**one, **gradient, "grpo.adv_estimator.name": "opd"}).model(OpdConfig)
+    assert validate(composed({**one, **gradient, "grpo.adv_estimator.name": "opd"}), OpdConfig)
     with pytest.raises(ConfigError, match="forward"):
-        composed({"loss_fn.kl_type": "backward"}).model(OpdConfig)
+        validate(composed({"loss_fn.kl_type": "backward"}), OpdConfig)

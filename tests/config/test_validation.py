@@ -9,7 +9,15 @@ from pydantic import BaseModel, Field, field_validator
 
 from nemotron_steps.config.compose import ComposedConfig, compose
 from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section, raise_if_broken
-from nemotron_steps.config.validation import complete, default_of, has_key, known_keys, load_schema, operational_keys
+from nemotron_steps.config.validation import (
+    complete,
+    default_of,
+    has_key,
+    known_keys,
+    load_schema,
+    operational_keys,
+    validate,
+)
 from nemotron_steps.errors import ConfigError
 
 from .toy_schema import Toy
@@ -37,7 +45,7 @@ def test_every_mistake_is_reported_at_once_with_key_line_and_nearest_name(config
     search = configs({"rl/toy/default.yaml": MISTAKES})
     composed = compose(None, ["optimizer.name=lion"], search=search, schema=Toy)
     with pytest.raises(ConfigError) as caught:
-        composed.model(Toy)
+        validate(composed, Toy)
     found = {(p.what, p.where.rsplit("/", 1)[-1]): p for p in caught.value.problems}
     assert set(found) == {
         ("'steps' has a wrong value", "default.yaml:1"),
@@ -61,7 +69,7 @@ def test_every_mistake_is_reported_at_once_with_key_line_and_nearest_name(config
 def test_a_rule_over_several_keys_says_so(configs):
     composed = compose(None, ["steps=3"], search=configs({}), schema=Toy)
     with pytest.raises(ConfigError) as caught:
-        composed.model(Toy)
+        validate(composed, Toy)
     assert caught.value.what == "steps must be even, not 3"
 
 
@@ -136,7 +144,7 @@ class Outer(Section):
 
 def refusal(values: dict[str, Any], schema: type[Section] = Outer) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
-        ComposedConfig("toy", None, {"path": "x", **values}, {}, {}).model(schema)
+        validate(ComposedConfig("toy", {"path": "x", **values}), schema)
     return caught.value
 
 
@@ -203,7 +211,7 @@ def test_an_unknown_key_is_told_with_the_nearest_or_with_those_beside_it() -> No
 
 def test_what_a_run_fills_in_may_be_missing_and_nothing_else() -> None:
     def completed(values: dict[str, Any], *later: str) -> dict[str, Any]:
-        return complete(ComposedConfig("toy", None, values, {}, {}), Outer, frozenset(later))
+        return complete(ComposedConfig("toy", values), Outer, frozenset(later))
 
     filled = completed({"path": "x", "many": [{"needed": 1}]})
     assert (filled["count"], filled["open"]) == (1, {})
