@@ -32,7 +32,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.search import Mount
+from nemotron_steps.config.search import Mount, first_file
 from nemotron_steps.config.secrets import MASK, may_be_secret, shown_override
 from nemotron_steps.config.yaml_lines import KeyPath, load_yaml
 from nemotron_steps.errors import ConfigError, first_line
@@ -46,15 +46,13 @@ _ITEM = re.compile(r"(?:\[[^\]]*\]|\{[^}]*\}|[^,])+")
 
 @dataclass
 class Composition:
-    """A composed config before overrides: the merged node and what set each key."""
+    """A composed config before overrides: the merged node, `file:line` of the last config that set each key, the value
+    overrides left to apply (those that chose a config group are in `config` already), and every file that was read."""
 
     config: DictConfig
     origins: dict[KeyPath, str]
-    """`file:line` of the last config that set each key."""
     overrides: list[Override]
-    """Value overrides left to apply; those that chose a config group are already in `config`."""
     files: tuple[Path, ...] = ()
-    """Every file that was read."""
 
 
 class MountRepository(ConfigRepository):
@@ -73,20 +71,36 @@ class MountRepository(ConfigRepository):
         """Every file read."""
         return tuple(dict.fromkeys(Path(result.path) for result in self._loaded.values() if result is not None))
 
-    def initialize_sources(self, config_search_path: Any) -> None:
-        """The mounts are fixed; Hydra's search path plays no part."""
-
     def file(self, config_path: str) -> Path | None:
         """The file of a config name: the first mount that has it."""
-        name = config_path.removesuffix(".yaml").strip("/")
-        paths = (mount.path(name) for mount in self._mounts)
-        return next((path for path in paths if path is not None and path.is_file()), None)
+        return first_file(self._mounts, config_path.removesuffix(".yaml").strip("/"))
+
+    # What Hydra asks of a repository.
+
+    def initialize_sources(self, config_search_path: Any) -> None:
+        """The mounts are fixed; Hydra's search path plays no part."""
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         """The parsed file, its package header and its defaults list; None when no mount has it."""
         if config_path not in self._loaded:
             self._loaded[config_path] = self._load(config_path)
         return self._loaded[config_path]
+
+    def group_exists(self, config_path: str) -> bool:
+        """Whether a folder of that name exists under a mount."""
+        return bool(self._folders(config_path))
+
+    def config_exists(self, config_path: str) -> bool:
+        """Whether a config of that name exists under a mount."""
+        return self.file(config_path) is not None
+
+    def get_group_options(self, group_name: str, results_filter: Any = ObjectType.CONFIG) -> list[str]:
+        """Names of the configs in a group, for the error that names them."""
+        return sorted({file.stem for folder in self._folders(group_name) for file in folder.glob("*.yaml")})
+
+    def _folders(self, group: str) -> list[Path]:
+        folders = [mount.group(group) for mount in self._mounts]
+        return [folder for folder in folders if folder is not None and folder.is_dir()]
 
     def _load(self, config_path: str) -> ConfigResult | None:
         file = self.file(config_path)
@@ -111,20 +125,6 @@ class MountRepository(ConfigRepository):
             raise ConfigError(first_line(error), where=f"{file}:{lines.get(('defaults',), 1)}") from error
         return ConfigResult(provider="mount", path=str(file), config=config, header=header, defaults_list=defaults)
 
-    def group_exists(self, config_path: str) -> bool:
-        """Whether a folder of that name exists under a mount."""
-        folders = (mount.group(config_path) for mount in self._mounts)
-        return any(folder is not None and folder.is_dir() for folder in folders)
-
-    def config_exists(self, config_path: str) -> bool:
-        """Whether a config of that name exists under a mount."""
-        return self.file(config_path) is not None
-
-    def get_group_options(self, group_name: str, results_filter: Any = ObjectType.CONFIG) -> list[str]:
-        """Names of the configs in a group, for the error that names them."""
-        folders = [mount.group(group_name) for mount in self._mounts]
-        return sorted({f.stem for folder in folders if folder and folder.is_dir() for f in folder.glob("*.yaml")})
-
 
 def parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[ConfigError]]:
     """Parse each override by Hydra's grammar; every malformed one is an error of its own."""
@@ -132,7 +132,10 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Conf
     parsed: list[Override] = []
     problems: list[ConfigError] = []
     for before, text in zip(("", *overrides), overrides, strict=False):
-        shown = MASK if _ends_in_secret_key(before) and not re.match(r"[^=]+=[^=]", text) else shown_override(text)
+        key, _, value = before.partition("=")
+        # What stands after `["hf_token", ` may be its value.
+        of_secret = not value and may_be_secret(key.strip("+~-: ")) and not re.match(r"[^=]+=[^=]", text)
+        shown = MASK if of_secret else shown_override(text)
         hints: tuple[str, ...] = ()
         what, expected = f"override '{shown}' has no key", "key=value, +key=value or ~key"
         if not text.startswith("="):  # Hydra takes it for one of the defaults list
@@ -154,20 +157,9 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Conf
     return parsed, problems
 
 
-def _ends_in_secret_key(override: str) -> bool:
-    """Whether what stands after an override may be the value of its key, `["hf_token", "x"]`, and a secret."""
-    key, _, value = override.partition("=")
-    return not value and may_be_secret(key.strip("+~-: "))
-
-
 def compose_mounts(name: str | None, mounts: Sequence[Mount], home: str, overrides: Sequence[Override]) -> Composition:
-    """Resolve the defaults list of config `name` and merge it.
-
-    Args:
-        name: Hydra config name; None composes an empty config.
-        mounts: where configs are found, in order of precedence.
-        home: group whose configs default to the global package.
-        overrides: parsed overrides; those naming a config group choose among its configs.
+    """Resolve the defaults list of a config (None: an empty one) and merge it. Mounts go in order of precedence,
+    configs of the group `home` are global, and overrides that name a config group choose among its configs.
 
     Raises:
         ConfigError: a named config is missing, or its defaults list or values cannot be merged.
