@@ -51,14 +51,6 @@ def test_defaults_list_merges_bases_and_the_last_writer_is_the_origin(configs):
     assert {file.name for file in composed.files} == {"default.yaml", "common.yaml"}
 
 
-def test_a_users_file_may_have_the_name_of_what_it_builds_on(configs, tmp_path):
-    search = configs({"rl/toy/tiny.yaml": "steps: 2\noptions: {a: 1}\n"})
-    (tmp_path / "other.yaml").write_text("options: {b: 2}\n")
-    (tmp_path / "tiny.yaml").write_text("defaults: [tiny, other]\nsteps: 8\n")
-    composed = compose(str(tmp_path / "tiny.yaml"), search=search)
-    assert composed.values == {"steps": 8, "options": {"a": 1, "b": 2}}
-
-
 def test_a_group_of_configs_has_one_chosen_by_the_defaults_or_an_override(configs):
     search = configs(
         {
@@ -108,15 +100,6 @@ def test_overrides_follow_hydras_grammar(configs):
     assert composed.inputs["policy"]["config"] == "default"
     assert composed.origin("options.extra.a") == "override '+options.extra={a: 1, b: [x, 'y z']}'"
     assert composed.origin("options.words") == "override 'options.words=[d]'"
-
-
-def test_a_key_is_taken_away_by_the_value_that_it_has_and_by_no_other(configs):
-    search = configs({"rl/toy/default.yaml": GRPO, "rl/base/common.yaml": COMMON})
-    taken = compose(None, ["~optimizer.name=sgd"], search=search, schema=Toy)
-    assert taken.values["optimizer"] == {"lr": 1e-4}
-    with pytest.raises(ConfigError, match="another value") as caught:
-        compose(None, ["~optimizer.name=adam"], search=search, schema=Toy)
-    assert caught.value.expected == "sgd"
 
 
 def test_an_item_of_a_list_is_taken_away_by_its_place(configs):

@@ -14,7 +14,6 @@ from nemotron_steps.errors import (
     PlanError,
     StepsError,
     fetch_again,
-    first_line,
     renamed_key,
     show_line,
     without_line,
@@ -149,26 +148,3 @@ def test_a_pointer_is_fetched_by_git_and_anything_else_from_the_hub(
     assert hint.startswith(f"git -C '{folder}' lfs pull" if by_git else f"hf download MODEL --local-dir '{folder}' ")
     for broken in (None, folder / "nothing", folder):
         assert fetch_again(folder, broken)[0].startswith("hf download")
-
-
-def test_a_file_that_cannot_be_read_is_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "w").write_bytes(b"x")
-
-    def fail(*arguments: object, **options: object) -> None:
-        raise PermissionError(13, "denied")
-
-    monkeypatch.setattr(Path, "open", fail)
-    assert fetch_again(tmp_path, tmp_path / "w")[0].startswith("hf download")
-
-
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (ValueError("one\ntwo"), "one"),
-        (ValueError("\n  one"), "one"),
-        (ValueError(" \n"), "ValueError"),
-        (KeyError(), "KeyError"),
-    ],
-)
-def test_what_a_library_says_is_a_line(error: BaseException, line: str) -> None:
-    assert first_line(error) == line

@@ -55,13 +55,6 @@ def test_a_module_that_is_not_installed_is_not_one_that_fails(reference: str) ->
     assert not isinstance(caught.value, PluginImportError)
 
 
-def test_a_package_that_lacks_another_of_nearly_its_name_is_one_that_fails(written: Callable[..., Path]) -> None:
-    path = written("toy_plugin_more", "import toy_plugin_mor\n")
-    with pytest.raises(PluginImportError) as caught:
-        load_object("toy_plugin_more:A")
-    assert caught.value.line == f"{path}:1"
-
-
 def test_a_module_that_takes_long_is_named(
     written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -97,13 +97,6 @@ def new(hybrid: dict[str, Any] | None = None, **changes: Any) -> ModelSpec | Non
     return ModelSpec.from_scratch(values.get)
 
 
-def test_a_new_decoder_has_the_facts_of_its_config() -> None:
-    assert new() == ModelSpec(
-        "qwen3", layers=3, attention_heads=8, key_value_heads=2, head_dim=16, mlp_width=96, positions=512, mtp_layers=0
-    )
-    assert ModelSpec.from_scratch({}.get) is None
-
-
 @pytest.mark.parametrize(
     ("pattern", "facts"),
     [

@@ -82,9 +82,3 @@ def test_whole_layers_are_gathered_where_they_are_cut_or_cast(
     gathered = stage_memory(SHAPE, settings, 0).scores["activations"] - forward_bytes(SHAPE, settings, 0, batch)
     layer = HIDDEN * (2 * QUERY + 2 * SHARED + 3 * FFN)
     assert gathered == pytest.approx(of_layer * layer + of_ends * 2 * VOCABULARY * HIDDEN, rel=1e-3)
-
-
-@pytest.mark.parametrize("key", ["policy.dtensor_cfg", "policy.megatron_cfg"])
-def test_layers_are_computed_again_where_the_policys_own_section_says_so(key: str) -> None:
-    settings = settings_of({f"{key}.activation_checkpointing": True})
-    assert settings.recomputes is (key == "policy.dtensor_cfg")
