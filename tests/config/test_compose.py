@@ -102,16 +102,6 @@ def test_overrides_follow_hydras_grammar(configs):
     assert composed.origin("options.words") == "override 'options.words=[d]'"
 
 
-def test_an_item_of_a_list_is_taken_away_by_its_place(configs):
-    search = configs({"rl/toy/default.yaml": GRPO, "rl/base/common.yaml": COMMON})
-    for place, left in (("0", ["b", "c"]), ("2", ["a", "b"])):
-        assert compose(None, [f"~options.words.{place}"], search=search).get("options.words") == left
-    assert compose(None, ["~options.words.1=b"], search=search).get("options.words") == ["a", "c"]
-    for place in ("3", "x", "-1"):
-        with pytest.raises(ConfigError, match=r"is not set|does not parse|unknown key"):
-            compose(None, [f"~options.words.{place}"], search=search)
-
-
 def test_what_an_override_merges_or_replaces_is_its_own_and_the_rest_the_files(configs):
     search = configs({"rl/toy/default.yaml": GRPO, "rl/base/common.yaml": COMMON})
     merged, replaced = "optimizer={lr: 1}", "options.words=[d, [e]]"

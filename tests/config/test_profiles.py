@@ -45,6 +45,17 @@ def write(tmp_path, monkeypatch):
     return write
 
 
+def test_the_nearest_profile_counts_variables_add_up_and_none_with_setup_works_in_the_process_that_asks(write):
+    write(
+        '[base]\nnodes = 2\nsetup_lines = ["a"]\nenv_vars = {A = "1", B = "2"}\n[middle]\nextends = "base"\nnodes = 3\n'
+        '[top]\nextends = "middle"\nenv_vars = {C = "3"}\n[plain]\nenv_vars = {A = "1"}\n[far]\nexecutor = "slurm"\n'
+    )
+    top, plain, far = profile("top"), profile("plain"), profile("far")
+    assert (top.nodes, top.setup_lines, top.extends) == (3, ("a",), "middle")
+    assert top.env_vars == top.variables_here == {"A": "1", "B": "2", "C": "3"}
+    assert [each.runs_here for each in (top, plain, far)] == [False, True, False] and far.variables_here == {}
+
+
 def test_the_working_directory_hides_the_users_file(write):
     write('[base]\nexecutor = "local"\n[mine]\n[wandb]\nproject = "other"\n[mlflow]\n', user=True)
     write(ENV)
@@ -182,35 +193,6 @@ def profile(name: str, model: type[Profile] = Profile) -> Profile:
     return load_environment().profile(name, lambda executor: model)
 
 
-@pytest.mark.parametrize(
-    ("keys", "here", "variables"),
-    [
-        ("", True, {}),
-        ('env_vars = {A = "1"}', True, {"A": "1"}),
-        ('setup_lines = ["x"]\nenv_vars = {A = "1"}', False, {"A": "1"}),
-        ('executor = "slurm"\nenv_vars = {A = "1"}', False, {}),
-    ],
-)
-def test_a_profile_without_setup_works_in_the_process_that_asks(write, keys, here, variables):
-    write(f"[a]\n{keys}\n")
-    found = profile("a")
-    assert (found.runs_here, dict(found.variables_here)) == (here, variables)
-
-
-def test_a_key_of_the_nearest_profile_counts_whole_and_variables_add_up(write):
-    write(
-        '[base]\nnodes = 2\nsetup_lines = ["a", "b"]\nenv_vars = {A = "1", B = "2"}\n'
-        '[middle]\nextends = "base"\nnodes = 3\n[top]\nextends = "middle"\nenv_vars = {C = "3"}\n'
-    )
-    top = profile("top")
-    assert (top.nodes, top.setup_lines, top.env_vars, top.extends) == (
-        3,
-        ("a", "b"),
-        {"A": "1", "B": "2", "C": "3"},
-        "middle",
-    )
-
-
 def test_what_a_profile_extends_is_a_name(write):
     write("[a]\nextends = 3\n")
     with pytest.raises(ConfigError, match=r"'extends' in \[a\] is wrong"):
@@ -289,15 +271,6 @@ def test_tables_of_mirrors_are_checked_when_they_are_read(write, text, said):
         _ = environment.mirrors
     assert caught.value.where.endswith(f"env.toml:{text.count(chr(10)) if 'project' not in said else 1}")
     assert re.search(said, caught.value.what)
-
-
-def test_keys_are_found_in_tables_however_they_are_written(write):
-    write('# first\n[ "a" ]\n"nodes" = 0\n[a.env_vars]\n"1A" = "x"\n[b]\nenv_vars."2B" = "x"\n')
-    for name, lines in (("a", [3, 4]), ("b", [7])):
-        with pytest.raises(ConfigError) as caught:
-            profile(name)
-        places = [p.where.rpartition(":")[2] for p in caught.value.problems or [caught.value]]
-        assert places == [str(line) for line in lines]
 
 
 @pytest.mark.parametrize(("line", "right"), [("mem = 0  # all: 0", 'mem = "0"  # all: 0'), ('nodes="16"', "nodes= 16")])

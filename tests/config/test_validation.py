@@ -168,31 +168,6 @@ def test_a_slip_is_mended_where_there_is_no_doubt(values: dict[str, Any], key: s
     assert error.hints == (() if right is None else (f"{key}={right}",))
 
 
-@pytest.mark.parametrize(
-    ("value", "found"),
-    [
-        ("x" * 118, f"'{'x' * 118}' (str)"),
-        ("x" * 119, f"'{'x' * 116}... (str)"),
-        ("Zx81kQ0pLmN2vB7c", "'***' (str)"),
-        (None, "None (NoneType)"),
-    ],
-)
-def test_a_wrong_value_is_shown_short_and_without_what_may_be_a_secret(value: Any, found: str) -> None:
-    error = refusal({"count": value})
-    assert error.found == found and error.expected is not None and error.expected.startswith("integer")
-
-
-def test_an_unknown_key_is_told_with_the_nearest_or_with_those_beside_it() -> None:
-    near = refusal({"inner": {"needed": 1, "mod": "slow"}})
-    assert (near.what, near.expected, near.hints) == ("unknown key 'inner.mod'", "inner.mode", ("inner.mode=slow",))
-    far = refusal({"inner": {"needed": 1, "zzzzzzzz": "slow"}})
-    assert (far.expected, far.hints) == ("a key of 'inner': rate, mode, needed", ())
-    whole = refusal({"zzzzzzzz": [1]})
-    assert whole.expected == "a key of 'the config': path, inner, many, on, count, open, anything, quick, group"
-    group = refusal({"inner": {"needed": 1, "mod": {"a": 1}}})
-    assert group.hints == ()
-
-
 def test_what_a_run_fills_in_may_be_missing_and_nothing_else() -> None:
     def completed(values: dict[str, Any], *later: str) -> dict[str, Any]:
         return complete(ComposedConfig("toy", values), Outer, frozenset(later))

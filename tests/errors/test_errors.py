@@ -9,7 +9,6 @@ import pytest
 
 import nemotron_steps.errors as module
 from nemotron_steps.errors import (
-    ConfigError,
     DataError,
     PlanError,
     StepsError,
@@ -49,15 +48,6 @@ def test_an_error_keeps_everything_on_its_way_from_another_process() -> None:
     assert type(found) is PlanError and found.render() == PlanError("several", problems=problems, expected="x").render()
     assert found.problems[1].hints == HINTS
     assert found.args == ("several",)
-
-
-@pytest.mark.parametrize("kind", [ConfigError, PlanError])
-def test_of_several_problems_each_is_told_and_the_sum_of_them_last(kind: type[ConfigError | PlanError]) -> None:
-    problems = (DataError("one"), DataError("two"))
-    error = kind("there are two", problems=problems)
-    assert error.render().split("\n\n") == [*(problem.render() for problem in problems), StepsError.render(error)]
-    assert [problem["what"] for problem in error.to_dict()["problems"]] == ["one", "two"]
-    assert kind("none").problems == () and kind("none").to_dict()["problems"] == []
 
 
 CODES = {

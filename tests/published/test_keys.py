@@ -130,21 +130,3 @@ def test_what_is_always_so_can_be_said_and_nothing_else(bench, tmp_path):
 def test_a_key_that_nobody_knows_is_still_unknown(bench, tmp_path):
     with pytest.raises(ConfigError, match=r"unknown key 'policy\.megatron_cfg\.moe_router_dtyp'"):
         composed(bench, tmp_path, "defaults: [one_node]\npolicy: {megatron_cfg: {moe_router_dtyp: fp32}}\n")
-
-
-@pytest.mark.parametrize(("own", "devices"), [({"gpus_per_node": 4}, 8), ({"gpus_per_node": None}, 16), ({}, 16)])
-def test_nodes_that_generate_have_the_clusters_gpus_where_they_do_not_say_how_many(own, devices):
-    colocated = {"enabled": False, "resources": {"num_nodes": 2, **own}}
-    values = {"policy": {"generation": {"colocated": colocated}}, "cluster": {"gpus_per_node": 8}}
-    translated, problems = translate(values, partial(has_key, RlConfig), {})
-    assert problems == []
-    assert translated["policy"]["generation"]["colocated"] == {"enabled": False, "generation_devices": devices}
-
-
-def test_an_argument_of_vllm_that_has_a_key_here_is_taken_as_that():
-    values = {"policy": {"generation": {"vllm_kwargs": {"max_num_seqs": 5, "block_size": 16}}}}
-    translated, problems = translate(values, partial(has_key, RlConfig), {})
-    assert problems == [] and translated == {
-        "policy": {"generation": {"vllm_kwargs": {"block_size": 16}, "vllm_cfg": {"max_num_seqs": 5}}}
-    }
-    assert values["policy"]["generation"]["vllm_kwargs"]["max_num_seqs"] == 5

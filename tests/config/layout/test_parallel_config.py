@@ -82,12 +82,6 @@ def test_only_vllms_generators_spread(backend: Any, read: tuple[bool, bool, int,
     assert (found.samples, found.uses_vllm, found.generator_width, found.generator_experts) == read
 
 
-def test_values_of_another_kind_count_as_missing() -> None:
-    values = {"cluster.num_nodes": True, "cluster.gpus_per_node": "8", "cluster.backend": 3, "policy.model_type": 1,
-              "policy.train_global_batch_size": 8.0, "loss_fn.force_on_policy_ratio": 1}  # fmt: skip
-    assert ParallelConfig.read(values.get) == ParallelConfig()
-
-
 @pytest.mark.parametrize(
     ("said", "sizes"),
     [

@@ -19,7 +19,7 @@ from nemotron_steps.config.layout.memory.devices import (
 from nemotron_steps.config.layout.memory.generation import GIB
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
-from tests.config.layout.memory.shapes import QWEN3_8B, flat
+from tests.config.layout.memory.shapes import QWEN3_8B
 
 SHAPE = ModelShape.read(QWEN3_8B)
 JUDGE = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"
@@ -80,13 +80,6 @@ def test_a_judge_is_there_in_every_phase_and_on_its_own_nodes_alone():
     assert alone.name == "judges" and roles(alone, "judge") == {"genrm_model"}
 
 
-def test_the_cache_of_vllm_has_room_for_what_its_weights_leave():
-    assert SHAPE is not None
-    left = int(0.4 * 80 * GIB) - 2 * SHAPE.parameters
-    assert memory().cache_tokens == {"generator": left // SHAPE.kv_bytes_per_token}
-    assert memory(policy__generation__backend="embedded").cache_tokens == {}
-
-
 def test_of_judges_on_generators_gpus_the_one_that_takes_most_is_counted():
     """As many generators as judges or more: each judge goes to GPUs of its own among them."""
     second = JUDGE.replace("genrm_model", "judge_model")
@@ -96,18 +89,6 @@ def test_of_judges_on_generators_gpus_the_one_that_takes_most_is_counted():
     one = {"policy__generation__vllm_cfg__tensor_parallel_size": 8}
     (device,) = judged(**both, **{f"{second}.gpu_memory_utilization": 0.4}, **one).devices
     assert roles(device, "generate") == {"generator", "judge_model", "genrm_model", "policy"}
-
-
-def test_a_judges_share_holds_a_conversation_as_long_as_it_takes_itself():
-    """Whatever the length of the policy's."""
-
-    def least(**changes: Any) -> int:
-        return judged(**changes).generators["genrm_model"][1].least
-
-    assert SHAPE is not None
-    assert least(policy__max_total_sequence_length=16384) == least()
-    longer = least(**{f"{JUDGE}.max_total_sequence_length": 65536})
-    assert longer - least() == 32768 * SHAPE.kv_bytes_per_token
 
 
 def test_a_reference_policy_takes_host_memory_and_a_phase_of_its_own():
@@ -145,16 +126,6 @@ def test_of_pipeline_stages_the_one_that_takes_most_is_counted(recomputes):
     changes = {"pipeline_model_parallel_size": 2, "activation_checkpointing": recomputes}
     (device,) = memory(**{f"policy__megatron_cfg__{key}": value for key, value in changes.items()}).devices
     assert (("policy", "logprobs") in device.phases["train"]) is recomputes
-
-
-def test_pairs_count_twice():
-    values = {
-        "dpo": {"reference_policy_kl_penalty": 0.1},
-        "policy": {"train_global_batch_size": 16, "train_micro_batch_size": 2, "max_total_sequence_length": 1024},
-        "cluster": {"gpus_per_node": 1},
-    }
-    found = step_memory(MemorySettings.read(flat(values).get), lambda role: SHAPE)
-    assert (found.batch.micro_rows, found.batch.tokens, found.batch.rollouts) == (4, 4096, None)
 
 
 @pytest.mark.parametrize(("backend", "processes"), [("ray", 2), ("process", 1)])

@@ -10,7 +10,6 @@ import pytest
 from nemotron_steps.config.layout.memory.generation import (
     GIB,
     SLEEPING,
-    GeneratorMemory,
     policy_generator,
     rows_that_fit,
 )
@@ -100,28 +99,6 @@ def test_a_small_cache_stays_while_the_policy_trains_and_a_large_one_does_not():
         dataclasses.replace(large_settings, sizes=dataclasses.replace(large_settings.sizes, gpus_per_node=0)),
     ):
         assert policy_generator(shape, alone).rests["cache"] > 10 * GIB
-
-
-def test_a_third_of_a_long_cache_exists_twice_while_it_is_widened():
-    shape = ModelShape.read(QWEN3_8B)
-    answer = 600  # more than 512 columns
-    settings = settings_of(max_total_sequence_length=PROMPT + answer, generation={"max_new_tokens": answer})
-    memory = policy_generator(shape, settings)
-    prompts = ROWS // GROUP * PROMPT * shape.kv_bytes_per_token * 2
-    assert memory.generates["cache"] - memory.rests["cache"] == (memory.rests["cache"] - prompts) // 3
-
-
-def served(width: int, **vllm) -> GeneratorMemory:
-    """Nano, which has two key-value heads."""
-    settings = settings_of(generation={"backend": "vllm", "vllm_cfg": {"tensor_parallel_size": width, **vllm}})
-    return policy_generator(ModelShape.read(NANO_30B), settings)
-
-
-def test_ranks_of_vllm_have_a_part_of_the_weights_and_no_less_than_one_key_value_head():
-    shape = ModelShape.read(NANO_30B)
-    for memory in (served(4), served(4, expert_parallel_size=4)):
-        assert memory.generates["weights"] == pytest.approx(shape.parameters * 2 / 4, rel=0.02)
-        assert memory.room == memory.generates["cache"] // (shape.kv_bytes_per_token // 2)
 
 
 @pytest.mark.parametrize(

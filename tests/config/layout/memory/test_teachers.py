@@ -112,15 +112,6 @@ def test_of_offloaded_teachers_the_largest_takes_the_device(larger):
     assert device.phases["teach"]["teacher", "weights"] == 2 * SHAPE.parameters
 
 
-def test_where_sampled_tokens_alone_are_compared_a_score_is_a_logprob():
-    sampled = memory(**{"grpo.adv_estimator.name": "opd"})
-    assert sampled.host["teachers' scores"] == 64 * 4096 * 4
-    assert (
-        sampled.devices[0].phases["train"]["policy", "logprobs"]
-        < memory().devices[0].phases["train"]["policy", "logprobs"]
-    )
-
-
 @pytest.mark.parametrize(("name", "precision"), [("qwen3", "bfloat16"), ("qwen3", "float32"), ("latent", "bfloat16")])
 def test_a_teachers_weights_are_predicted_to_the_byte(name, precision, tmp_path):
     write = hybrid_twins.write_hybrid if name in hybrid_twins.TWINS else write_checkpoint
