@@ -9,12 +9,11 @@ from functools import lru_cache
 from typing import Any
 
 from nemotron_steps.config.compose import origin_of
-from nemotron_steps.config.published.table import TABLE, Published
+from nemotron_steps.config.published.table import RESOURCES, TABLE, Published
 from nemotron_steps.config.yaml_lines import KeyPath
 from nemotron_steps.errors import ConfigError
 
 PAGE = "docs/published_keys.md"
-_RESOURCES = "policy.generation.colocated.resources"
 
 
 def find(key: str) -> tuple[Published, tuple[str, ...]] | None:
@@ -77,8 +76,8 @@ def _refusal(path: KeyPath, value: Any, row: Published, allowed: list[Any], wher
 
 
 def _value(row: Published, path: KeyPath, value: Any, values: Mapping[str, Any]) -> Any:
-    if ".".join(path).startswith(f"{_RESOURCES}."):
-        nodes, gpus = (_at(values, f"{_RESOURCES}.{key}") for key in ("num_nodes", "gpus_per_node"))
+    if ".".join(path).startswith(f"{RESOURCES}."):
+        nodes, gpus = (_at(values, f"{RESOURCES}.{key}") for key in ("num_nodes", "gpus_per_node"))
         gpus = gpus if gpus is not None else _at(values, "cluster.gpus_per_node")
         return nodes * gpus if type(nodes) is int and type(gpus) is int else None
     return row.values.get(value, value) if isinstance(value, str | bool | int | float) else value
