@@ -30,11 +30,15 @@ def keys_of(model: type) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class JudgeLayout:
-    """A local judge: GPUs of one copy, and copies (None: as many as there is room for)."""
+    """A local judge: GPUs of one copy, copies (None: as many as there is room for), and what its memory depends on."""
 
     role: str
     width: int = at("tensor_parallel_size", 1)
     replicas: int | None = at("replicas", None)
+    backend: str = at("backend", "embedded")
+    utilization: float = at("gpu_memory_utilization", 0.8)
+    max_sequences: int = at("max_sequences", 256)
+    length: int = at("max_total_sequence_length", 32_768)
 
     @property
     def section(self) -> str:

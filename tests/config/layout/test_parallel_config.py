@@ -96,5 +96,5 @@ def test_only_vllms_generators_spread(backend: Any, read: tuple[bool, bool, int,
 def test_judges_that_are_loaded_here_take_room(said: dict[str, Any], sizes: tuple[int, int | None] | None) -> None:
     section = "env.nemo_gym.judge_model.responses_api_models.vllm_model"
     found = ParallelConfig.read({f"{section}.{key}": value for key, value in said.items()}.get).judges
-    assert found == (() if sizes is None else (JudgeLayout("judge_model", *sizes),))
+    assert found == (() if sizes is None else (JudgeLayout("judge_model", *sizes, backend=said["backend"]),))
     assert all(judge.section == section for judge in found)

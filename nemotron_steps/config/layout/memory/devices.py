@@ -13,10 +13,10 @@ from typing import Any
 from nemotron_steps.config.layout.constraints import violations
 from nemotron_steps.config.layout.memory.generation import GIB, GeneratorMemory, judge, policy_generator
 from nemotron_steps.config.layout.memory.policy import Taken, apart, beside_policy, rank_memory
-from nemotron_steps.config.layout.memory.settings import UTILIZATION, BatchArithmetic, JudgeSettings, MemorySettings
+from nemotron_steps.config.layout.memory.settings import UTILIZATION, BatchArithmetic, MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.config.layout.model_spec import ModelSpec
-from nemotron_steps.config.layout.parallel_config import DTENSOR, KEYS, MEGATRON
+from nemotron_steps.config.layout.parallel_config import DTENSOR, KEYS, MEGATRON, JudgeLayout
 
 CONTEXT = int(0.6 * GIB)
 """A process's CUDA context, cuBLAS workspaces and loaded kernels."""
@@ -40,7 +40,7 @@ _WHILE = {
 
 Lines = Mapping[tuple[str, str], int]
 """(role, what for) → bytes."""
-Judges = Sequence[tuple[JudgeSettings, GeneratorMemory]]
+Judges = Sequence[tuple[JudgeLayout, GeneratorMemory]]
 
 
 @dataclass(frozen=True)
@@ -157,18 +157,18 @@ def step_memory(settings: MemorySettings, model_of: Callable[[str], ModelShape |
         model_of: role (policy, a judge's, or `teacher NAME`) → the shape of its model; None where that is not known.
     """
     sizes = settings.sizes
-    roles = [POLICY, *(each.role for each in settings.judges), *(f"{TEACHER} {name}" for name in settings.teachers)]
+    roles = [POLICY, *(each.role for each in sizes.judges), *(f"{TEACHER} {name}" for name in settings.teachers)]
     models = {role: model for role in roles if (model := model_of(role)) is not None}
     shape = models.get(POLICY)
     rank = None if shape is None else rank_memory(shape, settings)
     generator = policy_generator(shape, settings) if shape is not None and sizes.samples else None
-    judges = [(each, judge(models[each.role], settings, each)) for each in settings.judges if each.role in models]
+    judges = [(each, judge(models[each.role], settings, each)) for each in sizes.judges if each.role in models]
     teachers = {name: models[f"{TEACHER} {name}"] for name in settings.teachers if f"{TEACHER} {name}" in models}
     taught = None
     if rank is not None and teachers and not sizes.teachers:
         taught = beside_policy(teachers, settings, rank.stage)
     host = {} if rank is None else {**rank.host, **(taught.host if taught is not None else {})}
-    generators = {role.role: (f"{role.key}.gpu_memory_utilization", memory) for role, memory in judges}
+    generators = {role.role: (f"{role.section}.gpu_memory_utilization", memory) for role, memory in judges}
     if generator is not None:
         generators[GENERATOR] = (UTILIZATION, generator)
     return StepMemory(
@@ -305,12 +305,12 @@ def _measures(settings: MemorySettings, memory: StepMemory, most_nodes: float) -
             left = math.floor((needs.share - lacking) / twentieth)
             yield {key: max(left, math.ceil(needs.least / twentieth)) / 20}
     embedded = {"policy.generation": settings.max_sequences} if sizes.samples and not sizes.uses_vllm else {}
-    embedded |= {judge.key: judge.max_sequences for judge in settings.judges if not judge.vllm}
+    embedded |= {judge.section: judge.max_sequences for judge in sizes.judges if judge.backend != "vllm"}
     for section, rows in embedded.items():
         yield {f"{section}.max_sequences": max(8, rows // 4)}
         yield {f"{section}.max_sequences": 8}
-    for role in settings.judges:
-        yield {f"{role.key}.max_total_sequence_length": min(8192, role.length)}
+    for role in sizes.judges:
+        yield {f"{role.section}.max_total_sequence_length": min(8192, role.length)}
     if settings.teachers and not settings.offloads_teachers:
         yield {"on_policy_distillation.offload": True}
     for teacher in {each.section: each for each in sizes.teachers}.values():

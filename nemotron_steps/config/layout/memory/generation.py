@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from nemotron_steps.config.layout.memory.activations import INT16, INT32, INT64
-from nemotron_steps.config.layout.memory.settings import JudgeSettings, MemorySettings, prompt_and_answer
+from nemotron_steps.config.layout.memory.settings import MemorySettings, prompt_and_answer
 from nemotron_steps.config.layout.memory.shape import FLOAT32, ModelShape, held
-from nemotron_steps.config.layout.parallel_config import ParallelConfig
+from nemotron_steps.config.layout.parallel_config import JudgeLayout, ParallelConfig
 
 GIB = 2**30
 SLEEPING = int(0.75 * GIB)
@@ -79,11 +79,11 @@ def policy_generator(shape: ModelShape, settings: MemorySettings) -> GeneratorMe
     )
 
 
-def judge(shape: ModelShape, settings: MemorySettings, role: JudgeSettings) -> GeneratorMemory:
+def judge(shape: ModelShape, settings: MemorySettings, role: JudgeLayout) -> GeneratorMemory:
     """Of a judge, which holds what it has between questions."""
     rows, length = role.max_sequences, role.length
-    if role.vllm:
-        return _vllm(shape, settings, role.tensor, role.utilization, experts=1, sequences=rows, length=length)
+    if role.backend == "vllm":
+        return _vllm(shape, settings, role.width, role.utilization, experts=1, sequences=rows, length=length)
     answer = min(length, 4096)
     element = 2 if settings.on_gpu else FLOAT32
     return _embedded(shape, settings, rows=rows, lengths=(length - answer, answer), element=element)

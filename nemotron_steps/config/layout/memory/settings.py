@@ -13,25 +13,10 @@ UTILIZATION = f"{VLLM}.gpu_memory_utilization"
 
 
 @dataclass(frozen=True)
-class JudgeSettings:
-    """A judge that is loaded on GPUs of this run."""
-
-    role: str
-    key: str
-    """The dotted key of its settings."""
-    vllm: bool
-    tensor: int
-    utilization: float
-    max_sequences: int
-    length: int
-
-
-@dataclass(frozen=True)
 class MemorySettings:
     """Values of a config, and the layout that they are for."""
 
     sizes: ParallelConfig
-    judges: tuple[JudgeSettings, ...] = ()
     gpu_memory_gib: float = at("cluster.gpu_memory_gib", 80.0)
     precision: str = at("policy.precision", "bfloat16")
     micro_batch: int = at("policy.train_micro_batch_size", 4)
@@ -81,20 +66,8 @@ class MemorySettings:
         keys, defaults = keys_of(cls), {each.name: each.default for each in fields(cls)}
         said = ((name, get(key)) for name, key in keys.items())
         values = {name: _value(value, defaults[name]) for name, value in said if value is not None}
-        judges = [
-            JudgeSettings(
-                role=judge.role,
-                key=judge.section,
-                vllm=get(f"{judge.section}.backend") == "vllm",
-                tensor=judge.width,
-                utilization=_value(get(f"{judge.section}.gpu_memory_utilization"), 0.8),
-                max_sequences=_value(get(f"{judge.section}.max_sequences"), 256),
-                length=_value(get(f"{judge.section}.max_total_sequence_length"), 32_768),
-            )
-            for judge in sizes.judges
-        ]
         teachers = get(TEACHERS)
-        return cls(sizes, tuple(judges), teachers=tuple(teachers) if isinstance(teachers, Mapping) else (), **values)
+        return cls(sizes, teachers=tuple(teachers) if isinstance(teachers, Mapping) else (), **values)
 
     @property
     def element(self) -> int:

@@ -35,9 +35,9 @@ def test_what_a_config_leaves_out_counts_as_its_schema_says(schema: type[Section
 def test_what_a_judge_leaves_out_counts_as_its_schema_says(role: str) -> None:
     given = {"model": "judge", "backend": "vllm"}
     values = {"env": {"nemo_gym": {role: {"responses_api_models": {"vllm_model": given}}}}}
-    (sparse,) = MemorySettings.read(flat(values).get).judges
-    (filled,) = MemorySettings.read(getter(RlConfig.model_validate(values))).judges
-    assert sparse == filled and (filled.role, filled.vllm, filled.tensor) == (role, True, 1)
+    (sparse,) = MemorySettings.read(flat(values).get).sizes.judges
+    (filled,) = MemorySettings.read(getter(RlConfig.model_validate(values))).sizes.judges
+    assert sparse == filled and (filled.role, filled.backend, filled.width) == (role, "vllm", 1)
 
 
 def test_every_setting_is_read_from_a_key_that_there_is() -> None:
