@@ -309,7 +309,7 @@ def _named(
 
 def _config_for(profile: Profile | None) -> str:
     """`one_gpu` where there is a GPU that may be used, else `cpu`."""
-    if profile is not None and profile.executor != "local":
+    if profile is not None and not profile.on_this_machine:
         return "cpu" if profile.gpus_per_node == 0 else "one_gpu"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     return "one_gpu" if not hidden and any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"

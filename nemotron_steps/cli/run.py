@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     profile = session.profile_of(request, allow_unfilled=arguments.dry_run)
     if arguments.force_squash and profile is None:
         raise UsageError("--force-squash rebuilds the container of a profile", hints=("add -r PROFILE or -b PROFILE",))
-    if arguments.force_squash and profile is not None and profile.executor == "local":
+    if arguments.force_squash and profile is not None and profile.on_this_machine:
         raise UsageError("--force-squash has nothing to rebuild: executor 'local' uses no container")
     if profile is not None:
         os.environ.update(profile.variables_here)

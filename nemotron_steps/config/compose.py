@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nemotron_steps.config.names import meant, nearest
 from nemotron_steps.config.search import SearchPath
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from nemotron_steps.config.yaml_lines import KeyPath
-
-    ModelT = TypeVar("ModelT", bound=BaseModel)
 
 INPUTS_KEY = "inputs"
 """Reserved top-level key: port → where its artifact comes from. Not part of a step's config."""
@@ -67,23 +65,19 @@ class ComposedConfig:
 
     Attributes:
         step: the step id.
-        name: config name or path as asked for; None when the step has no default config and none was asked for.
         values: plain values, without `inputs`.
         inputs: the `inputs` mapping: port → source, as written.
         origins: key path → `file:line` or `override '...'`.
         files: every file that was read.
-        overrides: the overrides, as given.
         variables: dotted key → the environment variables it takes its value from, for those that are set.
         job: see PlannedStep.
     """
 
     step: str
-    name: str | None
     values: dict[str, Any]
-    inputs: dict[str, Any]
-    origins: Mapping[KeyPath, str]
+    inputs: dict[str, Any] = field(default_factory=dict)
+    origins: Mapping[KeyPath, str] = field(default_factory=dict)
     files: tuple[Path, ...] = ()
-    overrides: tuple[str, ...] = field(default=())
     variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     job: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
@@ -100,19 +94,11 @@ class ComposedConfig:
         """What set a dotted key: its own file line or override, or that of the nearest key above it."""
         return origin_of(self.origins, tuple(key.split(".")))
 
-    def model(self, schema: type[ModelT]) -> ModelT:
-        """The values as a frozen model; ConfigError with every mistake (see `validation.validate`)."""
-        from nemotron_steps.config.validation import validate
-
-        return validate(self, schema)
-
 
 def origin_of(origins: Mapping[KeyPath, str], path: KeyPath) -> str | None:
     """The origin of a key path, or of its nearest ancestor that has one."""
-    for end in range(len(path), 0, -1):
-        if path[:end] in origins:
-            return origins[path[:end]]
-    return None
+    above = (path[:end] for end in range(len(path), 0, -1))
+    return next((origins[each] for each in above if each in origins), None)
 
 
 def compose(
@@ -122,14 +108,10 @@ def compose(
     search: SearchPath,
     schema: type[BaseModel] | None = None,
 ) -> ComposedConfig:
-    """Compose one step's config.
+    """Compose one step's config: a config name, a path to a yaml file, or None for `default` (which a step may lack).
 
-    Args:
-        config: a config name, a path to a yaml file, or None for `default` (which a step may lack).
-        overrides: Hydra overrides, applied in order.
-        search: where the step's configs and their bases are.
-        schema: the model the values will become. With it, `a.b=1` may set a key no file mentions, as long as the
-            model has it; without it such a key needs Hydra's `+a.b=1`.
+    With `schema`, the model that the values will become, `a.b=1` may set a key no file mentions, as long as the model
+    has it; without it such a key needs Hydra's `+a.b=1`.
 
     Raises:
         ConfigError: anything wrong with the files or overrides; `problems` has all of them when there are several.
@@ -141,19 +123,25 @@ def compose(
     name, mounts = search.locate(config)
     parsed, problems = parse_overrides(overrides)
     composition = compose_mounts(name, mounts, search.step, parsed)
-    origins = dict(composition.origins)
+    tree, origins = composition.config, composition.origins
     subject = f"the config of '{search.step}'"
     for override in composition.overrides:
-        problem = _apply(override, composition.config, origins, schema, search.step)
+        problem = _apply(override, tree, origins, schema, search.step)
         if problem is not None:
             problems.append(problem)
-    unresolved = OmegaConf.to_container(composition.config, resolve=False)
+    unresolved = OmegaConf.to_container(tree, resolve=False)
     note_variables(variables_in(unresolved))
     if problems and schema is not None:
-        problems += _wrong_values(composition.config, origins, schema, search.step)
+        problems += _wrong_values(tree, origins, schema, search.step)
     raise_problems(problems, subject)
-    values = _resolve(composition.config, origins)
-    _drop_names(values, unresolved)
+    values = _resolve(tree, origins)
+    written = [(path, text) for path, text in _nodes(unresolved) if isinstance(text, str)]
+    names = values.get(RUN_KEY)
+    for _, text in written if isinstance(names, dict) else ():
+        if text.startswith("${art:"):  # the names that references use are no keys
+            names.pop(text.removeprefix("${art:").partition(",")[0].rstrip("}").strip(), None)
+    if isinstance(names, dict) and not names:
+        del values[RUN_KEY]
     job = _take_job(values, origins, search.step)
     inputs = values.pop(INPUTS_KEY, None) or {}
     if not isinstance(inputs, dict):
@@ -165,32 +153,36 @@ def compose(
         )
     if schema is not None:
         from nemotron_steps.config.published.translate import translate
+        from nemotron_steps.config.validation import has_key
 
-        values, problems = translate(values, lambda key: _schema_has(schema, key), origins)
+        values, problems = translate(values, lambda key: has_key(schema, key), origins)
         raise_problems(problems, subject)
-    return ComposedConfig(
-        step=search.step,
-        name=config if config is not None else (name and name.rpartition("/")[2]),
-        values=values,
-        inputs={str(port): source for port, source in inputs.items()},
-        origins=origins,
-        files=composition.files,
-        overrides=tuple(overrides),
-        variables=_set_variables(unresolved),
-        job=job,
-    )
+    sources = {str(port): source for port, source in inputs.items()}
+    return ComposedConfig(search.step, values, sources, origins, composition.files, _variables(written), job)
+
+
+def _variables(written: Iterable[tuple[KeyPath, str]]) -> dict[str, tuple[str, ...]]:
+    """Dotted key → environment variables, for every value that interpolates some that are set."""
+    found: dict[str, list[str]] = {}
+    for path, text in written:
+        for name in _ENVIRONMENT.finditer(text):
+            # An empty one counts where there is no default.
+            if os.environ.get(name[1]) or (name[1] in os.environ and not name[0].endswith(",")):
+                found.setdefault(".".join(path), []).append(name[1])
+    return {key: tuple(names) for key, names in found.items()}
 
 
 def _take_job(values: dict[str, Any], origins: Mapping[KeyPath, str], step: str) -> dict[str, Sequence[Any]]:
     """ComposedConfig.job, taken out of the values; what else the `run` table has stays, to be refused."""
-    paths = [("cluster", key) for key in ("num_nodes", "gpus_per_node")]
-    job: dict[str, Sequence[Any]] = {
-        ".".join(path): [values["cluster"][path[1]], origins[path]] for path in paths if path in origins
-    }
+    job: dict[str, Sequence[Any]] = {}
+    for key in ("num_nodes", "gpus_per_node"):
+        if ("cluster", key) in origins:
+            job[f"cluster.{key}"] = [values["cluster"][key], origins["cluster", key]]
     table = values.get(RUN_KEY)
     if not isinstance(table, dict) or not isinstance(env := table.get("env"), dict):
         return job
     from nemotron_steps.config.profiles import JOB_KEYS, RunTable
+    from nemotron_steps.config.validation import validate
 
     # Misspelt ones as well: the model says what was meant.
     given = {key: env.pop(key) for key in [*env] if key in JOB_KEYS or meant(key, JOB_KEYS)}
@@ -201,7 +193,7 @@ def _take_job(values: dict[str, Any], origins: Mapping[KeyPath, str], step: str)
         del table["env"]
     if not table:
         del values[RUN_KEY]
-    ComposedConfig(step, None, {RUN_KEY: {"env": given}}, {}, origins).model(RunTable)
+    validate(ComposedConfig(step, {RUN_KEY: {"env": given}}, {}, origins), RunTable)
     return job | {JOB_KEYS[key]: [value, origin_of(origins, (RUN_KEY, "env", key))] for key, value in given.items()}
 
 
@@ -209,13 +201,13 @@ def _wrong_values(
     config: DictConfig, origins: dict[KeyPath, str], schema: type[BaseModel], step: str
 ) -> list[ConfigError]:
     """What is wrong with the values of the overrides that could be applied, so that all mistakes are told at once.
+    Others are left out: an override that could not be applied may have been meant to mend them."""
+    from nemotron_steps.config.validation import validate
 
-    Other mistakes are left out: an override that could not be applied may have been meant to mend them.
-    """
     try:
         values = _resolve(config, origins)
         values.pop(INPUTS_KEY, None)
-        ComposedConfig(step, None, values, {}, origins).model(schema)
+        validate(ComposedConfig(step, values, {}, origins), schema)
     except ConfigError as error:
         found = [each for each in error.problems or (error,) if isinstance(each, ConfigError)]
         return [each for each in found if (each.where or "").startswith("override ")]
@@ -231,11 +223,7 @@ def raise_problems(problems: Sequence[ConfigError], subject: str) -> None:
 
 
 def _apply(
-    override: Override,
-    config: DictConfig,
-    origins: dict[KeyPath, str],
-    schema: type[BaseModel] | None,
-    step: str,
+    override: Override, config: DictConfig, origins: dict[KeyPath, str], schema: type[BaseModel] | None, step: str
 ) -> ConfigError | None:
     """Apply one override as Hydra does; what it cannot apply comes back as an error."""
     from omegaconf import OmegaConf, open_dict
@@ -245,34 +233,31 @@ def _apply(
     key, text = override.key_or_group, override.input_line or ""
     shown = shown_override(text)
     where = f"override '{shown}'"
-    path = tuple(split_key(key))
+    *above, last = path = tuple(split_key(key))
     value = override.value()
     exists = _present(config, path)
-    known = exists or key.split(".", 1)[0] in (INPUTS_KEY, RUN_KEY) or (schema is not None and _takes(schema, key))
     if override.package is not None:
         return ConfigError(f"'{key}' is not a config group", where=where, expected="key=value")
-    if not known and not (schema is None and (override.is_add() or override.is_force_add())):
-        return _unknown(key, override, config, schema, step)
+    if not exists and path[0] not in (INPUTS_KEY, RUN_KEY):
+        adds = override.is_add() or override.is_force_add()
+        if not _takes(schema, key) if schema is not None else not adds:
+            return _unknown(key, override, config, schema, step)
     try:
         if override.is_delete():
             if not exists:
                 return ConfigError(f"'{key}' is not set, so `~` cannot delete it", where=where)
             current = OmegaConf.select(config, key, throw_on_missing=False)
             if value is not None and value != current:
-                return ConfigError(
-                    f"`~{key}` names another value than the config has", where=where, expected=str(current)
-                )
-            parent = OmegaConf.select(config, ".".join(path[:-1])) if len(path) > 1 else config
+                what = f"`~{key}` names another value than the config has"
+                return ConfigError(what, where=where, expected=str(current))
+            parent = OmegaConf.select(config, ".".join(above)) if above else config
             with open_dict(config):
-                del parent[int(path[-1]) if path[-1].isdigit() and OmegaConf.is_list(parent) else path[-1]]
+                del parent[int(last) if last.isdigit() and OmegaConf.is_list(parent) else last]
             _forget(origins, path)
             return None
         if override.is_add() and exists and not isinstance(value, dict | list):
-            return ConfigError(
-                f"`+` adds a key, and '{key}' is already set",
-                where=where,
-                hints=(shown.removeprefix("+"), f"+{shown}"),
-            )
+            hints = (shown.removeprefix("+"), f"+{shown}")
+            return ConfigError(f"`+` adds a key, and '{key}' is already set", where=where, hints=hints)
         with open_dict(config):
             OmegaConf.update(config, key, value, merge=True, force_add=True)
     except OmegaConfBaseException as error:
@@ -285,11 +270,7 @@ def _apply(
 
 
 def _unknown(
-    key: str,
-    override: Override,
-    config: DictConfig,
-    schema: type[BaseModel] | None,
-    step: str,
+    key: str, override: Override, config: DictConfig, schema: type[BaseModel] | None, step: str
 ) -> ConfigError:
     from omegaconf import OmegaConf
 
@@ -324,28 +305,19 @@ def _present(config: DictConfig, path: KeyPath) -> bool:
             return False
         if node._is_none() or node._is_missing() or node._is_interpolation():
             return False
-        if isinstance(node, ListConfig):
-            node = node._get_node(int(part)) if part.isdigit() and int(part) < len(node) else None
-        else:
+        if isinstance(node, DictConfig):
             node = node._get_node(part)
-        if node is None:
-            return False
-    return True
-
-
-def _schema_has(schema: type[BaseModel], key: str) -> bool:
-    from nemotron_steps.config.validation import has_key
-
-    return has_key(schema, key)
+        else:
+            node = node._get_node(int(part)) if part.isdigit() and int(part) < len(node) else None
+    return node is not None
 
 
 def _takes(schema: type[BaseModel], key: str) -> bool:
     """Whether the schema has a key, or published recipes do."""
-    if _schema_has(schema, key):
-        return True
     from nemotron_steps.config.published.translate import find
+    from nemotron_steps.config.validation import has_key
 
-    return find(key) is not None
+    return has_key(schema, key) or find(key) is not None
 
 
 def _forget(origins: dict[KeyPath, str], path: KeyPath) -> None:
@@ -357,29 +329,33 @@ def _resolve(config: DictConfig, origins: Mapping[KeyPath, str]) -> dict[str, An
     """Plain values with every interpolation resolved; every one that cannot be is named."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+    from omegaconf.resolvers import oc
 
-    _register_resolvers()
+    def environment(name: str, *default: Any) -> str | None:
+        # An empty variable does not stand before the default, as in a shell's `${NAME:-DEFAULT}`; none is called "".
+        return oc.env(name if os.environ.get(name) or not default else "", *default)
+
+    OmegaConf.register_new_resolver("oc.env", environment, replace=True)
+    OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)  # NeMo-RL's files multiply sizes with it
+    OmegaConf.register_new_resolver("art", _marked, replace=True)
     try:
         values = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException:
-        problems: list[ConfigError] = []
-        _broken(config, (), origins, problems)
-        raise_problems(problems, "the interpolations")
+        raise_problems([*_broken(config, (), origins)], "the interpolations")
         raise
     assert isinstance(values, dict)
-    missing = [path for path, value in _nodes(values) if value == "???"]
-    problems = [
-        ConfigError(
-            f"'{key}' must be given a value", where=origin_of(origins, path), found="???", hints=(f"{key}=VALUE",)
-        )
-        for path in missing
-        for key in (".".join(path),)
-    ]
+    problems = []
+    for path, value in _nodes(values):
+        if value == "???":
+            key, where = ".".join(path), origin_of(origins, path)
+            what = f"'{key}' must be given a value"
+            problems.append(ConfigError(what, where=where, found="???", hints=(f"{key}=VALUE",)))
     raise_problems(problems, "the config")
     return {str(key): value for key, value in values.items()}
 
 
-def _broken(node: Any, path: KeyPath, origins: Mapping[KeyPath, str], problems: list[ConfigError]) -> None:
+def _broken(node: Any, path: KeyPath, origins: Mapping[KeyPath, str]) -> Iterator[ConfigError]:
+    """The interpolations that do not resolve."""
     from omegaconf import DictConfig, ListConfig
     from omegaconf.errors import OmegaConfBaseException
 
@@ -388,27 +364,18 @@ def _broken(node: Any, path: KeyPath, origins: Mapping[KeyPath, str], problems: 
             return
         keys: list[Any] = list(node.keys()) if isinstance(node, DictConfig) else list(range(len(node)))
         for key in keys:
-            _broken(node._get_node(key), (*path, str(key)), origins, problems)
-        return
-    if not node._is_interpolation():
+            yield from _broken(node._get_node(key), (*path, str(key)), origins)
         return
     try:
-        node._dereference_node()
+        node._maybe_dereference_node(throw_on_resolution_failure=True)
     except OmegaConfBaseException as error:
-        expression = str(node._value())
-        reason = str(error).splitlines()[0]
-        hints: list[str] = [f"{'.'.join(path)}=VALUE"]
+        key, reason = ".".join(path), str(error).splitlines()[0]
+        hints = [f"{key}=VALUE"]
         if unset := re.search(r"Environment variable '(\w+)' not found", str(error)):
             hints.insert(0, f"export {unset[1]}=VALUE")
             reason = f"environment variable {unset[1]} is not set"
-        problems.append(
-            ConfigError(
-                f"'{'.'.join(path)}' does not resolve: {reason}",
-                where=origin_of(origins, path),
-                found=expression,
-                hints=hints,
-            )
-        )
+        what, where = f"'{key}' does not resolve: {reason}", origin_of(origins, path)
+        yield ConfigError(what, where=where, found=str(node._value()), hints=hints)
 
 
 def _nodes(node: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
@@ -421,44 +388,6 @@ def _nodes(node: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 def variables_in(node: Any) -> set[str]:
     """The environment variables that a config file's text, or unresolved values, interpolate."""
     return set(_ENVIRONMENT.findall(str(node)))
-
-
-def _set_variables(unresolved: Any) -> dict[str, tuple[str, ...]]:
-    """Dotted key → environment variables, for every value that interpolates some that are set."""
-    found: dict[str, tuple[str, ...]] = {}
-    for path, text in _nodes(unresolved):
-        matches = _ENVIRONMENT.finditer(text) if isinstance(text, str) else ()
-        # An empty one counts where there is no default.
-        names = [name[1] for name in matches if os.environ.get(name[1], "") or not name[0].endswith(",")]
-        if names := [name for name in names if name in os.environ]:
-            found[".".join(path)] = tuple(names)
-    return found
-
-
-def _drop_names(values: dict[str, Any], unresolved: Any) -> None:
-    """Take the names that references use out of the `run` table, and the table with the last of them."""
-    names = values.get(RUN_KEY)
-    if not isinstance(names, dict):
-        return
-    for _, text in _nodes(unresolved):
-        if isinstance(text, str) and text.startswith("${art:"):
-            names.pop(text.removeprefix("${art:").partition(",")[0].rstrip("}").strip(), None)
-    if not names:
-        del values[RUN_KEY]
-
-
-def _register_resolvers() -> None:
-    """Make `art` known to OmegaConf, and `mul`, which NeMo-RL's files multiply sizes with; an empty variable does not
-    stand before the default of `oc.env`, as in a shell's `${NAME:-DEFAULT}`."""
-    from omegaconf import OmegaConf
-    from omegaconf.resolvers import oc
-
-    def environment(name: str, *default: Any) -> str | None:
-        return oc.env(name if os.environ.get(name) or not default else "", *default)  # there is no variable ""
-
-    OmegaConf.register_new_resolver("oc.env", environment, replace=True)
-    OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
-    OmegaConf.register_new_resolver("art", _marked, replace=True)
 
 
 def _marked(name: Any, field: Any = "path", *, _root_: DictConfig) -> str:

@@ -42,6 +42,18 @@ FAMILIES = {
     )
 }
 
+QK_NORM, QKV_BIAS = ("qwen3", "qwen3_moe"), ("qwen2",)
+"""Families whose query and key heads are normed, and whose projections to them have biases."""
+_ABSENT = {
+    "num_key_value_heads": {"qwen2": 32, "qwen3": 32, "qwen3_moe": 4, "nemotron_h": 8},
+    "head_dim": {"qwen3": 128, "nemotron_h": 128},
+}
+
+
+def if_absent(config: Mapping[str, Any], key: str, worked_out: int) -> int:
+    """What transformers takes where config.json has no such key; for null, and in other families, it works it out."""
+    return worked_out if key in config else _ABSENT[key].get(str(config["model_type"]), worked_out)
+
 
 def rope_type(config: Mapping[str, Any]) -> tuple[str, int | None]:
     """The rotary scaling of a config.json, and the longest sequence up to which its frequencies are the same for every

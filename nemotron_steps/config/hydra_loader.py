@@ -9,10 +9,8 @@ Importing this module imports Hydra.
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,29 +30,23 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nemotron_steps.config.names import nearest
-from nemotron_steps.config.search import Mount
+from nemotron_steps.config.search import Mount, first_file
 from nemotron_steps.config.secrets import MASK, may_be_secret, shown_override
 from nemotron_steps.config.yaml_lines import KeyPath, load_yaml
 from nemotron_steps.errors import ConfigError, first_line
 
 _GRAMMAR = "https://hydra.cc/docs/1.3/advanced/override_grammar/basic"
-_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
-"""A number like 1,000,000."""
-_ITEM = re.compile(r"(?:\[[^\]]*\]|\{[^}]*\}|[^,])+")
-"""An item of a list as it was typed: commas within its own brackets do not end it."""
 
 
 @dataclass
 class Composition:
-    """A composed config before overrides: the merged node and what set each key."""
+    """A composed config before overrides: the merged node, `file:line` of the last config that set each key, the value
+    overrides left to apply (those that chose a config group are in `config` already), and every file that was read."""
 
     config: DictConfig
     origins: dict[KeyPath, str]
-    """`file:line` of the last config that set each key."""
     overrides: list[Override]
-    """Value overrides left to apply; those that chose a config group are already in `config`."""
     files: tuple[Path, ...] = ()
-    """Every file that was read."""
 
 
 class MountRepository(ConfigRepository):
@@ -73,20 +65,36 @@ class MountRepository(ConfigRepository):
         """Every file read."""
         return tuple(dict.fromkeys(Path(result.path) for result in self._loaded.values() if result is not None))
 
-    def initialize_sources(self, config_search_path: Any) -> None:
-        """The mounts are fixed; Hydra's search path plays no part."""
-
     def file(self, config_path: str) -> Path | None:
         """The file of a config name: the first mount that has it."""
-        name = config_path.removesuffix(".yaml").strip("/")
-        paths = (mount.path(name) for mount in self._mounts)
-        return next((path for path in paths if path is not None and path.is_file()), None)
+        return first_file(self._mounts, config_path.removesuffix(".yaml").strip("/"))
+
+    # What Hydra asks of a repository.
+
+    def initialize_sources(self, config_search_path: Any) -> None:
+        """The mounts are fixed; Hydra's search path plays no part."""
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         """The parsed file, its package header and its defaults list; None when no mount has it."""
         if config_path not in self._loaded:
             self._loaded[config_path] = self._load(config_path)
         return self._loaded[config_path]
+
+    def group_exists(self, config_path: str) -> bool:
+        """Whether a folder of that name exists under a mount."""
+        return bool(self._folders(config_path))
+
+    def config_exists(self, config_path: str) -> bool:
+        """Whether a config of that name exists under a mount."""
+        return self.file(config_path) is not None
+
+    def get_group_options(self, group_name: str, results_filter: Any = ObjectType.CONFIG) -> list[str]:
+        """Names of the configs in a group, for the error that names them."""
+        return sorted({file.stem for folder in self._folders(group_name) for file in folder.glob("*.yaml")})
+
+    def _folders(self, group: str) -> list[Path]:
+        folders = [mount.group(group) for mount in self._mounts]
+        return [folder for folder in folders if folder is not None and folder.is_dir()]
 
     def _load(self, config_path: str) -> ConfigResult | None:
         file = self.file(config_path)
@@ -111,20 +119,6 @@ class MountRepository(ConfigRepository):
             raise ConfigError(first_line(error), where=f"{file}:{lines.get(('defaults',), 1)}") from error
         return ConfigResult(provider="mount", path=str(file), config=config, header=header, defaults_list=defaults)
 
-    def group_exists(self, config_path: str) -> bool:
-        """Whether a folder of that name exists under a mount."""
-        folders = (mount.group(config_path) for mount in self._mounts)
-        return any(folder is not None and folder.is_dir() for folder in folders)
-
-    def config_exists(self, config_path: str) -> bool:
-        """Whether a config of that name exists under a mount."""
-        return self.file(config_path) is not None
-
-    def get_group_options(self, group_name: str, results_filter: Any = ObjectType.CONFIG) -> list[str]:
-        """Names of the configs in a group, for the error that names them."""
-        folders = [mount.group(group_name) for mount in self._mounts]
-        return sorted({f.stem for folder in folders if folder and folder.is_dir() for f in folder.glob("*.yaml")})
-
 
 def parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[ConfigError]]:
     """Parse each override by Hydra's grammar; every malformed one is an error of its own."""
@@ -132,7 +126,10 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Conf
     parsed: list[Override] = []
     problems: list[ConfigError] = []
     for before, text in zip(("", *overrides), overrides, strict=False):
-        shown = MASK if _ends_in_secret_key(before) and not re.match(r"[^=]+=[^=]", text) else shown_override(text)
+        key, _, value = before.partition("=")
+        # What stands after `["hf_token", ` may be its value.
+        of_secret = not value and may_be_secret(key.strip("+~-: ")) and not re.match(r"[^=]+=[^=]", text)
+        shown = MASK if of_secret else shown_override(text)
         hints: tuple[str, ...] = ()
         what, expected = f"override '{shown}' has no key", "key=value, +key=value or ~key"
         if not text.startswith("="):  # Hydra takes it for one of the defaults list
@@ -141,33 +138,26 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[Conf
             except HydraException as error:
                 # Hydra's reason quotes the value.
                 what = f"override '{shown}' does not parse" + (f": {first_line(error)}" if shown == text else "")
-                hints = (f"{_quoted(shown)}   # quotes special characters", f"the grammar: {_GRAMMAR}")
+                key, equals, value = shown.partition("=")
+                quoted = f"\"{key}='{value}'\"" if equals else f"'{shown}'"
+                text_ones = () if value.startswith(("[", "{")) else (f"{quoted}   # quotes special characters",)
+                hints = (*text_ones, f"the grammar: {_GRAMMAR}")
             else:
                 if not override.is_sweep_override():
                     parsed.append(override)
                     continue
                 what, expected = f"override '{shown}' is a sweep, and a run has one value a key", "one value"
                 key, _, value = shown.partition("=")
-                number = (f"{key}={value.replace(',', '')}",) if _THOUSANDS.fullmatch(value) else ()
-                hints = (*number, f"'{key}=[{value}]'   # a list", f"\"{key}='{value}'\"   # text with commas")
+                hints = (f"'{key}=[{value}]'   # a list", f"\"{key}='{value}'\"   # text with commas")
+                if re.fullmatch(r"\d{1,3}(,\d{3})+", value):
+                    hints = (f"{key}={value.replace(',', '')}", *hints)
         problems.append(ConfigError(what, where=f"override '{shown}'", expected=expected, hints=hints))
     return parsed, problems
 
 
-def _ends_in_secret_key(override: str) -> bool:
-    """Whether what stands after an override may be the value of its key, `["hf_token", "x"]`, and a secret."""
-    key, _, value = override.partition("=")
-    return not value and may_be_secret(key.strip("+~-: "))
-
-
 def compose_mounts(name: str | None, mounts: Sequence[Mount], home: str, overrides: Sequence[Override]) -> Composition:
-    """Resolve the defaults list of config `name` and merge it.
-
-    Args:
-        name: Hydra config name; None composes an empty config.
-        mounts: where configs are found, in order of precedence.
-        home: group whose configs default to the global package.
-        overrides: parsed overrides; those naming a config group choose among its configs.
+    """Resolve the defaults list of a config (None: an empty one) and merge it. Mounts go in order of precedence,
+    configs of the group `home` are global, and overrides that name a config group choose among its configs.
 
     Raises:
         ConfigError: a named config is missing, or its defaults list or values cannot be merged.
@@ -235,20 +225,3 @@ def _record(origins: dict[KeyPath, str], prefix: KeyPath, lines: dict[KeyPath, i
             for stale in [key for key in origins if key[: len(full) - 1] == full[:-1] and len(key) >= len(full)]:
                 del origins[stale]
         origins[full] = f"{file}:{line}"
-
-
-def _quoted(text: str) -> str:
-    """A malformed override, quoted for the shell and for Hydra. A list stays one: only its items are quoted."""
-    key, equals, value = text.partition("=")
-    if equals and value.startswith("[") and value.endswith("]"):
-        items = (item.strip() for item in _ITEM.findall(value[1:-1]))
-        return shlex.quote(f"{key}=[{','.join(item if _parses(item) else json.dumps(item) for item in items)}]")
-    return f"\"{key}='{value}'\"" if equals else f"'{text}'"
-
-
-def _parses(item: str) -> bool:
-    try:
-        OverridesParser.create().parse_override(f"key=[{item}]")
-    except HydraException:
-        return False
-    return True

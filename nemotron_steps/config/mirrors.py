@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.errors.entry_points import entry_points
 from nemotron_steps.errors.plugins import load_object
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "nemotron_steps.trackers"
 _IN_EXAMPLES = {"mlflow": "./examples/mlflow_tracker   # in a checkout of nemotron-steps"}
@@ -73,24 +70,21 @@ def settings_model(name: str) -> type[Table]:
     """What a mirror's table is checked against."""
     if name in BUILT_IN:
         return BUILT_IN[name]
-    model: type[Table] = getattr(tracker_class(name), "settings_model", OpenTable) if _points(name) else OpenTable
+    brought = any(point.name == name for point in entry_points(ENTRY_POINT_GROUP))
+    model: type[Table] = getattr(tracker_class(name), "settings_model", OpenTable) if brought else OpenTable
     return model
 
 
 def tracker_class(name: str) -> Any:
     """The class that another package brings for a table. UnsupportedError if none does, or it cannot be loaded."""
-    points = _points(name)
-    if not points:
+    reference = next((point.value for point in entry_points(ENTRY_POINT_GROUP) if point.name == name), None)
+    if reference is None:
         raise UnsupportedError(
             f"the [{name}] table of env.toml needs a package that brings a tracker '{name}'",
             where=f"[{name}]",
             hints=(f"pip install {_IN_EXAMPLES[name]}",),
         )
     try:
-        return load_object(points[0].value)
+        return load_object(reference)
     except (ImportError, AttributeError) as error:
-        raise UnsupportedError(f"tracker '{name}' cannot be loaded: {error}", where=points[0].value) from error
-
-
-def _points(name: str) -> list[EntryPoint]:
-    return [point for point in entry_points(ENTRY_POINT_GROUP) if point.name == name]
+        raise UnsupportedError(f"tracker '{name}' cannot be loaded: {error}", where=reference) from error

@@ -12,15 +12,13 @@ ALIKE = 0.8
 def nearest(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, ...]:
     """Up to `limit` candidates that look like `name`, best first; empty when none is close.
 
-    Candidates that share the last dotted or slashed part come first: `max_num_steps` finds `grpo.max_num_steps`,
-    `rlhf` finds `rl/nemo_rl/rlhf`. Then those of which it is a word (`gpu` finds `one_gpu`, and not `cpu`) and those
-    that differ by a letter of many: `step` finds `steps` before `seconds_per_step`.
+    Candidates that share the last dotted or slashed part come first: `max_num_steps` finds `grpo.max_num_steps`. Then
+    those of which it is a word (`gpu` finds `one_gpu`, and not `cpu`) and those that differ by a letter of many.
     """
     from difflib import SequenceMatcher
 
-    wanted = name.lower()
+    wanted, scored = name.lower(), []
     tail = _tail(wanted)
-    scored: list[tuple[float, str]] = []
     for candidate in set(candidates):
         text = candidate.lower()
         same = SequenceMatcher(None, wanted, text).ratio()
@@ -31,9 +29,8 @@ def nearest(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, 
         else:
             score = 0.6 * SequenceMatcher(None, tail, _tail(text)).ratio() + 0.4 * same
         if score >= 0.6:
-            scored.append((score, candidate))
-    scored.sort(key=lambda pair: (-pair[0], pair[1]))
-    return tuple(candidate for _, candidate in scored[:limit])
+            scored.append((-score, candidate))
+    return tuple(candidate for _, candidate in sorted(scored)[:limit])
 
 
 def meant(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, ...]:
@@ -55,12 +52,11 @@ def misspelt(name: str, right: str) -> bool:
         return True
     words = [re.split("[_./]", text) for text in (ours, theirs)]
     pairs = [*zip(*words, strict=True)] if len(words[0]) == len(words[1]) else [(ours, theirs)]
-    return all(_slips(*pair) <= _allowed(*pair) for pair in pairs)
-
-
-def _allowed(one: str, other: str) -> int:
-    shortest = min(len(one), len(other))
-    return (shortest > 1) + (shortest >= 8 and one[0] == other[0])
+    for one, other in pairs:
+        shortest = min(len(one), len(other))
+        if _slips(one, other) > (shortest > 1) + (shortest >= 8 and one[0] == other[0]):
+            return False
+    return True
 
 
 def _slips(one: str, other: str) -> int:

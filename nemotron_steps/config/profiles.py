@@ -72,14 +72,19 @@ class Profile(Table):
         return {"gpus_per_node": self.gpus_per_node, **one}
 
     @property
+    def on_this_machine(self) -> bool:
+        """Whether its runs are processes of this machine."""
+        return self.executor == "local"
+
+    @property
     def runs_here(self) -> bool:
         """Whether a run that somebody waits for works in the process that asks for it."""
-        return self.executor == "local" and not self.setup_lines
+        return self.on_this_machine and not self.setup_lines
 
     @property
     def variables_here(self) -> Mapping[str, str]:
         """What `env_vars` sets in the process that asks for a run; an executor of another machine sets them there."""
-        return self.env_vars if self.executor == "local" else {}
+        return self.env_vars if self.on_this_machine else {}
 
     def shown(self) -> dict[str, Any]:
         """The keys that are set, secrets masked, as they may be printed."""
@@ -134,25 +139,20 @@ _ALSO_CALLED = {
 """Second names of keys, as the public profiles have them."""
 JOB_KEYS = {key: _ALSO_CALLED.get(key, key) for key in _JobKeys.model_fields}
 """Key of `run.env` → the profile's."""
-_NO_EXECUTOR: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("nproc_per_node", "nprocs_per_node"), "the step's cluster.* keys say how many processes work on a node"
-    ),
-    **dict.fromkeys(
-        ("packager", "packager_include_pattern", "pip_extras", "code_src_dir", "run_command"),
-        "a job runs the `steps` installed where it runs; nothing is packed",
-    ),
-    **dict.fromkeys(
-        ("build_partition", "build_time", "build_cache_dir", "build_include_gpus", "build_gpus_per_node"),
-        "images are built from containers/, not by a job",
-    ),
-    **dict.fromkeys(("nemo_run_dir", "workspace"), "runs are in the home: STEPS_HOME, or --home"),
-    **dict.fromkeys(("tunnel", "host", "user", "identity", "remote_job_dir"), "it is a key of executor slurm"),
-    "lustre_mount": "it is one of `mounts`",
-    "ray_version": "Ray is the image's",
-    "ray_address": "it is a key of executor ray; for a cluster that is there already the step has cluster.ray_address",
-    **dict.fromkeys(("node_group", "resource_shape"), "it is a key of executor lepton"),
+_REASONS = {
+    "the step's cluster.* keys say how many processes work on a node": "nproc_per_node nprocs_per_node",
+    "a job runs the `steps` installed where it runs; nothing is packed": "packager packager_include_pattern pip_extras "
+    "code_src_dir run_command",
+    "images are built from containers/, not by a job": "build_partition build_time build_cache_dir build_include_gpus "
+    "build_gpus_per_node",
+    "runs are in the home: STEPS_HOME, or --home": "nemo_run_dir workspace",
+    "it is a key of executor slurm": "tunnel host user identity remote_job_dir",
+    "it is one of `mounts`": "lustre_mount",
+    "Ray is the image's": "ray_version",
+    "it is a key of executor ray; for a cluster that is there already the step has cluster.ray_address": "ray_address",
+    "it is a key of executor lepton": "node_group resource_shape",
 }
+_NO_EXECUTOR = {key: reason for reason, keys in _REASONS.items() for key in keys.split()}
 """Keys seen in profiles written for other tools, and why they are refused: here they would do nothing."""
 
 
@@ -200,84 +200,82 @@ class Environment:
             UnsupportedError: nothing here provides its executor.
             ConfigError: a key or value is wrong, or `extends` goes in a circle.
         """
+        merged, lines = self._merged(name, models)
+        executor = merged.get("executor", "local")
+        try:
+            # A value that is not a string is the general model's to refuse.
+            model = models(executor) if isinstance(executor, str) else Profile
+        except StepsError as error:
+            error.where = lines.get((name, "executor"), error.where)
+            raise
+        at = lines[name, ""]
+        for key, (value, where, *others) in (job or {}).items():
+            overridden = (where or "").startswith("override ")
+            takes = key in model.model_fields or model.model_config.get("extra") == "allow"
+            if not (takes or overridden) or (key == "container_image" and key in merged and not overridden):
+                continue
+            if others:
+                images = (value, *others)
+                raise ConfigError(
+                    "one job works on all these steps, and their configs name several images",
+                    where=at,
+                    expected="container_image in the profile, or the steps one by one",
+                    found=", ".join(images),
+                    hints=tuple(_sed(at, f"a container_image = {json.dumps(image)}") for image in images),
+                )
+            merged[key], lines[name, key] = value, where or at
+        profile = _validated(model, merged, name, lines)
+        image, always = merged.get("container_image"), "container_image" in model.of_image
+        needs = [key for key in model.of_image if merged.get(key)]
+        if job is None or not ((always and not image) or (needs and image is None)):
+            return profile
+        what = f"[{name}] needs an image{' for its ' if needs else ''}{' and '.join(needs)}"
+        without = () if always else (_sed(at, 'a container_image = ""') + "   # without a container",)
+        build = _sed(at, 'a container_image = "nemotron-steps:cuda"') + "   # docs/executors.md: how to build it"
+        lacking = NoImageError(
+            f"{what}, and neither it nor the step's config names one",
+            where=lines.get((name, (*needs, "")[0]), at),
+            expected="container_image in the profile, or run.env.container=IMAGE",
+            hints=(build, *without),
+        )
+        lacking.profile = profile
+        raise lacking
+
+    def _merged(self, name: str, models: ProfileModels) -> tuple[dict[str, Any], dict[tuple[str, str], str]]:
+        """The keys of a profile and of all that it extends, and (name, key) → where each is written."""
         chain: list[str] = []
         merged: dict[str, Any] = {}
         lines: dict[tuple[str, str], str] = {}
-        current: str | None = name
-        while current is not None:
+        current: Any = name
+        while isinstance(current, str):
+            above = self.lines.get((chain[-1], "extends")) if chain else None
             if current in chain:
-                raise ConfigError(
-                    "profiles extend each other in a circle: " + " → ".join([*chain, current]),
-                    where=self.lines.get((current, "extends")),
-                )
+                circle = " → ".join([*chain, current])
+                where = self.lines.get((current, "extends"))
+                raise ConfigError(f"profiles extend each other in a circle: {circle}", where=where)
             source = self.profiles.get(current)
             if source is None:
-                raise self._unknown(current, models, self.lines.get((chain[-1], "extends")) if chain else None)
-            lines.setdefault((name, ""), f"{source.file}:{source.line}")
+                raise self._unknown(current, models, above)
+            at = f"{source.file}:{source.line}"
+            lines.setdefault((name, ""), at)
             for written, value in source.values.items():
-                key = _ALSO_CALLED.get(written, written)
-                where = self.lines.get((current, written), f"{source.file}:{source.line}")
+                key, where = _ALSO_CALLED.get(written, written), self.lines.get((current, written), at)
                 if key != written and key in source.values:
                     raise ConfigError(f"'{written}' is another name of '{key}', which [{current}] has", where=where)
                 if key not in merged:
                     merged[key] = _filled(value, where)
-                    lines[(name, key)] = where
+                    lines[name, key] = where
                 elif isinstance(value, dict) and isinstance(merged[key], dict):
                     merged[key] = {**_filled(value, where), **merged[key]}
             chain.append(current)
-            parent = source.values.get("extends")
-            current = parent if isinstance(parent, str) else None
-        executor = merged.get("executor", "local")
-        # A value that is no string is the general model's to refuse.
-        model = Profile
-        if isinstance(executor, str):
-            try:
-                model = models(executor)
-            except StepsError as error:
-                error.where = lines.get((name, "executor"), error.where)
-                raise
-        at = lines[(name, "")]
-        for key, (value, where, *others) in (job or {}).items():
-            overridden = (where or "").startswith("override ")
-            takes = key in model.model_fields or model.model_config.get("extra") == "allow"
-            if (takes or overridden) and (overridden or key != "container_image" or key not in merged):
-                if others:
-                    images = (value, *others)
-                    raise ConfigError(
-                        "one job works on all these steps, and their configs name several images",
-                        where=at,
-                        expected="container_image in the profile, or the steps one by one",
-                        found=", ".join(images),
-                        hints=tuple(_sed(at, f"a container_image = {json.dumps(image)}") for image in images),
-                    )
-                merged[key], lines[(name, key)] = value, where or at
-        profile = _validated(model, merged, name, lines)
-        image, always = merged.get("container_image"), "container_image" in model.of_image
-        needs = [key for key in model.of_image if merged.get(key)]
-        if job is not None and ((always and not image) or (needs and image is None)):
-            what = f"[{name}] needs an image{' for its ' if needs else ''}{' and '.join(needs)}"
-            lacking = NoImageError(
-                f"{what}, and neither it nor the step's config names one",
-                where=lines.get((name, (*needs, "")[0]), at),
-                expected="container_image in the profile, or run.env.container=IMAGE",
-                hints=(
-                    _sed(at, 'a container_image = "nemotron-steps:cuda"') + "   # docs/executors.md: how to build it",
-                    *(() if always else (_sed(at, 'a container_image = ""') + "   # without a container",)),
-                ),
-            )
-            lacking.profile = profile
-            raise lacking
-        return profile
+            current = source.values.get("extends")
+        return merged, lines
 
     def _unknown(self, name: str, models: ProfileModels, where: str | None) -> UnknownNameError:
-        close = meant(name, self.profiles)
-        files = environment_files()
+        close, files = meant(name, self.profiles), environment_files()
         hints = [f"-r {other}" for other in close]
-        others = {
-            **dict.fromkeys(OTHER_TABLES, "which other tools read"),
-            **dict.fromkeys(mirror_names(), "a mirror, not a profile"),
-        }
-        other = others.get(name)
+        other = "a mirror, not a profile" if name in mirror_names() else ""
+        other = "which other tools read" if name in OTHER_TABLES else other
         if not close and not other and re.fullmatch(r"[\w-]+", name):
             lines = "".join(f"\\n{line}" for line in (f"[{name}]", *_executor_said(name, models), ""))
             table = f"printf {shlex.quote(lines)} >> {shlex.quote(str(files[0]))}"
@@ -293,12 +291,8 @@ class Environment:
 
 
 def load_environment(cwd: Path | None = None) -> Environment:
-    """Read every `env.toml`; a profile of an earlier file hides one of the same name in a later file.
-
-    Raises:
-        ConfigError: a file is unreadable or not TOML, a top-level value is not a table, or NEMOTRON_ENV_FILE names
-            no file.
-    """
+    """Read every `env.toml`; a profile of an earlier file hides one of the same name in a later file. ConfigError where
+    one cannot be read, is not TOML or has values outside of tables, or NEMOTRON_ENV_FILE names no file."""
     named = os.environ.get(ENVIRONMENT_VARIABLE)
     if named and not Path(named).expanduser().is_file():
         raise ConfigError(
@@ -387,53 +381,52 @@ def _validated(
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
-        problems = []
-        for detail in error.errors(include_url=False, include_context=False):
-            location = [str(part) for part in detail["loc"]]
-            key = location[0] if location else ""
-            where = lines.get((table, key)) or lines.get((table, ""))
-            if detail["type"] == "extra_forbidden":
-                close = nearest(key, model.model_fields)
-                told = f", whose executor is {values.get('executor', 'local')}"
-                # A value of several lines would go on after the comment.
-                commented = () if isinstance(values[key], list | dict) else (_sed(where, "s/^/# /"),)
-                executor = told if issubclass(model, Profile) else ""  # keys differ between executors
-                reason = f": {_NO_EXECUTOR[key]}" if key in _NO_EXECUTOR else ""
-                problems.append(
-                    ConfigError(
-                        f"unknown key '{key}' in [{table}]{executor}{reason}",
-                        where=where,
-                        expected=" or ".join(close) if close and not reason else ", ".join(model.model_fields),
-                        found=key,
-                        hints=commented if reason else renamed_key(where, key, *meant(key, close)[:1]),
-                    )
-                )
-            elif detail["type"] == "missing":
-                examples = model.model_fields[key].examples or ()
-                problems.append(
-                    ConfigError(
-                        f"[{table}] needs '{key}'",
-                        where=where,
-                        hints=tuple(_sed(where, f"a {key} = {json.dumps(example)}") for example in examples),
-                    )
-                )
-            else:
-                # A number where TOML wants a string, or the other way round.
-                given, right = detail["input"], {"string_type": int, "int_type": str}.get(detail["type"], ())
-                plain = len(location) == 1 and type(given) is right and re.fullmatch(r"\d+", str(given))
-                quoted = json.dumps(str(given)) if right is int else str(given)
-                message = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-                problems.append(
-                    ConfigError(
-                        f"'{'.'.join(location)}' in [{table}] is wrong" if location else f"[{table}]: {message}",
-                        where=where,
-                        expected=message if location else None,
-                        found=repr(mask(key, detail["input"])) if location else None,
-                        hints=(_sed(where, f's/= *"\\?{given}"\\?/= {quoted}/'),) if plain else (),
-                    )
-                )
-        raise_problems(problems, f"[{table}]")
-        raise AssertionError("a ValidationError without an error") from error
+        problems = [
+            _problem(detail, model, values, table, lines)
+            for detail in error.errors(include_url=False, include_context=False)
+        ]
+    raise_problems(problems, f"[{table}]")
+    raise AssertionError("a ValidationError without an error")
+
+
+def _problem(
+    detail: Any, model: type[Table], values: Mapping[str, Any], table: str, lines: Mapping[tuple[str, str], str]
+) -> ConfigError:
+    """What a table says wrongly."""
+    location = [str(part) for part in detail["loc"]]
+    key = location[0] if location else ""
+    where = lines.get((table, key)) or lines.get((table, ""))
+    if detail["type"] == "extra_forbidden":
+        close, reason = nearest(key, model.model_fields), _NO_EXECUTOR.get(key)
+        executor = f", whose executor is {values.get('executor', 'local')}" if issubclass(model, Profile) else ""
+        hints = renamed_key(where, key, *meant(key, close)[:1])
+        if reason is not None:  # a value of several lines would go on after the comment
+            hints = () if isinstance(values[key], list | dict) else (_sed(where, "s/^/# /"),)
+        return ConfigError(
+            f"unknown key '{key}' in [{table}]{executor}{f': {reason}' if reason else ''}",
+            where=where,
+            expected=" or ".join(close) if close and not reason else ", ".join(model.model_fields),
+            found=key,
+            hints=hints,
+        )
+    if detail["type"] == "missing":
+        examples = model.model_fields[key].examples or ()
+        hints = tuple(_sed(where, f"a {key} = {json.dumps(example)}") for example in examples)
+        return ConfigError(f"[{table}] needs '{key}'", where=where, hints=hints)
+    message = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if not location:
+        return ConfigError(f"[{table}]: {message}", where=where)
+    # A number where TOML wants a string, or the other way round.
+    given, right = detail["input"], {"string_type": int, "int_type": str}.get(detail["type"], ())
+    plain = len(location) == 1 and type(given) is right and re.fullmatch(r"\d+", str(given))
+    quoted = json.dumps(str(given)) if right is int else str(given)
+    return ConfigError(
+        f"'{'.'.join(location)}' in [{table}] is wrong",
+        where=where,
+        expected=message,
+        found=repr(mask(key, given)),
+        hints=(_sed(where, f's/= *"\\?{given}"\\?/= {quoted}/'),) if plain else (),
+    )
 
 
 def _executor_said(name: str, models: ProfileModels) -> Iterator[str]:

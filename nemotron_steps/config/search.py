@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,28 +35,26 @@ class Mount:
         config_name = posixpath.normpath(config_name)
         if self.file is not None:
             return self.file if config_name == self.prefix else None
-        if not self.prefix:
-            return self.folder / f"{config_name}.yaml"
-        head, _, tail = config_name.partition(self.prefix + "/")
-        return self.folder / f"{tail}.yaml" if not head and tail else None
+        below = self._below(config_name)
+        return self.folder / f"{below}.yaml" if below else None
 
     def group(self, group: str) -> Path | None:
         """The folder of a config group under this mount, whether or not it exists."""
-        if self.file is not None:
-            return None
-        if not self.prefix:
-            return self.folder / group
-        if group == self.prefix:
-            return self.folder
-        head, _, tail = group.partition(self.prefix + "/")
-        return self.folder / tail if not head and tail else None
+        below = self._below(group) if self.file is None else None
+        return self.folder / below if below is not None else None
+
+    def _below(self, name: str) -> str | None:
+        if not self.prefix or name == self.prefix:
+            return "" if self.prefix else name
+        head, _, tail = name.partition(f"{self.prefix}/")
+        return tail if not head and tail else None
 
 
 @dataclass(frozen=True)
 class SearchPath:
     """Every place one step's configs and their bases are looked for, in order.
 
-    Args:
+    Attributes:
         step: step id; its configs are named `<step id>/<name>`.
         roots: the `configs/` folders of packs, the step's own pack first.
         beside: the `config/` folder beside the step's manifest, as in the public layout.
@@ -78,11 +77,9 @@ class SearchPath:
 
     def files(self) -> dict[str, Path]:
         """The file of each config of this step, sorted by name."""
-        folders = [mount.group(self.step) for mount in self._own(self.mounts())]
+        folders = [mount.group(self.step) for mount in self._own()]
         files = [file for folder in folders if folder is not None and folder.is_dir() for file in folder.glob("*.yaml")]
-        first: dict[str, Path] = {}
-        for file in files:
-            first.setdefault(file.stem, file)
+        first = {file.stem: file for file in reversed(files)}
         return dict(sorted(first.items()))
 
     def with_bases(self, file: Path) -> list[Path]:
@@ -91,60 +88,56 @@ class SearchPath:
         for each in found:
             listed = _DEFAULTS.search(each.read_text(encoding="utf-8", errors="replace"))
             for name in re.findall(r"[\w./-]+", listed[1]) if listed is not None else ():
-                full = name[1:] if name.startswith("/") else f"{self.step}/{name}"
-                paths = (mount.path(full) for mount in self.mounts())
-                base = next((path for path in paths if path is not None and path.is_file()), None)
+                base = first_file(self.mounts(), name[1:] if name.startswith("/") else f"{self.step}/{name}")
                 if base is not None and base not in found:
                     found.append(base)
         return found
 
-    def _own(self, mounts: tuple[Mount, ...]) -> list[Mount]:
+    def _own(self) -> list[Mount]:
         """The mounts that may hold configs of this step."""
-        return [mount for mount in mounts if mount.prefix or mount.folder not in self.rivals]
+        return [mount for mount in self.mounts() if mount.prefix or mount.folder not in self.rivals]
 
     def locate(self, config: str | None) -> tuple[str | None, tuple[Mount, ...]]:
-        """The Hydra name of a config and the mounts to compose it from.
-
-        Args:
-            config: a name (`tiny`), a path (`./mine.yaml`), or None for `default`, which a step may lack.
-
-        Returns:
-            (None, mounts) when no config was asked for and the step has no `default`.
+        """The Hydra name of a config and the mounts to compose it from: of a name (`tiny`), a path (`./mine.yaml`), or
+        None for `default`, which a step may lack: then the name is None.
 
         Raises:
             ConfigError: no such file or config; the nearest names are given.
         """
+        names, show = self.names(), (f"steps show {self.step}   # its configs",)
         if config is not None and is_path(config):
             file = Path(config).expanduser().absolute()
             if not file.is_file():
                 there = {path.stem: path for path in file.parent.glob("*.y*ml")}
-                close = meant(file.stem, there)
+                close = meant(file.stem, there)[:1]
                 raise ConfigError(
                     f"config file '{config}' does not exist",
                     where=f"-c {config}",
-                    expected=f"a yaml file, or one of: {', '.join(self.names()) or 'this step has no named configs'}",
-                    hints=did_you_mean([str(there[other]) for other in close[:1]])
-                    or (f"steps show {self.step}   # its configs",),
+                    expected=f"a yaml file, or one of: {', '.join(names) or 'this step has no named configs'}",
+                    hints=did_you_mean([str(there[other]) for other in close]) or show,
                 )
             # A name of its own, so that a file called tiny.yaml can build on the step's tiny; the files beside it
             # come after the step's configs.
             name = f"{self.step}/{file.stem}.file"
             return name, (Mount(name, file.parent, file), *self.mounts(), Mount(self.step, file.parent))
         name = config or DEFAULT_CONFIG
-        mounts = self.mounts()
-        candidates = (mount.path(f"{self.step}/{name}") for mount in self._own(mounts))
-        if any(path is not None and path.is_file() for path in candidates):
-            return f"{self.step}/{name}", mounts
-        names = self.names()
+        if first_file(self._own(), f"{self.step}/{name}") is not None:
+            return f"{self.step}/{name}", self.mounts()
         if config is None or (config == DEFAULT_CONFIG and not names):
-            return None, mounts
+            return None, self.mounts()
         raise ConfigError(
             f"step '{self.step}' has no config '{name}'",
             where=f"-c {name}",
             expected=", ".join(names) or "a path to a yaml file: this step has no named configs",
             found=name,
-            hints=tuple(f"-c {other}" for other in meant(name, names)) or (f"steps show {self.step}   # its configs",),
+            hints=tuple(f"-c {other}" for other in meant(name, names)) or show,
         )
+
+
+def first_file(mounts: Iterable[Mount], name: str) -> Path | None:
+    """The file of a config name: of the first mount that has it."""
+    paths = (mount.path(name) for mount in mounts)
+    return next((path for path in paths if path is not None and path.is_file()), None)
 
 
 def is_path(config: str) -> bool:

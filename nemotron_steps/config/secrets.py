@@ -64,6 +64,7 @@ _PLURALS = _words("api access auth refresh hf hub github gitlab")
 
 _PASSES = _words("forward backward two one first second third num by per single multi full all final did must")
 
+_OPENING = ("auth", "cookie", "cookies", "dsn", "webhook", "connection string", "webhook url", "auth header")
 _ABOUT = _words(
     "file path dir folder env var variable name names field column type length policy provider backend manager enabled "
     "required format count expiry"
@@ -72,15 +73,13 @@ _ABOUT = _words(
 
 
 class Strength(IntEnum):
-    """How much a name says."""
+    """How much a name says: nothing; that the value is a secret if it looks like one (`openai_key`, where `answer_key`
+    is a column's name); that a text is one, and a number or a flag is not (`token`, `pass`); that any value is."""
 
     NONE = 0
     MAYBE = 1
-    """The value is a secret if it looks like one: `openai_key`, where `answer_key` is a column's name."""
     TEXT = 2
-    """A text is a secret; a number or a flag is none: `token`, `pass`."""
     ANY = 3
-    """Whatever the value, it is a secret."""
 
 
 def is_secret_key(key: str) -> bool:
@@ -94,33 +93,24 @@ def strength(key: str) -> Strength:
     words = [part.lower() for part in _PART.findall(name) if not part.isdigit()]
     if not words or words[-1] in _ABOUT:
         return Strength.NONE
-    pairs = set(pairwise(words))
-    opens = any(second in ("key", "keys") and first in _KEYS for first, second in pairs)
+    opens = any(second in ("key", "keys") and first in _KEYS for first, second in pairwise(words))
     if opens or not _ALWAYS.isdisjoint(words) or any(word.endswith(_ENDINGS) for word in words):
         return Strength.ANY
-    before = words[-2] if len(words) > 1 else ""
-    return _by_last(words[-1], before, is_variable=name.isupper())
-
-
-def _by_last(last: str, before: str, *, is_variable: bool) -> Strength:
+    before, last, is_variable = words[-2] if len(words) > 1 else "", words[-1], name.isupper()
     if last.endswith("token"):
-        before = last.removesuffix("token") or before
-        return Strength.NONE if before in _TEXT_PLURALS else Strength.TEXT
-    if last == "tokens":
-        return Strength.TEXT if before in _PLURALS else Strength.NONE
-    if last in ("auth", "cookie", "cookies", "dsn", "webhook") or (before, last) in (
-        ("connection", "string"),
-        ("webhook", "url"),
-        ("auth", "header"),
-    ):
-        return Strength.TEXT
-    if last == "pass":
-        return Strength.NONE if before in _PASSES else Strength.TEXT
-    if last.endswith("pass") and is_variable:
-        return Strength.NONE if last in ("bypass", "compass") else Strength.TEXT
-    if last in ("key", "keys") and before and before not in _DATA_KEYS:
+        text = (last.removesuffix("token") or before) in _TEXT_PLURALS
+    elif last == "tokens":
+        text = before not in _PLURALS
+    elif last == "pass":
+        text = before in _PASSES
+    elif last.endswith("pass") and is_variable:
+        text = last in ("bypass", "compass")
+    elif last in ("key", "keys") and before and before not in _DATA_KEYS:
         return Strength.TEXT if is_variable else Strength.MAYBE
-    return Strength.TEXT if last == "pat" and before and is_variable else Strength.NONE
+    else:
+        opens = (last == "pat" and before and is_variable) or last in _OPENING or f"{before} {last}" in _OPENING
+        text = not opens
+    return Strength.NONE if text else Strength.TEXT
 
 
 _SERVICE_TOKENS = (
@@ -200,7 +190,18 @@ def _mask_shapes(text: str) -> str:
         text = re.sub(_BEARER, rf"\1{MASK}", text)
     if "-" in text:
         text = re.sub(_FLAG, lambda flag: f"{flag[1]}{MASK}" if is_secret_key(flag[2]) else flag[0], text)
-    return _without_assigned_secrets(text) if "=" in text or ":" in text else text
+    if "=" not in text and ":" not in text:
+        return text
+    # `name = value`, `"name": "value"`, `Name: value`
+    parts, at = [], 0
+    for match in re.finditer(_ASSIGNMENT, text):
+        if match.start() < at or (says := strength(match["name"])) is Strength.NONE:
+            continue
+        end, shown = _value_at(text, match.end(), match["sign"], says)
+        if _is_assigned_secret(says, text[match.end() : end], match):
+            parts += [text[at : match.end()], shown]
+            at = end
+    return "".join(parts) + text[at:]
 
 
 def _without_url_secrets(match: re.Match[str]) -> str:
@@ -221,20 +222,6 @@ def _without_url_secrets(match: re.Match[str]) -> str:
         return f"{name}={MASK}" if secret and value else parameter[0]
 
     return f"{scheme}://{authority}{slash}{path}{mark}{re.sub(r'([^?#&;=]+)=([^&#;]*)', without_value, parameters)}"
-
-
-def _without_assigned_secrets(text: str) -> str:
-    """`name = value`, `"name": "value"`, `Name: value`, with the values of secret names masked."""
-    parts: list[str] = []
-    at = 0
-    for match in re.finditer(_ASSIGNMENT, text):
-        if match.start() < at or (says := strength(match["name"])) is Strength.NONE:
-            continue
-        end, shown = _value_at(text, match.end(), match["sign"], says)
-        if _is_assigned_secret(says, text[match.end() : end], match):
-            parts += [text[at : match.end()], shown]
-            at = end
-    return "".join(parts) + text[at:]
 
 
 def _value_at(text: str, start: int, sign: str, says: Strength) -> tuple[int, str]:
@@ -282,11 +269,9 @@ def _is_secret(key: str, value: Any) -> bool:
     says = strength(key)
     if says is Strength.NONE or value is None or value == "" or isinstance(value, bool):
         return False
-    if says is Strength.ANY:
-        return True
-    if isinstance(value, str):
-        return _is_secret_text(says, value)
-    return says is Strength.TEXT and not isinstance(value, int | float)
+    if says is Strength.ANY or not isinstance(value, str):
+        return says is Strength.ANY or (says is Strength.TEXT and not isinstance(value, int | float))
+    return _is_secret_text(says, value)
 
 
 _interpolated: set[str] = set()
@@ -311,13 +296,8 @@ def masking(words: Iterable[str]) -> Iterator[None]:
 
 
 class Redactor:
-    """What to replace, found once for many texts.
-
-    Args:
-        environment: variables; those whose names are secret, and what configs read from them, are masked by value.
-            None: those of this process.
-        secrets: further values to mask wherever they turn up.
-    """
+    """What to replace, found once for many texts: values of variables whose names are secret, what configs read from
+    others, and further `secrets`. `environment`: these variables; None: those of this process."""
 
     def __init__(self, environment: Mapping[str, str] | None, secrets: Iterable[str] = ()) -> None:
         found = dict.fromkeys(secrets, MASK)
@@ -326,8 +306,11 @@ class Redactor:
                 found[value] = MASK
             elif name in _interpolated and not _is_harmless(value):
                 found.setdefault(value, f"${{oc.env:{name}}}")
-        long = [value for value in found if len(value) >= _SHORTEST and not _is_path(value)]
-        self._replaced = [(value, found[value]) for value in sorted(long, key=len, reverse=True)]
+        for value in [*found]:
+            path = value.startswith(("/", "~/", "./", "../")) and os.path.exists(os.path.expanduser(value))
+            if len(value) < _SHORTEST or path:
+                del found[value]
+        self._replaced = sorted(found.items(), key=lambda item: len(item[0]), reverse=True)
         words = "|".join(re.escape(word) for word in sorted(_masked_words, key=len, reverse=True))
         self._words = re.compile(rf"(?<!\w)(?:{words})(?!\w)") if words else None
 
@@ -356,28 +339,19 @@ def mask(key: str, value: Any, environment: Mapping[str, str] | None = None) -> 
 
 
 def redact(values: Any, environment: Mapping[str, str] | None = None) -> Any:
-    """A copy of plain values (mappings, lists, scalars) with every secret masked.
-
-    Args:
-        environment: where values of secret variables are looked up; default: this process's.
-    """
+    """A copy of plain values with every secret masked; those of secret variables of `environment`, default: ours."""
     return Redactor(environment).mask(values)
 
 
 def redact_text(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """Text (a log line, an override, a command) with every secret masked.
-
-    When the text as a whole is `key=value`, everything after the sign is the value, spaces included.
-    """
+    """Text (a log line, an override, a command) with every secret masked. When the text as a whole is `key=value`,
+    everything after the sign is the value, spaces included."""
     return Redactor(environment).mask_text(text)
 
 
 def shown_override(text: str, *meant: str) -> str:
-    """A refused override as it may be shown: without its value if that may be a secret.
-
-    Args:
-        meant: other keys that it may have been meant for.
-    """
+    """A refused override as it may be shown: without its value if that may be a secret, by its key or one of those that
+    may have been `meant`."""
     key, equals, value = text.partition("=")
     if not equals:
         apart = re.match(r"[+~-]*([\w.-]+)(?:\s*:|\s)\s*(?=\S)", text)
@@ -416,19 +390,16 @@ def secrets_in(values: Any) -> list[str]:
 
 
 def _changed(values: Any, of_secret: Callable[[Any], Any], of_text: Callable[[str], Any]) -> Any:
-    """A copy of plain values with what is secret by its name, and every other text, changed.
-
-    The name is a mapping's key; the `name` beside a `value`; or, in a command, the flag before it (`--api-key x`).
-    """
+    """A copy of plain values with what is secret by its name, and every other text, changed. The name is a mapping's
+    key; the `name` beside a `value`; or, in a command, the flag before it (`--api-key x`)."""
     if isinstance(values, Mapping):
         names = [str(values.get(name)) for name in _NAME_KEYS] if "value" in values else []
         named = any(_is_secret(name, values["value"]) for name in names)
-        return {
-            key: of_secret(item)
-            if _is_secret(str(key), item) or (named and key == "value")
-            else _changed(item, of_secret, of_text)
-            for key, item in values.items()
-        }
+        changed = {}
+        for key, item in values.items():
+            secret = _is_secret(str(key), item) or (named and key == "value")
+            changed[key] = of_secret(item) if secret else _changed(item, of_secret, of_text)
+        return changed
     if isinstance(values, list | tuple):
         flags = ("", *(item if isinstance(item, str) and re.fullmatch(_A_FLAG, item) else "" for item in values))
         return [
@@ -446,7 +417,3 @@ def _is_harmless(value: str) -> bool:
         return True
     hub_name = re.fullmatch(r"[A-Za-z][\w.-]*/[A-Za-z][\w.-]*", value)
     return hub_name is not None and not re.fullmatch(r"[A-Za-z0-9/]{36,}", value)
-
-
-def _is_path(value: str) -> bool:
-    return value.startswith(("/", "~/", "./", "../")) and os.path.exists(os.path.expanduser(value))

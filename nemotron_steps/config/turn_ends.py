@@ -26,11 +26,8 @@ TOOL = {"name": "look", "description": "Look.", "parameters": {"type": "object",
 
 
 def generation_ends(folder: Path) -> tuple[int, ...]:
-    """Token ids of `eos_token_id` in a model's generation_config.json: a number, a list, or none of them.
-
-    Raises:
-        ArtifactError: the file says something else.
-    """
+    """Token ids of `eos_token_id` in a model's generation_config.json: a number, a list, or none of them; ArtifactError
+    where the file says something else."""
     path = folder / GENERATION_CONFIG
     if not path.is_file():
         return ()
@@ -52,14 +49,9 @@ def generation_ends(folder: Path) -> tuple[int, ...]:
 
 
 class TurnEnds:
-    """Finds the ends of turns by rendering stubs of chats with and without messages after an assistant's turn.
-
-    Args:
-        render: of the chat template.
-        named: texts of the named ends that are whole tokens.
-        special: texts of the tokenizer's special tokens.
-        added: of its other added tokens: they end a turn where no special one does.
-    """
+    """Finds the ends of turns by rendering stubs of chats with and without messages after an assistant's turn. Of the
+    tokenizer: texts of the named ends that are whole tokens, of special tokens, and of other added ones, which end a
+    turn where no special one does."""
 
     def __init__(self, render: Render, named: Collection[str], special: Collection[str], added: Collection[str]):
         self._render = render
@@ -110,39 +102,23 @@ class TurnEnds:
         return mark, self._render(last, tools, False), self._render([*last, *messages], tools, True)
 
     def _end_of_turn(self, closing: str, tail: str, tools: Sequence[dict[str, Any]]) -> tuple[int, int]:
-        """Where the token that ends a turn is in `closing`; its end twice where no token ends turns.
+        """Where the token that ends a turn is in `closing`, what follows a turn that nothing follows (`tail`: the same
+        of one that messages follow); its end twice where no token ends turns.
 
         What follows a mere text ends any turn. A turn that makes calls closes them before that, maybe with special
         tokens as well (`</tool_call>`); if it has an end of its own (Llama's `<|eom_id|>`), that is the last one.
-
-        Args:
-            closing: what follows a turn that nothing follows. tail: the same of one that messages follow.
         """
-        plain = self.after_text(json.dumps(list(tools)))
+        plain, tokens = self.after_text(json.dumps(list(tools))), self._special
         if plain is not None and closing.endswith(plain):
-            start = len(closing) - len(plain)
-            found = self._end_token(plain, tail[start:])
+            start, tokens = len(closing) - len(plain), self._named
+            # The first named end that stays where messages follow (Cohere closes a text within a turn, Phi a chat after
+            # one); else the first special one: of a base model that names another end (`<|endoftext|>`), `<|im_end|>`.
+            staying = (end for end in tokens.finditer(plain) if tail[start:].startswith(plain[: end.end()]))
+            found = next(staying, None) or self._special.search(plain) or self._added.search(plain)
             if found is not None:
-                return start + found[0], start + found[1]
-            tokens = [*self._named.finditer(closing)]
-        else:
-            tokens = [*self._special.finditer(closing)]
-        return tokens[-1].span() if tokens else (len(closing), len(closing))
-
-    def _end_token(self, plain: str, followed: str) -> tuple[int, int] | None:
-        """Where the token that ends a text is in what follows it.
-
-        The first named end that stays where messages follow (Cohere closes a text within a turn, Phi a chat after
-        one); else the first special one: of a base model that names another end (`<|endoftext|>`), `<|im_end|>`.
-
-        Args:
-            plain: with nothing after the turn. followed: with messages after it.
-        """
-        for end in self._named.finditer(plain):
-            if followed.startswith(plain[: end.end()]):
-                return end.span()
-        first = self._special.search(plain) or self._added.search(plain)
-        return first.span() if first is not None else None
+                return start + found.start(), start + found.end()
+        ends = [end.span() for end in tokens.finditer(closing)]
+        return ends[-1] if ends else (len(closing), len(closing))
 
     def _what_follows_a_text(self, tools_json: str) -> str | None:
         """What the template writes after a turn that makes no calls; None where it refuses or hides one."""

@@ -11,13 +11,14 @@ import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from nemotron_steps.config.compose import ComposedConfig, origin_of, raise_problems
 from nemotron_steps.config.names import meant, nearest
-from nemotron_steps.config.schema.base import OPERATIONAL, BrokenRulesError, Rule
+from nemotron_steps.config.schema.base import OPERATIONAL, BrokenRulesError
 from nemotron_steps.config.secrets import MASK, looks_random, mask, shown_override
 from nemotron_steps.config.yaml_lines import KeyPath
 from nemotron_steps.errors import ConfigError, renamed_key
@@ -25,33 +26,27 @@ from nemotron_steps.errors.plugins import load_object
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
+_PREFIX = re.compile("^(Value error, |Assertion failed, )?(Input should be )?(a valid )?")
 WILDCARD = "*"
 """Stands in a known key for a part the model leaves open (`env.nemo_gym.environments.*`)."""
 
 
 def load_schema(reference: str) -> type[BaseModel]:
-    """Import the `config_schema` of a manifest, `module:Class`.
-
-    Raises:
-        ConfigError: it cannot be imported, or is not a frozen pydantic model that forbids unknown keys.
-    """
+    """Import the `config_schema` of a manifest, `module:Class`. ConfigError where it cannot be imported, or is not a
+    frozen pydantic model that forbids unknown keys."""
     try:
         schema = load_object(reference)
     except (ImportError, AttributeError) as error:
+        absent = isinstance(error, ModuleNotFoundError)
         raise ConfigError(
             f"config_schema '{reference}' cannot be imported: {error}",
             where=getattr(error, "line", None),
             expected="module:Class of a pydantic model",
-            hints=("pip install -e PACK   # or put the pack's folder on PYTHONPATH",)
-            if isinstance(error, ModuleNotFoundError)
-            else (),
+            hints=("pip install -e PACK   # or put the pack's folder on PYTHONPATH",) if absent else (),
         ) from error
     if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
-        raise ConfigError(
-            f"config_schema '{reference}' is not a pydantic model",
-            expected="a subclass of pydantic.BaseModel",
-            found=repr(schema),
-        )
+        what = f"config_schema '{reference}' is not a pydantic model"
+        raise ConfigError(what, expected="a subclass of pydantic.BaseModel", found=repr(schema))
     if schema.model_config.get("extra") != "forbid" or not schema.model_config.get("frozen"):
         raise ConfigError(
             f"config_schema '{reference}' would let unknown keys or later changes through",
@@ -62,12 +57,8 @@ def load_schema(reference: str) -> type[BaseModel]:
 
 
 def validate(composed: ComposedConfig, schema: type[ModelT]) -> ModelT:
-    """The values as a frozen model.
-
-    Raises:
-        ConfigError: with every unknown key, wrong type and wrong value in `problems` (or the only one itself),
-            each with the file and line or the override that set it.
-    """
+    """The values as a frozen model. ConfigError with every unknown key, wrong type and wrong value in `problems` (or
+    the only one itself), each with the file and line or the override that set it."""
     try:
         return schema.model_validate(composed.values)
     except ValidationError as error:
@@ -77,14 +68,9 @@ def validate(composed: ComposedConfig, schema: type[ModelT]) -> ModelT:
 
 
 def complete(composed: ComposedConfig, schema: type[BaseModel], filled_later: frozenset[str]) -> dict[str, Any]:
-    """Composed values with the model's defaults filled in, checked like `validate`.
-
-    Args:
-        composed: the values.
-        schema: their model.
-        filled_later: dotted keys that receive a value only when the step runs (paths of its inputs). While a
-            required one of them is missing there is no model yet, and the values come back as they are.
-    """
+    """Composed values with the model's defaults filled in, checked like `validate`. While a required key is missing
+    that receives a value only when the step runs (`filled_later`, dotted: paths of its inputs), they come back as they
+    are."""
     try:
         return schema.model_validate(composed.values).model_dump(mode="json")
     except ValidationError as error:
@@ -166,7 +152,9 @@ def _accepts(annotation: Any, path: KeyPath) -> bool:
     item = _mapping_item(annotation)
     if item is not None:
         return _accepts(item, rest)
-    return head.isdigit() and any(_accepts(element, rest) for element in _elements(annotation))
+    lists = [member for member in _members(annotation) if get_origin(member) in (list, tuple, set, frozenset, Sequence)]
+    elements = chain.from_iterable(map(get_args, lists))
+    return head.isdigit() and any(each is not Ellipsis and _accepts(each, rest) for each in elements)
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
@@ -174,7 +162,7 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     if hasattr(annotation, "__metadata__"):
         return _members(annotation.__origin__)
     if get_origin(annotation) in (Union, types.UnionType):
-        return tuple(member for argument in get_args(annotation) for member in _members(argument))
+        return tuple(chain.from_iterable(map(_members, get_args(annotation))))
     return (annotation,)
 
 
@@ -183,19 +171,12 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _mapping_item(annotation: Any) -> Any:
-    """The value type of a mapping annotation, Any for a bare one, None for what is no mapping."""
+    """The value type of a mapping annotation, Any for a bare one, None for anything else."""
     for member in _members(annotation):
-        if member is dict or member is Mapping:
-            return Any
-        origin = get_origin(member)
+        origin = get_origin(member) or member
         if isinstance(origin, type) and issubclass(origin, Mapping):
-            return get_args(member)[1]
+            return (*get_args(member), Any, Any)[1]
     return None
-
-
-def _elements(annotation: Any) -> list[Any]:
-    sequences = [m for m in _members(annotation) if get_origin(m) in (list, tuple, set, frozenset, Sequence)]
-    return [argument for member in sequences for argument in get_args(member) if argument is not Ellipsis]
 
 
 def _problems(
@@ -206,38 +187,34 @@ def _problems(
     except_missing: frozenset[str] = frozenset(),
 ) -> list[ConfigError]:
     by_key: dict[tuple[KeyPath, str], list[Mapping[str, Any]]] = {}
-    rules: list[tuple[KeyPath, Rule]] = []
+    problems: list[ConfigError] = []
+    file = str(composed.files[0]) if composed.files else None
     for detail in error.errors(include_url=False):
         kind = detail["type"] if detail["type"] in ("extra_forbidden", "missing") else "value"
         path = _key_path(detail["loc"], composed.values, missing=kind == "missing")
         broken = detail.get("ctx", {}).get("error")
-        if isinstance(broken, BrokenRulesError):
-            rules.extend((path, rule) for rule in broken.rules)
-        else:
+        if not isinstance(broken, BrokenRulesError):
             by_key.setdefault((path, kind), []).append(detail)
-    problems = [_broken_rule(section, rule, composed) for section, rule in rules]
+            continue
+        prefix = "".join(f"{part}." for part in path)
+        for rule in broken.rules:
+            where = origin_of(composed.origins, (*path, *rule.key.split("."))) or file or prefix + rule.key
+            hint = " ".join(re.sub("^~?", rf"\g<0>{prefix}", override) for override in rule.hint.split())
+            problems.append(ConfigError(rule.sentence(prefix), where=where, hints=(hint,) if hint else ()))
     for (path, kind), details in by_key.items():
-        key = ".".join(path)
-        where = origin_of(composed.origins, path) or (str(composed.files[0]) if composed.files else None)
+        key, where = ".".join(path), origin_of(composed.origins, path) or file
         if kind == "extra_forbidden":
             problems.append(_unknown_key(key, details[0]["input"], where, schema))
-        elif kind == "missing":
-            if key in except_missing:
-                continue
-            problems.append(ConfigError(f"'{key}' must be given a value", where=where, hints=(f"{key}=VALUE",)))
-        else:
+        elif kind == "value":
             problems.append(_wrong_value(key, details, where))
+        elif key not in except_missing:
+            problems.append(ConfigError(f"'{key}' must be given a value", where=where, hints=(f"{key}=VALUE",)))
     return problems
 
 
 def _key_path(location: Sequence[int | str], values: Any, *, missing: bool) -> KeyPath:
-    """A pydantic location without the names of union members and validators it is mixed with.
-
-    Args:
-        location: pydantic's `loc`.
-        values: what was validated; only parts found in it are kept.
-        missing: the last part names a key that is not there, and is kept.
-    """
+    """A pydantic location without the names of union members and validators it is mixed with: only parts that are found
+    in what was validated are kept, and, if `missing`, the last one."""
     path: list[str] = []
     node = values
     for position, part in enumerate(location):
@@ -253,17 +230,8 @@ def _key_path(location: Sequence[int | str], values: Any, *, missing: bool) -> K
     return tuple(path)
 
 
-def _broken_rule(section: KeyPath, rule: Rule, composed: ComposedConfig) -> ConfigError:
-    where = origin_of(composed.origins, (*section, *rule.key.split("."))) or (
-        str(composed.files[0]) if composed.files else None
-    )
-    prefix = "".join(f"{part}." for part in section)
-    hint = " ".join(re.sub("^~?", rf"\g<0>{prefix}", override) for override in rule.hint.split(" ") if override)
-    return ConfigError(rule.sentence(prefix), where=where or prefix + rule.key, hints=(hint,) if hint else ())
-
-
 def _unknown_key(key: str, value: Any, where: str | None, schema: type[BaseModel]) -> ConfigError:
-    close, parent = nearest_keys(schema, key), key.rpartition(".")[0]
+    close, (parent, _, name) = nearest_keys(schema, key), key.rpartition(".")
     expected = " or ".join(close)
     if not close and (siblings := _beside(schema, key)):
         expected = f"a key of '{parent or 'the config'}': " + ", ".join(s.rpartition(".")[2] for s in siblings[:12])
@@ -271,16 +239,15 @@ def _unknown_key(key: str, value: Any, where: str | None, schema: type[BaseModel
     scalar = isinstance(value, bool | int | float | str)
     hints = tuple(shown_override(f"{other}={value}", key) for other in right) if scalar else ()
     if right and right[0].rpartition(".")[0] == parent:
-        hints = renamed_key(where, key.rpartition(".")[2], right[0].rpartition(".")[2]) or hints
+        hints = renamed_key(where, name, right[0].rpartition(".")[2]) or hints
     return ConfigError(f"unknown key '{key}'", where=where, expected=expected or None, found=key, hints=hints)
 
 
 def _wrong_value(key: str, details: Sequence[Mapping[str, Any]], where: str | None) -> ConfigError:
-    messages = list(dict.fromkeys(_expectation(detail) for detail in details))
+    messages = list(dict.fromkeys(_PREFIX.sub("", detail["msg"]) for detail in details))
     value = details[0]["input"]
     if details[0]["type"] in ("value_error", "assertion_error"):
-        what = messages[0] if not key else f"'{key}': {messages[0]}"
-        return ConfigError(what, where=where)
+        return ConfigError(f"'{key}': {messages[0]}" if key else messages[0], where=where)
     shown = MASK if isinstance(value, str) and looks_random(value) else mask(key, value)
     text = repr(shown)
     right = None if shown != value else _right_value(details[0])
@@ -309,10 +276,3 @@ def _right_value(detail: Mapping[str, Any]) -> str | None:
     if not math.isfinite(number) or (whole and not number.is_integer()):
         return None
     return f"{int(number) if whole else number}"
-
-
-def _expectation(detail: Mapping[str, Any]) -> str:
-    message: str = detail["msg"]
-    for prefix in ("Value error, ", "Assertion failed, ", "Input should be ", "a valid "):
-        message = message.removeprefix(prefix)
-    return message

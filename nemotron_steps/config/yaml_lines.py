@@ -7,6 +7,8 @@ is the line of each key, which errors point at. Parsing is libyaml's where PyYAM
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +52,7 @@ _Loader.add_implicit_resolver(
 
 
 def load_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int], str]:
-    """Read one config file.
-
-    Returns:
-        The mapping, the line (from 1) of each key path, and the file's text.
+    """One config file: the mapping, the line (from 1) of each key path, and the file's text.
 
     Raises:
         ConfigError: not readable, not YAML, not a mapping at the top, or a key written twice.
@@ -68,7 +67,7 @@ def load_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int], str]:
         node = loader.get_single_node()
         if node is None:
             return {}, {}, text
-        _refuse_bombs(node, path)
+        _size(node, path, {})
         lines: dict[KeyPath, int] = {}
         _walk(node, (), path, lines)
         data = loader.construct_document(node)
@@ -76,10 +75,10 @@ def load_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int], str]:
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
         raise ConfigError(f"not valid YAML: {error.problem or error.context}", where=where) from error
-    except ConfigError:
-        raise
     # Those but the first are of scalars that are not what they begin like, `0x_`, or what their tag says, `!!int ""`.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, OverflowError) as error:
+        if isinstance(error, ConfigError):
+            raise
         raise ConfigError(f"not valid YAML: {error}", where=str(path)) from error
     finally:
         loader.dispose()
@@ -96,54 +95,35 @@ def load_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int], str]:
 def _refuse_depth(text: str, path: Path) -> None:
     """ConfigError for nesting that would overflow the stack of the C library, which ends the process."""
     depth = 0
-    try:
+    with suppress(yaml.YAMLError):  # said where the file is read for good
         for event in yaml.parse(text, Loader=_Base):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEEPEST:
-                raise ConfigError(
-                    "the file is nested too deeply", where=_line(event, path), expected=f"at most {_DEEPEST} levels"
-                )
-    except yaml.YAMLError:
-        # Said where the file is read for good.
-        return
+                where = f"{path}:{event.start_mark.line + 1}"
+                raise ConfigError("the file is nested too deeply", where=where, expected=f"at most {_DEEPEST} levels")
 
 
-def _refuse_bombs(node: Any, path: Path) -> None:
-    """ConfigError for a file that says much more than it holds: aliases of aliases, or an alias of what it is in."""
-    sizes: dict[int, int] = {}
-    entered: set[int] = set()
-    pending = [node]
-    while pending:
-        here = pending[-1]
-        below = _children(here)
-        if id(here) in sizes:
-            pending.pop()
-        elif id(here) not in entered:
-            entered.add(id(here))
-            circle = next((each for each in below if id(each) in entered and id(each) not in sizes), None)
-            if circle is not None:
-                raise ConfigError("an alias stands inside of what it names", where=_line(circle, path))
-            pending.extend(each for each in below if id(each) not in sizes)
-        else:
-            pending.pop()
-            sizes[id(here)] = 1 + sum(sizes[id(each)] for each in below)
-            if sizes[id(here)] > _MOST_VALUES:
-                raise ConfigError(
-                    "the file's aliases stand for too many values",
-                    where=_line(here, path),
-                    expected=f"at most {_MOST_VALUES:,} values, aliases written out",
-                    found=f"{sizes[id(here)]:,}" if sizes[id(here)] < 10**12 else "more than a machine can hold",
-                )
-
-
-def _children(node: Any) -> list[Any]:
-    if isinstance(node, yaml.MappingNode):
-        return [part for pair in node.value for part in pair]
-    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
-
-
-def _line(node: Any, path: Path) -> str:
-    return f"{path}:{node.start_mark.line + 1}"
+def _size(node: Any, path: Path, sizes: dict[int, int | None]) -> int:
+    """Values that a node stands for; ConfigError for many more than the file holds: aliases of aliases, or an alias of
+    what it is in."""
+    where = f"{path}:{node.start_mark.line + 1}"
+    if id(node) in sizes:
+        size = sizes[id(node)]
+        if size is None:
+            raise ConfigError("an alias stands inside of what it names", where=where)
+        return size
+    sizes[id(node)] = None
+    below = node.value if isinstance(node, yaml.CollectionNode) else ()
+    below = chain.from_iterable(below) if isinstance(node, yaml.MappingNode) else below
+    sizes[id(node)] = size = 1 + sum(_size(each, path, sizes) for each in below)
+    if size > _MOST_VALUES:
+        raise ConfigError(
+            "the file's aliases stand for too many values",
+            where=where,
+            expected=f"at most {_MOST_VALUES:,} values, aliases written out",
+            found=f"{size:,}",
+        )
+    return size
 
 
 def _walk(node: Any, at: KeyPath, path: Path, lines: dict[KeyPath, int]) -> None:

@@ -1,25 +1,7 @@
 """One error tree. Every error carries a stable code, what happened, where, and hints to paste.
 
-StepsError
-├── RequestError (exit 2)        the request is wrong; nothing ran
-│   ├── ManifestError            E100  a manifest, types or pipeline file is malformed
-│   ├── UnknownNameError         E110  no step, type, pipeline, artifact or run of that name
-│   ├── ConfigError              E200  a config key, value or override is wrong
-│   ├── PlanError                E300  the chain does not type-check (carries every problem)
-│   ├── ArtifactError            E400  an artifact is missing, corrupt or of the wrong type
-│   ├── DataError                E410  an input row or file is malformed (file and line named)
-│   └── UnsupportedError         E500  a needed package, program or feature is absent here
-├── StepFailedError (exit 1)     the step ran and failed
-│   ├── NonFiniteLossError       E600  the loss or a gradient is NaN or infinite; no update was made
-│   ├── StorageError             E610  writing failed (disk full, permission)
-│   ├── EngineError              E620  generation, training or weight synchronisation broke
-│   ├── SandboxError             E630  the sandbox is unsafe or failed
-│   └── CheckFailedError         E640  a stage's results are not what its pipeline asks for
-├── RetryableError (exit 3)      trying again may help
-│   ├── JudgeUnavailableError    E700  a judge did not answer within its retries
-│   ├── WorkerLostError          E710  a worker, node or server died
-│   └── StorageUnreachableError  E720  the home's object store does not answer (a StorageError as well)
-└── InterruptedRunError (130)    Ctrl-C or SIGTERM; the run can be resumed
+RequestError (exit 2): the request is wrong, nothing ran. StepFailedError (1): the step ran and failed. RetryableError
+(3): trying again may help. InterruptedRunError (130): Ctrl-C or SIGTERM. explanations.toml says why each is raised.
 """
 
 from __future__ import annotations
@@ -72,7 +54,7 @@ class StepsError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Keyword-only arguments would otherwise be lost when an error crosses a process boundary.
-        return (_rebuild, (type(self), self.what, self.__dict__.copy()))
+        return (type(self), (self.what,), self.__dict__.copy())
 
     def render(self) -> str:
         """The error as plain text: code and sentence, then where, expected, found and hints."""
@@ -105,14 +87,36 @@ def of_run(error: StepsError, run: str) -> StepsError:
     return error
 
 
+def _file_and_line(where: str | None) -> tuple[str, str] | None:
+    path, _, line = (where or "").rpartition(":")
+    return (shlex.quote(path), line) if path and line.isdigit() else None
+
+
 def show_line(where: str) -> tuple[str, ...]:
     """A command that prints the row an error is about, as a hint; none where `where` is not `file:line`."""
-    path, _, line = where.rpartition(":")
-    if not path or not line.isdigit():
+    if (found := _file_and_line(where)) is None:
         return ()
-    if path.startswith(("http://", "https://")):
-        return (f"curl -sL {shlex.quote(path)} | sed -n {line}p   # the row",)
-    return (f"sed -n {line}p {shlex.quote(path)}   # the row",)
+    path, line = found
+    if where.startswith(("http://", "https://")):
+        return (f"curl -sL {path} | sed -n {line}p   # the row",)
+    return (f"sed -n {line}p {path}   # the row",)
+
+
+def without_line(where: str) -> tuple[str, ...]:
+    """A command that takes the line an error is about out of its file, as a hint; none unless it is `file:line`."""
+    if (found := _file_and_line(where)) is None:
+        return ()
+    file, line = found
+    return (f"sed -i.bak {line}d {file}   # takes it out; {where.rpartition(':')[0]}.bak stays",)
+
+
+def renamed_key(where: str | None, wrong: str, right: str = "") -> tuple[str, ...]:
+    """A command that corrects a misspelt key in the line that an error is about, as a hint; none without a line, or
+    without a key that is the wrong one misspelt (`config.names.meant`): another may mean another thing."""
+    if (found := _file_and_line(where)) is None or not re.fullmatch(r"[\w-]+ [\w-]+", f"{wrong} {right}"):
+        return ()
+    file, line = found
+    return (f"sed -i '{line}s/\\b{wrong}\\b/{right}/' {file}   # corrects the key",)
 
 
 def fetch_again(folder: Path, broken: Path | None = None) -> tuple[str, ...]:
@@ -136,29 +140,6 @@ def first_line(error: BaseException) -> str:
 def did_you_mean(names: Sequence[str]) -> tuple[str, ...]:
     """The hint of names that are near to one that does not exist; none without any."""
     return (f"did you mean {' or '.join(map(repr, names))}?",) if names else ()
-
-
-def without_line(where: str) -> tuple[str, ...]:
-    """A command that takes the line an error is about out of its file, as a hint; none unless it is `file:line`."""
-    path, _, line = where.rpartition(":")
-    file = shlex.quote(path)
-    return (f"sed -i.bak {line}d {file}   # takes it out; {path}.bak stays",) if path and line.isdigit() else ()
-
-
-def renamed_key(where: str | None, wrong: str, right: str = "") -> tuple[str, ...]:
-    """A command that corrects a misspelt key in the line that an error is about, as a hint; none without a line, or
-    without a key that is the wrong one misspelt (`config.names.meant`): another may mean another thing."""
-    path, _, line = (where or "").rpartition(":")
-    if not path or not line.isdigit() or not re.fullmatch(r"[\w-]+ [\w-]+", f"{wrong} {right}"):
-        return ()
-    return (f"sed -i '{line}s/\\b{wrong}\\b/{right}/' {shlex.quote(path)}   # corrects the key",)
-
-
-def _rebuild(cls: type[StepsError], what: str, state: dict[str, Any]) -> StepsError:
-    error = cls.__new__(cls)
-    Exception.__init__(error, what)
-    error.__dict__.update(state)
-    return error
 
 
 class RequestError(StepsError):

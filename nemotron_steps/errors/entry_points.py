@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,12 +30,14 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
 
 def _may_have(group: str) -> bool:
     """Whether a distribution on sys.path names the group, or is not a plain folder to look into."""
-    if any(map(_finds_distributions, sys.meta_path)):
-        return True
+    for finder in sys.meta_path:  # other than Python's own, that know of distributions which are not on sys.path
+        named = finder if isinstance(finder, type) else type(finder)
+        if hasattr(finder, "find_distributions") and not named.__module__.startswith("_frozen_importlib"):
+            return True
     wanted = group.encode()
     for entry in dict.fromkeys(sys.path):
         try:
-            if any(wanted in text for text in _announcements(entry or ".")):
+            if entry.endswith(".egg") or any(wanted in text for text in _announcements(entry or ".")):
                 return True
         except FileNotFoundError:
             continue
@@ -42,21 +46,10 @@ def _may_have(group: str) -> bool:
     return False
 
 
-def _finds_distributions(finder: object) -> bool:
-    """Whether a finder other than Python's own knows of distributions that are not on sys.path."""
-    named = finder if isinstance(finder, type) else type(finder)
-    return hasattr(finder, "find_distributions") and not named.__module__.startswith("_frozen_importlib")
-
-
 def _announcements(folder: str) -> Iterator[bytes]:
     """What the distributions of a folder announce."""
-    if folder.endswith(".egg"):
-        raise NotADirectoryError(folder)
     with os.scandir(folder) as found:
         for each in found:
             if each.name.lower().endswith(_METADATA):
-                try:
-                    with open(os.path.join(each.path, "entry_points.txt"), "rb") as file:
-                        yield file.read()
-                except (FileNotFoundError, NotADirectoryError):  # it announces nothing
-                    continue
+                with suppress(FileNotFoundError, NotADirectoryError):  # it announces nothing
+                    yield Path(each.path, "entry_points.txt").read_bytes()

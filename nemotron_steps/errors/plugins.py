@@ -31,14 +31,8 @@ class PluginImportError(ImportError):
 
 
 def load_object(reference: str) -> Any:
-    """What `module:name` stands for.
-
-    Raises:
-        ModuleNotFoundError: the module itself is not installed.
-        AttributeError: it has no such name.
-        PluginImportError: importing it failed in any other way.
-        KeyboardInterrupt: as it was, or where one became something else.
-    """
+    """What `module:name` stands for. ModuleNotFoundError where the module itself is not installed, AttributeError where
+    it has no such name, PluginImportError where importing it failed in any other way."""
     module_name, _, name = reference.partition(":")
     try:
         with redirect_stdout(sys.stderr), waiting(f"{module_name} to be imported"):
@@ -72,37 +66,34 @@ def unusable(reference: str, arguments: int | None = None) -> tuple[str, str] | 
     file, missing = _source(module)
     if missing:
         return f"there is no module '{missing}'", module
-    if file is None:
-        return None
     try:
-        body = ast.parse(file.read_bytes()).body
+        found = bound(file) if file is not None else None
     except SyntaxError as error:
         return f"{error.msg} (invalid Python)", f"{file}:{error.lineno}"
     except (OSError, ValueError):
         return None
-    found = _bound(body)
     first = name.partition(".")[0]
-    if found is None or first != name:
+    if file is None or found is None or first != name:
         return None
     if first not in found:
-        if (file.parent / first).is_dir() or (file.parent / f"{first}.py").is_file():
-            return None
-        return f"{module} has no '{first}'", f"{file}:1"
+        submodule = (file.parent / first).is_dir() or (file.parent / f"{first}.py").is_file()
+        return None if submodule else (f"{module} has no '{first}'", f"{file}:1")
     node, line = found[first], f"{file}:{getattr(found[first], 'lineno', 1)}"
     if isinstance(node, ast.Constant | ast.List | ast.Dict | ast.Tuple | ast.Set | ast.JoinedStr):
         return f"'{first}' is a value, not a {'class' if arguments is None else 'function'}", line
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        if arguments is None:
-            return f"'{first}' is a function, not a class", line
-        if isinstance(node, ast.AsyncFunctionDef):
-            return f"'{first}' is a coroutine function, which is called and never awaited", line
-        takes = node.args
-        positional = len(takes.posonlyargs) + len(takes.args)
-        least = positional - len(takes.defaults) + sum(default is None for default in takes.kw_defaults)
-        fits = least <= arguments and (takes.vararg is not None or arguments <= positional)
-        if not node.decorator_list and not (fits and None not in takes.kw_defaults):
-            return f"'{first}({ast.unparse(takes)})' is called with {arguments} positional argument(s)", line
-    return None
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return None
+    if arguments is None:
+        return f"'{first}' is a function, not a class", line
+    if isinstance(node, ast.AsyncFunctionDef):
+        return f"'{first}' is a coroutine function, which is called and never awaited", line
+    takes = node.args
+    positional = len(takes.posonlyargs) + len(takes.args)
+    least = positional - len(takes.defaults) + sum(default is None for default in takes.kw_defaults)
+    fits = least <= arguments and (takes.vararg is not None or arguments <= positional)
+    if node.decorator_list or (fits and None not in takes.kw_defaults):
+        return None
+    return f"'{first}({ast.unparse(takes)})' is called with {arguments} positional argument(s)", line
 
 
 def _source(module: str) -> tuple[Path | None, str]:
@@ -129,13 +120,13 @@ def _source(module: str) -> tuple[Path | None, str]:
     return (file if file is not None and file.suffix == ".py" else None), ""
 
 
-def _bound(body: list[ast.stmt]) -> dict[str, ast.AST] | None:
+def bound(file: Path) -> dict[str, ast.AST] | None:
     """What the statements of a module bind: name → its definition, or the value that it gets; None where only running
-    them tells."""
+    them tells. The file is read, not run."""
     import ast
 
     found: dict[str, ast.AST] = {}
-    for node in body:
+    for node in ast.parse(file.read_bytes()).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found[node.name] = node
         elif isinstance(node, ast.Import | ast.ImportFrom):

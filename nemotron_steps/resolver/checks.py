@@ -140,7 +140,7 @@ def model_limits(subject: CheckSubject) -> Iterator[PlanProblem]:
             yield ModelLimitProblem(
                 each.what,
                 chain=(f"{subject.key}.{port}",),
-                where=subject.where(each.key),
+                where=subject.where(each.where or key),
                 expected=each.expected,
                 found=each.found,
                 hints=each.hints,

@@ -57,17 +57,9 @@ def validated_config(planned: PlannedStep, inputs: Mapping[str, Artifact]) -> An
     if reference is None:
         return values
     from nemotron_steps.config.compose import ComposedConfig
-    from nemotron_steps.config.validation import load_schema
+    from nemotron_steps.config.validation import load_schema, validate
 
-    composed = ComposedConfig(
-        step=planned.step_id,
-        name=planned.config_name,
-        values=values,
-        inputs={},
-        origins={},
-        overrides=planned.overrides,
-    )
-    return composed.model(load_schema(reference))
+    return validate(ComposedConfig(planned.step_id, values), load_schema(reference))
 
 
 def as_steps_error(error: Exception, planned: PlannedStep, work: Path, run_id: str) -> StepsError:

@@ -9,7 +9,7 @@ from pathlib import Path
 from nemotron_steps.artifacts.checkpoints import read_safetensors_header, safetensors_shards
 from nemotron_steps.artifacts.models import Artifact
 from nemotron_steps.config.families import FAMILIES
-from nemotron_steps.config.layout.constraints import raise_if_violated
+from nemotron_steps.config.layout.constraints import raise_if_violated, violations
 from nemotron_steps.config.layout.model_limits import limit_violations
 from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.config.layout.other_models import raise_if_vllm_violates, vllm_keys
@@ -50,10 +50,10 @@ def refuse_violations(config: SftConfig | DpoConfig | RlConfig, inputs: Mapping[
     """A layout that does not come out even over the model, as far as it is there, the devices and the batch."""
     folder = config.policy.checkpoint
     if folder is None or not all(_is_here(folder, port, inputs) for port in MODEL_PORTS):
-        raise_if_violated(parallel_config_of(config), ModelSpec.from_scratch(getter(config)))
+        raise_if_violated(violations(parallel_config_of(config), ModelSpec.from_scratch(getter(config))))
         return
     model = facts_of(folder)
-    raise_if_violated(parallel_config_of(config), model)
+    raise_if_violated(violations(parallel_config_of(config), model))
     if config.policy.dtensor_cfg.enabled and model is not None and hf_folder(folder) == Path(folder):
         check_tensors(Path(folder))
     peft, lora = config.policy.megatron_cfg.peft, config.policy.dtensor_cfg.lora_cfg
@@ -112,7 +112,7 @@ def _refuse_of_vllm(models: Mapping[str, ModelSpec], config: Section) -> None:
     raise_if_vllm_violates(models, get)
     for model_key, model in models.items():
         for each in limit_violations(model_key, model_key, model, get) if vllm_keys(model_key, get) is not None else ():
-            raise ConfigError(each.what, where=each.key, expected=each.expected, found=each.found, hints=each.hints)
+            raise each
 
 
 def check_tensors(folder: Path) -> Architecture:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 
-from nemotron_steps.config.families import LARGEST, LISTED, bounds_time_steps, misdescribed, pattern_of, time_step_limit
+from nemotron_steps.config.families import LARGEST, LISTED, misdescribed, pattern_of
 
 
 @pytest.mark.parametrize(
@@ -28,24 +27,6 @@ def test_layers_are_read_from_a_list_of_names_or_else_a_string(config: dict[str,
     assert pattern_of(config) == pattern
     renamed = {"a": config.get("layers_block_type"), "b": config.get("hybrid_override_pattern")}
     assert pattern_of(renamed, "a", "b") == pattern
-
-
-@pytest.mark.parametrize(
-    ("config", "limit", "bounded"),
-    [
-        ({}, (0.0, math.inf), False),
-        ({"time_step_limit": [0.0, {"__float__": "Infinity"}]}, (0.0, math.inf), False),
-        ({"time_step_limit": [0.1, {"__float__": "Infinity"}]}, (0.1, math.inf), True),
-        ({"time_step_limit": ["0", 5]}, (0.0, 5.0), True),
-        ({"time_step_limit": [0.1, 1], "mamba_dt_limit": [0.2, 2]}, (0.2, 2.0), True),
-        ({"time_step_limit": [], "mamba_dt_limit": None}, (0.0, math.inf), False),
-    ],
-)
-def test_time_steps_have_a_least_and_a_greatest(
-    config: dict[str, Any], limit: tuple[float, float], bounded: bool
-) -> None:
-    assert time_step_limit(config) == limit
-    assert bounds_time_steps(limit) is bounded
 
 
 PATTERN = {"hybrid_override_pattern": "ME*-", "num_hidden_layers": 4, "hidden_size": 64}

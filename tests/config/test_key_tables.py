@@ -1,4 +1,5 @@
-"""What each key of a config or an env.toml takes, what it is where nobody says, and whether it changes results.
+"""What each key of a config or an env.toml takes, what it is where nobody says, whether it changes results, and which
+other key it needs.
 
 Written down in key_tables/, a file for each module with sections: a default or a limit that moves changes what files
 mean that never named it.
@@ -19,7 +20,7 @@ import pytest
 from pydantic import BaseModel
 
 from nemotron_steps.config import mirrors, profiles, schema
-from nemotron_steps.config.schema.base import OPERATIONAL
+from nemotron_steps.config.schema.base import OPERATIONAL, OnlyIf
 
 FOLDER = Path(__file__).parent / "key_tables"
 LIMITS = {
@@ -44,8 +45,9 @@ def rows(module: ModuleType) -> Iterator[str]:
         for name in section.__annotations__.keys() & section.model_fields.keys():
             field = section.model_fields[name]
             default = "needed" if field.is_required() else written(field.get_default(call_default_factory=True))
-            mark = "operational" if OPERATIONAL in field.metadata else ""
-            yield "\t".join((f"{section.__name__}.{name}", takes(properties[name]), default, mark)).rstrip()
+            marks = ["operational"] if OPERATIONAL in field.metadata else []
+            marks += [f"needs {each.text()}" for each in field.metadata if isinstance(each, OnlyIf)]
+            yield "\t".join((f"{section.__name__}.{name}", takes(properties[name]), default, ", ".join(marks))).rstrip()
 
 
 def takes(kind: dict[str, Any]) -> str:

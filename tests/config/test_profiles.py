@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.profiles import OpenProfile, Profile, load_environment
+from nemotron_steps.config.profiles import Profile, load_environment
 from nemotron_steps.errors import ConfigError, UnknownNameError
 from nemotron_steps.runs.executors.base import profile_model
 
@@ -45,16 +45,15 @@ def write(tmp_path, monkeypatch):
     return write
 
 
-def test_a_profile_inherits_what_it_extends(write):
-    write(ENV)
-    environment = load_environment()
-    big = environment.profile("big", profile_model)
-    assert (big.executor, big.account, big.nodes, big.time) == ("slurm", "research", 16, "04:00:00")
-    assert environment.profile("base", profile_model).nodes == 1
-    assert environment.names == ("base", "big")
-    assert environment.mirrors.names == ("wandb",)
-    assert environment.mirrors.wandb is not None
-    assert environment.mirrors.wandb.project == "alignment"
+def test_the_nearest_profile_counts_variables_add_up_and_none_with_setup_works_in_the_process_that_asks(write):
+    write(
+        '[base]\nnodes = 2\nsetup_lines = ["a"]\nenv_vars = {A = "1", B = "2"}\n[middle]\nextends = "base"\nnodes = 3\n'
+        '[top]\nextends = "middle"\nenv_vars = {C = "3"}\n[plain]\nenv_vars = {A = "1"}\n[far]\nexecutor = "slurm"\n'
+    )
+    top, plain, far = profile("top"), profile("plain"), profile("far")
+    assert (top.nodes, top.setup_lines, top.extends) == (3, ("a",), "middle")
+    assert top.env_vars == top.variables_here == {"A": "1", "B": "2", "C": "3"}
+    assert [each.runs_here for each in (top, plain, far)] == [False, True, False] and far.variables_here == {}
 
 
 def test_the_working_directory_hides_the_users_file(write):
@@ -194,45 +193,6 @@ def profile(name: str, model: type[Profile] = Profile) -> Profile:
     return load_environment().profile(name, lambda executor: model)
 
 
-@pytest.mark.parametrize(
-    ("keys", "here", "variables"),
-    [
-        ("", True, {}),
-        ('env_vars = {A = "1"}', True, {"A": "1"}),
-        ('setup_lines = ["x"]\nenv_vars = {A = "1"}', False, {"A": "1"}),
-        ('executor = "slurm"\nenv_vars = {A = "1"}', False, {}),
-    ],
-)
-def test_a_profile_without_setup_works_in_the_process_that_asks(write, keys, here, variables):
-    write(f"[a]\n{keys}\n")
-    found = profile("a")
-    assert (found.runs_here, dict(found.variables_here)) == (here, variables)
-
-
-def test_a_key_of_the_nearest_profile_counts_whole_and_variables_add_up(write):
-    write(
-        '[base]\nnodes = 2\nsetup_lines = ["a", "b"]\nenv_vars = {A = "1", B = "2"}\n'
-        '[middle]\nextends = "base"\nnodes = 3\n[top]\nextends = "middle"\nenv_vars = {C = "3"}\n'
-    )
-    top = profile("top")
-    assert (top.nodes, top.setup_lines, top.env_vars, top.extends) == (
-        3,
-        ("a", "b"),
-        {"A": "1", "B": "2", "C": "3"},
-        "middle",
-    )
-
-
-def test_a_wrong_key_is_where_it_is_written_though_another_profile_inherits_it(write):
-    write('[base]\nnodes = 0\n[top]\nextends = "base"\ngpus_per_node = -1\n')
-    with pytest.raises(ConfigError) as caught:
-        profile("top")
-    assert {(p.what, Path(p.where).name) for p in caught.value.problems} == {
-        ("'nodes' in [top] is wrong", "env.toml:2"),
-        ("'gpus_per_node' in [top] is wrong", "env.toml:5"),
-    }
-
-
 def test_what_a_profile_extends_is_a_name(write):
     write("[a]\nextends = 3\n")
     with pytest.raises(ConfigError, match=r"'extends' in \[a\] is wrong"):
@@ -241,19 +201,6 @@ def test_what_a_profile_extends_is_a_name(write):
     with pytest.raises(ConfigError, match="circle: a → b → c → b") as caught:
         profile("a")
     assert caught.value.where.endswith("env.toml:4")
-
-
-def test_variables_are_filled_in_wherever_a_text_stands(write, monkeypatch):
-    monkeypatch.setenv("SITE", "here")
-    monkeypatch.setenv("EMPTY", "")
-    monkeypatch.delenv("NONE", raising=False)
-    write(
-        '[a]\nnested = {list = ["${oc.env:SITE}/x", 3, ["${oc.env:NONE,a b}"]]}\n'
-        'two = "${oc.env:SITE}-${oc.env:SITE}"\nempty = "<${oc.env:NONE,}${oc.env:EMPTY,x}>"\nother = "${SITE}"\n'
-    )
-    found = profile("a", OpenProfile).model_dump()
-    assert found["nested"] == {"list": ["here/x", 3, ["a b"]]}
-    assert (found["two"], found["empty"], found["other"]) == ("here-here", "<>", "${SITE}")
 
 
 def test_a_profile_is_shown_with_what_it_sets_and_without_secrets(write):
@@ -324,22 +271,6 @@ def test_tables_of_mirrors_are_checked_when_they_are_read(write, text, said):
         _ = environment.mirrors
     assert caught.value.where.endswith(f"env.toml:{text.count(chr(10)) if 'project' not in said else 1}")
     assert re.search(said, caught.value.what)
-
-
-def test_keys_are_found_in_tables_however_they_are_written(write):
-    write('# first\n[ "a" ]\n"nodes" = 0\n[a.env_vars]\n"1A" = "x"\n[b]\nenv_vars."2B" = "x"\n')
-    for name, lines in (("a", [3, 4]), ("b", [7])):
-        with pytest.raises(ConfigError) as caught:
-            profile(name)
-        places = [p.where.rpartition(":")[2] for p in caught.value.problems or [caught.value]]
-        assert places == [str(line) for line in lines]
-
-
-def test_a_file_that_cannot_be_read_is_named(write, tmp_path):
-    (tmp_path / "env.toml").write_bytes(b"[a]\nx = '\xff'\n")
-    with pytest.raises(ConfigError, match=r"cannot read env\.toml") as caught:
-        load_environment()
-    assert caught.value.where == str(tmp_path / "env.toml")
 
 
 @pytest.mark.parametrize(("line", "right"), [("mem = 0  # all: 0", 'mem = "0"  # all: 0'), ('nodes="16"', "nodes= 16")])

@@ -30,16 +30,6 @@ def test_a_reference_names_a_version_or_a_digest_or_means_the_latest(configs, wr
     assert read_reference(found) == Reference(ref, field)
 
 
-@pytest.mark.parametrize("value", ["rows", "art:rows", None, 3, ["art\0rows\0path"]])
-def test_any_other_value_is_no_reference(value):
-    assert read_reference(value) is None
-
-
-@pytest.mark.parametrize(("field", "written"), [("path", "${art:a:v1}"), ("val", "${art:a:v1,val}")])
-def test_a_reference_is_shown_as_it_is_written(field, written):
-    assert str(Reference("a:v1", field)) == written
-
-
 def test_names_that_references_use_are_no_keys_and_others_are(configs):
     run = "run: {data: a, more: b, env: c}\n"
     used = "one: '${art:data,train}'\nlist: [{two: '${art: more }'}]\n"
@@ -47,9 +37,3 @@ def test_names_that_references_use_are_no_keys_and_others_are(configs):
     assert compose(None, search=search).values["run"] == {"env": "c"}
     assert "run" not in compose("all", search=search).values
     assert compose(None, ["run=null"], search=search).values["run"] is None
-
-
-def test_a_run_table_that_nothing_refers_to_stays(configs):
-    search = configs({"rl/toy/default.yaml": "run: {data: a}\n", "rl/toy/plain.yaml": "run: text\n"})
-    assert compose(None, search=search).values == {"run": {"data": "a"}}
-    assert compose("plain", search=search).values == {"run": "text"}

@@ -6,41 +6,9 @@ import re
 
 import pytest
 
-from nemotron_steps.config.schema.grpo import GrpoConfig, LossFnConfig, RewardPenaltiesConfig
-from nemotron_steps.config.schema.opd import DistillationLossFnConfig, NonColocatedTeachersConfig
+from nemotron_steps.config.schema.opd import NonColocatedTeachersConfig
 from nemotron_steps.config.schema.policy import GenerationConfig, PolicyConfig
-from nemotron_steps.config.schema.rl import EnvConfig, NemoGymConfig, RlConfig
-
-
-def test_a_batch_of_dynamic_sampling_is_rounded_down():
-    several = GrpoConfig(num_prompts_per_step=3, batch_multiplier=1.5, use_dynamic_sampling=True)
-    assert (several.prompts_per_generation_batch, GrpoConfig().prompts_per_generation_batch) == (4, 32)
-
-
-def test_logprobs_of_before_a_step_are_read_unless_nothing_needs_them():
-    assert LossFnConfig().reads_prev_logprobs
-    assert not LossFnConfig(force_on_policy_ratio=True).reads_prev_logprobs
-    in_reward = {"use_kl_in_reward": True, "reference_policy_kl_penalty": 0.1}
-    assert LossFnConfig(force_on_policy_ratio=True, **in_reward).reads_prev_logprobs
-    assert not DistillationLossFnConfig().reads_prev_logprobs
-
-
-@pytest.mark.parametrize("fault", ["duplicated_reasoning", "empty_final_answer", "malformed_think_tag"])
-def test_each_penalty_is_enough_to_look_at_rollouts(fault):
-    assert RewardPenaltiesConfig.model_validate({f"penalize_{fault}": True}).any_enabled
-    assert not RewardPenaltiesConfig().any_enabled
-
-
-def test_every_row_goes_to_one_environment_only_where_rows_do_not_name_theirs():
-    assert EnvConfig(environment="mcqa").only_environment is None
-    assert EnvConfig(environment="mcqa", should_use_nemo_gym=False).only_environment == "mcqa"
-
-
-def test_a_judge_is_the_model_of_its_role():
-    model = {"responses_api_models": {"vllm_model": {"model": "safe"}}}
-    judges = NemoGymConfig.model_validate({"safety_model": model})
-    assert judges.judge("safety_model").model == "safe"
-    assert judges.judge("judge_model") is None and judges.judge("genrm_model").model is None
+from nemotron_steps.config.schema.rl import RlConfig
 
 
 def test_a_teacher_has_what_is_said_of_it_and_else_the_default():
@@ -50,17 +18,6 @@ def test_a_teacher_has_what_is_said_of_it_and_else_the_default():
     said = {name: (found.of(name).num_nodes, found.of(name).precision) for name in "abc"}
     assert said == {"a": (1, "float32"), "b": (2, None), "c": (2, "float32")}
     assert NonColocatedTeachersConfig.model_validate(found.model_dump()) == found
-
-
-def test_a_generator_of_vllm_spreads_over_its_tensor_parallel_ranks():
-    wide = {"vllm_cfg": {"tensor_parallel_size": 4}}
-    assert GenerationConfig.model_validate(wide).devices_per_generator == 1
-    assert GenerationConfig.model_validate({**wide, "backend": "vllm"}).devices_per_generator == 4
-
-
-def test_adapters_are_those_of_the_policy_that_trains():
-    assert PolicyConfig().adapters.dim == 32
-    assert PolicyConfig.model_validate({"dtensor_cfg": {"enabled": True}}).adapters.dim == 8
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps.config.search import Mount, SearchPath, is_path
+from nemotron_steps.config.search import Mount, SearchPath
 from nemotron_steps.errors import ConfigError
 
 
@@ -36,12 +36,6 @@ def test_a_mount_has_the_configs_below_its_prefix(prefix, name, path, group):
     mount = Mount(prefix, folder)
     assert mount.path(name) == (None if path is None else folder / path)
     assert mount.group(name) == (None if group is None else folder / group)
-
-
-def test_a_mount_of_one_file_has_that_alone():
-    mount = Mount("rl/toy/mine.file", Path("/mnt"), Path("/mnt/mine.yaml"))
-    assert mount.path("rl/toy/mine.file") == Path("/mnt/mine.yaml")
-    assert mount.path("rl/toy/other.file") is None and mount.group("rl/toy") is None
 
 
 def test_configs_beside_the_manifest_go_before_those_of_packs_and_bases_of_rivals_are_found(tmp_path):
@@ -104,12 +98,3 @@ def test_a_config_is_read_with_every_base_that_its_defaults_name(tmp_path):
     files = ("rl/toy/a", "rl/toy/b", "rl/base/common", "rl/toy/c")
     assert search.with_bases(root / "rl/toy/a.yaml") == [root / f"{name}.yaml" for name in files]
     assert search.with_bases(root / "rl/toy/other.yaml") == [root / "rl/toy/other.yaml"]
-
-
-@pytest.mark.parametrize(
-    ("config", "path"),
-    [("tiny", False), ("a/tiny", False), ("tiny.yaml", True), ("tiny.yml", True), ("./tiny", True), ("/tiny", True),
-     ("~/tiny", True), ("tiny.json", False)],
-)  # fmt: skip
-def test_what_ends_or_begins_as_a_path_is_one(config, path):
-    assert is_path(config) is path

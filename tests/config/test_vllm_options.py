@@ -65,9 +65,3 @@ def test_the_recording_of_experts_has_a_key_where_experts_are_replayed() -> None
     (replayed,), (sampled,) = hints("rl", **{key: True}), hints("eval", **{key: True})
     assert replayed == f"~policy.generation.vllm_kwargs.{key} policy.router_replay.enabled=true"
     assert sampled == f"~generation.vllm_kwargs.{key}"
-
-
-def test_experts_are_spread_over_the_width_that_stands_beside_them() -> None:
-    experts, width = hints("eval", enable_expert_parallel=True, tensor_parallel_size=2)
-    assert experts.endswith(" generation.vllm_cfg.expert_parallel_size=2")
-    assert width.endswith(" generation.vllm_cfg.tensor_parallel_size=2")

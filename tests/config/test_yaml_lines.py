@@ -101,14 +101,6 @@ def test_a_file_that_stands_for_more_than_it_holds_is_refused(tmp_path, text, to
     assert (caught.value.where or "").startswith(str(file))
 
 
-def test_aliases_and_merges_are_read_as_before(tmp_path):
-    file = tmp_path / "fine.yaml"
-    file.write_text("base: &b {x: 1, y: [1, 2]}\nother: {<<: *b, z: *b}\n")
-    data, _, _ = load_yaml(file)
-    base = {"x": 1, "y": [1, 2]}
-    assert data == {"base": base, "other": {**base, "z": base}}
-
-
 @pytest.mark.parametrize(
     ("limit", "text", "least"),
     [

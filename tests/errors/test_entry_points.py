@@ -36,13 +36,6 @@ def test_what_a_folder_on_the_path_announces(info: str, tmp_path: Path, monkeypa
     assert _found() == [("first", "plugin:First")]
 
 
-def test_what_the_working_directory_announces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _distribution(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    assert _found() == [("first", "plugin:First")]
-
-
 def test_what_an_egg_or_an_archive_announces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _distribution(tmp_path / "plugin-1.0.egg", "EGG-INFO")
     with monkeypatch.context() as patched:

@@ -9,12 +9,10 @@ import pytest
 
 import nemotron_steps.errors as module
 from nemotron_steps.errors import (
-    ConfigError,
     DataError,
     PlanError,
     StepsError,
     fetch_again,
-    first_line,
     renamed_key,
     show_line,
     without_line,
@@ -50,15 +48,6 @@ def test_an_error_keeps_everything_on_its_way_from_another_process() -> None:
     assert type(found) is PlanError and found.render() == PlanError("several", problems=problems, expected="x").render()
     assert found.problems[1].hints == HINTS
     assert found.args == ("several",)
-
-
-@pytest.mark.parametrize("kind", [ConfigError, PlanError])
-def test_of_several_problems_each_is_told_and_the_sum_of_them_last(kind: type[ConfigError | PlanError]) -> None:
-    problems = (DataError("one"), DataError("two"))
-    error = kind("there are two", problems=problems)
-    assert error.render().split("\n\n") == [*(problem.render() for problem in problems), StepsError.render(error)]
-    assert [problem["what"] for problem in error.to_dict()["problems"]] == ["one", "two"]
-    assert kind("none").problems == () and kind("none").to_dict()["problems"] == []
 
 
 CODES = {
@@ -149,26 +138,3 @@ def test_a_pointer_is_fetched_by_git_and_anything_else_from_the_hub(
     assert hint.startswith(f"git -C '{folder}' lfs pull" if by_git else f"hf download MODEL --local-dir '{folder}' ")
     for broken in (None, folder / "nothing", folder):
         assert fetch_again(folder, broken)[0].startswith("hf download")
-
-
-def test_a_file_that_cannot_be_read_is_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "w").write_bytes(b"x")
-
-    def fail(*arguments: object, **options: object) -> None:
-        raise PermissionError(13, "denied")
-
-    monkeypatch.setattr(Path, "open", fail)
-    assert fetch_again(tmp_path, tmp_path / "w")[0].startswith("hf download")
-
-
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (ValueError("one\ntwo"), "one"),
-        (ValueError("\n  one"), "one"),
-        (ValueError(" \n"), "ValueError"),
-        (KeyError(), "KeyError"),
-    ],
-)
-def test_what_a_library_says_is_a_line(error: BaseException, line: str) -> None:
-    assert first_line(error) == line

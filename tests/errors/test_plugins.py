@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from nemotron_steps import waiting
 from nemotron_steps.errors.plugins import PluginImportError, load_object
 from nemotron_steps.stopping import interruptible
 
@@ -53,22 +52,6 @@ def test_a_module_that_is_not_installed_is_not_one_that_fails(reference: str) ->
     with pytest.raises(ModuleNotFoundError) as caught:
         load_object(reference)
     assert not isinstance(caught.value, PluginImportError)
-
-
-def test_a_package_that_lacks_another_of_nearly_its_name_is_one_that_fails(written: Callable[..., Path]) -> None:
-    path = written("toy_plugin_more", "import toy_plugin_mor\n")
-    with pytest.raises(PluginImportError) as caught:
-        load_object("toy_plugin_more:A")
-    assert caught.value.line == f"{path}:1"
-
-
-def test_a_module_that_takes_long_is_named(
-    written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(waiting, "FIRST_S", 0.1)
-    written("toy_plugin", "import time\ntime.sleep(0.5)")
-    load_object("toy_plugin:time")
-    assert caplog.messages[0] == "waiting for toy_plugin to be imported: 0 s"
 
 
 @pytest.mark.parametrize("becomes", ["pass", "raise ImportError", "raise ModuleNotFoundError(name='toy_plugin')"])

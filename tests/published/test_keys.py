@@ -110,25 +110,6 @@ effort_levels: {low_string: "{reasoning effort: low}", low_weight: 0.3}
     assert "effort_levels" not in flat and "policy.model_name" not in flat
 
 
-def test_data_preparation_takes_its_published_names(bench):
-    values = bench.compose(
-        "data_prep/rl_prep", "super3_rlvr1", ("input_path=rows.jsonl", "val_holdout=7", "force=false")
-    )
-    assert (values.flat["input_path"], values.flat["rows.validation"]) == ("rows.jsonl", 7)
-
-
-def test_overrides_may_use_published_names(bench, tmp_path):
-    flat = composed(
-        bench,
-        tmp_path,
-        "defaults: [one_node]\n",
-        "policy.model_name=/models/ours",
-        "policy.megatron_cfg.optimizer.clip_grad=0.5",
-        "policy.megatron_cfg.moe_router_dtype=fp32",
-    )
-    assert (flat["policy.checkpoint"], flat["policy.max_grad_norm"]) == ("/models/ours", 0.5)
-
-
 def test_what_is_always_so_can_be_said_and_nothing_else(bench, tmp_path):
     with pytest.raises(ConfigError) as caught:
         composed(
@@ -149,36 +130,3 @@ def test_what_is_always_so_can_be_said_and_nothing_else(bench, tmp_path):
 def test_a_key_that_nobody_knows_is_still_unknown(bench, tmp_path):
     with pytest.raises(ConfigError, match=r"unknown key 'policy\.megatron_cfg\.moe_router_dtyp'"):
         composed(bench, tmp_path, "defaults: [one_node]\npolicy: {megatron_cfg: {moe_router_dtyp: fp32}}\n")
-
-
-@pytest.mark.parametrize(("own", "devices"), [({"gpus_per_node": 4}, 8), ({"gpus_per_node": None}, 16), ({}, 16)])
-def test_nodes_that_generate_have_the_clusters_gpus_where_they_do_not_say_how_many(own, devices):
-    colocated = {"enabled": False, "resources": {"num_nodes": 2, **own}}
-    values = {"policy": {"generation": {"colocated": colocated}}, "cluster": {"gpus_per_node": 8}}
-    translated, problems = translate(values, partial(has_key, RlConfig), {})
-    assert problems == []
-    assert translated["policy"]["generation"]["colocated"] == {"enabled": False, "generation_devices": devices}
-
-
-def test_nodes_that_generate_are_not_counted_in_gpus_that_nobody_says():
-    colocated = {"enabled": False, "resources": {"num_nodes": 2}}
-    words = {"enabled": False, "resources": {"num_nodes": "2"}}
-    for cluster, own in (
-        ({}, colocated),
-        ({"gpus_per_node": "all"}, colocated),
-        (8, colocated),
-        ({"gpus_per_node": 8}, words),
-    ):
-        values = {"policy": {"generation": {"colocated": own}}, "cluster": cluster}
-        translated, problems = translate(values, partial(has_key, RlConfig), {})
-        assert problems == []
-        assert translated["policy"]["generation"]["colocated"]["generation_devices"] is None
-
-
-def test_an_argument_of_vllm_that_has_a_key_here_is_taken_as_that():
-    values = {"policy": {"generation": {"vllm_kwargs": {"max_num_seqs": 5, "block_size": 16}}}}
-    translated, problems = translate(values, partial(has_key, RlConfig), {})
-    assert problems == [] and translated == {
-        "policy": {"generation": {"vllm_kwargs": {"block_size": 16}, "vllm_cfg": {"max_num_seqs": 5}}}
-    }
-    assert values["policy"]["generation"]["vllm_kwargs"]["max_num_seqs"] == 5

@@ -19,10 +19,10 @@ from nemotron_steps.config.layout.parallel_config import (
 )
 from nemotron_steps.errors import ConfigError
 
-LENGTHS = ("length", "length_end", "new_tokens")
-"""Fields of `ParallelConfig` that count positions."""
-CUTS = ("tensor", "pipeline", "context", "expert", "generator_width")
-"""Fields of `ParallelConfig` that say over how many ranks a model is cut."""
+_SHARED = "key-value heads"
+_LENGTHS = ("length", "length_end", "new_tokens")
+_CUTS = ("tensor", "pipeline", "context", "expert", "generator_width")
+"""Fields of `ParallelConfig` that count positions, and that say over how many ranks a model is cut."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,16 @@ class Violation:
 
 def violations(sizes: ParallelConfig, model: ModelSpec | None = None, wrong: Collection[str] = ()) -> list[Violation]:
     """All of them but consequences of others: a cut that the model has not does not divide devices either, and ranks
-    that a wrong layout makes have no batch to split.
-
-    Args:
-        wrong: config keys of cuts that are wrong anyway, for teachers' models.
+    that a wrong layout makes have no batch to split. `wrong`: keys of cuts that are wrong anyway, for teachers' models.
     """
     of_model = list(model_violations(sizes, model)) if model is not None else []
     wrong = {*wrong, *(each.key for each in of_model)}
     devices = list(device_violations(sizes))
     if devices and wrong:
-        uncut: dict[str, Any] = {cut: 1 for cut in CUTS if key_of(cut, sizes.dtensor) in wrong}
+        uncut: dict[str, Any] = {cut: 1 for cut in _CUTS if key_of(cut, sizes.dtensor) in wrong}
         teachers = []
         for teacher in sizes.teachers:
-            own: dict[str, Any] = {cut: 1 for cut in CUTS[:4] if teacher.key(cut) in wrong}
+            own: dict[str, Any] = {cut: 1 for cut in _CUTS[:4] if teacher.key(cut) in wrong}
             teachers.append(replace(teacher, **own))
         causes = {each.key for each in device_violations(replace(sizes, teachers=tuple(teachers), **uncut))}
         devices = [each for each in devices if each.key in causes]
@@ -73,11 +70,9 @@ def format_violations(several: Sequence[Violation]) -> tuple[str, str, str]:
     if len(alike) == 1:
         return alike[0].what, alike[0].expected, alike[0].found
     names = [each.key.rpartition(".")[2] for each in alike]
-    expected, found = (
-        "; ".join(dict.fromkeys(f"{name}: {text}" for name, text in zip(names, texts, strict=True)))
-        for texts in ([each.expected for each in alike], [each.found for each in alike])
-    )
-    return "; ".join(each.what for each in alike), expected, found
+    expected = dict.fromkeys(f"{name}: {each.expected}" for name, each in zip(names, alike, strict=True))
+    found = dict.fromkeys(f"{name}: {each.found}" for name, each in zip(names, alike, strict=True))
+    return "; ".join(each.what for each in alike), "; ".join(expected), "; ".join(found)
 
 
 def hints_of(several: Sequence[Violation]) -> tuple[str, ...]:
@@ -97,18 +92,11 @@ def overrides(values: Mapping[str, Any]) -> tuple[str, ...]:
     return (text,) if text else ()
 
 
-def raise_if_violated(
-    sizes: ParallelConfig, model: ModelSpec | None = None, *, found: Sequence[Violation] | None = None
-) -> None:
-    """Raise ConfigError, with every constraint that is violated and a hint, if any is.
-
-    Args:
-        found: violations of these sizes to look at alone; None for all.
-    """
-    found = violations(sizes, model) if found is None else found
+def raise_if_violated(found: Sequence[Violation], who: str = "") -> None:
+    """Raise ConfigError with all of these constraints and a hint, if there are any; `who` goes before what is wrong."""
     if found:
         what, expected, value = format_violations(found)
-        raise ConfigError(what, where=found[0].key, expected=expected, found=value, hints=hints_of(found))
+        raise ConfigError(f"{who}{what}", where=found[0].key, expected=expected, found=value, hints=hints_of(found))
 
 
 def model_violations(sizes: ParallelConfig, model: ModelSpec) -> Iterator[Violation]:
@@ -119,7 +107,7 @@ def model_violations(sizes: ParallelConfig, model: ModelSpec) -> Iterator[Violat
     yield from _dtensor_violations(sizes, model) if sizes.dtensor else _megatron_violations(sizes, model)
     if sizes.uses_vllm:
         yield from _generator_violations(sizes, model)
-    for name in LENGTHS:
+    for name in _LENGTHS:
         length = getattr(sizes, name)
         if model.positions is not None and length is not None and length > model.positions:
             what = f"{KEYS[name].rpartition('.')[2]}={length} is more than the positions of the model"
@@ -133,37 +121,41 @@ def _of_model(name: str, what: str, expected: str, found: str, fix: Any) -> Viol
 
 
 def _megatron_violations(sizes: ParallelConfig, model: ModelSpec) -> Iterator[Violation]:
-    heads, shared = model.attention_heads, model.key_value_heads
-    if heads is not None and heads % sizes.tensor:
-        yield _undivided("tensor", sizes, heads, "attention heads")
-    elif shared is not None and shared % sizes.tensor and sizes.tensor % shared:
-        yield _undivided("tensor", sizes, shared, "key-value heads", or_multiple=True)
-    elif heads is not None and shared is not None and model.head_dim is not None:
-        rows = (heads + 2 * shared) * model.head_dim
-        if rows % sizes.tensor:
-            yield _undivided("tensor", sizes, rows, "rows of queries, keys and values")
-    if model.layers is not None and model.is_hybrid and model.layers < sizes.pipeline:
+    heads, shared, width = model.attention_heads, model.key_value_heads, model.head_dim
+    whole = heads is not None and shared is not None and width is not None
+    rows = (heads + 2 * shared) * width if whole else None  # type: ignore[operator]
+    of_rows = "rows of queries, keys and values"
+    yield from _undivided(
+        sizes, ("tensor", heads, "attention heads"), ("tensor", shared, _SHARED, True), ("tensor", rows, of_rows)
+    )
+    if not model.is_hybrid:
+        yield from _undivided(sizes, ("pipeline", model.layers, "layers"))
+    elif model.layers is not None and model.layers < sizes.pipeline:
         what = f"pipeline_model_parallel_size={sizes.pipeline} is more than the {model.layers} layers of the model"
         fix = _divisor(sizes.pipeline, model.layers)
         yield _of_model("pipeline", what, f"at most {model.layers}", str(sizes.pipeline), fix)
-    elif model.layers is not None and model.layers % sizes.pipeline and not model.is_hybrid:
-        yield _undivided("pipeline", sizes, model.layers, "layers")
     if sizes.mtp_layers and model.mtp_layers is not None:
         yield from _mtp_violations(sizes, model.mtp_layers)
     if model.mamba_heads is not None and model.mamba_groups is not None:
-        yield from _mamba_violations(sizes, model.mamba_heads, model.mamba_groups)
+        # Mamba-2 is cut by heads. A group of them goes to one tensor-parallel rank, or stays with others on it; context
+        # parallel ranks may share a group, which they then all have.
+        own_heads, own_groups = model.mamba_heads // sizes.tensor, model.mamba_groups // sizes.tensor
+        both = max(1, math.gcd(model.mamba_heads, model.mamba_groups))
+        yield from _undivided(
+            sizes,
+            ("tensor", both, "Mamba heads and their groups"),
+            ("context", own_heads, "Mamba heads of a tensor-parallel rank"),
+            ("context", own_groups, "Mamba groups of a tensor-parallel rank", True),
+        )
     if not model.is_moe:
-        if model.mlp_width is not None and model.mlp_width % sizes.tensor:
-            yield _undivided("tensor", sizes, model.mlp_width, "rows of the MLP")
+        yield from _undivided(sizes, ("tensor", model.mlp_width, "rows of the MLP"))
         if sizes.expert > 1:
             yield _of_model("expert", "expert parallelism needs a mixture of experts", "1", str(sizes.expert), 1)
         if sizes.router_replay:
             yield _of_model("router_replay", "router replay needs a mixture of experts", "false", "true", False)
         return
-    if model.shared_width is not None and model.shared_width % sizes.tensor:
-        yield _undivided("tensor", sizes, model.shared_width, "rows of the shared expert")
-    if model.experts % sizes.expert:
-        yield _undivided("expert", sizes, model.experts, "experts")
+    yield from _undivided(sizes, ("tensor", model.shared_width, "rows of the shared expert"))
+    yield from _undivided(sizes, ("expert", model.experts, "experts"))
     if sizes.tensor > 1 and not sizes.sequence_parallel:
         what = "a mixture of experts under tensor parallelism needs sequence parallelism"
         yield _of_model("sequence_parallel", what, "true", "false", True)
@@ -173,47 +165,30 @@ def _megatron_violations(sizes: ParallelConfig, model: ModelSpec) -> Iterator[Vi
         yield _of_model("router_bias_update_rate", what, "0 where rollouts are sampled", found, 0.0)
 
 
-def _mamba_violations(sizes: ParallelConfig, heads: int, groups: int) -> Iterator[Violation]:
-    """Mamba-2 is cut by heads. A group of them goes to one tensor-parallel rank, or stays with others on it; context
-    parallel ranks may share a group, which they then all have."""
-    if groups % sizes.tensor or heads % sizes.tensor:
-        yield _undivided("tensor", sizes, max(1, math.gcd(groups, heads)), "Mamba heads and their groups")
-        return
-    own_heads, own_groups = heads // sizes.tensor, groups // sizes.tensor
-    if own_heads % sizes.context:
-        yield _undivided("context", sizes, own_heads, "Mamba heads of a tensor-parallel rank")
-    elif own_groups % sizes.context and sizes.context % own_groups:
-        yield _undivided("context", sizes, own_groups, "Mamba groups of a tensor-parallel rank", or_multiple=True)
-
-
 def _mtp_violations(sizes: ParallelConfig, blocks: int) -> Iterator[Violation]:
     """A depth of multi-token prediction is one block of the checkpoint's, or all depths are one block."""
-    depths = sizes.mtp_layers
+    layers, repeated, depths = KEYS["mtp_layers"], KEYS["mtp_repeated"], str(sizes.mtp_layers)
     if not blocks:
         what = "the model has no block of multi-token prediction that could be trained"
-        yield _of_model("mtp_layers", what, "0", str(depths), 0)
+        yield Violation("model", layers, what, "0", depths, {layers: 0})
     elif sizes.mtp_repeated and blocks > 1:
         what = f"one block is repeated, and the model has {blocks}"
-        hint = {KEYS["mtp_repeated"]: False, KEYS["mtp_layers"]: blocks}
-        yield Violation("model", KEYS["mtp_repeated"], what, "false", "true", hint)
-    elif not sizes.mtp_repeated and depths != blocks:
+        yield Violation("model", repeated, what, "false", "true", {repeated: False, layers: blocks})
+    elif not sizes.mtp_repeated and sizes.mtp_layers != blocks:
         what = "the model has not as many blocks as depths of multi-token prediction are trained"
-        expected = f"{blocks}, or {KEYS['mtp_repeated']}=true" if blocks == 1 else str(blocks)
-        hint = {KEYS["mtp_repeated"]: True} if blocks == 1 else {KEYS["mtp_layers"]: blocks}
-        yield Violation("model", KEYS["mtp_layers"], what, expected, str(depths), hint)
+        expected = f"{blocks}, or {repeated}=true" if blocks == 1 else str(blocks)
+        yield Violation("model", layers, what, expected, depths, {repeated: True} if blocks == 1 else {layers: blocks})
 
 
 def _dtensor_violations(sizes: ParallelConfig, model: ModelSpec) -> Iterator[Violation]:
-    key = key_of("tensor", sizes.dtensor)
-    if sizes.tensor == 1:
-        return
-    if model.is_moe or model.is_hybrid:
+    if sizes.tensor > 1 and (model.is_moe or model.is_hybrid):
+        key = key_of("tensor", sizes.dtensor)
         what = f"the dtensor policy does not cut {'experts' if model.is_moe else 'hybrid models'} over ranks"
         yield Violation("model", key, what, "1", str(sizes.tensor), {key: 1})
-    elif model.key_value_heads is not None and model.key_value_heads % sizes.tensor:
-        yield _undivided("tensor", sizes, model.key_value_heads, "key-value heads")
-    elif model.mlp_width is not None and model.mlp_width % sizes.tensor:
-        yield _undivided("tensor", sizes, model.mlp_width, "rows of the MLP")
+        return
+    yield from _undivided(
+        sizes, ("tensor", model.key_value_heads, _SHARED), ("tensor", model.mlp_width, "rows of the MLP")
+    )
 
 
 def _generator_violations(sizes: ParallelConfig, model: ModelSpec) -> Iterator[Violation]:
@@ -223,33 +198,32 @@ def _generator_violations(sizes: ParallelConfig, model: ModelSpec) -> Iterator[V
         what = "vLLM leaves out the time_step_limit that bounds the time steps of this model"
         alone = _cut_to("generator_width", sizes, 1) if sizes.generator_width > 1 else {}
         yield Violation("model", KEYS["uses_vllm"], what, "embedded", "vllm", {KEYS["uses_vllm"]: "embedded", **alone})
-    width, shared = sizes.generator_width, model.key_value_heads
-    if shared is not None and shared % width and width % shared and not (model.attention_heads or 0) % width:
-        yield _undivided("generator_width", sizes, shared, "key-value heads (vLLM)", or_multiple=True)
+    name, whole = "generator_width", sizes.generator_experts > 1
+    yield from _undivided(
+        sizes,
+        (name, model.attention_heads, "attention heads (vLLM)"),
+        (name, model.key_value_heads, f"{_SHARED} (vLLM)", True),
+        (name, model.mamba_heads, "Mamba heads (vLLM)"),
+        (name, None if model.mamba_groups == 1 else model.mamba_groups, "groups of Mamba heads (vLLM)"),
+        (name, None if whole else model.mlp_width, "rows of the MLP (vLLM)"),
+        (name, model.shared_width, "rows of the shared expert (vLLM)"),
+    )
+
+
+def _undivided(sizes: ParallelConfig, *cuts: tuple[Any, ...]) -> Iterator[Violation]:
+    """The first cut that does not divide what the model has: (field, count, of what, whether a multiple will do). The
+    hint is the next smaller one that does: of TP also within a node, or among the processes on CPU; of vLLM, whose
+    width several models may share, one that still divides what the width did."""
+    for name, count, of, *multiple in cuts:
+        key, size = key_of(name, sizes.dtensor), getattr(sizes, name)
+        if count is None or count % size == 0 or (multiple and size % count == 0):
+            continue
+        also = {"tensor": sizes.gpus_per_node or sizes.workers or 0, "generator_width": size}
+        fix = _cut_to(name, sizes, _divisor(math.gcd(count, also.get(name, 0)), size))
+        what = f"{key.rpartition('.')[2]}={size} does not divide {count} {of}"
+        expected = f"a divisor {'or multiple ' if multiple else ''}of {count}"
+        yield Violation("model", key, what, expected, str(size), fix)
         return
-    cut_mlp = model.mlp_width if sizes.generator_experts == 1 else None
-    for count, of in (
-        (model.attention_heads, "attention heads"),
-        (model.mamba_heads, "Mamba heads"),
-        (None if model.mamba_groups == 1 else model.mamba_groups, "groups of Mamba heads"),
-        (cut_mlp, "rows of the MLP"),
-        (model.shared_width, "rows of the shared expert"),
-    ):
-        if count is not None and count % width:
-            yield _undivided("generator_width", sizes, count, f"{of} (vLLM)")
-            return
-
-
-def _undivided(name: str, sizes: ParallelConfig, count: int, of: str, *, or_multiple: bool = False) -> Violation:
-    """A cut that does not divide what the model has `count` of. The next smaller one that does: of TP also within a
-    node, or among the processes on CPU; of vLLM, whose width several models may share, one that still divides what the
-    width did."""
-    key, size = key_of(name, sizes.dtensor), getattr(sizes, name)
-    also = {"tensor": sizes.gpus_per_node or sizes.workers or 0, "generator_width": size}
-    within = math.gcd(count, also.get(name, 0))
-    what = f"{key.rpartition('.')[2]}={size} does not divide {count} {of}"
-    expected = f"a divisor {'or multiple ' if or_multiple else ''}of {count}"
-    return Violation("model", key, what, expected, str(size), _cut_to(name, sizes, _divisor(within, size)))
 
 
 def _divisor(count: int, most: int) -> int:
@@ -265,44 +239,41 @@ def _cut_to(name: str, sizes: ParallelConfig, size: int) -> dict[str, Any]:
 
 def device_violations(sizes: ParallelConfig) -> Iterator[Violation]:
     """What does not divide the GPUs, or the policy's processes on CPU."""
-    per_node = sizes.gpus_per_node
+    per_node, nodes = sizes.gpus_per_node, KEYS["nodes"]
     if not per_node:
         if sizes.backend == "ray":
-            yield from _process_violations(sizes)
+            whole = math.lcm(sizes.copy_size, sizes.pipeline * sizes.expert)
+            fix = {KEYS["workers"]: -(-sizes.ranks // whole) * whole}
+            on = f"the {_count(sizes.ranks, 'policy rank')} on CPU"
+            yield from _cut_violations(sizes, sizes.ranks, 0, KEYS["workers"], on, str(sizes.ranks), hint=fix)
+            yield from _whole_generators(sizes)
         return
     if sizes.judge_nodes and sizes.judge_nodes >= sizes.nodes:
         what = f"judges take {sizes.judge_nodes} of {_count(sizes.nodes, 'node')}, and none is left for the policy"
-        hint = {KEYS["nodes"]: sizes.judge_nodes + 1}
-        yield _of_devices(KEYS["judge_nodes"], what, f"less than {KEYS['nodes']}", str(sizes.judge_nodes), hint)
+        hint = {nodes: sizes.judge_nodes + 1}
+        yield _of_devices(KEYS["judge_nodes"], what, f"less than {nodes}", str(sizes.judge_nodes), hint)
         return
     yield from _teacher_violations(sizes)
     if sizes.gpus < 1:
-        there, taken = sizes.gpus + sizes.teaching, _count(sizes.teaching, "GPU")
-        what = f"teachers take {taken} of {there}, and none is left for the policy"
-        hint = {KEYS["nodes"]: sizes.judge_nodes + sizes.teaching // per_node + 1}
-        yield _of_devices(KEYS["nodes"], what, f"more than {taken}", _count(there, "GPU"), hint)
+        there, taken = _count(sizes.gpus + sizes.teaching, "GPU"), _count(sizes.teaching, "GPU")
+        what = f"teachers take {taken} of {sizes.gpus + sizes.teaching}, and none is left for the policy"
+        hint = {nodes: sizes.judge_nodes + sizes.teaching // per_node + 1}
+        yield _of_devices(nodes, what, f"more than {taken}", there, hint)
         return
     if sizes.ranks < 1:
         what = f"generation takes {_count(sizes.separate, 'GPU')} of {sizes.gpus}, and none is left for training"
         half = sizes.gpus // 2 // sizes.generator_width * sizes.generator_width
         more = sizes.nodes + (sizes.separate - sizes.gpus) // per_node + 1
-        hint = {KEYS["generation_devices"]: half} if half else {KEYS["nodes"]: more}
+        hint = {KEYS["generation_devices"]: half} if half else {nodes: more}
         expected = f"fewer than {_count(sizes.gpus, 'GPU')}"
         yield _of_devices(KEYS["generation_devices"], what, expected, str(sizes.separate), hint)
         return
     if sizes.workers not in (None, sizes.ranks):
         what = "on GPUs the number of policy ranks follows from the devices"
-        expected = f"null, or {sizes.ranks}"
-        yield _of_devices(KEYS["workers"], what, expected, str(sizes.workers), {KEYS["workers"]: None})
-    key = key_of("tensor", sizes.dtensor)
-    if per_node % sizes.tensor:
-        yield _outside_a_node(key, sizes.tensor, per_node)
-    elif sizes.ranks % sizes.copy_size:
-        what = f"{_product(sizes)} does not divide the {_count(sizes.ranks, 'GPU')} that train"
-        hint = {key_of(name, sizes.dtensor): size for name, size in _dividing(sizes, sizes.ranks).items()}
-        yield _of_devices(KEYS["nodes"], what, f"a multiple of {sizes.copy_size}", _count(sizes.ranks, "GPU"), hint)
-    elif (sizes.ranks // sizes.pipeline) % sizes.expert:
-        yield _experts_undivided(KEYS["expert"], sizes.expert, sizes.ranks // sizes.pipeline, "GPUs")
+        hint = {KEYS["workers"]: None}
+        yield _of_devices(KEYS["workers"], what, f"null, or {sizes.ranks}", str(sizes.workers), hint)
+    found = _count(sizes.ranks, "GPU")
+    yield from _cut_violations(sizes, sizes.ranks, per_node, nodes, f"the {found} that train", found)
     yield from _generator_devices(sizes)
     yield from judge_violations(sizes, sizes.judges)
 
@@ -311,26 +282,44 @@ def _of_devices(key: str, what: str, expected: str, found: str, hint: Mapping[st
     return Violation("devices", key, what, expected, found, hint)
 
 
-def _outside_a_node(key: str, tensor: int, per_node: int, who: str = "") -> Violation:
-    """Tensor-parallel ranks exchange activations in every layer, which is for NVLink."""
-    what = f"{key.rpartition('.')[2]}={tensor}{who} does not divide the {_count(per_node, 'GPU')} of a node"
-    return _of_devices(key, what, f"a divisor of {per_node}", str(tensor), {key: math.gcd(tensor, per_node)})
+def _cut_violations(
+    cuts: ParallelConfig | TeacherLayout,
+    ranks: int,
+    per_node: int,
+    key: str,
+    among: str,
+    found: str,
+    who: str = "",
+    hint: Mapping[str, Any] | None = None,
+) -> Iterator[Violation]:
+    """What of a layout does not divide its ranks, which `key` counts and `among` calls. Tensor-parallel ranks exchange
+    activations in every layer, which is for NVLink: they are on one node."""
 
+    def key_at(name: str) -> str:
+        return cuts.key(name) if isinstance(cuts, TeacherLayout) else key_of(name, cuts.dtensor)
 
-def _experts_undivided(key: str, expert: int, ranks: int, of: str, who: str = "") -> Violation:
-    what = f"expert_model_parallel_size={expert}{who} does not divide the {ranks} {of} of a pipeline stage"
-    return _of_devices(key, what, f"a divisor of {ranks}", str(expert), {key: math.gcd(expert, ranks)})
-
-
-def _dividing(cuts: ParallelConfig | TeacherLayout, ranks: int) -> dict[str, int]:
-    """Cuts that divide ranks, those that differ: each is what of it divides what those before leave."""
-    found = {}
-    for name in ("tensor", "pipeline", "context"):
-        size = math.gcd(getattr(cuts, name), ranks)
-        ranks //= size
-        if size != getattr(cuts, name):
-            found[name] = size
-    return found
+    tensor, expert, stage = cuts.tensor, cuts.expert, ranks // cuts.pipeline
+    if per_node and per_node % tensor:
+        key = key_at("tensor")
+        name, there = key.rpartition(".")[2], _count(per_node, "GPU")
+        what, fix = f"{name}={tensor}{who} does not divide the {there} of a node", {key: math.gcd(tensor, per_node)}
+        yield _of_devices(key, what, f"a divisor of {per_node}", str(tensor), fix)
+    elif ranks % cuts.copy_size:
+        sizes = {"TP": tensor, "PP": cuts.pipeline, "CP": cuts.context}
+        product = "×".join(name for name, size in sizes.items() if size > 1)
+        dividing, left = {}, ranks  # each is what of it divides what those before leave
+        for name in ("tensor", "pipeline", "context"):
+            size = math.gcd(getattr(cuts, name), left)
+            left //= size
+            if size != getattr(cuts, name):
+                dividing[key_at(name)] = size
+        what = f"{product}={cuts.copy_size}{who} does not divide {among}"
+        yield _of_devices(key, what, f"a multiple of {cuts.copy_size}", found, hint or dividing)
+    elif stage % expert:
+        of = "GPUs" if per_node else "ranks"
+        what = f"expert_model_parallel_size={expert}{who} does not divide the {stage} {of} of a pipeline stage"
+        fix = {key_at("expert"): math.gcd(expert, stage)}
+        yield _of_devices(key_at("expert"), what, f"a divisor of {stage}", str(expert), fix)
 
 
 def _teacher_violations(sizes: ParallelConfig) -> Iterator[Violation]:
@@ -339,40 +328,22 @@ def _teacher_violations(sizes: ParallelConfig) -> Iterator[Violation]:
     for teacher in sizes.teachers:
         alike.setdefault(replace(teacher, name=""), []).append(teacher.name)
     for teacher, names in alike.items():
-        ranks, limit, key = teacher.ranks(sizes.gpus_per_node), sizes.gpus_per_node, teacher.key("gpus_per_node")
-        who, per_node = f" of {teachers_named(names)}", teacher.gpus_per_node or limit
+        limit, key, who = sizes.gpus_per_node, teacher.key("gpus_per_node"), f" of {teachers_named(names)}"
+        per_node, ranks = teacher.gpus_per_node or limit, teacher.ranks(limit)
         if per_node > limit:
             what = f"gpus_per_node={per_node}{who} is more than a node has"
             yield _of_devices(key, what, f"at most {limit}", str(per_node), {key: limit})
-        elif per_node % teacher.tensor:
-            yield _outside_a_node(teacher.key("tensor"), teacher.tensor, per_node, who)
-        elif ranks % teacher.copy_size:
-            what = f"{_product(teacher)}{who} does not divide their {_count(ranks, 'GPU')}"
-            hint = {teacher.key(name): size for name, size in _dividing(teacher, ranks).items()}
-            yield _of_devices(key, what, f"a multiple of {teacher.copy_size}", _count(ranks, "GPU"), hint)
-        elif (ranks // teacher.pipeline) % teacher.expert:
-            stage = ranks // teacher.pipeline
-            yield _experts_undivided(teacher.key("expert"), teacher.expert, stage, "GPUs", who)
+            continue
+        found = _count(ranks, "GPU")
+        yield from _cut_violations(teacher, ranks, per_node, key, f"their {found}", found, who)
 
 
-def _process_violations(sizes: ParallelConfig) -> Iterator[Violation]:
-    if sizes.ranks % sizes.copy_size:
-        what = f"{_product(sizes)} does not divide the {_count(sizes.ranks, 'policy rank')} on CPU"
-        whole = math.lcm(sizes.copy_size, sizes.pipeline * sizes.expert)
-        hint = {KEYS["workers"]: -(-sizes.ranks // whole) * whole}
-        yield _of_devices(KEYS["workers"], what, f"a multiple of {sizes.copy_size}", str(sizes.ranks), hint)
-    elif (sizes.ranks // sizes.pipeline) % sizes.expert:
-        yield _experts_undivided(KEYS["expert"], sizes.expert, sizes.ranks // sizes.pipeline, "ranks")
-    if sizes.separate % sizes.generator_width:
-        yield _no_whole_generators(sizes)
-
-
-def _no_whole_generators(sizes: ParallelConfig) -> Violation:
-    width = sizes.generator_width
-    what = f"{_count(sizes.separate, 'device')} that generate do not make whole generators of {width}"
-    hint = {KEYS["generation_devices"]: max(1, sizes.separate // width) * width}
-    key, expected = KEYS["generation_devices"], f"a multiple of {KEYS['generator_width']}={width}"
-    return _of_devices(key, what, expected, str(sizes.separate), hint)
+def _whole_generators(sizes: ParallelConfig) -> Iterator[Violation]:
+    width, key = sizes.generator_width, KEYS["generation_devices"]
+    if sizes.separate % width:
+        what = f"{_count(sizes.separate, 'device')} that generate do not make whole generators of {width}"
+        hint = {key: max(1, sizes.separate // width) * width}
+        yield _of_devices(key, what, f"a multiple of {KEYS['generator_width']}={width}", str(sizes.separate), hint)
 
 
 def _generator_devices(sizes: ParallelConfig) -> Iterator[Violation]:
@@ -386,7 +357,7 @@ def _generator_devices(sizes: ParallelConfig) -> Iterator[Violation]:
         what = f"a generator of {_count(width, 'GPU')} needs more than the {limit} that generate on a node"
         yield _of_devices(key, what, f"at most {limit}", str(width), smaller)
     elif sizes.separate % width:
-        yield _no_whole_generators(sizes)
+        yield from _whole_generators(sizes)
     elif available % width or per_node % width:
         what = f"generators of {_count(width, 'GPU')} do not divide the {available} that generate"
         expected = f"a divisor of {_count(available, 'GPU')}, and of {per_node} on a node"
@@ -439,25 +410,16 @@ def batch_violations(sizes: ParallelConfig, copies: int | None) -> Iterator[Viol
 
 def _even_batch(sizes: ParallelConfig, batch: int, copies: int) -> Mapping[str, Any]:
     """The nearest batch that splits over the copies; prompts change only where no batch of their rollouts does."""
-    rollouts = sizes.rollouts
-    if rollouts is None or sizes.group is None or sizes.prompts is None:
-        return {KEYS["batch"]: _multiple(batch, copies)}
+    rollouts, group = sizes.rollouts, sizes.group
+    if rollouts is None or group is None or sizes.prompts is None:
+        return {KEYS["batch"]: max(1, round(batch / copies)) * copies}
     whole = [size for size in range(copies, rollouts + 1, copies) if rollouts % size == 0]
     if whole and not (sizes.on_policy and rollouts % copies):
         nearest = min(whole, key=lambda size: abs(math.log(size / batch)))
         return {KEYS["batch"]: rollouts if sizes.on_policy else nearest}
-    prompts = _multiple(sizes.prompts, copies // math.gcd(copies, sizes.group))
-    return {KEYS["batch"]: prompts * sizes.group, KEYS["prompts"]: prompts}
-
-
-def _multiple(value: int, of: int) -> int:
-    return max(1, round(value / of)) * of
-
-
-def _product(cuts: ParallelConfig | TeacherLayout) -> str:
-    parts = {"TP": cuts.tensor, "PP": cuts.pipeline, "CP": cuts.context}
-    names = [name for name, size in parts.items() if size > 1]
-    return f"{'×'.join(names or ['TP'])}={cuts.copy_size}"
+    of = copies // math.gcd(copies, group)
+    prompts = max(1, round(sizes.prompts / of)) * of
+    return {KEYS["batch"]: prompts * group, KEYS["prompts"]: prompts}
 
 
 def _count(number: int, of: str) -> str:

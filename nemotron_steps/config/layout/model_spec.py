@@ -10,15 +10,6 @@ from typing import Any
 from nemotron_steps.config.families import FAMILIES
 from nemotron_steps.config.layout.parallel_config import at, keys_of, values_at
 
-_SCRATCH = (
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "max_position_embeddings",
-)
-
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -76,44 +67,38 @@ class ModelSpec:
 
     @classmethod
     def from_scratch(cls, get: Callable[[str], Any]) -> ModelSpec | None:
-        """Of the new model that `from_scratch.*` describes; None where it describes none.
-
-        Args:
-            get: dotted key → its value, or None.
-        """
+        """Of the new model that `from_scratch.*` of a config describes; None where it describes none, or a hybrid whose
+        experts are not counted."""
         model_type = get("from_scratch.architecture")
         if not isinstance(model_type, str):
             return None
-        layers, heads, shared, head, width, positions = (get(f"from_scratch.{key}") for key in _SCRATCH)
-        pattern = get("from_scratch.hybrid.pattern")
-        if isinstance(pattern, str):
-            return cls._of_pattern(pattern, lambda key: get(f"from_scratch.{key}"))
-        sizes = {"head_dim": head, "mlp_width": width, "positions": positions, "mtp_layers": 0}
-        return cls(model_type, layers, heads, shared, **sizes)
 
-    @classmethod
-    def _of_pattern(cls, pattern: str, get: Callable[[str], Any]) -> ModelSpec | None:
-        """Of a new hybrid; None where its experts are not counted."""
-        mixture, dense, mamba = "E" in pattern, get("intermediate_size"), "M" in pattern
-        if mixture and get("hybrid.n_routed_experts") is None:
-            return None
-        shared = get("hybrid.moe_shared_expert_intermediate_size") if mixture else None
-        if shared is not None and dense is not None and "-" in pattern:
-            shared = math.gcd(shared, dense)
-        return cls(
-            "nemotron_h",
-            layers=len(pattern),
-            attention_heads=get("num_attention_heads"),
-            key_value_heads=get("num_key_value_heads"),
-            head_dim=get("head_dim"),
-            experts=get("hybrid.n_routed_experts") if mixture else 0,
-            mlp_width=get("hybrid.moe_intermediate_size") if mixture else dense,
-            shared_width=shared,
-            mamba_heads=get("hybrid.mamba_num_heads") if mamba else None,
-            mamba_groups=get("hybrid.n_groups") if mamba else None,
-            positions=get("max_position_embeddings"),
-            mtp_layers=get("hybrid.num_nextn_predict_layers") if mixture else 0,
-        )
+        def of(key: str) -> Any:
+            return get(f"from_scratch.{key}")
+
+        own = {
+            "attention_heads": of("num_attention_heads"),
+            "key_value_heads": of("num_key_value_heads"),
+            "head_dim": of("head_dim"),
+            "mlp_width": of("intermediate_size"),
+            "positions": of("max_position_embeddings"),
+        }
+        pattern = of("hybrid.pattern")
+        if not isinstance(pattern, str):
+            return cls(model_type, of("num_hidden_layers"), mtp_layers=0, **own)
+        own["layers"], own["mtp_layers"] = len(pattern), 0
+        if "M" in pattern:
+            own |= {"mamba_heads": of("hybrid.mamba_num_heads"), "mamba_groups": of("hybrid.n_groups")}
+        if "E" in pattern:
+            shared, dense = of("hybrid.moe_shared_expert_intermediate_size"), own["mlp_width"]
+            both = shared is not None and dense is not None and "-" in pattern
+            own |= {
+                "experts": of("hybrid.n_routed_experts"),
+                "mlp_width": of("hybrid.moe_intermediate_size"),
+                "shared_width": math.gcd(shared, dense) if both else shared,
+                "mtp_layers": of("hybrid.num_nextn_predict_layers"),
+            }
+        return None if own.get("experts", 0) is None else cls("nemotron_h", **own)
 
     def attributes(self) -> dict[str, Any]:
         """The inverse of `from_attributes`: what will be recorded of a checkpoint of this model, where it is known."""

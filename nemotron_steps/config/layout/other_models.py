@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nemotron_steps.config.layout.constraints import Violation, format_violations, hints_of, model_violations
+from nemotron_steps.config.layout.constraints import Violation, model_violations, raise_if_violated
 from nemotron_steps.config.layout.model_spec import ModelSpec
 from nemotron_steps.config.layout.parallel_config import (
     JUDGE_ROLES,
@@ -18,13 +18,9 @@ from nemotron_steps.config.layout.parallel_config import (
     KEYS,
     MEGATRON,
     ParallelConfig,
-    TeacherLayout,
     teachers_named,
 )
-from nemotron_steps.errors import ConfigError
 
-SAMPLED = ("model", "models")
-"""Keys of the models that a step samples from which trains none; the second is of several, each under a name."""
 _CUTS = ("tensor", "pipeline", "context", "expert", "sequence_parallel")
 
 
@@ -54,31 +50,17 @@ class ModelViolations:
         """The teachers, in words."""
         return teachers_named(self.models)
 
-    @property
-    def hints(self) -> tuple[str, ...]:
-        """One that meets all constraints."""
-        return hints_of(self.violations)
-
-    def raise_as(self, who: str = "") -> None:
-        """Raise ConfigError."""
-        what, expected, found = format_violations(self.violations)
-        where = self.violations[0].key
-        raise ConfigError(f"{who}{what}", where=where, expected=expected, found=found, hints=self.hints)
-
 
 def teacher_violations(sizes: ParallelConfig, models: Mapping[str, ModelSpec]) -> Iterator[ModelViolations]:
-    """Teachers whose models their layouts do not fit. What is wrong with a layout is reported once for all teachers.
-
-    Args:
-        sizes: of the run.
-        models: teacher → its model, where that is known.
-    """
+    """Teachers whose models their layouts do not fit, by the name of each whose model is known. What is wrong with a
+    layout is reported once for all teachers."""
     alike: dict[frozenset[str], dict[str, list[Violation]]] = {}
     for name, model in models.items():
         own = next((teacher for teacher in sizes.teachers if teacher.name == name), None)
         cuts = {cut: getattr(own or sizes, cut) for cut in _CUTS}
         layout = ParallelConfig(**cuts, gpus_per_node=(own and own.gpus_per_node) or sizes.gpus_per_node)
-        found = [_under(each, _teacher_keys(own)) for each in model_violations(layout, model)]
+        named = {} if own is None else {key: key.replace(MEGATRON, own.section) for key in KEYS.values()}
+        found = [_under(each, named) for each in model_violations(layout, model)]
         if found:
             alike.setdefault(frozenset(violation.key for violation in found), {})[name] = found
     for teachers in alike.values():
@@ -88,18 +70,14 @@ def teacher_violations(sizes: ParallelConfig, models: Mapping[str, ModelSpec]) -
 def raise_if_teachers_violate(sizes: ParallelConfig, models: Mapping[str, ModelSpec]) -> None:
     """ConfigError for the first layout that does not fit a teacher."""
     for each in teacher_violations(sizes, models):
-        each.raise_as(f"{each.teachers}: ")
+        raise_if_violated(each.violations, f"{each.teachers}: ")
 
 
 def vllm_keys(model_key: str, get: Callable[[str], Any]) -> VllmKeys | None:
-    """Settings of the vLLM that generates from a model; None where something else does, or a policy's generator.
-
-    Args:
-        model_key: the config key that names the model.
-        get: dotted key → value of the config, or None.
-    """
+    """Settings of the vLLM that generates from the model which a config key names; None where something else does, or a
+    policy's generator."""
     section, _, name = model_key.rpartition(".")
-    if model_key.partition(".")[0] in SAMPLED:
+    if model_key.partition(".")[0] in ("model", "models"):
         cfg = "generation.vllm_cfg"
         keys = VllmKeys("generation.backend", f"{cfg}.tensor_parallel_size", f"{cfg}.expert_parallel_size")
     elif name == "model" and section in (f"{JUDGES}.{role}.responses_api_models.vllm_model" for role in JUDGE_ROLES):
@@ -110,18 +88,13 @@ def vllm_keys(model_key: str, get: Callable[[str], Any]) -> VllmKeys | None:
 
 
 def vllm_violations(models: Mapping[str, ModelSpec], get: Callable[[str], Any]) -> Iterator[ModelViolations]:
-    """What vLLM cannot do with models, reported once for all that share its settings.
-
-    Args:
-        models: config key that names it → the model.
-        get: see vllm_keys.
-    """
+    """What vLLM cannot do with models, each under the config key that names it; once for all that share settings."""
     found: dict[VllmKeys, dict[str, list[Violation]]] = {}
     for model_key, model in models.items():
         keys = vllm_keys(model_key, get)
         if keys is None:
             continue
-        width, experts = ((get(key) if key else None) for key in (keys.width, keys.experts))
+        width, experts = (get(key) if key else None for key in (keys.width, keys.experts))
         sizes = ParallelConfig(
             uses_vllm=True,
             generator_width=width if type(width) is int and width > 0 else 1,
@@ -140,12 +113,7 @@ def vllm_violations(models: Mapping[str, ModelSpec], get: Callable[[str], Any]) 
 def raise_if_vllm_violates(models: Mapping[str, ModelSpec], get: Callable[[str], Any]) -> None:
     """ConfigError for the first of `vllm_violations`."""
     for each in vllm_violations(models, get):
-        each.raise_as()
-
-
-def _teacher_keys(own: TeacherLayout | None) -> dict[str, str]:
-    """Keys of the policy's layout → those of a teacher's; itself where they share it."""
-    return {} if own is None else {key: key.replace(MEGATRON, own.section) for key in KEYS.values()}
+        raise_if_violated(each.violations)
 
 
 def _under(violation: Violation, keys: Mapping[str, str]) -> Violation:

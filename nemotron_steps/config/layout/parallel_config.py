@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -30,11 +30,15 @@ def keys_of(model: type) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class JudgeLayout:
-    """A local judge: GPUs of one copy, and copies (None: as many as there is room for)."""
+    """A local judge: GPUs of one copy, copies (None: as many as there is room for), and what its memory depends on."""
 
     role: str
-    width: int = 1
-    replicas: int | None = None
+    width: int = at("tensor_parallel_size", 1)
+    replicas: int | None = at("replicas", None)
+    backend: str = at("backend", "embedded")
+    utilization: float = at("gpu_memory_utilization", 0.8)
+    max_sequences: int = at("max_sequences", 256)
+    length: int = at("max_total_sequence_length", 32_768)
 
     @property
     def section(self) -> str:
@@ -126,22 +130,24 @@ class ParallelConfig:
 
     @classmethod
     def read(cls, get: Callable[[str], Any]) -> ParallelConfig:
-        """From a config.
-
-        Args:
-            get: dotted key → its value, or None where the config has no such key. A value of another type than the
-                key's is taken as missing: the config's own check reports it.
-        """
-        values = values_at(cls, get)
-        if values.get("dtensor"):
-            values = {name: value for name, value in values.items() if name not in _OF_MEGATRON}
-            tensor = get(key_of("tensor", True))
-            values |= {"tensor": tensor} if type(tensor) is int else {}
-        backend = get(KEYS["uses_vllm"])
-        if backend != "vllm":
-            values = {name: value for name, value in values.items() if not name.startswith("generator_")}
-        values |= {"samples": isinstance(backend, str), "uses_vllm": backend == "vllm"}
-        return cls(**values, judges=_judges(get), teachers=read_teachers(get))
+        """From a config: dotted key → value, None where it has no such key. A value of another type than the key's is
+        taken as missing: the config's own check reports it."""
+        values, backend = values_at(cls, get), get(KEYS["uses_vllm"])
+        dtensor, vllm = values.get("dtensor", False), backend == "vllm"
+        for name, key in KEYS.items():
+            megatron = key.startswith(MEGATRON) and name != "mtp_repeated"
+            if (dtensor and megatron) or (not vllm and name.startswith("generator_")):
+                values.pop(name, None)
+        tensor = get(key_of("tensor", True))
+        if dtensor and type(tensor) is int:
+            values["tensor"] = tensor
+        judges = []
+        for judge in map(JudgeLayout, JUDGE_ROLES):
+            section = judge.section
+            if get(f"{section}.model") is not None and get(f"{section}.backend") in ("vllm", "embedded"):
+                judges.append(replace(judge, **values_at(JudgeLayout, get, f"{section}.")))
+        values |= {"samples": isinstance(backend, str), "uses_vllm": vllm}
+        return cls(**values, judges=tuple(judges), teachers=read_teachers(get))
 
     @cached_property
     def copy_size(self) -> int:
@@ -191,7 +197,6 @@ class ParallelConfig:
 
 KEYS, _TEACHER_KEYS = keys_of(ParallelConfig), keys_of(TeacherLayout)
 """Field → config key."""
-_OF_MEGATRON = {name for name, key in KEYS.items() if key.startswith(MEGATRON) and name != "mtp_repeated"}
 
 
 def key_of(name: str, dtensor: bool) -> str:
@@ -230,39 +235,26 @@ def parallel_config_of(config: Any) -> ParallelConfig:
 
 
 def read_teachers(get: Callable[[str], Any]) -> tuple[TeacherLayout, ...]:
-    """Those that have devices of their own, by a config; none where teachers share the policy's."""
+    """Those that have devices of their own, by a config; none where teachers share the policy's. Each has the default
+    section's layout, and what its own says: of plain values null takes the default's back."""
     given = get(TEACHERS) if get(f"{APART}.enabled") is True else None
-    return tuple(_teacher(name, get) for name in given) if isinstance(given, Mapping) else ()
-
-
-def _teacher(name: str, get: Callable[[str], Any]) -> TeacherLayout:
-    """Of the default section, and what its own says: of plain values null takes the default's back."""
-    values = values_at(TeacherLayout, get, f"{APART}.default_teacher_cfg.")
-    own = f"{APART}.teacher_overrides.{name}"
-    overrides = get(own)
-    if overrides is not None:
-        said = [key for key in _TEACHER_KEYS.values() if not isinstance(overrides, Mapping) or key in overrides]
-        values = {each: value for each, value in values.items() if _TEACHER_KEYS[each] not in said}
-        values |= {**values_at(TeacherLayout, get, f"{own}."), "section": own}
-    return TeacherLayout(name, **values)
+    found = []
+    for name in given if isinstance(given, Mapping) else ():
+        values = values_at(TeacherLayout, get, f"{APART}.default_teacher_cfg.")
+        own = f"{APART}.teacher_overrides.{name}"
+        overrides = get(own)
+        if overrides is not None:
+            said = [key for key in _TEACHER_KEYS.values() if not isinstance(overrides, Mapping) or key in overrides]
+            values = {each: value for each, value in values.items() if _TEACHER_KEYS[each] not in said}
+            values |= {**values_at(TeacherLayout, get, f"{own}."), "section": own}
+        found.append(TeacherLayout(name, **values))
+    return tuple(found)
 
 
 def teachers_named(names: Sequence[str]) -> str:
     """Teachers, in words."""
     *others, last = names
     return f"teachers {', '.join(others)} and {last}" if others else f"teacher {last}"
-
-
-def _judges(get: Callable[[str], Any]) -> tuple[JudgeLayout, ...]:
-    """Judges that have a model to load here."""
-    found = []
-    for role in JUDGE_ROLES:
-        section = JudgeLayout(role).section
-        if get(f"{section}.model") is None or get(f"{section}.backend") not in ("vllm", "embedded"):
-            continue
-        width, replicas = get(f"{section}.tensor_parallel_size"), get(f"{section}.replicas")
-        found.append(JudgeLayout(role, width if type(width) is int else 1, replicas if type(replicas) is int else None))
-    return tuple(found)
 
 
 def judge_copies(sizes: ParallelConfig, judges: tuple[JudgeLayout, ...]) -> Mapping[str, int]:
@@ -276,10 +268,8 @@ def judge_copies(sizes: ParallelConfig, judges: tuple[JudgeLayout, ...]) -> Mapp
 
 
 def stage_layers(layers: int, stages: int) -> list[range]:
-    """The layers of each stage, counted from 0: neighbours, as even as they come.
-
-    The first stages have one more where they do not come out even: the last has the output layer beside its own.
-    """
+    """The layers of each stage, counted from 0: neighbours, as even as they come, the first stages with one more: the
+    last has the output layer beside its own."""
     each, extra = divmod(layers, stages)
     starts = [stage * each + min(stage, extra) for stage in range(stages + 1)]
     return [range(start, end) for start, end in pairwise(starts)]

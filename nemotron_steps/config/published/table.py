@@ -32,18 +32,19 @@ def _always(pattern: str, *values: Any, why: str) -> Published:
     return Published(pattern, holds=values, why=why)
 
 
-def _refused(pattern: str, why: str) -> Published:
-    return Published(pattern, why=why)
+def _refused(why: str, *patterns: str) -> tuple[Published, ...]:
+    return tuple(Published(pattern, why=why) for pattern in patterns)
 
 
 _MEGATRON = "policy.megatron_cfg"
 _VLLM = "policy.generation.vllm_cfg"
 _CHAT = f"{_VLLM}.http_server_serving_chat_kwargs"
-_JUDGES = {
-    "genrm_model": "genrm_model",
-    "nl2bash_judge_model": "judge_model",
-    "safety_judge_model": "safety_model",
-}
+_DDP = f"{_MEGATRON}.distributed_data_parallel_config"
+RESOURCES, _DEVICES = (f"policy.generation.colocated.{key}" for key in ("resources", "generation_devices"))
+_SWE = "env.nemo_gym.*.responses_api_agents.swe_agents"
+_GENRM = "genrm_simple_agent"
+_EFFORT = {"string": "string", "weight": "weight", "penalty": "penalty", "ub": "upper_bound_tokens"}
+_JUDGES = {"genrm_model": "genrm_model", "nl2bash_judge_model": "judge_model", "safety_judge_model": "safety_model"}
 """Judges there → roles here."""
 
 
@@ -62,116 +63,82 @@ def _judge(theirs: str, role: str) -> tuple[Published, ...]:
         *(Published(f"{there}.{key}", f"{here}.{ours}") for key, ours in renamed.items()),
         Published(f"{there}.spinup_server", f"{here}.backend", values={True: "vllm", False: "http"}),
         _always(f"{there}.entrypoint", "app.py", why="a judge is a model here, not a program"),
-        _refused(f"{there}.base_url", "a judge that is started here has no address; backend=http asks another's"),
-        _refused(f"{there}.api_key", "keys are read from the environment variable that api_key_env names"),
+        *_refused("a judge that is started here has no address; backend=http asks another's", f"{there}.base_url"),
+        *_refused("keys are read from the environment variable that api_key_env names", f"{there}.api_key"),
         _always(f"{there}.return_token_id_information", False, why="a judge is not trained"),
-        _always(
-            f"{there}.uses_reasoning_parser",
-            theirs == "genrm_model",
-            why="what a judge thinks is taken off wherever its template marks it",
-        ),
+        _always(f"{there}.uses_reasoning_parser", theirs == "genrm_model", why="what it thinks is always taken off"),
         _always(f"{there}.server_args.data_parallel_size", 1, why="copies are counted by replicas"),
         _always(f"{there}.server_args.reasoning_parser", "deepseek_r1", why="as uses_reasoning_parser"),
-        _refused(f"{there}.server_args.enable_expert_parallel", "a judge's experts are cut like its other weights"),
-        _refused(f"{there}.server_args.enable_auto_tool_choice", "judges are offered no tools"),
-        _refused(f"{there}.server_args.tool_call_parser", "judges are offered no tools"),
-        _refused(f"{there}.server_args.model_loader_extra_config.**", "how fast weights are read is left to vLLM"),
-        _refused(f"{there}.server_args.compilation_config.**", "what vLLM compiles for a judge is left to vLLM"),
-        _refused(f"{there}.server_env.**", "set the variable where the run is started"),
+        *_refused("a judge's experts are cut like its other weights", f"{there}.server_args.enable_expert_parallel"),
+        *_refused("judges are offered no tools", f"{there}.server_args.enable_auto_tool_choice"),
+        *_refused("judges are offered no tools", f"{there}.server_args.tool_call_parser"),
+        *_refused("how fast weights are read is left to vLLM", f"{there}.server_args.model_loader_extra_config.**"),
+        *_refused("what vLLM compiles for a judge is left to vLLM", f"{there}.server_args.compilation_config.**"),
+        *_refused("set the variable where the run is started", f"{there}.server_env.**"),
     )
 
 
 TABLE: tuple[Published, ...] = (
     # -- launching
-    _refused("run.env.sandbox.**", "code runs in this project's own sandbox; an agent's images are its server's"),
-    _refused(
-        "run.env.**", "of a job, a config has container, nodes, gpus_per_node, ntasks_per_node; env.toml the rest"
-    ),
-    _refused("run.**", "inputs are given with --input, and ${art:NAME} reads one"),
-    _refused("defaults", "what a file builds on is a list, as in Hydra: `defaults: [rlvr1]`"),
-    _refused("sif_dir", "container images of an agent are the agent server's"),
-    _refused(
-        "logger.**",
-        "metrics, samples and report are in the run's folder; [wandb], [tensorboard], [mlflow] of env.toml mirror them",
-    ),
+    *_refused("code runs in this project's own sandbox; an agent's images are its server's", "run.env.sandbox.**"),
+    *_refused("a config has container, nodes, gpus_per_node, ntasks_per_node; env.toml the rest", "run.env.**"),
+    *_refused("inputs are given with --input, and ${art:NAME} reads one", "run.**"),
+    *_refused("what a file builds on is a list, as in Hydra: `defaults: [rlvr1]`", "defaults"),
+    *_refused("container images of an agent are the agent server's", "sif_dir"),
+    *_refused("metrics are in the run's folder; tables of env.toml mirror them ([wandb], [tensorboard])", "logger.**"),
     # -- data preparation
     Published("val_holdout", "rows.validation"),
-    _refused("output_dir", "what a step makes is an artifact of the home"),
+    *_refused("what a step makes is an artifact of the home", "output_dir"),
     _always("force", False, why="`steps run --force` makes anew what is there"),
     # -- checkpoints
     Published("checkpointing.metric_name", values={"val:total_reward/mean": "validation/reward"}),
-    _refused("checkpointing.checkpoint_dir", "checkpoints are in the run's work folder, and go when it is done"),
+    *_refused("checkpoints are in the run's work folder, and go when it is done", "checkpointing.checkpoint_dir"),
     _always("checkpointing.model_save_format", "safetensors", why="models are written as safetensors"),
     _always("checkpointing.save_consolidated", False, why="a training checkpoint is in one file a rank"),
     # -- grpo
-    _refused("grpo.val_batch_size", "validation prompts are sampled together, as many at once as generators take"),
+    *_refused("validation prompts are sampled together, as many at once as generators take", "grpo.val_batch_size"),
     _always("grpo.use_best_at_k", False, why="training on the best of k is not built"),
-    _refused("grpo.best_at_k_*", "training on the best of k is not built (published: off)"),
+    *_refused("training on the best of k is not built (published: off)", "grpo.best_at_k_*"),
     _always("grpo.use_combined_training", False, why="combined pass@1 and best@k training is not built"),
-    _refused("grpo.combined_training_*", "combined pass@1 and best@k training is not built (published: off)"),
-    _always(
-        "grpo.dynamic_sampling_oversample_ratio",
-        1.0,
-        why="dynamic sampling asks for batch_multiplier times the prompts of a step",
-    ),
+    *_refused("combined pass@1 and best@k training is not built (published: off)", "grpo.combined_training_*"),
+    _always("grpo.dynamic_sampling_oversample_ratio", 1.0, why="batch_multiplier says how many prompts are sampled"),
     # The Nano3 page's own names, which its config does not have.
     Published("grpo.num_iterations", "grpo.max_num_steps"),
-    Published(
-        "grpo.learning_rate",
-        "policy.megatron_cfg.optimizer.lr",
-        also={"policy.megatron_cfg.optimizer.min_lr": "="},
-    ),
-    *(
-        Published(f"{there}effort_levels.low_{key}", f"grpo.low_effort.{ours}")
-        for there in ("", "env.nemo_gym.")
-        for key, ours in {
-            "string": "string",
-            "weight": "weight",
-            "penalty": "penalty",
-            "ub": "upper_bound_tokens",
-        }.items()
-    ),
+    Published("grpo.learning_rate", f"{_MEGATRON}.optimizer.lr", also={f"{_MEGATRON}.optimizer.min_lr": "="}),
+    *(Published(f"effort_levels.low_{key}", f"grpo.low_effort.{ours}") for key, ours in _EFFORT.items()),
+    *(Published(f"env.nemo_gym.effort_levels.low_{key}", f"grpo.low_effort.{ours}") for key, ours in _EFFORT.items()),
     # What chose prompts in the training, before data preparation did.
-    *(
-        _refused(
-            f"grpo.low_effort.{key}", f"{now} takes its place: the string in a prompt decides, whoever put it there"
-        )
-        for key, now in {
-            "enabled": "grpo.low_effort.string",
-            "instruction": "grpo.low_effort.string",
-            "fraction*": "low_effort.share of data_prep/rl_prep",
-            "environments*": "low_effort.environments of data_prep/rl_prep",
-        }.items()
+    *_refused(
+        "the string in a prompt decides, whoever put it there: low_effort.* of data_prep/rl_prep does",
+        *(f"grpo.low_effort.{key}" for key in ("enabled", "instruction", "fraction*", "environments*")),
     ),
     # -- policy
     Published("policy.model_name", "policy.checkpoint"),
     _always("policy.tokenizer.name", "=policy.checkpoint", why="the tokenizer is the checkpoint's own"),
     _always("policy.hf_config_overrides", {}, why="a model is what its config.json says"),
-    _refused("policy.generation_batch_size", "generators decode continuously; vllm_cfg.max_num_seqs bounds them"),
+    *_refused("generators decode continuously; vllm_cfg.max_num_seqs bounds them", "policy.generation_batch_size"),
     _always("policy.offload_optimizer_for_logprob", False, why="the optimizer stays where it is"),
     _always("policy.dtensor_cfg._v2", True, why="there is one dtensor policy"),
     _always("policy.dtensor_cfg.sequence_parallel", False, why="the dtensor policy cuts no sequences"),
     _always("policy.dtensor_cfg.context_parallel_size", 1, why="the dtensor policy cuts no sequences"),
     _always("policy.dtensor_cfg.custom_parallel_plan", None, why="a model's own plan is used"),
-    _refused(f"{_MEGATRON}.empty_unused_memory_level", "memory is given back where the phases of a step change"),
+    *_refused("memory is given back where the phases of a step change", f"{_MEGATRON}.empty_unused_memory_level"),
     _always(f"{_MEGATRON}.expert_tensor_parallel_size", 1, why="an expert is whole on its rank"),
     _always(f"{_MEGATRON}.num_layers_in_*_pipeline_stage", None, why="stages have equally many layers"),
     _always(f"{_MEGATRON}.pipeline_dtype", "=policy.precision", why="stages exchange what they compute in"),
     _always(f"{_MEGATRON}.moe_router_dtype", "fp32", why="routers compute in float32"),
     _always(f"{_MEGATRON}.moe_router_load_balancing_type", "none", why="loads are balanced without a loss"),
     _always(f"{_MEGATRON}.moe_aux_loss_coeff", 0.0, why="loads are balanced without a loss"),
-    _always(
-        f"{_MEGATRON}.moe_router_enable_expert_bias", True, why="biases of experts move by moe_router_bias_update_rate"
-    ),
+    _always(f"{_MEGATRON}.moe_router_enable_expert_bias", True, why="moe_router_bias_update_rate moves biases"),
     _always(f"{_MEGATRON}.moe_token_dispatcher_type", "alltoall", why="tokens travel to experts by all-to-all"),
     _always(f"{_MEGATRON}.moe_enable_deepep", False, why="tokens travel to experts by all-to-all"),
     _always(f"{_MEGATRON}.moe_shared_expert_overlap", False, why="nothing runs beside the all-to-all"),
-    _refused(f"{_MEGATRON}.moe_permute_fusion", "a kernel of megatron-core's dispatchers, which are not used"),
-    _refused(f"{_MEGATRON}.apply_rope_fusion", "a kernel of megatron-core's attention; the one here fuses by itself"),
+    *_refused("a kernel of megatron-core's dispatchers, which are not used", f"{_MEGATRON}.moe_permute_fusion"),
+    *_refused("a kernel of megatron-core's attention; the one here fuses by itself", f"{_MEGATRON}.apply_rope_fusion"),
     _always(f"{_MEGATRON}.bias_activation_fusion", False, why="activations have no bias"),
     _always(f"{_MEGATRON}.defer_fp32_logits", True, why="logits are made in float32 where logprobs are, in chunks"),
-    _refused(f"{_MEGATRON}.track_moe_metrics", "the load of experts is not among the metrics"),
-    _refused(f"{_MEGATRON}.moe_per_layer_logging", "the load of experts is not among the metrics"),
+    *_refused("the load of experts is not among the metrics", f"{_MEGATRON}.track_moe_metrics"),
+    *_refused("the load of experts is not among the metrics", f"{_MEGATRON}.moe_per_layer_logging"),
     _always(f"{_MEGATRON}.do_not_average_loss", True, why="a loss is a sum over the global batch's tokens"),
     _always(f"{_MEGATRON}.calculate_per_token_loss", True, why="a loss is a sum over the global batch's tokens"),
     _always(f"{_MEGATRON}.cp_normalize", True, why="a loss is a sum over the global batch's tokens"),
@@ -180,65 +147,35 @@ TABLE: tuple[Published, ...] = (
     _always(f"{_MEGATRON}.optimizer.bf16", True, why="the precision is policy.precision's"),
     _always(f"{_MEGATRON}.optimizer.fp16", False, why="the precision is policy.precision's"),
     _always(f"{_MEGATRON}.optimizer.params_dtype", "float32", why="the optimizer's weights are float32"),
-    _refused(f"{_MEGATRON}.optimizer.sgd_momentum", "Adam is the only optimizer"),
+    *_refused("Adam is the only optimizer", f"{_MEGATRON}.optimizer.sgd_momentum"),
     Published(f"{_MEGATRON}.optimizer.clip_grad", "policy.max_grad_norm"),
-    _always(
-        f"{_MEGATRON}.scheduler.*_weight_decay",
-        f"={_MEGATRON}.optimizer.weight_decay",
-        why="weight decay is constant",
-    ),
+    _always(f"{_MEGATRON}.scheduler.*_weight_decay", f"={_MEGATRON}.optimizer.weight_decay", why="it is constant"),
     _always(f"{_MEGATRON}.scheduler.weight_decay_incr_style", "constant", why="weight decay is constant"),
-    _always(
-        f"{_MEGATRON}.distributed_data_parallel_config.grad_reduce_in_fp32",
-        True,
-        why="gradients add up and travel in float32",
-    ),
-    _always(
-        f"{_MEGATRON}.distributed_data_parallel_config.average_in_collective",
-        False,
-        why="a loss is a sum over the global batch's tokens",
-    ),
-    _always(
-        f"{_MEGATRON}.distributed_data_parallel_config.use_custom_fsdp",
-        False,
-        why="policy.dtensor_cfg is the FSDP here",
-    ),
-    _refused(
-        f"{_MEGATRON}.distributed_data_parallel_config.overlap_*",
-        "when gradients travel is not chosen: once, after the last micro-batch",
-    ),
-    _refused(
-        f"{_MEGATRON}.distributed_data_parallel_config.data_parallel_sharding_strategy",
-        "for megatron-core's FSDP, which is off in the published configs as well",
-    ),
+    _always(f"{_DDP}.grad_reduce_in_fp32", True, why="gradients add up and travel in float32"),
+    _always(f"{_DDP}.average_in_collective", False, why="a loss is a sum over the global batch's tokens"),
+    _always(f"{_DDP}.use_custom_fsdp", False, why="policy.dtensor_cfg is the FSDP here"),
+    *_refused("gradients travel once, after the last micro-batch", f"{_DDP}.overlap_*"),
+    *_refused("for megatron-core's FSDP (published: off)", f"{_DDP}.data_parallel_sharding_strategy"),
     _always(f"{_MEGATRON}.fp8_cfg.enabled", False, why="FP8 training is not built"),
-    _refused(f"{_MEGATRON}.fp8_cfg.**", "FP8 training is not built (published: off)"),
+    *_refused("FP8 training is not built (published: off)", f"{_MEGATRON}.fp8_cfg.**"),
     _always(f"{_MEGATRON}.env_vars", None, why="set variables where the run is started"),
     # -- generation
-    _refused("policy.generation.port_range_*", "every port is bound by the process that uses it, where it is free"),
-    Published(
-        "policy.generation.colocated.resources.num_nodes",
-        "policy.generation.colocated.generation_devices",
-        why="times policy.generation.colocated.resources.gpus_per_node, else cluster.gpus_per_node",
-    ),
-    Published(
-        "policy.generation.colocated.resources.gpus_per_node",
-        "policy.generation.colocated.generation_devices",
-        why="with policy.generation.colocated.resources.num_nodes",
-    ),
+    *_refused("every port is bound by the process that uses it, where it is free", "policy.generation.port_range_*"),
+    Published(f"{RESOURCES}.num_nodes", _DEVICES, why="times gpus_per_node beside it, else the cluster's"),
+    Published(f"{RESOURCES}.gpus_per_node", _DEVICES, why="with num_nodes beside it"),
     _always(f"{_VLLM}.precision", "=policy.precision", why="rollouts are sampled in the precision of training"),
     _always(f"{_VLLM}.kv_cache_dtype", "auto", why="the KV cache has the precision of training"),
     _always(f"{_VLLM}.pipeline_parallel_size", 1, why="a generator's GPUs share every layer"),
     _always(f"{_VLLM}.max_model_len", "=policy.max_total_sequence_length", why="the longest sequence of the run"),
     _always(f"{_VLLM}.use_deep_gemm", False, why="for FP8"),
     _always(f"{_VLLM}.num_*_layers_in_bf16", 0, why="for FP8"),
-    _refused(f"{_VLLM}.enable_vllm_metrics_logger", "the run's metrics count tokens, rollouts and seconds"),
-    _refused(f"{_VLLM}.vllm_metrics_logger_interval", "the run's metrics count tokens, rollouts and seconds"),
+    *_refused("the run's metrics count tokens, rollouts and seconds", f"{_VLLM}.enable_vllm_metrics_logger"),
+    *_refused("the run's metrics count tokens, rollouts and seconds", f"{_VLLM}.vllm_metrics_logger_interval"),
     _always(f"{_VLLM}.skip_tokenizer_init", False, why="agents are served with the tokenizer"),
     _always(f"{_CHAT}.enable_auto_tools", True, why="agents may call the tools that they offer"),
     Published(f"{_CHAT}.tool_parser", "policy.generation.tool_parser"),
     Published(f"{_CHAT}.reasoning_parser", "policy.generation.reasoning_parser"),
-    _refused(f"{_CHAT}.reasoning_parser_plugin", "nano_v3 is built in"),
+    *_refused("nano_v3 is built in", f"{_CHAT}.reasoning_parser_plugin"),
     Published(f"{_CHAT}.chat_template_kwargs.*", "policy.tokenizer.chat_template_kwargs.{0}"),
     Published(f"{_VLLM}.enable_thinking", "policy.tokenizer.chat_template_kwargs.enable_thinking"),
     _always(f"{_VLLM}.enable_prefix_caching", True, why="prompts are computed once for a group"),
@@ -246,26 +183,24 @@ TABLE: tuple[Published, ...] = (
     # -- data
     Published("data.train_jsonl_fpath", "data.train.data_path"),
     Published("data.validation_jsonl_fpath", "data.validation.data_path"),
-    _refused("data.num_workers", "rows are read when the run starts"),
+    *_refused("rows are read when the run starts", "data.num_workers"),
     _always("data.default.dataset_name", "NemoGymDataset", why="rows are in NeMo-Gym's shape"),
     _always("data.default.env_name", "nemo_gym", why="rows are in NeMo-Gym's shape"),
     _always("data.default.processor", "nemo_gym_data_processor", why="rows are in NeMo-Gym's shape"),
     _always("data.default.*prompt_file", None, why="a row has its whole prompt"),
     # -- environments
     _always("env.use_genrm_compare", True, why="a row's agent_ref names its environment"),
-    _always(
-        "env.genrm_agent_names",
-        ["genrm_simple_agent", "genrm_simple_agent_reasoning_off"],
-        why="both names lead to genrm_compare",
-    ),
+    _always("env.genrm_agent_names", [_GENRM, f"{_GENRM}_reasoning_off"], why="both names lead to genrm_compare"),
     _always("env.genrm_compare_server_name", "genrm_compare", why="the environment's name"),
     _always("env.should_log_nemo_gym_responses", False, why="samples.jsonl has some rollouts of each step"),
     _always("env.nemo_gym.skip_venv_if_present", True, why="environments have no virtual environment of their own"),
-    _refused("env.nemo_gym.use_absolute_ip", "servers listen on loopback unless a remote environment is named"),
-    _refused("env.nemo_gym.port_range_*", "every port is bound by the process that uses it, where it is free"),
-    _refused("env.nemo_gym.config_paths", "environments are known by name, and asked for by the rows"),
+    *_refused("servers listen on loopback unless a remote environment is named", "env.nemo_gym.use_absolute_ip"),
+    *_refused("every port is bound by the process that uses it, where it is free", "env.nemo_gym.port_range_*"),
+    *_refused("environments are known by name, and asked for by the rows", "env.nemo_gym.config_paths"),
     *(row for theirs, role in _JUDGES.items() for row in _judge(theirs, role)),
-    _refused("env.nemo_gym.*.responses_api_agents.simple_agent.model_server.name", "rollouts are the policy's, always"),
+    *_refused(
+        "rollouts are the policy's, always", "env.nemo_gym.*.responses_api_agents.simple_agent.model_server.name"
+    ),
     _always(
         "env.nemo_gym.*.resources_servers.*.judge_model_server.name",
         "nl2bash_judge_model",
@@ -286,17 +221,9 @@ TABLE: tuple[Published, ...] = (
     ),
     Published("env.nemo_gym.*.resources_servers.*.*.*", "env.nemo_gym.environments.{1}.{2}.{3}"),
     Published("env.nemo_gym.*.resources_servers.*.*", "env.nemo_gym.environments.{1}.{2}"),
-    Published("env.nemo_gym.*.responses_api_agents.swe_agents.agent_max_turns", "grpo.max_rollout_turns"),
-    Published(
-        "env.nemo_gym.*.responses_api_agents.swe_agents.concurrency", "env.nemo_gym.environments.{0}.max_concurrency"
-    ),
-    Published(
-        "env.nemo_gym.*.responses_api_agents.swe_agents.swebench_agent_timeout",
-        "env.nemo_gym.environments.{0}.timeout_s",
-    ),
-    _refused(
-        "env.nemo_gym.*.responses_api_agents.swe_agents.*",
-        "the agent runs in a server of its own (environment remote_agent), which has these settings",
-    ),
+    Published(f"{_SWE}.agent_max_turns", "grpo.max_rollout_turns"),
+    Published(f"{_SWE}.concurrency", "env.nemo_gym.environments.{0}.max_concurrency"),
+    Published(f"{_SWE}.swebench_agent_timeout", "env.nemo_gym.environments.{0}.timeout_s"),
+    *_refused("the agent's own server has these settings (environment remote_agent)", f"{_SWE}.*"),
 )
 """The first row that matches a key counts."""

@@ -9,12 +9,11 @@ from functools import lru_cache
 from typing import Any
 
 from nemotron_steps.config.compose import origin_of
-from nemotron_steps.config.published.table import TABLE, Published
+from nemotron_steps.config.published.table import RESOURCES, TABLE, Published
 from nemotron_steps.config.yaml_lines import KeyPath
 from nemotron_steps.errors import ConfigError
 
 PAGE = "docs/published_keys.md"
-_RESOURCES = "policy.generation.colocated.resources"
 
 
 def find(key: str) -> tuple[Published, tuple[str, ...]] | None:
@@ -29,17 +28,17 @@ def find(key: str) -> tuple[Published, tuple[str, ...]] | None:
 def translate(
     values: dict[str, Any], has_key: Callable[[str], bool], origins: dict[KeyPath, str]
 ) -> tuple[dict[str, Any], list[ConfigError]]:
-    """A config's values with every published key that the schema lacks renamed, or left out where it says what is
-    always so; and an error for each that is refused. Keys that are neither the schema's nor published stay.
-
-    Args:
-        values: composed and resolved; not changed.
-        has_key: whether the schema has a dotted key.
-        origins: what set each key; those of renamed keys are added.
+    """A config's composed values with every published key that the schema lacks renamed, or left out where it says what
+    is always so; and an error for each that is refused. Keys that are neither the schema's nor published stay. The
+    values are not changed; origins of renamed keys are added.
     """
     found: list[tuple[KeyPath, Any, Published, tuple[str, ...]]] = []
     for path, value in _leaves(values, ()):
-        if _is_foreign(path, value, has_key) and (row_and_parts := find(".".join(path))) is not None:
+        key = ".".join(path)
+        foreign = is_foreign(key, has_key)
+        row_and_parts = find(key) if foreign or isinstance(value, str) else None
+        # Or the schema has another name for the value.
+        if row_and_parts is not None and (foreign or value in row_and_parts[0].values):
             found.append((path, value, *row_and_parts))
     if not found:
         return values, []
@@ -57,7 +56,7 @@ def translate(
     problems = []
     for path, value, row, _ in found:
         if row.ours is None and not row.values:
-            allowed = [_at(left, each[1:]) if _is_reference(each) else each for each in row.holds]
+            allowed = [_at(left, each[1:]) if str(each).startswith("=") else each for each in row.holds]
             if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed):
                 problems.append(_refusal(path, value, row, allowed, origin_of(origins, path)))
     return left, problems
@@ -77,8 +76,8 @@ def _refusal(path: KeyPath, value: Any, row: Published, allowed: list[Any], wher
 
 
 def _value(row: Published, path: KeyPath, value: Any, values: Mapping[str, Any]) -> Any:
-    if ".".join(path).startswith(f"{_RESOURCES}."):
-        nodes, gpus = (_at(values, f"{_RESOURCES}.{key}") for key in ("num_nodes", "gpus_per_node"))
+    if ".".join(path).startswith(f"{RESOURCES}."):
+        nodes, gpus = (_at(values, f"{RESOURCES}.{key}") for key in ("num_nodes", "gpus_per_node"))
         gpus = gpus if gpus is not None else _at(values, "cluster.gpus_per_node")
         return nodes * gpus if type(nodes) is int and type(gpus) is int else None
     return row.values.get(value, value) if isinstance(value, str | bool | int | float) else value
@@ -86,21 +85,7 @@ def _value(row: Published, path: KeyPath, value: Any, values: Mapping[str, Any])
 
 def is_foreign(key: str, has_key: Callable[[str], bool]) -> bool:
     """Whether a key is none of the schema's, or one that a free-form section would take and that has another name."""
-    return not has_key(key) or key in _renamed()
-
-
-def _is_foreign(path: KeyPath, value: Any, has_key: Callable[[str], bool]) -> bool:
-    """The same, or whether the schema has another name for the value."""
-    key = ".".join(path)
-    if is_foreign(key, has_key):
-        return True
-    found = find(key) if isinstance(value, str) else None
-    return found is not None and value in found[0].values
-
-
-@lru_cache(maxsize=1)
-def _renamed() -> frozenset[str]:
-    return frozenset(row.pattern for row in TABLE if row.ours is not None and "*" not in row.pattern)
+    return not has_key(key) or any(key == row.pattern and row.ours is not None for row in TABLE)
 
 
 def _leaves(node: Mapping[str, Any], path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
@@ -138,14 +123,10 @@ def _remove(values: dict[str, Any], path: KeyPath) -> None:
             break
 
 
-def _is_reference(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith("=")
-
-
 @lru_cache(maxsize=1)
-def _patterns() -> tuple[tuple[re.Pattern[str], Published], ...]:
-    def regex(pattern: str) -> str:
-        text = re.escape(pattern.removesuffix(".**")).replace(r"\*", r"([^.]*)")
-        return text + r"(?:\..+)" if pattern.endswith(".**") else text
-
-    return tuple((re.compile(regex(row.pattern)), row) for row in TABLE)
+def _patterns() -> list[tuple[re.Pattern[str], Published]]:
+    found = []
+    for row in TABLE:
+        text = re.escape(row.pattern.removesuffix(".**")).replace(r"\*", r"([^.]*)")
+        found.append((re.compile(text + (r"(?:\..+)" if row.pattern.endswith(".**") else "")), row))
+    return found

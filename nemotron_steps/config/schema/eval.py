@@ -9,7 +9,7 @@ from pydantic import Field, PositiveInt
 
 from nemotron_steps.config.schema.base import OPERATIONAL, Rule, Section
 from nemotron_steps.config.schema.policy import GenerationConfig
-from nemotron_steps.config.schema.rl import ClusterConfig, DataFileConfig, EnvConfig
+from nemotron_steps.config.schema.rl import ClusterConfig, DataFileConfig, EnvConfig, PromptFilesConfig
 from nemotron_steps.config.schema.vllm_options import of_sampling, option_rules
 
 
@@ -70,14 +70,6 @@ class StagesEvalConfig(GradingConfig):
     """Name → Hugging Face folder, in the order of the table's rows; the `models` port is written here."""
     prompts: dict[str, str] = Field(default_factory=dict)
     """Name → folder of prompts, in the order of its columns; the `prompts` port is written here."""
-
-
-class PromptFilesConfig(Section):
-    """`data.*`: only training prompts are sampled; the other splits are handed on as they are."""
-
-    train: DataFileConfig = DataFileConfig()
-    validation: DataFileConfig = DataFileConfig()
-    heldout: DataFileConfig = DataFileConfig()
 
 
 class DifficultySettings(Section):

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from nemotron_steps.config.schema.base import OnlyIf, Rule, Section, move_alias
 
+EstimatorName = Literal["grpo", "reinforce_plus_plus", "gdpo", "opd"]
+_PER_GROUP, _NOT_GDPO = (
+    OnlyIf("adv_estimator.name", *(name for name in get_args(EstimatorName) if name != other))
+    for other in ("reinforce_plus_plus", "gdpo")
+)
+"""reinforce_plus_plus normalises over the whole batch, and gdpo takes a reward's components."""
 _USUAL_BOUNDS = {"tis": (None, 5.0), "icepop": (0.5, 5.0), "seq-mask-tis": (0.999, 1.002)}
 """Truncation type → the recipes' lower and upper bound."""
 
@@ -42,7 +48,7 @@ class RewardShapingConfig(Section):
 class AdvantageEstimatorConfig(Section):
     """Which estimator turns rewards into advantages."""
 
-    name: Literal["grpo", "reinforce_plus_plus", "gdpo", "opd"] = "grpo"
+    name: EstimatorName = "grpo"
     """opd: the step rl/nemo_rl/opd alone, which has teachers."""
     minus_baseline: Annotated[bool, OnlyIf("name", "reinforce_plus_plus")] = True
     """reinforce_plus_plus: subtract the group mean before normalising over the batch."""
@@ -59,9 +65,9 @@ class AdvantageEstimatorConfig(Section):
 class LowEffortConfig(Section):
     """NeMo-RL's `effort_levels`: the reward of prompts that ask for low effort depends on the answer's length too."""
 
-    string: Annotated[str, OnlyIf("weight"), OnlyIf("adv_estimator.name", "grpo", "reinforce_plus_plus", "opd")] = ""
+    string: Annotated[str, OnlyIf("weight"), _NOT_GDPO] = ""
     """A prompt asks for low effort if its last user message contains this. data_prep/rl_prep can put it into a share of
-    the prompts. Empty: none does. It adds to the reward, of which gdpo takes the components."""
+    the prompts. Empty: none does."""
     weight: Annotated[float, OnlyIf("string")] = Field(0.0, ge=0)
     penalty: float = 1.0
     upper_bound_tokens: PositiveInt = 64000
@@ -91,9 +97,6 @@ class AsyncGrpoConfig(Section):
     recompute_kv_cache_after_weight_updates: bool = False
     straggler_deadline_s: PositiveFloat | None = None
     """A group older than this is finished with the members it has, or resampled."""
-
-
-_PER_GROUP = OnlyIf("adv_estimator.name", "grpo", "gdpo", "opd")  # reinforce_plus_plus normalises over the whole batch
 
 
 class GrpoConfig(Section):

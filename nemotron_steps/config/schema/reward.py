@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 
 from nemotron_steps.config.names import nearest
 from nemotron_steps.config.schema.base import Rule, Section, get_raw, put_raw, raise_if_broken
+from nemotron_steps.errors.plugins import bound
 
 ENVIRONMENT = "reward_function"
 _SETTINGS = f"env.nemo_gym.environments.{ENVIRONMENT}"
@@ -42,33 +43,23 @@ def move(values: Any) -> Any:
         return values
     every = given if isinstance(given, list | tuple) else [given]
     raise_if_broken(_broken(every, every, _unnamed))
-    entries = [_entry(each) for each in every]
-    if not all(entries):
-        return values  # validation of its own field says what is wrong
-    raise_if_broken(_broken(entries, every, _missing))
-    raise_if_broken(_broken(entries, every, _unbound))
-    for name, value in {
-        "env.should_use_nemo_gym": False,
-        "env.environment": ENVIRONMENT,
-        f"{_SETTINGS}.functions": [_placed(entry) for entry in entries],
-    }.items():
-        values = put_raw(values, name, value)
-    return put_raw(values, "reward", None)
-
-
-def _entry(given: Any) -> dict[str, Any]:
-    """A function as a table; empty where it is neither that nor its short form."""
     try:
-        return RewardFunctionConfig.model_validate(
-            {"function": given} if isinstance(given, str) else given
-        ).model_dump()
+        tables = [{"function": each} if isinstance(each, str) else each for each in every]
+        entries = [RewardFunctionConfig.model_validate(each).model_dump() for each in tables]
     except ValidationError:
-        return {}
+        return values  # of its own field says what is wrong
+    raise_if_broken(_broken([entry["function"] for entry in entries], every, _missing))
+    for entry in entries:
+        place, _, name = entry["function"].rpartition(":")
+        if place.endswith(".py"):
+            entry["function"] = f"{_file(place)}:{name}"
+    values = put_raw(values, "env.should_use_nemo_gym", False)
+    values = put_raw(values, "env.environment", ENVIRONMENT)
+    return put_raw(put_raw(values, f"{_SETTINGS}.functions", entries), "reward", None)
 
 
-def _file(entry: Mapping[str, Any]) -> Path | None:
-    place = entry["function"].rpartition(":")[0]
-    return Path(place).expanduser().absolute() if place.endswith(".py") else None
+def _file(place: str) -> Path:
+    return Path(place).expanduser().absolute()
 
 
 def _broken(each: Sequence[Any], every: Sequence[Any], check: Callable[[Any], Rule | None]) -> list[Rule]:
@@ -95,7 +86,7 @@ def _unnamed(given: Any) -> Rule | None:
     if not isinstance(name, str) or ":" in name:
         return None
     if name.endswith(".py"):
-        own = _functions(Path(name).expanduser())
+        own = _functions(_file(name))
         what = f"reward names the file {name}, and no function of it"
         return Rule("reward", what, f"{name}:{own[0] if own else 'FUNCTION'}")
     module, _, function = name.rpartition(".")
@@ -104,67 +95,35 @@ def _unnamed(given: Any) -> Rule | None:
     return Rule("reward", f"reward names no function: {name!r} has no colon before one", meant)
 
 
-def _missing(entry: Mapping[str, Any]) -> Rule | None:
-    """The rule that a file is there; files of the same folder that may have been meant are its hints."""
-    path = _file(entry)
-    if path is None or path.is_file():
+def _missing(function: str) -> Rule | None:
+    """The rule that a file is there and defines the function it is named for; it is read, not run. What of the file, or
+    of others in its folder, may have been meant is the hint."""
+    place, _, name = function.rpartition(":")
+    path, first = _file(place), name.partition(".")[0]
+    if not place.endswith(".py"):
         return None
-    place, _, name = entry["function"].rpartition(":")
-    beside = {file.name: file for file in path.parent.glob("*.py")}
-    close = [each for each in nearest(path.name, list(beside)) if name.partition(".")[0] in _functions(beside[each])]
-    folder = place.removesuffix(path.name)
-    meant = f"{folder}{close[0]}:{name}" if close else "FILE.py:FUNCTION"
-    return Rule("reward", f"reward names the file {path}, which does not exist", meant)
+    if not path.is_file():
+        beside = {file.name: file for file in path.parent.glob("*.py")}
+        close = [each for each in nearest(path.name, list(beside)) if first in _functions(beside[each])]
+        meant = f"{place.removesuffix(path.name)}{close[0]}:{name}" if close else "FILE.py:FUNCTION"
+        return Rule("reward", f"reward names the file {path}, which does not exist", meant)
+    try:
+        names = bound(path)
+    except (SyntaxError, ValueError) as error:
+        return Rule("reward", f"reward names {place}, which is not valid Python: {error}")
+    if names is None or first in names:
+        return None
+    own = _functions(path)
+    meant = next(iter((*nearest(first, own), *own)), "")
+    what = f"reward names the function {first} of {place}, which defines {', '.join(own) or 'none'}"
+    return Rule("reward", what, f"{place}:{meant}" if meant else "")
 
 
 def _functions(path: Path) -> list[str]:
-    """The functions that a file defines for others; none if it is not valid Python."""
+    """The functions that a file defines for others, where reading it tells."""
     try:
-        body = ast.parse(path.read_bytes()).body
+        names = bound(path) or {}
     except (OSError, SyntaxError, ValueError):
         return []
-    defined = (node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    return [name for name in defined if not name.startswith("_")]
-
-
-def _unbound(entry: Mapping[str, Any]) -> Rule | None:
-    """The rule that a file defines the function it is named for; it is read, not run."""
-    path, name = _file(entry), entry["function"].rpartition(":")[2].partition(".")[0]
-    if path is None:
-        return None
-    shown = entry["function"].rpartition(":")[0]
-    try:
-        body = ast.parse(path.read_bytes()).body
-    except (SyntaxError, ValueError) as error:
-        return Rule("reward", f"reward names {shown}, which is not valid Python: {error}")
-    bound = _bound(body)
-    if bound is None or name in bound:
-        return None
-    own = _functions(path)
-    close = next(iter((*nearest(name, own), *own)), None)
-    what = f"reward names the function {name} of {shown}, which defines {', '.join(own) or 'none'}"
-    return Rule("reward", what, f"{shown}:{close}" if close else "")
-
-
-def _bound(body: list[ast.stmt]) -> set[str] | None:
-    """The names that a module's statements bind; None where only running it tells."""
-    names: set[str] = set()
-    for node in body:
-        match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                names.add(node.name)
-            case ast.Import() | ast.ImportFrom() if all(alias.name != "*" for alias in node.names):
-                names.update(alias.asname or alias.name.partition(".")[0] for alias in node.names)
-            case ast.Assign() if all(isinstance(target, ast.Name) for target in node.targets):
-                names.update(target.id for target in node.targets if isinstance(target, ast.Name))
-            case ast.Expr():
-                pass
-            case _:
-                return None
-    return names
-
-
-def _placed(entry: dict[str, Any]) -> dict[str, Any]:
-    path = _file(entry)
-    name = entry["function"].rpartition(":")[2]
-    return entry if path is None else {**entry, "function": f"{path}:{name}"}
+    defined = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [name for name, node in names.items() if isinstance(node, defined) and not name.startswith("_")]

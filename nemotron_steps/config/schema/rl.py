@@ -109,13 +109,18 @@ class DataFileConfig(Section):
     data_path: str | None = None
 
 
-class DataConfig(Section):
-    """`data.*`."""
+class PromptFilesConfig(Section):
+    """`data.*`: the splits of prompts."""
 
     train: DataFileConfig = DataFileConfig()
     validation: DataFileConfig = DataFileConfig()
     heldout: DataFileConfig = DataFileConfig()
-    """Prompts neither trained on nor used to choose anything; the final figures come from them."""
+    """Neither trained on nor used to choose anything; the final figures come from them."""
+
+
+class DataConfig(PromptFilesConfig):
+    """`data.*` of a GRPO step."""
+
     shuffle: bool = True
     max_input_seq_length: PositiveInt | None = None
     """Prompts of more tokens, the chat template's not counted, are left out; None: a prompt that leaves no room for an
@@ -282,11 +287,8 @@ class RlConfig(Section):
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in HH:MM, HH:MM:SS or DD:HH:MM:SS, as job schedulers write them.
-
-    Raises:
-        ValueError: it is none of these, or has more than 59 minutes or seconds, or 23 hours beside days.
-    """
+    """Seconds in HH:MM, HH:MM:SS or DD:HH:MM:SS, as job schedulers write them. ValueError where it is none of these, or
+    has more than 59 minutes or seconds, or 23 hours beside days."""
     parts = text.split(":")
     if len(parts) in (2, 3, 4) and all(part.isdecimal() for part in parts):
         numbers = [int(part) for part in parts]

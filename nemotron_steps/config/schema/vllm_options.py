@@ -18,57 +18,40 @@ FIXED = frozenset(
      "enable_sleep_mode", "skip_tokenizer_init"}
 )  # fmt: skip
 """vLLM's arguments that training and evaluations depend on."""
-_OF_CFG = {
-    "max_num_seqs": "max_num_seqs",
-    "gpu_memory_utilization": "gpu_memory_utilization",
-    "tensor_parallel_size": "tensor_parallel_size",
-    "enable_expert_parallel": "expert_parallel_size",
-    "enforce_eager": "enforce_eager",
-}
-"""vLLM's argument → the key of `vllm_cfg` that is for it."""
-_PRECISIONS = ("float32", "bfloat16")
 
 
-def own_keys(generation: str, of_step: Mapping[str, str]) -> dict[str, str]:
-    """vLLM's argument → the config key that is for it.
-
-    Args:
-        generation: the key of the generation's section.
-        of_step: those that every step calls otherwise.
-    """
-    return {**of_step, **{name: f"{generation}.vllm_cfg.{key}" for name, key in _OF_CFG.items()}}
+def _own_keys(generation: str, **of_step: str) -> dict[str, str]:
+    """vLLM's argument → the config key that is for it: those that every step calls otherwise, and those of vllm_cfg."""
+    cfg = f"{generation}.vllm_cfg"
+    same = ("max_num_seqs", "gpu_memory_utilization", "tensor_parallel_size", "enforce_eager")
+    experts = {"enable_expert_parallel": f"{cfg}.expert_parallel_size"}
+    return {**of_step, **{name: f"{cfg}.{name}" for name in same}, **experts}
 
 
-OF_POLICY = own_keys(
+OF_POLICY = _own_keys(
     "policy.generation",
-    {
-        "model": "policy.checkpoint",
-        "dtype": "policy.precision",
-        "seed": "grpo.seed",
-        "max_model_len": "policy.max_total_sequence_length",
-        RECORDING: "policy.router_replay.enabled",
-    },
+    model="policy.checkpoint",
+    dtype="policy.precision",
+    seed="grpo.seed",
+    max_model_len="policy.max_total_sequence_length",
+    **{RECORDING: "policy.router_replay.enabled"},
 )
 
 
 def of_sampling(section: str, model: str) -> dict[str, str]:
-    """`own_keys` of a step that trains nothing.
-
-    Args:
-        section: its own (`evaluation`). model: the key of what it samples from.
-    """
-    length = f"{section}.max_total_sequence_length"
-    keys = {"model": model, "dtype": f"{section}.precision", "seed": f"{section}.seed", "max_model_len": length}
-    return own_keys("generation", keys)
+    """The same of a step that trains nothing: of its own section, and the key of what it samples from."""
+    return _own_keys(
+        "generation",
+        model=model,
+        dtype=f"{section}.precision",
+        seed=f"{section}.seed",
+        max_model_len=f"{section}.max_total_sequence_length",
+    )
 
 
 def option_rules(config: GenerationConfig, section: str, own: Mapping[str, str]) -> Iterator[Rule]:
-    """Broken rules of a whole config about its `vllm_kwargs`.
-
-    Args:
-        section: the key of `config`.
-        own: see `own_keys`. The recording of experts where nothing has a key for it is left to vLLM's default.
-    """
+    """Broken rules of a whole config about its `vllm_kwargs`, at the key `section`; `own` as OF_POLICY. The recording
+    of experts where nothing has a key for it is left to vLLM's default."""
     if config.backend != "vllm":
         return
     for name, value in config.vllm_kwargs.items():
@@ -86,8 +69,8 @@ def _as_own(name: str, value: Any, config: GenerationConfig) -> str | None:
     if name == "enable_expert_parallel":
         width = config.vllm_kwargs.get("tensor_parallel_size", config.vllm_cfg.tensor_parallel_size)
         return str(width if value is True else 1)
-    if name == "dtype":
-        return value if value in _PRECISIONS else None
+    if name == "dtype" and value not in ("float32", "bfloat16"):
+        return None
     if isinstance(value, bool):
         return str(value).lower()
     return shlex.quote(str(value)) if isinstance(value, int | float | str) else None

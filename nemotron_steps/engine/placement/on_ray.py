@@ -68,7 +68,7 @@ class DevicePlan:
         """The plan for `cluster.*`, `policy.generation` and local judges."""
         local = tuple(JudgeLayout(role, judge.tensor_parallel_size, judge.replicas) for role, judge in judges.items())
         sizes = replace(parallel_config_of(config), judges=local)
-        raise_if_violated(sizes, found=[*device_violations(sizes)])
+        raise_if_violated([*device_violations(sizes)])
         copies = judge_copies(sizes, local)
         alone = [judge.width for judge in local for _ in range(copies[judge.role])]
         return cls(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nemotron_steps.config.layout.constraints import raise_if_violated
+from nemotron_steps.config.layout.constraints import raise_if_violated, violations
 from nemotron_steps.config.layout.other_models import raise_if_teachers_violate
 from nemotron_steps.config.layout.parallel_config import parallel_config_of
 from nemotron_steps.config.layout.processes import raise_if_rl_needs_ray
@@ -108,7 +108,7 @@ def build_run(
 def place(config: RlConfig, wanted: Wanted) -> Parts:
     """Load every part where `cluster` puts it."""
     sizes = parallel_config_of(config)
-    raise_if_violated(sizes, facts_of(wanted.hf_folder))
+    raise_if_violated(violations(sizes, facts_of(wanted.hf_folder)))
     if wanted.teachers is not None:
         known = {name: facts_of(path) for name, path in wanted.teachers.checkpoints.items()}
         raise_if_teachers_violate(sizes, {name: facts for name, facts in known.items() if facts is not None})

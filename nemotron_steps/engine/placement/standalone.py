@@ -47,7 +47,7 @@ def open_policy(
         yield here, {"backend": "process"}
         return
     sizes = parallel_config_of(SimpleNamespace(cluster=cluster, policy=config))
-    raise_if_violated(sizes, found=[*device_violations(sizes)])
+    raise_if_violated([*device_violations(sizes)])
     gpu = 1.0 if cluster.gpus_per_node else 0.0
     with ExitStack() as resources:
         ray = RayCluster(cluster, workers=sizes.ranks)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nemotron_steps.config.families import LARGEST, LISTED, ROPE_TYPES
+from nemotron_steps.config.families import LARGEST, LISTED, QK_NORM, QKV_BIAS, ROPE_TYPES, if_absent
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture, RopeScaling
 from nemotron_steps.models.families.config_values import ConfigValues, written
@@ -15,12 +15,6 @@ from nemotron_steps.models.families.layers import Place, attention, experts, mlp
 from nemotron_steps.models.mapping import Parameter
 
 CARRIED = ""
-_QK_NORM = ("qwen3", "qwen3_moe")
-_ABSENT = {
-    "num_key_value_heads": {"qwen2": 32, "qwen3": 32, "qwen3_moe": 4},
-    "head_dim": {"qwen3": 128},
-}
-"""What transformers takes where config.json has no such key; for null, and in other families, it works it out."""
 _SCALED = {"linear": ("factor",), "yarn": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
 """Rotary scaling → parameters that it does not go without."""
 _ROPE_BESIDES = {"rope_theta", "type", "partial_rotary_factor"}
@@ -36,24 +30,23 @@ def read(config: Mapping[str, Any], where: str) -> Architecture:
     hidden, heads = values.count("hidden_size"), values.count("num_attention_heads")
     rope_theta, rope_scaling = _read_rope(config, values, where)
 
-    def absent(key: str, worked_out: int) -> int:
-        return worked_out if key in config else _ABSENT[key].get(family, worked_out)
-
     architecture = Architecture(
         family=family,
         hidden_size=hidden,
         num_layers=values.count("num_hidden_layers", most=LISTED),
         num_attention_heads=heads,
-        num_key_value_heads=values.count("num_key_value_heads", default=absent("num_key_value_heads", heads)),
-        head_dim=values.count("head_dim", default=absent("head_dim", hidden // heads)),
+        num_key_value_heads=values.count(
+            "num_key_value_heads", default=if_absent(config, "num_key_value_heads", heads)
+        ),
+        head_dim=values.count("head_dim", default=if_absent(config, "head_dim", hidden // heads)),
         ffn_hidden_size=values.count("intermediate_size", least=int(not moe)),
         vocab_size=values.count("vocab_size"),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
         norm_eps=values.number("rms_norm_eps", 1e-6, least=0, nullable=False),
         max_position_embeddings=values.count("max_position_embeddings"),
-        qk_norm=family in _QK_NORM,
-        qkv_bias=family == "qwen2",
+        qk_norm=family in QK_NORM,
+        qkv_bias=family in QKV_BIAS,
         tied_embeddings=values.flag("tie_word_embeddings", default=False),
         initializer_range=values.number("initializer_range", 0.02, least=0, nullable=False),
         # transformers 4 says num_experts, transformers 5 num_local_experts.

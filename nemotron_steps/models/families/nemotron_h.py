@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nemotron_steps.config.families import KINDS, LETTERS, LISTED, UNKNOWN, pattern_of, time_step_limit
+from nemotron_steps.config.families import KINDS, LETTERS, LISTED, UNKNOWN, if_absent, pattern_of, time_step_limit
 from nemotron_steps.errors import UnsupportedError
 from nemotron_steps.models.architecture import Architecture, Mamba2
 from nemotron_steps.models.families.config_values import ConfigValues, written
@@ -46,8 +46,7 @@ def read(config: Mapping[str, Any], where: str) -> Architecture:
         hidden_size=values.count("hidden_size"),
         num_layers=len(pattern),
         num_attention_heads=heads,
-        # Where a file says nothing, transformers takes 8 key-value heads of 128; for null, one a query head.
-        num_key_value_heads=values.count(shared, default=heads if shared in config else 8),
+        num_key_value_heads=values.count(shared, default=if_absent(config, shared, heads)),
         head_dim=values.count("head_dim", "attention_head_dim", default=128),
         ffn_hidden_size=values.count("intermediate_size", least=int("-" in pattern)),
         vocab_size=values.count("vocab_size"),

@@ -85,23 +85,10 @@ def test_what_is_not_recorded_is_not_known(changes: dict[str, Any], fact: str, v
     assert getattr(recorded(**changes), fact) == value
 
 
-@pytest.mark.parametrize("changes", [{"model_type": ...}, {"model_type": 3}, {"num_experts": ...}])
-def test_a_record_that_does_not_say_what_a_model_is_has_no_facts(changes: dict[str, Any]) -> None:
-    assert recorded(**changes) is None
-    assert recorded(model_type="qwen3", num_experts=...) is not None
-
-
 def new(hybrid: dict[str, Any] | None = None, **changes: Any) -> ModelSpec | None:
     values = {f"from_scratch.{key}": value for key, value in {**SCRATCH, **changes}.items()}
     values |= {f"from_scratch.hybrid.{key}": value for key, value in (hybrid or {}).items()}
     return ModelSpec.from_scratch(values.get)
-
-
-def test_a_new_decoder_has_the_facts_of_its_config() -> None:
-    assert new() == ModelSpec(
-        "qwen3", layers=3, attention_heads=8, key_value_heads=2, head_dim=16, mlp_width=96, positions=512, mtp_layers=0
-    )
-    assert ModelSpec.from_scratch({}.get) is None
 
 
 @pytest.mark.parametrize(

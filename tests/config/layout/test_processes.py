@@ -39,14 +39,6 @@ def test_one_process_refuses_what_needs_more_and_says_how_to_do_without(cluster,
         refused({**cluster, "backend": "ray"}, megatron)
 
 
-def test_everything_that_is_in_the_way_is_told_at_once():
-    with pytest.raises(UnsupportedError) as caught:
-        refused({"num_nodes": 2, "gpus_per_node": 4}, {"tensor_model_parallel_size": 2})
-    assert caught.value.hints[1] == (
-        f"cluster.num_nodes=1 cluster.gpus_per_node=1 {MEGATRON}.tensor_model_parallel_size=1"
-    )
-
-
 def test_the_config_names_the_cluster_before_the_environment_does(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "theirs:1")
     assert cluster_address(ClusterConfig(ray_address="ours:1")) == "ours:1"

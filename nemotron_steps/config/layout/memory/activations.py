@@ -20,13 +20,7 @@ SCAN_SCORES = 2**25
 
 @dataclass(frozen=True)
 class Kept:
-    """Of one layer.
-
-    Attributes:
-        per_token: bytes, each of this rank's tokens.
-        fixed: bytes whatever the tokens.
-        per_row: bytes, each sequence of the micro-batch.
-    """
+    """Bytes of one layer: for each of this rank's tokens, whatever these are, and for each sequence."""
 
     per_token: float = 0.0
     fixed: int = 0
@@ -64,18 +58,17 @@ def kept_to_recompute(shape: ModelShape, settings: MemorySettings, layers: Seque
         return Kept(len(layers) * shape.hidden * settings.element)
     inputs, adds = 1, False
     for layer in layers[:-1]:
-        plain = _adds_itself(layer[-1], settings)
+        plain = settings.one_function and layer[-1] in "*-"  # adds its result itself, and leaves that to no other layer
         inputs += int(adds or plain or len(layer) > 1) + int(not plain)
         adds = not plain
-    return Kept(inputs * shape.hidden * settings.element * _share(settings))
+    return Kept(inputs * shape.hidden * settings.element * settings.share)
 
 
 def kept_ahead(shape: ModelShape, settings: MemorySettings) -> Kept:
     """By one depth of multi-token prediction: norms of the states before it, of the tokens ahead and of its own last
     states, what they are projected from, and its layers."""
-    total = Kept(INT64)
-    for _ in range(3):
-        total += _norm(shape, settings)
+    norm = _norm(shape, settings)
+    total = Kept(INT64) + norm + norm + norm
     for layer in shape.ahead:
         total += kept(shape, layer, settings)
     return total
@@ -85,77 +78,61 @@ def kept_before_ahead(shape: ModelShape, settings: MemorySettings) -> Kept:
     """By the last norm of the model's states, of all tokens, before multi-token prediction; without what it gives,
     which the first depth keeps."""
     norm = _norm(shape, settings)
-    return Kept(norm.per_token / _share(settings) - shape.hidden * settings.element)
+    return Kept(norm.per_token / settings.share - shape.hidden * settings.element)
 
 
 def inputs_ahead(shape: ModelShape, settings: MemorySettings) -> Kept:
     """By one depth that is computed again: the states before it and the tokens ahead."""
-    return Kept(INT64 + 2 * shape.hidden * settings.element * _share(settings))
+    return Kept(INT64 + 2 * shape.hidden * settings.element * settings.share)
 
 
 def workspace(shape: ModelShape, layer: str, settings: MemorySettings, tokens: float) -> int:
     """What a layer's own passes need at most beside what is kept: gradients of its widest tensors."""
-    sizes, element = settings.sizes, settings.element
-    widest = 0.0
+    tensor, element, mamba = settings.sizes.tensor, settings.element, shape.mamba
+    products, widest, scan = 3 if shape.gated else 2, 0.0, 0
     for mixer in layer:
         if mixer == MLP:
-            inner = shape.ffn / sizes.tensor
-            widest = max(widest, (3 if shape.gated else 2) * inner * element)
+            wide = products * (shape.ffn / tensor) * element
         elif mixer == EXPERTS:
-            chosen = shape.experts_per_token * _share(settings)
-            widest = max(widest, chosen * ((3 if shape.gated else 2) * shape.expert_ffn + 2 * _outer(shape)) * element)
+            chosen = shape.experts_per_token * settings.share
+            wide = chosen * (products * shape.expert_ffn + 2 * shape.outer) * element
         elif mixer == ATTENTION:
             heads = shape.heads + shape.key_value_heads
-            widest = max(widest, (2 * heads * element + 2 * heads * FLOAT32) * shape.head_dim / sizes.tensor)
-        elif shape.mamba is not None:
-            widest = max(widest, (2 * shape.mamba.channels * FLOAT32 + shape.mamba.rows * element) / sizes.tensor)
-    scan = 0
-    if shape.mamba is not None and any(mixer == "M" for mixer in layer):
-        scores = tokens * shape.mamba.heads / sizes.tensor * shape.mamba.chunk
-        scan = int(3 * min(scores, SCAN_SCORES) * FLOAT32)
+            wide = (2 * heads * element + 2 * heads * FLOAT32) * shape.head_dim / tensor
+        else:
+            assert mamba is not None
+            wide = (2 * mamba.channels * FLOAT32 + mamba.rows * element) / tensor
+            scan = int(3 * min(tokens * mamba.heads / tensor * mamba.chunk, SCAN_SCORES) * FLOAT32)
+        widest = max(widest, wide)
     return int((widest + 2 * shape.hidden * element) * tokens) + scan
 
 
-def _share(settings: MemorySettings) -> float:
-    """The part of a rank's tokens whose norms and residual stream it has."""
-    sizes = settings.sizes
-    return 1 / sizes.tensor if sizes.sequence_parallel else 1.0
-
-
-def _adds_itself(mixer: str, settings: MemorySettings) -> bool:
-    """Whether a layer that ends so adds its result to the residual stream, and does not leave that to the next one."""
-    return not settings.on_gpu and settings.element == FLOAT32 and settings.sizes.tensor == 1 and mixer in "*-"
-
-
 def _is_plain(shape: ModelShape, mixer: str, settings: MemorySettings) -> bool:
-    """Whether a mixer is one function with its norm, in float32 on CPU (engine/kernels/cpu_layers.py)."""
-    if settings.on_gpu or settings.element != FLOAT32 or settings.sizes.tensor > 1:
-        return False
-    if mixer == ATTENTION:
-        return settings.sizes.context == 1 and (not shape.has_experts or not shape.gated) and not shape.qkv_bias
-    return mixer == MLP
+    """Whether a mixer is one function with its norm (engine/kernels/cpu_layers.py)."""
+    if not settings.one_function or mixer != ATTENTION:
+        return settings.one_function and mixer == MLP
+    return settings.sizes.context == 1 and (not shape.experts or not shape.gated) and not shape.qkv_bias
 
 
 def _of_mixer(shape: ModelShape, mixer: str, settings: MemorySettings) -> Kept:
     if settings.sizes.dtensor:
         return _of_transformers(shape, mixer, settings)
+    plain = _is_plain(shape, mixer, settings)
     if mixer == ATTENTION:
         own = _attention(shape, settings)
     elif mixer == MLP:
-        own = _mlp(shape, settings, plain=_is_plain(shape, mixer, settings))
+        own = _mlp(shape, settings, plain=plain)
     else:
         own = _experts(shape, settings) if mixer == EXPERTS else _mamba(shape, settings)
-    return own if _is_plain(shape, mixer, settings) else own + _norm(shape, settings)
+    return own if plain else own + _norm(shape, settings)
 
 
 def _norm(shape: ModelShape, settings: MemorySettings) -> Kept:
     """The residual stream that is normed, the root mean square, and the normed states that the next product takes."""
     element = settings.element
-    if not settings.on_gpu and element != FLOAT32:  # computed in float32, whose two tensors are kept
-        states = 2 * FLOAT32 + element
-    else:
-        states = 2 * element
-    return Kept((states * shape.hidden + FLOAT32) * _share(settings))
+    exact = not settings.on_gpu and element != FLOAT32  # computed in float32, whose two tensors are kept
+    states = 2 * FLOAT32 + element if exact else 2 * element
+    return Kept((states * shape.hidden + FLOAT32) * settings.share)
 
 
 def _attention(shape: ModelShape, settings: MemorySettings) -> Kept:
@@ -193,42 +170,33 @@ def _sigmoid(shape: ModelShape, settings: MemorySettings) -> int:
     return int(shape.gated and not settings.on_gpu)
 
 
-def _outer(shape: ModelShape) -> int:
-    """Width of what experts take and give."""
-    return shape.latent or shape.hidden
-
-
 def _experts(shape: ModelShape, settings: MemorySettings) -> Kept:
     """Router and experts, of each of the experts that a token chooses; shared experts beside them."""
-    element, chosen, outer = settings.element, shape.experts_per_token, _outer(shape)
+    element, chosen = settings.element, shape.experts_per_token
     inner = ((3 if shape.gated else 2) + _sigmoid(shape, settings)) * shape.expert_ffn
-    frozen = settings.freezes_router
-    router = (0 if frozen or element == FLOAT32 else FLOAT32 * shape.hidden) + FLOAT32 * shape.experts
+    exact = not settings.freezes_router and element != FLOAT32  # the router's input and weights, in float32
+    router = (FLOAT32 * shape.hidden if exact else 0) + FLOAT32 * shape.experts
     # Chosen experts, their order and its inverse; weights before and after normalisation, and in the model's precision.
     indices = chosen * (3 * INT64 + 2 * FLOAT32 + element)
-    token = router + indices + chosen * (2 * outer + inner) * element
-    fixed = 0 if frozen or element == FLOAT32 else shape.experts * shape.hidden * FLOAT32
+    token = router + indices + chosen * (2 * shape.outer + inner) * element
     if shape.latent:
         token += shape.latent * element
     elif not shape.shared_ffn and element != FLOAT32:
         token -= shape.hidden * element  # what the norm gave is sorted by expert, and otherwise only the router's
-    share = _share(settings)
-    kept = Kept(token * share, fixed)
-    if shape.shared_ffn:
-        kept += _mlp(shape, settings, shape.shared_ffn)
-    return kept
+    kept = Kept(token * settings.share, shape.experts * shape.hidden * FLOAT32 if exact else 0)
+    return kept + _mlp(shape, settings, shape.shared_ffn) if shape.shared_ffn else kept
 
 
 def _mamba(shape: ModelShape, settings: MemorySettings) -> Kept:
     """The projection; the convolution's input and result; the scan's result and the normed one; time steps. A sequence
     that goes on from a shared prompt has that prompt's state, twice."""
-    mamba, element, sizes = shape.mamba, settings.element, settings.sizes
+    mamba, sizes = shape.mamba, settings.sizes
     assert mamba is not None
     wide = mamba.rows + 2 * mamba.channels + 2 * mamba.inner
     exact = 2 * mamba.heads + mamba.groups
     shares = sizes.samples and (sizes.group or 1) > 1
     states = 2 * mamba.inner * mamba.state * FLOAT32 / (sizes.tensor * sizes.context) if shares else 0.0
-    return Kept((wide * element + exact * FLOAT32) / sizes.tensor, per_row=states)
+    return Kept((wide * settings.element + exact * FLOAT32) / sizes.tensor, per_row=states)
 
 
 def _of_transformers(shape: ModelShape, mixer: str, settings: MemorySettings) -> Kept:
@@ -242,8 +210,6 @@ def _of_transformers(shape: ModelShape, mixer: str, settings: MemorySettings) ->
     if mixer == MLP:
         return norm + Kept(4 * shape.ffn / tensor * element)
     if mixer == EXPERTS:
-        chosen = shape.experts_per_token
-        return norm + Kept(
-            (4 * shape.expert_ffn + 3 * _outer(shape)) * chosen * element + 4 * shape.shared_ffn * element
-        )
+        chosen = (4 * shape.expert_ffn + 3 * shape.outer) * shape.experts_per_token
+        return norm + Kept(chosen * element + 4 * shape.shared_ffn * element)
     return norm + _mamba(shape, settings)

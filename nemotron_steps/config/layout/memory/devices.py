@@ -1,22 +1,22 @@
-"""Which of a step's parts are on one device at the same time, and how much of it they take together."""
+"""Which of a step's parts are on one device at the same time, how much of it they take together, and what to paste
+where that is more than there is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, combinations
 from typing import Any
 
+from nemotron_steps.config.layout.constraints import violations
 from nemotron_steps.config.layout.memory.generation import GIB, GeneratorMemory, judge, policy_generator
-from nemotron_steps.config.layout.memory.policy import (
-    RankMemory,
-    TeacherMemory,
-    apart,
-    beside_policy,
-    rank_memory,
-    settings_of,
-)
-from nemotron_steps.config.layout.memory.settings import UTILIZATION, BatchArithmetic, JudgeSettings, MemorySettings
+from nemotron_steps.config.layout.memory.policy import Taken, apart, beside_policy, rank_memory
+from nemotron_steps.config.layout.memory.settings import UTILIZATION, BatchArithmetic, MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
+from nemotron_steps.config.layout.model_spec import ModelSpec
+from nemotron_steps.config.layout.parallel_config import DTENSOR, KEYS, MEGATRON, JudgeLayout
 
 CONTEXT = int(0.6 * GIB)
 """A process's CUDA context, cuBLAS workspaces and loaded kernels."""
@@ -40,6 +40,7 @@ _WHILE = {
 
 Lines = Mapping[tuple[str, str], int]
 """(role, what for) → bytes."""
+Judges = Sequence[tuple[JudgeLayout, GeneratorMemory]]
 
 
 @dataclass(frozen=True)
@@ -101,16 +102,19 @@ class Shortage:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """A step's devices, its batch, and which models are not known."""
+    """A step's devices and its batch.
+
+    Attributes:
+        host: what for → bytes of host memory that one rank keeps.
+        unknown: roles whose model is not known yet.
+        generators: role of the policy's generator and of each judge → the key of its share of a GPU, what it takes.
+    """
 
     batch: BatchArithmetic | None
     devices: tuple[DeviceMemory, ...]
     host: Mapping[str, int]
-    """What for → bytes of host memory that one rank keeps."""
     unknown: tuple[str, ...]
-    """Roles whose model is not known yet."""
     generators: Mapping[str, tuple[str, GeneratorMemory]]
-    """Role of the policy's generator and of each judge → the key of its share of a GPU, and what it takes."""
     on_gpu: bool
 
     @property
@@ -125,12 +129,11 @@ class StepMemory:
         for device in self.devices:
             if device.capacity is not None and not device.fits:
                 phase = device.fullest
-                needed = device.needed(phase)
                 what = f"a GPU that {device.name} has less memory than it needs {_WHILE[phase]}"
                 lines = {key: count for key, count in device.phases[phase].items() if key[1] != "allocator"}
-                found.append(Shortage(what, CAPACITY, needed, device.capacity, lines))
+                found.append(Shortage(what, CAPACITY, device.needed(phase), device.capacity, lines))
         for role, (key, memory) in self.generators.items():
-            if memory.share is not None and memory.lacks:
+            if memory.share is not None and memory.least > memory.share:
                 what = f"vLLM's share of a GPU does not hold the {role}'s weights and one sequence"
                 lines = {(role, "weights"): memory.generates["weights"]}
                 found.append(Shortage(what, key, memory.least, memory.share, lines))
@@ -154,95 +157,76 @@ def step_memory(settings: MemorySettings, model_of: Callable[[str], ModelShape |
         model_of: role (policy, a judge's, or `teacher NAME`) → the shape of its model; None where that is not known.
     """
     sizes = settings.sizes
-    shape = model_of(POLICY)
+    roles = [POLICY, *(each.role for each in sizes.judges), *(f"{TEACHER} {name}" for name in settings.teachers)]
+    models = {role: model for role in roles if (model := model_of(role)) is not None}
+    shape = models.get(POLICY)
     rank = None if shape is None else rank_memory(shape, settings)
     generator = policy_generator(shape, settings) if shape is not None and sizes.samples else None
-    judges: list[tuple[JudgeSettings, GeneratorMemory]] = []
-    unknown = [POLICY] if shape is None else []
-    for role in settings.judges:
-        model = model_of(role.role)
-        if model is None:
-            unknown.append(role.role)
-        else:
-            judges.append((role, judge(model, settings, role)))
-    teachers: dict[str, ModelShape] = {}
-    for name in settings.teachers:
-        model = model_of(f"{TEACHER} {name}")
-        if model is None:
-            unknown.append(f"{TEACHER} {name}")
-        else:
-            teachers[name] = model
+    judges = [(each, judge(models[each.role], settings, each)) for each in sizes.judges if each.role in models]
+    teachers = {name: models[f"{TEACHER} {name}"] for name in settings.teachers if f"{TEACHER} {name}" in models}
     taught = None
     if rank is not None and teachers and not sizes.teachers:
         taught = beside_policy(teachers, settings, rank.stage)
-    devices = (
-        *_devices(settings, rank, taught, generator, judges),
-        *_teachers_devices(settings, teachers),
-    )
     host = {} if rank is None else {**rank.host, **(taught.host if taught is not None else {})}
-    generators = {role.role: (f"{role.key}.gpu_memory_utilization", memory) for role, memory in judges}
+    generators = {role.role: (f"{role.section}.gpu_memory_utilization", memory) for role, memory in judges}
     if generator is not None:
         generators[GENERATOR] = (UTILIZATION, generator)
-    return StepMemory(BatchArithmetic.of(settings), devices, host, tuple(unknown), generators, settings.on_gpu)
+    return StepMemory(
+        BatchArithmetic.of(settings),
+        (*_devices(settings, rank, taught, generator, judges), *_teachers_devices(settings, teachers)),
+        host,
+        tuple(role for role in roles if role not in models),
+        generators,
+        settings.on_gpu,
+    )
 
 
 def _teachers_devices(settings: MemorySettings, models: Mapping[str, ModelShape]) -> Iterator[DeviceMemory]:
     """Of teachers that have devices of their own, one each."""
     for teacher in settings.sizes.teachers:
         if teacher.name in models:
-            own = settings_of(settings, teacher)
             memory = apart(models[teacher.name], settings, teacher)
             lines = {**_lines(TEACHER, memory.rests), **_lines(TEACHER, memory.scores)}
             if settings.on_gpu:
+                held = sum(lines.values())
                 lines[DEVICE, "context"] = CONTEXT
-                lines[DEVICE, "communicators"] = COMMUNICATORS if own.sizes.ranks > 1 else 0
-                lines[DEVICE, "allocator"] = int(ALLOCATOR * sum(lines[key] for key in lines if key[0] == TEACHER))
-            yield DeviceMemory(f"is teacher {teacher.name}'s", {TEACHES: _without_zeros(lines)}, _capacity(settings))
+                ranks = teacher.ranks(settings.sizes.gpus_per_node)
+                lines[DEVICE, "communicators"] = COMMUNICATORS if ranks > 1 else 0
+                lines[DEVICE, "allocator"] = int(ALLOCATOR * held)
+            yield _named(f"is teacher {teacher.name}'s", {TEACHES: lines}, settings)
 
 
 def _devices(
     settings: MemorySettings,
-    rank: RankMemory | None,
-    taught: TeacherMemory | None,
+    rank: Taken | None,
+    taught: Taken | None,
     generator: GeneratorMemory | None,
-    judges: list[tuple[JudgeSettings, GeneratorMemory]],
+    judges: Judges,
 ) -> Iterator[DeviceMemory]:
     sizes = settings.sizes
     own_nodes = settings.on_gpu and sizes.judge_nodes > 0
-    beside = [] if own_nodes else _on_one_device(settings, judges)
+    beside = [] if own_nodes else judges
+    if len(beside) > 1 and max(1, sizes.generating // max(1, sizes.generator_width)) >= len(beside):
+        # With as many generators each judge shares another one's devices.
+        beside = [max(beside, key=lambda each: sum(each[1].generates.values()))]
     together = sizes.colocated and generator is not None and rank is not None
     if rank is not None:
         yield _device(settings, rank, generator if together else None, beside if together else [], taught)
     if generator is not None and not together:
         yield _device(settings, None, generator, beside)
-    if own_nodes:
-        for role, memory in judges:
-            yield _device(settings, None, None, [(role, memory)])
-
-
-def _on_one_device(
-    settings: MemorySettings, judges: list[tuple[JudgeSettings, GeneratorMemory]]
-) -> list[tuple[JudgeSettings, GeneratorMemory]]:
-    """Of judges that share generators' devices: all where there is one generator, else that which takes most."""
-    generators = max(1, settings.sizes.generating // max(1, settings.sizes.generator_width))
-    if generators >= len(judges) > 1:
-        return [max(judges, key=lambda each: sum(each[1].generates.values()))]
-    return judges
+    for each in judges if own_nodes else ():
+        yield _device(settings, None, None, [each])
 
 
 def _device(
     settings: MemorySettings,
-    rank: RankMemory | None,
+    rank: Taken | None,
     generator: GeneratorMemory | None,
-    judges: list[tuple[JudgeSettings, GeneratorMemory]],
-    taught: TeacherMemory | None = None,
+    judges: Judges,
+    taught: Taken | None = None,
 ) -> DeviceMemory:
     phases: dict[str, dict[tuple[str, str], int]] = {}
-    does = []
-    if rank is not None:
-        does.append("trains")
     if generator is not None:
-        does.append("generates")
         phases[GENERATES] = _lines(GENERATOR, generator.generates)
     elif judges and rank is None:
         phases[JUDGES] = {}
@@ -263,43 +247,101 @@ def _device(
             lines.update(_lines(GENERATOR, generator.rests))
         for role, memory in judges:
             lines.update(_lines(role.role, memory.generates))
-    for lines in phases.values():
         if settings.on_gpu:
             lines.update(_overhead(settings, rank, generator, judges, lines))
-    named = " and ".join(does) or "judges"
-    shown = {phase: _without_zeros(lines) for phase, lines in phases.items()}
-    return DeviceMemory(named, shown, _capacity(settings))
+    does = [*(["trains"] if rank is not None else []), *(["generates"] if generator is not None else [])]
+    return _named(" and ".join(does) or "judges", phases, settings)
 
 
-def _capacity(settings: MemorySettings) -> int | None:
-    return int(settings.gpu_memory_gib * GIB) if settings.on_gpu else None
-
-
-def _without_zeros(lines: Lines) -> Lines:
-    return {key: count for key, count in lines.items() if count}
+def _named(name: str, phases: Mapping[str, Lines], settings: MemorySettings) -> DeviceMemory:
+    shown = {phase: {key: count for key, count in lines.items() if count} for phase, lines in phases.items()}
+    return DeviceMemory(name, shown, int(settings.gpu_memory_gib * GIB) if settings.on_gpu else None)
 
 
 def _overhead(
-    settings: MemorySettings,
-    rank: RankMemory | None,
-    generator: GeneratorMemory | None,
-    judges: list[tuple[JudgeSettings, GeneratorMemory]],
-    lines: Lines,
+    settings: MemorySettings, rank: Taken | None, generator: GeneratorMemory | None, judges: Judges, lines: Lines
 ) -> dict[tuple[str, str], int]:
     """Contexts of the processes, and what torch's allocator holds in those that are not vLLM's, which has its share."""
     outside = {GENERATOR} if generator is not None and generator.own_process else set()
     outside |= {role.role for role, memory in judges if memory.own_process}
-    on_ray = settings.sizes.backend == "ray"
     inside = {role for role, _ in lines} - outside
     own = len(inside - {TEACHER})  # teachers are in the policy's process
-    processes = (own if on_ray else min(1, own)) + len(outside)
-    held = sum(count for (role, _), count in lines.items() if role in inside)
+    processes = (own if settings.sizes.backend == "ray" else min(1, own)) + len(outside)
     overhead = {(DEVICE, "context"): processes * CONTEXT}
     if rank is not None and settings.sizes.ranks > 1:
         overhead[DEVICE, "communicators"] = COMMUNICATORS
-    overhead[DEVICE, "allocator"] = int(ALLOCATOR * held)
+    overhead[DEVICE, "allocator"] = int(ALLOCATOR * sum(count for (role, _), count in lines.items() if role in inside))
     return overhead
 
 
 def _lines(role: str, lines: Mapping[str, int]) -> dict[tuple[str, str], int]:
     return {(role, line): count for line, count in lines.items()}
+
+
+def memory_measures(
+    get: Callable[[str], Any],
+    model_of: Callable[[str], ModelShape | None],
+    model: ModelSpec | None = None,
+    most_nodes: int | None = None,
+) -> dict[str, Any]:
+    """Config key → value, after which everything fits: of fixed measures one, else two or three; none where these are
+    not enough. A changed layout has to divide `model`, and `most_nodes` is how many nodes there are, if known."""
+    settings = MemorySettings.read(get)
+    measures = list(_measures(settings, step_memory(settings, model_of), most_nodes or math.inf))
+    for several in chain.from_iterable(combinations(measures, count) for count in (1, 2, 3)):
+        taken: dict[str, Any] = dict(ChainMap(*reversed(several)))
+        changed = MemorySettings.read(lambda key, taken=taken: taken.get(key, get(key)))  # type: ignore[misc]
+        if not violations(changed.sizes, model) and not step_memory(changed, model_of).shortages:
+            return taken
+    return {}
+
+
+def _measures(settings: MemorySettings, memory: StepMemory, most_nodes: float) -> Iterator[dict[str, Any]]:
+    """What an expert would try, the cheapest first."""
+    sizes, twentieth = settings.sizes, settings.gpu_memory_gib * GIB / 20
+    lacking = max((each.needed - each.there for each in memory.shortages if each.key == CAPACITY), default=0)
+    for key, needs in memory.generators.values():
+        if needs.share is not None and needs.least <= 19 * twentieth:
+            left = math.floor((needs.share - lacking) / twentieth)
+            yield {key: max(left, math.ceil(needs.least / twentieth)) / 20}
+    embedded = {"policy.generation": settings.max_sequences} if sizes.samples and not sizes.uses_vllm else {}
+    embedded |= {judge.section: judge.max_sequences for judge in sizes.judges if judge.backend != "vllm"}
+    for section, rows in embedded.items():
+        yield {f"{section}.max_sequences": max(8, rows // 4)}
+        yield {f"{section}.max_sequences": 8}
+    for role in sizes.judges:
+        yield {f"{role.section}.max_total_sequence_length": min(8192, role.length)}
+    if settings.teachers and not settings.offloads_teachers:
+        yield {"on_policy_distillation.offload": True}
+    for teacher in {each.section: each for each in sizes.teachers}.values():
+        yield {teacher.key("micro_batch"): 1}
+        yield {teacher.key("tensor"): teacher.tensor * 2, teacher.key("sequence_parallel"): True}
+    cut, section = settings.packs or settings.balances, "sequence_packing" if settings.packs else "dynamic_batching"
+    least = settings.longest * settings.rows_per_unit if cut else 1
+    rows = {"train_micro_batch_size": settings.micro_batch, "logprob_batch_size": settings.logprob_batch}
+    if cut:
+        tokens = settings.budget() or 0, settings.budget(logprobs=True) or 0
+        rows = {f"{section}.train_mb_tokens": tokens[0], f"{section}.logprob_mb_tokens": tokens[1]}
+    for key, count in rows.items():
+        if count > least:
+            yield {f"policy.{key}": max(least, count // 2)}
+            yield {f"policy.{key}": least}
+    yield {f"{DTENSOR if sizes.dtensor else MEGATRON}.activation_checkpointing": True}
+    yield {"policy.logprob_chunk_size": min(512, settings.chunk)}
+    if sizes.dtensor:
+        yield {f"{DTENSOR}.tensor_parallel_size": sizes.tensor * 2}
+        yield {f"{DTENSOR}.cpu_offload": True}
+    else:
+        optimizer = f"{MEGATRON}.optimizer"
+        yield {f"{optimizer}.use_distributed_optimizer": True}
+        yield {f"{optimizer}.use_precision_aware_optimizer": True}
+        yield {KEYS["expert"]: sizes.expert * 2}
+        yield {KEYS["tensor"]: sizes.tensor * 2, KEYS["sequence_parallel"]: True}
+        yield {KEYS["context"]: sizes.context * 2}
+        yield {KEYS["pipeline"]: sizes.pipeline * 2}
+        yield {f"{optimizer}.optimizer_cpu_offload": True, f"{optimizer}.optimizer_offload_fraction": 1.0}
+    if sizes.uses_vllm:
+        experts = [KEYS["generator_experts"]] if sizes.generator_experts > 1 else []
+        yield dict.fromkeys([KEYS["generator_width"], *experts], sizes.generator_width * 2)
+    if sizes.backend == "ray" and sizes.nodes * 2 <= most_nodes:
+        yield {KEYS["nodes"]: sizes.nodes * 2}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nemotron_steps.config.layout.memory.activations import INT16, INT32, INT64
-from nemotron_steps.config.layout.memory.settings import JudgeSettings, MemorySettings, prompt_and_answer
+from nemotron_steps.config.layout.memory.settings import MemorySettings, prompt_and_answer
 from nemotron_steps.config.layout.memory.shape import FLOAT32, ModelShape, held
-from nemotron_steps.config.layout.parallel_config import ParallelConfig
+from nemotron_steps.config.layout.parallel_config import JudgeLayout, ParallelConfig
 
 GIB = 2**30
 SLEEPING = int(0.75 * GIB)
@@ -44,71 +44,49 @@ class GeneratorMemory:
     share: int | None = None
     least: int = 0
 
-    @property
-    def lacks(self) -> bool:
-        """Whether its share is less than it needs."""
-        return self.share is not None and self.least > self.share
-
 
 def policy_generator(shape: ModelShape, settings: MemorySettings) -> GeneratorMemory:
     """Of the policy's own."""
     sizes = settings.sizes
-    if not sizes.uses_vllm:
-        prompt, answer = prompt_and_answer(settings)
-        shares = sizes.colocated and not settings.asynchronous
-        return _embedded(
+    frees = sizes.colocated and not settings.asynchronous
+    if sizes.uses_vllm:
+        own_process = sizes.generator_width == 1 and settings.own_process is not False
+        memory = _vllm(
             shape,
             settings,
-            rows=settings.max_sequences,
-            prompt=prompt,
-            answer=answer,
-            group=sizes.group or 1,
-            element=settings.element,
-            frees=shares,
-            records=sizes.router_replay,
+            sizes.generator_width,
+            settings.utilization,
+            experts=sizes.generator_experts,
+            sequences=settings.max_num_seqs,
+            length=settings.longest,
+            own_process=own_process or sizes.generator_width > 1,
         )
-    own_process = sizes.generator_width == 1 and settings.own_process is not False
-    sleeps = own_process and sizes.colocated and not settings.asynchronous
-    return _vllm(
+        rests = {"asleep": SLEEPING} if own_process and frees and settings.on_gpu else memory.rests
+        routes = {}
+        if sizes.router_replay and settings.on_gpu:  # of every layer, and never asleep
+            layers = len(shape.layers)
+            routes = {"recorded experts": RECORDED_TOKENS * layers * shape.experts_per_token * INT32}
+        return replace(memory, generates={**memory.generates, **routes}, rests={**rests, **routes})
+    return _embedded(
         shape,
         settings,
-        sizes.generator_width,
-        settings.utilization,
-        experts=sizes.generator_experts,
-        sequences=settings.max_num_seqs,
-        length=settings.longest,
-        sleeps=sleeps,
-        own_process=own_process or sizes.generator_width > 1,
+        rows=settings.max_sequences,
+        lengths=prompt_and_answer(settings),
+        group=sizes.group or 1,
+        element=settings.element,
+        frees=frees,
         records=sizes.router_replay,
     )
 
 
-def judge(shape: ModelShape, settings: MemorySettings, role: JudgeSettings) -> GeneratorMemory:
+def judge(shape: ModelShape, settings: MemorySettings, role: JudgeLayout) -> GeneratorMemory:
     """Of a judge, which holds what it has between questions."""
-    if role.vllm:
-        return _vllm(
-            shape,
-            settings,
-            role.tensor,
-            role.utilization,
-            experts=1,
-            sequences=role.max_sequences,
-            length=role.length,
-            sleeps=False,
-            own_process=True,
-        )
+    rows, length = role.max_sequences, role.length
+    if role.backend == "vllm":
+        return _vllm(shape, settings, role.width, role.utilization, experts=1, sequences=rows, length=length)
+    answer = min(length, 4096)
     element = 2 if settings.on_gpu else FLOAT32
-    answer = min(role.length, 4096)
-    return _embedded(
-        shape,
-        settings,
-        rows=role.max_sequences,
-        prompt=role.length - answer,
-        answer=answer,
-        group=1,
-        element=element,
-        frees=False,
-    )
+    return _embedded(shape, settings, rows=rows, lengths=(length - answer, answer), element=element)
 
 
 def _embedded(
@@ -116,13 +94,14 @@ def _embedded(
     settings: MemorySettings,
     *,
     rows: int,
-    prompt: int,
-    answer: int,
-    group: int,
+    lengths: tuple[int, int],
     element: int,
-    frees: bool,
+    group: int = 1,
+    frees: bool = False,
     records: bool = False,
 ) -> GeneratorMemory:
+    """Of `rows` sequences at once, of prompts and answers of such `lengths`."""
+    prompt, answer = lengths
     weights = held(shape, ParallelConfig(), 0).total * element
     length = prompt + answer
     most = length + max(64, length // 8)
@@ -135,8 +114,7 @@ def _embedded(
     logits = rows * shape.vocabulary * (element + 3 * FLOAT32)
     generates = {"weights": weights, "cache": cache + widening + prefixes, "logits": logits}
     kept = not frees or not settings.on_gpu or cache * SMALL_CACHE <= settings.gpu_memory_gib * GIB
-    rests = {"weights": weights, **({"cache": cache + prefixes} if kept else {})}
-    return GeneratorMemory(generates, rests)
+    return GeneratorMemory(generates, {"weights": weights, **({"cache": cache + prefixes} if kept else {})})
 
 
 def _row_bytes(shape: ModelShape, columns: int, element: int, records: bool) -> int:
@@ -148,17 +126,8 @@ def _row_bytes(shape: ModelShape, columns: int, element: int, records: bool) -> 
 
 
 def rows_that_fit(shape: ModelShape, free: int, *, most: int, length: int, element: int) -> int:
-    """How many sequences the embedded generator can decode at once on a GPU that has little else to do.
-
-    Args:
-        free: bytes of the GPU that nothing has, before the generator's weights.
-        most: more than these are not asked for.
-        length: most tokens of prompt and answer together.
-        element: bytes of a weight, a key and a value.
-
-    Returns:
-        From 1 to `most`.
-    """
+    """How many sequences, from 1 to `most`, the embedded generator can decode to `length` tokens at once on a GPU that
+    has little else to do: `free` bytes before the generator's weights, of `element` bytes each."""
     weights = held(shape, ParallelConfig(), 0).total * element
     cache = _row_bytes(shape, length + max(64, length // 8), element, False)
     row = cache + cache // WIDENED + shape.vocabulary * (element + 3 * FLOAT32)
@@ -175,13 +144,11 @@ def _vllm(
     experts: int,
     sequences: int,
     length: int,
-    sleeps: bool,
-    own_process: bool,
-    records: bool = False,
+    own_process: bool = True,
 ) -> GeneratorMemory:
     """A share of the GPU, of which the cache is what weights leave."""
     element = 2 if settings.on_gpu else settings.element
-    whole = held(shape, ParallelConfig(tensor=width, expert=experts if experts > 1 else 1), 0)
+    whole = held(shape, ParallelConfig(tensor=width, expert=max(1, experts)), 0)
     spread = whole.experts if experts > 1 else whole.experts // width
     weights = (whole.dense + whole.exact + spread) * element + whole.frozen * FLOAT32
     if not settings.on_gpu:
@@ -191,11 +158,6 @@ def _vllm(
     state = shape.state_bytes(element) // width
     # A first forward pass as wide as any is made before the rest becomes the cache.
     least = weights + sequences * shape.vocabulary // width * FLOAT32 + length * token + state
-    room = max(0, share - weights) // token
-    generates = {"weights": weights, "cache": max(0, share - weights)}
-    rests = {"asleep": SLEEPING} if sleeps else dict(generates)
-    if records:  # of every layer, and never asleep
-        layers = len(shape.layers)
-        routes = {"recorded experts": RECORDED_TOKENS * layers * shape.experts_per_token * INT32}
-        generates, rests = {**generates, **routes}, {**rests, **routes}
-    return GeneratorMemory(generates, rests, own_process, room, share, least)
+    left = max(0, share - weights)
+    lines = {"weights": weights, "cache": left}
+    return GeneratorMemory(lines, lines, own_process, left // token, share, least)

@@ -13,25 +13,10 @@ UTILIZATION = f"{VLLM}.gpu_memory_utilization"
 
 
 @dataclass(frozen=True)
-class JudgeSettings:
-    """A judge that is loaded on GPUs of this run."""
-
-    role: str
-    key: str
-    """The dotted key of its settings."""
-    vllm: bool
-    tensor: int
-    utilization: float
-    max_sequences: int
-    length: int
-
-
-@dataclass(frozen=True)
 class MemorySettings:
     """Values of a config, and the layout that they are for."""
 
     sizes: ParallelConfig
-    judges: tuple[JudgeSettings, ...] = ()
     gpu_memory_gib: float = at("cluster.gpu_memory_gib", 80.0)
     precision: str = at("policy.precision", "bfloat16")
     micro_batch: int = at("policy.train_micro_batch_size", 4)
@@ -81,9 +66,8 @@ class MemorySettings:
         keys, defaults = keys_of(cls), {each.name: each.default for each in fields(cls)}
         said = ((name, get(key)) for name, key in keys.items())
         values = {name: _value(value, defaults[name]) for name, value in said if value is not None}
-        judges = tuple(_judge(judge.role, judge.section, judge.width, get) for judge in sizes.judges)
         teachers = get(TEACHERS)
-        return cls(sizes, judges, teachers=tuple(teachers) if isinstance(teachers, Mapping) else (), **values)
+        return cls(sizes, teachers=tuple(teachers) if isinstance(teachers, Mapping) else (), **values)
 
     @property
     def element(self) -> int:
@@ -94,6 +78,16 @@ class MemorySettings:
     def on_gpu(self) -> bool:
         """Whether there are GPUs at all."""
         return self.sizes.gpus_per_node > 0
+
+    @property
+    def one_function(self) -> bool:
+        """Whether halves of layers are functions of their own: in float32 on CPU (engine/kernels/cpu_layers.py)."""
+        return not self.on_gpu and self.element == 4 and self.sizes.tensor == 1
+
+    @property
+    def share(self) -> float:
+        """The part of a rank's tokens whose norms and residual stream it has."""
+        return 1 / self.sizes.tensor if self.sizes.sequence_parallel else 1.0
 
     @property
     def rows_per_unit(self) -> int:
@@ -120,21 +114,14 @@ class MemorySettings:
         """Tokens of the longest sequence that is trained on."""
         return max(self.sizes.length or 4096, self.sizes.length_end or 0)
 
-    @property
-    def budget(self) -> int | None:
-        """Most tokens of a training micro-batch, where micro-batches are cut by tokens."""
-        return self._budget(self.micro_batch, self.packed_tokens, self.balanced_tokens)
-
-    @property
-    def logprob_budget(self) -> int | None:
-        """The same of a micro-batch whose logprobs alone are computed."""
-        return self._budget(self.logprob_batch, self.packed_logprob_tokens, self.balanced_logprob_tokens)
-
-    def _budget(self, rows: int, packed: int | None, balanced: int | None) -> int | None:
+    def budget(self, *, logprobs: bool = False) -> int | None:
+        """Most tokens of a micro-batch, for training or for logprobs alone; None where rows cut micro-batches."""
         if not self.packs and not self.balances:
             return None
-        stated = packed if self.packs else balanced
-        return stated or rows * self.rows_per_unit * self.longest
+        packed, balanced, rows = self.packed_tokens, self.balanced_tokens, self.micro_batch
+        if logprobs:
+            packed, balanced, rows = self.packed_logprob_tokens, self.balanced_logprob_tokens, self.logprob_batch
+        return (packed if self.packs else balanced) or rows * self.rows_per_unit * self.longest
 
 
 def _value(value: Any, default: Any) -> Any:
@@ -146,18 +133,6 @@ def _value(value: Any, default: Any) -> Any:
     if isinstance(default, float):
         return float(value) if type(value) in (int, float) else default
     return value if type(value) is type(default) else default
-
-
-def _judge(role: str, section: str, width: int, get: Callable[[str], Any]) -> JudgeSettings:
-    return JudgeSettings(
-        role,
-        section,
-        get(f"{section}.backend") == "vllm",
-        width,
-        _value(get(f"{section}.gpu_memory_utilization"), 0.8),
-        _value(get(f"{section}.max_sequences"), 256),
-        _value(get(f"{section}.max_total_sequence_length"), 32_768),
-    )
 
 
 @dataclass(frozen=True)
@@ -190,20 +165,15 @@ class BatchArithmetic:
 
     @classmethod
     def of(cls, settings: MemorySettings, *, logprobs: bool = False) -> BatchArithmetic | None:
-        """Of a config; None where its batch does not split over the ranks.
-
-        Args:
-            logprobs: of the pass that computes logprobs without training.
-        """
+        """Of a config, for training or for logprobs alone; None where its batch does not split over the ranks."""
         sizes = settings.sizes
         if sizes.batch is None or sizes.batch < 1 or not sizes.data_parallel:
             return None
         unit = settings.rows_per_unit
         rows = -(-sizes.batch // sizes.data_parallel) * unit
-        budget = settings.logprob_budget if logprobs else settings.budget
-        size = (settings.logprob_batch if logprobs else settings.micro_batch) * unit
+        budget = settings.budget(logprobs=logprobs)
         if budget is None:
-            micro_rows = min(size, rows)
+            micro_rows = min((settings.logprob_batch if logprobs else settings.micro_batch) * unit, rows)
             tokens, trained = _tokens(settings, micro_rows)
             count = -(-rows // micro_rows)
         else:
@@ -211,20 +181,18 @@ class BatchArithmetic:
             tokens = min(budget, all_tokens)
             trained, count = min(tokens, all_trained), -(-all_tokens // budget)
             micro_rows = min(rows, max(1, tokens * rows // all_tokens))
-        updates = sizes.rollouts // sizes.batch if sizes.rollouts else None
+        samples = (sizes.prompts, sizes.group, sizes.rollouts) if sizes.samples else (None, None, None)
         return cls(
-            sizes.prompts if sizes.samples else None,
-            sizes.group if sizes.samples else None,
-            sizes.rollouts if sizes.samples else None,
-            sizes.batch,
-            updates,
-            sizes.data_parallel,
-            rows,
-            count,
-            micro_rows,
-            tokens,
-            trained,
-            budget is not None,
+            *samples,
+            batch=sizes.batch,
+            updates=sizes.rollouts // sizes.batch if sizes.rollouts else None,
+            data_parallel=sizes.data_parallel,
+            rows=rows,
+            micro_batches=count,
+            micro_rows=micro_rows,
+            tokens=tokens,
+            trained=trained,
+            budget=budget is not None,
         )
 
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any
 
-from nemotron_steps.config.families import FAMILIES, LARGEST, LISTED, UNKNOWN, pattern_of
+from nemotron_steps.config.families import (
+    FAMILIES,
+    LARGEST,
+    LISTED,
+    QK_NORM,
+    QKV_BIAS,
+    UNKNOWN,
+    if_absent,
+    pattern_of,
+)
 from nemotron_steps.config.layout.parallel_config import ParallelConfig, stage_layers
 
 ATTENTION, MLP, EXPERTS, MAMBA = "*", "-", "E", "M"
-_QK_NORM = ("qwen3", "qwen3_moe")
-_QKV_BIAS = ("qwen2",)
 FLOAT32 = 4
 
 
@@ -45,14 +52,8 @@ class MambaShape:
 
 @dataclass(frozen=True)
 class Held:
-    """What a rank holds of a model, in elements.
-
-    Attributes:
-        dense: trained, in the model's precision.
-        exact: trained, in float32 whatever the precision.
-        experts: trained, in the model's precision; reduced over fewer ranks than the others.
-        frozen: not trained, in float32.
-    """
+    """What a rank holds of a model, in elements: trained in the model's precision (of which `experts` are reduced over
+    fewer ranks), trained in float32 whatever that is (`exact`), and frozen, in float32."""
 
     dense: int = 0
     exact: int = 0
@@ -60,20 +61,15 @@ class Held:
     frozen: int = 0
 
     def __add__(self, other: Held) -> Held:
-        return Held(
-            self.dense + other.dense,
-            self.exact + other.exact,
-            self.experts + other.experts,
-            self.frozen + other.frozen,
-        )
+        return Held(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
     def __mul__(self, count: int) -> Held:
-        return Held(self.dense * count, self.exact * count, self.experts * count, self.frozen * count)
+        return Held(*(each * count for each in astuple(self)))
 
     @property
     def total(self) -> int:
         """All elements."""
-        return self.dense + self.exact + self.experts + self.frozen
+        return sum(astuple(self))
 
 
 @dataclass(frozen=True)
@@ -122,41 +118,40 @@ class ModelShape:
             family = str(config["model_type"])
             hybrid = family in FAMILIES and FAMILIES[family].kind == "hybrid"
             hidden, heads = number("hidden_size"), number("num_attention_heads")
+            width = if_absent(config, "head_dim", 128 if hybrid else hidden // heads)
             experts = number("n_routed_experts", "num_local_experts", "num_experts", default=0)
-            mamba = None
-            if hybrid:
-                layers = tuple(pattern_of(config))
-                if not layers or UNKNOWN in layers:
-                    return None
-                if any(MAMBA in layer for layer in layers):
-                    mamba = MambaShape(
-                        number("mamba_num_heads"),
-                        number("mamba_head_dim"),
-                        number("ssm_state_size"),
-                        number("n_groups", "mamba_n_groups"),
-                        number("conv_kernel", "mamba_d_conv"),
-                        number("chunk_size", "mamba_chunk_size"),
-                    )
-                experts = experts if any(EXPERTS in layer for layer in layers) else 0
-            else:
+            layers, mamba = tuple(pattern_of(config)), None
+            if not hybrid:
                 layers = (ATTENTION + (EXPERTS if experts else MLP),) * number("num_hidden_layers", most=LISTED)
+            elif not layers or UNKNOWN in layers:
+                return None
+            elif MAMBA in layers:
+                mamba = MambaShape(
+                    number("mamba_num_heads"),
+                    number("mamba_head_dim"),
+                    number("ssm_state_size"),
+                    number("n_groups", "mamba_n_groups"),
+                    number("conv_kernel", "mamba_d_conv"),
+                    number("chunk_size", "mamba_chunk_size"),
+                )
+            experts = 0 if hybrid and EXPERTS not in layers else experts
             return cls(
                 family=family,
                 hidden=hidden,
                 layers=layers,
                 heads=heads,
-                key_value_heads=number("num_key_value_heads", default=heads),
-                head_dim=number("head_dim", "attention_head_dim", default=128 if hybrid else hidden // heads),
+                key_value_heads=number("num_key_value_heads", default=if_absent(config, "num_key_value_heads", heads)),
+                head_dim=number("head_dim", "attention_head_dim", default=width),
                 ffn=number("intermediate_size", default=0),
                 vocabulary=number("vocab_size"),
                 tied=config.get("tie_word_embeddings") is True and not hybrid,
-                qk_norm=family in _QK_NORM,
-                qkv_bias=family in _QKV_BIAS,
+                qk_norm=family in QK_NORM,
+                qkv_bias=family in QKV_BIAS,
                 gated=not hybrid,
                 experts=experts,
                 experts_per_token=number("num_experts_per_tok") if experts else 0,
                 expert_ffn=number("moe_intermediate_size") if experts else 0,
-                shared_ffn=_shared_width(config) if experts else 0,
+                shared_ffn=number("moe_shared_expert_intermediate_size", default=0) if experts else 0,
                 latent=number("moe_latent_size", default=0) if experts else 0,
                 router_bias=hybrid and experts > 0,
                 mamba=mamba,
@@ -172,9 +167,9 @@ class ModelShape:
         return held(self, ParallelConfig(), 0).total
 
     @property
-    def has_experts(self) -> bool:
-        """Whether any layer is a mixture."""
-        return self.experts > 0
+    def outer(self) -> int:
+        """Width of what experts take and give."""
+        return self.latent or self.hidden
 
     @property
     def routes(self) -> int:
@@ -227,40 +222,68 @@ def layers_of(shape: ModelShape, stages: int, stage: int) -> tuple[str, ...]:
     return shape.layers[own.start : own.stop]
 
 
+def mixers(layers: tuple[str, ...]) -> Iterator[str]:
+    """All mixers of some layers, in order."""
+    return (mixer for layer in layers for mixer in layer)
+
+
 def _of_mixer(shape: ModelShape, mixer: str, sizes: ParallelConfig, *, frozen_router: bool) -> Held:
     """A mixer and the norm before it."""
-    hidden, tensor = shape.hidden, sizes.tensor
+    hidden, tensor, products = shape.hidden, sizes.tensor, 3 if shape.gated else 2
     if mixer == ATTENTION:
         query, both = shape.heads * shape.head_dim, 2 * shape.key_value_heads * shape.head_dim
         cut = (hidden + int(shape.qkv_bias)) * (query + both) + query * hidden
         return Held(dense=hidden + cut // tensor + (2 * shape.head_dim if shape.qk_norm else 0))
     if mixer == MLP:
-        return Held(dense=hidden + _mlp(shape, hidden, shape.ffn) // tensor)
+        return Held(dense=hidden + products * hidden * shape.ffn // tensor)
     if mixer == MAMBA:
         mamba = shape.mamba
         assert mamba is not None
         cut = mamba.rows * hidden + mamba.channels * (mamba.kernel + 1) + mamba.inner * (hidden + 1)
         return Held(dense=hidden + cut // tensor, exact=3 * mamba.heads // tensor)
-    width = shape.latent or hidden
     router = shape.experts * hidden
-    beside = _mlp(shape, hidden, shape.shared_ffn) // tensor + 2 * shape.latent * hidden
+    beside = products * hidden * shape.shared_ffn // tensor + 2 * shape.latent * hidden
     return Held(
         dense=hidden + beside + (0 if frozen_router else router),
-        experts=shape.experts // sizes.expert * _mlp(shape, width, shape.expert_ffn),
+        experts=shape.experts // sizes.expert * products * shape.outer * shape.expert_ffn,
         frozen=(router if frozen_router else 0) + (shape.experts if shape.router_bias else 0),
     )
 
 
-def _mlp(shape: ModelShape, outer: int, inner: int) -> int:
-    return (3 if shape.gated else 2) * outer * inner
+def held_by_adapters(
+    shape: ModelShape,
+    sizes: ParallelConfig,
+    stage: int,
+    dim: int,
+    targets: Sequence[str] = (),
+    excluded: Sequence[str] = (),
+    *,
+    fused: bool = True,
+) -> Held:
+    """Low-rank adapters (models/adapters.py) of a rank: of linears that `targets` and `excluded` name; a pattern counts
+    as what its last part names, in every layer.
 
-
-def _shared_width(config: Mapping[str, Any]) -> int:
-    """Inner width of the expert that every token goes through."""
-    width = config.get("moe_shared_expert_intermediate_size")
-    return width if type(width) is int else 0
-
-
-def mixers(layers: tuple[str, ...]) -> Iterator[str]:
-    """All mixers of some layers, in order."""
-    return (mixer for layer in layers for mixer in layer)
+    A column-parallel linear has its rows of B and all of A, a row-parallel one its columns of A and all of B. Not
+    fused, as the dtensor policy has them, every projection has an A of its own.
+    """
+    query, both = shape.heads * shape.head_dim, 2 * shape.key_value_heads * shape.head_dim
+    hidden, up = shape.hidden, 2 if shape.gated else 1
+    widths = {
+        ATTENTION: {
+            "linear_qkv": ((1 if fused else 3) * hidden, query + both),
+            "linear_proj": (hidden, query),
+        },
+        MLP: {
+            "linear_fc1": ((1 if fused else up) * hidden, up * shape.ffn),
+            "linear_fc2": (hidden, shape.ffn),
+        },
+    }
+    if shape.mamba is not None:
+        widths[MAMBA] = {"in_proj": (hidden, shape.mamba.rows), "out_proj": (hidden, shape.mamba.inner)}
+    named, without = ({name.rpartition(".")[2] for name in names} for names in (targets, excluded))
+    total = 0
+    for mixer in mixers(layers_of(shape, sizes.pipeline, stage)):
+        for name, (whole, cut) in widths.get(mixer, {}).items():
+            if (not named or name in named) and name not in without:
+                total += dim * (whole + cut // sizes.tensor)
+    return Held(dense=total)

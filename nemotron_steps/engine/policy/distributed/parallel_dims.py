@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nemotron_steps.config.layout.constraints import raise_if_violated
+from nemotron_steps.config.layout.constraints import raise_if_violated, violations
 from nemotron_steps.config.layout.parallel_config import ParallelConfig
 from nemotron_steps.config.schema.policy import MegatronConfig
 from nemotron_steps.models.architecture import Architecture
@@ -39,7 +39,7 @@ class ParallelDims:
             mtp_layers=config.mtp_num_layers,
             mtp_repeated=config.mtp_use_repeated_layer,
         )
-        raise_if_violated(sizes, architecture.facts)
+        raise_if_violated(violations(sizes, architecture.facts))
         return cls(
             tensor=sizes.tensor,
             pipeline=sizes.pipeline,
@@ -56,16 +56,15 @@ def initialize(layout: ParallelDims) -> None:
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel.random import initialize_rng_tracker
 
-    raise_if_violated(
-        ParallelConfig(
-            tensor=layout.tensor,
-            pipeline=layout.pipeline,
-            context=layout.context,
-            expert=layout.expert,
-            backend="ray",
-            workers=dist.get_world_size(),
-        )
+    sizes = ParallelConfig(
+        tensor=layout.tensor,
+        pipeline=layout.pipeline,
+        context=layout.context,
+        expert=layout.expert,
+        backend="ray",
+        workers=dist.get_world_size(),
     )
+    raise_if_violated(violations(sizes))
     if parallel_state.model_parallel_is_initialized():
         current = (
             parallel_state.get_tensor_model_parallel_world_size(),

@@ -94,13 +94,3 @@ def test_a_layer_of_the_dtensor_policy_is_predicted(name, precision, recomputed,
     shape = ModelShape.read(json.loads((tmp_path / "3" / "config.json").read_text()))
     of_all, fewer = (predicted(replace(shape, layers=shape.layers[:count]), settings, 32 * 64, 32) for count in (3, 2))
     assert of_all - fewer == pytest.approx(counted[1] - counted[0], rel=0.01)
-
-
-def test_experts_to_replay_are_counted():
-    """Two bytes for each of two layers of experts and of the two that a token goes through."""
-    shape = ModelShape.read(hybrid_twins.hybrid_model("latent").config.to_dict())
-
-    def settings(replays: bool) -> MemorySettings:
-        return MemorySettings.read(flat({"policy": {"router_replay": {"enabled": replays}}}).get)
-
-    assert kept_by_all(shape, settings(True)).of(100) - kept_by_all(shape, settings(False)).of(100) == 100 * 2 * 2 * 2

@@ -52,8 +52,3 @@ def test_the_dtensor_policy_reads_a_prompt_for_each_of_its_rows():
 
 def test_a_step_has_an_update_for_every_whole_batch_of_its_rollouts():
     assert [BatchArithmetic.of(settings_of(train_global_batch_size=size)).updates for size in (8, 4, 1)] == [1, 2, 8]
-
-
-def test_a_length_that_grows_is_counted_as_long_as_it_gets():
-    grown = settings_of(max_total_sequence_length_end=3 * (PROMPT + ANSWER), train_micro_batch_size=1)
-    assert BatchArithmetic.of(grown).tokens == 3 * (PROMPT + ANSWER)

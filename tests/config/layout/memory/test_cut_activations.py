@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from nemotron_steps.config.layout.memory.activations import (
-    SCAN_SCORES,
     inputs_ahead,
     kept,
     kept_before_ahead,
@@ -17,7 +16,7 @@ from nemotron_steps.config.layout.memory.activations import (
 from nemotron_steps.config.layout.memory.policy import forward_bytes
 from nemotron_steps.config.layout.memory.settings import BatchArithmetic, MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
-from tests.config.layout.memory.shapes import NANO_30B, QWEN3_8B, QWEN3_30B_A3B, SUPER_120B
+from tests.config.layout.memory.shapes import QWEN3_8B, QWEN3_30B_A3B, SUPER_120B
 
 
 def settings_of(tensor: int, *, sequence_parallel: bool = True, **values: Any) -> MemorySettings:
@@ -47,13 +46,6 @@ def test_tensor_and_sequence_parallel_ranks_keep_their_part_of_everything(config
     assert part == pytest.approx(whole / 4)
 
 
-def test_a_rank_has_one_key_value_head_at_least():
-    """Nano has two, of 128, for four ranks; keys and values are kept before and after they are turned."""
-    shape = shape_of(NANO_30B)
-    whole, part = (kept(shape, "*", settings_of(tensor)).per_token for tensor in (1, 4))
-    assert part - whole / 4 == pytest.approx((1 - 2 / 4) * (2 * 2 * 128 * 2 + 4))
-
-
 def test_without_sequence_parallelism_every_rank_keeps_all_norms_and_residuals():
     shape = shape_of(QWEN3_8B)
     apart, alike = settings_of(4), settings_of(4, sequence_parallel=False)
@@ -80,15 +72,6 @@ def test_a_layers_passes_need_the_gradients_of_its_widest_tensors(config, layer,
     shape = shape_of(config)
     found = workspace(shape, layer, settings_of(tensor), 1000)
     assert found == pytest.approx((widest + 2 * shape.hidden * 2) * 1000)
-
-
-def test_the_scan_of_mamba_needs_its_scores_of_so_many_tokens_at_most():
-    shape, settings = shape_of(NANO_30B), settings_of(1)
-    mamba = shape.mamba
-    assert mamba is not None
-    wide = 2 * mamba.channels * 4 + mamba.rows * 2 + 2 * shape.hidden * 2
-    for tokens, scores in ((1000, 1000 * 64 * 128), (10_000, SCAN_SCORES)):
-        assert workspace(shape, "M", settings, tokens) == pytest.approx(wide * tokens + 3 * scores * 4)
 
 
 @pytest.mark.parametrize("context", [1, 2])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nemotron_steps.config.layout.memory.policy import RankMemory, forward_bytes, stage_memory
+from nemotron_steps.config.layout.memory.policy import Taken, forward_bytes, stage_memory
 from nemotron_steps.config.layout.memory.settings import BatchArithmetic, MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from tests.config.layout.memory.shapes import QWEN3_8B
@@ -30,7 +30,7 @@ def settings_of(values: dict[str, Any], **dtensor: Any) -> MemorySettings:
     return MemorySettings.read(config.get)
 
 
-def rank_of(**dtensor: Any) -> RankMemory:
+def rank_of(**dtensor: Any) -> Taken:
     assert SHAPE is not None
     return stage_memory(SHAPE, settings_of({"loss_fn.reference_policy_kl_penalty": 0.1}, **dtensor), 0)
 
@@ -82,9 +82,3 @@ def test_whole_layers_are_gathered_where_they_are_cut_or_cast(
     gathered = stage_memory(SHAPE, settings, 0).scores["activations"] - forward_bytes(SHAPE, settings, 0, batch)
     layer = HIDDEN * (2 * QUERY + 2 * SHARED + 3 * FFN)
     assert gathered == pytest.approx(of_layer * layer + of_ends * 2 * VOCABULARY * HIDDEN, rel=1e-3)
-
-
-@pytest.mark.parametrize("key", ["policy.dtensor_cfg", "policy.megatron_cfg"])
-def test_layers_are_computed_again_where_the_policys_own_section_says_so(key: str) -> None:
-    settings = settings_of({f"{key}.activation_checkpointing": True})
-    assert settings.recomputes is (key == "policy.dtensor_cfg")

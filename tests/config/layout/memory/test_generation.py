@@ -10,7 +10,6 @@ import pytest
 from nemotron_steps.config.layout.memory.generation import (
     GIB,
     SLEEPING,
-    GeneratorMemory,
     policy_generator,
     rows_that_fit,
 )
@@ -85,15 +84,6 @@ def test_the_embedded_generators_caches_are_predicted(name, records, tmp_path):
     assert memory.generates["weights"] == pytest.approx(sum(weights.values()), rel=0.02)
 
 
-def test_a_group_of_which_some_rows_are_sampled_has_its_prompt_in_the_cache():
-    shape = ModelShape.read(QWEN3_8B)
-    cache = {
-        n: policy_generator(shape, settings_of(generation={"max_sequences": n})).generates["cache"] for n in (4, 6, 8)
-    }
-    row = (cache[8] - cache[6]) // 2  # of two groups both
-    assert cache[8] - cache[4] == 4 * row + PROMPT * shape.kv_bytes_per_token * 2
-
-
 def test_a_small_cache_stays_while_the_policy_trains_and_a_large_one_does_not():
     shape = ModelShape.read(QWEN3_8B)
     small = policy_generator(shape, settings_of())
@@ -109,33 +99,6 @@ def test_a_small_cache_stays_while_the_policy_trains_and_a_large_one_does_not():
         dataclasses.replace(large_settings, sizes=dataclasses.replace(large_settings.sizes, gpus_per_node=0)),
     ):
         assert policy_generator(shape, alone).rests["cache"] > 10 * GIB
-
-
-def test_a_third_of_a_long_cache_exists_twice_while_it_is_widened():
-    shape = ModelShape.read(QWEN3_8B)
-    answer = 600  # more than 512 columns
-    settings = settings_of(max_total_sequence_length=PROMPT + answer, generation={"max_new_tokens": answer})
-    memory = policy_generator(shape, settings)
-    prompts = ROWS // GROUP * PROMPT * shape.kv_bytes_per_token * 2
-    assert memory.generates["cache"] - memory.rests["cache"] == (memory.rests["cache"] - prompts) // 3
-
-
-def served(width: int, **vllm) -> GeneratorMemory:
-    """Nano, which has two key-value heads."""
-    settings = settings_of(generation={"backend": "vllm", "vllm_cfg": {"tensor_parallel_size": width, **vllm}})
-    return policy_generator(ModelShape.read(NANO_30B), settings)
-
-
-def test_ranks_of_vllm_have_a_part_of_the_weights_and_no_less_than_one_key_value_head():
-    shape = ModelShape.read(NANO_30B)
-    for memory in (served(4), served(4, expert_parallel_size=4)):
-        assert memory.generates["weights"] == pytest.approx(shape.parameters * 2 / 4, rel=0.02)
-        assert memory.room == memory.generates["cache"] // (shape.kv_bytes_per_token // 2)
-
-
-def test_vllms_share_holds_the_logits_of_all_its_sequences():
-    more = served(4, max_num_seqs=384).least - served(4, max_num_seqs=256).least
-    assert more == 128 * NANO_30B["vocab_size"] // 4 * 4
 
 
 @pytest.mark.parametrize(
@@ -160,13 +123,6 @@ def test_what_vllm_records_is_beside_its_share_and_never_sleeps():
     assert sum(memory.generates.values()) == memory.share + 2**14 * 52 * 6 * 4
 
 
-def test_the_cache_of_a_hybrid_is_smaller_a_token_and_has_states():
-    """Nano: 6 of 52 layers attend, with 2 key-value heads of 128: 6 KiB a token; 23 states of 64 heads."""
-    shape = ModelShape.read(NANO_30B)
-    assert shape.kv_bytes_per_token == 6 * 2 * 2 * 128 * 2
-    assert shape.state_bytes(2) == 23 * (64 * 64 * 128 * 4 + (64 * 64 + 2 * 8 * 128) * 3 * 2)
-
-
 @pytest.mark.parametrize("length", [1024, 4096, 32_768])
 @pytest.mark.parametrize("free", [24, 79, 139])
 def test_as_many_rows_are_decoded_at_once_as_free_memory_has_room_for(free, length):
@@ -179,8 +135,3 @@ def test_as_many_rows_are_decoded_at_once_as_free_memory_has_room_for(free, leng
     assert rows == 1 or weights + rows * widened < 0.9 * free * GIB
     assert weights + (rows + 1) * widened > 0.8 * free * GIB  # and not far fewer
     assert rows_that_fit(shape, free * GIB, most=2, length=length, element=2) == min(2, rows)
-
-
-def test_one_row_is_decoded_where_not_even_weights_fit():
-    shape = ModelShape.read(QWEN3_8B)
-    assert shape is not None and rows_that_fit(shape, GIB, most=200, length=4096, element=2) == 1

@@ -6,14 +6,10 @@ import json
 
 import pytest
 
-from nemotron_steps.config.layout.memory.devices import step_memory
-from nemotron_steps.config.layout.memory.measures import least_share, memory_measures
-from nemotron_steps.config.layout.memory.settings import MemorySettings
-from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.errors import PlanError
 from nemotron_steps.session.run_request import RunRequest
 from nemotron_steps.session.session import Session
-from tests.config.layout.memory.shapes import NANO_4B, NANO_30B, QWEN3_8B, QWEN3_30B_A3B, QWEN3_32B, SUPER_120B, flat
+from tests.config.layout.memory.shapes import NANO_4B, NANO_30B, QWEN3_8B, QWEN3_30B_A3B, QWEN3_32B, SUPER_120B
 from tests.models.checkpoints import write_tokenizer
 
 MODELS = {
@@ -79,7 +75,7 @@ def refused(bench, given, step, config, model, *overrides):
 
 PACKED = "policy.sequence_packing.train_mb_tokens"
 CASES = {  # of a step, its config, its model and overrides: what the hint begins with; "steps show" where none helps
-    (RLVR, "one_gpu", "qwen8b"): f"{MEGATRON}.optimizer.optimizer_cpu_offload=true",
+    (RLVR, "one_gpu", "qwen8b"): PACKED,
     (RLVR, "one_node", "qwen30b", f"{MEGATRON}.expert_model_parallel_size=4"): SHARE,
     (RLVR, "one_node", "qwen8b", f"{SHARE}=0.85"): f"{SHARE}=0.",
     (RLVR, "one_node", "qwen8b", f"{SHARE}=0.1"): f"{SHARE}=0.",
@@ -113,43 +109,3 @@ def test_the_refusal_says_how_much_is_needed_of_what(bench, given):
     assert problem.what == "sft/megatron_bridge: a GPU that trains has less memory than it needs while it trains"
     assert problem.expected == "at most 80.0 GiB (cluster.gpu_memory_gib)"
     assert "policy's optimizer 91.5" in problem.found and "allocator" not in problem.found
-
-
-@pytest.mark.parametrize(("needed", "share"), [(0, 0.05), (4, 0.05), (5, 0.1), (64, 0.8), (76, 0.95), (77, None)])
-def test_a_share_holds_what_is_needed_in_twentieths_and_leaves_one(needed, share):
-    assert least_share(needed, 80) == share
-
-
-LONG = {"policy": {"train_global_batch_size": 64, "max_total_sequence_length": 32768, "train_micro_batch_size": 4}}
-JUDGE = "env.nemo_gym.genrm_model.responses_api_models.vllm_model"
-OWN_NODE = {
-    f"{JUDGE}.model": "judge",
-    f"{JUDGE}.backend": "vllm",
-    f"{JUDGE}.gpu_memory_utilization": 0.05,
-    "policy.train_global_batch_size": 8,
-    f"{MEGATRON}.optimizer.use_distributed_optimizer": True,
-    "cluster.backend": "ray",
-    "cluster.gpus_per_node": 8,
-    "cluster.num_nodes": 2,
-    "env.nemo_gym.num_gpu_nodes": 1,
-}
-
-
-@pytest.mark.parametrize(
-    ("values", "config", "most_nodes", "first"),
-    [
-        (flat({**LONG, "cluster": {"backend": "ray", "gpus_per_node": 8}}), QWEN3_8B, None, "policy."),
-        (flat({**LONG, "cluster": {"backend": "ray", "gpus_per_node": 16}}), QWEN3_8B, None, "policy."),
-        (OWN_NODE, NANO_4B, None, f"{JUDGE}.gpu_memory_utilization"),
-        (flat({"cluster": {"backend": "ray", "gpus_per_node": 1}, **LONG}), QWEN3_32B, 1, None),
-        (flat({"cluster": {"gpus_per_node": 1}, **LONG}), {**SUPER_120B, "hidden_size": 65536}, None, None),
-    ],
-    ids=["8 GPUs", "16 GPUs", "judge", "one node", "too large"],
-)
-def test_measures_are_taken_until_all_fits_by_the_same_arithmetic(values, config, most_nodes, first):
-    shape = ModelShape.read(config)
-    changed = memory_measures(values.get, lambda role: shape, most_nodes=most_nodes)
-    assert next(iter(changed), "").startswith(first) if first else changed == {}
-    if changed:
-        settings = MemorySettings.read({**values, **changed}.get)
-        assert step_memory(settings, lambda role: shape).shortages == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from nemotron_steps.config.layout.memory.devices import step_memory
-from nemotron_steps.config.layout.memory.measures import memory_measures
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
 from nemotron_steps.session.session import Session
@@ -38,20 +37,3 @@ def test_one_node_holds_a_model_of_8_b_and_a_judge_of_1_7(step, bench):
     settings = MemorySettings.read(values_of(bench, step, "one_node").get)
     memory = step_memory(settings, lambda role: LARGE if role in ("policy", "reference") else SMALL)
     assert memory.devices and memory.shortages == []
-
-
-@pytest.mark.parametrize(
-    ("embedded", "length"),
-    [({JUDGE}, 32_768), ({JUDGE}, 8192), ({"policy.generation"}, 8192), ({JUDGE, "policy.generation"}, 8192)],
-    ids=["judge, long", "judge", "policy", "both"],
-)
-def test_where_the_embedded_generator_has_too_many_rows_fewer_or_shorter_ones_are_offered(embedded, length, bench):
-    """rlhf without vLLM: the hints that say so leave the rows that vLLM would page."""
-    backends = [f"{section}.backend=embedded" for section in sorted(embedded)]
-    overrides = (*backends, f"{JUDGE}.max_total_sequence_length={length}")
-    get = values_of(bench, "rl/nemo_rl/rlhf", "one_gpu", *overrides).get
-    assert step_memory(MemorySettings.read(get), lambda role: SMALL).shortages
-    changed = memory_measures(get, lambda role: SMALL)
-    assert {section for section in embedded if any(key.startswith(section) for key in changed)} == embedded
-    after = MemorySettings.read(lambda key: changed.get(key, get(key)))
-    assert step_memory(after, lambda role: SMALL).shortages == []

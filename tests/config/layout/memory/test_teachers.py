@@ -10,12 +10,9 @@ import pytest
 import torch
 
 from nemotron_steps.config.layout.memory.devices import StepMemory, step_memory
-from nemotron_steps.config.layout.memory.generation import GIB
-from nemotron_steps.config.layout.memory.measures import memory_measures
-from nemotron_steps.config.layout.memory.policy import _compared, beside_policy, settings_of, stage_memory
+from nemotron_steps.config.layout.memory.policy import beside_policy, compared_bytes, stage_memory
 from nemotron_steps.config.layout.memory.settings import MemorySettings
 from nemotron_steps.config.layout.memory.shape import ModelShape
-from nemotron_steps.config.layout.parallel_config import TeacherLayout
 from nemotron_steps.engine.losses.distillation import TeacherKl
 from nemotron_steps.engine.losses.supervised import NegativeLogLikelihood
 from nemotron_steps.engine.policy.logprob import OutputLayer
@@ -63,21 +60,6 @@ def memory(**changes: Any) -> StepMemory:
     return step_memory(MemorySettings.read(values_of(**changes).get), lambda role: SHAPE)
 
 
-def test_a_teacher_takes_its_own_layout_and_nothing_that_only_the_policy_does():
-    settings = MemorySettings.read(values_of().get)
-    busy = {"mtp_layers": 1, "router_replay": True, "judge_nodes": 2, "colocated": False, "workers": 3, "batch": 5}
-    teacher = TeacherLayout("a", tensor=2, pipeline=2, context=2, sequence_parallel=True, nodes=3, gpus_per_node=4)
-    found = settings_of(replace(settings, sizes=replace(settings.sizes, **busy)), teacher)
-    assert found == settings_of(settings, teacher)
-    sizes = found.sizes
-    assert (sizes.tensor, sizes.pipeline, sizes.context, sizes.expert, sizes.sequence_parallel) == (2, 2, 2, 1, True)
-    assert (sizes.nodes, sizes.gpus_per_node, sizes.workers, sizes.batch) == (3, 4, None, settings.sizes.rollouts)
-    assert settings_of(settings, replace(teacher, gpus_per_node=None)).sizes.gpus_per_node == 8
-    assert (found.precision, found.logprob_batch) == (settings.precision, settings.logprob_batch)
-    own = settings_of(settings, replace(teacher, precision="float32", micro_batch=7))
-    assert (own.precision, own.logprob_batch, own.packed_logprob_tokens) == ("float32", 7, None)
-
-
 def test_offloaded_teachers_take_the_device_one_at_a_time():
     assert SHAPE is not None
     weights = 2 * SHAPE.parameters
@@ -97,13 +79,6 @@ def test_offloaded_teachers_take_the_device_one_at_a_time():
     (alone,) = memory(on_policy_distillation__teachers={}).devices
     contexts = {each.phases["train"]["device", "context"] for each in (device, kept, alone)}
     assert len(contexts) == 1 and "teach" not in alone.phases
-
-
-def test_the_full_kl_keeps_the_teachers_output_layers_on_the_devices():
-    (device,) = memory(on_policy_distillation__topk_logits_k=None).devices
-    assert (
-        device.phases["train"]["teacher", "output layers"] == 2 * QWEN3_8B["vocab_size"] * QWEN3_8B["hidden_size"] * 2
-    )
 
 
 def test_a_teacher_with_gpus_of_its_own_has_the_layout_and_rows_of_its_own():
@@ -137,36 +112,6 @@ def test_of_offloaded_teachers_the_largest_takes_the_device(larger):
     assert device.phases["teach"]["teacher", "weights"] == 2 * SHAPE.parameters
 
 
-def test_no_more_tokens_are_kept_than_a_vocabulary_has():
-    most = memory(on_policy_distillation__topk_logits_k=10**6).host["teachers' scores"]
-    assert most == 64 * 4096 * (QWEN3_8B["vocab_size"] * 8 + 4)
-
-
-def test_where_sampled_tokens_alone_are_compared_a_score_is_a_logprob():
-    sampled = memory(**{"grpo.adv_estimator.name": "opd"})
-    assert sampled.host["teachers' scores"] == 64 * 4096 * 4
-    assert (
-        sampled.devices[0].phases["train"]["policy", "logprobs"]
-        < memory().devices[0].phases["train"]["policy", "logprobs"]
-    )
-
-
-def test_of_a_teachers_pipeline_stages_the_one_that_takes_most_is_counted():
-    apart = f"{SECTION}.non_colocated_teachers"
-    stages = f"{apart}.default_teacher_cfg.pipeline_model_parallel_size"
-    _, teacher, _ = memory(**{"cluster.num_nodes": 3, f"{apart}.enabled": True, stages: 2}).devices
-    assert teacher.phases["teach"]["teacher", "logprobs"] > 0  # which the last one alone computes
-
-
-def test_teachers_that_do_not_fit_are_refused_with_what_mends_it():
-    values = values_of(on_policy_distillation__offload=False, **{"cluster.gpu_memory_gib": 40.0})
-    assert SHAPE is not None
-    (first, *_) = step_memory(MemorySettings.read(values.get), lambda role: SHAPE).shortages
-    assert first.needed > 40 * GIB
-    changed = memory_measures(values.get, lambda role: SHAPE)
-    assert changed and not step_memory(MemorySettings.read({**values, **changed}.get), lambda role: SHAPE).shortages
-
-
 @pytest.mark.parametrize(("name", "precision"), [("qwen3", "bfloat16"), ("qwen3", "float32"), ("latent", "bfloat16")])
 def test_a_teachers_weights_are_predicted_to_the_byte(name, precision, tmp_path):
     write = hybrid_twins.write_hybrid if name in hybrid_twins.TWINS else write_checkpoint
@@ -196,7 +141,7 @@ def test_the_logits_of_a_comparison_are_predicted(topk, zero):
     settings = MemorySettings.read(
         values_of(on_policy_distillation__topk_logits_k=topk, loss_fn__zero_outside_topk=zero).get
     )
-    assert compared.most / (rows * vocabulary) == pytest.approx(_compared(settings), rel=0.05)
+    assert compared.most / (rows * vocabulary) == pytest.approx(compared_bytes(settings), rel=0.05)
     assert SHAPE is not None  # and that is what the plan counts of a chunk
     chunks = [
         stage_memory(SHAPE, MemorySettings.read({**values_of(), "policy.logprob_chunk_size": n}.get), 0)
