@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,12 @@ from nemotron_steps.session.session import Session
 if TYPE_CHECKING:
     import argparse
 
-    from nemotron_steps.artifacts.compare import Difference, Pair, TensorChanges
-    from nemotron_steps.artifacts.integrity import Verified
+    from nemotron_steps.artifacts.compare import Difference, Pair
     from nemotron_steps.artifacts.lineage import Lineage
     from nemotron_steps.artifacts.models import Artifact
     from nemotron_steps.artifacts.store import ArtifactStore
 
+_WHOLE = ("digest", "made by", "accepted", "created", "path", "input")
 _SHOWN = 10
 """Lines of a list; `--json` has all."""
 
@@ -41,18 +42,13 @@ def list_artifacts(arguments: argparse.Namespace) -> int:
         terminal.print("no artifacts" + (" of this kind" if arguments.type or arguments.name else " yet"))
         terminal.print(f"  {terminal.style('hint:', 'cyan')} steps artifacts add PATH")
         return 0
-    terminal.table(
-        [
-            [
-                artifact.ref,
-                terminal.style(printable(artifact.type), "cyan"),
-                terminal.style(size(sum(file.size for file in artifact.files)).rjust(8), "dim"),
-                terminal.style(time.strftime("%Y-%m-%d %H:%M", time.localtime(artifact.created)), "dim"),
-                terminal.style(_origin(artifact), "dim"),
-            ]
-            for artifact in found
-        ]
-    )
+    rows = []
+    for artifact in found:
+        weight = size(sum(file.size for file in artifact.files)).rjust(8)
+        created = time.strftime("%Y-%m-%d %H:%M", time.localtime(artifact.created))
+        notes = [terminal.style(text, "dim") for text in (weight, created, _origin(artifact))]
+        rows.append([artifact.ref, terminal.style(printable(artifact.type), "cyan"), *notes])
+    terminal.table(rows)
     return 0
 
 
@@ -67,16 +63,19 @@ def show_artifacts(arguments: argparse.Namespace) -> int:
         return print_json(_fields(artifact, store))
     terminal = Terminal.of()
     terminal.print(f"{terminal.style(artifact.ref, 'bold')}  {terminal.style(artifact.type, 'cyan')}")
+    accepted = [("accepted", artifact.producer.acceptance)] if artifact.producer and artifact.producer.accepted else []
     rows = [
-        ["digest", artifact.digest],
-        ["made by", _origin(artifact)],
-        *([["accepted", artifact.producer.acceptance]] if artifact.producer and artifact.producer.accepted else []),
-        ["created", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(artifact.created))],
-        ["path", shown_path(place)],
-        *(["input", f"{edge.port} = {edge.ref or edge.digest[:12]}"] for edge in artifact.inputs),
-        *([f"{name}", _shown(value)] for name, value in sorted(artifact.attributes.items())),
+        ("digest", artifact.digest),
+        ("made by", _origin(artifact)),
+        *accepted,
+        ("created", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(artifact.created))),
+        ("path", shown_path(place)),
+        *(("input", f"{edge.port} = {edge.ref or edge.digest[:12]}") for edge in artifact.inputs),
+        *sorted(artifact.attributes.items()),
     ]
-    terminal.table([[terminal.style(name, "dim"), printable(str(value))] for name, value in rows], indent=2)
+    texts = [(name, str(value)) for name, value in rows]
+    texts = [(name, text if name in _WHOLE or len(text) <= 80 else f"{text[:77]}...") for name, text in texts]
+    terminal.table([[terminal.style(name, "dim"), printable(text)] for name, text in texts], indent=2)
     terminal.print(f"  {terminal.style(f'{len(artifact.files)} files', 'dim')}")
     terminal.table([[size(file.size).rjust(8), printable(file.path)] for file in artifact.files[:20]], indent=4)
     if len(artifact.files) > 20:
@@ -110,11 +109,17 @@ def verify_artifacts(arguments: argparse.Namespace) -> int:
 
     Without a reference it looks at all there is: artifacts, records that no name leads to, and what counts as cached.
     """
+    from nemotron_steps.artifacts.integrity import Contents, Verified, verify_home
+    from nemotron_steps.runs.cache import verify_entries
+
     store = Session(arguments.home).store
     terminal = Terminal.of()
+    contents = Contents(store)
+    found = (store.find(ref) for ref in arguments.ref)
+    looked_at = (Verified(each.ref, each.digest, tuple(contents.problems(each))) for each in found)
     results = []
     failed = None
-    for each in _looked_at(store, arguments.ref):
+    for each in looked_at if arguments.ref else chain(verify_home(store), verify_entries(store)):
         results.append({"ref": each.ref, "digest": each.digest, "problems": [p.to_dict() for p in each.problems]})
         failed = failed or next(iter(each.problems), None)
         if arguments.as_json:
@@ -128,20 +133,6 @@ def verify_artifacts(arguments: argparse.Namespace) -> int:
     elif not results:
         terminal.print("no artifacts yet")
     return failed.exit_code if failed is not None else 0
-
-
-def _looked_at(store: ArtifactStore, refs: Sequence[str]) -> Iterator[Verified]:
-    from nemotron_steps.artifacts.integrity import Contents, Verified, verify_home
-    from nemotron_steps.runs.cache import verify_entries
-
-    if not refs:
-        yield from verify_home(store)
-        yield from verify_entries(store)
-        return
-    contents = Contents(store)
-    for ref in refs:
-        artifact = store.find(ref)
-        yield Verified(artifact.ref, artifact.digest, tuple(contents.problems(artifact)))
 
 
 def add_artifacts(arguments: argparse.Namespace) -> int:
@@ -181,24 +172,19 @@ def _origin(artifact: Artifact) -> str:
     return f"added from {printable(artifact.source)}" if artifact.source else "added"
 
 
-def _shown(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
 def _ancestors(found: Lineage, ref: str, terminal: Terminal, shown: set[str]) -> dict[str, Any]:
     """What a version was made from, as a tree; what two branches share is drawn below the first of them."""
     tree: dict[str, Any] = {}
     for link in found.ancestors:
         if link.child != ref:
             continue
-        repeated = link.parent in shown and any(each.child == link.parent for each in found.ancestors)
+        is_fresh = link.parent not in shown
+        shown.add(link.parent)
+        below = _ancestors(found, link.parent, terminal, shown) if is_fresh else {}
+        repeated = not is_fresh and any(each.child == link.parent for each in found.ancestors)
         note = f"{link.port} of {link.step}" + (", see above" if repeated else "")
         note += f", accepted {link.accepted}" if link.accepted else ""
-        label = f"{link.parent}  {terminal.style(printable(note), 'dim')}"
-        fresh = link.parent not in shown
-        shown.add(link.parent)
-        tree[label] = _ancestors(found, link.parent, terminal, shown) if fresh else {}
+        tree[f"{link.parent}  {terminal.style(printable(note), 'dim')}"] = below
     return tree
 
 
@@ -223,68 +209,49 @@ def _show_difference(found: Difference, config: dict[str, Pair] | None, terminal
     verdict = ("the same", "green") if found.same else ("different", "yellow")
     names = f"{found.a.ref} → {found.b.ref}"
     terminal.print(f"{terminal.style(printable(names), 'bold')}  {terminal.style(verdict[0], verdict[1])}")
-    _pairs("attributes", found.attributes, terminal)
-    _pairs("made from", found.inputs, terminal)
+    _rows("attributes", found.attributes, terminal)
+    _rows("made from", found.inputs, terminal)
     for ref, only in zip((found.a.ref, found.b.ref), found.ancestors, strict=True):
-        _names(f"only in the lineage of {ref}", only, terminal)
+        _rows(f"only in the lineage of {ref}", dict.fromkeys(only), terminal)
     if config is None and (found.a.producer or found.b.producer):
         terminal.print(f"  {terminal.style('config: the run of one of them is gone', 'dim')}")
-    _pairs("config", config or {}, terminal)
+    _rows("config", config or {}, terminal)
     files = {path: tuple(None if each is None else size(each) for each in pair) for path, pair in found.files.items()}
-    _pairs("files", files, terminal)
+    _rows("files", files, terminal)
     for path, changes in found.rows.items():
         counts = f"{changes.added} added, {changes.removed} removed, {changes.changed} changed, {changes.same} the same"
-        _title(f"rows of {path}: {counts}", terminal)
+        terminal.print(f"  {terminal.style(printable(f'rows of {path}: {counts}'), 'cyan')}")
         for each in changes.examples:
             lines = " → ".join(str(line) for line in (each.line_a, each.line_b) if line is not None)
             what = ", ".join(each.keys) or each.text
             terminal.print(f"    {terminal.style(each.kind, 'dim')} line {lines}  {printable(what)}")
     if found.tensors is not None:
-        _show_tensors(found.tensors, terminal)
+        tensors = found.tensors
+        most = f", largest difference {number(tensors.largest[1])} in {tensors.largest[0]}" if tensors.largest else ""
+        title = f"tensors: {len(tensors.differing)} differ, {tensors.same} the same{most}"
+        by = {n: "cannot be compared" if each is None else number(each) for n, each in tensors.differing.items()}
+        terminal.print(f"  {terminal.style(printable(title), 'cyan')}")
+        _list(by, terminal)
+        _rows("type and shape", tensors.reshaped, terminal)
+        _rows("only in the first", dict.fromkeys(tensors.only_a), terminal)
+        _rows("only in the second", dict.fromkeys(tensors.only_b), terminal)
     elif any(path.endswith(".distcp") for path in found.files):
         hint = "steps run convert/megatron_to_hf --input checkpoint_megatron=REF   # of each, for their weights"
         terminal.print(f"  {terminal.style('hint:', 'cyan')} {hint}")
 
 
-def _show_tensors(changes: TensorChanges, terminal: Terminal) -> None:
-    largest = changes.largest
-    most = f", largest difference {number(largest[1])} in {largest[0]}" if largest else ""
-    _title(f"tensors: {len(changes.differing)} differ, {changes.same} the same{most}", terminal)
-    rows = [
-        [name, "cannot be compared" if value is None else number(value)] for name, value in changes.differing.items()
-    ]
-    terminal.table([[printable(cell) for cell in row] for row in rows[:_SHOWN]], indent=4)
-    _more(len(rows), terminal)
-    _pairs("type and shape", changes.reshaped, terminal)
-    _names("only in the first", changes.only_a, terminal)
-    _names("only in the second", changes.only_b, terminal)
+def _rows(title: str, rows: Mapping[str, Any], terminal: Terminal) -> None:
+    """Names alone, or with what each is in the first and in the second."""
+    if rows:
+        terminal.print(f"  {terminal.style(printable(title), 'cyan')}")
+        texts = {}
+        for name, pair in rows.items():
+            texts[name] = "" if pair is None else " → ".join("—" if each is None else str(each) for each in pair)
+        _list(texts, terminal)
 
 
-def _pairs(title: str, pairs: dict[str, Any], terminal: Terminal) -> None:
-    if not pairs:
-        return
-    _title(title, terminal)
-    rows = [[name, f"{_or_dash(a)} → {_or_dash(b)}"] for name, (a, b) in pairs.items()]
-    terminal.table([[printable(cell) for cell in row] for row in rows[:_SHOWN]], indent=4)
-    _more(len(rows), terminal)
-
-
-def _names(title: str, names: list[str], terminal: Terminal) -> None:
-    if names:
-        _title(title, terminal)
-        for name in names[:_SHOWN]:
-            terminal.print(f"    {printable(name)}")
-        _more(len(names), terminal)
-
-
-def _title(text: str, terminal: Terminal) -> None:
-    terminal.print(f"  {terminal.style(printable(text), 'cyan')}")
-
-
-def _more(count: int, terminal: Terminal) -> None:
-    if count > _SHOWN:
-        terminal.print(f"    … {count - _SHOWN} more (--json has all)")
-
-
-def _or_dash(value: Any) -> str:
-    return "—" if value is None else str(value)
+def _list(texts: Mapping[str, str], terminal: Terminal) -> None:
+    rows = [[printable(name), printable(text)] for name, text in texts.items()]
+    terminal.table(rows[:_SHOWN], indent=4)
+    if len(rows) > _SHOWN:
+        terminal.print(f"    … {len(rows) - _SHOWN} more (--json has all)")

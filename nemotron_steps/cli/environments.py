@@ -31,15 +31,11 @@ def list_environments(arguments: argparse.Namespace) -> int:
         return print_json([asdict(each) for each in found])
     terminal = Terminal.of()
     width = max(len(each.name) for each in found)
-    terminal.table(
-        [
-            [
-                terminal.style(each.name.ljust(width), "bold"),
-                first_sentence(printable(each.summary)) or terminal.style(f"from {printable(each.origin)}", "dim"),
-            ]
-            for each in found
-        ]
-    )
+    rows = []
+    for each in found:
+        summary = first_sentence(printable(each.summary)) or terminal.style(f"from {printable(each.origin)}", "dim")
+        rows.append([terminal.style(each.name.ljust(width), "bold"), summary])
+    terminal.table(rows)
     return 0
 
 
@@ -82,34 +78,24 @@ def verify_rollouts(arguments: argparse.Namespace) -> int:
             hints=(f"wc -l {arguments.rollouts}", "ls *.jsonl"),
         )
     different = [each for each in graded if not each.agrees(arguments.tolerance)]
-    if arguments.as_json:
-        print_json(
-            {
-                "environment": environment.name,
-                "rollouts": len(graded),
-                "different": len(different),
-                "rewards": [
-                    {
-                        "where": each.where,
-                        "recorded": each.recorded,
-                        "reward": each.verdict.reward,
-                        "failure": each.verdict.failure,
-                        "agrees": each.agrees(arguments.tolerance),
-                        "components": each.verdict.components,
-                        "details": each.verdict.details,
-                    }
-                    for each in graded
-                ],
-            }
-        )
-    else:
+    if not arguments.as_json:
         _print_verified(graded, different, Terminal.of())
+        return 1 if different else 0
+    rewards = []
+    for each in graded:
+        verdict = each.verdict
+        fields = {"where": each.where, "recorded": each.recorded, "reward": verdict.reward, "failure": verdict.failure}
+        more = {"components": verdict.components, "details": verdict.details}
+        rewards.append({**fields, "agrees": each.agrees(arguments.tolerance), **more})
+    counts = {"rollouts": len(graded), "different": len(different)}
+    print_json({"environment": environment.name, **counts, "rewards": rewards})
     return 1 if different else 0
 
 
 def serve_environment(arguments: argparse.Namespace) -> int:
     """`steps env serve NAME`: until it is told to stop."""
     import signal
+    import sys
     import threading
 
     from nemotron_steps.environments.remote.serving import EnvironmentServer
@@ -126,26 +112,21 @@ def serve_environment(arguments: argparse.Namespace) -> int:
             model_url=arguments.model_url,
             group_size=arguments.group_size,
         ) as server:
-            _tell_url(server.url, environment, as_json=arguments.as_json)
+            if arguments.as_json:
+                print_json({"environment": environment.name, "url": server.url})
+            else:
+                terminal = Terminal.of()
+                terminal.print(f"{terminal.style(environment.name, 'bold')}  {terminal.style(server.url, 'cyan')}")
+                agent = "env.nemo_gym.environments.MY_AGENT"
+                key = f"{agent}.environment=remote {agent}.url={server.url}"
+                terminal.print(f"  {terminal.style('a run uses it with', 'dim')} {key}")
+                terminal.print(f"  {terminal.style('Ctrl-C ends it', 'dim')}")
+            sys.stdout.flush()
             stopped.wait()
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
     return 0
-
-
-def _tell_url(url: str, environment: Environment, *, as_json: bool) -> None:
-    import sys
-
-    if as_json:
-        print_json({"environment": environment.name, "url": url})
-    else:
-        terminal = Terminal.of()
-        terminal.print(f"{terminal.style(environment.name, 'bold')}  {terminal.style(url, 'cyan')}")
-        key = f"env.nemo_gym.environments.MY_AGENT.environment=remote env.nemo_gym.environments.MY_AGENT.url={url}"
-        terminal.print(f"  {terminal.style('a run uses it with', 'dim')} {key}")
-        terminal.print(f"  {terminal.style('Ctrl-C ends it', 'dim')}")
-    sys.stdout.flush()
 
 
 def _created(arguments: argparse.Namespace) -> Environment:
@@ -154,7 +135,20 @@ def _created(arguments: argparse.Namespace) -> Environment:
     from nemotron_steps.environments.registry import environment_class, settings_of
 
     name = arguments.environment
-    found = resolve(name, {name: dict(_setting(word) for word in arguments.settings)}) if known(name) else None
+    settings: dict[str, Any] = {}
+    for word in arguments.settings:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise RequestError(
+                f"'{word}' is not a setting",
+                expected="KEY=VALUE, as under env.nemo_gym.environments.NAME",
+                hints=("steps env show NAME   # its settings",),
+            )
+        try:
+            settings[key] = json.loads(text)
+        except ValueError:
+            settings[key] = text
+    found = resolve(name, {name: settings}) if known(name) else None
     if found is None:
         raise unknown(name)
     environment = environment_class(found[0])(settings_of(*found), _judges(arguments))
@@ -166,20 +160,6 @@ def _created(arguments: argparse.Namespace) -> Environment:
             hints=tuple(f"--judge {role}=http://HOST:PORT/v1" for role in missing),
         )
     return environment
-
-
-def _setting(word: str) -> tuple[str, Any]:
-    name, equals, text = word.partition("=")
-    if not equals or not name:
-        raise RequestError(
-            f"'{word}' is not a setting",
-            expected="KEY=VALUE, as under env.nemo_gym.environments.NAME",
-            hints=("steps env show NAME   # its settings",),
-        )
-    try:
-        return name, json.loads(text)
-    except ValueError:
-        return name, text
 
 
 def _judges(arguments: argparse.Namespace) -> dict[str, Judge]:
@@ -199,13 +179,9 @@ def _judges(arguments: argparse.Namespace) -> dict[str, Judge]:
                 hints=(f"--judge {JUDGE_ROLES[1]}={url}",),
             )
         urls.update(dict.fromkeys([role] if role else JUDGE_ROLES, url))
-    known = {
-        url: HttpJudge(
-            url, arguments.judge_model or served_model(url, arguments.judge_key), api_key_env=arguments.judge_key
-        )
-        for url in dict.fromkeys(urls.values())
-    }
-    return {role: known[url] for role, url in urls.items()}
+    key, model = arguments.judge_key, arguments.judge_model
+    judges = {url: HttpJudge(url, model or served_model(url, key), api_key_env=key) for url in {*urls.values()}}
+    return {role: judges[url] for role, url in urls.items()}
 
 
 def _rows(path: str) -> Iterator[Placed]:
@@ -230,26 +206,15 @@ def _print_verified(graded: Sequence[Regraded], different: Sequence[Regraded], t
             terminal.print(f"    {terminal.style(f'{name}:', 'dim')} {_short(value)}")
     if len(different) > _SHOWN_DIFFERENCES:
         terminal.print(f"  … {len(different) - _SHOWN_DIFFERENCES} more")
-    both = [each for each in graded if each.recorded is not None and each.verdict.reward is not None]
-    ungraded = sum(each.verdict.reward is None for each in graded)
-    terminal.table(
-        [
-            [terminal.style("rollouts", "dim"), str(len(graded))],
-            [terminal.style("same reward", "dim"), f"{len(graded) - len(different)} of {len(graded)}"],
-            *([[terminal.style("not judged here", "dim"), str(ungraded)]] if ungraded else []),
-            *(
-                [
-                    [
-                        terminal.style("mean reward", "dim"),
-                        f"recorded {number(sum(e.recorded or 0.0 for e in both) / len(both))}, "
-                        f"here {number(sum(e.verdict.reward or 0.0 for e in both) / len(both))}",
-                    ]
-                ]
-                if both
-                else []
-            ),
-        ]
-    )
+    rows = {"rollouts": str(len(graded)), "same reward": f"{len(graded) - len(different)} of {len(graded)}"}
+    if ungraded := sum(each.verdict.reward is None for each in graded):
+        rows["not judged here"] = str(ungraded)
+    pairs = [(each.recorded, each.verdict.reward) for each in graded]
+    both = [(recorded, here) for recorded, here in pairs if recorded is not None and here is not None]
+    if both:
+        recorded, here = (number(sum(rewards) / len(both)) for rewards in zip(*both, strict=True))
+        rows["mean reward"] = f"recorded {recorded}, here {here}"
+    terminal.table([[terminal.style(label, "dim"), text] for label, text in rows.items()])
 
 
 def _short(value: Any) -> str:
@@ -262,27 +227,21 @@ def _show(found: Described, terminal: Terminal) -> None:
     terminal.print(f"{terminal.style(name, 'bold')}  {terminal.style(printable(found.origin), 'dim')}")
     for paragraph in filter(str.strip, found.text.split("\n\n")):
         terminal.wrap(printable(paragraph), indent=2)
+    earns = "see the settings" if found.reward_range is None else "{:g} to {:g}".format(*found.reward_range)
     facts = [
-        ["reward", "see the settings" if found.reward_range is None else "{:g} to {:g}".format(*found.reward_range)],
-        ["rows need", ", ".join(found.required_fields)],
-        *([["asks", ", ".join(found.judges)]] if found.judges else []),
-        *([["judges", "the rollouts of a prompt together"]] if found.judges_groups else []),
-        *([["runs", "whole rollouts against the policy's endpoint"]] if found.runs_agent else []),
-        *([["needs", found.needs]] if found.needs else []),
-        *([["agents", ", ".join(found.agents)]] if found.agents else []),
-        *([["preset", f"{key} = {json.dumps(value)}"] for key, value in found.preset.items()]),
+        ("reward", earns),
+        ("rows need", ", ".join(found.required_fields)),
+        ("asks", ", ".join(found.judges)),
+        ("judges", "the rollouts of a prompt together" if found.judges_groups else ""),
+        ("runs", "whole rollouts against the policy's endpoint" if found.runs_agent else ""),
+        ("needs", found.needs),
+        ("agents", ", ".join(found.agents)),
+        *(("preset", f"{key} = {json.dumps(value)}") for key, value in found.preset.items()),
     ]
-    terminal.table([[terminal.style(label, "dim"), text] for label, text in facts], indent=2, below=4)
+    terminal.table([[terminal.style(label, "dim"), text] for label, text in facts if text], indent=2, below=4)
     terminal.print(f"  {terminal.style(f'settings (env.nemo_gym.environments.{found.asked}.KEY)', 'dim')}")
-    terminal.table(
-        [
-            [
-                terminal.style(setting.name, "bold"),
-                "required" if setting.required else f"= {_short(json.dumps(setting.default))}",
-                terminal.style(printable(setting.text), "dim"),
-            ]
-            for setting in found.settings
-        ]
-        or [["none"]],
-        indent=4,
-    )
+    settings = []
+    for each in found.settings:
+        value = "required" if each.required else f"= {_short(json.dumps(each.default))}"
+        settings.append([terminal.style(each.name, "bold"), value, terminal.style(printable(each.text), "dim")])
+    terminal.table(settings or [["none"]], indent=4)

@@ -28,11 +28,9 @@ if TYPE_CHECKING:
     import argparse
 
     from nemotron_steps.config.profiles import Profile
-    from nemotron_steps.manifest.registry import Registry
     from nemotron_steps.resolver.plan import Plan
     from nemotron_steps.runs.context import Listener, Record
-    from nemotron_steps.runs.execute import RunResult, StepResult
-    from nemotron_steps.runs.report.seed_stats import Table
+    from nemotron_steps.runs.execute import RunResult
     from nemotron_steps.runs.run_folder import RunInfo
 
 _COLORS = {"good": "green", "bad": "red", "same": "dim"}
@@ -50,10 +48,9 @@ def plan(arguments: argparse.Namespace) -> int:
     found = plan_run(session, request, force=arguments.force, accept=arguments.accept)
     session.job_profile(request, found)
     if arguments.as_json:
-        print_json(plan_fields(found))
-    else:
-        show_plan(found, request, Terminal.of(), why=arguments.why)
-        show_needs(found, request, Terminal.of())
+        return print_json(plan_fields(found))
+    show_plan(found, request, Terminal.of(), why=arguments.why)
+    show_needs(found, request, Terminal.of())
     return 0
 
 
@@ -66,11 +63,6 @@ def run(arguments: argparse.Namespace) -> int:
             hints=(f"-r {arguments.run}", f"-b {arguments.batch}"),
         )
     session = Session(arguments.home, in_job=inside_job(arguments.resume))
-    if arguments.prog != "steps":
-        from nemotron_steps.cli.recipes import respelled
-
-        flag = f"--run {arguments.run}" if arguments.run else f"--batch {arguments.batch}" if arguments.batch else ""
-        session.respell = partial(respelled, prog=arguments.prog, flags=flag)
     request = session.settled(_request(arguments, session))
     profile = session.profile_of(request, allow_unfilled=arguments.dry_run)
     if arguments.force_squash and profile is None:
@@ -95,9 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
             display=partial(shown, request, terminal),
         )
     if terminal is None:
-        print_json(result_fields(result))
-    else:
-        show_result(result, found, session.registry, terminal)
+        return print_json(result_fields(result))
+    show_result(result, found, terminal)
     return 0
 
 
@@ -113,7 +104,6 @@ def _request(arguments: argparse.Namespace, session: Session) -> RunRequest:
 
 
 def _refuse_accept(arguments: argparse.Namespace, *, forgets: bool) -> None:
-    """UsageError for `--accept` beside what forgets it."""
     if arguments.accept and forgets:
         raise UsageError(
             "--accept records that a result is taken: --dry-run records nothing, and --force makes it anew",
@@ -123,10 +113,9 @@ def _refuse_accept(arguments: argparse.Namespace, *, forgets: bool) -> None:
 
 
 def _dry_run(arguments: argparse.Namespace, session: Session, request: RunRequest) -> int:
-    """`steps run --dry-run`: the merged config of every step asked for, the profile, the plan, what it still lacks.
+    """`steps run --dry-run`, redacted. Inputs that are not given, or not here, are not a mistake yet."""
+    import yaml
 
-    All of it redacted. Inputs that are not given, or not here, are not a mistake yet.
-    """
     from nemotron_steps.config.profiles import NoImageError
 
     found = plan_run(session, request, force=arguments.force, resume=arguments.resume, allow_unfilled=True)
@@ -140,42 +129,31 @@ def _dry_run(arguments: argparse.Namespace, session: Session, request: RunReques
                 checked_launch(session, request, found, profile, "RUN", force_squash=arguments.force_squash)
         except RequestError as refused:
             found = replace(found, unfilled=(*found.unfilled, refused))
+    configs = {step.key: redact(dict(step.config)) for step in found.steps}
     if arguments.as_json:
         fields = plan_fields(found)
-        fields["configs"] = {step.key: redact(dict(step.config)) for step in found.steps}
+        fields["configs"] = configs
         fields["unfilled"] = [problem.to_dict() for problem in found.unfilled]
         fields["profile"] = None if profile is None else {"name": request.profile, **profile.shown()}
-        print_json(fields)
-        return 0
+        return print_json(fields)
     terminal = Terminal.of()
-    for key in found.goals:
-        step = found.step(key)
-        terminal.print(terminal.style(f"# {key}, config {step.config_name or 'default'}", "dim"))
-        terminal.print(_yaml_text(redact(dict(step.config))))
+    shown = {f"{key}, config {found.step(key).config_name or 'default'}": configs[key] for key in found.goals}
     if profile is not None:
-        terminal.print(terminal.style(f"# profile {request.profile}", "dim"))
-        terminal.print(_yaml_text(profile.shown()))
+        shown[f"profile {request.profile}"] = profile.shown()
+    dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    for title, values in shown.items():
+        terminal.print(terminal.style(f"# {title}", "dim"))
+        terminal.print(yaml.dump(values, Dumper=dumper, sort_keys=False, allow_unicode=True, width=110))
     show_plan(found, request, terminal)
     show_needs(found, request, terminal)
     show_unfilled(found, terminal)
     return 0
 
 
-def _yaml_text(values: Any) -> str:
-    """Plain values as YAML, in the order they have."""
-    import yaml
-
-    dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    text: str = yaml.dump(
-        values, Dumper=dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=110
-    )
-    return text
-
-
 def _submit(arguments: argparse.Namespace, session: Session, request: RunRequest, profile: Profile) -> int:
     """Submit the run; with `-r` follow its log to the end, with `-b` return at once."""
     terminal = Terminal.of()
-    attached = arguments.batch is None
+    attached, as_json = arguments.batch is None, arguments.as_json
     info, profile = submit(
         session,
         request,
@@ -185,16 +163,15 @@ def _submit(arguments: argparse.Namespace, session: Session, request: RunRequest
         attached=attached,
         force_squash=arguments.force_squash,
         accept=arguments.accept,
-        show=(lambda found: None) if arguments.as_json else partial(show_to_submit, request, terminal),
+        show=(lambda found: None) if as_json else partial(show_to_submit, request, terminal),
     )
-    if not arguments.as_json:
+    if not as_json:
         show_job(info, profile, terminal)
     if attached:
-        info = follow_attached(session.store, info, (lambda text: None) if arguments.as_json else write_log)
-    if arguments.as_json:
+        info = follow_attached(session.store, info, (lambda text: None) if as_json else write_log)
+    if as_json:
         job = {"run": info.id, "executor": info.executor, "job": info.job}
-        print_json(info.to_dict() if attached else job)
-        return 0
+        return print_json(info.to_dict() if attached else job)
     terminal.print()
     for command in ("status {}", "report {}") if attached else ("logs {} -f", "status {}", "cancel {}"):
         terminal.print(f"  {terminal.style('steps ' + command.format(info.id), 'cyan')}")
@@ -234,22 +211,16 @@ def shown(request: RunRequest, terminal: Terminal | None, found: Plan) -> Iterat
     show_plan(found, request, terminal)
     terminal.print()
     display = open_display(terminal, found)
-    is_dark = False
 
     def draw(record: Record) -> None:
-        nonlocal is_dark
-        try:
-            if not is_dark:
-                display(record)
-        except OSError:  # a terminal that is gone, a full disk: the run goes on
-            is_dark = True
+        with suppress(OSError):  # a terminal that is gone, a full disk: the run goes on
+            display(record)
 
     try:
         yield draw
     finally:
         with suppress(OSError):
-            if not is_dark:
-                display.close()
+            display.close()
 
 
 @contextmanager
@@ -259,21 +230,28 @@ def stdout_to_stderr() -> Iterator[None]:
     try:
         own = sys.stdout.fileno()
     except (OSError, ValueError):  # a stream without a descriptor, as in tests
-        own = -1
-    kept = os.dup(own) if own >= 0 else -1
+        with redirect_stdout(sys.stderr):
+            yield
+        return
+    kept = os.dup(own)
     try:
-        if own >= 0:
-            os.dup2(sys.stderr.fileno(), own)
+        os.dup2(sys.stderr.fileno(), own)
         with redirect_stdout(sys.stderr):
             yield
     finally:
-        if own >= 0:
-            os.dup2(kept, own)
-            os.close(kept)
+        os.dup2(kept, own)
+        os.close(kept)
 
 
 def result_fields(result: RunResult) -> dict[str, Any]:
     """A finished run as JSON fields."""
+    steps = []
+    for step in result.steps:
+        made = step.outputs.items()
+        outputs = {port: {"ref": each.ref, "type": each.type, "path": str(each.path)} for port, each in made}
+        fields = {"key": step.key, "step": step.step_id, "state": step.state, "seconds": step.seconds}
+        hints = [hint.to_dict() for hint in step.hints]
+        steps.append({**fields, "outputs": outputs, "summary": dict(step.summary), "hints": hints})
     return {
         "run": result.id,
         "folder": str(result.folder),
@@ -283,25 +261,11 @@ def result_fields(result: RunResult) -> dict[str, Any]:
             title: {row: {name: cell.to_dict() for name, cell in cells.items()} for row, cells in table.items()}
             for title, table in result.spreads.items()
         },
-        "steps": [
-            {
-                "key": step.key,
-                "step": step.step_id,
-                "state": step.state,
-                "seconds": step.seconds,
-                "outputs": {
-                    port: {"ref": artifact.ref, "type": artifact.type, "path": str(artifact.path)}
-                    for port, artifact in step.outputs.items()
-                },
-                "summary": dict(step.summary),
-                "hints": [hint.to_dict() for hint in step.hints],
-            }
-            for step in result.steps
-        ],
+        "steps": steps,
     }
 
 
-def show_result(result: RunResult, plan: Plan, registry: Registry, terminal: Terminal) -> None:
+def show_result(result: RunResult, plan: Plan, terminal: Terminal) -> None:
     """Print the end of a run."""
     ran = sum(step.state == "ran" for step in result.steps)
     cached = len(result.steps) - ran
@@ -316,11 +280,44 @@ def show_result(result: RunResult, plan: Plan, registry: Registry, terminal: Ter
     goals = [result.step(key) for key in plan.goals]
     others = [step for step in result.steps if step.state == "ran" and step.key not in plan.goals]
     for step in [*others, *goals]:
-        _show_summary(step, terminal)
-    show_spreads(result.spreads, terminal)
-    _show_hints(result, terminal)
-    _show_places(result, goals, terminal)
-    _show_next(result, goals[-1], registry, terminal)
+        if step.summary:
+            terminal.print(f"\n  {terminal.style(step.key, 'bold')}")
+            show_values(step.summary, terminal)
+    _show_spreads(result, terminal)
+    hints = [hint for step in result.steps for hint in step.hints]
+    if hints:
+        terminal.print()
+    for hint in hints:
+        terminal.print(f"  {terminal.style('▲ ' + printable(hint.because), 'yellow')}")
+        terminal.wrap(printable(hint.advice), indent=4)
+        if hint.overrides:
+            terminal.print(f"    {terminal.style(' '.join(hint.overrides), 'cyan')}")
+    made = [(port, artifact) for step in goals for port, artifact in step.outputs.items()]
+    width = max(len(port) for port in ("run's report", *dict(made)))  # an evaluation makes a `report` of its own
+    terminal.print()
+    for port, artifact in made:
+        terminal.print(f"  {terminal.style(port.ljust(width), 'dim')}  {artifact.ref}")
+        terminal.print(f"  {' ' * width}  {terminal.style(shown_path(artifact.path), 'dim')}")
+    report = result.folder / "report.html"
+    places = {"run's report": shown_path(report)} if report.is_file() else {}
+    for label, place in {**places, "run": result.id}.items():
+        terminal.print(f"  {terminal.style(label.ljust(width), 'dim')}  {place}")
+    if goals[-1].outputs:
+        terminal.print(f"\n  {terminal.style('next', 'dim')}")
+    for artifact in goals[-1].outputs.values():
+        for command in (f"steps artifacts lineage {artifact.ref}", f"steps list --consumes {artifact.type}"):
+            terminal.print(f"    {terminal.style(command, 'cyan')}")
+
+
+def _show_spreads(result: RunResult, terminal: Terminal) -> None:
+    """What a fan-out came to: mean ± spread over seeds."""
+    for title, table in result.spreads.items():
+        shown = as_text(table)
+        columns = columns_of(shown)
+        rows = [[row, *(cells.get(column, "") for column in columns)] for row, cells in shown.items()]
+        head = [terminal.style(printable(text).replace("_", " "), "dim") for text in ("", *columns)]
+        terminal.print(f"\n  {terminal.style(printable(title), 'bold')}  {terminal.style(MEANING, 'dim')}")
+        terminal.table([head, *([printable(cell) for cell in row] for row in rows)], indent=4, flexible=0)
 
 
 def show_values(values: Mapping[str, Any], terminal: Terminal) -> None:
@@ -334,18 +331,6 @@ def show_values(values: Mapping[str, Any], terminal: Terminal) -> None:
             head = [f"{name.replace('_', ' ')}", *columns]
             body = [[row, *(number(cells[c]) if c in cells else "" for c in columns)] for row, cells in table.items()]
             terminal.table([[terminal.style(printable(text), "dim") for text in head], *body], indent=4, flexible=0)
-
-
-def show_spreads(tables: Mapping[str, Table], terminal: Terminal) -> None:
-    """What a fan-out came to: mean ± spread over seeds."""
-    for title, table in tables.items():
-        shown = as_text(table)
-        columns = columns_of(shown)
-        rows = [[row, *(cells.get(column, "") for column in columns)] for row, cells in shown.items()]
-        head = [terminal.style(printable(text).replace("_", " "), "dim") for text in ("", *columns)]
-        terminal.print()
-        terminal.print(f"  {terminal.style(printable(title), 'bold')}  {terminal.style(MEANING, 'dim')}")
-        terminal.table([head, *([printable(cell) for cell in row] for row in rows)], indent=4, flexible=0)
 
 
 def summary_rows(values: Mapping[str, Any], terminal: Terminal) -> list[list[str]]:
@@ -364,63 +349,3 @@ def summary_rows(values: Mapping[str, Any], terminal: Terminal) -> list[list[str
         else:
             rows.append([label, printable(number(value))])
     return rows
-
-
-def _show_summary(step: StepResult, terminal: Terminal) -> None:
-    if not step.summary:
-        return
-    terminal.print()
-    terminal.print(f"  {terminal.style(step.key, 'bold')}")
-    show_values(step.summary, terminal)
-
-
-def _show_hints(result: RunResult, terminal: Terminal) -> None:
-    hints = [hint for step in result.steps for hint in step.hints]
-    if hints:
-        terminal.print()
-    for hint in hints:
-        terminal.print(f"  {terminal.style('▲ ' + printable(hint.because), 'yellow')}")
-        terminal.wrap(printable(hint.advice), indent=4)
-        if hint.overrides:
-            terminal.print(f"    {terminal.style(' '.join(hint.overrides), 'cyan')}")
-
-
-def _show_places(result: RunResult, goals: list[StepResult], terminal: Terminal) -> None:
-    rows = [(port, artifact.ref, artifact.path) for step in goals for port, artifact in step.outputs.items()]
-    label = "run's report"  # an evaluation produces a `report` of its own
-    width = max([len(port) for port, _, _ in rows] + [len(label)])
-    terminal.print()
-    for port, ref, path in rows:
-        terminal.print(f"  {terminal.style(port.ljust(width), 'dim')}  {ref}")
-        terminal.print(f"  {' ' * width}  {terminal.style(shown_path(path), 'dim')}")
-    report = result.folder / "report.html"
-    if report.is_file():
-        terminal.print(f"  {terminal.style(label.ljust(width), 'dim')}  {shown_path(report)}")
-    terminal.print(f"  {terminal.style('run'.ljust(width), 'dim')}  {result.id}")
-
-
-def _show_next(result: RunResult, last: StepResult, registry: Registry, terminal: Terminal) -> None:
-    """At most three commands: evaluations and conversions of what was made, with every input that they need."""
-    done = {step.step_id for step in result.steps}
-    made = [artifact for step in result.steps for artifact in step.outputs.values()]
-    commands = []
-    for step_id, manifest in registry.steps.items():
-        if step_id in done or manifest.step.entry is None or manifest.step.category not in ("eval", "convert"):
-            continue
-        fed = {}
-        for port in manifest.consumes:
-            fitting = [each.ref for each in made if registry.types.is_a(each.type, port.type)]
-            if port.required and fitting:
-                fed[port.name] = fitting[-1]
-        reads_last = {artifact.ref for artifact in last.outputs.values()} & {*fed.values()}
-        # A command that would only ask for more inputs is left out.
-        if reads_last and all(port.name in fed for port in manifest.consumes if port.required):
-            inputs = " ".join(f"--input {name}={ref}" for name, ref in fed.items())
-            commands.append(f"steps run {step_id} {inputs}")
-    commands = sorted(commands, key=lambda command: not command.startswith("steps run eval"))[:2]
-    commands += [f"steps artifacts lineage {artifact.ref}" for artifact in last.outputs.values()]
-    if commands:
-        terminal.print()
-        terminal.print(f"  {terminal.style('next', 'dim')}")
-    for command in commands[:3]:
-        terminal.print(f"    {terminal.style(command, 'cyan')}")

@@ -60,13 +60,7 @@ RUN: dict[str, tuple[Change, ...]] = {
     "outputs_validate": ((CODE, 'file.write(json.dumps({"text"', 'file.write("}" + json.dumps({"text"'),),
     "says_what_it_did": ((CODE, LAST, "    return\n" + LAST),),
     "is_quick": ((CODE, LAST, "    import time\n    time.sleep(1.2)\n" + LAST),),
-    "a_second_run_is_cached": (
-        (
-            CODE,
-            "    count: PositiveInt = 3",
-            AT + "    count: PositiveInt = 3",
-        ),
-    ),
+    "a_second_run_is_cached": ((CODE, "    count: PositiveInt = 3", AT + "    count: PositiveInt = 3"),),
     "same_seed_same_outputs": ((CODE, '{"text": words', '{"hash": hash("a"), "text": words'),),
     "resumes_after_a_kill": ((CODE, "    rows = []\n", BEGUN_ONCE),),
     "stops_when_asked": (
@@ -94,20 +88,8 @@ RUN: dict[str, tuple[Change, ...]] = {
         (CODE, '{"text": words', '{"key": __import__("os").environ.get("KIT_API_KEY"), "text": words'),
     ),
     "key_knows_every_parameter": ((CODE, "count: PositiveInt = 3", "count: Annotated[PositiveInt, OPERATIONAL] = 3"),),
-    "key_knows_the_code": (
-        (
-            CODE,
-            "from toykit import words\n",
-            LAZILY,
-        ),
-    ),
-    "key_ignores_where_it_runs": (
-        (
-            CODE,
-            "    count: PositiveInt = 3",
-            HERE + "    count: PositiveInt = 3",
-        ),
-    ),
+    "key_knows_the_code": ((CODE, "from toykit import words\n", LAZILY),),
+    "key_ignores_where_it_runs": ((CODE, "    count: PositiveInt = 3", HERE + "    count: PositiveInt = 3"),),
 }
 """Check → what breaks it, of those that run the step."""
 

@@ -15,8 +15,7 @@ from nemotron_steps.errors import DataError, JudgeUnavailableError, NonFiniteLos
 from nemotron_steps.runs.context import StepContext
 
 End = Literal[
-    *("done", "diverge", "judge", "bug", "row", "vanish", "killed", "ray"),
-    *("interrupt", "interrupt_once", "stubborn"),
+    *("done", "diverge", "judge", "bug", "row", "vanish", "killed", "ray"), *("interrupt", "interrupt_once", "stubborn")
 ]
 
 
