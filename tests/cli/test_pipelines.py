@@ -288,7 +288,7 @@ def test_a_resumed_run_knows_what_it_was_fanned_out_over(cli, workplace):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("toy/train", "--over", "seed"), "nothing to fan out over"),
+        (("toy/train", "--over", "seed"), "cannot be fanned out over"),
         (("toy/train", "--over", "seed=1,1"), "two instances would be the same"),
         (("toy/train", "--over", "seed=1,2", "--over", "seed=3,4"), "'seed' of train is fanned out over twice"),
         (("toy/train", "--over", "seed,seed=1,2"), "'seed' of train is fanned out over twice"),
