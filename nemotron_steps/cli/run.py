@@ -283,7 +283,13 @@ def show_result(result: RunResult, plan: Plan, terminal: Terminal) -> None:
         if step.summary:
             terminal.print(f"\n  {terminal.style(step.key, 'bold')}")
             show_values(step.summary, terminal)
-    _show_spreads(result, terminal)
+    for title, table in result.spreads.items():  # of a fan-out: mean ± spread over seeds
+        cells = as_text(table)
+        columns = columns_of(cells)
+        rows = [[row, *(each.get(column, "") for column in columns)] for row, each in cells.items()]
+        head = [terminal.style(printable(text).replace("_", " "), "dim") for text in ("", *columns)]
+        terminal.print(f"\n  {terminal.style(printable(title), 'bold')}  {terminal.style(MEANING, 'dim')}")
+        terminal.table([head, *([printable(cell) for cell in row] for row in rows)], indent=4, flexible=0)
     hints = [hint for step in result.steps for hint in step.hints]
     if hints:
         terminal.print()
@@ -307,17 +313,6 @@ def show_result(result: RunResult, plan: Plan, terminal: Terminal) -> None:
     for artifact in goals[-1].outputs.values():
         for command in (f"steps artifacts lineage {artifact.ref}", f"steps list --consumes {artifact.type}"):
             terminal.print(f"    {terminal.style(command, 'cyan')}")
-
-
-def _show_spreads(result: RunResult, terminal: Terminal) -> None:
-    """What a fan-out came to: mean ± spread over seeds."""
-    for title, table in result.spreads.items():
-        shown = as_text(table)
-        columns = columns_of(shown)
-        rows = [[row, *(cells.get(column, "") for column in columns)] for row, cells in shown.items()]
-        head = [terminal.style(printable(text).replace("_", " "), "dim") for text in ("", *columns)]
-        terminal.print(f"\n  {terminal.style(printable(title), 'bold')}  {terminal.style(MEANING, 'dim')}")
-        terminal.table([head, *([printable(cell) for cell in row] for row in rows)], indent=4, flexible=0)
 
 
 def show_values(values: Mapping[str, Any], terminal: Terminal) -> None:
