@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-def list_steps(arguments: argparse.Namespace) -> int:
+def list_steps(args: argparse.Namespace) -> int:
     """`steps list`."""
     index = load_index()
-    filters = (arguments.category, arguments.consumes, arguments.produces, arguments.tag)
+    filters = (args.category, args.consumes, args.produces, args.tag)
     rows = selected(index, *filters)
     pipelines = () if any(filters) else index.pipelines
-    if arguments.as_json:
+    if args.as_json:
         named: dict[str, Sequence[Any]] = {"steps": rows, "pipelines": pipelines, "problems": index.problems}
         return print_json({name: [each.to_dict() for each in found] for name, found in named.items()})
-    terminal = Terminal.of()
+    out = Terminal.of()
     if not rows:
-        terminal.print("no step matches")
-    elif arguments.tree:
-        terminal.tree(_tree(rows, terminal))
+        out.print("no step matches")
+    elif args.tree:
+        out.tree(_tree(rows, out))
     else:
-        _table(rows, terminal)
+        _table(rows, out)
     if pipelines:
-        terminal.print(terminal.style("pipelines", "dim"))
-        terminal.table([[row.name, first_sentence(printable(row.description))] for row in pipelines], indent=2)
-    _mention_problems(index, terminal)
+        out.print(out.style("pipelines", "dim"))
+        out.table([[row.name, first_sentence(printable(row.description))] for row in pipelines], indent=2)
+    _mention_problems(index, out)
     return 0
 
 
@@ -64,12 +64,12 @@ def _known(name: str | None, known: set[str], flag: str, kind: str) -> None:
         )
 
 
-def show(arguments: argparse.Namespace) -> int:
+def show(args: argparse.Namespace) -> int:
     """`steps show STEP`: the manifest as it is written, and the configs beside it."""
     index = load_index()
-    if arguments.as_json:
-        return print_json(step_fields(index, arguments.step))
-    row, manifest, configs = _step(index, arguments.step)
+    if args.as_json:
+        return print_json(step_fields(index, args.step))
+    row, manifest, configs = _step(index, args.step)
     _show_step(row, manifest, configs, Terminal.of())
     errors = Terminal.of(sys.stderr)
     for warning in _about(row, index.warnings):
@@ -117,12 +117,12 @@ def _step(index: Index, step_id: str) -> tuple[StepRow, dict[str, Any], list[Pat
     return row, manifest, config_files(Path(row.file), row.plain_id)
 
 
-def types(arguments: argparse.Namespace) -> int:
+def types(args: argparse.Namespace) -> int:
     """`steps types`: a tree of what is usable as what, with the conversions."""
     index = load_index()
-    if arguments.as_json:
+    if args.as_json:
         return print_json(type_fields(index))
-    terminal = Terminal.of()
+    out = Terminal.of()
 
     def below(parent: str | None) -> dict[str, Any]:
         tree = {}
@@ -130,13 +130,13 @@ def types(arguments: argparse.Namespace) -> int:
             if parent not in (declared.is_a or (None,)):
                 continue
             text = first_sentence(printable(declared.description))
-            label = f"{terminal.style(name, 'bold')}  {terminal.style(text, 'dim')}"
+            label = f"{out.style(name, 'bold')}  {out.style(text, 'dim')}"
             hops = ", ".join(f"{hop.target} by {hop.step_id}" for hop in index.types.conversions(name))
-            tree[f"{label}  {terminal.style(f'converts to {hops}', 'cyan')}" if hops else label] = below(name)
+            tree[f"{label}  {out.style(f'converts to {hops}', 'cyan')}" if hops else label] = below(name)
         return tree
 
-    terminal.tree(below(None))
-    _mention_problems(index, terminal)
+    out.tree(below(None))
+    _mention_problems(index, out)
     return 0
 
 
@@ -169,20 +169,20 @@ def purpose(config: Path) -> str:
     return first_sentence(" ".join(comment))
 
 
-def _table(rows: Sequence[StepRow], terminal: Terminal) -> None:
+def _table(rows: Sequence[StepRow], out: Terminal) -> None:
     width = max(len(row.id) for row in rows)
     for category in sorted({row.category or "other" for row in rows}):
-        terminal.print(terminal.style(category, "dim"))
+        out.print(out.style(category, "dim"))
         table = []
         for row in rows:
             if (row.category or "other") == category:
                 made = "→ " + ", ".join(port.type for port in row.produces) if row.produces else ""
                 text = first_sentence(printable(row.description or row.name))
-                table.append([terminal.style(row.id.ljust(width), "bold"), text, terminal.style(made, "dim")])
-        terminal.table(table, indent=2, flexible=1)
+                table.append([out.style(row.id.ljust(width), "bold"), text, out.style(made, "dim")])
+        out.table(table, indent=2, flexible=1)
 
 
-def _tree(rows: Iterable[StepRow], terminal: Terminal) -> dict[str, Any]:
+def _tree(rows: Iterable[StepRow], out: Terminal) -> dict[str, Any]:
     root: dict[str, Any] = {}
     for row in rows:
         node = root
@@ -191,53 +191,53 @@ def _tree(rows: Iterable[StepRow], terminal: Terminal) -> dict[str, Any]:
         for part in parents:
             node = node.setdefault(part, {})
         text = first_sentence(printable(row.description or row.name))
-        node[f"{terminal.style(last, 'bold')}  {terminal.style(text, 'dim')}"] = {}
+        node[f"{out.style(last, 'bold')}  {out.style(text, 'dim')}"] = {}
     return root
 
 
-def _show_step(row: StepRow, manifest: Mapping[str, Any], configs: Sequence[Path], terminal: Terminal) -> None:
+def _show_step(row: StepRow, manifest: Mapping[str, Any], configs: Sequence[Path], out: Terminal) -> None:
     def text(value: Any) -> str:
         return printable(" ".join(str(value).split()))
 
     def dim(value: Any) -> str:
-        return terminal.style(text(value), "dim")
+        return out.style(text(value), "dim")
 
-    terminal.print(f"{terminal.style(row.id, 'bold')}  {text(row.name)}")
-    terminal.wrap(text(row.description), indent=2)
+    out.print(f"{out.style(row.id, 'bold')}  {text(row.name)}")
+    out.wrap(text(row.description), indent=2)
     if not row.runnable:
-        terminal.print(f"  {terminal.style('can be planned, not run: the manifest names no entry', 'yellow')}")
+        out.print(f"  {out.style('can be planned, not run: the manifest names no entry', 'yellow')}")
     sections: dict[str, list[list[str]]] = {"consumes": [], "produces": []}
     for title, ports in sections.items():
         for port in manifest.get(title, ()):
             bind = port.get("bind") or ()
             keys = ", ".join([bind] if isinstance(bind, str) else bind)
             note = ("optional: " if port.get("required") is False else "") + text(port.get("description", ""))
-            where = terminal.style(f"[{keys}]", "dim") if keys else ""
-            kind = terminal.style(port["type"], "cyan")
+            where = out.style(f"[{keys}]", "dim") if keys else ""
+            kind = out.style(port["type"], "cyan")
             ports.append([port.get("name") or port["type"], kind, f"{dim(note)}  {where}".rstrip()])
     described = manifest.get("parameters", ())
     sections["parameters"] = [[text(p["name"]), _default(p), dim(p.get("description", ""))] for p in described]
     sections["configs"] = [[path.stem, dim(purpose(path))] for path in configs]
     for title, rows in sections.items():
         if rows:
-            terminal.print(f"\n{terminal.style(title, 'dim')}")
-            terminal.table(rows, indent=2)
+            out.print(f"\n{out.style(title, 'dim')}")
+            out.table(rows, indent=2)
     advice = [(entry["when"], entry["then"], entry.get("override", ())) for entry in manifest.get("strategies", ())]
     advice += [(entry["name"], entry["recovery"], entry.get("override", ())) for entry in manifest.get("errors", ())]
     if advice:
-        terminal.print(f"\n{terminal.style('advice', 'dim')}")
+        out.print(f"\n{out.style('advice', 'dim')}")
     for when, then, overrides in advice:
-        terminal.print(f"  {text(when)}")
-        terminal.wrap(text(then), indent=4)
+        out.print(f"  {text(when)}")
+        out.wrap(text(then), indent=4)
         for override in (overrides,) if isinstance(overrides, str) else overrides:
-            terminal.print(f"    {terminal.style(text(override), 'cyan')}")
+            out.print(f"    {out.style(text(override), 'cyan')}")
     places = {"configs": configs[0].parent} if configs else {}
     about = {"manifest": row.file, **places, "tags": ", ".join(row.tags)}
     about |= {**manifest.get("resources", {}), **manifest.get("reference", {})}
-    terminal.print(f"\n{terminal.style('about', 'dim')}")
-    terminal.table([[key, dim(value)] for key, value in about.items()], indent=2)
+    out.print(f"\n{out.style('about', 'dim')}")
+    out.table([[key, dim(value)] for key, value in about.items()], indent=2)
     name = "tiny" if any(path.stem == "tiny" for path in configs) else "default"
-    terminal.print(f"\n  {terminal.style(f'steps run {row.id} -c {name} --dry-run', 'cyan')}")
+    out.print(f"\n  {out.style(f'steps run {row.id} -c {name} --dry-run', 'cyan')}")
 
 
 def _default(entry: Mapping[str, Any]) -> str:
@@ -249,11 +249,11 @@ def _default(entry: Mapping[str, Any]) -> str:
     return f"{shown} ({choices})" if choices else shown
 
 
-def _mention_problems(index: Index, terminal: Terminal) -> None:
+def _mention_problems(index: Index, out: Terminal) -> None:
     if index.problems:
         count = len(index.problems)
         text = f"{count} manifest problem{'s' if count != 1 else ''}, not listed here:"
-        Terminal.of(sys.stderr).print(f"{terminal.style(text, 'yellow')} steps doctor")
+        Terminal.of(sys.stderr).print(f"{out.style(text, 'yellow')} steps doctor")
 
 
 def explanations() -> dict[str, dict[str, str]]:
@@ -273,30 +273,30 @@ def _explained(name: str) -> dict[str, dict[str, Any]]:
     return tomllib.loads((files("nemotron_steps.errors") / name).read_text(encoding="utf-8"))
 
 
-def explain(arguments: argparse.Namespace) -> int:
+def explain(args: argparse.Namespace) -> int:
     """`steps explain [CODE|SIGNAL]`: one of them, or the titles of all."""
     codes, signals = explanations(), explained_signals()
-    if arguments.code is None:
-        if arguments.as_json:
+    if args.code is None:
+        if args.as_json:
             return print_json([{"code": code, **entry} for code, entry in {**codes, **signals}.items()])
-        terminal = Terminal.of()
+        out = Terminal.of()
         for title, entries in (("errors", codes), ("signals of a training run", signals)):
-            terminal.print(terminal.style(title, "dim"))
-            rows = [[terminal.style(name, "bold"), entry["title"]] for name, entry in entries.items()]
-            terminal.table(rows, indent=2)
+            out.print(out.style(title, "dim"))
+            rows = [[out.style(name, "bold"), entry["title"]] for name, entry in entries.items()]
+            out.table(rows, indent=2)
         return 0
-    name = arguments.code.removeprefix("error[").removesuffix("]")
+    name = args.code.removeprefix("error[").removesuffix("]")
     code, signal = name.upper(), name.lower().replace("-", "_")
     if code in codes:
-        return _show_explanation(code, codes[code], {}, as_json=arguments.as_json)
+        return _show_explanation(code, codes[code], {}, as_json=args.as_json)
     if signal in signals:
-        return _show_explanation(signal, signals[signal], _advice_against(signal), as_json=arguments.as_json)
+        return _show_explanation(signal, signals[signal], _advice_against(signal), as_json=args.as_json)
     close = nearest(code, codes) if re.match(r"E\d", code) else [each for each in signals if signal in each]
     close = close or nearest(signal, signals)
     raise UnknownNameError(
-        f"there is no error and no signal '{arguments.code}'",
+        f"there is no error and no signal '{args.code}'",
         expected="a code like E303, as it stands in error[E303], or a signal like kl_spike",
-        found=arguments.code,
+        found=args.code,
         hints=(*(f"steps explain {each}" for each in close[:2]), "steps explain"),
     )
 
@@ -304,24 +304,24 @@ def explain(arguments: argparse.Namespace) -> int:
 def _show_explanation(name: str, entry: Mapping[str, Any], advice: dict[str, list[str]], *, as_json: bool) -> int:
     if as_json:
         return print_json({"code": name, **entry, **({"advice": advice} if advice else {})})
-    terminal = Terminal.of()
-    terminal.print(f"{terminal.style(name, 'bold')}  {entry['title']}\n")
-    terminal.wrap(entry["cause"])
+    out = Terminal.of()
+    out.print(f"{out.style(name, 'bold')}  {entry['title']}\n")
+    out.wrap(entry["cause"])
     example = entry.get("example")
     if example is not None:
-        terminal.print(f"\n{terminal.style('For example', 'dim')}")
+        out.print(f"\n{out.style('For example', 'dim')}")
         metrics = [f"{metric}: {values}" for metric, values in example.items()] if isinstance(example, dict) else None
         for line in metrics or filter(None, (entry.get("setup"), example)):
-            terminal.print(f"  {line.encode('unicode_escape').decode()}")
+            out.print(f"  {line.encode('unicode_escape').decode()}")
     if "look" in entry:
-        terminal.print(f"\n{terminal.style('Where to look', 'dim')}")
-        terminal.wrap(entry["look"], indent=2)
-    terminal.print(f"\n{terminal.style('What mends it', 'dim')}")
-    terminal.wrap(entry["mend"], indent=2)
+        out.print(f"\n{out.style('Where to look', 'dim')}")
+        out.wrap(entry["look"], indent=2)
+    out.print(f"\n{out.style('What mends it', 'dim')}")
+    out.wrap(entry["mend"], indent=2)
     if "then" in entry:
-        terminal.print(f"  {terminal.style(entry['then'], 'cyan')}")
+        out.print(f"  {out.style(entry['then'], 'cyan')}")
     for overrides, steps in advice.items():
-        terminal.print(f"  {terminal.style(overrides, 'cyan')}   # {', '.join(steps)}")
+        out.print(f"  {out.style(overrides, 'cyan')}   # {', '.join(steps)}")
     return 0
 
 

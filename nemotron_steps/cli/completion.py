@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 Completer = Callable[..., list[str]]
 
 
-def completion(arguments: argparse.Namespace) -> int:
+def completion(args: argparse.Namespace) -> int:
     """`steps completion SHELL`: the shell's part."""
     from argcomplete.shell_integration import shellcode
 
-    print(shellcode(["steps"], shell=arguments.shell))
+    print(shellcode(["steps"], shell=args.shell))
     return 0
 
 

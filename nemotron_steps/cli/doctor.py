@@ -40,10 +40,10 @@ _TORCH_PROBE = (
 _KERNEL_PROBE = "import ctypes, sys, torch; ctypes.CDLL(sys.argv[1])"
 
 
-def doctor(arguments: argparse.Namespace) -> int:
+def doctor(args: argparse.Namespace) -> int:
     """`steps doctor`."""
-    session = Session(arguments.home)
-    terminal = Terminal.of()
+    session = Session(args.home)
+    out = Terminal.of()
     findings = []
     for title, found in {
         "software": _software(),
@@ -51,30 +51,30 @@ def doctor(arguments: argparse.Namespace) -> int:
         "home": _home(session),
         "packs": _packs(session),
     }.items():
-        if not arguments.as_json:
-            terminal.print(terminal.style(title, "dim"))
+        if not args.as_json:
+            out.print(out.style(title, "dim"))
         for finding in found:
             findings.append(finding)
-            if not arguments.as_json:
-                _show(finding, terminal)
+            if not args.as_json:
+                _show(finding, out)
     failed = sum(finding.state == FAILED for finding in findings)
-    if arguments.as_json:
+    if args.as_json:
         print_json([asdict(finding) for finding in findings])
     else:
         warned = sum(finding.state == WARNING for finding in findings)
         text = f"{failed} to fix" if failed else "everything needed is here"
         text += f", {warned} warning{'s' if warned != 1 else ''}" if warned else ""
-        terminal.print(f"\n{terminal.style(text, 'bold', 'red' if failed else 'green')}")
+        out.print(f"\n{out.style(text, 'bold', 'red' if failed else 'green')}")
     return 1 if failed else 0
 
 
-def _show(finding: Finding, terminal: Terminal) -> None:
+def _show(finding: Finding, out: Terminal) -> None:
     marks = {OK: ("✓", "green"), WARNING: ("▲", "yellow"), FAILED: ("✗", "red"), ABSENT: ("○", "dim")}
-    mark = terminal.style(*marks[finding.state])
-    detail = terminal.style(printable(finding.detail), "dim")
-    terminal.print(f"  {mark} {finding.name.ljust(16)} {detail}".rstrip())
+    mark = out.style(*marks[finding.state])
+    detail = out.style(printable(finding.detail), "dim")
+    out.print(f"  {mark} {finding.name.ljust(16)} {detail}".rstrip())
     for line in finding.fix.splitlines():
-        terminal.print(f"    {' ' * 16} {terminal.style(line, 'cyan')}")
+        out.print(f"    {' ' * 16} {out.style(line, 'cyan')}")
 
 
 def _software() -> Iterator[Finding]:
@@ -153,9 +153,9 @@ def _compiler() -> Finding:
     return Finding(name, OK, f"{shlex.join(command)}, kernels for CPU are compiled")
 
 
-def _probe(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _probe(program: str, *args: str) -> subprocess.CompletedProcess[str]:
     """What a Python program says in a process of its own, which dies with this one: a driver can hang for ever."""
-    command = [sys.executable, "-c", f"{_DIE_WITH_PARENT}; {program}", *arguments]
+    command = [sys.executable, "-c", f"{_DIE_WITH_PARENT}; {program}", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_SECONDS, check=False)
 
 
@@ -207,9 +207,9 @@ def _plugins() -> Iterator[Finding]:
     from nemotron_steps.errors.entry_points import entry_points
     from nemotron_steps.errors.plugins import unusable
 
-    for kind, arguments in (("environments", None), ("executors", 0)):
+    for kind, args in (("environments", None), ("executors", 0)):
         for point in entry_points(f"nemotron_steps.{kind}"):
-            if (why := unusable(point.value, arguments)) is not None:
+            if (why := unusable(point.value, args)) is not None:
                 package = point.dist.name if point.dist is not None else "an unnamed package"
                 detail = f"{point.name} of {package} cannot be loaded: {why[0]} ({point.value})"
                 yield Finding(kind.rstrip("s"), FAILED, detail, f"pip uninstall {package}")

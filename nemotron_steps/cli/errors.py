@@ -37,11 +37,11 @@ class Typed:
     words: tuple[str, ...]
 
     @staticmethod
-    def of(prog: str, arguments: Sequence[str]) -> Typed:
+    def of(prog: str, args: Sequence[str]) -> Typed:
         """A command line, or the script that made it: STEPS_TYPED_AS says how many of the last words are those typed
         after it, and its name. Not left to a job, whose command is its own."""
         last, _, script = os.environ.pop("STEPS_TYPED_AS", "").partition(" ")
-        words = (script, *arguments[len(arguments) - int(last) :]) if script else (*arguments,)
+        words = (script, *args[len(args) - int(last) :]) if script else (*args,)
         return Typed("bash" if script else prog, words)
 
     def hint(self, hint: str) -> str:
@@ -188,7 +188,7 @@ def report(error: BaseException, *, as_json: bool) -> int:
     return exit_code(error)
 
 
-def render(error: StepsError, terminal: Terminal, *, whole: bool = True, line: Typed | None = None) -> None:
+def render(error: StepsError, out: Terminal, *, whole: bool = True, line: Typed | None = None) -> None:
     """An error as coloured text: every problem it carries, then itself.
 
     `whole`: the command that was typed may be shown, for nothing about it is masked. `line`: that command, where it is
@@ -198,31 +198,31 @@ def render(error: StepsError, terminal: Terminal, *, whole: bool = True, line: T
     whole = whole and MASK not in _clean(error.render())
     problems: tuple[StepsError, ...] = tuple(getattr(error, "problems", ()))
     if len(problems) == 1:
-        render(problems[0], terminal, whole=whole, line=line)
+        render(problems[0], out, whole=whole, line=line)
         return
     for problem in problems:
-        render(problem, terminal, whole=whole, line=line)
-        terminal.print()
+        render(problem, out, whole=whole, line=line)
+        out.print()
         if isinstance(problem, UnknownNameError) and problem.hints and problem.hints[0].startswith("-r "):
             line = line.changed(problem.hints[0], None) or line
     if isinstance(error, InterruptedRunError):
-        terminal.print(terminal.style(_clean(error.what), "bold", "yellow"))
+        out.print(out.style(_clean(error.what), "bold", "yellow"))
     else:
-        mark = terminal.style(f"error[{error.code}]", "bold", "red")
-        terminal.print(f"{mark}{terminal.style(': ' + _clean(error.what), 'bold')}")
-    _field(terminal, "chain", " → ".join(getattr(error, "chain", ())) or None)
+        mark = out.style(f"error[{error.code}]", "bold", "red")
+        out.print(f"{mark}{out.style(': ' + _clean(error.what), 'bold')}")
+    _field(out, "chain", " → ".join(getattr(error, "chain", ())) or None)
     if error.where is not None:
-        terminal.print(f"  {terminal.style('-->', 'blue')} {_clean(error.where)}")
-    _field(terminal, "expected", error.expected)
-    _field(terminal, "found", error.found)
+        out.print(f"  {out.style('-->', 'blue')} {_clean(error.where)}")
+    _field(out, "expected", error.expected)
+    _field(out, "found", error.found)
     for number, hint in enumerate(error.hints):
         shown = typed[0].hint(hint)
         if "UV_RUN_RECURSION_DEPTH" in os.environ:  # an environment that uv made has no pip of its own
             shown = shown.replace("pip install", "uv pip install", 1)
-        terminal.print(f"  {terminal.style('hint:', 'cyan')} {_clean(shown)}")
+        out.print(f"  {out.style('hint:', 'cyan')} {_clean(shown)}")
         command = line.with_change(hint, error.where) if whole and number == 0 else None
         if command is not None:
-            terminal.print(f"    {terminal.style('as in:', 'dim')} {_clean(command)}")
+            out.print(f"    {out.style('as in:', 'dim')} {_clean(command)}")
 
 
 def location(error: BaseException) -> str | None:
@@ -241,28 +241,28 @@ def print_json(value: Any) -> int:
     return 0
 
 
-def _render_unexpected(error: BaseException, terminal: Terminal) -> None:
+def _render_unexpected(error: BaseException, out: Terminal) -> None:
     import traceback
 
-    head = terminal.style("internal error", "bold", "red")
-    terminal.print(f"{head}: {type(error).__name__}: {_clean(str(error))}")
+    head = out.style("internal error", "bold", "red")
+    out.print(f"{head}: {type(error).__name__}: {_clean(str(error))}")
     where = location(error)
     if where is not None:
-        terminal.print(f"  {terminal.style('-->', 'blue')} {where}")
+        out.print(f"  {out.style('-->', 'blue')} {where}")
     log = getattr(error, "log_path", None)
     if log is not None:
-        terminal.print(f"  {terminal.style('hint:', 'cyan')} the traceback is in {log}")
+        out.print(f"  {out.style('hint:', 'cyan')} the traceback is in {log}")
         return
     for line in "".join(traceback.format_exception(error)).splitlines():
-        terminal.print(terminal.style(_clean(line), "dim"))
-    terminal.print(f"  {terminal.style('hint:', 'cyan')} steps doctor")
+        out.print(out.style(_clean(line), "dim"))
+    out.print(f"  {out.style('hint:', 'cyan')} steps doctor")
 
 
-def _field(terminal: Terminal, name: str, text: str | None) -> None:
+def _field(out: Terminal, name: str, text: str | None) -> None:
     if text is not None:
-        label = terminal.style(f"{name}:".ljust(9), "dim")
+        label = out.style(f"{name}:".ljust(9), "dim")
         first, *rest = _clean(text).splitlines() or [""]
-        terminal.print("\n".join([f"  {label} {first}", *(f"  {' ' * 9} {line}" for line in rest)]))
+        out.print("\n".join([f"  {label} {first}", *(f"  {' ' * 9} {line}" for line in rest)]))
 
 
 def _redacted(value: Any) -> Any:

@@ -86,15 +86,15 @@ _GROUPS = {
 }
 
 
-def parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace | None, list[str], str]:
+def parsed(args: Sequence[str]) -> tuple[argparse.Namespace | None, list[str], str]:
     """The arguments of `nemotron` as those of `steps run` (None where help was printed instead), flags that no parser
     knows, and the command that was found. UsageError if there is none, or it takes no such argument."""
     path: tuple[str, ...] = ()
-    for word in arguments:
+    for word in args:
         if (*path, word) not in COMMANDS and (*path, word) not in _GROUPS:
             break
         path = (*path, word)
-    rest = list(arguments[len(path) :])
+    rest = list(args[len(path) :])
     prog = " ".join(("nemotron", *path))
     recipe = COMMANDS.get(path)
     if recipe is None:

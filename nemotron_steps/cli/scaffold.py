@@ -61,9 +61,9 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def new(arguments: argparse.Namespace) -> int:
+def new(args: argparse.Namespace) -> int:
     """`steps new`."""
-    words = arguments.what
+    words = args.what
     if len(words) == 1 and words[0] not in KINDS:
         words = ["step", *words]
     if len(words) != 2 or words[0] not in KINDS:
@@ -86,16 +86,16 @@ def new(arguments: argparse.Namespace) -> int:
             expected="lower-case letters, digits and _",
             hints=(f"steps new {kind} {_identifier(name)}",),
         )
-    root = Path(arguments.into or "steps_pack")
+    root = Path(args.into or "steps_pack")
     _require_free(kind, name, root)
     written = write(root, kind, name)
-    if arguments.as_json:
+    if args.as_json:
         return print_json({kind: name, "pack": str(root), "files": [str(path) for path in written]})
-    terminal = Terminal.of()
+    out = Terminal.of()
     place = shown_path(root)
-    terminal.print(f"{terminal.style(name, 'bold')} in {place}")
+    out.print(f"{out.style(name, 'bold')} in {place}")
     for path in written:
-        terminal.print(f"  {terminal.style('+', 'green')} {path.relative_to(root)}")
+        out.print(f"  {out.style('+', 'green')} {path.relative_to(root)}")
     install = place if str(root).startswith(("/", ".")) else f"./{place}"
     commands = {
         f"pip install -e '{install}[test]'": f"   # makes the {kind} known everywhere",
@@ -103,9 +103,9 @@ def new(arguments: argparse.Namespace) -> int:
         **({f"steps show {name}": ""} if kind == "step" else {}),
         _filled(KINDS[kind].try_it, _fields(kind, name, root)): "",
     }
-    terminal.print()
+    out.print()
     for command, comment in commands.items():
-        terminal.print(f"  {terminal.style(command, 'cyan')}{terminal.style(comment, 'dim')}")
+        out.print(f"  {out.style(command, 'cyan')}{out.style(comment, 'dim')}")
     return 0
 
 

@@ -58,27 +58,27 @@ _STATES = {"step_started": "running", "step_waiting": "waiting", "step_finished"
 _MARKS = {"ran": "✓", "cached": "✓", "reused": "✓", "running": "●", "failed": "✗"}
 
 
-def watch(arguments: argparse.Namespace) -> int:
+def watch(args: argparse.Namespace) -> int:
     """`steps watch [RUN]`. Returns the exit code that the run ends with; 0 with --once and where the user leaves."""
-    store = Session(arguments.home).store
-    drawn = sys.stdout.isatty() and not arguments.once
-    view = JobView(store, arguments.run, *([] if drawn or arguments.once else [say_on_stderr]))
+    store = Session(args.home).store
+    drawn = sys.stdout.isatty() and not args.once
+    view = JobView(store, args.run, *([] if drawn or args.once else [say_on_stderr]))
     info = view.look()
     folder = store.backend.scratch / "runs" / info.id
     follower, configs = Follower(folder), _RunConfigs(folder)
-    terminal = Terminal.of()
-    if arguments.once:
+    out = Terminal.of()
+    if args.once:
         follower.look()
         if info.status in AT_WORK:
             view.ask(info)
-        for line in picture(info, follower, terminal, configs, samples=arguments.samples, view=view):
-            terminal.print(line if terminal.width is None else shorten(line, terminal.width))
+        for line in picture(info, follower, out, configs, samples=args.samples, view=view):
+            out.print(line if out.width is None else shorten(line, out.width))
         return 0
     try:
         if drawn:
-            info = _draw(info, follower, terminal, configs, view, samples=arguments.samples)
+            info = _draw(info, follower, out, configs, view, samples=args.samples)
         else:
-            display = LineDisplay(terminal)
+            display = LineDisplay(out)
             while True:
                 # Read after the state was: what was written meanwhile is not missed.
                 for record in follower.look():
@@ -90,15 +90,15 @@ def watch(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         info = view.look()
     if info.status in AT_WORK:
-        terminal.print(f"{info.id} goes on: {terminal.style(f'steps watch {info.id}', 'cyan')}")
+        out.print(f"{info.id} goes on: {out.style(f'steps watch {info.id}', 'cyan')}")
         return 0
-    return _ended(info, terminal)
+    return _ended(info, out)
 
 
 def picture(
     info: RunInfo,
     follower: Follower,
-    terminal: Terminal,
+    out: Terminal,
     configs: _RunConfigs,
     *,
     samples: bool = False,
@@ -106,11 +106,11 @@ def picture(
     view: JobView | None = None,
 ) -> list[str]:
     """The lines of one look at the run; of its job where there is a `view` of it."""
-    style = terminal.style
+    style = out.style
     ran_for = (time.time() if info.status in AT_WORK else info.updated) - (follower.started or info.created)
     status = style(info.status, COLORS.get(info.status, "dim"))
     lines = [f"{style(info.id, 'bold')}  {status}  {printable(info.name)}  {style(duration(max(ran_for, 0)), 'dim')}"]
-    lines += job_lines(view, info, terminal) if view is not None else ()
+    lines += job_lines(view, info, out) if view is not None else ()
     width = max((len(key) for key in info.steps), default=0)
     for key, step in info.steps.items():
         state = str(step.get("state", "pending"))
@@ -127,10 +127,10 @@ def picture(
     working = [key for key in reported if info.steps[key].get("state") == "running"]
     shown = (working or reported[-1:])[:1]
     if curves and shown:
-        lines += ["", *_curves(follower.steps[shown[0]], terminal)]
-    lines += _warnings(follower, terminal, configs)
+        lines += ["", *_curves(follower.steps[shown[0]], out)]
+    lines += _warnings(follower, out, configs)
     if samples and shown:
-        lines += _samples(follower.steps[shown[0]], terminal)
+        lines += _samples(follower.steps[shown[0]], out)
     return lines
 
 
@@ -147,13 +147,13 @@ def _pace(seen: StepSeen, total: int | None) -> str:
     return "  ".join(parts)
 
 
-def _curves(seen: StepSeen, terminal: Terminal) -> Iterator[str]:
-    room = min((terminal.width or 100) - 30, 60)
+def _curves(seen: StepSeen, out: Terminal) -> Iterator[str]:
+    room = min((out.width or 100) - 30, 60)
     for label, names in _ROWS.items():
         values = next((seen.curves[name].values for name in names if name in seen.curves), [])
         if values:
-            line = sparkline(values, room) if terminal.unicode else ""
-            yield f"  {terminal.style(label.ljust(10), 'dim')} {number(values[-1]).rjust(10)}  {line}".rstrip()
+            line = sparkline(values, room) if out.unicode else ""
+            yield f"  {out.style(label.ljust(10), 'dim')} {number(values[-1]).rjust(10)}  {line}".rstrip()
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -169,23 +169,23 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(_BLOCKS[round((value - low) * scale)] for value in finite)
 
 
-def _warnings(follower: Follower, terminal: Terminal, configs: _RunConfigs) -> Iterator[str]:
+def _warnings(follower: Follower, out: Terminal, configs: _RunConfigs) -> Iterator[str]:
     found = [(key, name, numbers) for key, seen in follower.steps.items() for name, numbers in seen.signals.items()]
     if found or follower.warnings:
         yield ""
     for key, name, numbers in found[-5:]:
-        yield f"  {terminal.style('▲ ' + printable(signal_text(name, numbers)), 'yellow')}"
-        yield f"      {terminal.style(configs.advice(key, name, numbers), 'cyan')}"
+        yield f"  {out.style('▲ ' + printable(signal_text(name, numbers)), 'yellow')}"
+        yield f"      {out.style(configs.advice(key, name, numbers), 'cyan')}"
     for text in follower.warnings:
-        yield f"  {terminal.style('▲', 'yellow')} {printable(text)}"
+        yield f"  {out.style('▲', 'yellow')} {printable(text)}"
 
 
-def _samples(seen: StepSeen, terminal: Terminal) -> Iterator[str]:
+def _samples(seen: StepSeen, out: Terminal) -> Iterator[str]:
     for which, sample in seen.samples.items():
         reward = sample.get("reward")
         said = f"  reward {number(reward)}" if isinstance(reward, int | float) else ""
         head = f"{which}, step {sample.get('step', '?')}{said}"
-        yield from ("", f"  {terminal.style(printable(head), 'dim')}")
+        yield from ("", f"  {out.style(printable(head), 'dim')}")
         for key in ("prompt", "response"):
             text = sample.get(key)
             if text is not None:
@@ -233,18 +233,18 @@ class _RunConfigs:
         return self._steps.get(key, ("", {}))
 
 
-def open_display(terminal: Terminal, plan: Plan) -> PictureDisplay | LineDisplay:
+def open_display(out: Terminal, plan: Plan) -> PictureDisplay | LineDisplay:
     """The display for a terminal: a picture when it can redraw, lines otherwise."""
-    if terminal.stream.isatty() and terminal.unicode:
-        return PictureDisplay(terminal, plan)
-    return LineDisplay(terminal)
+    if out.stream.isatty() and out.unicode:
+        return PictureDisplay(out, plan)
+    return LineDisplay(out)
 
 
 class LineDisplay:
     """Timestamped lines. Metrics and progress of a step are shown at most every few seconds, and at its end."""
 
-    def __init__(self, terminal: Terminal) -> None:
-        self._terminal = terminal
+    def __init__(self, out: Terminal) -> None:
+        self._terminal = out
         self._last = 0.0
         self._held: Record | None = None
 
@@ -289,16 +289,16 @@ class LineDisplay:
 class PictureDisplay:
     """The picture of a run of this process, redrawn as it works. Its steps and warnings stay on the screen."""
 
-    def __init__(self, terminal: Terminal, plan: Plan) -> None:
+    def __init__(self, out: Terminal, plan: Plan) -> None:
         from rich.live import Live
 
         from nemotron_steps.runs.run_folder import RunInfo
 
         steps = {step.key: {"state": "pending"} for step in plan.steps}
         self._info = RunInfo("", name=plan.name, steps=steps, created=time.time())
-        self._terminal, self._seen, self._configs = terminal, Follower(), _RunConfigs(Path(), plan)
+        self._terminal, self._seen, self._configs = out, Follower(), _RunConfigs(Path(), plan)
         self._lock = threading.Lock()  # it is drawn by a thread of rich's
-        self._console = _console(terminal)
+        self._console = _console(out)
         self._live = Live(console=self._console, get_renderable=self._drawn, transient=True, refresh_per_second=4)
         self._live.start()
 
@@ -327,18 +327,18 @@ class PictureDisplay:
 
 
 def _draw(
-    info: RunInfo, follower: Follower, terminal: Terminal, configs: _RunConfigs, view: JobView, *, samples: bool
+    info: RunInfo, follower: Follower, out: Terminal, configs: _RunConfigs, view: JobView, *, samples: bool
 ) -> RunInfo:
     """Redraw once a second until the run ends or the user leaves."""
     from rich.live import Live
 
-    keys = terminal.style("s samples   q leave, the run goes on", "dim")
-    console = _console(terminal)
+    keys = out.style("s samples   q leave, the run goes on", "dim")
+    console = _console(out)
     with Live(console=console, auto_refresh=False, transient=True) as live, _keys() as pressed:
         while True:
             follower.look()
-            terminal.width = console.width
-            lines = picture(info, follower, terminal, configs, samples=samples, view=view)
+            out.width = console.width
+            lines = picture(info, follower, out, configs, samples=samples, view=view)
             live.update(_fitted([*lines, "", keys], console), refresh=True)
             if info.status not in AT_WORK:
                 return info
@@ -349,10 +349,10 @@ def _draw(
             info = view.now(info)
 
 
-def _console(terminal: Terminal) -> Console:
+def _console(out: Terminal) -> Console:
     from rich.console import Console
 
-    return Console(file=terminal.stream, highlight=False, no_color=not terminal.color)
+    return Console(file=out.stream, highlight=False, no_color=not out.color)
 
 
 def _fitted(lines: Sequence[str], console: Console) -> Text:
@@ -378,17 +378,17 @@ def _keys() -> Iterator[Callable[[float], str]]:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def _ended(info: RunInfo, terminal: Terminal) -> int:
+def _ended(info: RunInfo, out: Terminal) -> int:
     """Say how the run ended; the exit code it means."""
     from nemotron_steps.errors import WorkerLostError
     from nemotron_steps.runs.launch import error_of
 
-    status = terminal.style(info.status, COLORS.get(info.status, "dim"))
-    terminal.print(f"{terminal.style(info.id, 'bold')}  {status}")
+    status = out.style(info.status, COLORS.get(info.status, "dim"))
+    out.print(f"{out.style(info.id, 'bold')}  {status}")
     failure = error_of(info)
     if failure is not None:
         render(failure, Terminal.of(sys.stderr))
         return exit_code(failure)
     for hint in advice(info, has_metrics=True):
-        terminal.print(f"  {terminal.style(hint, 'cyan')}")
+        out.print(f"  {out.style(hint, 'cyan')}")
     return 0 if info.status == "done" else WorkerLostError.exit_code
